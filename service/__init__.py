@@ -6,6 +6,7 @@ checks (pyproject.toml).
     exit_status     exit statuses of brokers and commands
     setting_fields  a setting as a field of a dataclass, with default, documentation and check
     secret_files    secrets in files
+    kafka_settings  those fields of `Settings` that concern the listener for Kafka's protocol
     trust_settings  those fields of `Settings` that concern host names, TLS, OIDC and the audit log
     settings        every setting: unit, default, reason; no other module reads the environment
     http            requests, responses, errors, URLs, the HTTP/1.1 protocol
@@ -14,7 +15,7 @@ checks (pyproject.toml).
     security        authentication, authorization, sessions, quotas
     peers           requests between brokers, on a port of their own
     routes          the routes of the API
-    kafka           Kafka's own protocol: its messages
+    kafka           Kafka's own protocol: messages, connections, handlers
     console         the console: files and its API
     server          builds a broker from its settings, and runs it
     cli             the commands

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from tidelog.service import trust_settings
+from tidelog.service import kafka_settings, trust_settings
 from tidelog.service.secret_files import secret_of
 from tidelog.service.setting_fields import BadSettings, check, setting, whole_number
 from tidelog.storage.core.bounds import LEAST, MOST, RETENTION_FACTOR_MIN, Bounds
@@ -97,6 +97,12 @@ class Settings:
         "",
         "URL at which other brokers reach this broker; if empty, the broker builds it from `peer_host` and `peer_port`",
     )
+    kafka_port: int = kafka_settings.KAFKA_PORT
+    kafka_host: str = kafka_settings.KAFKA_HOST
+    kafka_advertised: str = kafka_settings.KAFKA_ADVERTISED
+    kafka_node_id: int = kafka_settings.KAFKA_NODE_ID
+    kafka_group_delay_ms: int = kafka_settings.KAFKA_GROUP_DELAY_MS
+    zone: str = kafka_settings.ZONE
     broker_id: str = setting(
         "", "name of this broker in log lines and WAL entries; if empty, a random name"
     )
@@ -247,14 +253,8 @@ class Settings:
     tls_ca_file: str = trust_settings.TLS_CA_FILE
     peer_tls_cert_file: str = trust_settings.PEER_TLS_CERT_FILE
     peer_tls_key_file: str = trust_settings.PEER_TLS_KEY_FILE
-    cors_origins: str = setting(
-        "",
-        "origins whose pages may use the API from a browser, separated by `;`, for example `https://app.example.com`, or `*` for every origin. If it is empty, pages of other origins may not use the API",
-    )
-    advertised_url: str = setting(
-        "",
-        "URL at which clients reach the service, for links in answers. If it is empty, the broker takes the URL from the headers of a proxy, or, if there are none, from `Host`",
-    )
+    cors_origins: str = trust_settings.CORS_ORIGINS
+    advertised_url: str = trust_settings.ADVERTISED_URL
     s3_endpoint: str = setting("", "URL of an S3 server other than AWS")
     s3_region: str = setting(
         "", "region; if empty, the region of the AWS configuration chain, else us-east-1"
@@ -328,7 +328,7 @@ class Settings:
                 f"admin_key has {len(self.admin_key)} characters: use {ADMIN_KEY_CHARS_MIN} or "
                 "more random characters (openssl rand -base64 32)"
             )
-        if why := trust_settings.why_not(self):
+        if why := trust_settings.why_not(self) or kafka_settings.why_not(self):
             raise BadSettings(why)
         for name in self.super_user_names:
             if not name.startswith("User:") or name in ("User:", "User:*"):
@@ -386,6 +386,7 @@ class Settings:
             poll_interval_s=self.poll_interval_ms / 1000,
             is_sealing=self.seal_enabled,
             start_retry_s=self.start_retry_s,
+            group_delay_s=self.kafka_group_delay_ms / 1000,
         )
 
 

@@ -63,6 +63,14 @@ PEER_TLS_CERT_FILE = setting(
     "PEM file with the certificate that this broker presents to other brokers, as a server and as a client; it must be valid for the host of `peer_address`. If it is empty, the broker presents `tls_cert_file`",
 )
 PEER_TLS_KEY_FILE = setting("", "PEM file with the key of `peer_tls_cert_file`")
+CORS_ORIGINS = setting(
+    "",
+    "origins whose pages may use the API from a browser, separated by `;`, for example `https://app.example.com`, or `*` for every origin. If it is empty, pages of other origins may not use the API",
+)
+ADVERTISED_URL = setting(
+    "",
+    "URL at which clients reach the service, for links in answers. If it is empty, the broker takes the URL from the headers of a proxy, or, if there are none, from `Host`",
+)
 
 
 def hosts_of(allowed_hosts: str) -> list[str]:

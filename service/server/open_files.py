@@ -1,7 +1,13 @@
 """How many connections a process may hold, by its limit of open files (RLIMIT_NOFILE)."""
 
+import logging
 import resource
 from typing import NamedTuple
+
+from tidelog.service.peers.listener import CONNECTIONS_MAX
+from tidelog.service.settings import Settings
+
+log = logging.getLogger("tidelog")
 
 KEPT_FILES = 512
 """Descriptors for the store, the hot log, peers that this broker calls, and for connections that
@@ -37,3 +43,20 @@ def raised(files: int) -> int:
         soft = files if hard == resource.RLIM_INFINITY else min(files, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     return files if soft == resource.RLIM_INFINITY else soft
+
+
+def client_limits(settings: Settings) -> ConnectionLimits:
+    """Raise the limit of open files to the number that all connections need, and divide it. A
+    listener for Kafka clients may have as many connections as the one for HTTP."""
+    clients, peers = settings.connections_max, CONNECTIONS_MAX
+    listeners = 2 if settings.kafka_port else 1
+    limit = raised(listeners * clients + peers + KEPT_FILES)
+    divided = connection_limits(limit, listeners * clients, peers)
+    divided = divided._replace(clients=max(divided.clients // listeners, 1))
+    if divided.clients < clients:
+        log.warning(
+            "open files are limited to %d (ulimit -n): at most %d connections",
+            limit,
+            divided.clients,
+        )
+    return divided

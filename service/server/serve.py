@@ -29,7 +29,6 @@ from tidelog.service.formats.shared_pages import SHARED_BYTES_MAX
 from tidelog.service.http.admission import Admission
 from tidelog.service.http.protocol import Server
 from tidelog.service.http.sockets import bound_sockets
-from tidelog.service.peers import listener as peer_listener
 from tidelog.service.peers.client import METRICS, VITALS, HttpPeers
 from tidelog.service.peers.forwarding import Forwarder, GroupPeers
 from tidelog.service.peers.listener import BODIES_BYTES_MAX, PeerApp, PeerListener, reachable
@@ -39,15 +38,11 @@ from tidelog.service.security.authenticator import Security
 from tidelog.service.security.caller import topic_filter
 from tidelog.service.security.certificates import Certificates, certificates
 from tidelog.service.security.signatures import Signatures
+from tidelog.service.server import kafka
 from tidelog.service.server.app import build_app
 from tidelog.service.server.log_lines import last_words, log_to_stderr
 from tidelog.service.server.maintenance import check_tables, run_maintenance
-from tidelog.service.server.open_files import (
-    KEPT_FILES,
-    ConnectionLimits,
-    connection_limits,
-    raised,
-)
+from tidelog.service.server.open_files import client_limits
 from tidelog.service.server.return_memory import return_memory
 from tidelog.service.server.router import Router, limits_of
 from tidelog.service.settings import Settings, state_home
@@ -55,7 +50,7 @@ from tidelog.service.telemetry.loop_probe import LoopProbe
 from tidelog.service.telemetry.metrics import HttpCounters, MaintenanceCounters, Worker, gathered
 from tidelog.service.telemetry.rates import RateSampler
 from tidelog.storage.broker import BACKGROUND_STOP_S, NO_OBSERVER, NO_PEERS, Broker
-from tidelog.storage.cluster.liveness import Member
+from tidelog.storage.cluster.liveness import KafkaListener, Member
 from tidelog.storage.core import object_keys
 from tidelog.storage.core.errors import LogError, StoreUnfit, Unavailable
 from tidelog.storage.io.clock import SystemClock
@@ -124,14 +119,16 @@ async def serve(settings: Settings, on_listening: Callable[[], object], worker: 
         sockets = bound_sockets(settings.host, settings.port, is_shared=is_shared)
         for each in sockets:
             stack.enter_context(each)
+        kafka_ports = kafka.bind(settings, worker, stack)
         # TLS files that cannot be used also end the start before the store is opened.
         tls = certificates(settings, _peer_host(settings), SystemClock())
-        await _serve_store(settings, sockets, on_listening, worker, tls)
+        await _serve_store(settings, sockets, kafka_ports, on_listening, worker, tls)
 
 
 async def _serve_store(
     settings: Settings,
     sockets: list[socket.socket],
+    kafka_ports: kafka.KafkaPorts | None,
     on_listening: Callable[[], object],
     worker: int,
     tls: Certificates,
@@ -157,7 +154,7 @@ async def _serve_store(
                 observer=observer,
                 may_describe=topic_filter(settings),
             )
-            serving = _Serving(broker, peers, worker, traces, tls)
+            serving = _Serving(broker, peers, worker, traces, tls, kafka_ports)
             await _serve_cluster(settings, serving, sockets, on_listening)
         finally:
             await peers.close()
@@ -176,6 +173,7 @@ class _Serving(NamedTuple):
     worker: int
     traces: "Traces | None"
     tls: Certificates
+    kafka_ports: kafka.KafkaPorts | None
 
 
 def _peer_host(settings: Settings) -> str:
@@ -208,7 +206,7 @@ async def _serve_cluster(
     """Run the peer listener around the HTTP server: a broker registers before it accepts requests,
     and answers its peers until it has ended."""
     broker, counters, tls = serving.broker, MaintenanceCounters(), serving.tls
-    files = _files(settings)
+    files = client_limits(settings)
     admission: Admission[Any] = Admission(
         limits_of(settings, files.clients), _other_bounds(settings)
     )
@@ -219,7 +217,9 @@ async def _serve_cluster(
     watching = asyncio.create_task(tls.watch(), name="tidelog-tls")
     async with contextlib.AsyncExitStack() as stack:
         try:
-            app, peer_app, rates = await _build_apps(settings, serving, counters, admission)
+            app, peer_app, rates, kafka_server = await _build_apps(
+                settings, serving, counters, admission
+            )
             if _has_peers(settings):
                 host = settings.peer_host or settings.host
                 listener = PeerListener(
@@ -231,8 +231,13 @@ async def _serve_cluster(
                 )
                 stack.push_async_callback(listener.close)
                 address = await listener.start(settings.peer_address)
-                await broker.join(address, settings.port)
-            await _serve_http(settings, serving, app, rates, sockets, on_listening, files.backlog)
+                await broker.join(address, settings.port, _advertised(settings, serving))
+            if kafka_server is not None and serving.kafka_ports is not None:
+                stack.push_async_callback(kafka_server.close)
+                await kafka_server.start(serving.kafka_ports.sockets, files.backlog)
+            await _serve_http(
+                settings, serving, app, rates, sockets, on_listening, files.backlog, kafka_server
+            )
         finally:
             maintaining.cancel()
             look.cancel()
@@ -241,18 +246,8 @@ async def _serve_cluster(
             await asyncio.wait([maintaining, look, watching], timeout=BACKGROUND_STOP_S)
 
 
-def _files(settings: Settings) -> ConnectionLimits:
-    """Raise the limit of open files to the number that all connections need, and divide it."""
-    clients, peers = settings.connections_max, peer_listener.CONNECTIONS_MAX
-    limit = raised(clients + peers + KEPT_FILES)
-    divided = connection_limits(limit, clients, peers)
-    if divided.clients < clients:
-        log.warning(
-            "open files are limited to %d (ulimit -n): at most %d connections",
-            limit,
-            divided.clients,
-        )
-    return divided
+def _advertised(settings: Settings, serving: _Serving) -> tuple[KafkaListener, ...]:
+    return kafka.advertised(settings, serving.kafka_ports, serving.broker, serving.worker)
 
 
 async def _close(broker: Broker) -> None:
@@ -273,10 +268,11 @@ async def _build_apps(
     serving: _Serving,
     maintenance: MaintenanceCounters,
     admission: "Admission[Any]",
-) -> tuple[Router, PeerApp, RateSampler]:
-    """Return the ASGI applications for clients and for peers, and the sampler of the rates."""
+) -> tuple[Router, PeerApp, RateSampler, kafka.KafkaServer | None]:
+    """Return the ASGI applications for clients and for peers, the sampler of the rates, and the
+    listener for Kafka clients."""
     broker, traces = serving.broker, serving.traces
-    counters = HttpCounters(admission)
+    counters = HttpCounters(admission, kafka.counters_of(admission.limits.connections_max))
     counters.certificates.update(serving.tls.by_port())
     security = await _security(settings, broker, counters)
     if security is not None:
@@ -300,7 +296,11 @@ async def _build_apps(
     router = kind(app, broker, settings, counters, broker.groups, forwarder, security, admission)
     reports = {METRICS: app.state.telemetry.text, VITALS: app.state.vitals.encoded}
     peer_app = PeerApp(broker, router.forwarded, reports, serving.peers.signatures)
-    return router, peer_app, app.state.vitals
+    kafka_server = None
+    for named in _advertised(settings, serving):
+        certificate = serving.tls.clients
+        kafka_server = kafka.KafkaServer(settings, broker, counters, security, named, certificate)
+    return router, peer_app, app.state.vitals, kafka_server
 
 
 async def _serve_http(
@@ -311,6 +311,7 @@ async def _serve_http(
     sockets: list[socket.socket],
     on_listening: Callable[[], object],
     backlog: int,
+    kafka_server: kafka.KafkaServer | None,
 ) -> None:
     broker, clients = serving.broker, serving.tls.clients
     sampling = asyncio.create_task(rates.run(), name="tidelog-vitals")
@@ -340,6 +341,8 @@ async def _serve_http(
 
     def stop() -> None:
         broker.drain()
+        if kafka_server is not None:
+            kafka_server.begin_drain()
         server.stop()
 
     loop = asyncio.get_running_loop()

@@ -32,6 +32,7 @@ from prometheus_client.samples import Sample
 from tidelog.service.http.admission import Admission, Limits
 from tidelog.service.telemetry.group_lags import LagTotals
 from tidelog.service.telemetry.group_metrics import GroupCollector
+from tidelog.service.telemetry.kafka_counters import KafkaCollector, KafkaCounters
 from tidelog.service.telemetry.log_metrics import Labelled, LogCollector, counter, histogram
 from tidelog.service.telemetry.loop_probe import HELD_S
 from tidelog.storage.broker import Broker
@@ -79,9 +80,12 @@ class HttpCounters:
     """Counters of HTTP requests since the process started. Owned by one event loop. `observe` takes
     ~0.4 us."""
 
-    def __init__(self, admission: "Admission[Any] | None" = None) -> None:
+    def __init__(
+        self, admission: "Admission[Any] | None" = None, kafka: KafkaCounters | None = None
+    ) -> None:
         self.admission: Admission[Any] = admission or Admission(Limits())
         """The Admission of the listener for clients."""
+        self.kafka = kafka or KafkaCounters()
         self.requests: Counter[tuple[str, int]] = Counter()
         """By route and status class (2 to 5)."""
         self.latencies: dict[str, Histogram] = {}
@@ -205,6 +209,7 @@ class Telemetry:
             LogCollector(broker, version, self.lags),
             GroupCollector(broker, self.lags),
             _HttpCollector(http),
+            KafkaCollector(http.kafka),
             _MaintenanceCollector(maintenance or MaintenanceCounters()),
             _AdmissionCollector(http.admission),
             _CertificateCollector(http.certificates, broker.clock),

@@ -23,6 +23,15 @@ GAP_FACTOR = 2.0
 """At most this many heartbeat intervals count as silence between two listings."""
 
 
+class KafkaListener(msgspec.Struct, frozen=True, array_like=True):
+    """Where clients of Kafka's protocol reach a broker, and its node id and zone."""
+
+    host: str
+    port: int
+    node_id: int
+    zone: str = ""
+
+
 class Member(msgspec.Struct, frozen=True):
     """The content of `brokers/<id>.json`. `id` is random, one per process; `name` is for people. A
     request to `address` must carry `token`. Every process that can read `brokers/` can read the
@@ -40,6 +49,8 @@ class Member(msgspec.Struct, frozen=True):
     beat: int = 0
     level: int = levels.FIRST
     """The newest level of the format that the broker knows; version 0.1 did not write it."""
+    kafka: tuple[KafkaListener, ...] = ()
+    """The listener for Kafka's protocol, if there is one."""
 
     @property
     def number(self) -> int:

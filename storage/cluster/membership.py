@@ -12,6 +12,7 @@ import msgspec
 
 from tidelog.storage.cluster.liveness import (
     PROTOCOL,
+    KafkaListener,
     LivenessTracker,
     Member,
     MembershipSettings,
@@ -61,10 +62,10 @@ class Membership:
         self._failing_s: float | None = None
         self._failure = ""
 
-    async def join(self, address: str, port: int) -> None:
-        """Write this broker's liveness object, with `address` for peers and `port` for clients, and
-        find the peers. The caller must call `run` next."""
-        self.me = msgspec.structs.replace(self.me, address=address, port=port)
+    async def join(self, address: str, port: int, kafka: tuple[KafkaListener, ...] = ()) -> None:
+        """Write this broker's liveness object, with `address` for peers, `port` and `kafka` for
+        clients, and find the peers. The caller must call `run` next."""
+        self.me = msgspec.structs.replace(self.me, address=address, port=port, kafka=kafka)
         await self._beat_and_look()
 
     async def run(self) -> None:

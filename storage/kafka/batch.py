@@ -166,10 +166,9 @@ def _check_values(header: Header) -> None:
             f"a batch has {header.count} records, more than {RECORDS_MAX}: send smaller batches"
         )
     producer = (header.producer_id, header.producer_epoch, header.base_sequence)
-    if producer != (-1, -1, -1) and min(producer) < 0:
-        raise InvalidBatch(
-            f"producer id, epoch and sequence {producer} must be all -1, or all 0 and more"
-        )
+    # As in Kafka: without an id, the others have no meaning. aiokafka sends the sequence 0.
+    if header.producer_id != -1 and min(producer) < 0:
+        raise InvalidBatch(f"producer id, epoch and sequence {producer} must all be 0 or more")
 
 
 def placed(batch: memoryview, base_offset: int, append_ms: int = -1) -> list[bytes | memoryview]:

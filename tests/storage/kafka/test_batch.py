@@ -163,11 +163,6 @@ REFUSED = {
         InvalidBatch,
         "producer id, epoch and sequence",
     ),
-    "a sequence without a producer": (
-        with_header(PLAIN, base_sequence=0),
-        InvalidBatch,
-        "producer id, epoch and sequence",
-    ),
     "a producer of -2": (with_header(PLAIN, producer_id=-2), InvalidBatch, "producer id"),
     "fewer records than the count": (
         with_header(PLAIN, count=4, last_offset_delta=3),
@@ -419,3 +414,8 @@ def test_a_gap_over_the_bits_of_a_delta_is_between_two_batches() -> None:
     built = batch.build(rows, 5, 2**41)
     assert [item[0] for item in read_with_aiokafka(built)] == offsets
     assert struct.unpack_from(">i", built[-1], 23) == (2**31 - 1,)
+
+
+def test_a_sequence_without_a_producer_has_no_meaning() -> None:
+    found = batch.check(memoryview(with_header(PLAIN, base_sequence=0)))
+    assert found.producer_id == -1

@@ -1,0 +1,48 @@
+"""The client of a request, as handlers see it, and what a handler may return beside a response."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from tidelog.service.security.caller import CallerRights
+
+
+class Client(NamedTuple):
+    """The sender of a request. Handlers get it with each request."""
+
+    version: int
+    """The version of the request's API, for handlers whose answer depends on it."""
+    client_id: str
+    """The text that the client calls itself; "" if it gives none."""
+    host: str
+    """The client's address."""
+    software: str
+    """Name and version of the client's library, for example "librdkafka 2.16.0"; "" if unknown."""
+    rights: CallerRights
+
+
+class Later:
+    """An answer that is not known yet: the connection sets `on_answer`, and the handler calls it
+    once with the response. It costs less than a future, which would need a turn of the event loop.
+
+    While `begun` is not done, the request has not reached the log, and the next request of its
+    connection does not begin. So batches keep their order.
+    """
+
+    __slots__ = ("begun", "on_answer")
+
+    def __init__(self) -> None:
+        self.on_answer: Callable[[Any], None] | None = None
+        self.begun: asyncio.Future[None] | None = None
+
+
+class Encoded(NamedTuple):
+    """An answer in bytes. `release` is called when the socket has taken it."""
+
+    pieces: list[bytes | memoryview]
+    release: Callable[[], object] | None = None
+    throttle_s: float = 0.0
+
+
+class CloseConnection(Exception):
+    """A request that has no answer, and whose client must learn that it failed."""

@@ -1,0 +1,456 @@
+"""One connection of a Kafka client: requests in, answers out in the same order.
+
+Produce requests begin as soon as they arrive, so those of one connection share a commit. Every
+other request begins when all earlier requests of its connection are answered, as in Kafka. While a
+client has too many unanswered requests, or does not take its answers, the broker does not read from
+its connection.
+
+A request that cannot be read ends the connection, after CLOSE_DELAY_S: a client's library may
+connect again at once, each time.
+"""
+
+import asyncio
+import contextvars
+import logging
+import time
+from collections import deque
+from functools import partial
+from types import CoroutineType
+from typing import Any
+
+from tidelog.service.http.admission import Phase
+from tidelog.service.kafka.apis import API_VERSIONS, SASL_KEYS, Api, versions_answer
+from tidelog.service.kafka.client import Client, CloseConnection, Encoded, Later
+from tidelog.service.kafka.connections.frame import (
+    MIB,
+    AnswerShares,
+    FrameReader,
+    FrameRefused,
+)
+from tidelog.service.kafka.connections.handshake import Handshake
+from tidelog.service.kafka.connections.server import Pending, Server, Transport
+from tidelog.service.kafka.messages.header import decode_header, frame_response
+from tidelog.service.kafka.messages.primitives import MalformedMessage
+from tidelog.service.security.caller import NO_RIGHTS, Unauthenticated
+from tidelog.service.security.request_time import measured
+from tidelog.storage.core.observer import PRINCIPAL
+from tidelog.storage.state.access import REQUEST_PERCENTAGE, REQUEST_RATE
+
+log = logging.getLogger("tidelog.kafka")
+
+UNANSWERED_MAX = 16
+"""Requests of one connection that are read and not answered."""
+UNANSWERED_BYTES_MAX = 32 * MIB
+UNSENT_BYTES_MAX = 1 * MIB
+"""Bytes of answers that wait for the socket; above it no answer is made."""
+TURN_S = 0.004
+"""Time after which a connection lets other callbacks of the event loop run."""
+DECODE_INLINE_BYTES = 64 * 1024
+"""Requests up to this size are decoded on the event loop, and so are all Produce requests, most of
+whose bytes are not looked at. A thread for the others takes about 0.1 ms."""
+CLOSE_DELAY_S = 1.0
+MUTE_S_MAX = 30.0
+"""Longest time for which a quota stops the reading of a connection."""
+
+
+class Connection:
+    """One connection. A subclass connects it with a socket (connections.listener)."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._context = server.context
+        self._is_secured = server.security is not None
+        self.frames = FrameReader(self._take, is_proved=not self._is_secured)
+        self._transport: Transport | None = None
+        self._host = ""
+        self._handshake = Handshake(server.apis, server.security, self._on_handshake)
+        self._variables = contextvars.copy_context()
+        """The context variables of this connection's requests: PRINCIPAL."""
+        self._clients: dict[tuple[int, str | None], Client] = {}
+        self._waiting: deque[tuple[Pending, int]] = deque()
+        self._begun: deque[Pending] = deque()
+        self._gate: asyncio.Future[None] | None = None
+        self._is_serial = False  # the request under way is not a Produce request
+        self._unanswered_bytes = 0
+        self._requests = 0
+        self._written = 0
+        self._shares = AnswerShares()
+        self._is_paused = self._is_muted = self._is_turn_due = False
+        self._is_ending = self._is_closed = False
+        self._is_writable = True
+        self._is_first_frame = True
+
+    # -- the socket
+
+    def opened(self, transport: Transport, host: str) -> None:
+        """Begin. The caller closes connections above the bounds."""
+        self._transport, self._host = transport, host
+
+    def closed(self) -> None:
+        """Release all that the connection holds. Requests that reached the log go on."""
+        if self._is_closed:
+            return
+        self._is_ending = self._is_closed = True
+        server = self._server
+        server.admission.leave(self)
+        server.memory.leave(self)
+        held = [len(pending.frame) for pending in (*self._begun, *(p for p, _ in self._waiting))]
+        for pending in self._begun:
+            if pending.task is not None and pending.api.is_waiting:
+                pending.task.cancel()
+            if pending.answer is not None and pending.answer.release is not None:
+                pending.answer.release()
+        self._begun.clear()
+        self._waiting.clear()
+        self._shares.release_all()
+        self._handshake.close()
+        for size in (*held, self.frames.frame_bytes):
+            if size:
+                server.memory.give(size)
+
+    def advance(self) -> None:
+        """Read the requests that have arrived, begin those that may begin. After TURN_S, the next
+        turn of the event loop continues."""
+        turn_end_s = time.perf_counter() + TURN_S
+        while not (self._is_ending or self._is_turn_due):
+            while self._waiting and self._begin_next():
+                pass
+            if self._is_muted or self._is_full():
+                break
+            try:
+                frame = self.frames.pull()
+            except FrameRefused as error:
+                self._refuse("size", str(error), "")
+                break
+            if frame is None:
+                break
+            self._arrived(frame)
+            if time.perf_counter() >= turn_end_s:
+                self._is_turn_due = True
+                self._server.loop.call_soon(self._next_turn)
+        self.frames.settle()
+        self._update_reading()
+
+    def _next_turn(self) -> None:
+        self._is_turn_due = False
+        self.advance()
+
+    def _is_full(self) -> bool:
+        count = len(self._begun) + len(self._waiting)
+        part = 2 if self._is_paused else 1
+        return (
+            count * part >= UNANSWERED_MAX or self._unanswered_bytes * part >= UNANSWERED_BYTES_MAX
+        )
+
+    def _update_reading(self) -> None:
+        if self._is_closed or self._transport is None:
+            return
+        is_held = self._is_ending or self._is_muted or self._is_turn_due
+        is_paused = is_held or self.frames.is_blocked or self._is_full()
+        if is_paused != self._is_paused:
+            self._is_paused = is_paused
+            (self._transport.pause_reading if is_paused else self._transport.resume_reading)()
+
+    def set_writable(self, is_writable: bool) -> None:
+        """Stop or resume the writing of answers."""
+        self._is_writable = is_writable
+        if is_writable:
+            self._release_taken()
+            self._write_answers()
+            self.advance()
+
+    def _take(self, size: int) -> bool:
+        return self._server.memory.take(self, size)
+
+    def on_memory(self) -> None:
+        """Go on with the frame that waited for memory (frame.Taker). A connection that may not go
+        on now must not hold back the others; it asks for memory again later."""
+        self.advance()
+        if self.frames.is_blocked and (self._is_ending or self._is_muted or self._is_full()):
+            self._server.memory.leave(self)
+
+    # -- requests
+
+    def _arrived(self, frame: bytes | bytearray) -> None:
+        """Take a whole frame: check its header and its API, and queue it."""
+        self._requests += 1
+        try:
+            key, version, correlation_id, client_id, position = decode_header(frame)
+        except MalformedMessage as error:
+            self._server.memory.give(len(frame))
+            self._refuse("malformed", str(error), "")
+            return
+        if self._is_first_frame:
+            self._is_first_frame = False
+            if not self._is_secured:
+                self._server.admission.prove(self)
+        api = self._server.apis.get(key)
+        if api is None or version not in api.request.versions:
+            if key != API_VERSIONS:
+                name = f"API {key}" if api is None else api.name
+                self._server.memory.give(len(frame))
+                self._refuse("version", f"{name} version {version} is not served", client_id or "")
+                return
+            api, version = self._server.apis[key], -1
+        self._unanswered_bytes += len(frame)
+        client = self._clients.get((version, client_id))
+        if client is None:
+            client = self._client(version, client_id)
+        self._waiting.append((Pending(api, client, correlation_id, frame), position))
+        if len(self._waiting) == 1:
+            self._begin_next()
+
+    def _client(self, version: int, client_id: str | None) -> Client:
+        if len(self._clients) >= UNANSWERED_MAX:
+            self._clients.clear()
+        handshake = self._handshake
+        software, rights = handshake.software, handshake.rights
+        client = Client(version, client_id or "", self._host, software, rights)
+        self._clients[version, client_id] = client
+        return client
+
+    def _begin_next(self) -> bool:
+        """Begin the first request that waits, if it may begin. Return whether it began."""
+        pending, position = self._waiting[0]
+        if self._begun and (self._is_serial or not pending.api.is_pipelined):
+            return False
+        if self._gate is not None or self._is_muted or not self._is_writable:
+            return False
+        self._waiting.popleft()
+        self._begun.append(pending)
+        self._is_serial = not pending.api.is_pipelined
+        self._begin(pending, position)
+        return True
+
+    def _begin(self, pending: Pending, position: int) -> None:
+        """Call the handler of a request."""
+        api, version = pending.api, pending.client.version
+        try:
+            if self._is_secured and api.key != API_VERSIONS and not self._is_allowed(api):
+                return
+            if version < 0:
+                self._answered(pending, versions_answer(self._server.apis, is_known=False))
+                return
+            result: Any
+            if api.is_pipelined or len(pending.frame) <= DECODE_INLINE_BYTES:
+                request = api.decode(pending.frame, position, version)
+                result = self._variables.run(self._called, pending, request)
+            else:
+                large = self._begin_large(pending, position)
+                result = self._variables.run(self._server.loop.create_task, large)
+        except Exception as error:  # noqa: BLE001 no caller handles it
+            self._refuse_by(pending, error)
+        else:
+            self._receive(pending, result)
+
+    async def _begin_large(self, pending: Pending, position: int) -> Any:
+        """Decode a large request in a thread, then call its handler."""
+        decode, version = pending.api.decode, pending.client.version
+        request = await asyncio.to_thread(decode, pending.frame, position, version)
+        result = self._called(pending, request)
+        return await result if isinstance(result, asyncio.Future) else result
+
+    def _called(self, pending: Pending, request: Any) -> Any:
+        api = pending.api
+        serve = api.serve or partial(self._handshake.serve, api)
+        result = serve(request, pending.client)
+        if type(result) is CoroutineType:
+            if self._is_secured:
+                result = measured(self._handshake.rights, result)
+            return self._server.loop.create_task(result)
+        return result
+
+    def _receive(self, pending: Pending, result: Any) -> None:
+        """Take the result of a handler: an answer, or a future of it."""
+        if isinstance(result, Later):
+            result.on_answer = partial(self._resolved, pending)
+            if result.begun is not None:
+                self._gate = result.begun
+                result.begun.add_done_callback(self._on_gate)
+        elif isinstance(result, asyncio.Future):
+            if isinstance(result, asyncio.Task):
+                pending.task = result
+            result.add_done_callback(partial(self._done, pending))
+        else:
+            self._answered(pending, result)
+
+    def _on_gate(self, _: "asyncio.Future[None]") -> None:
+        self._gate = None
+        self.advance()
+
+    def _resolved(self, pending: Pending, response: Any) -> None:
+        if self._is_closed:
+            return
+        if isinstance(response, CloseConnection):
+            self._refuse("acks=0", str(response), pending.client.client_id)
+            return
+        self._answered(pending, response)
+        self.advance()
+
+    def _done(self, pending: Pending, result: "asyncio.Future[Any]") -> None:
+        if result.cancelled():
+            if not self._is_closed:
+                self._end("cancelled")
+            return
+        error = result.exception()
+        if self._is_closed:
+            answer = None if error is not None else result.result()
+            if isinstance(answer, Encoded) and answer.release is not None:
+                answer.release()
+            if error is not None:
+                self._refuse_by(pending, error)
+        elif error is None:
+            self._answered(pending, result.result())
+            self.advance()
+        else:
+            self._refuse_by(pending, error)
+
+    def _refuse_by(self, pending: Pending, error: BaseException) -> None:
+        """End the connection because of an exception of a handler."""
+        client_id = pending.client.client_id
+        if isinstance(error, MalformedMessage):
+            self._refuse("malformed", f"{pending.api.name}: {error}", client_id)
+        elif isinstance(error, Unauthenticated):
+            self._refuse("revoked", str(error), client_id)
+        elif isinstance(error, CloseConnection):
+            self._refuse("acks=0", str(error), client_id)
+        else:
+            log.error("bug in Kafka's %s", pending.api.name, exc_info=error)
+            self._end("bug")
+
+    # -- answers
+
+    def _answered(self, pending: Pending, response: Any) -> None:
+        """Encode the answer of a request, and write all answers that are due."""
+        throttle_s = self._charge(pending, response) if self._is_secured else 0.0
+        if response is None:  # a Produce request with acks=0 gets no answer
+            pending.answer = Encoded([], None, throttle_s)
+        elif isinstance(response, Encoded):
+            pending.answer = response._replace(throttle_s=throttle_s) if throttle_s else response
+        else:
+            try:
+                pieces = pending.api.encode(response, max(pending.client.version, 0))
+            except Exception as error:  # noqa: BLE001 no caller handles it
+                self._refuse_by(pending, error)
+                return
+            pending.answer = Encoded(pieces, None, throttle_s)
+        self._write_answers()
+
+    def _charge(self, pending: Pending, response: Any) -> float:
+        """Charge the request's time. Return how long the connection must not be read, in s."""
+        rights = self._handshake.rights
+        throttle_s: float = getattr(response, "throttle_time_ms", 0) / 1000
+        rights.record(REQUEST_RATE, 1)
+        for quota in (REQUEST_RATE, REQUEST_PERCENTAGE):
+            throttle_s = max(throttle_s, rights.throttle_s(quota))
+        throttle_s = min(throttle_s, MUTE_S_MAX)
+        if throttle_s and hasattr(response, "throttle_time_ms"):
+            response.throttle_time_ms = round(throttle_s * 1000)
+        return throttle_s
+
+    def _write_answers(self) -> None:
+        begun, transport = self._begun, self._transport
+        while begun and begun[0].answer is not None and self._is_writable and transport is not None:
+            pending = begun.popleft()
+            answer = pending.answer
+            assert answer is not None
+            size_in, size_out = len(pending.frame), 0
+            if answer.pieces and not transport.is_closing():
+                api, version = pending.api, max(pending.client.version, 0)
+                framed = frame_response(api.key, version, pending.correlation_id, answer.pieces)
+                size_out = sum(map(len, framed))
+                self._written += size_out
+                transport.writelines(framed)
+            if answer.release is not None:
+                self._shares.add(self._written, answer.release)
+                self._server.loop.call_soon(self._release_taken)
+            self._context.counters.observe(
+                pending.api.name, time.perf_counter() - pending.started_s, size_in, size_out
+            )
+            self._unanswered_bytes -= size_in
+            self._server.memory.give(size_in)
+            if answer.throttle_s:
+                self._mute(answer.throttle_s)
+
+    def _release_taken(self) -> None:
+        if self._transport is not None:
+            self._shares.taken(self._written - self._transport.get_write_buffer_size())
+
+    def _mute(self, seconds: float) -> None:
+        """Read nothing for a time, because a quota of the principal is used up."""
+        self._is_muted = True
+        self._server.loop.call_later(seconds, self._unmute)
+
+    def _unmute(self) -> None:
+        self._is_muted = False
+        self.advance()
+
+    # -- the first requests of a connection
+
+    def _on_handshake(self) -> None:
+        """Take the name of the client's library, and the principal that the client has proved."""
+        rights = self._handshake.rights
+        self._clients.clear()
+        if self._is_secured and rights is not NO_RIGHTS:
+            if not self.frames.is_proved:
+                self.frames.is_proved = True
+                self._server.admission.prove(self)
+            self._variables.run(PRINCIPAL.set, rights.principal)
+
+    def _is_allowed(self, api: Api) -> bool:
+        """Whether the client may use the API now. If not, close the connection."""
+        if api.key in SASL_KEYS:
+            return True
+        if not self._handshake.is_current:
+            self._refuse("unauthenticated", f"{api.name} before authentication", "")
+            return False
+        self._handshake.rights.check_valid()
+        return True
+
+    # -- the end
+
+    def _refuse(self, reason: str, why: str, client_id: str) -> None:
+        """End the connection because of a request, and log the first of its kind."""
+        if self._server.is_logged((client_id or self._host, why[:40])):
+            log.warning("closing the connection of %s %r: %s", self._host, client_id, why)
+        self._end(reason)
+
+    def _end(self, reason: str) -> None:
+        if self._is_ending:
+            return
+        self._is_ending = True
+        self._context.counters.closed[reason] += 1
+        self._server.memory.leave(self)
+        self._update_reading()
+        if self._transport is not None:
+            self._server.loop.call_later(CLOSE_DELAY_S, self._transport.abort)
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether no request is under way, and all answers are sent."""
+        unsent = self._transport is not None and self._transport.get_write_buffer_size()
+        return not (self._begun or self._waiting or unsent)
+
+    def end_quietly(self) -> None:
+        """Close after the answers that are written."""
+        self._is_ending = True
+        if self._transport is not None:
+            self._transport.close()
+
+    def observed(self) -> tuple[Phase, int]:
+        """Return what the connection waits for, and its progress (admission.Guest)."""
+        transport = self._transport
+        unsent = 0 if transport is None else transport.get_write_buffer_size()
+        self._shares.taken(self._written - unsent)
+        if unsent:
+            return Phase.ANSWER, self._written - unsent
+        if self._begun or self._waiting or self._is_paused:
+            return Phase.SERVED, 0
+        if self.frames.is_inside and self.frames.is_proved:
+            return Phase.HEAD, self._requests
+        return Phase.IDLE, self._requests
+
+    def end_late(self) -> None:
+        """End the connection, because its time for a phase is over."""
+        if self._transport is not None:
+            self._transport.abort()

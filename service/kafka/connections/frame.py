@@ -1,0 +1,268 @@
+"""The frames of connections: bytes from sockets are cut into requests, within bounds. Pure.
+
+A frame is a size of four bytes and a request. The size is the word of the client, so it is checked
+against the bound of its API before memory is used, and the buffer of a frame grows with the bytes
+that have arrived. `RequestMemory` bounds the bytes of the frames of all connections. A large frame
+takes its whole size before it is received, and each frame gives its size back when its request is
+answered. So large requests that are partly received cannot use up the memory that one of them needs
+to its end. A small frame takes its size when it has arrived, from memory that large frames cannot
+take. So a client that stops in the middle of a frame delays no small request of another client.
+"""
+
+import struct
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+MIB = 1024 * 1024
+PRODUCE = 0
+PRODUCE_BYTES_MAX = 100 * MIB
+"""Largest Produce request: `socket.request.max.bytes` of Kafka."""
+REQUEST_BYTES_MAX = 1 * MIB
+"""Largest request of another API."""
+UNPROVED_BYTES_MAX = 64 * 1024
+"""Largest request of a client that has to prove its principal first."""
+SHARED_BYTES = 64 * 1024
+"""Size of the buffer for all connections of a listener that are not inside a frame."""
+SMALL_BYTES_MAX = SHARED_BYTES
+"""Largest frame that is received before it takes memory. A connection has no more than one."""
+FRAME_BYTES_MIN = 10
+"""The least size of a request: its header with a client id."""
+
+_SIZE = struct.Struct(">i")
+_HEAD = struct.Struct(">ih")  # the size, and the key of the API
+
+
+class FrameRefused(Exception):
+    """The size of a frame is out of its bounds. The connection cannot go on."""
+
+
+class Taker(Protocol):
+    """The owner of a frame that waits for memory."""
+
+    def on_memory(self) -> None:
+        """Take the frame's bytes again: there may be room now."""
+
+
+class MemoryPool:
+    """Bytes of requests that the broker has not answered, of one class of sizes."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.used = 0
+        self._waiting: dict[Taker, None] = {}
+
+    def take(self, taker: Taker, size: int) -> bool:
+        """Hold `size` bytes and return True. If they do not fit, return False; `on_memory` of the
+        taker is called when there may be room. A frame always fits if no other is held."""
+        if (self.used and self.used + size > self.limit) or self._is_later(taker):
+            self._waiting[taker] = None
+            return False
+        self.used += size
+        if self._waiting:
+            self._waiting.pop(taker, None)
+        return True
+
+    def give(self, size: int) -> None:
+        """Give bytes back that `take` has held."""
+        self.used -= size
+        assert self.used >= 0, "what is given back was taken"
+        if self._waiting:
+            self.wake()
+
+    def wake(self) -> None:
+        """Let the takers try again, in the order in which they came, while their bytes fit."""
+        for taker in list(self._waiting):
+            taker.on_memory()
+            if taker in self._waiting:
+                return
+
+    def leave(self, taker: Taker) -> None:
+        """Forget a taker that waits, because its connection has ended or may not go on."""
+        if self._waiting.pop(taker, taker) is None:
+            self.wake()
+
+    def _is_later(self, taker: Taker) -> bool:
+        """Whether another taker came first, so that a large frame waits no longer than small
+        ones."""
+        return bool(self._waiting) and next(iter(self._waiting)) is not taker
+
+
+class RequestMemory:
+    """The bytes of requests that the broker has not answered, over all connections of a
+    listener."""
+
+    def __init__(self, limit: int) -> None:
+        self.small = MemoryPool(limit // 4)
+        self.large = MemoryPool(limit - limit // 4)
+
+    @property
+    def used(self) -> int:
+        return self.small.used + self.large.used
+
+    def take(self, taker: Taker, size: int) -> bool:
+        """Hold the bytes of a frame; see MemoryPool."""
+        return (self.large if size > SMALL_BYTES_MAX else self.small).take(taker, size)
+
+    def give(self, size: int) -> None:
+        """Give the bytes of a frame back."""
+        (self.large if size > SMALL_BYTES_MAX else self.small).give(size)
+
+    def leave(self, taker: Taker) -> None:
+        """Forget a taker that waits."""
+        self.small.leave(taker)
+        self.large.leave(taker)
+
+
+class FrameReader:
+    """The frames of one connection. `push` bytes, then `pull` frames until there is none, then
+    `settle`."""
+
+    __slots__ = ("_at", "_data", "_filled", "_frame", "_size", "is_blocked", "is_proved", "take")
+
+    def __init__(self, take: Callable[[int], bool], *, is_proved: bool) -> None:
+        """`take` gets the size of a frame, and returns whether there is memory for it. Unless
+        `is_proved`, frames have at most UNPROVED_BYTES_MAX."""
+        self.take = take
+        self.is_proved = is_proved
+        self.is_blocked = False
+        """Whether the next frame waits for memory."""
+        self._data: bytes | memoryview = b""
+        self._at = 0
+        self._frame: bytearray | None = None
+        self._filled = 0
+        self._size = 0
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether a part of a frame has arrived."""
+        return self._frame is not None or len(self._data) > self._at
+
+    @property
+    def frame_bytes(self) -> int:
+        """The memory that `take` has given for a frame that was not pulled."""
+        return 0 if self._frame is None or self._size <= SMALL_BYTES_MAX else self._size
+
+    def buffer(self, shared: memoryview) -> memoryview:
+        """Return the memory for the next bytes from the socket: the rest of a frame, or `shared`.
+        Then call `received`."""
+        frame = self._frame
+        if frame is None or self._filled == self._size:
+            return shared
+        if self._filled == len(frame):
+            self._grow(frame, self._filled + 1)
+        return memoryview(frame)[self._filled :]
+
+    def received(self, shared: memoryview, count: int) -> None:
+        """Take note of `count` bytes in the memory that `buffer` returned."""
+        if self._frame is not None and self._filled < self._size:
+            self._filled += count
+        else:
+            self.push(shared[:count])
+
+    def push(self, data: bytes | memoryview) -> None:
+        """Take bytes from the socket. `data` must stay as it is until `settle`."""
+        frame = self._frame
+        if frame is not None and self._filled < self._size:
+            count = min(len(data), self._size - self._filled)
+            if len(frame) < self._filled + count:
+                self._grow(frame, self._filled + count)
+            frame[self._filled : self._filled + count] = data[:count]
+            self._filled += count
+            if count == len(data):
+                return
+            data = memoryview(data)[count:]
+        if self._at < len(self._data):
+            data = b"".join((memoryview(self._data)[self._at :], data))
+        self._data, self._at = data, 0
+
+    def _grow(self, frame: bytearray, least: int) -> None:
+        wanted = min(self._size, max(least, 2 * len(frame)))
+        frame.extend(bytes(wanted - len(frame)))
+
+    def pull(self) -> bytes | bytearray | None:
+        """Return the next whole frame, without its size; None if there is none, or if there is no
+        memory for it (`is_blocked`). Raises FrameRefused."""
+        frame = self._frame
+        if frame is not None:
+            if self._filled < self._size:
+                return None
+            if self._size <= SMALL_BYTES_MAX and not self._may_take(self._size):
+                return None
+            self._frame = None
+            return frame
+        data, at = self._data, self._at
+        left = len(data) - at
+        if left < _SIZE.size:
+            return None
+        size = self._checked_size(data, at, left)
+        if size is None:
+            return None
+        is_whole = left - _SIZE.size >= size
+        if (is_whole or size > SMALL_BYTES_MAX) and not self._may_take(size):
+            return None
+        at += _SIZE.size
+        end = at + size
+        if is_whole:
+            self._at = end
+            return bytes(data[at:end])
+        # The buffer begins with what has arrived; `buffer` and `push` let it grow.
+        self._frame = frame = bytearray(data[at:])
+        if size <= SMALL_BYTES_MAX:
+            frame.extend(bytes(size - len(frame)))
+        self._filled, self._size = left - _SIZE.size, size
+        self._data, self._at = b"", 0
+        return None
+
+    def _checked_size(self, data: bytes | memoryview, at: int, left: int) -> int | None:
+        (size,) = _SIZE.unpack_from(data, at)
+        if not FRAME_BYTES_MIN <= size <= PRODUCE_BYTES_MAX:
+            raise FrameRefused(
+                f"a request of {size} bytes: at most {PRODUCE_BYTES_MAX} are allowed"
+            )
+        if size <= UNPROVED_BYTES_MAX:
+            return size
+        if left < _HEAD.size:
+            return None
+        _, key = _HEAD.unpack_from(data, at)
+        most = REQUEST_BYTES_MAX if key != PRODUCE else PRODUCE_BYTES_MAX
+        if not self.is_proved:
+            most = UNPROVED_BYTES_MAX
+        if size > most:
+            raise FrameRefused(f"a request of {size} bytes (API {key}): at most {most} are allowed")
+        return size
+
+    def _may_take(self, size: int) -> bool:
+        self.is_blocked = not self.take(size)
+        return not self.is_blocked
+
+    def settle(self) -> None:
+        """Copy the bytes that no frame has taken, because the socket's memory is used again."""
+        if self._at == len(self._data):
+            self._data = b""
+        elif self._at or not isinstance(self._data, bytes):
+            self._data = bytes(self._data[self._at :])
+        self._at = 0
+
+
+class AnswerShares:
+    """The memory of answers that a connection has written and the socket has not taken. Owned by
+    one connection."""
+
+    __slots__ = ("_held",)
+
+    def __init__(self) -> None:
+        self._held: deque[tuple[int, Callable[[], object]]] = deque()
+
+    def add(self, end: int, release: Callable[[], object]) -> None:
+        """Call `release` when the socket has taken `end` bytes of this connection."""
+        self._held.append((end, release))
+
+    def taken(self, end: int) -> None:
+        """Release the answers that end at or before `end`."""
+        while self._held and self._held[0][0] <= end:
+            self._held.popleft()[1]()
+
+    def release_all(self) -> None:
+        while self._held:
+            self._held.popleft()[1]()

@@ -1,0 +1,250 @@
+"""The listener: sockets, connections within bounds, drain and stop.
+
+Connections have an Admission of their own (service.http.admission), because Kafka's clients stay
+idle for minutes. The clocks of all connections are checked in rounds of a second.
+"""
+
+import asyncio
+import logging
+import ssl
+from collections.abc import Callable
+from typing import Any
+
+from tidelog.service.http.admission import Limits, Phase
+from tidelog.service.http.sockets import cannot_listen
+from tidelog.service.http.transports import TlsTransport
+from tidelog.service.kafka.connections.connection import UNSENT_BYTES_MAX, Connection
+from tidelog.service.kafka.connections.frame import SHARED_BYTES, UNPROVED_BYTES_MAX
+from tidelog.service.kafka.connections.server import Server
+
+log = logging.getLogger("tidelog.kafka")
+
+CHECK_S = 1.0
+ADDRESSES_MIN = 1000
+"""If the maximum of connections is below this number, one address may have all of them."""
+FIRST_FRAME_S = 10.0
+FRAME_S = 30.0
+IDLE_S = 600.0
+"""As in Kafka; Java's client closes its own idle connections after nine minutes."""
+ANSWER_S = 10.0
+DRAIN_S_MIN, DRAIN_S_MAX = 0.5, 2.0
+"""How long a stopping broker refuses requests before it closes connections: at least, so that
+clients ask another broker, and at most, if they do not get quiet."""
+CONNECTION_BYTES = 2 * UNPROVED_BYTES_MAX + UNSENT_BYTES_MAX
+
+
+def limits_of(connections_max: int) -> Limits:
+    """Return the limits of the listener. As for HTTP, an address may have a quarter of them."""
+    most = connections_max
+    return Limits(
+        connections_max=connections_max,
+        unproved_max=connections_max,
+        address_max=most if most < ADDRESSES_MIN else most // 4,
+        spare_max=1,
+        first_byte_s=FIRST_FRAME_S,
+        head_s=FRAME_S,
+        answer_s=ANSWER_S,
+        idle_s=IDLE_S,
+    )
+
+
+class PlainConnection(Connection, asyncio.BufferedProtocol):
+    """A connection without TLS. Bytes go from the kernel into the frame's memory."""
+
+    def __init__(self, listener: "Listener") -> None:
+        super().__init__(listener.server)
+        self._listener = listener
+        self._shared = listener.shared
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        transport.set_write_buffer_limits(high=UNSENT_BYTES_MAX)
+        self.opened(transport, _host_of(transport))
+        self._listener.admit(self, transport)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self.frames.buffer(self._shared)
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self.frames.received(self._shared, nbytes)
+        self.advance()
+
+    def eof_received(self) -> None:
+        return None
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.closed()
+        self._listener.connections.discard(self)
+
+    def pause_writing(self) -> None:
+        self.set_writable(False)
+
+    def resume_writing(self) -> None:
+        self.set_writable(True)
+
+
+class TlsConnection(Connection, asyncio.Protocol):
+    """A connection with TLS."""
+
+    def __init__(self, listener: "Listener", context: ssl.SSLContext) -> None:
+        super().__init__(listener.server)
+        self._listener = listener
+        self._tls_context = context
+        self._tls: TlsTransport | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        transport.set_write_buffer_limits(high=UNSENT_BYTES_MAX)
+        self._tls = TlsTransport(
+            transport,
+            self._listener.server.loop,
+            self._tls_context,
+            lambda is_paused: self.set_writable(not is_paused),
+        )
+        self.opened(_JoinedWrites(self._tls), _host_of(transport))
+        self._listener.admit(self, transport)
+
+    def data_received(self, data: bytes) -> None:
+        assert self._tls is not None
+        try:
+            plain = self._tls.received(data)
+        except ssl.SSLError as error:
+            self._listener.refuse_handshake(error)
+            if not self._tls.is_open:
+                self._tls.refuse(b"")
+                self._tls.close()
+            else:
+                self._tls.abort()
+            return
+        if plain and not self._tls.is_closing():
+            self.frames.push(plain)
+            self.advance()
+        if self._tls.is_over:
+            self._tls.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.closed()
+        self._listener.connections.discard(self)
+
+    def pause_writing(self) -> None:
+        assert self._tls is not None
+        self._tls.pause_writing()
+
+    def resume_writing(self) -> None:
+        assert self._tls is not None
+        self._tls.resume_writing()
+
+    def observed(self) -> tuple[Phase, int]:
+        if self._tls is None or not self._tls.is_open:
+            return Phase.HANDSHAKE, 0
+        return super().observed()
+
+
+class _JoinedWrites:
+    """A TlsTransport that takes an answer in pieces."""
+
+    def __init__(self, tls: TlsTransport) -> None:
+        self._tls = tls
+
+    def writelines(self, pieces: list[bytes | memoryview]) -> None:
+        self._tls.write(b"".join(pieces))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tls, name)
+
+
+class Listener:
+    """The servers of one broker for Kafka's protocol: `bind`, `listen`, `drain`, `close`."""
+
+    def __init__(self, server: Server, tls: Callable[[], ssl.SSLContext] | None = None) -> None:
+        """With `tls`, connections use TLS. A new connection gets the context that it returns."""
+        self.server = server
+        self._tls = tls
+        self.shared = memoryview(bytearray(SHARED_BYTES))
+        """The memory for bytes from sockets. The event loop reads one socket at a time."""
+        self.connections: set[PlainConnection | TlsConnection] = set()
+        self._servers: list[asyncio.AbstractServer] = []
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def listen(self, sockets: "list[Any]", backlog: int) -> None:
+        """Accept connections on bound sockets. Raises LogError."""
+        loop = self.server.loop
+        for each in sockets:
+            host, port = each.getsockname()[:2]
+            try:
+                self._servers.append(
+                    await loop.create_server(self._protocol, sock=each, backlog=backlog)
+                )
+            except OSError as error:
+                raise cannot_listen(host, port, "for Kafka clients ", error) from error
+        self._timer = loop.call_later(CHECK_S, self._check)
+
+    def _protocol(self) -> PlainConnection | TlsConnection:
+        return PlainConnection(self) if self._tls is None else TlsConnection(self, self._tls())
+
+    def admit(
+        self, connection: "PlainConnection | TlsConnection", transport: asyncio.Transport
+    ) -> None:
+        """Count a new connection; close it, or an unproved one, above the bounds."""
+        admission = self.server.admission
+        self.connections.add(connection)
+        displaced = admission.arrive(connection, _host_of(transport))
+        if displaced is not None:
+            displaced.end_late()
+        if admission.is_spare(connection):
+            transport.abort()
+
+    def refuse_handshake(self, error: ssl.SSLError) -> None:
+        """Count a failed TLS handshake, and log some."""
+        admission = self.server.admission
+        admission.ended["handshake"] += 1
+        unlogged = admission.line(self.server.loop.time())
+        if unlogged is not None:
+            log.warning(
+                "a TLS handshake of a Kafka client failed: %s (%d more were not logged)",
+                error.reason,
+                unlogged,
+            )
+
+    def _check(self) -> None:
+        """Close the connections whose time is over."""
+        loop = self.server.loop
+        overdue, is_last = self.server.admission.overdue(loop.time())
+        for connection, _ in overdue:
+            connection.end_late()
+        self._timer = loop.call_later(CHECK_S if is_last else 0.0, self._check)
+
+    # -- the end
+
+    async def drain(self) -> None:
+        """Accept no connection, send clients to other brokers, then close the connections."""
+        for each in self._servers:
+            each.close()
+        self.server.context.is_draining = True
+        if not self.connections:
+            return
+        loop = self.server.loop
+        begin_s = loop.time()
+        while loop.time() < begin_s + DRAIN_S_MAX:
+            await asyncio.sleep(0.05)
+            if not self.connections:
+                return
+            is_quiet = all(each.is_quiet for each in self.connections)
+            if is_quiet and loop.time() >= begin_s + DRAIN_S_MIN:
+                break
+        for connection in list(self.connections):
+            connection.end_quietly()
+
+    async def close(self) -> None:
+        """End all connections."""
+        if self._timer is not None:
+            self._timer.cancel()
+        for each in self._servers:
+            each.close()
+        for connection in list(self.connections):
+            connection.end_late()
+        await asyncio.sleep(0)
+
+
+def _host_of(transport: asyncio.Transport) -> str:
+    peer = transport.get_extra_info("peername")
+    host: str = peer[0] if peer else ""
+    return host.removeprefix("::ffff:") if "." in host else host

@@ -1,0 +1,249 @@
+"""Fetch: record batches of several partitions, with a long poll.
+
+A broker keeps no fetch sessions: each answer has the session id 0, so a client sends all its
+partitions each time. The answer has at least one batch if there is one, also if the batch is larger
+than the client's bounds, because a smaller answer would stop the client. The isolation level makes
+no difference: transactions would be in the log whole or not at all.
+"""
+
+import asyncio
+import math
+from functools import partial
+from typing import NamedTuple
+
+from tidelog.service.http.admission import Share
+from tidelog.service.http.paging import Slices
+from tidelog.service.kafka.client import Client, Encoded
+from tidelog.service.kafka.context import Context
+from tidelog.service.kafka.errors import Code, Kind
+from tidelog.service.kafka.messages.compiler import encoder
+from tidelog.service.kafka.messages.fetch import (
+    FetchablePartitionResponse,
+    FetchableTopicResponse,
+    FetchPartition,
+    FetchRequest,
+    FetchResponse,
+    FetchTopic,
+)
+from tidelog.service.security.caller import ALL_RIGHTS, Forbidden
+from tidelog.storage.core.acls import READ, TOPIC
+from tidelog.storage.core.errors import LogError, OffsetOutOfRange, Unavailable, UnknownTopic
+from tidelog.storage.state.access import CONSUMER_BYTE_RATE
+from tidelog.storage.state.cluster_state import Topic
+
+API = "Fetch"
+FIRST_BY_ID = 13
+"""The first version of Fetch that names topics by id."""
+ROOM_S, ROOM_S_MAX = 0.05, 0.4
+"""Time between two attempts if there is no memory for an answer. It doubles."""
+UNKNOWN = -1
+
+
+class _Wanted(NamedTuple):
+    """A partition of a request that can be read, and its answer."""
+
+    topic: str
+    topic_id: str
+    asked: FetchPartition
+    answer: FetchablePartitionResponse
+
+
+class Fetch:
+    """The API of consumers. One per listener."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._broker = context.broker
+
+    async def fetch(self, request: FetchRequest, client: Client) -> FetchResponse | Encoded:
+        """Return records, or wait for them up to the time that the client gives."""
+        context, rights = self._context, client.rights
+        if request.session_id and request.session_epoch > 0:
+            code = context.refusal(API, Code.FETCH_SESSION_ID_NOT_FOUND)
+            return FetchResponse(throttle_time_ms=0, error_code=code, responses=[])
+        response = FetchResponse(throttle_time_ms=0, responses=[])
+        wanted = await self._plan(request, client, response)
+        throttle_s = 0.0 if rights is ALL_RIGHTS else rights.throttle_s(CONSUMER_BYTE_RATE)
+        if throttle_s:  # as Kafka: an answer without records, and then a pause
+            response.throttle_time_ms = min(math.ceil(throttle_s * 1000), 0x7FFF_FFFF)
+            return response
+        share = Share(context.answers)
+        try:
+            size = await self._read(request, wanted, share)
+            if rights is not ALL_RIGHTS:
+                self._charge(wanted, client, size)
+            pieces = encoder(FetchResponse, client.version)(response)
+        except BaseException:
+            share.set(0)
+            raise
+        if not share.size:
+            return Encoded(pieces)
+        return Encoded(pieces, partial(share.set, 0))
+
+    # -- which partitions
+
+    async def _plan(
+        self, request: FetchRequest, client: Client, response: FetchResponse
+    ) -> list[_Wanted]:
+        """Put an empty answer for each partition into the response. Return those to read."""
+        by_id = client.version >= FIRST_BY_ID
+        if any(self._topic(each, by_id) is None for each in request.topics):
+            await self._broker.refresh()
+        wanted: list[_Wanted] = []
+        slices = Slices()
+        for each in request.topics:
+            await slices.pause()
+            topic = self._topic(each, by_id)
+            code = await self._refusal(topic, each.topic, client)
+            answers = []
+            for asked in each.partitions:
+                answer = _empty(asked, code)
+                answers.append(answer)
+                if topic is not None and not code:
+                    self._want(topic, asked, answer, wanted)
+            response.responses.append(
+                FetchableTopicResponse(topic=each.topic, topic_id=each.topic_id, partitions=answers)
+            )
+        return wanted
+
+    def _topic(self, each: FetchTopic, by_id: bool) -> Topic | None:
+        return self._context.topic(each.topic, each.topic_id if by_id else None)
+
+    async def _refusal(self, topic: Topic | None, name: str, client: Client) -> Code:
+        """Return the code for all partitions of a topic, NONE if they can be read."""
+        context, rights = self._context, client.rights
+        if rights is not ALL_RIGHTS and (name or topic is not None):
+            found = name if topic is None else topic.name
+            if not rights.may(READ, TOPIC, found):
+                try:
+                    await rights.check(READ, TOPIC, found)
+                except Forbidden as error:
+                    return context.code(API, error, Kind.FETCH)
+        if context.is_draining:
+            return context.refusal(API, Code.NOT_LEADER_OR_FOLLOWER)
+        if topic is None:
+            by_id = client.version >= FIRST_BY_ID
+            code = Code.UNKNOWN_TOPIC_ID if by_id else Code.UNKNOWN_TOPIC_OR_PARTITION
+            return context.refusal(API, code)
+        return Code.NONE
+
+    def _want(
+        self,
+        topic: Topic,
+        asked: FetchPartition,
+        answer: FetchablePartitionResponse,
+        wanted: list[_Wanted],
+    ) -> None:
+        if not 0 <= asked.partition < len(topic.partitions):
+            code = Code.UNKNOWN_TOPIC_OR_PARTITION
+            answer.error_code = self._context.refusal(API, code)
+            return
+        if asked.current_leader_epoch > 0:
+            answer.error_code = self._context.refusal(API, Code.UNKNOWN_LEADER_EPOCH)
+            return
+        wanted.append(_Wanted(topic.name, topic.topic_id, asked, answer))
+
+    # -- records
+
+    async def _read(self, request: FetchRequest, wanted: list[_Wanted], share: Share) -> int:
+        """Read the partitions, or wait for `min_bytes` of records. Return the bytes of records."""
+        loop, settings = asyncio.get_running_loop(), self._context.settings
+        wait_s = min(max(request.max_wait_ms, 0), settings.fetch_wait_ms_max) / 1000
+        deadline_s = loop.time() + wait_s
+        has_error = len(wanted) < sum(len(each.partitions) for each in request.topics)
+        pause_s = ROOM_S
+        while True:
+            reading = _Reading(min(max(request.max_bytes, 1), settings.fetch_bytes_max), share)
+            slices = Slices()
+            for each in wanted:
+                await slices.pause()
+                has_error = not await self._read_partition(each, reading) or has_error
+            is_late = loop.time() >= deadline_s or self._context.is_draining
+            if reading.size >= request.min_bytes or has_error or is_late:
+                return reading.size
+            if reading.has_no_memory:
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, ROOM_S_MAX)
+                continue
+            keys = [(each.topic, each.asked.partition) for each in wanted]
+            try:
+                await self._broker.wait_any(keys, loop.create_future(), deadline_s)
+            except Unavailable:  # the broker stops
+                return reading.size
+
+    async def _read_partition(self, each: _Wanted, reading: "_Reading") -> bool:
+        """Read one partition into its answer. Return False after an error."""
+        answer, asked = each.answer, each.asked
+        answer.records = []
+        try:
+            topic = self._broker.state.topic_of_id(each.topic_id)
+            if topic is None:  # deleted during the wait
+                raise UnknownTopic(each.topic)
+            partition = topic.partitions[asked.partition]
+            ends = partition.log_start_offset, partition.high_watermark
+            if asked.fetch_offset != partition.high_watermark:
+                most = reading.reserve(asked.partition_max_bytes)
+                number, offset = asked.partition, asked.fetch_offset
+                found = await self._context.batches.read(topic, number, offset, most)
+                if reading.take(found.size):
+                    answer.records = found.pieces
+                ends = found.log_start_offset, found.high_watermark
+        except LogError as error:
+            answer.error_code = self._context.code(API, error, Kind.FETCH)
+            if not isinstance(error, OffsetOutOfRange):
+                return False
+            ends = error.log_start_offset, error.high_watermark
+        answer.log_start_offset, answer.high_watermark = ends
+        answer.last_stable_offset = answer.high_watermark
+        return not answer.error_code
+
+    def _charge(self, wanted: list[_Wanted], client: Client, size: int) -> None:
+        """Charge the bytes. Empty the answer of topics that the client may not read any more."""
+        client.rights.check_valid()
+        for each in wanted:
+            if not client.rights.may(READ, TOPIC, each.topic):
+                each.answer.records = []
+                code = Code.TOPIC_AUTHORIZATION_FAILED
+                each.answer.error_code = self._context.refusal(API, code)
+        client.rights.record(CONSUMER_BYTE_RATE, size)
+
+
+class _Reading:
+    """The bytes of one answer, within its bounds and the memory of all answers."""
+
+    __slots__ = ("_left", "_share", "has_no_memory", "size")
+
+    def __init__(self, bytes_max: int, share: Share) -> None:
+        self._left = bytes_max
+        self._share = share
+        self.size = 0
+        self.has_no_memory = False
+        share.set(0)
+
+    def reserve(self, bytes_max: int) -> int:
+        """Return the number of bytes that may be read of a partition; 0 if there is no room."""
+        most = min(self._left, max(bytes_max, 1))
+        if most > 0 and not self._share.set(self.size + most):
+            self.has_no_memory = self.size == 0
+            return 0
+        return max(most, 0)
+
+    def take(self, size: int) -> bool:
+        """Count the bytes that were read. Return False if the answer has no room for them: only
+        its first batch may be larger than the bounds."""
+        is_taken = size <= self._left or self.size == 0
+        if is_taken:
+            self.size += size
+            self._left -= size
+        self._share.set(self.size)
+        return is_taken
+
+
+def _empty(asked: FetchPartition, code: Code) -> FetchablePartitionResponse:
+    return FetchablePartitionResponse(
+        partition_index=asked.partition,
+        error_code=code,
+        high_watermark=UNKNOWN,
+        aborted_transactions=None,
+        records=[],
+    )

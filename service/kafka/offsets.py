@@ -1,0 +1,186 @@
+"""ListOffsets and OffsetForLeaderEpoch.
+
+An offset by time is exact to the record: it is that of the first record with this timestamp or a
+later one.
+"""
+
+from tidelog.service.http.paging import sliced
+from tidelog.service.kafka.client import Client
+from tidelog.service.kafka.context import Context
+from tidelog.service.kafka.errors import Code, Kind
+from tidelog.service.kafka.messages.fetch import (
+    LeaderEpochEndOffset,
+    ListOffsetsPartition,
+    ListOffsetsPartitionResponse,
+    ListOffsetsRequest,
+    ListOffsetsResponse,
+    ListOffsetsTopicResponse,
+    OffsetForLeaderEpochRequest,
+    OffsetForLeaderEpochResponse,
+    OffsetForLeaderPartition,
+    OffsetForLeaderTopicResult,
+)
+from tidelog.service.kafka.routing import LEADER_EPOCH
+from tidelog.service.security.caller import ALL_RIGHTS, Forbidden
+from tidelog.storage.core.acls import DESCRIBE, TOPIC
+from tidelog.storage.core.chunk import US_PER_MS, timestamps_us
+from tidelog.storage.core.errors import LogError
+from tidelog.storage.state.cluster_state import Topic
+
+LATEST, EARLIEST, MAX_TIMESTAMP = -1, -2, -3
+EARLIEST_LOCAL, LATEST_TIERED, EARLIEST_PENDING_UPLOAD = -4, -5, -6
+FIRST_VERSION = {MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9, EARLIEST_PENDING_UPLOAD: 11}
+"""The first version of ListOffsets that has the word."""
+TIMESTAMP_MS_MAX = (2**63 - 1) // 1000
+"""The largest timestamp of a record, whose microseconds must fit into 64 bits."""
+
+
+class Offsets:
+    """The APIs of offsets. One per listener."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._broker = context.broker
+
+    # -- ListOffsets
+
+    async def list_offsets(
+        self, request: ListOffsetsRequest, client: Client
+    ) -> ListOffsetsResponse:
+        """Answer ListOffsets, from a view that has all records acknowledged before the request."""
+        refusal = await self._refresh("ListOffsets")
+        topics = []
+        for each in request.topics:
+            code = refusal or await self._refusal("ListOffsets", each.name, client)
+            topic = self._broker.state.topics.get(each.name)
+            answers = [
+                await self._offset(topic, asked, client.version)
+                if topic is not None and not code
+                else _failed(asked, code)
+                async for asked in sliced(each.partitions)
+            ]
+            topics.append(ListOffsetsTopicResponse(name=each.name, partitions=answers))
+        return ListOffsetsResponse(topics=topics)
+
+    async def _refresh(self, api: str) -> Code:
+        if self._context.is_draining:
+            return self._context.refusal(api, Code.NOT_LEADER_OR_FOLLOWER)
+        try:
+            await self._broker.refresh()
+        except LogError as error:
+            return self._context.code(api, error, Kind.FETCH)
+        return Code.NONE
+
+    async def _refusal(self, api: str, name: str, client: Client) -> Code:
+        """Return the code for all partitions of a topic, NONE if the client may see them."""
+        rights = client.rights
+        if rights is not ALL_RIGHTS:
+            try:
+                await rights.check(DESCRIBE, TOPIC, name)
+            except Forbidden as error:
+                return self._context.code(api, error, Kind.FETCH)
+        if name not in self._broker.state.topics:
+            return self._context.refusal(api, Code.UNKNOWN_TOPIC_OR_PARTITION)
+        return Code.NONE
+
+    async def _offset(
+        self, topic: Topic, asked: ListOffsetsPartition, version: int
+    ) -> ListOffsetsPartitionResponse:
+        number, timestamp = asked.partition_index, asked.timestamp
+        code = self._why_not(topic, number, asked.current_leader_epoch)
+        if timestamp < EARLIEST_PENDING_UPLOAD or version < FIRST_VERSION.get(timestamp, 0):
+            code = code or Code.UNSUPPORTED_VERSION
+        if code:
+            return _failed(asked, self._context.refusal("ListOffsets", code))
+        try:
+            offset, found_ms = await self._find(topic, number, timestamp)
+        except LogError as error:
+            return _failed(asked, self._context.code("ListOffsets", error, Kind.FETCH))
+        return ListOffsetsPartitionResponse(
+            partition_index=number,
+            error_code=Code.NONE,
+            timestamp=found_ms,
+            offset=offset,
+            leader_epoch=LEADER_EPOCH if offset >= 0 else -1,
+        )
+
+    def _why_not(self, topic: Topic, number: int, epoch: int) -> Code:
+        if not 0 <= number < len(topic.partitions):
+            return Code.UNKNOWN_TOPIC_OR_PARTITION
+        return Code.UNKNOWN_LEADER_EPOCH if epoch > LEADER_EPOCH else Code.NONE
+
+    async def _find(self, topic: Topic, number: int, timestamp: int) -> tuple[int, int]:
+        """Return the offset for a time or a word, and the timestamp of its record, each -1 if there
+        is none."""
+        partition = topic.partitions[number]
+        match timestamp:
+            case -1:
+                return partition.high_watermark, -1
+            case -2 | -4:
+                return partition.log_start_offset, -1
+            case -3:
+                return await self._newest(topic, number)
+            case -5 | -6:
+                return -1, -1
+            case _ if timestamp > TIMESTAMP_MS_MAX:
+                return -1, -1
+        offset = await self._broker.offset_for_timestamp(topic.name, number, timestamp)
+        if offset is None:
+            return -1, -1
+        return offset, await self._timestamp(topic, number, offset)
+
+    async def _newest(self, topic: Topic, number: int) -> tuple[int, int]:
+        """Return the offset and the timestamp of the record with the greatest timestamp."""
+        partition = topic.partitions[number]
+        stamps = [
+            piece.append_ms if piece.append_ms >= 0 else piece.timestamp_max
+            for piece in partition.tail
+            if not piece.is_lost and piece.end_offset > partition.log_start_offset
+        ]
+        if partition.sealed_end > partition.log_start_offset:
+            files = await self._broker.partition_files(topic, number)
+            stamps += files.live.timestamp_max.tolist()
+        if not stamps:
+            return -1, -1
+        offset = await self._broker.offset_for_timestamp(topic.name, number, max(stamps))
+        return (-1, -1) if offset is None else (offset, max(stamps))
+
+    async def _timestamp(self, topic: Topic, number: int, offset: int) -> int:
+        """Return the timestamp of the record at an offset, or -1 if it was deleted just now."""
+        found = await self._broker.fetch(topic.name, number, offset, bytes_max=1, records_max=1)
+        if not found.pieces:
+            return -1
+        return int(timestamps_us(found.pieces[0].batch.column("timestamp"))[0]) // US_PER_MS
+
+    # -- OffsetForLeaderEpoch
+
+    async def offset_for_leader_epoch(
+        self, request: OffsetForLeaderEpochRequest, client: Client
+    ) -> OffsetForLeaderEpochResponse:
+        """Answer OffsetForLeaderEpoch. The only epoch is 0, and it ends at the high watermark."""
+        refusal = await self._refresh("OffsetForLeaderEpoch")
+        topics = []
+        for each in request.topics:
+            code = refusal or await self._refusal("OffsetForLeaderEpoch", each.topic, client)
+            topic = self._broker.state.topics.get(each.topic)
+            asked_all = sliced(each.partitions)
+            answers = [self._epoch_end(topic, asked, code) async for asked in asked_all]
+            topics.append(OffsetForLeaderTopicResult(topic=each.topic, partitions=answers))
+        return OffsetForLeaderEpochResponse(throttle_time_ms=0, topics=topics)
+
+    def _epoch_end(
+        self, topic: Topic | None, asked: OffsetForLeaderPartition, code: Code
+    ) -> LeaderEpochEndOffset:
+        if not code and topic is not None:
+            code = self._why_not(topic, asked.partition, asked.current_leader_epoch)
+            if code:
+                self._context.refusal("OffsetForLeaderEpoch", code)
+        answer = LeaderEpochEndOffset(error_code=code, partition=asked.partition)
+        if not code and topic is not None and asked.leader_epoch == LEADER_EPOCH:
+            answer.leader_epoch = LEADER_EPOCH
+            answer.end_offset = topic.partitions[asked.partition].high_watermark
+        return answer
+
+
+def _failed(asked: ListOffsetsPartition, code: Code) -> ListOffsetsPartitionResponse:
+    return ListOffsetsPartitionResponse(partition_index=asked.partition_index, error_code=code)

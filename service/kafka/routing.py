@@ -1,0 +1,447 @@
+"""Where clients send their requests: node ids, live brokers, leaders of partitions, coordinators.
+
+Every broker serves every partition. The leader that Metadata names only spreads the load: it is the
+live broker with the greatest rendezvous hash, among those of the client's zone if there are any. So
+brokers that see different live brokers for a moment name different leaders, without harm. The
+leader epoch is always 0, because clients ignore metadata with an epoch below one that they know.
+
+A client names its zone in its client id, because requests of producers have no other place for it:
+`az=ZONE`, separated by commas, pipes or blanks. The names that Inkless and WarpStream use are read,
+too.
+"""
+
+import asyncio
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from tidelog.service.http.paging import Slices, sliced
+from tidelog.service.kafka.client import Client, Encoded
+from tidelog.service.kafka.context import Context
+from tidelog.service.kafka.errors import Code, Kind
+from tidelog.service.kafka.messages.compiler import encoder
+from tidelog.service.kafka.messages.metadata import (
+    Coordinator,
+    Cursor,
+    DescribeClusterBroker,
+    DescribeClusterRequest,
+    DescribeClusterResponse,
+    DescribeTopicPartitionsRequest,
+    DescribeTopicPartitionsResponse,
+    DescribeTopicPartitionsResponsePartition,
+    DescribeTopicPartitionsResponseTopic,
+    FindCoordinatorRequest,
+    FindCoordinatorResponse,
+    MetadataRequest,
+    MetadataRequestTopic,
+    MetadataResponse,
+    MetadataResponseBroker,
+    MetadataResponsePartition,
+    MetadataResponseTopic,
+)
+from tidelog.service.kafka.messages.primitives import ZERO_UUID
+from tidelog.service.security.caller import CallerRights, Forbidden, check_creation
+from tidelog.storage.cluster.liveness import KafkaListener, Member, weight
+from tidelog.storage.core.acls import (
+    CLUSTER,
+    CLUSTER_NAME,
+    DESCRIBE,
+    GROUP,
+    OPERATIONS_OF,
+    TOPIC,
+)
+from tidelog.storage.core.errors import LogError, TopicExists
+from tidelog.storage.state import topic_checks
+from tidelog.storage.state.cluster_state import Topic
+
+LEADER_EPOCH = 0
+FIRST_WITHOUT_NAME = 12
+"""The first version of Metadata whose answer may have a topic without a name."""
+NOT_ASKED = -(2**31)
+"""Authorized operations that the client did not ask for."""
+PARTITIONS_INLINE_MAX = 1_000
+"""Partitions of an answer that the event loop builds. Larger answers are built in a thread."""
+PAGE_PARTITIONS_MAX = 2_000
+"""Most partitions in an answer to DescribeTopicPartitions, as in Kafka."""
+LEADERS_MAX = 100_000
+"""Partitions whose leaders are cached."""
+GROUP_KEY, TRANSACTION_KEY = 0, 1
+_ZONE = re.compile(r"(?:^|[ ,|])(?:az|diskless_az|warpstream_az|ws_az)=([^=,| ]*)")
+_OPERATION_BITS = {
+    name: 1 << bit
+    for bit, name in enumerate(
+        ("READ", "WRITE", "CREATE", "DELETE", "ALTER", "DESCRIBE", "CLUSTER_ACTION"), start=3
+    )
+} | {"DESCRIBE_CONFIGS": 1 << 10, "ALTER_CONFIGS": 1 << 11, "IDEMPOTENT_WRITE": 1 << 12}
+
+
+class Node(NamedTuple):
+    """A live broker with a listener for Kafka clients."""
+
+    node_id: int
+    host: str
+    port: int
+    zone: str
+    broker_id: str
+
+
+def zone_of(client_id: str) -> str:
+    """Return the zone that a client id names, or ""."""
+    found = _ZONE.search(client_id)
+    return "" if found is None else found.group(1)
+
+
+def nodes_of(me: Node, started_ms: int, peers: Sequence[Member]) -> list[Node]:
+    """Return the live brokers that Kafka clients can use, by node id. Of two brokers with the same
+    node id, the one that started first is named."""
+    found = {me.node_id: (started_ms, me)}
+    for peer in peers:
+        for one in peer.kafka[:1]:
+            node = Node(one.node_id, one.host, one.port, one.zone, peer.id)
+            other = found.get(node.node_id)
+            if other is None or (peer.started_ms, peer.id) < (other[0], other[1].broker_id):
+                found[node.node_id] = peer.started_ms, node
+    return [found[node_id][1] for node_id in sorted(found)]
+
+
+class Routing:
+    """The APIs of metadata. One per listener. `listener` is what clients of this broker use."""
+
+    def __init__(self, context: Context, listener: KafkaListener) -> None:
+        self._context = context
+        self._broker = context.broker
+        self.listener = listener
+        self._seen: tuple[object, ...] = ()
+        self._nodes: list[Node] = []
+        self._leaders: dict[tuple[str, str], list[int]] = {}
+        self._leader_count = 0
+
+    def nodes(self) -> list[Node]:
+        """Return the live brokers, by node id. A broker that drains names only the others, if there
+        are others."""
+        me, peers, _ = self._broker.members()
+        is_draining = self._context.is_draining
+        seen = (is_draining, *(peer.id for peer in peers))
+        if seen != self._seen or not self._nodes:
+            own = Node(
+                self.listener.node_id,
+                self.listener.host,
+                self.listener.port,
+                self.listener.zone,
+                me.id,
+            )
+            nodes = nodes_of(own, me.started_ms, peers)
+            if is_draining:
+                nodes = [node for node in nodes if node.broker_id != me.id] or nodes
+            if nodes != self._nodes:
+                self._leaders.clear()
+                self._leader_count = 0
+            self._seen, self._nodes = seen, nodes
+        return self._nodes
+
+    def leaders(self, topic: Topic, zone: str) -> list[int]:
+        """Return the node ids of the leaders of a topic's partitions."""
+        nodes = self.nodes()
+        if len(nodes) == 1:
+            return [nodes[0].node_id] * len(topic.partitions)
+        near = [node for node in nodes if node.zone == zone] or nodes
+        key = (topic.topic_id, near[0].zone if len(near) < len(nodes) else "")
+        known = self._leaders.get(key, [])
+        if len(known) < len(topic.partitions):
+            if self._leader_count > LEADERS_MAX:
+                self._leaders.clear()
+                self._leader_count = 0
+            known = known + [
+                max(near, key=lambda node: weight(task, node.broker_id)).node_id
+                for task in (
+                    f"{topic.topic_id}/{number}"
+                    for number in range(len(known), len(topic.partitions))
+                )
+            ]
+            self._leaders[key] = known
+            self._leader_count += len(known)
+        return known[: len(topic.partitions)]
+
+    # -- Metadata
+
+    async def metadata(
+        self, request: MetadataRequest, client: Client
+    ) -> MetadataResponse | Encoded:
+        """Answer Metadata."""
+        state, rights = self._broker.state, client.rights
+        named = request.topics
+        if named is None or (not named and client.version == 0):
+            found = [t for t in state.topics.values() if rights.may(DESCRIBE, TOPIC, t.name)]
+            failed: list[MetadataResponseTopic] = []
+        else:
+            if any(self._is_unknown(each) for each in named):
+                await self._broker.refresh()
+            found, failed = [], []
+            slices = Slices()
+            for each in named:
+                await slices.pause()
+                topic = await self._topic_of(each, request, client)
+                (found if isinstance(topic, Topic) else failed).append(topic)  # type: ignore[arg-type]
+        response = self._without_topics(request, rights)
+        zone = zone_of(client.client_id)
+
+        def describe() -> None:
+            described = [self._description(topic, zone, rights, request) for topic in found]
+            response.topics = described + failed
+
+        if len(failed) + sum(len(t.partitions) for t in found) <= PARTITIONS_INLINE_MAX:
+            describe()
+            return response
+
+        def encode() -> Encoded:
+            describe()
+            return Encoded(encoder(MetadataResponse, client.version)(response))
+
+        return await asyncio.to_thread(encode)
+
+    def _without_topics(self, request: MetadataRequest, rights: CallerRights) -> MetadataResponse:
+        operations = NOT_ASKED
+        if request.include_cluster_authorized_operations:
+            operations = operations_of(rights, CLUSTER, CLUSTER_NAME)
+        nodes = self.nodes()
+        return MetadataResponse(
+            brokers=[
+                MetadataResponseBroker(
+                    node_id=node.node_id, host=node.host, port=node.port, rack=node.zone or None
+                )
+                for node in nodes
+            ],
+            cluster_id=self._broker.state.cluster_id,
+            controller_id=nodes[0].node_id,
+            topics=[],
+            cluster_authorized_operations=operations,
+        )
+
+    def _is_unknown(self, named: MetadataRequestTopic) -> bool:
+        state = self._broker.state
+        if named.name is None:
+            return state.topic_of_id(named.topic_id.hex()) is None
+        return named.name not in state.topics
+
+    async def _topic_of(
+        self, named: MetadataRequestTopic, request: MetadataRequest, client: Client
+    ) -> Topic | MetadataResponseTopic:
+        """Return the topic, or the answer with the error. If the settings allow it, create it."""
+        state, rights, name = self._broker.state, client.rights, named.name
+        if name is None:
+            topic = state.topic_of_id(named.topic_id.hex())
+            if topic is not None and rights.may(DESCRIBE, TOPIC, topic.name):
+                return topic
+            no_name = None if client.version >= FIRST_WITHOUT_NAME else ""
+            return self._unknown(Code.UNKNOWN_TOPIC_ID, no_name, named.topic_id)
+        if not rights.may(DESCRIBE, TOPIC, name):
+            return self._unknown(Code.TOPIC_AUTHORIZATION_FAILED, name)
+        if (topic := state.topics.get(name)) is not None:
+            return topic
+        if not is_topic_name(name):
+            return self._unknown(Code.INVALID_TOPIC_EXCEPTION, name)
+        if not (request.allow_auto_topic_creation and self._context.settings.auto_create_topics):
+            return self._unknown(Code.UNKNOWN_TOPIC_OR_PARTITION, name)
+        try:
+            await check_creation(rights, name)
+            partitions = self._context.settings.default_partitions
+            created = await self._broker.create_topic(name, partitions, {})
+        except TopicExists:  # another client has created it just now
+            return state.topic(name)
+        except Forbidden:
+            return self._unknown(Code.TOPIC_AUTHORIZATION_FAILED, name)
+        except LogError as error:
+            code = self._context.code("Metadata", error, Kind.ADMIN)
+            return MetadataResponseTopic(error_code=code, name=name, partitions=[])
+        assert created is not None, "the topic is not only checked"
+        return created
+
+    def _unknown(
+        self, code: Code, name: str | None, topic_id: bytes = ZERO_UUID
+    ) -> MetadataResponseTopic:
+        self._context.refusal("Metadata", code)
+        return MetadataResponseTopic(error_code=code, name=name, topic_id=topic_id, partitions=[])
+
+    def _description(
+        self, topic: Topic, zone: str, rights: CallerRights, request: MetadataRequest
+    ) -> MetadataResponseTopic:
+        operations = NOT_ASKED
+        if request.include_topic_authorized_operations:
+            operations = operations_of(rights, TOPIC, topic.name)
+        return MetadataResponseTopic(
+            error_code=Code.NONE,
+            name=topic.name,
+            topic_id=bytes.fromhex(topic.topic_id),
+            partitions=[
+                MetadataResponsePartition(
+                    error_code=Code.NONE,
+                    partition_index=number,
+                    leader_id=leader,
+                    leader_epoch=LEADER_EPOCH,
+                    replica_nodes=[leader],
+                    isr_nodes=[leader],
+                )
+                for number, leader in enumerate(self.leaders(topic, zone))
+            ],
+            topic_authorized_operations=operations,
+        )
+
+    # -- DescribeCluster, DescribeTopicPartitions
+
+    def describe_cluster(
+        self, request: DescribeClusterRequest, client: Client
+    ) -> DescribeClusterResponse:
+        """Answer DescribeCluster."""
+        nodes = self.nodes()
+        operations = NOT_ASKED
+        if request.include_cluster_authorized_operations:
+            operations = operations_of(client.rights, CLUSTER, CLUSTER_NAME)
+        return DescribeClusterResponse(
+            throttle_time_ms=0,
+            error_code=Code.NONE,
+            endpoint_type=request.endpoint_type,
+            cluster_id=self._broker.state.cluster_id,
+            controller_id=nodes[0].node_id,
+            brokers=[
+                DescribeClusterBroker(
+                    broker_id=node.node_id, host=node.host, port=node.port, rack=node.zone or None
+                )
+                for node in nodes
+            ],
+            cluster_authorized_operations=operations,
+        )
+
+    async def describe_topic_partitions(
+        self, request: DescribeTopicPartitionsRequest, client: Client
+    ) -> DescribeTopicPartitionsResponse:
+        """Answer DescribeTopicPartitions: a page of partitions, by the names of their topics."""
+        state, rights = self._broker.state, client.rights
+        names = {each.name for each in request.topics}
+        if any(name not in state.topics for name in names):
+            await self._broker.refresh()
+        is_all = not names
+        if is_all:
+            names = {name for name in state.topics if rights.may(DESCRIBE, TOPIC, name)}
+        cursor = request.cursor
+        left = max(min(request.response_partition_limit, PAGE_PARTITIONS_MAX), 1)
+        answers: list[DescribeTopicPartitionsResponseTopic] = []
+        following: Cursor | None = None
+        slices = Slices()
+        for name in sorted(names):
+            await slices.pause()
+            if cursor is not None and name < cursor.topic_name:
+                continue
+            first = 0
+            if cursor is not None and name == cursor.topic_name:
+                first = max(cursor.partition_index, 0)
+            if left <= 0:
+                following = Cursor(topic_name=name, partition_index=first)
+                break
+            topic = state.topics.get(name)
+            if not rights.may(DESCRIBE, TOPIC, name):
+                answers.append(self._undescribed(Code.TOPIC_AUTHORIZATION_FAILED, name))
+            elif topic is None:
+                is_name = is_topic_name(name)
+                unknown = Code.UNKNOWN_TOPIC_OR_PARTITION
+                code = unknown if is_name else Code.INVALID_TOPIC_EXCEPTION
+                answers.append(self._undescribed(code, name))
+            else:
+                answers.append(self._page_of(topic, first, left, client))
+                first += len(answers[-1].partitions)
+                left -= max(len(answers[-1].partitions), 1)
+                if first < len(topic.partitions):
+                    following = Cursor(topic_name=name, partition_index=first)
+                    break
+        return DescribeTopicPartitionsResponse(
+            throttle_time_ms=0, topics=answers, next_cursor=following
+        )
+
+    def _undescribed(self, code: Code, name: str) -> DescribeTopicPartitionsResponseTopic:
+        self._context.refusal("DescribeTopicPartitions", code)
+        return DescribeTopicPartitionsResponseTopic(
+            error_code=code, name=name, topic_id=ZERO_UUID, partitions=[]
+        )
+
+    def _page_of(
+        self, topic: Topic, first: int, most: int, client: Client
+    ) -> DescribeTopicPartitionsResponseTopic:
+        leaders = self.leaders(topic, zone_of(client.client_id))[first : first + most]
+        return DescribeTopicPartitionsResponseTopic(
+            error_code=Code.NONE,
+            name=topic.name,
+            topic_id=bytes.fromhex(topic.topic_id),
+            partitions=[
+                DescribeTopicPartitionsResponsePartition(
+                    error_code=Code.NONE,
+                    partition_index=number,
+                    leader_id=leader,
+                    leader_epoch=LEADER_EPOCH,
+                    replica_nodes=[leader],
+                    isr_nodes=[leader],
+                    offline_replicas=[],
+                )
+                for number, leader in enumerate(leaders, start=first)
+            ],
+            topic_authorized_operations=operations_of(client.rights, TOPIC, topic.name),
+        )
+
+    # -- FindCoordinator
+
+    async def find_coordinator(
+        self, request: FindCoordinatorRequest, client: Client
+    ) -> FindCoordinatorResponse:
+        """Answer FindCoordinator: the brokers that coordinate these groups."""
+        keys = request.coordinator_keys if client.version >= 4 else [request.key]
+        found = [self._coordinator(key, request.key_type, client) async for key in sliced(keys)]
+        if client.version >= 4:
+            return FindCoordinatorResponse(coordinators=found)
+        only = found[0]
+        return FindCoordinatorResponse(
+            error_code=only.error_code,
+            error_message=only.error_message,
+            node_id=only.node_id,
+            host=only.host,
+            port=only.port,
+        )
+
+    def _coordinator(self, key: str, key_type: int, client: Client) -> Coordinator:
+        code, why = Code.NONE, ""
+        if key_type == TRANSACTION_KEY:
+            # Java's transactional producer stops at this error; at another one it waits long.
+            code = Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+            why = "transactions are not supported: use no transactional.id"
+        elif key_type != GROUP_KEY:
+            code, why = Code.INVALID_REQUEST, f"keys of type {key_type} have no coordinator"
+        elif not client.rights.may(DESCRIBE, GROUP, key):
+            code, why = Code.GROUP_AUTHORIZATION_FAILED, f"{client.rights.principal} may not"
+        if code:
+            self._context.refusal("FindCoordinator", code)
+            return Coordinator(
+                key=key, node_id=-1, host="", port=-1, error_code=code, error_message=why
+            )
+        coordinator = self._broker.groups.coordinator_of(key)
+        nodes = {node.broker_id: node for node in self.nodes()}
+        node = nodes.get(coordinator) or self._next_coordinator(key)
+        return Coordinator(
+            key=key,
+            node_id=node.node_id,
+            host=node.host,
+            port=node.port,
+            error_code=Code.NONE,
+            error_message=None,
+        )
+
+    def _next_coordinator(self, group_id: str) -> Node:
+        """Return the broker that takes a group whose coordinator drains, or has no listener."""
+        return max(self.nodes(), key=lambda node: weight(group_id, node.broker_id))
+
+
+def is_topic_name(name: str) -> bool:
+    """Whether a topic may have this name."""
+    return topic_checks.is_topic_name(name) and len(name) <= topic_checks.TOPIC_NAME_MAX
+
+
+def operations_of(rights: CallerRights, resource_type: str, name: str) -> int:
+    """Return the operations that the client may do, as Kafka's bits."""
+    known = OPERATIONS_OF[resource_type]
+    return sum(_OPERATION_BITS[each] for each in known if rights.may(each, resource_type, name))

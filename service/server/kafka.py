@@ -1,0 +1,144 @@
+"""Composition of the listener for Kafka's protocol.
+
+The ports are bound before the store is opened, and the listener accepts connections only after the
+broker has registered: the liveness object has the address that clients get from all brokers.
+"""
+
+import asyncio
+import contextlib
+import logging
+import socket
+from typing import Any, NamedTuple
+
+from tidelog.service.http.admission import Admission
+from tidelog.service.http.sockets import bound_sockets
+from tidelog.service.kafka.apis import Handlers, table
+from tidelog.service.kafka.connections.frame import RequestMemory
+from tidelog.service.kafka.connections.listener import Listener, limits_of
+from tidelog.service.kafka.connections.server import Server
+from tidelog.service.kafka.context import Context
+from tidelog.service.kafka.fetch import Fetch
+from tidelog.service.kafka.groups import group_apis
+from tidelog.service.kafka.offsets import Offsets
+from tidelog.service.kafka.placement import Placement
+from tidelog.service.kafka.produce import Produce
+from tidelog.service.kafka.routing import Routing
+from tidelog.service.kafka_settings import address_of
+from tidelog.service.peers.listener import reachable
+from tidelog.service.security.authenticator import Security
+from tidelog.service.security.certificates import ServerCertificate
+from tidelog.service.settings import Settings
+from tidelog.service.telemetry.kafka_counters import KafkaCounters
+from tidelog.service.telemetry.metrics import HttpCounters
+from tidelog.storage.broker import Broker
+from tidelog.storage.cluster.liveness import KafkaListener
+from tidelog.storage.core.checksum import crc32c
+
+log = logging.getLogger("tidelog.kafka")
+
+ROLE = "for Kafka clients "
+
+
+class KafkaPorts(NamedTuple):
+    """The bound sockets of a broker, and the host and port that its clients are given."""
+
+    sockets: list[socket.socket]
+    host: str
+    port: int
+
+
+def bind(settings: Settings, worker: int, stack: contextlib.ExitStack) -> KafkaPorts | None:
+    """Bind the ports for Kafka clients; `stack` closes them. Return None if there are none. A
+    worker binds the shared port and its own. Raises LogError."""
+    if not settings.kafka_port:
+        return None
+    host = settings.kafka_host or settings.host
+    own = settings.kafka_port + worker
+    sockets = bound_sockets(host, settings.kafka_port, role=ROLE, is_shared=worker > 0)
+    if worker:
+        sockets += bound_sockets(host, own, role=ROLE)
+    for each in sockets:
+        stack.enter_context(each)
+    if settings.kafka_advertised:
+        advertised, port = address_of(settings.kafka_advertised)
+        return KafkaPorts(sockets, advertised, port + worker)
+    return KafkaPorts(sockets, reachable(host).strip("[]"), own)
+
+
+def advertised(
+    settings: Settings, ports: KafkaPorts | None, broker: Broker, worker: int
+) -> tuple[KafkaListener, ...]:
+    """Return the listener as the liveness object names it."""
+    if ports is None:
+        return ()
+    node_id = settings.kafka_node_id + max(worker - 1, 0)
+    if not settings.kafka_node_id:
+        node_id = 1 + crc32c(broker.members().me.id.encode()) % (2**31 - 2)
+    return (KafkaListener(ports.host, ports.port, node_id, settings.zone),)
+
+
+class KafkaServer:
+    """The listener of one broker, from `start` to `close`."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        broker: Broker,
+        counters: HttpCounters,
+        security: Security | None,
+        named: KafkaListener,
+        certificate: ServerCertificate | None = None,
+    ) -> None:
+        kafka = counters.kafka
+        context = Context(broker, settings, kafka, counters, counters.admission.answers)
+        self.routing = Routing(context, named)
+        placement = Placement(context, self.routing)
+        handlers = Handlers(
+            Produce(context),
+            Fetch(context),
+            Offsets(context),
+            self.routing,
+            placement,
+            group_apis(context),
+        )
+        server = Server(
+            asyncio.get_running_loop(),
+            context,
+            table(handlers),
+            kafka.admission,
+            RequestMemory(settings.buffer_bytes_max),
+            security,
+            set(),
+        )
+        self.listener = Listener(server, certificate.server if certificate else None)
+        self._named = named
+        self._draining: asyncio.Task[None] | None = None
+
+    async def start(self, sockets: list[socket.socket], backlog: int) -> None:
+        """Accept connections. Raises LogError."""
+        await self.listener.listen(sockets, backlog)
+        named = self._named
+        log.info(
+            "Kafka clients reach this broker at %s:%d, node id %d",
+            named.host,
+            named.port,
+            named.node_id,
+        )
+
+    def begin_drain(self) -> None:
+        """Send clients to other brokers from now on."""
+        if self._draining is None:
+            self._draining = asyncio.create_task(self.listener.drain(), name="tidelog-kafka-drain")
+
+    async def close(self) -> None:
+        """Drain, then end all connections."""
+        self.begin_drain()
+        assert self._draining is not None
+        await self._draining
+        await self.listener.close()
+
+
+def counters_of(connections_max: int) -> KafkaCounters:
+    """Return the counters of a listener, with its Admission."""
+    admission: Admission[Any] = Admission(limits_of(connections_max))
+    return KafkaCounters(admission)

@@ -1,0 +1,163 @@
+"""The listener for Kafka's protocol on a broker in memory, and a client that writes frames."""
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+import pytest
+from aiokafka.record.default_records import DefaultRecordBatchBuilder
+
+from tests.service.conftest import QUIET
+from tests.service.kafka.wire import MemoryTransport, answer, framed
+from tidelog.service.kafka.connections.connection import Connection
+from tidelog.service.kafka.messages.schema import Message
+from tidelog.service.security.authenticator import Security
+from tidelog.service.security.caller import topic_filter
+from tidelog.service.server.kafka import KafkaServer, counters_of
+from tidelog.service.settings import Settings
+from tidelog.service.telemetry.metrics import HttpCounters
+from tidelog.storage.broker import Broker, LogSettings
+from tidelog.storage.cluster.liveness import KafkaListener
+from tidelog.storage.io.clock import SystemClock
+from tidelog.storage.io.memory import MemoryStore
+
+M = TypeVar("M", bound=Message)
+NOW_MS = 1_790_000_000_000
+NODE = KafkaListener("broker.example", 9092, 7, "eu-1a")
+
+
+class _Transport(MemoryTransport):
+    def __init__(self) -> None:
+        super().__init__()
+        self.on_write: Callable[[], object] = lambda: None
+
+    def writelines(self, pieces: list[bytes | memoryview]) -> None:
+        super().writelines(pieces)
+        self.on_write()
+
+    def abort(self) -> None:
+        super().abort()
+        self.on_write()
+
+
+class Client:
+    """One connection to the listener."""
+
+    def __init__(self, server: KafkaServer, host: str) -> None:
+        self._numbers = itertools.count(1)
+        self._answers: dict[int, asyncio.Future[bytes]] = {}
+        self.transport = _Transport()
+        self.transport.on_write = self._written
+        self.connection = Connection(server.listener.server)
+        self.connection.opened(self.transport, host)
+        server.listener.server.admission.arrive(self.connection, host)
+
+    def _written(self) -> None:
+        for frame in self.transport.frames():
+            self._answers.pop(int.from_bytes(frame[:4], "big")).set_result(frame)
+        if self.transport.is_aborted:
+            for future in self._answers.values():
+                future.set_exception(ConnectionError("the broker closed the connection"))
+            self._answers.clear()
+
+    async def ask(
+        self, request: Message, kind: type[M], version: int, client_id: str | None = "test"
+    ) -> M:
+        """Send a request; return its answer."""
+        number = next(self._numbers)
+        future = self._answers[number] = asyncio.get_running_loop().create_future()
+        self.connection.frames.push(framed(request, version, number, client_id))
+        self.connection.advance()
+        frame = await asyncio.wait_for(future, 20)
+        found: M = answer(frame, kind, version)[1]
+        return found
+
+
+class Kafka:
+    """A broker with a listener. `client()` connects."""
+
+    def __init__(self, log: Broker, settings: Settings, security: Security | None) -> None:
+        self.log = log
+        self.counters = HttpCounters(None, counters_of(100))
+        if security is not None:
+            security.counters = self.counters
+        self.server = KafkaServer(settings, log, self.counters, security, NODE)
+        self._clients: list[Client] = []
+
+    def client(self, host: str = "192.0.2.1") -> Client:
+        made = Client(self.server, host)
+        self._clients.append(made)
+        return made
+
+    async def close(self) -> None:
+        for each in self._clients:
+            each.connection.closed()
+        assert self.server.listener.server.memory.used == 0
+        await self.server.close()
+
+
+@asynccontextmanager
+async def kafka_on(log: Broker, **settings: Any) -> AsyncIterator[Kafka]:
+    """The listener on an open broker, with these settings."""
+    chosen = Settings(**{"store": "memory://", **settings})
+    security = None
+    if chosen.security == "keys":
+        security = Security(log, chosen, await log.secret(), HttpCounters())
+    made = Kafka(log, chosen, security)
+    try:
+        yield made
+    finally:
+        await made.close()
+
+
+@asynccontextmanager
+async def broker(log_settings: LogSettings = QUIET, **settings: Any) -> AsyncIterator[Kafka]:
+    """A broker of its own in memory, with a listener."""
+    chosen = Settings(**{"store": "memory://", **settings})
+    log = await Broker.open(
+        MemoryStore(),
+        log_settings,
+        clock=SystemClock(),
+        name="broker-1",
+        may_describe=topic_filter(chosen),
+    )
+    try:
+        async with kafka_on(log, **settings) as made:
+            yield made
+    finally:
+        await log.close()
+
+
+@pytest.fixture
+async def kafka() -> AsyncIterator[Kafka]:
+    """A listener with the topic `t` of three partitions."""
+    async with broker() as made:
+        await made.log.create_topic("t", 3, {})
+        yield made
+
+
+def batch(
+    *values: bytes | None,
+    key: bytes | None = b"k",
+    timestamp: int | None = None,
+    producer: tuple[int, int, int] = (-1, -1, -1),
+    codec: int = 0,
+    step_ms: int = 1,
+) -> bytes:
+    """Return a record batch as aiokafka makes it. Timestamps begin at `timestamp` or now."""
+    producer_id, epoch, sequence = producer
+    builder = DefaultRecordBatchBuilder(
+        magic=2,
+        compression_type=codec,
+        is_transactional=0,
+        producer_id=producer_id,
+        producer_epoch=epoch,
+        base_sequence=sequence,
+        batch_size=1 << 30,
+    )
+    first = SystemClock().now_ms() if timestamp is None else timestamp
+    for offset, value in enumerate(values):
+        builder.append(offset, first + offset * step_ms, key, value, [])
+    return bytes(builder.build())

@@ -1,0 +1,370 @@
+"""Requests of one connection: order, bounds, refusals. Virtual time, transports in memory."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.service.kafka.wire import MemoryTransport, answer, framed
+from tests.support import vloop
+from tidelog.service.http.admission import Admission, Limits, Phase
+from tidelog.service.kafka.apis import Api
+from tidelog.service.kafka.client import Client, CloseConnection, Encoded, Later
+from tidelog.service.kafka.connections import connection as connections
+from tidelog.service.kafka.connections.connection import CLOSE_DELAY_S, UNANSWERED_MAX, Connection
+from tidelog.service.kafka.connections.frame import RequestMemory
+from tidelog.service.kafka.connections.server import Server
+from tidelog.service.kafka.errors import Code
+from tidelog.service.kafka.messages.fetch import FetchRequest, FetchResponse
+from tidelog.service.kafka.messages.handshake import (
+    ApiVersionsRequest,
+    ApiVersionsResponse,
+    SaslHandshakeRequest,
+    SaslHandshakeResponse,
+)
+from tidelog.service.kafka.messages.metadata import MetadataRequest, MetadataResponse
+from tidelog.service.kafka.messages.produce import ProduceRequest, ProduceResponse
+from tidelog.service.telemetry.kafka_counters import KafkaCounters
+
+PRODUCE = ProduceRequest(acks=-1, timeout_ms=1000, topic_data=[])
+METADATA = MetadataRequest(topics=None)
+FETCH = FetchRequest(max_wait_ms=0, min_bytes=0, topics=[])
+CLOUD = MetadataResponse(brokers=[], topics=[], cluster_id="c", controller_id=1)
+
+
+class Peer:
+    """A client and its connection. Handlers note their calls; Produce answers when `due` is set."""
+
+    def __init__(self, memory: int = 1 << 30, fetch: Callable[..., Any] | None = None) -> None:
+        self.begun: list[str] = []
+        self.clients: list[Client] = []
+        self.laters: list[Later] = []
+        self.counters = KafkaCounters()
+        self.memory = RequestMemory(memory)
+        self.admission: Admission[Any] = Admission(Limits())
+        apis = [
+            Api(ProduceRequest, ProduceResponse, self._produce, is_pipelined=True),
+            Api(MetadataRequest, MetadataResponse, self._metadata),
+            Api(FetchRequest, FetchResponse, fetch or self._metadata, is_waiting=True),
+            Api(ApiVersionsRequest, ApiVersionsResponse, None),
+            Api(SaslHandshakeRequest, SaslHandshakeResponse, None),
+        ]
+        context: Any = SimpleNamespace(counters=self.counters)
+        table = {api.key: api for api in apis}
+        loop = asyncio.get_running_loop()
+        self.server = Server(loop, context, table, self.admission, self.memory, None, set())
+        self.transport, self.connection = self.connect()
+
+    def connect(self) -> tuple[MemoryTransport, Connection]:
+        transport, connection = MemoryTransport(), Connection(self.server)
+        connection.opened(transport, "192.0.2.1")
+        self.admission.arrive(connection, "192.0.2.1")
+        return transport, connection
+
+    def send(self, *frames: bytes) -> None:
+        self.connection.frames.push(b"".join(frames))
+        self.connection.advance()
+
+    def _produce(self, request: ProduceRequest, client: Client) -> Later | None:
+        self.begun.append("produce")
+        self.clients.append(client)
+        if request.acks == 0:
+            if request.timeout_ms == 0:
+                raise CloseConnection("refused")
+            return None
+        later = Later()
+        if request.timeout_ms == 7:
+            later.begun = asyncio.get_running_loop().create_future()
+        self.laters.append(later)
+        return later
+
+    async def _metadata(self, request: Any, client: Client) -> MetadataResponse:
+        self.begun.append("metadata")
+        await asyncio.sleep(1)
+        return CLOUD
+
+    def finish(self, number: int) -> None:
+        on_answer = self.laters[number].on_answer
+        assert on_answer is not None
+        on_answer(ProduceResponse(responses=[]))
+
+    def numbers(self) -> list[int]:
+        return [int.from_bytes(frame[:4], "big") for frame in self.transport.frames()]
+
+
+def virtual(test: Callable[[], Awaitable[None]]) -> Callable[[], None]:
+    def run() -> None:
+        async def main() -> None:
+            await test()
+
+        vloop.run(main)
+
+    run.__name__, run.__doc__ = test.__name__, test.__doc__
+    return run
+
+
+@virtual
+async def test_produce_requests_begin_at_once_and_are_answered_in_order() -> None:
+    peer = Peer()
+    peer.send(*(framed(PRODUCE, 9, number) for number in (1, 2, 3)))
+    assert peer.begun == ["produce"] * 3
+    peer.finish(2)
+    peer.finish(1)
+    assert peer.numbers() == []
+    peer.finish(0)
+    assert peer.numbers() == [1, 2, 3]
+    assert peer.memory.used == 0
+
+
+@virtual
+async def test_another_request_waits_for_the_answers_before_it() -> None:
+    peer = Peer()
+    peer.send(framed(PRODUCE, 9, 1), framed(METADATA, 9, 2), framed(PRODUCE, 9, 3))
+    assert peer.begun == ["produce"]
+    peer.finish(0)
+    await asyncio.sleep(0.5)
+    assert peer.begun == ["produce", "metadata"]
+    await asyncio.sleep(1)
+    assert peer.begun == ["produce", "metadata", "produce"]
+    peer.finish(1)
+    assert peer.numbers() == [1, 2, 3]
+
+
+@virtual
+async def test_a_client_with_too_many_unanswered_requests_is_not_read() -> None:
+    peer = Peer()
+    peer.send(*(framed(PRODUCE, 9, number) for number in range(40)))
+    assert len(peer.begun) == UNANSWERED_MAX
+    assert peer.transport.is_paused
+    for number in range(UNANSWERED_MAX // 2):
+        peer.finish(number)
+    assert peer.transport.is_paused
+    peer.finish(UNANSWERED_MAX // 2)
+    for _ in range(100):
+        for number, later in enumerate(peer.laters):
+            if later.on_answer is not None:
+                peer.finish(number)
+                later.on_answer = None
+    assert peer.numbers() == list(range(40))
+    assert not peer.transport.is_paused
+    assert peer.memory.used == 0
+
+
+@virtual
+async def test_bytes_of_unanswered_requests_are_bounded() -> None:
+    peer = Peer()
+    large = ProduceRequest(acks=-1, timeout_ms=1000, topic_data=[], transactional_id="x" * 30_000)
+    one = framed(large, 9)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(connections, "UNANSWERED_BYTES_MAX", 2 * (len(one) - 4))
+        peer.send(one * 5)
+        assert len(peer.begun) == 2
+        assert peer.transport.is_paused
+
+
+@virtual
+async def test_memory_is_shared_by_connections() -> None:
+    frame = framed(PRODUCE, 9)
+    peer = Peer(memory=4 * len(frame))
+    other_transport, other = peer.connect()
+    peer.send(frame)
+    other.frames.push(frame)
+    other.advance()
+    assert len(peer.begun) == 1
+    assert other_transport.is_paused
+    peer.finish(0)
+    assert len(peer.begun) == 2
+    assert not other_transport.is_paused
+    other.closed()
+    assert peer.memory.used == 0
+
+
+@virtual
+async def test_a_connection_that_ends_gives_back_what_it_held() -> None:
+    peer = Peer()
+    peer.send(framed(PRODUCE, 9, 1), framed(METADATA, 9, 2), framed(PRODUCE, 9, 3)[:-1])
+    assert peer.memory.used > 0
+    peer.connection.closed()
+    assert peer.memory.used == 0
+    assert peer.admission.connections == 0
+    peer.finish(0)  # an outcome that comes later changes nothing
+    assert peer.numbers() == []
+
+
+@virtual
+async def test_acks_0_has_no_answer_and_a_refusal_closes() -> None:
+    peer = Peer()
+    silent = ProduceRequest(acks=0, timeout_ms=1000, topic_data=[])
+    peer.send(framed(silent, 9, 1), framed(PRODUCE, 9, 2))
+    peer.finish(0)
+    assert peer.numbers() == [2]
+    peer.send(framed(ProduceRequest(acks=0, timeout_ms=0, topic_data=[]), 9, 3))
+    await asyncio.sleep(CLOSE_DELAY_S * 1.5)
+    assert peer.transport.is_aborted
+    assert peer.counters.closed["acks=0"] == 1
+
+
+@virtual
+async def test_a_request_under_check_holds_back_the_next() -> None:
+    peer = Peer()
+    checked = ProduceRequest(acks=-1, timeout_ms=7, topic_data=[])
+    peer.send(framed(checked, 9, 1), framed(PRODUCE, 9, 2))
+    assert peer.begun == ["produce"]
+    begun = peer.laters[0].begun
+    assert begun is not None
+    begun.set_result(None)
+    await asyncio.sleep(0)
+    assert peer.begun == ["produce"] * 2
+
+
+@virtual
+async def test_an_unknown_version_of_api_versions_gets_version_0() -> None:
+    peer = Peer()
+    said = ApiVersionsRequest(client_software_name="a", client_software_version="1")
+    frame = framed(said, 4, 5)
+    peer.send(frame[:6] + b"\0\x09" + frame[8:])
+    ((number, found),) = [answer(each, ApiVersionsResponse, 0) for each in peer.transport.frames()]
+    assert number == 5
+    assert found.error_code == Code.UNSUPPORTED_VERSION
+    assert [(one.api_key, one.max_version) for one in found.api_keys] == [(18, 4)]
+
+
+@virtual
+async def test_api_versions_names_what_is_served_and_takes_the_name_of_the_library() -> None:
+    peer = Peer()
+    said = ApiVersionsRequest(client_software_name="lib", client_software_version="1.2-x")
+    peer.send(framed(said, 4), framed(PRODUCE, 9, client_id=None))
+    (frame,) = peer.transport.frames()
+    _, found = answer(frame, ApiVersionsResponse, 4)
+    served = {one.api_key: (one.min_version, one.max_version) for one in found.api_keys}
+    assert served == {0: (0, 13), 1: (4, 18), 3: (0, 13), 17: (0, 1), 18: (0, 4)}
+    (client,) = peer.clients
+    assert client.software == "lib 1.2-x"
+    assert (client.version, client.client_id, client.host) == (9, "", "192.0.2.1")
+    wrong = ApiVersionsRequest(client_software_name="a b!", client_software_version="1")
+    peer.finish(0)
+    peer.transport.frames()
+    peer.send(framed(wrong, 3))
+    (frame,) = peer.transport.frames()
+    assert answer(frame, ApiVersionsResponse, 3)[1].error_code == Code.INVALID_REQUEST
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        b"\0\0\0\x0b\0\0\0\x02\0\0\0\1\0\1c",  # Produce version 2
+        b"\0\0\0\x0b\x03\xe7\0\0\0\0\0\1\0\1c",  # API 999
+        b"\0\0\0\x0c\0\x03\0\x09\0\0\0\1\0\1c\0",  # Metadata without its fields
+        b"\0\0\0\x0b\0\x03\0\x09\0\0\0\1\x7f\xffc",  # a client id over the end
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"\x16\x03\x01\x02\0\x01\0\x01\xfc\x03\x03",  # TLS
+    ],
+)
+def test_a_bad_request_ends_the_connection_later_and_is_logged_once(
+    bad: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        peer = Peer()
+        peer.send(framed(PRODUCE, 9, 1), bad)
+        peer.finish(0)
+        assert peer.numbers() == [1], "requests before it are answered"
+        assert peer.transport.is_paused
+        assert not peer.transport.is_aborted
+        await asyncio.sleep(CLOSE_DELAY_S * 1.5)
+        assert peer.transport.is_aborted
+        peer.connection.closed()
+        peer.transport, peer.connection = peer.connect()
+        peer.send(bad)
+
+    with caplog.at_level(logging.WARNING, "tidelog.kafka"):
+        vloop.run(main)
+    assert len(caplog.messages) == 1
+
+
+@virtual
+async def test_a_bug_in_a_handler_closes_the_connection() -> None:
+    async def broken(request: Any, client: Client) -> None:
+        raise ZeroDivisionError
+
+    peer = Peer(fetch=broken)
+    peer.send(framed(FETCH, 12))
+    await asyncio.sleep(CLOSE_DELAY_S * 1.5)
+    assert peer.transport.is_aborted
+    assert peer.counters.closed["bug"] == 1
+
+
+@virtual
+async def test_no_answer_is_made_while_the_client_takes_none() -> None:
+    peer = Peer()
+    peer.connection.set_writable(False)
+    peer.send(framed(METADATA, 9, 1))
+    await asyncio.sleep(2)
+    assert peer.begun == []
+    peer.connection.set_writable(True)
+    await asyncio.sleep(2)
+    assert peer.numbers() == [1]
+
+
+@virtual
+async def test_a_wait_ends_with_its_connection() -> None:
+    ended = asyncio.Event()
+
+    async def wait(request: Any, client: Client) -> None:
+        try:
+            await asyncio.sleep(1000)
+        finally:
+            ended.set()
+
+    peer = Peer(fetch=wait)
+    peer.send(framed(FETCH, 12))
+    await asyncio.sleep(1)
+    peer.connection.closed()
+    await ended.wait()
+    assert peer.memory.used == 0
+
+
+@virtual
+async def test_the_memory_of_an_answer_is_held_until_the_socket_has_taken_it() -> None:
+    released: list[int] = []
+
+    async def fetched(request: Any, client: Client) -> Encoded:
+        return Encoded([b"records"], partial(released.append, 1))
+
+    peer = Peer(fetch=fetched)
+    peer.transport.unsent = 5
+    peer.send(framed(FETCH, 12))
+    await asyncio.sleep(0.1)
+    assert peer.transport.frames()
+    assert released == []
+    peer.transport.unsent = 0
+    assert peer.connection.observed() == (Phase.IDLE, 1)
+    assert released == [1]
+
+
+@virtual
+async def test_the_phases_of_a_connection() -> None:
+    peer = Peer()
+    observed = peer.connection.observed
+    assert observed() == (Phase.IDLE, 0)
+    frame = framed(PRODUCE, 9)
+    peer.send(frame[:7])
+    assert observed() == (Phase.HEAD, 0)
+    peer.send(frame[7:])
+    assert observed() == (Phase.SERVED, 0)
+    peer.finish(0)
+    assert observed() == (Phase.IDLE, 1)
+    peer.transport.unsent = 3
+    assert observed()[0] is Phase.ANSWER
+
+
+@virtual
+async def test_sasl_where_no_key_is_needed() -> None:
+    peer = Peer()
+    peer.send(framed(SaslHandshakeRequest(mechanism="PLAIN"), 1))
+    (frame,) = peer.transport.frames()
+    found = answer(frame, SaslHandshakeResponse, 1)[1]
+    assert found.error_code == Code.ILLEGAL_SASL_STATE

@@ -1,0 +1,289 @@
+"""Fetch, ListOffsets and OffsetForLeaderEpoch over the wire."""
+
+import asyncio
+
+import pytest
+from aiokafka.record.memory_records import MemoryRecords
+
+from tests.service.kafka.conftest import NOW_MS, Client, Kafka, batch
+from tests.service.kafka.test_produce import _produce, _request
+from tidelog.service.http.admission import Share
+from tidelog.service.kafka.errors import Code
+from tidelog.service.kafka.messages.fetch import (
+    FetchablePartitionResponse,
+    FetchPartition,
+    FetchRequest,
+    FetchResponse,
+    FetchTopic,
+    ListOffsetsPartition,
+    ListOffsetsRequest,
+    ListOffsetsResponse,
+    ListOffsetsTopic,
+    OffsetForLeaderEpochRequest,
+    OffsetForLeaderEpochResponse,
+    OffsetForLeaderPartition,
+    OffsetForLeaderTopic,
+)
+from tidelog.service.kafka.messages.primitives import ZERO_UUID
+from tidelog.service.kafka.messages.topics import (
+    DescribeLogDirsRequest,
+    DescribeLogDirsResponse,
+    ListPartitionReassignmentsRequest,
+    ListPartitionReassignmentsResponse,
+)
+
+
+def _wanted(
+    *parts: tuple[int, int],
+    topic: str = "t",
+    topic_id: bytes = ZERO_UUID,
+    wait_ms: int = 0,
+    min_bytes: int = 1,
+    max_bytes: int = 1 << 20,
+    partition_bytes: int = 1 << 20,
+    epoch: int = -1,
+) -> FetchRequest:
+    partitions = [
+        FetchPartition(
+            partition=index,
+            fetch_offset=offset,
+            partition_max_bytes=partition_bytes,
+            current_leader_epoch=epoch,
+        )
+        for index, offset in parts
+    ]
+    return FetchRequest(
+        max_wait_ms=wait_ms,
+        min_bytes=min_bytes,
+        max_bytes=max_bytes,
+        topics=[FetchTopic(topic=topic, topic_id=topic_id, partitions=partitions)],
+    )
+
+
+async def _fetch(
+    client: Client, request: FetchRequest, version: int = 11
+) -> list[FetchablePartitionResponse]:
+    response = await client.ask(request, FetchResponse, version)
+    assert response.session_id == 0
+    return response.responses[0].partitions
+
+
+def _records(part: FetchablePartitionResponse) -> list[tuple[int, bytes | None]]:
+    """Offset and value of each record of an answer, read by aiokafka."""
+    assert part.records is not None, "librdkafka needs bytes, also in errors"
+    found = []
+    batches = MemoryRecords(b"".join(part.records))
+    while batches.has_next():
+        one = batches.next_batch()
+        assert one is not None
+        found += [(record.offset, record.value) for record in one]
+    return found
+
+
+@pytest.fixture
+async def filled(kafka: Kafka) -> Client:
+    """Partition 0 has the records 0 to 5 in three batches, partition 1 has one."""
+    client = kafka.client()
+    for first in (0, 2, 4):
+        values = [b"%d" % n for n in (first, first + 1)]
+        await _produce(client, _request((0, batch(*values, timestamp=NOW_MS + first * 100))))
+    await _produce(client, _request((1, batch(b"one"))))
+    return client
+
+
+@pytest.mark.parametrize("version", range(4, 19))
+async def test_each_version_reads(kafka: Kafka, filled: Client, version: int) -> None:
+    topic_id = bytes.fromhex(kafka.log.state.topic("t").topic_id)
+    found = await _fetch(filled, _wanted((0, 0), (1, 0), (2, 0), topic_id=topic_id), version)
+    assert _records(found[0]) == [(n, b"%d" % n) for n in range(6)]
+    assert _records(found[1]) == [(0, b"one")]
+    assert _records(found[2]) == []
+    assert [(one.high_watermark, one.error_code) for one in found] == [(6, 0), (1, 0), (0, 0)]
+    assert [one.last_stable_offset for one in found] == [6, 1, 0]
+
+
+async def test_the_batch_that_contains_the_offset_is_first(kafka: Kafka, filled: Client) -> None:
+    (found,) = await _fetch(filled, _wanted((0, 3)))
+    records = _records(found)
+    assert records[0][0] <= 3
+    assert (5, b"5") in records
+
+
+async def test_one_batch_comes_over_every_bound(kafka: Kafka, filled: Client) -> None:
+    first, second = await _fetch(filled, _wanted((0, 0), (1, 0), max_bytes=1, partition_bytes=1))
+    assert _records(first)
+    assert _records(second) == []
+    assert second.high_watermark == 1
+
+
+async def test_bounds_of_bytes(kafka: Kafka) -> None:
+    client = kafka.client()
+    for _ in range(5):
+        await _produce(client, _request((0, batch(b"x" * 1000)), (1, batch(b"y" * 1000))))
+    first, second = await _fetch(
+        client, _wanted((0, 0), (1, 0), max_bytes=4000, partition_bytes=2500)
+    )
+    assert 1 <= len(_records(first)) <= 3
+    size = sum(len(b"".join(part.records or [])) for part in (first, second))
+    assert size <= 4000
+    assert _records(second), "the second partition gets what the first leaves"
+
+
+async def test_a_fetch_waits_for_records(kafka: Kafka, filled: Client) -> None:
+    waiting = asyncio.create_task(_fetch(filled, _wanted((0, 6), (1, 1), wait_ms=20_000), 12))
+    await asyncio.sleep(0.01)
+    assert not waiting.done()
+    await _produce(kafka.client(), _request((1, batch(b"new"))))
+    found = await waiting
+    assert [_records(one) for one in found] == [[], [(1, b"new")]]
+
+
+async def test_a_fetch_waits_for_min_bytes_over_all_partitions(
+    kafka: Kafka, filled: Client
+) -> None:
+    size = len(batch(b"new"))
+    request = _wanted((0, 6), (1, 1), wait_ms=20_000, min_bytes=2 * size)
+    waiting = asyncio.create_task(_fetch(filled, request))
+    other = kafka.client()
+    await _produce(other, _request((0, batch(b"new"))))
+    await asyncio.sleep(0.01)
+    assert not waiting.done()
+    await _produce(other, _request((1, batch(b"new"))))
+    assert [len(_records(one)) for one in await waiting] == [1, 1]
+
+
+async def test_an_empty_answer_after_the_wait(kafka: Kafka, filled: Client) -> None:
+    (found,) = await _fetch(filled, _wanted((0, 6), wait_ms=20))
+    assert (_records(found), found.high_watermark) == ([], 6)
+
+
+async def test_errors_are_by_partition_and_come_at_once(kafka: Kafka, filled: Client) -> None:
+    found = await _fetch(filled, _wanted((0, 7), (9, 0), (1, 0), wait_ms=20_000))
+    assert [one.error_code for one in found] == [
+        Code.OFFSET_OUT_OF_RANGE,
+        Code.UNKNOWN_TOPIC_OR_PARTITION,
+        Code.NONE,
+    ]
+    assert _records(found[0]) == []
+    assert found[0].high_watermark == 6
+    (unknown,) = await _fetch(filled, _wanted((0, 0), topic="u", wait_ms=20_000))
+    assert unknown.error_code == Code.UNKNOWN_TOPIC_OR_PARTITION
+    (by_id,) = await _fetch(filled, _wanted((0, 0), topic_id=b"u" * 16), 13)
+    assert by_id.error_code == Code.UNKNOWN_TOPIC_ID
+    (epoch,) = await _fetch(filled, _wanted((0, 0), epoch=5))
+    assert epoch.error_code == Code.UNKNOWN_LEADER_EPOCH
+
+
+async def test_a_topic_that_is_deleted_ends_the_wait(kafka: Kafka, filled: Client) -> None:
+    waiting = asyncio.create_task(_fetch(filled, _wanted((2, 0), wait_ms=20_000)))
+    await asyncio.sleep(0.01)
+    await kafka.log.delete_topic("t")
+    (found,) = await waiting
+    assert found.error_code == Code.UNKNOWN_TOPIC_OR_PARTITION
+
+
+async def test_an_unknown_session(kafka: Kafka, filled: Client) -> None:
+    request = _wanted((0, 0))
+    request.session_id, request.session_epoch = 5, 3
+    response = await filled.ask(request, FetchResponse, 11)
+    assert response.error_code == Code.FETCH_SESSION_ID_NOT_FOUND
+
+
+async def test_answers_wait_for_memory(kafka: Kafka, filled: Client) -> None:
+    budget = kafka.counters.admission.answers
+    other = Share(budget)
+    assert other.set(budget.limit)
+    waiting = asyncio.create_task(_fetch(filled, _wanted((0, 0), wait_ms=20_000)))
+    await asyncio.sleep(0.01)
+    assert not waiting.done()
+    other.set(0)
+    (found,) = await waiting
+    assert len(_records(found)) == 6
+    await asyncio.sleep(0)
+    assert budget.used == 0
+
+
+async def test_a_stopping_broker_ends_waits(kafka: Kafka, filled: Client) -> None:
+    waiting = asyncio.create_task(_fetch(filled, _wanted((0, 6), wait_ms=20_000)))
+    await asyncio.sleep(0.01)
+    kafka.log.drain()
+    kafka.server.begin_drain()
+    (found,) = await waiting
+    assert _records(found) == []
+    (found,) = await _fetch(filled, _wanted((0, 0)))
+    assert found.error_code == Code.NOT_LEADER_OR_FOLLOWER
+
+
+# -- ListOffsets
+
+
+async def _offset(
+    client: Client, timestamp: int, version: int = 11, partition: int = 0, epoch: int = -1
+) -> tuple[int, int, int]:
+    """Error, offset and timestamp."""
+    asked = ListOffsetsPartition(
+        partition_index=partition, current_leader_epoch=epoch, timestamp=timestamp
+    )
+    request = ListOffsetsRequest(
+        replica_id=-1, topics=[ListOffsetsTopic(name="t", partitions=[asked])]
+    )
+    response = await client.ask(request, ListOffsetsResponse, version)
+    (found,) = response.topics[0].partitions
+    return found.error_code, found.offset, found.timestamp
+
+
+@pytest.mark.parametrize("version", range(1, 12))
+async def test_offsets_in_each_version(filled: Client, version: int) -> None:
+    assert await _offset(filled, -1, version) == (0, 6, -1)
+    assert await _offset(filled, -2, version) == (0, 0, -1)
+    newest = (0, 5, NOW_MS + 401) if version >= 7 else (Code.UNSUPPORTED_VERSION, -1, -1)
+    assert await _offset(filled, -3, version) == newest
+    local = (0, 0, -1) if version >= 8 else (Code.UNSUPPORTED_VERSION, -1, -1)
+    assert await _offset(filled, -4, version) == local
+    tiered = (0, -1, -1) if version >= 9 else (Code.UNSUPPORTED_VERSION, -1, -1)
+    assert await _offset(filled, -5, version) == tiered
+    assert (await _offset(filled, -7, version))[0] == Code.UNSUPPORTED_VERSION
+
+
+async def test_an_offset_by_time_is_exact_to_the_record(filled: Client) -> None:
+    for after_ms, offset in ((0, 0), (1, 1), (2, 2), (200, 2), (201, 3), (400, 4), (401, 5)):
+        found = await _offset(filled, NOW_MS + after_ms)
+        assert found[:2] == (0, offset), after_ms
+    assert await _offset(filled, NOW_MS + 201) == (0, 3, NOW_MS + 201)
+    assert await _offset(filled, NOW_MS + 402) == (0, -1, -1)
+    assert await _offset(filled, 2**63 - 1) == (0, -1, -1)
+
+
+async def test_offsets_that_are_refused(filled: Client) -> None:
+    assert (await _offset(filled, -1, partition=9))[0] == Code.UNKNOWN_TOPIC_OR_PARTITION
+    assert (await _offset(filled, -1, epoch=1))[0] == Code.UNKNOWN_LEADER_EPOCH
+
+
+@pytest.mark.parametrize("version", [2, 3, 4])
+async def test_the_only_leader_epoch_is_0(filled: Client, version: int) -> None:
+    asked = [
+        OffsetForLeaderPartition(partition=number, leader_epoch=epoch)
+        for number, epoch in ((0, 0), (0, 3), (9, 0))
+    ]
+    request = OffsetForLeaderEpochRequest(
+        topics=[OffsetForLeaderTopic(topic="t", partitions=asked)]
+    )
+    response = await filled.ask(request, OffsetForLeaderEpochResponse, version)
+    found = [
+        (one.error_code, one.leader_epoch, one.end_offset) for one in response.topics[0].partitions
+    ]
+    assert found == [(0, 0, 6), (0, -1, -1), (Code.UNKNOWN_TOPIC_OR_PARTITION, -1, -1)]
+
+
+async def test_sizes_and_reassignments(kafka: Kafka, filled: Client) -> None:
+    for version in range(1, 5):
+        sizes = await filled.ask(
+            DescribeLogDirsRequest(topics=None), DescribeLogDirsResponse, version
+        )
+        (place,) = sizes.results
+        partitions = {one.partition_index: one.partition_size for one in place.topics[0].partitions}
+        assert partitions[0] > partitions[1] > partitions[2] == 0
+    none = await filled.ask(
+        ListPartitionReassignmentsRequest(), ListPartitionReassignmentsResponse, 0
+    )
+    assert (none.error_code, none.topics) == (0, [])

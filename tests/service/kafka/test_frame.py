@@ -1,0 +1,176 @@
+"""Frames are cut from bytes in any pieces, within the bounds of sizes and of memory."""
+
+import random
+import struct
+
+import pytest
+
+from tidelog.service.kafka.connections.frame import (
+    FRAME_BYTES_MIN,
+    PRODUCE_BYTES_MAX,
+    REQUEST_BYTES_MAX,
+    SHARED_BYTES,
+    UNPROVED_BYTES_MAX,
+    AnswerShares,
+    FrameReader,
+    FrameRefused,
+    MemoryPool,
+    RequestMemory,
+)
+
+
+def _framed(key: int, size: int) -> bytes:
+    body = struct.pack(">h", key) + bytes(index % 251 for index in range(size - 2))
+    return struct.pack(">i", size) + body
+
+
+def _pulled(reader: FrameReader) -> list[bytes]:
+    found = []
+    while (frame := reader.pull()) is not None:
+        found.append(bytes(frame))
+    reader.settle()
+    return found
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_frames_come_out_as_they_went_in(seed: int) -> None:
+    draw = random.Random(seed)
+    sizes = [draw.choice((10, 11, 100, 5_000, 70_000, 300_000)) for _ in range(20)]
+    frames = [_framed(0, size) for size in sizes]
+    data, shared = b"".join(frames), memoryview(bytearray(SHARED_BYTES))
+    reader = FrameReader(lambda _: True, is_proved=True)
+    found: list[bytes] = []
+    at = 0
+    while at < len(data):
+        if draw.random() < 0.5:  # as from a socket
+            room = reader.buffer(shared)
+            count = min(len(room), len(data) - at, draw.choice((1, 3, 1000, 1 << 20)))
+            room[:count] = data[at : at + count]
+            del room
+            reader.received(shared, count)
+        else:  # as from TLS
+            count = min(len(data) - at, draw.choice((1, 5, 16_384, 1 << 18)))
+            reader.push(data[at : at + count])
+        at += count
+        found += _pulled(reader)
+        shared[:] = bytes(SHARED_BYTES)  # a frame must not be a view of it
+    assert found == [frame[4:] for frame in frames]
+    assert not reader.is_inside
+
+
+@pytest.mark.parametrize(
+    ("key", "size", "is_proved"),
+    [
+        (0, PRODUCE_BYTES_MAX + 1, True),
+        (3, REQUEST_BYTES_MAX + 1, True),
+        (0, UNPROVED_BYTES_MAX + 1, False),
+        (3, FRAME_BYTES_MIN - 1, True),
+        (3, -1, True),
+        (3, 2**31 - 1, True),
+        (18245, 0x47455420, True),  # GET
+    ],
+)
+def test_a_size_out_of_bounds_is_refused_before_memory_is_taken(
+    key: int, size: int, is_proved: bool
+) -> None:
+    taken: list[int] = []
+    reader = FrameReader(lambda size: not taken.append(size), is_proved=is_proved)  # type: ignore[func-returns-value]
+    reader.push(struct.pack(">ih", size, key))
+    with pytest.raises(FrameRefused):
+        reader.pull()
+    assert not taken
+
+
+def test_a_buffer_grows_with_the_bytes_that_arrive() -> None:
+    shared = memoryview(bytearray(SHARED_BYTES))
+    reader = FrameReader(lambda _: True, is_proved=True)
+    reader.push(struct.pack(">ih", PRODUCE_BYTES_MAX, 0))
+    assert _pulled(reader) == []
+    assert reader.frame_bytes == PRODUCE_BYTES_MAX
+    received = 2
+    for _ in range(8):
+        room = reader.buffer(shared)
+        assert len(room) <= max(received, 1)
+        received += len(room)
+        count = len(room)
+        del room
+        reader.received(shared, count)
+        assert _pulled(reader) == []
+
+
+def test_a_frame_waits_for_memory() -> None:
+    room = False
+    reader = FrameReader(lambda _: room, is_proved=True)
+    reader.push(_framed(0, 1000))
+    assert _pulled(reader) == []
+    assert reader.is_blocked
+    room = True
+    assert [len(frame) for frame in _pulled(reader)] == [1000]
+    assert not reader.is_blocked
+
+
+class _Taker:
+    def __init__(self, memory: MemoryPool, size: int, order: list[int]) -> None:
+        self._memory, self.size, self._order = memory, size, order
+
+    def on_memory(self) -> None:
+        if self._memory.take(self, self.size):
+            self._order.append(self.size)
+
+
+def test_memory_is_given_in_the_order_of_the_requests() -> None:
+    memory, order = MemoryPool(100), list[int]()
+    first, large, small, last = (_Taker(memory, size, order) for size in (60, 90, 5, 1000))
+    for one in (first, large, small, last):
+        one.on_memory()
+    assert order == [60], "the small request does not overtake the large one"
+    memory.give(60)
+    assert order == [60, 90, 5]
+    memory.give(90)
+    assert order == [60, 90, 5], "a request above the limit waits until it is alone"
+    memory.give(5)
+    assert order == [60, 90, 5, 1000]
+    memory.give(1000)
+    assert memory.used == 0
+
+
+def test_a_taker_that_leaves_lets_the_next_one_go_on() -> None:
+    memory, order = MemoryPool(100), list[int]()
+    first, large, small = (_Taker(memory, size, order) for size in (60, 90, 5))
+    for one in (first, large, small):
+        one.on_memory()
+    memory.leave(large)
+    assert order == [60, 5]
+
+
+def test_shares_of_answers_are_released_when_the_socket_has_taken_them() -> None:
+    shares, released = AnswerShares(), list[str]()
+    shares.add(10, lambda: released.append("a"))
+    shares.add(20, lambda: released.append("b"))
+    shares.taken(9)
+    assert released == []
+    shares.taken(10)
+    assert released == ["a"]
+    shares.release_all()
+    assert released == ["a", "b"]
+
+
+def test_frames_that_stop_in_the_middle_delay_no_small_frame() -> None:
+    memory = RequestMemory(1 << 20)
+    order = list[int]()
+    stopped = [
+        FrameReader(lambda size: memory.take(_Idle(), size), is_proved=True) for _ in range(9)
+    ]
+    for number, reader in enumerate(stopped):
+        size = 300_000 if number % 2 else SHARED_BYTES
+        reader.push(_framed(0, size)[:-1])
+        assert _pulled(reader) == []
+    assert [number for number, one in enumerate(stopped) if one.is_blocked] == [5, 7]
+    taker = _Taker(memory.small, SHARED_BYTES, order)
+    taker.on_memory()
+    assert order == [SHARED_BYTES]
+
+
+class _Idle:
+    def on_memory(self) -> None:
+        return

@@ -1,0 +1,248 @@
+"""Produce and InitProducerId over the wire: offsets, refusals by partition, idempotence."""
+
+import asyncio
+import struct
+
+import pytest
+
+from tests.service.kafka.conftest import Client, Kafka, batch, broker
+from tidelog.service.kafka.connections import connection
+from tidelog.service.kafka.errors import Code
+from tidelog.service.kafka.messages.primitives import ZERO_UUID
+from tidelog.service.kafka.messages.produce import (
+    InitProducerIdRequest,
+    InitProducerIdResponse,
+    PartitionProduceData,
+    PartitionProduceResponse,
+    ProduceRequest,
+    ProduceResponse,
+    TopicProduceData,
+)
+from tidelog.storage.broker import LogSettings, WriterSettings
+
+
+def _request(
+    *parts: tuple[int, bytes | None],
+    topic: str = "t",
+    topic_id: bytes = ZERO_UUID,
+    acks: int = -1,
+    timeout_ms: int = 10_000,
+) -> ProduceRequest:
+    data = [
+        PartitionProduceData(index=index, records=None if one is None else memoryview(one))
+        for index, one in parts
+    ]
+    topics = [TopicProduceData(name=topic, topic_id=topic_id, partition_data=data)]
+    return ProduceRequest(acks=acks, timeout_ms=timeout_ms, topic_data=topics)
+
+
+async def _produce(
+    client: Client, request: ProduceRequest, version: int = 9
+) -> list[PartitionProduceResponse]:
+    response = await client.ask(request, ProduceResponse, version)
+    return response.responses[0].partition_responses
+
+
+async def _code(kafka: Kafka, records: bytes | None, topic: str = "t") -> int:
+    (found,) = await _produce(kafka.client(), _request((0, records), topic=topic))
+    return found.error_code
+
+
+@pytest.mark.parametrize("version", range(3, 14))
+async def test_each_version_appends(kafka: Kafka, version: int) -> None:
+    client = kafka.client()
+    topic_id = bytes.fromhex(kafka.log.state.topic("t").topic_id)
+    for base_offset in (0, 2):
+        request = _request((1, batch(b"a", b"b")), topic_id=topic_id)
+        (found,) = await _produce(client, request, version)
+        assert (found.index, found.error_code, found.base_offset) == (1, 0, base_offset)
+        assert found.log_append_time_ms == -1
+    assert kafka.log.state.partition("t", 1).high_watermark == 4
+    fetched = await kafka.log.fetch("t", 1, 0, bytes_max=1 << 20)
+    values = [
+        value for piece in fetched.pieces for value in piece.batch.column("value").to_pylist()
+    ]
+    assert values == [b"a", b"b"] * 2
+    assert kafka.counters.topics["t"].records_in == 4
+
+
+async def test_requests_under_way_share_commits_and_keep_their_order(kafka: Kafka) -> None:
+    client = kafka.client()
+    asked = [_produce(client, _request((0, batch(b"%d" % n)))) for n in range(12)]
+    found = await asyncio.gather(*asked)
+    assert [one.base_offset for (one,) in found] == list(range(12))
+    assert kafka.log.stats().wal.puts < 12
+
+
+async def test_a_refusal_of_one_partition_leaves_the_others(kafka: Kafka) -> None:
+    broken = bytearray(batch(b"x"))
+    broken[-1] ^= 1
+    parts = ((0, batch(b"a")), (1, bytes(broken)), (9, batch(b"b")), (2, None), (2, batch(b"c")))
+    found = await _produce(kafka.client(), _request(*parts))
+    assert [(one.error_code, one.base_offset) for one in found] == [
+        (Code.NONE, 0),
+        (Code.CORRUPT_MESSAGE, -1),
+        (Code.UNKNOWN_TOPIC_OR_PARTITION, -1),
+        (Code.INVALID_RECORD, -1),
+        (Code.NONE, 0),
+    ]
+    assert found[1].error_message is not None
+    errors = kafka.counters.kafka.errors
+    assert errors["Produce", "CORRUPT_MESSAGE"] == errors["Produce", "INVALID_RECORD"] == 1
+
+
+def _changed(at: int, value: bytes) -> bytes:
+    made = bytearray(batch(b"x"))
+    made[at : at + len(value)] = value
+    return bytes(made)
+
+
+@pytest.mark.parametrize(
+    ("records", "code"),
+    [
+        (None, Code.INVALID_RECORD),
+        (b"", Code.INVALID_RECORD),
+        (batch(b"x")[:-1], Code.INVALID_RECORD),
+        (batch(b"x") * 2, Code.INVALID_RECORD),
+        (_changed(16, b"\1"), Code.INVALID_RECORD),  # magic 1
+        (_changed(17, b"\0\0\0\0"), Code.CORRUPT_MESSAGE),
+        (_changed(0, struct.pack(">q", 1)), Code.INVALID_RECORD),  # base offset
+        (batch(b"x", producer=(5, 0, -1)), Code.INVALID_RECORD),
+        (batch(b"x" * 1_100_000), Code.MESSAGE_TOO_LARGE),
+        (batch(b"x", timestamp=4_000_000_000_000), Code.INVALID_TIMESTAMP),
+    ],
+)
+async def test_refusals(kafka: Kafka, records: bytes | None, code: Code) -> None:
+    assert await _code(kafka, records) == code
+    assert kafka.log.state.partition("t", 0).high_watermark == 0
+
+
+async def test_unknown_topics_and_acks(kafka: Kafka) -> None:
+    assert await _code(kafka, batch(b"x"), topic="u") == Code.UNKNOWN_TOPIC_OR_PARTITION
+    client = kafka.client()
+    (found,) = await _produce(client, _request((0, batch(b"x")), topic_id=b"u" * 16), 13)
+    assert found.error_code == Code.UNKNOWN_TOPIC_ID
+    (found,) = await _produce(client, _request((0, batch(b"x")), acks=2))
+    assert found.error_code == Code.INVALID_REQUIRED_ACKS
+
+
+async def test_acks_0_is_written_and_not_answered(kafka: Kafka) -> None:
+    client = kafka.client()
+    silent = asyncio.create_task(client.ask(_request((0, batch(b"a")), acks=0), ProduceResponse, 9))
+    await asyncio.sleep(0)
+    (found,) = await _produce(client, _request((0, batch(b"b"))))
+    assert found.base_offset == 1
+    assert not silent.done()
+    silent.cancel()
+
+
+async def test_a_refusal_with_acks_0_ends_the_connection(
+    kafka: Kafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "CLOSE_DELAY_S", 0.01)
+    unknown = _request((0, batch(b"a")), topic="unknown", acks=0)  # needs a refreshed view
+    for refused in (_request((0, batch(b"a")[:-1]), acks=0), unknown):
+        with pytest.raises(ConnectionError):
+            await kafka.client().ask(refused, ProduceResponse, 9)
+
+
+async def test_records_without_a_key_in_a_compacted_topic(kafka: Kafka) -> None:
+    await kafka.log.create_topic("c", 1, {"cleanup.policy": "compact"})
+    request = _request((0, batch(b"a", b"b", key=None)), topic="c")
+    (found,) = await _produce(kafka.client(), request)
+    assert found.error_code == Code.INVALID_RECORD
+    assert [one.batch_index for one in found.record_errors] == [0, 1]
+
+
+async def test_log_append_time_is_in_the_answer(kafka: Kafka) -> None:
+    await kafka.log.create_topic("l", 1, {"message.timestamp.type": "LogAppendTime"})
+    request = _request((0, batch(b"a", timestamp=1)), topic="l")
+    (found,) = await _produce(kafka.client(), request)
+    assert found.error_code == Code.NONE
+    assert abs(found.log_append_time_ms - kafka.log.clock.now_ms()) < 60_000
+
+
+async def test_an_idempotent_producer(kafka: Kafka) -> None:
+    client = kafka.client()
+    given = await client.ask(
+        InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=0),
+        InitProducerIdResponse,
+        4,
+    )
+    assert (given.error_code, given.producer_epoch) == (0, 0)
+    sent = (
+        ((0, 0), 0, 0),
+        ((0, 0), 0, 0),  # again: the first offset
+        ((0, 9), Code.OUT_OF_ORDER_SEQUENCE_NUMBER, -1),
+        ((0, 2), 0, 2),
+        ((0, 0), 0, 0),
+        ((1, 5), Code.OUT_OF_ORDER_SEQUENCE_NUMBER, -1),
+        ((1, 0), 0, 4),
+        ((0, 4), Code.INVALID_PRODUCER_EPOCH, -1),
+    )
+    for (epoch, sequence), code, base_offset in sent:
+        one = batch(b"a", b"b", producer=(given.producer_id, epoch, sequence))
+        (found,) = await _produce(client, _request((0, one)))
+        assert (found.error_code, found.base_offset) == (code, base_offset), (epoch, sequence)
+
+
+async def test_batches_of_one_producer_in_flight(kafka: Kafka) -> None:
+    client = kafka.client()
+    given = await client.ask(
+        InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=0),
+        InitProducerIdResponse,
+        4,
+    )
+    ones = [batch(b"x", producer=(given.producer_id, 0, n)) for n in range(5)]
+    found = await asyncio.gather(*(_produce(client, _request((0, one))) for one in ones))
+    assert [(one.error_code, one.base_offset) for (one,) in found] == [(0, n) for n in range(5)]
+
+
+async def test_producer_ids(kafka: Kafka) -> None:
+    client, ids = kafka.client(), set[int]()
+    for version in range(6):
+        request = InitProducerIdRequest(
+            transactional_id=None, transaction_timeout_ms=0, producer_id=7, producer_epoch=3
+        )
+        found = await client.ask(request, InitProducerIdResponse, version)
+        ids.add(found.producer_id)
+    assert len(ids) == 6
+    for transactional_id, code in (("", 42), ("tx", 53)):
+        request = InitProducerIdRequest(transactional_id=transactional_id, transaction_timeout_ms=0)
+        found = await client.ask(request, InitProducerIdResponse, 4)
+        assert (found.error_code, found.producer_id) == (code, -1)
+
+
+async def test_a_large_request_is_checked_in_a_thread_and_keeps_the_order(kafka: Kafka) -> None:
+    client = kafka.client()
+    large = batch(*(b"x" * 40 for _ in range(14_000)))
+    asked = [
+        _produce(client, _request((0, large))),
+        _produce(client, _request((0, batch(b"b")))),
+        _produce(client, _request((0, large))),
+    ]
+    found = await asyncio.gather(*asked)
+    assert [one.base_offset for (one,) in found] == [0, 14_000, 14_001]
+
+
+async def test_a_full_write_buffer_holds_requests_back() -> None:
+    writer = WriterSettings(buffer_bytes_max=64 * 1024, flush_bytes=64 * 1024)
+    settings = LogSettings(poll_interval_s=60.0, is_sealing=False, writer=writer)
+    async with broker(settings) as kafka:
+        await kafka.log.create_topic("t", 1, {})
+        client = kafka.client()
+        one = batch(b"x" * 50_000)
+        asked = [_produce(client, _request((0, one))) for _ in range(6)]
+        found = await asyncio.gather(*asked)
+        assert [(part.error_code, part.base_offset) for (part,) in found] == [
+            (0, offset) for offset in range(6)
+        ]
+        refused = _request((0, one), (0, one), timeout_ms=0)
+        codes = {part.error_code for part in await _produce(client, refused)}
+        assert codes == {Code.NONE, Code.NOT_ENOUGH_REPLICAS}
+
+
+async def test_a_stopping_broker_sends_clients_to_another_one(kafka: Kafka) -> None:
+    kafka.server.begin_drain()
+    await asyncio.sleep(0)
+    assert await _code(kafka, batch(b"x")) == Code.NOT_LEADER_OR_FOLLOWER
