@@ -17,11 +17,12 @@ LISTED = {"kind", "metadata", "data"}
 GROUP = {
     *("kind", "metadata", "cluster_id", "consumer_group_id", "is_simple", "partition_assignor"),
     *("state", "type", "is_mixed_consumer_group", "generation", "coordinator", "consumers"),
+    "assigned_by",
     "lag_summary",
 }
 CONSUMER = {
     *("kind", "metadata", "cluster_id", "consumer_group_id", "consumer_id", "instance_id"),
-    *("client_id", "assignments"),
+    *("client_id", "host", "assignments"),
 }
 ASSIGNMENT = {
     *("kind", "metadata", "cluster_id", "consumer_group_id", "consumer_id", "topic_name"),
