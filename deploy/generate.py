@@ -88,6 +88,8 @@ METRIC_SECTIONS = {
         seal_failures tables_in_doubt damaged_tails holds care_rounds care_failures retentions
         garbage_objects garbage_bytes garbage_due_bytes garbage_waiting_bytes
         garbage_oldest_seconds""",
+    "Kafka clients": """kafka_request_seconds kafka_errors kafka_bytes kafka_connections
+        kafka_connections_closed""",
     "Behind a shared port": "workers workers_answered",
 }
 """The section of each metric; names are without `tidelog_`."""

@@ -15,7 +15,7 @@ checks (pyproject.toml).
     security        authentication, authorization, sessions, quotas
     peers           requests between brokers, on a port of their own
     routes          the routes of the API
-    kafka           Kafka's own protocol: its messages
+    kafka           Kafka's own protocol: messages, connections, handlers
     console         the console: files and its API
     server          builds a broker from its settings, and runs it
     cli             the commands

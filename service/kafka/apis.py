@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from tidelog.service.kafka.errors import Code
-from tidelog.service.kafka.messages import fetch, handshake, metadata, produce
+from tidelog.service.kafka.messages import fetch, handshake, metadata, produce, topics
 from tidelog.service.kafka.messages.compiler import decoder, encoder
 from tidelog.service.kafka.messages.schema import Message
 
@@ -75,6 +75,7 @@ class Handlers(NamedTuple):
     fetch: Any
     offsets: Any
     routing: Any
+    placement: Any
     others: Iterable[Api] = ()
     """APIs of other modules."""
 
@@ -119,6 +120,16 @@ def table(handlers: Handlers) -> dict[int, Api]:
             metadata.DescribeTopicPartitionsRequest,
             metadata.DescribeTopicPartitionsResponse,
             routing.describe_topic_partitions,
+        ),
+        Api(
+            topics.DescribeLogDirsRequest,
+            topics.DescribeLogDirsResponse,
+            handlers.placement.describe_log_dirs,
+        ),
+        Api(
+            topics.ListPartitionReassignmentsRequest,
+            topics.ListPartitionReassignmentsResponse,
+            handlers.placement.list_partition_reassignments,
         ),
         *handlers.others,
     )

@@ -6,7 +6,7 @@ client has too many unanswered requests, or does not take its answers, the broke
 its connection.
 
 A request that cannot be read ends the connection, after CLOSE_DELAY_S: a client's library may
-connect again at once, and for ever.
+connect again at once, each time.
 """
 
 import asyncio
@@ -14,26 +14,23 @@ import contextvars
 import logging
 import time
 from collections import deque
-from collections.abc import Mapping
 from functools import partial
 from types import CoroutineType
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
-from tidelog.service.http.admission import Admission, Phase
+from tidelog.service.http.admission import Phase
 from tidelog.service.kafka.apis import API_VERSIONS, SASL_KEYS, Api, versions_answer
 from tidelog.service.kafka.client import Client, CloseConnection, Encoded, Later
-from tidelog.service.kafka.context import Context
 from tidelog.service.kafka.frame import (
     MIB,
     AnswerShares,
     FrameReader,
     FrameRefused,
-    RequestMemory,
 )
 from tidelog.service.kafka.handshake import Handshake
 from tidelog.service.kafka.messages.header import decode_header, frame_response
 from tidelog.service.kafka.messages.primitives import MalformedMessage
-from tidelog.service.security.authenticator import Security
+from tidelog.service.kafka.server import Pending, Server, Transport
 from tidelog.service.security.caller import NO_RIGHTS, Unauthenticated
 from tidelog.service.security.request_time import measured
 from tidelog.storage.core.observer import PRINCIPAL
@@ -46,59 +43,14 @@ UNANSWERED_MAX = 16
 UNANSWERED_BYTES_MAX = 32 * MIB
 UNSENT_BYTES_MAX = 1 * MIB
 """Bytes of answers that wait for the socket; above it no answer is made."""
+TURN_S = 0.004
+"""Time after which a connection lets other callbacks of the event loop run."""
+DECODE_INLINE_BYTES = 64 * 1024
+"""Requests up to this size are decoded on the event loop, and so are all Produce requests, most of
+whose bytes are not looked at. A thread for the others takes about 0.1 ms."""
 CLOSE_DELAY_S = 1.0
 MUTE_S_MAX = 30.0
 """Longest time for which a quota stops the reading of a connection."""
-LOGGED_MAX = 1000
-"""Most bad requests that are remembered as logged, by client and API."""
-
-
-class Transport(Protocol):
-    """The transport of a connection, with or without TLS."""
-
-    def writelines(self, pieces: list[bytes | memoryview]) -> None: ...
-    def close(self) -> None: ...
-    def abort(self) -> None: ...
-    def is_closing(self) -> bool: ...
-    def pause_reading(self) -> None: ...
-    def resume_reading(self) -> None: ...
-    def get_write_buffer_size(self) -> int: ...
-
-
-class Server(NamedTuple):
-    """What the connections of one listener share."""
-
-    loop: asyncio.AbstractEventLoop
-    context: Context
-    apis: Mapping[int, Api]
-    admission: "Admission[Any]"
-    memory: RequestMemory
-    security: Security | None
-    logged: set[tuple[str, str]]
-
-    def is_first(self, key: tuple[str, str]) -> bool:
-        """Whether this bad request is to be logged: the first of a client and API."""
-        if key in self.logged or len(self.logged) >= LOGGED_MAX:
-            return False
-        self.logged.add(key)
-        return True
-
-
-class Pending:
-    """A request that is not answered."""
-
-    __slots__ = ("answer", "api", "client", "correlation_id", "frame", "started_s", "task")
-
-    def __init__(
-        self, api: Api, client: Client, correlation_id: int, frame: bytes | bytearray
-    ) -> None:
-        self.api = api
-        self.client = client
-        self.correlation_id = correlation_id
-        self.frame = frame
-        self.answer: Encoded | None = None
-        self.task: asyncio.Task[Any] | None = None
-        self.started_s = time.perf_counter()
 
 
 class Connection:
@@ -123,7 +75,8 @@ class Connection:
         self._requests = 0
         self._written = 0
         self._shares = AnswerShares()
-        self._is_paused = self._is_muted = self._is_ending = self._is_closed = False
+        self._is_paused = self._is_muted = self._is_turn_due = False
+        self._is_ending = self._is_closed = False
         self._is_writable = True
         self._is_first_frame = True
 
@@ -135,6 +88,8 @@ class Connection:
 
     def closed(self) -> None:
         """Release all that the connection holds. Requests that reached the log go on."""
+        if self._is_closed:
+            return
         self._is_ending = self._is_closed = True
         server = self._server
         server.admission.leave(self)
@@ -154,8 +109,10 @@ class Connection:
             server.memory.give(held)
 
     def advance(self) -> None:
-        """Read the requests that have arrived, begin those that may begin."""
-        while not self._is_ending:
+        """Read the requests that have arrived, begin those that may begin. After TURN_S, the next
+        turn of the event loop continues."""
+        turn_end_s = time.perf_counter() + TURN_S
+        while not (self._is_ending or self._is_turn_due):
             while self._waiting and self._begin_next():
                 pass
             if self._is_muted or self._is_full():
@@ -168,8 +125,15 @@ class Connection:
             if frame is None:
                 break
             self._arrived(frame)
+            if time.perf_counter() >= turn_end_s:
+                self._is_turn_due = True
+                self._server.loop.call_soon(self._next_turn)
         self.frames.settle()
         self._update_reading()
+
+    def _next_turn(self) -> None:
+        self._is_turn_due = False
+        self.advance()
 
     def _is_full(self) -> bool:
         count = len(self._begun) + len(self._waiting)
@@ -181,7 +145,8 @@ class Connection:
     def _update_reading(self) -> None:
         if self._is_closed or self._transport is None:
             return
-        is_paused = self._is_ending or self._is_muted or self.frames.is_blocked or self._is_full()
+        is_held = self._is_ending or self._is_muted or self._is_turn_due
+        is_paused = is_held or self.frames.is_blocked or self._is_full()
         if is_paused != self._is_paused:
             self._is_paused = is_paused
             (self._transport.pause_reading if is_paused else self._transport.resume_reading)()
@@ -198,8 +163,11 @@ class Connection:
         return self._server.memory.take(self, size)
 
     def on_memory(self) -> None:
-        """Go on with the frame that waited for memory (frame.Taker)."""
+        """Go on with the frame that waited for memory (frame.Taker). A connection that may not go
+        on now must not hold back the others; it asks for memory again later."""
         self.advance()
+        if self.frames.is_blocked and (self._is_ending or self._is_muted or self._is_full()):
+            self._server.memory.leave(self)
 
     # -- requests
 
@@ -262,18 +230,24 @@ class Connection:
             if version < 0:
                 self._answered(pending, versions_answer(self._server.apis, is_known=False))
                 return
-            request = api.decode(pending.frame, position, version)
-            result = self._variables.run(self._called, pending, request)
-        except MalformedMessage as error:
-            self._refuse("malformed", f"{api.name}: {error}", pending.client.client_id)
-        except Unauthenticated as error:
-            self._refuse("revoked", str(error), pending.client.client_id)
-        except CloseConnection as error:
-            self._refuse("acks=0", str(error), pending.client.client_id)
+            result: Any
+            if api.is_pipelined or len(pending.frame) <= DECODE_INLINE_BYTES:
+                request = api.decode(pending.frame, position, version)
+                result = self._variables.run(self._called, pending, request)
+            else:
+                large = self._begin_large(pending, position)
+                result = self._variables.run(self._server.loop.create_task, large)
         except Exception as error:  # noqa: BLE001 no caller handles it
-            self._failed(pending, error)
+            self._refuse_by(pending, error)
         else:
             self._receive(pending, result)
+
+    async def _begin_large(self, pending: Pending, position: int) -> Any:
+        """Decode a large request in a thread, then call its handler."""
+        decode, version = pending.api.decode, pending.client.version
+        request = await asyncio.to_thread(decode, pending.frame, position, version)
+        result = self._called(pending, request)
+        return await result if isinstance(result, asyncio.Future) else result
 
     def _called(self, pending: Pending, request: Any) -> Any:
         api = pending.api
@@ -304,9 +278,13 @@ class Connection:
         self.advance()
 
     def _resolved(self, pending: Pending, response: Any) -> None:
-        if not self._is_closed:
-            self._answered(pending, response)
-            self.advance()
+        if self._is_closed:
+            return
+        if isinstance(response, CloseConnection):
+            self._refuse("acks=0", str(response), pending.client.client_id)
+            return
+        self._answered(pending, response)
+        self.advance()
 
     def _done(self, pending: Pending, result: "asyncio.Future[Any]") -> None:
         if result.cancelled():
@@ -318,34 +296,43 @@ class Connection:
             answer = None if error is not None else result.result()
             if isinstance(answer, Encoded) and answer.release is not None:
                 answer.release()
-            if error is not None and not isinstance(error, Unauthenticated):
-                log.error("bug in Kafka's %s", pending.api.name, exc_info=error)
+            if error is not None:
+                self._refuse_by(pending, error)
         elif error is None:
             self._answered(pending, result.result())
             self.advance()
-        elif isinstance(error, Unauthenticated):
-            self._refuse("revoked", str(error), pending.client.client_id)
         else:
-            self._failed(pending, error)
+            self._refuse_by(pending, error)
+
+    def _refuse_by(self, pending: Pending, error: BaseException) -> None:
+        """End the connection because of an exception of a handler."""
+        client_id = pending.client.client_id
+        if isinstance(error, MalformedMessage):
+            self._refuse("malformed", f"{pending.api.name}: {error}", client_id)
+        elif isinstance(error, Unauthenticated):
+            self._refuse("revoked", str(error), client_id)
+        elif isinstance(error, CloseConnection):
+            self._refuse("acks=0", str(error), client_id)
+        else:
+            log.error("bug in Kafka's %s", pending.api.name, exc_info=error)
+            self._end("bug")
 
     # -- answers
 
     def _answered(self, pending: Pending, response: Any) -> None:
         """Encode the answer of a request, and write all answers that are due."""
+        throttle_s = self._charge(pending, response) if self._is_secured else 0.0
         if response is None:  # a Produce request with acks=0 gets no answer
-            pending.answer = Encoded([])
+            pending.answer = Encoded([], None, throttle_s)
         elif isinstance(response, Encoded):
-            pending.answer = response
+            pending.answer = response._replace(throttle_s=throttle_s) if throttle_s else response
         else:
-            throttle_s = 0.0
-            if self._is_secured:
-                throttle_s = self._charge(pending, response)
             try:
                 pieces = pending.api.encode(response, max(pending.client.version, 0))
             except Exception as error:  # noqa: BLE001 no caller handles it
-                self._failed(pending, error)
+                self._refuse_by(pending, error)
                 return
-            pending.answer = Encoded(pieces, getattr(response, "release", None), throttle_s)
+            pending.answer = Encoded(pieces, None, throttle_s)
         self._write_answers()
 
     def _charge(self, pending: Pending, response: Any) -> float:
@@ -423,20 +410,16 @@ class Connection:
 
     def _refuse(self, reason: str, why: str, client_id: str) -> None:
         """End the connection because of a request, and log the first of its kind."""
-        if self._server.is_first((client_id or self._host, why[:40])):
+        if self._server.is_logged((client_id or self._host, why[:40])):
             log.warning("closing the connection of %s %r: %s", self._host, client_id, why)
         self._end(reason)
-
-    def _failed(self, pending: Pending, error: BaseException) -> None:
-        """End the connection because of a bug. The client repeats the request elsewhere."""
-        log.error("bug in Kafka's %s", pending.api.name, exc_info=error)
-        self._end("bug")
 
     def _end(self, reason: str) -> None:
         if self._is_ending:
             return
         self._is_ending = True
         self._context.counters.closed[reason] += 1
+        self._server.memory.leave(self)
         self._update_reading()
         if self._transport is not None:
             self._server.loop.call_later(CLOSE_DELAY_S, self._transport.abort)

@@ -1,4 +1,4 @@
-"""What the handlers of all APIs share."""
+"""The parts of a broker that the handlers of all APIs use."""
 
 import logging
 

@@ -13,12 +13,15 @@ from typing import Any
 from tidelog.service.http.admission import Limits, Phase
 from tidelog.service.http.sockets import cannot_listen
 from tidelog.service.http.transports import TlsTransport
-from tidelog.service.kafka.connection import UNSENT_BYTES_MAX, Connection, Server
+from tidelog.service.kafka.connection import UNSENT_BYTES_MAX, Connection
 from tidelog.service.kafka.frame import SHARED_BYTES, UNPROVED_BYTES_MAX
+from tidelog.service.kafka.server import Server
 
 log = logging.getLogger("tidelog.kafka")
 
 CHECK_S = 1.0
+ADDRESSES_MIN = 1000
+"""If the maximum of connections is below this number, one address may have all of them."""
 FIRST_FRAME_S = 10.0
 FRAME_S = 30.0
 IDLE_S = 600.0
@@ -31,11 +34,12 @@ CONNECTION_BYTES = 2 * UNPROVED_BYTES_MAX + UNSENT_BYTES_MAX
 
 
 def limits_of(connections_max: int) -> Limits:
-    """Return the limits of the listener."""
+    """Return the limits of the listener. As for HTTP, an address may have a quarter of them."""
+    most = connections_max
     return Limits(
         connections_max=connections_max,
         unproved_max=connections_max,
-        address_max=connections_max,
+        address_max=most if most < ADDRESSES_MIN else most // 4,
         spare_max=1,
         first_byte_s=FIRST_FRAME_S,
         head_s=FRAME_S,

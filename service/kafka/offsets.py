@@ -4,6 +4,7 @@ An offset by time is exact to the record: it is that of the first record with th
 later one.
 """
 
+from tidelog.service.http.paging import sliced
 from tidelog.service.kafka.client import Client
 from tidelog.service.kafka.context import Context
 from tidelog.service.kafka.errors import Code, Kind
@@ -56,7 +57,7 @@ class Offsets:
                 await self._offset(topic, asked, client.version)
                 if topic is not None and not code
                 else _failed(asked, code)
-                for asked in each.partitions
+                async for asked in sliced(each.partitions)
             ]
             topics.append(ListOffsetsTopicResponse(name=each.name, partitions=answers))
         return ListOffsetsResponse(topics=topics)
@@ -162,7 +163,8 @@ class Offsets:
         for each in request.topics:
             code = refusal or await self._refusal("OffsetForLeaderEpoch", each.topic, client)
             topic = self._broker.state.topics.get(each.topic)
-            answers = [self._epoch_end(topic, asked, code) for asked in each.partitions]
+            asked_all = sliced(each.partitions)
+            answers = [self._epoch_end(topic, asked, code) async for asked in asked_all]
             topics.append(OffsetForLeaderTopicResult(topic=each.topic, partitions=answers))
         return OffsetForLeaderEpochResponse(throttle_time_ms=0, topics=topics)
 

@@ -48,6 +48,9 @@ INLINE_COST = 1024 * 1024
 BYTE_COSTS = (1, 256, 21, 8, 32, 32, 32, 32)
 """Cost of a byte by codec (none, gzip, snappy, lz4, zstd), because packed bytes take more time."""
 RECORD_COST = 80
+PARTS_MAX = 256
+"""Batches that are appended in one turn of the event loop, about 20 us each."""
+REFUSED = "a batch with acks=0 was refused"
 ROOM_S = 0.02
 """Time between two attempts to append while the write buffer is full."""
 WAIT_S_MAX = 30.0
@@ -68,7 +71,7 @@ class _Part(NamedTuple):
 class _Append(Later):
     """One Produce request on its way."""
 
-    __slots__ = ("_at", "_batches", "_context", "_is_all", "_left", "client", "parts", "response")
+    __slots__ = ("_at", "_batches", "_context", "_left", "client", "is_begun", "parts", "response")
 
     def __init__(self, context: Context, request: ProduceRequest, client: Client) -> None:
         super().__init__()
@@ -78,7 +81,7 @@ class _Append(Later):
         self._batches: list[Batch | LogError] | None = None
         self._at = 0
         self._left = 0
-        self._is_all = False
+        self.is_begun = False
         responses = []
         for topic in request.topic_data:
             answers = [
@@ -99,7 +102,7 @@ class _Append(Later):
     @property
     def is_done(self) -> bool:
         """Whether each batch has an outcome."""
-        return self._is_all and not self._left
+        return self.is_begun and not self._left
 
     @property
     def has_failed(self) -> bool:
@@ -110,10 +113,11 @@ class _Append(Later):
         self._batches = [_checked(part.records) for part in self.parts]
 
     def run(self) -> Throttled | None:
-        """Append the batches that are not appended. If the write buffer of the log is full, return
-        its error; another call continues."""
+        """Append the next PARTS_MAX batches. If the write buffer of the log is full, return its
+        error. Another call continues, until `is_begun`."""
         parts = self.parts
-        while self._at < len(parts):
+        end = min(self._at + PARTS_MAX, len(parts))
+        while self._at < end:
             part = parts[self._at]
             checked = self._batches[self._at] if self._batches else _checked(part.records)
             try:
@@ -123,7 +127,7 @@ class _Append(Later):
             except LogError as error:
                 self._fail(part, error, checked)
             self._at += 1
-        self._is_all = True
+        self.is_begun = end == len(parts)
         return None
 
     def _append(self, part: _Part, checked: Batch | LogError) -> None:
@@ -150,7 +154,7 @@ class _Append(Later):
         for part in self.parts[self._at :]:
             self._fail(part, error, None)
         self._at = len(self.parts)
-        self._is_all = True
+        self.is_begun = True
 
     def refuse_with(self, code: Code, why: str) -> ProduceResponse:
         """Answer all batches with this code."""
@@ -228,20 +232,18 @@ class Produce:
         if client.rights is not ALL_RIGHTS:
             self._charge(work, client.rights)
         is_slow = self._is_unknown(request, client) or _cost(work.parts) > INLINE_COST
-        if is_slow or work.run() is not None:
+        if is_slow or work.run() is not None or not work.is_begun:
             work.begun = asyncio.get_running_loop().create_future()
             task = asyncio.create_task(self._run_slowly(work, request))
             task.add_done_callback(partial(self._ended, work))
             return work if request.acks else self._unanswered(work)
-        if request.acks == 0 and work.has_failed:
-            raise CloseConnection("a batch with acks=0 was refused")
         return self._answer(request, work, work.response if work.is_done else work)
 
     def _answer(self, request: ProduceRequest, work: _Append, answer: Any) -> Any:
         if request.acks:
             return answer
         if work.has_failed:
-            raise CloseConnection("a batch with acks=0 was refused")
+            raise CloseConnection(REFUSED)
         return None
 
     def _unanswered(self, work: _Append) -> Later:
@@ -252,7 +254,7 @@ class Produce:
 
         def answer(_: object) -> None:
             if later.on_answer is not None:
-                later.on_answer(None)
+                later.on_answer(CloseConnection(REFUSED) if work.has_failed else None)
 
         begun.add_done_callback(answer)
         return later
@@ -288,11 +290,12 @@ class Produce:
             await self._refresh(request, work.client)
         if _cost(work.parts) > INLINE_COST:
             await in_thread(rights, work.check)
-        while (full := work.run()) is not None:
-            if loop.time() >= deadline_s or self._context.is_draining:
+        while not work.is_begun:
+            full = work.run()
+            if full is not None and (loop.time() >= deadline_s or self._context.is_draining):
                 work.refuse(full)
                 return
-            await asyncio.sleep(ROOM_S)
+            await asyncio.sleep(0 if full is None else ROOM_S)
 
     async def _refresh(self, request: ProduceRequest, client: Client) -> None:
         """Refresh the view: another broker may have created a topic, or given a permission."""

@@ -15,6 +15,7 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from tidelog.service.http.paging import Slices, sliced
 from tidelog.service.kafka.client import Client, Encoded
 from tidelog.service.kafka.context import Context
 from tidelog.service.kafka.errors import Code, Kind
@@ -54,6 +55,8 @@ from tidelog.storage.state import topic_checks
 from tidelog.storage.state.cluster_state import Topic
 
 LEADER_EPOCH = 0
+FIRST_WITHOUT_NAME = 12
+"""The first version of Metadata whose answer may have a topic without a name."""
 NOT_ASKED = -(2**31)
 """Authorized operations that the client did not ask for."""
 PARTITIONS_INLINE_MAX = 1_000
@@ -62,8 +65,6 @@ PAGE_PARTITIONS_MAX = 2_000
 """Most partitions in an answer to DescribeTopicPartitions, as in Kafka."""
 LEADERS_MAX = 100_000
 """Partitions whose leaders are cached."""
-KEYS_MAX = 1_000
-"""Most keys of one FindCoordinator request."""
 GROUP_KEY, TRANSACTION_KEY = 0, 1
 _ZONE = re.compile(r"(?:^|[ ,|])(?:az|diskless_az|warpstream_az|ws_az)=([^=,| ]*)")
 _OPERATION_BITS = {
@@ -120,7 +121,7 @@ class Routing:
         are others."""
         me, peers, _ = self._broker.members()
         is_draining = self._context.is_draining
-        seen = (is_draining, *map(id, peers))
+        seen = (is_draining, *(peer.id for peer in peers))
         if seen != self._seen or not self._nodes:
             own = Node(
                 self.listener.node_id,
@@ -176,7 +177,9 @@ class Routing:
             if any(self._is_unknown(each) for each in named):
                 await self._broker.refresh()
             found, failed = [], []
+            slices = Slices()
             for each in named:
+                await slices.pause()
                 topic = await self._topic_of(each, request, client)
                 (found if isinstance(topic, Topic) else failed).append(topic)  # type: ignore[arg-type]
         response = self._without_topics(request, rights)
@@ -186,7 +189,7 @@ class Routing:
             described = [self._description(topic, zone, rights, request) for topic in found]
             response.topics = described + failed
 
-        if sum(len(topic.partitions) for topic in found) <= PARTITIONS_INLINE_MAX:
+        if len(failed) + sum(len(t.partitions) for t in found) <= PARTITIONS_INLINE_MAX:
             describe()
             return response
 
@@ -229,7 +232,8 @@ class Routing:
             topic = state.topic_of_id(named.topic_id.hex())
             if topic is not None and rights.may(DESCRIBE, TOPIC, topic.name):
                 return topic
-            return self._unknown(Code.UNKNOWN_TOPIC_ID, None, named.topic_id)
+            no_name = None if client.version >= FIRST_WITHOUT_NAME else ""
+            return self._unknown(Code.UNKNOWN_TOPIC_ID, no_name, named.topic_id)
         if not rights.may(DESCRIBE, TOPIC, name):
             return self._unknown(Code.TOPIC_AUTHORIZATION_FAILED, name)
         if (topic := state.topics.get(name)) is not None:
@@ -322,7 +326,9 @@ class Routing:
         left = max(min(request.response_partition_limit, PAGE_PARTITIONS_MAX), 1)
         answers: list[DescribeTopicPartitionsResponseTopic] = []
         following: Cursor | None = None
+        slices = Slices()
         for name in sorted(names):
+            await slices.pause()
             if cursor is not None and name < cursor.topic_name:
                 continue
             first = 0
@@ -381,12 +387,12 @@ class Routing:
 
     # -- FindCoordinator
 
-    def find_coordinator(
+    async def find_coordinator(
         self, request: FindCoordinatorRequest, client: Client
     ) -> FindCoordinatorResponse:
         """Answer FindCoordinator: the brokers that coordinate these groups."""
         keys = request.coordinator_keys if client.version >= 4 else [request.key]
-        found = [self._coordinator(key, request.key_type, client) for key in keys[:KEYS_MAX]]
+        found = [self._coordinator(key, request.key_type, client) async for key in sliced(keys)]
         if client.version >= 4:
             return FindCoordinatorResponse(coordinators=found)
         only = found[0]

@@ -13,14 +13,15 @@ from typing import Any, NamedTuple
 from tidelog.service.http.admission import Admission
 from tidelog.service.http.sockets import bound_sockets
 from tidelog.service.kafka.apis import Handlers, table
-from tidelog.service.kafka.connection import Server
 from tidelog.service.kafka.context import Context
 from tidelog.service.kafka.fetch import Fetch
 from tidelog.service.kafka.frame import RequestMemory
 from tidelog.service.kafka.listener import Listener, limits_of
 from tidelog.service.kafka.offsets import Offsets
+from tidelog.service.kafka.placement import Placement
 from tidelog.service.kafka.produce import Produce
 from tidelog.service.kafka.routing import Routing
+from tidelog.service.kafka.server import Server
 from tidelog.service.kafka_settings import address_of
 from tidelog.service.peers.listener import reachable
 from tidelog.service.security.authenticator import Security
@@ -90,7 +91,10 @@ class KafkaServer:
         kafka = counters.kafka
         context = Context(broker, settings, kafka, counters, counters.admission.answers)
         self.routing = Routing(context, named)
-        handlers = Handlers(Produce(context), Fetch(context), Offsets(context), self.routing)
+        placement = Placement(context, self.routing)
+        handlers = Handlers(
+            Produce(context), Fetch(context), Offsets(context), self.routing, placement
+        )
         server = Server(
             asyncio.get_running_loop(),
             context,

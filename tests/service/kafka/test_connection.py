@@ -15,7 +15,7 @@ from tidelog.service.http.admission import Admission, Limits, Phase
 from tidelog.service.kafka import connection as connections
 from tidelog.service.kafka.apis import Api
 from tidelog.service.kafka.client import Client, CloseConnection, Encoded, Later
-from tidelog.service.kafka.connection import CLOSE_DELAY_S, UNANSWERED_MAX, Connection, Server
+from tidelog.service.kafka.connection import CLOSE_DELAY_S, UNANSWERED_MAX, Connection
 from tidelog.service.kafka.errors import Code
 from tidelog.service.kafka.frame import RequestMemory
 from tidelog.service.kafka.messages.fetch import FetchRequest, FetchResponse
@@ -27,6 +27,7 @@ from tidelog.service.kafka.messages.handshake import (
 )
 from tidelog.service.kafka.messages.metadata import MetadataRequest, MetadataResponse
 from tidelog.service.kafka.messages.produce import ProduceRequest, ProduceResponse
+from tidelog.service.kafka.server import Server
 from tidelog.service.telemetry.kafka_counters import KafkaCounters
 
 PRODUCE = ProduceRequest(acks=-1, timeout_ms=1000, topic_data=[])

@@ -73,6 +73,13 @@ async def test_topics_by_id_and_names_that_are_not_valid(kafka: Kafka) -> None:
     ]
 
 
+async def test_an_unknown_id_in_versions_that_need_a_name(kafka: Kafka) -> None:
+    asked = MetadataRequest(topics=[MetadataRequestTopic(name=None, topic_id=b"x" * 16)])
+    for version, name in ((10, ""), (11, ""), (12, None)):
+        found = await kafka.client().ask(asked, MetadataResponse, version)
+        assert (found.topics[0].name, found.topics[0].error_code) == (name, Code.UNKNOWN_TOPIC_ID)
+
+
 async def test_a_topic_is_created_only_if_the_setting_allows_it() -> None:
     asked = MetadataRequest(topics=[MetadataRequestTopic(name="new")])
     async with broker(auto_create_topics=True, default_partitions=2) as kafka:

@@ -1,0 +1,98 @@
+"""DescribeLogDirs and ListPartitionReassignments: where partitions lie, as Kafka's tools ask it.
+
+All data is in the object store. Each broker names one directory, the store, with the partitions
+whose leader it is. So a tool that adds up the sizes of all brokers counts each partition once.
+"""
+
+import contextlib
+
+from tidelog.service.http.paging import Slices
+from tidelog.service.kafka.client import Client
+from tidelog.service.kafka.context import Context
+from tidelog.service.kafka.errors import Code
+from tidelog.service.kafka.messages.topics import (
+    DescribeLogDirsPartition,
+    DescribeLogDirsRequest,
+    DescribeLogDirsResponse,
+    DescribeLogDirsResult,
+    DescribeLogDirsTopic,
+    ListPartitionReassignmentsRequest,
+    ListPartitionReassignmentsResponse,
+)
+from tidelog.service.kafka.routing import Routing
+from tidelog.storage.core.acls import CLUSTER, CLUSTER_NAME, DESCRIBE
+from tidelog.storage.core.errors import LogError
+from tidelog.storage.state.cluster_state import Topic
+
+
+class Placement:
+    """The APIs of places and sizes. One per listener."""
+
+    def __init__(self, context: Context, routing: Routing) -> None:
+        self._context = context
+        self._broker = context.broker
+        self._routing = routing
+
+    async def describe_log_dirs(
+        self, request: DescribeLogDirsRequest, client: Client
+    ) -> DescribeLogDirsResponse:
+        """Answer DescribeLogDirs: the bytes of tables and tails."""
+        if not client.rights.may(DESCRIBE, CLUSTER, CLUSTER_NAME):
+            code = Code.CLUSTER_AUTHORIZATION_FAILED
+            self._context.refusal("DescribeLogDirs", code)
+            return DescribeLogDirsResponse(throttle_time_ms=0, error_code=code, results=[])
+        state = self._broker.state
+        if request.topics is None:
+            wanted = {name: range(len(topic.partitions)) for name, topic in state.topics.items()}
+        else:
+            wanted = {each.topic: each.partitions for each in request.topics}  # type: ignore[misc]
+        topics, slices = [], Slices()
+        for name, numbers in wanted.items():
+            topic = state.topics.get(name)
+            if topic is None:
+                continue
+            leaders = self._routing.leaders(topic, "")
+            own = [
+                number
+                for number in numbers
+                if 0 <= number < len(leaders) and leaders[number] == self._routing.listener.node_id
+            ]
+            sizes = []
+            for number in own:
+                await slices.pause()
+                size = await self._size(topic, number)
+                sizes.append(
+                    DescribeLogDirsPartition(
+                        partition_index=number,
+                        partition_size=size,
+                        offset_lag=0,
+                        is_future_key=False,
+                    )
+                )
+            topics.append(DescribeLogDirsTopic(name=name, partitions=sizes))
+        result = DescribeLogDirsResult(
+            error_code=Code.NONE, log_dir=self._broker.store_url, topics=topics
+        )
+        return DescribeLogDirsResponse(throttle_time_ms=0, results=[result])
+
+    async def _size(self, topic: Topic, number: int) -> int:
+        """Return the bytes of a partition's tail and of its segments, if the table can be read."""
+        partition = topic.partitions[number]
+        size = sum(chunk.size * chunk.count // max(chunk.rows, 1) for chunk in partition.tail)
+        if partition.sealed_end > partition.log_start_offset:
+            with contextlib.suppress(LogError):
+                files = await self._broker.partition_files(topic, number)
+                size += int(files.live.size.sum())
+        return size
+
+    def list_partition_reassignments(
+        self, request: ListPartitionReassignmentsRequest, client: Client
+    ) -> ListPartitionReassignmentsResponse:
+        """Answer ListPartitionReassignments: there are none, because no broker owns a partition."""
+        code = Code.NONE
+        if not client.rights.may(DESCRIBE, CLUSTER, CLUSTER_NAME):
+            code = Code.CLUSTER_AUTHORIZATION_FAILED
+            self._context.refusal("ListPartitionReassignments", code)
+        return ListPartitionReassignmentsResponse(
+            throttle_time_ms=0, error_code=code, error_message=None, topics=[]
+        )

@@ -1,0 +1,189 @@
+"""SASL PLAIN, ACLs and quotas over the wire."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from tests.service.kafka.conftest import Client, Kafka, batch, broker
+from tests.service.kafka.test_fetch import _fetch, _wanted
+from tests.service.kafka.test_produce import _produce, _request
+from tests.service.keyed import ADMIN_KEY, SETTINGS, allow
+from tidelog.service.kafka import connection, handshake
+from tidelog.service.kafka.errors import Code
+from tidelog.service.kafka.messages.handshake import (
+    ApiVersionsRequest,
+    ApiVersionsResponse,
+    SaslAuthenticateRequest,
+    SaslAuthenticateResponse,
+    SaslHandshakeRequest,
+    SaslHandshakeResponse,
+)
+from tidelog.service.kafka.messages.metadata import (
+    MetadataRequest,
+    MetadataRequestTopic,
+    MetadataResponse,
+)
+from tidelog.service.kafka.messages.produce import (
+    InitProducerIdRequest,
+    InitProducerIdResponse,
+    ProduceResponse,
+)
+from tidelog.storage.core.actions import DeleteKey, SetQuotas
+from tidelog.storage.core.observer import PRINCIPAL
+
+
+@pytest.fixture
+async def secured(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Kafka]:
+    """A broker that needs keys, with the topic `t`."""
+    monkeypatch.setattr(handshake, "FAILED_DELAY_S", 0.01)
+    monkeypatch.setattr(connection, "CLOSE_DELAY_S", 0.01)
+    async with broker(**SETTINGS) as made:
+        await made.log.create_topic("t", 1, {})
+        yield made
+
+
+async def _authenticate(
+    client: Client, user: str, secret: str, authzid: str = "", version: int = 2
+) -> SaslAuthenticateResponse:
+    shaken = await client.ask(SaslHandshakeRequest(mechanism="PLAIN"), SaslHandshakeResponse, 1)
+    assert (shaken.error_code, shaken.mechanisms) == (0, ["PLAIN"])
+    message = f"{authzid}\0{user}\0{secret}".encode()
+    request = SaslAuthenticateRequest(auth_bytes=message)
+    return await client.ask(request, SaslAuthenticateResponse, version)
+
+
+async def _client_of(kafka: Kafka, user: str, **more: Any) -> Client:
+    _, secret = await kafka.log.create_key(f"User:{user}", **more)
+    client = kafka.client()
+    assert (await _authenticate(client, user, secret)).error_code == 0
+    return client
+
+
+async def test_the_administrator_authenticates_and_writes(secured: Kafka) -> None:
+    for authzid, version in (("", 0), ("", 1), ("admin", 2)):
+        client = secured.client()
+        said = ApiVersionsRequest(client_software_name="a", client_software_version="1")
+        assert (await client.ask(said, ApiVersionsResponse, 3)).error_code == 0
+        found = await _authenticate(client, "admin", ADMIN_KEY, authzid, version)
+        assert (found.error_code, found.session_lifetime_ms) == (0, 0)
+        (part,) = await _produce(client, _request((0, batch(b"x"))))
+        assert part.error_code == 0
+    assert PRINCIPAL.get() == ""
+
+
+@pytest.mark.parametrize(
+    ("user", "secret", "authzid"),
+    [
+        ("admin", "wrong", ""),
+        ("alice", ADMIN_KEY, ""),
+        ("admin", ADMIN_KEY, "alice"),
+        ("", ADMIN_KEY, ""),
+        ("admin", "x" * 5000, ""),
+    ],
+)
+async def test_wrong_credentials(secured: Kafka, user: str, secret: str, authzid: str) -> None:
+    client = secured.client()
+    found = await _authenticate(client, user, secret, authzid)
+    assert found.error_code == Code.SASL_AUTHENTICATION_FAILED
+    assert found.error_message
+    assert ADMIN_KEY not in found.error_message
+    with pytest.raises(ConnectionError):
+        await _produce(client, _request((0, batch(b"x"))))
+
+
+async def test_a_request_before_authentication_closes(secured: Kafka) -> None:
+    client = secured.client()
+    with pytest.raises(ConnectionError):
+        await client.ask(MetadataRequest(topics=None), MetadataResponse, 9)
+    assert secured.counters.kafka.closed["unauthenticated"] == 1
+
+
+async def test_another_mechanism_and_a_missing_handshake(secured: Kafka) -> None:
+    client = secured.client()
+    request = SaslHandshakeRequest(mechanism="GSSAPI")
+    found = await client.ask(request, SaslHandshakeResponse, 1)
+    assert (found.error_code, found.mechanisms) == (Code.UNSUPPORTED_SASL_MECHANISM, ["PLAIN"])
+    asked = SaslAuthenticateRequest(auth_bytes=f"\0admin\0{ADMIN_KEY}".encode())
+    refused = await client.ask(asked, SaslAuthenticateResponse, 2)
+    assert refused.error_code == Code.ILLEGAL_SASL_STATE
+
+
+async def test_acls_by_topic(secured: Kafka) -> None:
+    await secured.log.create_topic("secret", 1, {})
+    await allow(secured.log, "User:alice", "WRITE", name="t")
+    client = await _client_of(secured, "alice")
+    (part,) = await _produce(client, _request((0, batch(b"x"))))
+    assert part.error_code == 0
+    (part,) = await _produce(client, _request((0, batch(b"x")), topic="secret"))
+    assert part.error_code == Code.TOPIC_AUTHORIZATION_FAILED
+    (read,) = await _fetch(client, _wanted((0, 0)))
+    assert read.error_code == Code.TOPIC_AUTHORIZATION_FAILED
+    everything = await client.ask(MetadataRequest(topics=None), MetadataResponse, 9)
+    assert [one.name for one in everything.topics] == ["t"]
+    named = MetadataRequest(
+        topics=[MetadataRequestTopic(name="secret"), MetadataRequestTopic(name="none")]
+    )
+    found = await client.ask(named, MetadataResponse, 9)
+    assert [one.error_code for one in found.topics] == [Code.TOPIC_AUTHORIZATION_FAILED] * 2
+    asked = InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=0)
+    assert (await client.ask(asked, InitProducerIdResponse, 4)).error_code == 0
+    other = await _client_of(secured, "bob")
+    found_id = await other.ask(asked, InitProducerIdResponse, 4)
+    assert found_id.error_code == Code.CLUSTER_AUTHORIZATION_FAILED
+
+
+async def test_a_permission_applies_to_the_next_request(secured: Kafka) -> None:
+    client = await _client_of(secured, "alice")
+    request = _request((0, batch(b"x")))
+    assert (await _produce(client, request))[0].error_code == Code.TOPIC_AUTHORIZATION_FAILED
+    await allow(secured.log, "User:alice", "WRITE", name="t")
+    assert (await _produce(client, request))[0].error_code == 0
+
+
+async def test_a_revoked_key_ends_its_connections(secured: Kafka) -> None:
+    await allow(secured.log, "User:alice", "ALL", name="t")
+    client = await _client_of(secured, "alice")
+    (key,) = secured.log.state.access.keys.values()
+    await secured.log.change_access(DeleteKey(key.key_id))
+    with pytest.raises(ConnectionError):
+        await _produce(client, _request((0, batch(b"x"))))
+    assert secured.counters.kafka.closed["revoked"] == 1
+
+
+async def test_an_expiring_key_gives_the_lifetime_and_a_client_proves_itself_again(
+    secured: Kafka,
+) -> None:
+    expires_ms = secured.log.clock.now_ms() + 60_000
+    _, secret = await secured.log.create_key("User:alice", expires_ms=expires_ms)
+    client = secured.client()
+    for _ in range(2):
+        found = await _authenticate(client, "alice", secret)
+        assert 0 < found.session_lifetime_ms <= 60_000
+    refused = await _authenticate(client, "admin", ADMIN_KEY)
+    assert refused.error_code == Code.SASL_AUTHENTICATION_FAILED
+
+
+async def test_a_quota_of_bytes_is_in_the_answer_and_mutes(secured: Kafka) -> None:
+    await allow(secured.log, "User:alice", "ALL", name="t")
+    await secured.log.change_access(SetQuotas("User:alice", {"producer_byte_rate": 2000.0}))
+    client = await _client_of(secured, "alice")
+    request = _request((0, batch(b"x" * 3000)))
+    found = await client.ask(request, ProduceResponse, 9)
+    assert found.responses[0].partition_responses[0].error_code == 0
+    assert 300 < found.throttle_time_ms < 2000
+    assert client.transport.is_paused
+    assert not secured.client().transport.is_paused
+
+
+async def test_connections_without_a_principal_are_the_first_to_go(secured: Kafka) -> None:
+    admission = secured.server.listener.server.admission
+    proved = await _client_of(secured, "alice")
+    for _ in range(admission.limits.connections_max - 1):
+        secured.client()
+    before = admission.connections
+    secured.client()
+    assert admission.connections == before
+    assert not admission.is_spare(proved.connection)
+    await asyncio.sleep(0)
