@@ -15,4 +15,5 @@ produce     Produce, InitProducerId
 fetch       Fetch, with long polls
 offsets     ListOffsets, OffsetForLeaderEpoch
 placement   DescribeLogDirs, ListPartitionReassignments
+admin       topics, partitions and configs, for admin clients
 """

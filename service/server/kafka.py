@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 
 from tidelog.service.http.admission import Admission
 from tidelog.service.http.sockets import bound_sockets
+from tidelog.service.kafka.admin.configs import Configs
+from tidelog.service.kafka.admin.topics import Topics
 from tidelog.service.kafka.apis import Handlers, table
 from tidelog.service.kafka.context import Context
 from tidelog.service.kafka.fetch import Fetch
@@ -93,7 +95,13 @@ class KafkaServer:
         self.routing = Routing(context, named)
         placement = Placement(context, self.routing)
         handlers = Handlers(
-            Produce(context), Fetch(context), Offsets(context), self.routing, placement
+            Produce(context),
+            Fetch(context),
+            Offsets(context),
+            self.routing,
+            placement,
+            Topics(context),
+            Configs(context, named.node_id),
         )
         server = Server(
             asyncio.get_running_loop(),
