@@ -106,11 +106,13 @@ def test_librdkafka(cluster: Cluster) -> None:
     replaced = rd.ConfigResource(
         rd.ConfigResource.Type.TOPIC, "rd", set_config={"segment.ms": "5000"}
     )
-    assert _rd_outcome(client.alter_configs([replaced])) == 0
+    with pytest.warns(DeprecationWarning, match="alter_configs"):
+        assert _rd_outcome(client.alter_configs([replaced])) == 0
     assert shown()["cleanup.policy"] == ("delete", 5)
     assert shown()["segment.ms"] == ("5000", 1)
-    bad = rd.ConfigResource(rd.ConfigResource.Type.TOPIC, "rd", set_config={"no.such": "1"})
-    assert _rd_outcome(client.alter_configs([bad])) == 40
+    bad = rd.ConfigResource(rd.ConfigResource.Type.TOPIC, "rd")
+    bad.add_incremental_config(rd.ConfigEntry("no.such", "1", incremental_operation=operation.SET))
+    assert _rd_outcome(client.incremental_alter_configs([bad])) == 40
     of_broker = rd.ConfigResource(rd.ConfigResource.Type.BROKER, "5")
     (future,) = client.describe_configs([of_broker]).values()
     assert future.result(RD_TIMEOUT_S)["log.retention.ms"].value == "604800000"
