@@ -22,6 +22,12 @@ KAFKA_NODE_ID = setting(
     low=0,
     high=2**31 - 1,
 )
+KAFKA_GROUP_DELAY_MS = setting(
+    50,
+    "how long the first rebalance of an empty group of Kafka clients waits for more members; Kafka's `group.initial.rebalance.delay.ms`. Every first read of a group waits for it",
+    low=0,
+    high=500,
+)
 ZONE = setting(
     "",
     "availability zone of this broker. Kafka clients whose client id has `az=ZONE` are sent to the brokers of their zone, if there are any",

@@ -101,6 +101,7 @@ class Settings:
     kafka_host: str = kafka_settings.KAFKA_HOST
     kafka_advertised: str = kafka_settings.KAFKA_ADVERTISED
     kafka_node_id: int = kafka_settings.KAFKA_NODE_ID
+    kafka_group_delay_ms: int = kafka_settings.KAFKA_GROUP_DELAY_MS
     zone: str = kafka_settings.ZONE
     broker_id: str = setting(
         "", "name of this broker in log lines and WAL entries; if empty, a random name"
@@ -385,6 +386,7 @@ class Settings:
             poll_interval_s=self.poll_interval_ms / 1000,
             is_sealing=self.seal_enabled,
             start_retry_s=self.start_retry_s,
+            group_delay_s=self.kafka_group_delay_ms / 1000,
         )
 
 

@@ -36,6 +36,7 @@ from tidelog.storage.core.errors import (
 )
 from tidelog.storage.core.model import SKEW_MS_MAX, TopicPartition
 from tidelog.storage.core.observer import NO_OBSERVER, Observer
+from tidelog.storage.groups.classic_groups import ClassicGroups
 from tidelog.storage.groups.coordinator import Rendezvous
 from tidelog.storage.groups.instances import Instances
 from tidelog.storage.io.clock import Clock
@@ -178,6 +179,7 @@ class Broker(Log):
         membership = self.membership
         coordinators = Rendezvous(membership.me.id, lambda: [one.id for one in membership.others])
         self.groups = Instances(self, coordinators, may_describe)
+        self.classic_groups = ClassicGroups(self, self.groups, settings.group_delay_s)
         self.kafka = KafkaLog(self)
         self.name = name
         self._has_peers = peers is not NO_PEERS
@@ -276,6 +278,7 @@ class Broker(Log):
     def _start_groups(self) -> None:
         if self.settings.is_coordinating:
             self.groups.start()
+            self._tasks.append(asyncio.create_task(self.classic_groups.run()))
 
     async def run_until_failed(self) -> None:
         """Wait until a background task fails (a bug), or until a copy of this process writes to the
@@ -294,11 +297,13 @@ class Broker(Log):
         """Prepare shutdown: flush without delay and end all long polls."""
         self.sequencer.refuse()
         self.writer.flush_without_delay()
+        self.classic_groups.drain()
         self.end_waits()
 
     async def close(self) -> None:
         """Flush all requests, stop the tasks, free files and threads. Acknowledged records are safe
         without this call, too."""
+        await self.classic_groups.close()
         await self.groups.close()
         for task in self._tasks:
             task.cancel()
@@ -332,7 +337,7 @@ class Broker(Log):
 
     async def release(self) -> None:
         """Free tasks, threads and file locks without a flush, as the end of a process does."""
-        tasks = [task for task in (*self._tasks, self.groups.task) if task is not None]
+        tasks = [t for t in (*self._tasks, self.groups.task, *self.classic_groups.stop()) if t]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

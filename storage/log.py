@@ -84,8 +84,8 @@ class LogSettings(NamedTuple):
     """Time between two calls of `refresh` by `poll`, which keeps an idle broker's view fresh."""
     is_sealing: bool = True
     start_retry_s: float = START_RETRY_S
-    is_coordinating: bool = True
-    """Whether the broker runs the background work of consumer groups."""
+    is_coordinating: bool = True  # run the background work of consumer groups
+    group_delay_s: float = 0.05  # the wait of an empty classic group for more members
 
 
 class Log:

@@ -65,6 +65,7 @@ def describe_group(
                     "consumer": name,
                     "instance": each["instance_id"],
                     "client": each["client_id"],
+                    "host": each["host"],
                     "partitions": [
                         f"{one['topic_name']}-{one['partition_id']}" for one in assigned
                     ],
@@ -90,12 +91,13 @@ def describe_group(
             each["consumer"],
             each["instance"] or "",
             each["client"],
+            each["host"],
             " ".join(each["partitions"]),
         )
         for each in description["members"]
     ]
     if rows:
-        show_table(("consumer", "instance", "client", "partitions"), rows)
+        show_table(("consumer", "instance", "client", "host", "partitions"), rows)
     else:
         show_line(f"no members; its committed offsets: tidelog groups lag {group}")
     for each in description["held"]:

@@ -5,7 +5,7 @@ For everything else, the console uses the same routes as any other client.
 
 from collections.abc import Awaitable
 from itertools import islice
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from fastapi import Query, Request
 from pydantic import BaseModel, Field
@@ -23,6 +23,7 @@ from tidelog.service.routes.dependencies import (
     TopicName,
     broker_log,
 )
+from tidelog.service.routes.group_resources_v3 import GroupState, assignor_of, state_of
 from tidelog.service.security.caller import CallerRights, may_describe_group
 from tidelog.service.telemetry.group_lags import GroupLags, group_ids
 from tidelog.service.telemetry.log_metrics import tail_bytes, unsealed_since_ms
@@ -39,7 +40,6 @@ from tidelog.storage.broker import Broker
 from tidelog.storage.core.acls import CLUSTER, DESCRIBE, GROUP, TOPIC
 from tidelog.storage.core.topic_configs import CONFIGS
 from tidelog.storage.state.cluster_state import Topic
-from tidelog.storage.state.group_types import DEFAULT_ASSIGNOR
 
 LAYOUT_PARTITIONS_MAX = 100
 """Bound of the partitions in one response with a topic's layout."""
@@ -343,7 +343,7 @@ async def list_topic_configs() -> list[ConfigDoc]:
 
 class GroupSummary(BaseModel):
     consumer_group_id: str
-    state: Literal["STABLE", "EMPTY"]
+    state: GroupState
     partition_assignor: str
     generation: int
     members: int
@@ -381,8 +381,8 @@ async def _group(log: Broker, group_id: str, rights: CallerRights) -> GroupSumma
     behind = await lags.summary(lambda topic: rights.may(DESCRIBE, TOPIC, topic))
     return GroupSummary(
         consumer_group_id=group_id,
-        state="STABLE" if held is not None and held.members else "EMPTY",
-        partition_assignor=DEFAULT_ASSIGNOR if held is None else held.assignor,
+        state=state_of(held),
+        partition_assignor=assignor_of(held),
         generation=0 if held is None else held.generation,
         members=0 if held is None else len(held.members),
         topics=sorted(behind.topics),

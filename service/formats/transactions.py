@@ -30,7 +30,7 @@ from tidelog.storage.core.chunk import Rows, weight
 from tidelog.storage.core.errors import InvalidRequest
 from tidelog.storage.core.model import OFFSET_MAX
 from tidelog.storage.state.committed_offsets import check_group_id, check_offset
-from tidelog.storage.state.group_members import NO_GENERATION
+from tidelog.storage.state.group_types import NO_GENERATION
 
 TRANSACTION_TOPICS_MAX = 100
 RECORDS_MAX = 10_000

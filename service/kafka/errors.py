@@ -16,6 +16,7 @@ from tidelog.storage.core.errors import (
     Corrupt,
     GroupNotEmpty,
     IllegalGeneration,
+    InconsistentGroupProtocol,
     InvalidConfig,
     InvalidRequest,
     InvalidTimestamp,
@@ -85,6 +86,7 @@ class Code(IntEnum):
     UNKNOWN_LEADER_EPOCH = 75
     UNSUPPORTED_COMPRESSION_TYPE = 76
     MEMBER_ID_REQUIRED = 79
+    GROUP_MAX_SIZE_REACHED = 81
     FENCED_INSTANCE_ID = 82
     GROUP_SUBSCRIBED_TO_TOPIC = 86
     INVALID_RECORD = 87
@@ -119,6 +121,7 @@ _TABLE: Mapping[type[LogError], tuple[Code, Code, Code, Code]] = {
     OutOfOrderSequence: (Code.OUT_OF_ORDER_SEQUENCE_NUMBER,) * 4,
     StaleCommit: (Code.INVALID_RECORD, *(Code.INVALID_REQUEST,) * 3),
     IllegalGeneration: (Code.ILLEGAL_GENERATION,) * 4,
+    InconsistentGroupProtocol: (Code.INCONSISTENT_GROUP_PROTOCOL,) * 4,
     UnknownMember: (Code.UNKNOWN_MEMBER_ID,) * 4,
     GroupNotEmpty: (Code.NON_EMPTY_GROUP,) * 4,
     Throttled: (

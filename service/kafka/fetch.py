@@ -34,8 +34,8 @@ from tidelog.storage.state.cluster_state import Topic
 API = "Fetch"
 FIRST_BY_ID = 13
 """The first version of Fetch that names topics by id."""
-ROOM_S = 0.05
-"""Time between two attempts if there is no memory for an answer."""
+ROOM_S, ROOM_S_MAX = 0.05, 0.4
+"""Time between two attempts if there is no memory for an answer. It doubles."""
 UNKNOWN = -1
 
 
@@ -151,6 +151,7 @@ class Fetch:
         wait_s = min(max(request.max_wait_ms, 0), settings.fetch_wait_ms_max) / 1000
         deadline_s = loop.time() + wait_s
         has_error = len(wanted) < sum(len(each.partitions) for each in request.topics)
+        pause_s = ROOM_S
         while True:
             reading = _Reading(min(max(request.max_bytes, 1), settings.fetch_bytes_max), share)
             slices = Slices()
@@ -161,7 +162,8 @@ class Fetch:
             if reading.size >= request.min_bytes or has_error or is_late:
                 return reading.size
             if reading.has_no_memory:
-                await asyncio.sleep(ROOM_S)
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, ROOM_S_MAX)
                 continue
             keys = [(each.topic, each.asked.partition) for each in wanted]
             try:

@@ -51,8 +51,9 @@ RECORD_COST = 80
 PARTS_MAX = 256
 """Batches that are appended in one turn of the event loop, about 20 us each."""
 REFUSED = "a batch with acks=0 was refused"
-ROOM_S = 0.02
-"""Time between two attempts to append while the write buffer is full."""
+ROOM_S, ROOM_S_MAX = 0.02, 0.4
+"""Time between two attempts to append while the write buffer is full. It doubles, because thousands
+of connections may wait."""
 WAIT_S_MAX = 30.0
 RECORD_ERRORS_MAX = 1_000
 API = "Produce"
@@ -290,12 +291,17 @@ class Produce:
             await self._refresh(request, work.client)
         if _cost(work.parts) > INLINE_COST:
             await in_thread(rights, work.check)
+        pause_s = ROOM_S
         while not work.is_begun:
             full = work.run()
-            if full is not None and (loop.time() >= deadline_s or self._context.is_draining):
+            if full is None:
+                await asyncio.sleep(0)
+                continue
+            if loop.time() >= deadline_s or self._context.is_draining:
                 work.refuse(full)
                 return
-            await asyncio.sleep(0 if full is None else ROOM_S)
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, ROOM_S_MAX)
 
     async def _refresh(self, request: ProduceRequest, client: Client) -> None:
         """Refresh the view: another broker may have created a topic, or given a permission."""

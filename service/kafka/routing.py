@@ -202,7 +202,7 @@ class Routing:
     def _without_topics(self, request: MetadataRequest, rights: CallerRights) -> MetadataResponse:
         operations = NOT_ASKED
         if request.include_cluster_authorized_operations:
-            operations = _operations(rights, CLUSTER, CLUSTER_NAME)
+            operations = operations_of(rights, CLUSTER, CLUSTER_NAME)
         nodes = self.nodes()
         return MetadataResponse(
             brokers=[
@@ -267,7 +267,7 @@ class Routing:
     ) -> MetadataResponseTopic:
         operations = NOT_ASKED
         if request.include_topic_authorized_operations:
-            operations = _operations(rights, TOPIC, topic.name)
+            operations = operations_of(rights, TOPIC, topic.name)
         return MetadataResponseTopic(
             error_code=Code.NONE,
             name=topic.name,
@@ -295,7 +295,7 @@ class Routing:
         nodes = self.nodes()
         operations = NOT_ASKED
         if request.include_cluster_authorized_operations:
-            operations = _operations(client.rights, CLUSTER, CLUSTER_NAME)
+            operations = operations_of(client.rights, CLUSTER, CLUSTER_NAME)
         return DescribeClusterResponse(
             throttle_time_ms=0,
             error_code=Code.NONE,
@@ -382,7 +382,7 @@ class Routing:
                 )
                 for number, leader in enumerate(leaders, start=first)
             ],
-            topic_authorized_operations=_operations(client.rights, TOPIC, topic.name),
+            topic_authorized_operations=operations_of(client.rights, TOPIC, topic.name),
         )
 
     # -- FindCoordinator
@@ -441,7 +441,7 @@ def is_topic_name(name: str) -> bool:
     return topic_checks.is_topic_name(name) and len(name) <= topic_checks.TOPIC_NAME_MAX
 
 
-def _operations(rights: CallerRights, resource_type: str, name: str) -> int:
+def operations_of(rights: CallerRights, resource_type: str, name: str) -> int:
     """Return the operations that the client may do, as Kafka's bits."""
     known = OPERATIONS_OF[resource_type]
     return sum(_OPERATION_BITS[each] for each in known if rights.may(each, resource_type, name))

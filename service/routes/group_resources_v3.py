@@ -24,7 +24,12 @@ from tidelog.storage.broker import Broker
 from tidelog.storage.core.acls import DESCRIBE, TOPIC
 from tidelog.storage.core.model import TopicIdPartition, TopicPartition
 from tidelog.storage.groups.short_lives import HeldMember
-from tidelog.storage.state.group_types import DEFAULT_ASSIGNOR, GroupMember
+from tidelog.storage.state.group_types import (
+    DEFAULT_ASSIGNOR,
+    ClientMember,
+    ConsumerGroup,
+    GroupMember,
+)
 
 
 class _GroupResource(Resource):
@@ -34,12 +39,32 @@ class _GroupResource(Resource):
 G = TypeVar("G", bound=_GroupResource)
 
 
+GroupState = Literal["STABLE", "PREPARING_REBALANCE", "EMPTY"]
+
+
+def state_of(group: ConsumerGroup | None) -> GroupState:
+    """Return the state of a group, as the cluster state has it."""
+    if group is None or not group.members:
+        return "EMPTY"
+    return "PREPARING_REBALANCE" if group.is_preparing else "STABLE"
+
+
+def assignor_of(group: ConsumerGroup | None) -> str:
+    if group is None:
+        return DEFAULT_ASSIGNOR
+    return group.protocol if group.is_assigned_by_clients else group.assignor
+
+
 class GroupData(_GroupResource):
     kind: Literal["KafkaConsumerGroup"] = "KafkaConsumerGroup"
     is_simple: bool = Field(description="the group has no members")
     partition_assignor: str = Field(examples=["sticky"])
-    state: Literal["STABLE", "EMPTY"]
+    state: GroupState
     type: Literal["CLASSIC"] = "CLASSIC"
+    assigned_by: Literal["LOG", "CLIENTS"] = Field(
+        description="LOG: the log assigns partitions, as to consumer instances. CLIENTS: a member "
+        "does, as in groups of Kafka clients. Not in Confluent's API"
+    )
     is_mixed_consumer_group: bool = False
     generation: int = Field(description="grows with every new assignment; not in Confluent's API")
     coordinator: Related
@@ -74,6 +99,10 @@ class ConsumerData(_GroupResource):
     consumer_id: str
     instance_id: str | None = Field(description="`group.instance.id` of a static member")
     client_id: str
+    host: str = Field(
+        description="address of a member that a Kafka client assigned, else empty; not in "
+        "Confluent's API"
+    )
     assignments: Related
 
 
@@ -204,8 +233,9 @@ class GroupResources:
             (),
             **more,
             is_simple=not has_members,
-            partition_assignor=DEFAULT_ASSIGNOR if group is None else group.assignor,
-            state="STABLE" if has_members else "EMPTY",
+            partition_assignor=assignor_of(group),
+            state=state_of(group),
+            assigned_by="CLIENTS" if group and group.is_assigned_by_clients else "LOG",
             generation=0 if group is None else group.generation,
             coordinator=self._make.related("brokers", self._coordinator()),
             consumers=self._make.related(*self._at, "consumers"),
@@ -221,6 +251,7 @@ class GroupResources:
             consumer_id=member.member_id,
             instance_id=member.instance_id or None,
             client_id=member.config.client_id,
+            host=member.host.lstrip("/") if isinstance(member, ClientMember) else "",
             assignments=self._make.related(*self._at, *below, "assignments"),
         )
 

@@ -48,10 +48,9 @@ from tidelog.storage.broker import Broker
 from tidelog.storage.core.acls import DELETE, DESCRIBE, GROUP, READ, TOPIC
 from tidelog.storage.core.actions import CommitOffsets, GroupOffset
 from tidelog.storage.core.errors import GroupNotEmpty, UnknownPartition
-from tidelog.storage.core.model import OFFSET_MAX, TopicPartition
+from tidelog.storage.core.model import OFFSET_MAX, TopicIdPartition, TopicPartition
 from tidelog.storage.state.committed_offsets import check_group_id
-from tidelog.storage.state.group_members import NO_GENERATION
-from tidelog.storage.state.group_types import GroupMember
+from tidelog.storage.state.group_types import NO_GENERATION, GroupMember
 
 GroupId = Annotated[str, Path(examples=["enrich"])]
 ConsumerId = Annotated[str, Path(examples=["rest-consumer-1"])]
@@ -314,7 +313,9 @@ async def list_assignments(
     """The partitions that a member reads, in topics that the caller may describe."""
     at = ("consumer-groups", group.group_id, "consumers", member.member_id, "assignments")
     after = page.position(str, int)
-    assigned = await assigned_in_order(group.log, member.owned, group.rights)
+    assigned = await assigned_in_order(
+        group.log, group.log.state.members.partitions_of(member), group.rights
+    )
     keys = assigned if after is None else (each for each in assigned if each > after)
     shell = AssignmentList(metadata=make.listed(*at), data=[])
     found: AssignmentList = await answer_page(
@@ -331,7 +332,8 @@ async def get_assignment(
     if topic is not None and group.rights.may(DESCRIBE, TOPIC, topic_name):
         with contextlib.suppress(UnknownPartition):
             number = partition_number(topic, partition_id)
-            if member.owns(topic.topic_id, number):
+            where = TopicIdPartition(topic.topic_id, number)
+            if where in group.log.state.members.partitions_of(member):
                 return group.make.assignment(member, TopicPartition(topic_name, number))
     raise NoSuchResource(f"Assignment {topic_name}-{partition_id} cannot be found.")
 

@@ -15,15 +15,16 @@ from tidelog.service.http.sockets import bound_sockets
 from tidelog.service.kafka.admin.configs import Configs
 from tidelog.service.kafka.admin.topics import Topics
 from tidelog.service.kafka.apis import Handlers, table
+from tidelog.service.kafka.connections.frame import RequestMemory
+from tidelog.service.kafka.connections.listener import Listener, limits_of
+from tidelog.service.kafka.connections.server import Server
 from tidelog.service.kafka.context import Context
 from tidelog.service.kafka.fetch import Fetch
-from tidelog.service.kafka.frame import RequestMemory
-from tidelog.service.kafka.listener import Listener, limits_of
+from tidelog.service.kafka.groups import group_apis
 from tidelog.service.kafka.offsets import Offsets
 from tidelog.service.kafka.placement import Placement
 from tidelog.service.kafka.produce import Produce
 from tidelog.service.kafka.routing import Routing
-from tidelog.service.kafka.server import Server
 from tidelog.service.kafka_settings import address_of
 from tidelog.service.peers.listener import reachable
 from tidelog.service.security.authenticator import Security
@@ -102,6 +103,7 @@ class KafkaServer:
             placement,
             Topics(context),
             Configs(context, named.node_id),
+            group_apis(context),
         )
         server = Server(
             asyncio.get_running_loop(),

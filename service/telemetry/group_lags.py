@@ -98,7 +98,7 @@ class GroupLags:
         """Find the member that reads each partition. Takes ~0.5 us for each partition."""
         found, group = cls(log, group_id), log.state.members.get(group_id)
         async for member in sliced([] if group is None else list(group.members.values())):
-            for where in member.owned:
+            for where in log.state.members.partitions_of(member):
                 if where not in found._readers:
                     found._read.setdefault(where.topic_id, []).append(where.partition)
                 found._readers[where] = member

@@ -113,6 +113,13 @@ class CommitOffsets(Action, frozen=True, array_like=True, tag="commit-offsets", 
     member_id: str = ""
 
 
+class DeleteOffsets(Action, frozen=True, array_like=True, tag="delete-offsets", gc=False):
+    """The committed offsets of a group in these partitions are deleted. Exists from level 4 on."""
+
+    group_id: str
+    partitions: list[TopicIdPartition]
+
+
 class MemberConfig(
     msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_unknown_fields=True
 ):
@@ -205,6 +212,48 @@ class DeleteGroup(Action, frozen=True, array_like=True, tag="delete-group", gc=F
     group_id: str
 
 
+class SettledMember(
+    msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_unknown_fields=True
+):
+    """A member of a group that clients assign. The log does not interpret `metadata`, which is the
+    member's subscription, and `assignment`. Timeouts are ms. If authentication is on, `principal`
+    is the client that joined."""
+
+    member_id: str
+    instance_id: str
+    client_id: str
+    host: str
+    session_timeout_ms: int
+    rebalance_timeout_ms: int
+    metadata: bytes
+    assignment: bytes
+    principal: str = ""
+
+    @property
+    def size(self) -> int:
+        """Return the bytes that count for the bound of a group."""
+        texts = (self.member_id, self.instance_id, self.client_id, self.host)
+        strings = sum(len(text.encode()) for text in texts)
+        return strings + len(self.metadata) + len(self.assignment)
+
+
+class SettleGroup(Action, frozen=True, array_like=True, tag="settle-group", gc=False):
+    """The result of a rebalance of a group that clients assign: its generation, and all members
+    with their assignments. `leader` is the member that computed the assignments with the assignor
+    `protocol`. Exists from level 4 on. `apply` refuses the action unless `coordinator` and `term`
+    are the group's. `term` is 0 if the cluster has no such group. The generation may be the current
+    one, if a static member joined again under another member id."""
+
+    group_id: str
+    coordinator: str
+    term: int
+    generation: int
+    protocol_type: str
+    protocol: str
+    leader: str
+    members: list[SettledMember]
+
+
 GroupAction = (
     JoinGroup
     | LeaveGroup
@@ -214,6 +263,7 @@ GroupAction = (
     | AssignByHand
     | Seek
     | DeleteGroup
+    | SettleGroup
 )
 
 
@@ -363,6 +413,8 @@ HoldAction = TakeHold | RenewHold | ReleaseHold
 
 SecondLevelAction = LoseRecords | SetBounds | HoldAction
 """The actions that level 1 of the format does not have."""
+FourthLevelAction = ReserveProducers | SettleGroup | DeleteOffsets
+"""The actions that level 3 of the format does not have."""
 
 AnyAction = (
     Append
@@ -370,6 +422,7 @@ AnyAction = (
     | InitProducer
     | ReserveProducers
     | CommitOffsets
+    | DeleteOffsets
     | CreateTopic
     | DeleteTopic
     | AlterTopic

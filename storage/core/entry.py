@@ -13,7 +13,7 @@ From untrusted bytes, the decoders return a value, or raise Corrupt or NewerLeve
 import hashlib
 import struct
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -22,7 +22,7 @@ from tidelog.storage.core.actions import (
     KAFKA_CODEC,
     AnyAction,
     Chunk,
-    ReserveProducers,
+    FourthLevelAction,
     SecondLevelAction,
 )
 from tidelog.storage.core.checksum import crc32c
@@ -149,7 +149,7 @@ def encode_header(entry: Entry) -> tuple[bytes, bytes]:
     """Return the bytes before the chunks, and the entry's hash. Raises InvalidRequest if the entry
     has an action that its level does not have, because no process could read the entry."""
     if entry.level < levels.KAFKA and _has_kafka_part(entry):
-        raise InvalidRequest("record batches and reserved ids exist from level 4 of the format on")
+        raise InvalidRequest("the format has this action, or record batches, from level 4 on")
     header = _encoder.encode(entry if entry.level > levels.FIRST else _first_level(entry))
     assert len(header) <= HEADER_BYTES_MAX, "readers refuse a header of this size"
     return _PREFIX.pack(MAGIC, len(header), crc32c(header)) + header, _hash(header)
@@ -230,7 +230,7 @@ def shares(entry: Entry) -> Iterator[tuple[DraftId, range]]:
 def _first_level(entry: Entry) -> list[object]:
     """Return the elements that level 1 has: no principals, no store time, and `origins` only if it
     is not empty."""
-    if _has_second_level_action(entry):
+    if _has_action(entry, SecondLevelAction):
         raise InvalidRequest("level 1 of the format has no such action: run `tidelog upgrade`")
     commits = [(it.commit_id, it.actions, it.key, it.hot) for it in entry.commits]
     elements = [
@@ -248,23 +248,16 @@ def _first_level(entry: Entry) -> list[object]:
 
 def _exceeds_first_level(entry: Entry) -> bool:
     has_more = bool(entry.store_ms) or any(commit.principal for commit in entry.commits)
-    return has_more or _has_second_level_action(entry)
+    return has_more or _has_action(entry, SecondLevelAction)
 
 
-def _has_second_level_action(entry: Entry) -> bool:
-    return any(
-        isinstance(action, SecondLevelAction)
-        for commit in entry.commits
-        for action in commit.actions
-    )
+def _has_action(entry: Entry, kinds: Any) -> bool:
+    return any(isinstance(action, kinds) for commit in entry.commits for action in commit.actions)
 
 
 def _has_kafka_part(entry: Entry) -> bool:
-    return any(chunk.codec == KAFKA_CODEC for chunk in entry.chunks) or any(
-        isinstance(action, ReserveProducers)
-        for commit in entry.commits
-        for action in commit.actions
-    )
+    has_batches = any(chunk.codec == KAFKA_CODEC for chunk in entry.chunks)
+    return has_batches or _has_action(entry, FourthLevelAction)
 
 
 def _hash(header: bytes) -> bytes:

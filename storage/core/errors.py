@@ -109,6 +109,11 @@ class UnknownMember(StaleCommit):
     """The group has no such member, or no members: Kafka's UNKNOWN_MEMBER_ID."""
 
 
+class InconsistentGroupProtocol(StaleCommit):
+    """The group has members of another kind: members that the log assigns and members that Kafka's
+    clients assign cannot share a group. In Kafka: INCONSISTENT_GROUP_PROTOCOL."""
+
+
 class GroupNotEmpty(StaleCommit):
     """The group has members, so it cannot be deleted. Or it has subscribed members, so no other
     client may commit its offsets. In Kafka: NON_EMPTY_GROUP."""

@@ -2,6 +2,10 @@
 
 coordinator     the coordinator of groups: heartbeats, expiry; Instance, its soft state for a member
 instances       consumer instances: subscribe, read, commit
+classic_groups    groups of Kafka's classic protocol: timers, commits, requests that wait
+classic_group     the protocol of one such group, as a state machine
+classic_roster    the members of one such group
+classic_requests  its requests and answers
 offset_commits  many members' commits in one commit of the log
 rebalances      counts of rebalances by reason, and the time until all members read again
 short_lives     refuses for a time the joins of clients whose members come and go

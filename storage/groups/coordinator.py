@@ -166,6 +166,7 @@ class Coordinator:
         member = self._log.state.members.member(group_id, member_id)
         if member is None:
             await self._log.wal.refresh()  # another broker may have just created the member (I3)
+        self.look(group_id, member_id)
         led = await self.coordinate(group_id)
         group, member = self.look(group_id, member_id)
         instance = led.instances.get(member_id)
@@ -192,7 +193,7 @@ class Coordinator:
     def look(self, group_id: str, member_id: str) -> tuple[ConsumerGroup, GroupMember]:
         group = self._log.state.members.get(group_id)
         member = None if group is None else group.members.get(member_id)
-        if group is None or member is None:
+        if group is None or member is None or group.is_assigned_by_clients:
             raise UnknownMember(f"group {group_id!r} has no member {member_id!r}")
         return group, member
 
@@ -270,14 +271,7 @@ class Coordinator:
         """Make this broker the group's coordinator, unless it already is."""
         group = self._log.state.members.get(group_id)
         if group is not None and group.coordinator != self.coordinators.me:
-            taking = self._taking.get(group_id)
-            if taking is None:
-                take = TakeGroup(group_id, self.coordinators.me)
-                taking = asyncio.create_task(self._log.submit(take))
-                self._taking[group_id] = taking
-                taking.add_done_callback(lambda _: self._taking.pop(group_id, None))
-                taking.add_done_callback(retrieve_exception)
-            await asyncio.shield(taking)
+            await self.take(group_id)
             group = self._log.state.members.get(group_id)
         if group is None:
             raise UnknownMember(f"group {group_id!r} has no members")
@@ -290,6 +284,17 @@ class Coordinator:
             self.led[group_id] = led
         return led
 
+    async def take(self, group_id: str) -> None:
+        """Commit that this broker coordinates the group from now on."""
+        taking = self._taking.get(group_id)
+        if taking is None:
+            take = TakeGroup(group_id, self.coordinators.me)
+            taking = asyncio.create_task(self._log.submit(take))
+            self._taking[group_id] = taking
+            taking.add_done_callback(lambda _: self._taking.pop(group_id, None))
+            taking.add_done_callback(retrieve_exception)
+        await asyncio.shield(taking)
+
     def drop(self, group_id: str, member_id: str) -> None:
         led = self.led.get(group_id)
         gone = None if led is None else led.instances.pop(member_id, None)
@@ -301,7 +306,11 @@ class Coordinator:
         found = []
         for group_id, led in list(self.led.items()):
             group = self._log.state.members.get(group_id)
-            if group is None or (group.coordinator, group.term) != (self.coordinators.me, led.term):
+            if (
+                group is None
+                or group.is_assigned_by_clients
+                or (group.coordinator, group.term) != (self.coordinators.me, led.term)
+            ):
                 for instance in self.led.pop(group_id).instances.values():
                     instance.wake()
             else:
@@ -364,6 +373,7 @@ class Coordinator:
             self.coordinate(group.group_id)
             for group in self._log.state.members
             if group.members
+            and not group.is_assigned_by_clients
             and self.coordinators.of(group.group_id, group.coordinator) == me
             and (group.coordinator != me or group.group_id not in self.led)
         ]

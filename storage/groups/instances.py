@@ -76,7 +76,7 @@ class Instances:
         self.coordinators = coordinators
         self._log = broker
         self.coordinator = Coordinator(broker, coordinators)
-        self._commits = OffsetCommits(broker, self.coordinator)
+        self.commits = OffsetCommits(broker, self.coordinator)
         self.task: asyncio.Task[None] | None = None
         self._patterns = PatternTopics(broker, may_describe)
 
@@ -126,7 +126,7 @@ class Instances:
         if session.member.config.auto_commit:
             await self._acknowledge(session.instance)
             with contextlib.suppress(LogError):  # another member may own the partitions
-                await self._commits.commit_due(session)
+                await self.commits.commit_due(session)
         await self._log.submit(LeaveGroup(group_id, member_id))
         self.coordinator.drop(group_id, member_id)
 
@@ -425,7 +425,7 @@ class Instances:
         UnknownMember, IllegalGeneration."""
         if offsets is None:
             await self._acknowledge(session.instance)
-            await self._commits.commit_due(session)
+            await self.commits.commit_due(session)
             return
         commits = [
             GroupOffset(*owned, offset, metadata=metadata)
@@ -433,7 +433,7 @@ class Instances:
             for owned in (self._known(where) or await self._owned(where),)
         ]
         if commits:
-            await self._commits.commit(session, commits)
+            await self.commits.commit(session, commits)
 
     async def _acknowledge(self, instance: Instance) -> None:
         """Mark sent records as delivered, after a short wait for a response under way."""
@@ -444,11 +444,11 @@ class Instances:
         """Commit delivered offsets before the assignment changes, while the members own them."""
         group, led = self._log.state.members.get(group_id), self.coordinator.led.get(group_id)
         if group is not None and led is not None:
-            await self._commits.commit_delivered([(group, led)])
+            await self.commits.commit_delivered([(group, led)])
 
     async def commit_delivered(self) -> None:
         """Auto-commit delivered offsets of all instances in few flushes."""
-        await self._commits.commit_delivered(self.coordinator.ours())
+        await self.commits.commit_delivered(self.coordinator.ours())
 
     # -- background work
 
@@ -466,7 +466,7 @@ class Instances:
                 await self.coordinator.expire(now_s)
 
     async def _tick(self) -> None:
-        await self._commits.commit_delivered(self.coordinator.ours(), AUTO_COMMITS_MAX)
+        await self.commits.commit_delivered(self.coordinator.ours(), AUTO_COMMITS_MAX)
         await self.coordinator.adopt_groups()
         await self._patterns.update([group for group, _ in self.coordinator.ours()])
 

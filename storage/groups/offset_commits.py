@@ -28,8 +28,7 @@ from tidelog.storage.groups.coordinator import (
 )
 from tidelog.storage.io.tasks import TASK_ENDS
 from tidelog.storage.log import Log
-from tidelog.storage.state.group_members import NO_GENERATION
-from tidelog.storage.state.group_types import ConsumerGroup
+from tidelog.storage.state.group_types import NO_GENERATION, ConsumerGroup
 
 log = logging.getLogger("tidelog.groups")
 
@@ -75,14 +74,10 @@ class OffsetCommits:
         group, member, instance, _ = session
         generation = group.generation if member.is_subscribed else NO_GENERATION
         action = CommitOffsets(group.group_id, generation, offsets, member.member_id)
-        principal = PRINCIPAL.get() if principal is None else principal
         before = instance.positions.commit(
             [TopicIdPartition(each.topic_id, each.partition) for each in offsets]
         )
-        if self._log.state.committed_offsets.check(action) is None:
-            done = self._add(action, principal)
-        else:  # the log would refuse it: send it alone, to delay no other member
-            done = asyncio.create_task(self._log.submit(action), context=_context(principal))
+        done = self.add(action, principal)
 
         def look(done: "asyncio.Future[None]") -> None:
             if done.cancelled() or done.exception() is not None:
@@ -90,6 +85,14 @@ class OffsetCommits:
 
         done.add_done_callback(look)
         return done
+
+    def add(self, action: CommitOffsets, principal: str | None = None) -> "asyncio.Future[None]":
+        """Commit offsets in the name of `principal`, or of the request's client if it is None."""
+        principal = PRINCIPAL.get() if principal is None else principal
+        if self._log.state.committed_offsets.check(action) is None:
+            return self._add(action, principal)
+        # The log would refuse it: send it alone, to delay no other member.
+        return asyncio.create_task(self._log.submit(action), context=_context(principal))
 
     async def commit_due(self, session: MemberSession) -> None:
         """Commit the member's delivered offsets."""

@@ -6,4 +6,5 @@ records       the records of batches: check them, read them into columns
 record_bytes  the bytes of records, from columns
 batch         check a producer's batch, place it for a consumer; split, decode and build batches
 kept          batches in requests, chunks and caches, as they came
+consumer_protocol  the assignments of consumers
 """

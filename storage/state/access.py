@@ -43,7 +43,8 @@ BYTE_RATES = (PRODUCER_BYTE_RATE, CONSUMER_BYTE_RATE)
 QUOTAS = (*BYTE_RATES, MUTATION_RATE, REQUEST_RATE, REQUEST_PERCENTAGE, *rules.NAMES)
 """All quotas. MUTATION_RATE and REQUEST_RATE are requests per second on each broker.
 REQUEST_PERCENTAGE is CPU time on each broker: 100 is all time of one thread. A quota with the name
-of a bound is a share of this bound of the cluster state. Below level 3 only BYTE_RATES exist."""
+of a bound is a share of this bound of the cluster state. Below level 3 only BYTE_RATES exist;
+CLIENT_BYTES exists from level 4 on."""
 PERCENTAGE_MAX = 100
 RATE_MAX = 2**53
 """Every JSON parser reads integers up to this value exactly."""
@@ -189,12 +190,13 @@ class Access:
     def _check_quotas(
         self, principal: str, rates: dict[str, int | None], level: int
     ) -> InvalidRequest | None:
-        known = QUOTAS if level >= rules.LEVEL else BYTE_RATES
+        known = [name for name in QUOTAS if _level_of(name) <= level]
         for name, rate in rates.items():
             if name not in known:
                 more = ""
                 if name in QUOTAS:
-                    more = f": it needs level {rules.LEVEL} of the format, see `tidelog upgrade`"
+                    needed = _level_of(name)
+                    more = f": it needs level {needed} of the format, see `tidelog upgrade`"
                 return InvalidRequest(f"quota {name[:99]!r} is none of {', '.join(known)}{more}")
             most = PERCENTAGE_MAX if name == REQUEST_PERCENTAGE else RATE_MAX
             if rate is not None and not 1 <= rate <= most:
@@ -203,6 +205,13 @@ class Access:
         if principal not in self.quotas and len(self.quotas) >= QUOTAS_MAX:
             return InvalidRequest(f"{len(self.quotas)} principals have quotas: no more are allowed")
         return None if principal == DEFAULT else acls.check_principal(principal)
+
+
+def _level_of(quota: str) -> int:
+    """Return the level of the format from which the quota exists."""
+    if quota in BYTE_RATES:
+        return levels.FIRST
+    return levels.KAFKA if quota == rules.CLIENT_BYTES else rules.LEVEL
 
 
 TopicFilter: TypeAlias = Callable[[Access, str, str], bool]

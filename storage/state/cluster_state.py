@@ -23,6 +23,7 @@ from tidelog.storage.core.actions import (
     CommitOffsets,
     CreateTopic,
     DeleteGroup,
+    DeleteOffsets,
     DeleteTopic,
     ForgetTopic,
     HoldAction,
@@ -133,8 +134,7 @@ class ClusterState:
         return self._configs[topic.topic_id]
 
     def idempotency_record(self, key: str, principal: str = "") -> IdempotencyRecord | None:
-        """Return the record of the principal's request with this key, or None if the state has no
-        such record, or has dropped it."""
+        """Return the record of the principal's request with this key, or None."""
         return self._keys.get(key, self.owner(principal))
 
     def check_new_key(self, principal: str) -> LogError | None:
@@ -303,7 +303,7 @@ class ClusterState:
                 return None if topic_id in self._by_id else self._checks.unknown(topic_id)
             case InitProducer() | ReserveProducers():
                 return self.producers.check_ids(action, self.level)
-            case RetireHotLog() | ForgetTopic():
+            case RetireHotLog() | ForgetTopic() | DeleteOffsets():
                 return None
             case SetBounds():
                 return self.bounds.check(action)
@@ -316,8 +316,8 @@ class ClusterState:
 
     def _do(self, action: AnyAction, owner: str) -> None:
         match action:
-            case CommitOffsets():
-                self.committed_offsets.commit(action, self.elapsed_ms, owner)
+            case CommitOffsets() | DeleteOffsets():
+                self.committed_offsets.do(action, self.elapsed_ms, owner)
             case Sealed(topic_id, partition, end_offset):
                 self._by_id[topic_id].partitions[partition].trim(end_offset)
             case CreateTopic(name, topic_id, count, configs):
@@ -417,7 +417,7 @@ class ClusterState:
             OwnersCheckpoint(
                 self.owners.by_id, self.committed_offsets.owners, records, self.producers.owners()
             ),
-            KafkaCheckpoint(self.producers.reserved),
+            KafkaCheckpoint(self.producers.reserved, self.members.kept_of_clients()),
         )
         return state_checkpoint.encode(snapshot)
 
@@ -444,11 +444,11 @@ class ClusterState:
         for topic in snapshot.topics:
             state._index(topic)
         state.owners.load(owners.topics)
-        state.members.load(snapshot.members)
+        kafka = snapshot.kafka or KafkaCheckpoint([], [])
+        state.members.load(snapshot.members, kafka.groups)
         state._keys.load({"": snapshot.keys, **owners.keys})
         state.origins.load(snapshot.origins)
-        if snapshot.kafka is not None:
-            state.producers.reserved += snapshot.kafka.reserved_ids
+        state.producers.reserved += kafka.reserved_ids
         return state
 
     def partitions(self) -> Iterator[tuple[Topic, int, Partition]]:

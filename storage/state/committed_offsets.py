@@ -21,7 +21,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from tidelog.storage.core.actions import AnyAction, Chunk, CommitOffsets, GroupOffset
+from tidelog.storage.core.actions import AnyAction, Chunk, CommitOffsets, DeleteOffsets, GroupOffset
 from tidelog.storage.core.errors import (
     BoundReached,
     InvalidRequest,
@@ -146,9 +146,16 @@ class CommittedOffsets:
             Need(rules.OFFSET_METADATA_BYTES, owner, size, ALL_METADATA_BYTES_MAX),
         ]
 
-    def commit(self, commit: CommitOffsets, now_ms: int, principal: str = "") -> None:
-        """Store the offsets, after `check`. If a partition occurs more than once, keep the last.
-        If the group has no owner and `principal` is not empty, `principal` becomes its owner."""
+    def do(self, commit: CommitOffsets | DeleteOffsets, now_ms: int, principal: str = "") -> None:
+        """Store or delete the offsets, after `check`. If a partition occurs more than once, keep
+        the last. If the group has no owner and `principal` is not empty, `principal` becomes its
+        owner."""
+        if isinstance(commit, DeleteOffsets):
+            topics = self._groups.get(commit.group_id, {})
+            for topic_id, number in commit.partitions:
+                self._drop(commit.group_id, topics.get(topic_id, {}), number)
+            self._sweep()
+            return
         if principal and commit.offsets and commit.group_id not in self.owners:
             self._own(commit.group_id, principal)
         for each in commit.offsets:

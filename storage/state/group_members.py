@@ -17,6 +17,7 @@ generation of a group id never decreases, because a new group begins at the high
 all dropped groups.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 import msgspec
@@ -33,6 +34,7 @@ from tidelog.storage.core.actions import (
     LeaveGroup,
     Seek,
     SeekPosition,
+    SettleGroup,
     Subscribe,
     TakeGroup,
 )
@@ -40,6 +42,7 @@ from tidelog.storage.core.errors import (
     AssignedOtherwise,
     GroupNotEmpty,
     IllegalGeneration,
+    InconsistentGroupProtocol,
     InvalidRequest,
     LogError,
     MemberExists,
@@ -53,22 +56,26 @@ from tidelog.storage.core.model import TopicIdPartition
 from tidelog.storage.state import shares as rules
 from tidelog.storage.state.assignors import ASSIGNORS
 from tidelog.storage.state.group_types import (
+    MEMBERS_OF_GROUP_MAX,
+    NO_GENERATION,
     Catalog,
+    ClientGroupCheckpoint,
+    ClientMember,
     ConsumerGroup,
-    GroupCheckpoint,
     GroupMember,
     Inputs,
     MembersCheckpoint,
+    check_name,
+    no_such_member,
+    partitions_of,
 )
 from tidelog.storage.state.shares import Need, Shares
 
-NO_GENERATION = -1
-NAME_BYTES_MAX = 255
-"""Bound of a member id, and of the `group.instance.id` of a static member."""
 PATTERN_CHARS_MAX = 1000
 MEMBERS_MAX = 50_000
 """Bound of all groups' members (I10); ~1 KiB in memory and 200 bytes in a checkpoint each."""
-MEMBERS_OF_GROUP_MAX = 1_000
+CLIENT_BYTES_MAX = 64 * 1024 * 1024
+"""Bound of the metadata and assignments of all groups that clients assign (I10)."""
 GROUP_TOPICS_MAX = 1_000
 """Bound of the topics that a member subscribes to by name or by pattern."""
 GROUP_PARTITIONS_MAX = 20_000
@@ -86,7 +93,7 @@ class GroupMembers:
         self._changed: set[str] = set()  # since the last `settle`
         self._catalog = catalog
         self._groups: dict[str, ConsumerGroup] = {}
-        self._generation_floor = 0
+        self.generation_floor = 0
         self._unsettled: set[str] = set()
 
     def __iter__(self) -> Iterator[ConsumerGroup]:
@@ -104,6 +111,10 @@ class GroupMembers:
         """Return the number of members of all groups."""
         return self._shares.total(rules.MEMBERS)
 
+    def partitions_of(self, member: GroupMember) -> Sequence[TopicIdPartition]:
+        """Return the partitions that the member reads, sorted."""
+        return partitions_of(member, self._catalog)
+
     def has_members(self, group_id: str) -> bool:
         group = self._groups.get(group_id)
         return group is not None and bool(group.members)
@@ -114,6 +125,11 @@ class GroupMembers:
         if isinstance(action, JoinGroup):
             return self._check_join(action)
         group = self._groups.get(action.group_id)
+        if isinstance(action, SettleGroup):
+            unknown = ConsumerGroup(
+                action.group_id, self.generation_floor, coordinator=action.coordinator
+            )
+            return (group or unknown).check_settled(action)
         if isinstance(action, DeleteGroup):
             if group is not None and group.members:
                 return GroupNotEmpty(f"group {action.group_id!r} has members")
@@ -123,8 +139,10 @@ class GroupMembers:
         if isinstance(action, TakeGroup):
             return None
         member = group.members.get(action.member_id)
-        if member is None:
-            return _no_such_member(action.group_id, action.member_id)
+        if member is None or (
+            isinstance(member, ClientMember) and not isinstance(action, LeaveGroup | ExpireMember)
+        ):
+            return no_such_member(action.group_id, action.member_id)
         match action:
             case Subscribe():
                 return self._check_subscription(group, member, action)
@@ -143,9 +161,11 @@ class GroupMembers:
         """Return what the action adds to the use of a bound by the principal of the member's
         config. The commit's principal does not count, because brokers also commit Subscribe without
         a client. Call `check` before."""
-        if not isinstance(action, JoinGroup | Subscribe):
+        if not isinstance(action, JoinGroup | Subscribe | SettleGroup):
             return []
         group = self._groups.get(action.group_id)
+        if isinstance(action, SettleGroup):
+            return _needs_of_clients(group, action)
         if isinstance(action, JoinGroup):
             principal = action.config.principal
             replaced = None
@@ -166,18 +186,22 @@ class GroupMembers:
         self._shares.add(rules.MEMBERS, member.config.principal, count)
         if member.pattern:
             self._shares.add(rules.PATTERNS, member.config.principal, count)
+        if isinstance(member, ClientMember):
+            size = member.settled.size
+            self._shares.add(rules.CLIENT_BYTES, member.config.principal, count * size)
 
     def _check_join(self, action: JoinGroup) -> LogError | None:
-        for what, name in (("member id", action.member_id), ("instance id", action.instance_id)):
-            if (name or what == "member id") and not _is_name(name):
-                return InvalidRequest(
-                    f"a {what} has 1 to {NAME_BYTES_MAX} bytes of printable characters, "
-                    f"not {name[:NAME_BYTES_MAX]!r}"
-                )
+        for name in (action.member_id, *filter(None, [action.instance_id])):
+            if (refusal := check_name(name)) is not None:
+                return refusal
         if action.assignor and action.assignor not in ASSIGNORS:
             known = ", ".join(ASSIGNORS)
             return InvalidRequest(f"assignor {action.assignor!r} is none of {known}")
         group = self._groups.get(action.group_id)
+        if group is not None and group.members and group.is_assigned_by_clients:
+            return InconsistentGroupProtocol(
+                f"group {action.group_id!r} has members of Kafka's clients: stop them first"
+            )
         if group is not None and action.member_id in group.members:
             return MemberExists(
                 f"Consumer with specified consumer ID already exists in the specified consumer "
@@ -251,41 +275,8 @@ class GroupMembers:
     def check_commit(self, commit: CommitOffsets) -> LogError | None:
         """Return the reason to refuse the commit, or None. The rules are as in Kafka's
         ClassicGroup. One more rule: a subscribed member must own the partitions."""
-        group = self._groups.get(commit.group_id)
-        if not commit.member_id:
-            return self._check_simple(commit, group)
-        member = None if group is None else group.members.get(commit.member_id)
-        if group is None or member is None:
-            return _no_such_member(commit.group_id, commit.member_id)
-        if not member.is_subscribed:
-            return self._check_simple(commit, group)
-        if commit.generation != group.generation:
-            return IllegalGeneration(
-                f"generation {commit.generation} is not valid: group {commit.group_id!r} has "
-                f"generation {group.generation}"
-            )
-        for each in commit.offsets:
-            if not member.owns(each.topic_id, each.partition):
-                return IllegalGeneration(
-                    f"{self._name_of(each.topic_id)}-{each.partition} is not assigned to "
-                    f"{commit.member_id!r} in generation {group.generation} of group "
-                    f"{commit.group_id!r}"
-                )
-        return None
-
-    def _check_simple(self, commit: CommitOffsets, group: ConsumerGroup | None) -> LogError | None:
-        if group is not None and (
-            group.inputs.subscriptions or (group.group_id in self._unsettled and group.is_active)
-        ):
-            return GroupNotEmpty(
-                f"group {commit.group_id!r} has subscribed members: only they may commit"
-            )
-        if commit.generation != NO_GENERATION:
-            return IllegalGeneration(
-                f"generation {commit.generation} is not valid: group {commit.group_id!r} "
-                "has no subscribed members"
-            )
-        return None
+        group = self._groups.get(commit.group_id) or ConsumerGroup(commit.group_id, NO_GENERATION)
+        return group.check_commit(commit, self._name_of, commit.group_id in self._unsettled)
 
     def _name_of(self, topic_id: str) -> str:
         names = (name for name, topic in self._catalog.items() if topic.topic_id == topic_id)
@@ -298,6 +289,9 @@ class GroupMembers:
         the commit removed the group or the member, do nothing."""
         if isinstance(action, JoinGroup):
             self._join(action, now_ms)
+            return
+        if isinstance(action, SettleGroup):
+            self._settle_group(action, now_ms)
             return
         if isinstance(action, DeleteGroup):
             self._drop(action.group_id)
@@ -370,13 +364,12 @@ class GroupMembers:
     def _join(self, action: JoinGroup, now_ms: int) -> None:
         group = self._groups.get(action.group_id)
         if group is None:
-            group = self._groups[action.group_id] = ConsumerGroup(
-                action.group_id, self._generation_floor
-            )
-        if action.member_id in group.members:
-            return  # the commit has a second join of this member
-        if action.assignor and not group.members:
-            group.assignor = action.assignor
+            group = self._new(action.group_id)
+        if action.member_id in group.members or (group.members and group.is_assigned_by_clients):
+            return  # an earlier action of the commit added the member, or settled the group
+        if not group.members:
+            group.assignor = action.assignor or group.assignor
+            group.become_assigned_by_log()
         if group.coordinator != action.coordinator:
             self._take(group, action.coordinator)
         member = GroupMember(action.member_id, now_ms, action.config, action.instance_id)
@@ -393,6 +386,24 @@ class GroupMembers:
         self._changed.add(action.group_id)
         self._unsettled.add(action.group_id)
 
+    def _settle_group(self, action: SettleGroup, now_ms: int) -> None:
+        group = self._groups.get(action.group_id)
+        if group is None:
+            group = self._new(action.group_id)
+            self._take(group, action.coordinator)
+        if group.members and not group.is_assigned_by_clients:
+            return  # an earlier action of the commit added a member
+        for member in group.members.values():
+            self._count(member, -1)
+        group.settle(action, now_ms)
+        for member in group.members.values():
+            self._count(member, 1)
+        self._changed.add(action.group_id)
+
+    def _new(self, group_id: str) -> ConsumerGroup:
+        group = self._groups[group_id] = ConsumerGroup(group_id, self.generation_floor)
+        return group
+
     def _take(self, group: ConsumerGroup, coordinator: str) -> None:
         group.coordinator = coordinator
         group.term += 1
@@ -400,6 +411,7 @@ class GroupMembers:
     def _remove(self, group: ConsumerGroup, member: GroupMember, now_ms: int) -> None:
         del group.members[member.member_id]
         self._count(member, -1)
+        group.is_preparing = group.is_assigned_by_clients and bool(group.members)
         if not group.members:
             group.emptied_ms = now_ms
 
@@ -438,55 +450,50 @@ class GroupMembers:
         if group is not None:
             for member in group.members.values():  # they joined earlier in the same commit
                 self._count(member, -1)
-            self._generation_floor = max(self._generation_floor, group.generation)
+            self.generation_floor = max(self.generation_floor, group.generation)
             self._changed.add(group_id)
 
     # -- checkpoints
 
     def kept(self) -> MembersCheckpoint | None:
         """Return the groups as part of a checkpoint, or None if there is nothing to store."""
-        if not (self._groups or self._generation_floor):
+        if not (self._groups or self.generation_floor):
             return None
         return MembersCheckpoint(
-            self._generation_floor,
-            [
-                GroupCheckpoint(
-                    group.group_id,
-                    group.generation,
-                    group.assignor,
-                    group.coordinator,
-                    group.term,
-                    group.emptied_ms,
-                    list(group.members.values()),
-                )
-                for group in self._groups.values()
-            ],
+            self.generation_floor,
+            [one.kept() for one in self._groups.values() if not one.is_assigned_by_clients],
         )
 
-    def load(self, kept: MembersCheckpoint | None) -> None:
+    def kept_of_clients(self) -> list[ClientGroupCheckpoint]:
+        """Return the groups that clients assign as part of a checkpoint."""
+        groups = self._groups.values()
+        return [one.kept_of_clients() for one in groups if one.is_assigned_by_clients]
+
+    def load(
+        self, kept: MembersCheckpoint | None, of_clients: Sequence[ClientGroupCheckpoint] = ()
+    ) -> None:
         """Restore from a checkpoint. The catalog must have the checkpoint's topics already."""
-        if kept is None:
-            return
-        self._generation_floor = kept.generation_floor
-        for each in kept.groups:
-            group = ConsumerGroup(
-                each.group_id,
-                each.generation,
-                each.assignor,
-                each.coordinator,
-                each.term,
-                each.emptied_ms,
-                {member.member_id: member for member in each.members},
-            )
+        self.generation_floor = 0 if kept is None else kept.generation_floor
+        for each in (*(() if kept is None else kept.groups), *of_clients):
+            group = ConsumerGroup.restored(each)
             group.inputs = self._inputs_of(group)
             self._groups[each.group_id] = group
-            for member in each.members:
+            for member in group.members.values():
                 self._count(member, 1)
 
 
-def _is_name(name: str) -> bool:
-    return 1 <= len(name.encode()) <= NAME_BYTES_MAX and name.isprintable()
-
-
-def _no_such_member(group_id: str, member_id: str) -> UnknownMember:
-    return UnknownMember(f"group {group_id!r} has no member {member_id!r}")
+def _needs_of_clients(group: ConsumerGroup | None, action: SettleGroup) -> list[Need]:
+    """Return what the result of a rebalance adds, by the principal of each member."""
+    members: Counter[str] = Counter()
+    sizes: Counter[str] = Counter()
+    for each in action.members:
+        members[each.principal] += 1
+        sizes[each.principal] += each.size
+    for before in () if group is None else group.members.values():
+        if isinstance(before, ClientMember):
+            members[before.config.principal] -= 1
+            sizes[before.config.principal] -= before.settled.size
+    return [
+        *(Need(rules.MEMBERS, who, more, MEMBERS_MAX) for who, more in members.items()),
+        *(Need(rules.CLIENT_BYTES, who, more, CLIENT_BYTES_MAX) for who, more in sizes.items()),
+    ]

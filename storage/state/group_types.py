@@ -1,17 +1,48 @@
 """Types of a consumer group in the cluster state.
 
+A group is of one of two kinds. The log assigns partitions to the members of REST's groups: `apply`
+runs the assignor. Kafka's clients assign partitions themselves (the classic protocol): one member,
+the leader, computes the assignments of all, and the coordinator commits them with `SettleGroup`.
+The log stores metadata and assignments of such members as opaque bytes. A group without members may
+change its kind.
+
 Pure. Only storage.state.group_members changes values of these types; other modules read them.
 """
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sized
+from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, TypeAlias, cast
 
 import msgspec
 
-from tidelog.storage.core.actions import MemberConfig, SeekPosition
+from tidelog.storage.core.actions import (
+    CommitOffsets,
+    MemberConfig,
+    SeekPosition,
+    SettledMember,
+    SettleGroup,
+)
+from tidelog.storage.core.errors import (
+    GroupNotEmpty,
+    IllegalGeneration,
+    InconsistentGroupProtocol,
+    InvalidRequest,
+    LogError,
+    UnknownMember,
+)
 from tidelog.storage.core.model import TopicIdPartition
+from tidelog.storage.kafka import consumer_protocol
+
+NO_GENERATION = -1
+NAME_BYTES_MAX = 255
+"""Bound of a member id, and of the `group.instance.id` of a static member."""
+MEMBERS_OF_GROUP_MAX = 1_000
+GROUP_BYTES_MAX = 1024 * 1024
+"""Bound of the metadata and assignments of one group that clients assign; in Kafka, the largest
+record of the topic that stores groups has the same bound."""
+GENERATION_MAX = 2**31 - 1
+KAFKA_DIALECT = "kafka"
 
 DEFAULT_ASSIGNOR = "sticky"
 """The sticky assignor moves the fewest partitions. A move costs time, because the new owner reads
@@ -70,6 +101,68 @@ class GroupMember(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
             self.sought = [one for one in self.sought if (one.topic_id, one.partition) in owned]
 
 
+class ClientMember(GroupMember, array_like=True, forbid_unknown_fields=True):
+    """One member of a group that clients assign. `config.max_poll_interval_ms` is its rebalance
+    timeout. `topics`, `pattern` and `owned` are empty, because the log does not interpret
+    `metadata` and `assignment`."""
+
+    host: str = ""
+    metadata: bytes = b""
+    assignment: bytes = b""
+
+    @classmethod
+    def of(cls, settled: SettledMember, joined_ms: int) -> "ClientMember":
+        config = MemberConfig(
+            auto_commit=False,
+            session_timeout_ms=settled.session_timeout_ms,
+            max_poll_interval_ms=settled.rebalance_timeout_ms,
+            dialect=KAFKA_DIALECT,
+            client_id=settled.client_id,
+            principal=settled.principal,
+        )
+        return cls(
+            settled.member_id,
+            joined_ms,
+            config,
+            settled.instance_id,
+            host=settled.host,
+            metadata=settled.metadata,
+            assignment=settled.assignment,
+        )
+
+    @property
+    def settled(self) -> SettledMember:
+        """Return the member as in the action that made it."""
+        return SettledMember(
+            self.member_id,
+            self.instance_id,
+            self.config.client_id,
+            self.host,
+            self.config.session_timeout_ms,
+            self.config.max_poll_interval_ms,
+            self.metadata,
+            self.assignment,
+            self.config.principal,
+        )
+
+
+def partitions_of(member: GroupMember, catalog: Catalog) -> Sequence[TopicIdPartition]:
+    """Return the partitions that a member reads, sorted. A member that a client assigned reads the
+    existing partitions of its assignment, or none if its assignment is not in the format of Kafka's
+    consumers. In this case, the time is ~1 us for each partition."""
+    if not isinstance(member, ClientMember):
+        return member.owned
+    return sorted(
+        {
+            TopicIdPartition(topic.topic_id, number)
+            for name, numbers in consumer_protocol.assigned(member.assignment)
+            if (topic := catalog.get(name)) is not None
+            for number in numbers
+            if 0 <= number < len(topic.partitions)
+        }
+    )
+
+
 class GroupCheckpoint(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     """A group in a checkpoint."""
 
@@ -82,8 +175,24 @@ class GroupCheckpoint(msgspec.Struct, array_like=True, forbid_unknown_fields=Tru
     members: list[GroupMember]
 
 
+class ClientGroupCheckpoint(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    """A group that clients assign, in a checkpoint."""
+
+    group_id: str
+    generation: int
+    protocol_type: str
+    protocol: str
+    leader: str
+    coordinator: str
+    term: int
+    emptied_ms: int
+    is_preparing: bool
+    members: list[ClientMember]
+
+
 class MembersCheckpoint(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
-    """All groups in a checkpoint. The generations of new groups begin at `generation_floor`."""
+    """All groups that the log assigns, in a checkpoint. The generations of new groups begin at
+    `generation_floor`."""
 
     generation_floor: int
     groups: list[GroupCheckpoint]
@@ -99,7 +208,12 @@ class Inputs(NamedTuple):
 
 @dataclass(eq=False)
 class ConsumerGroup:
-    """One group and its members. GroupMembers owns it; other modules only read it."""
+    """One group and its members. GroupMembers owns it; other modules only read it.
+
+    If clients assign the group, `protocol_type` is not empty, all members are ClientMembers,
+    `protocol` is the assignor's name, and `leader` the member that assigned. `is_preparing` is True
+    from the removal of a member until the next `SettleGroup`.
+    """
 
     group_id: str
     generation: int
@@ -109,13 +223,188 @@ class ConsumerGroup:
     emptied_ms: int = 0
     members: dict[str, GroupMember] = field(default_factory=dict)
     inputs: Inputs = Inputs({}, {})
+    protocol_type: str = ""
+    protocol: str = ""
+    leader: str = ""
+    is_preparing: bool = False
 
     @property
     def is_active(self) -> bool:
         """Return whether members share partitions. If they do, only members may commit offsets."""
+        if self.is_assigned_by_clients:
+            return bool(self.members)
         return bool(self.inputs.subscriptions) or any(
             member.is_subscribed for member in self.members.values()
         )
 
+    @property
+    def is_assigned_by_clients(self) -> bool:
+        return bool(self.protocol_type)
+
     def member_of_instance(self, instance_id: str) -> GroupMember | None:
         return next((one for one in self.members.values() if one.instance_id == instance_id), None)
+
+    def check_commit(
+        self, commit: CommitOffsets, name_of: Callable[[str], str], is_unsettled: bool
+    ) -> LogError | None:
+        """Return why the group refuses the commit, or None. `name_of` returns the name of a topic
+        id. `is_unsettled` is True if the entry has changed members, but not yet the assignment."""
+        member = self.members.get(commit.member_id)
+        if member is None and commit.member_id:
+            return no_such_member(self.group_id, commit.member_id)
+        if self.members and self.is_assigned_by_clients:
+            if member is None:
+                return GroupNotEmpty(f"group {self.group_id!r} has members: only they may commit")
+            return self._check_generation(commit)
+        if member is None or not member.is_subscribed:
+            return self._check_simple(commit, is_unsettled)
+        refusal = self._check_generation(commit)
+        for each in commit.offsets:
+            if refusal is None and not member.owns(each.topic_id, each.partition):
+                refusal = IllegalGeneration(
+                    f"{name_of(each.topic_id)}-{each.partition} is not assigned to "
+                    f"{commit.member_id!r} in generation {self.generation} of group "
+                    f"{commit.group_id!r}"
+                )
+        return refusal
+
+    def _check_generation(self, commit: CommitOffsets) -> IllegalGeneration | None:
+        if commit.generation == self.generation:
+            return None
+        return IllegalGeneration(
+            f"generation {commit.generation} is not valid: group {commit.group_id!r} has "
+            f"generation {self.generation}"
+        )
+
+    def _check_simple(self, commit: CommitOffsets, is_unsettled: bool) -> LogError | None:
+        if self.inputs.subscriptions or (is_unsettled and self.is_active):
+            return GroupNotEmpty(
+                f"group {commit.group_id!r} has subscribed members: only they may commit"
+            )
+        if commit.generation != NO_GENERATION:
+            return IllegalGeneration(
+                f"generation {commit.generation} is not valid: group {commit.group_id!r} "
+                "has no subscribed members"
+            )
+        return None
+
+    # -- groups that clients assign
+
+    def check_settled(self, action: SettleGroup) -> LogError | None:
+        """Return why the group cannot have this result of a rebalance, or None. A group that the
+        cluster does not have yet is checked as one of term 0 without members."""
+        if self.members and not self.is_assigned_by_clients:
+            return InconsistentGroupProtocol(
+                f"group {self.group_id!r} has members that the log assigns: stop them first"
+            )
+        if (action.term, action.coordinator) != (self.term, self.coordinator):
+            return IllegalGeneration(
+                f"group {self.group_id!r} has a newer coordinator: this term is over"
+            )
+        least = self.generation + (not self.members)
+        if not least <= action.generation <= GENERATION_MAX:
+            return IllegalGeneration(
+                f"generation {action.generation} is not valid: group {self.group_id!r} has "
+                f"generation {self.generation}"
+            )
+        return _check_members(action)
+
+    def settle(self, action: SettleGroup, now_ms: int) -> None:
+        """Make the action's members the members of the group."""
+        before = self.members
+        self.generation = action.generation
+        self.protocol_type, self.protocol = action.protocol_type, action.protocol
+        self.leader, self.is_preparing = action.leader, False
+        self.inputs = Inputs({}, {})
+        self.members = {}
+        for each in action.members:
+            known = before.get(each.member_id)
+            joined_ms = now_ms if known is None else known.joined_ms
+            self.members[each.member_id] = ClientMember.of(each, joined_ms)
+
+    def become_assigned_by_log(self) -> None:
+        """Change the kind of the group, which must not have members."""
+        self.protocol_type = self.protocol = self.leader = ""
+        self.is_preparing = False
+
+    # -- checkpoints
+
+    def kept(self) -> GroupCheckpoint:
+        return GroupCheckpoint(
+            self.group_id,
+            self.generation,
+            self.assignor,
+            self.coordinator,
+            self.term,
+            self.emptied_ms,
+            list(self.members.values()),
+        )
+
+    def kept_of_clients(self) -> ClientGroupCheckpoint:
+        return ClientGroupCheckpoint(
+            self.group_id,
+            self.generation,
+            self.protocol_type,
+            self.protocol,
+            self.leader,
+            self.coordinator,
+            self.term,
+            self.emptied_ms,
+            self.is_preparing,
+            [member for member in self.members.values() if isinstance(member, ClientMember)],
+        )
+
+    @classmethod
+    def restored(cls, kept: GroupCheckpoint | ClientGroupCheckpoint) -> "ConsumerGroup":
+        group = cls(
+            kept.group_id,
+            kept.generation,
+            coordinator=kept.coordinator,
+            term=kept.term,
+            emptied_ms=kept.emptied_ms,
+            members={member.member_id: member for member in kept.members},
+        )
+        if isinstance(kept, GroupCheckpoint):
+            group.assignor = kept.assignor
+        else:
+            group.protocol_type, group.protocol = kept.protocol_type, kept.protocol
+            group.leader, group.is_preparing = kept.leader, kept.is_preparing
+        return group
+
+
+def _check_members(action: SettleGroup) -> InvalidRequest | None:
+    members = action.members
+    ids = {each.member_id for each in members}
+    places = [each.instance_id for each in members if each.instance_id]
+    if len(ids) < len(members) or len(set(places)) < len(places):
+        return InvalidRequest(f"group {action.group_id!r} would have a member twice")
+    if action.leader not in ids or not action.protocol_type:
+        return InvalidRequest(
+            f"group {action.group_id!r} needs a protocol type, and a leader that is a member"
+        )
+    for name in (*ids, *places):
+        if (refusal := check_name(name)) is not None:
+            return refusal
+    size = sum(each.size for each in members)
+    size += len(action.protocol_type.encode()) + len(action.protocol.encode())
+    if len(members) > MEMBERS_OF_GROUP_MAX or size > GROUP_BYTES_MAX:
+        return InvalidRequest(
+            f"group {action.group_id!r} would have {len(members)} members with {size} bytes of "
+            f"metadata and assignments: the maximum is {MEMBERS_OF_GROUP_MAX} members and "
+            f"{GROUP_BYTES_MAX} bytes"
+        )
+    return None
+
+
+def check_name(name: str) -> InvalidRequest | None:
+    """Return why this cannot be a member id or an instance id, or None."""
+    if 1 <= len(name.encode()) <= NAME_BYTES_MAX and name.isprintable():
+        return None
+    return InvalidRequest(
+        f"a member id and an instance id have 1 to {NAME_BYTES_MAX} bytes of printable "
+        f"characters, not {name[:NAME_BYTES_MAX]!r}"
+    )
+
+
+def no_such_member(group_id: str, member_id: str) -> UnknownMember:
+    return UnknownMember(f"group {group_id!r} has no member {member_id!r}")

@@ -37,7 +37,7 @@ each pattern. The share without a quota is 1,000, the most members of one group.
 
 TOPICS, PARTITIONS, KEYS = "topics", "partitions", "keys"
 OFFSETS, OFFSET_METADATA_BYTES = "offsets", "offset_metadata_bytes"
-MEMBERS, PATTERNS = "members", "patterns"
+MEMBERS, PATTERNS, CLIENT_BYTES = "members", "patterns", "client_group_bytes"
 IDEMPOTENCY_KEYS = "idempotency_keys"
 PRODUCERS, PRODUCER_PARTITIONS = "producers", "producer_partitions"
 
@@ -62,6 +62,7 @@ _WORDS = {
     OFFSET_METADATA_BYTES: _Words("bytes of offset metadata", _EXPIRE, 600_000),
     MEMBERS: _Words("members of groups", _LEAVE),
     PATTERNS: _Words("members that subscribe by pattern", _LEAVE),
+    CLIENT_BYTES: _Words("bytes of groups that clients assign", "stop members of such groups"),
     IDEMPOTENCY_KEYS: _Words("idempotency keys", "they expire after an hour"),
     PRODUCERS: _Words("producer ids", "they expire after a day without use"),
     PRODUCER_PARTITIONS: _Words(

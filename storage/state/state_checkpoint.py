@@ -10,7 +10,7 @@ from tidelog.storage.state.cluster_bounds import BoundsCheckpoint
 from tidelog.storage.state.committed_offsets import KeptGroups
 from tidelog.storage.state.elapsed import ElapsedCheckpoint
 from tidelog.storage.state.forwarded_drafts import AppliedDraftMark
-from tidelog.storage.state.group_types import MembersCheckpoint
+from tidelog.storage.state.group_types import ClientGroupCheckpoint, MembersCheckpoint
 from tidelog.storage.state.holds import Hold
 from tidelog.storage.state.outcome import IdempotencyRecord, OwnedRecords
 from tidelog.storage.state.producers import ProducerOwners, ProducersCheckpoint, ReservedIds
@@ -35,6 +35,7 @@ class KafkaCheckpoint(msgspec.Struct, array_like=True, forbid_unknown_fields=Tru
     """The parts of the state that only Kafka's protocol has, from level 4 on."""
 
     reserved_ids: list[ReservedIds]
+    groups: list[ClientGroupCheckpoint]
 
 
 class StateCheckpoint(msgspec.Struct, array_like=True, forbid_unknown_fields=True):

@@ -27,9 +27,12 @@ from tidelog.storage.core.actions import (
     Chunk,
     CommitOffsets,
     CreateTopic,
+    DeleteOffsets,
     DeleteTopic,
+    ExpireMember,
     GroupOffset,
     InitProducer,
+    LeaveGroup,
     LoseRecords,
     ProducerBatch,
     ReleaseHold,
@@ -39,12 +42,14 @@ from tidelog.storage.core.actions import (
     Sealed,
     SetBounds,
     SetQuotas,
+    SettledMember,
+    SettleGroup,
     TakeHold,
 )
 from tidelog.storage.core.bounds import Bounds
 from tidelog.storage.core.chunk import Rows
 from tidelog.storage.core.entry import Draft, Entry, HotMark, IdempotencyKey
-from tidelog.storage.core.model import SegmentFile
+from tidelog.storage.core.model import SegmentFile, TopicIdPartition
 from tidelog.storage.io.folder import FolderStore
 from tidelog.storage.tables import segment as segments
 from tidelog.storage.tables.delta import DeltaManifest
@@ -207,6 +212,29 @@ class Making:
             [TopicRecords(AUDIT, 0, checked(rows_of_json("4")))], 0, commit_id=self.clock.new_id()
         )
         await self.commit(*requests, self.request({1: rows_of_json("5")}), stamp)
+        await self.commit_client_groups()
+
+    async def commit_client_groups(self) -> None:
+        """A group of Kafka's clients that settles twice and loses a member, another that becomes
+        empty, and an offset that is deleted."""
+        members = [
+            SettledMember("m-1", "", "app", "/10.0.0.1", 45_000, 300_000, b"m1", b"a1", ALICE),
+            SettledMember("m-2", "pod", "app", "/10.0.0.2", 45_000, 300_000, b"m2", b"a2"),
+        ]
+        rebalance = SettleGroup("kafka", "b", 0, 1, "consumer", "range", "m-1", members)
+        again = SettleGroup("kafka", "b", 1, 2, "consumer", "range", "m-2", members[::-1])
+        alone = SettleGroup("alone", "b", 0, 1, "connect", "mine", "m-2", members[1:])
+        offsets = [GroupOffset(FLIGHTS, number, 1) for number in (0, 1)]
+        for action in (
+            rebalance,
+            again,
+            CommitOffsets("kafka", 2, offsets, "m-1"),
+            DeleteOffsets("kafka", [TopicIdPartition(FLIGHTS, 1)]),
+            LeaveGroup("kafka", "m-1"),
+            alone,
+            ExpireMember("alone", "m-2", 1),
+        ):
+            await self.commit(self.request(actions=[action]), principal=ALICE)
 
     async def make_raised(self) -> None:
         """A commit and a checkpoint at level 1, the entry that raises it, both at level 2, each

@@ -39,10 +39,10 @@ def test_level_3_adds_what_belongs_to_principals(tmp_path: Path) -> None:
 
 
 def test_level_4_keeps_the_batches_of_kafka_producers(tmp_path: Path) -> None:
-    folder, name = folder_of(4), f"checkpoints/{17:020}"
+    folder, name = folder_of(4), f"checkpoints/{24:020}"
     state = state_in(name, folder)
     assert (state[0], len(state)) == (4, 19)
-    assert state[-1] == [[[1, 1001, state[14][0] - 1500]]]
+    assert state[-1][0] == [[1, 1001, state[14][0] - 8 * 1500]]
     header = header_of(f"wal/{17:020}", folder)
     kept, rows, stamped = header[6]
     assert [(chunk[5], chunk[9]) for chunk in (kept, rows, stamped)] == [
@@ -66,4 +66,33 @@ def test_level_4_keeps_the_batches_of_kafka_producers(tmp_path: Path) -> None:
     assert batches.decoded().column("value").to_pylist() == [
         *(record["value"] for record in FLIGHTS),
         *(b"2", b"3", b"1"),
+    ]
+
+
+def test_level_4_keeps_the_groups_that_clients_assign() -> None:
+    folder = folder_of(4)
+    state = state_in(f"checkpoints/{24:020}", folder)
+    now_ms = state[14][0]
+    config = ["binary", "latest", False, -1, 1000, 45_000, 300_000, "kafka", "app", ""]
+    member = ["m-2", now_ms - 6 * 1500, config, "pod", [], "", False, [], [], "/10.0.0.2"]
+    assert state[-1][1] == [
+        ["kafka", 2, "consumer", "range", "m-2", "b", 1, 0, True, [[*member, b"m2", b"a2"]]],
+        ["alone", 1, "connect", "mine", "m-2", "b", 1, now_ms, False, []],
+    ]
+    assert list(state[10]["kafka"]) == ["a" * 32]
+    assert [row[0] for row in state[10]["kafka"]["a" * 32]] == [0]
+    (settled,) = header_of(f"wal/{18:020}", folder)[7][0][1]
+    assert settled == [
+        "settle-group",
+        "kafka",
+        "b",
+        0,
+        1,
+        "consumer",
+        "range",
+        "m-1",
+        [
+            ["m-1", "", "app", "/10.0.0.1", 45_000, 300_000, b"m1", b"a1", "User:alice"],
+            ["m-2", "pod", "app", "/10.0.0.2", 45_000, 300_000, b"m2", b"a2", ""],
+        ],
     ]

@@ -76,6 +76,7 @@ async def test_groups_and_their_members(broker: Broker, topic: str, groups: Grou
         "state": "STABLE",
         "type": "CLASSIC",
         "is_mixed_consumer_group": False,
+        "assigned_by": "LOG",
         "generation": 1,
         "coordinator": {"related": base.replace("consumer-groups", "brokers/1")},
         "consumers": {"related": f"{base}/g/consumers"},

@@ -52,8 +52,8 @@ function Seen({ seen }) {
   const worst = lags.reduce((most, one) => (one.lag > (most?.lag ?? -1) ? one : most), null);
   return html`
     <div class="stats">
-      <${Stat} name="State" value=${group.state.toLowerCase()} note=${`generation ${count(group.generation)}`} />
-      <${Stat} name="Members" value=${count(members.length)} note=${group.partition_assignor} />
+      <${Stat} name="State" value=${group.state.toLowerCase().replace("_", " ")} note=${`generation ${count(group.generation)}`} />
+      <${Stat} name="Members" value=${count(members.length)} note=${group.assigned_by === "CLIENTS" ? `${group.partition_assignor}, Kafka clients` : group.partition_assignor} />
       <${Stat} name="Lag" value=${short(total)} note=${counted(lags.length, "partition")} title=${`${count(total)} records`} />
       <${Stat} name="Worst partition" value=${worst ? short(worst.lag) : "–"} note=${worst ? `${worst.topic_name}-${worst.partition_id}` : ""} />
     </div>
@@ -110,6 +110,7 @@ function Members({ members }) {
   const columns = [
     { name: "Member", of: (m) => m.consumer_id, show: (m) => html`<span class="name">${m.consumer_id}</span>${m.instance_id && html` <${Badge}>static ${m.instance_id}<//>`}` },
     { name: "Client", low: true, of: (m) => m.client_id, show: (m) => m.client_id || "–" },
+    { name: "Address", low: true, of: (m) => m.host, show: (m) => m.host || "–" },
     { name: "Partitions", right: true, of: (m) => m.reads.length, show: (m) => count(m.reads.length) },
     { name: "Reads", show: (m) => html`<span class="wraps">${reads(m) || "–"}</span>` },
   ];

@@ -23,7 +23,7 @@ function List({ groups, search }) {
   if (!found.length) return html`<${Empty} title="Nothing found">No group name contains “${search}”.<//>`;
   const columns = [
     { name: "Group", of: (g) => g.consumer_group_id, show: (g) => html`<a class="name" href=${groupHref(g.consumer_group_id)}>${g.consumer_group_id}</a>` },
-    { name: "State", of: (g) => g.state, show: (g) => html`<${Badge} kind=${g.state === "STABLE" ? "good" : ""}>${g.state.toLowerCase()}<//>` },
+    { name: "State", of: (g) => g.state, show: (g) => html`<${Badge} kind=${g.state === "STABLE" ? "good" : ""}>${g.state.toLowerCase().replace("_", " ")}<//>` },
     { name: "Members", right: true, of: (g) => g.members, show: (g) => count(g.members) },
     { name: "Lag", right: true, of: (g) => g.total_lag, show: (g) => html`<span class=${g.total_lag ? "" : "muted"} title=${count(g.total_lag)}>${short(g.total_lag)}</span>` },
     { name: "Worst partition", right: true, low: true, of: (g) => g.max_lag, show: (g) => short(g.max_lag) },

@@ -11,7 +11,7 @@ from aiokafka.record.default_records import DefaultRecordBatchBuilder
 
 from tests.service.conftest import QUIET
 from tests.service.kafka.wire import MemoryTransport, answer, framed
-from tidelog.service.kafka.connection import Connection
+from tidelog.service.kafka.connections.connection import Connection
 from tidelog.service.kafka.messages.schema import Message
 from tidelog.service.security.authenticator import Security
 from tidelog.service.security.caller import topic_filter

@@ -12,12 +12,13 @@ import pytest
 from tests.service.kafka.wire import MemoryTransport, answer, framed
 from tests.support import vloop
 from tidelog.service.http.admission import Admission, Limits, Phase
-from tidelog.service.kafka import connection as connections
 from tidelog.service.kafka.apis import Api
 from tidelog.service.kafka.client import Client, CloseConnection, Encoded, Later
-from tidelog.service.kafka.connection import CLOSE_DELAY_S, UNANSWERED_MAX, Connection
+from tidelog.service.kafka.connections import connection as connections
+from tidelog.service.kafka.connections.connection import CLOSE_DELAY_S, UNANSWERED_MAX, Connection
+from tidelog.service.kafka.connections.frame import RequestMemory
+from tidelog.service.kafka.connections.server import Server
 from tidelog.service.kafka.errors import Code
-from tidelog.service.kafka.frame import RequestMemory
 from tidelog.service.kafka.messages.fetch import FetchRequest, FetchResponse
 from tidelog.service.kafka.messages.handshake import (
     ApiVersionsRequest,
@@ -27,7 +28,6 @@ from tidelog.service.kafka.messages.handshake import (
 )
 from tidelog.service.kafka.messages.metadata import MetadataRequest, MetadataResponse
 from tidelog.service.kafka.messages.produce import ProduceRequest, ProduceResponse
-from tidelog.service.kafka.server import Server
 from tidelog.service.telemetry.kafka_counters import KafkaCounters
 
 PRODUCE = ProduceRequest(acks=-1, timeout_ms=1000, topic_data=[])
@@ -169,7 +169,7 @@ async def test_bytes_of_unanswered_requests_are_bounded() -> None:
 @virtual
 async def test_memory_is_shared_by_connections() -> None:
     frame = framed(PRODUCE, 9)
-    peer = Peer(memory=len(frame))
+    peer = Peer(memory=4 * len(frame))
     other_transport, other = peer.connect()
     peer.send(frame)
     other.frames.push(frame)

@@ -25,6 +25,12 @@ from tidelog.service.kafka.messages.fetch import (
     OffsetForLeaderTopic,
 )
 from tidelog.service.kafka.messages.primitives import ZERO_UUID
+from tidelog.service.kafka.messages.topics import (
+    DescribeLogDirsRequest,
+    DescribeLogDirsResponse,
+    ListPartitionReassignmentsRequest,
+    ListPartitionReassignmentsResponse,
+)
 
 
 def _wanted(
@@ -267,3 +273,17 @@ async def test_the_only_leader_epoch_is_0(filled: Client, version: int) -> None:
         (one.error_code, one.leader_epoch, one.end_offset) for one in response.topics[0].partitions
     ]
     assert found == [(0, 0, 6), (0, -1, -1), (Code.UNKNOWN_TOPIC_OR_PARTITION, -1, -1)]
+
+
+async def test_sizes_and_reassignments(kafka: Kafka, filled: Client) -> None:
+    for version in range(1, 5):
+        sizes = await filled.ask(
+            DescribeLogDirsRequest(topics=None), DescribeLogDirsResponse, version
+        )
+        (place,) = sizes.results
+        partitions = {one.partition_index: one.partition_size for one in place.topics[0].partitions}
+        assert partitions[0] > partitions[1] > partitions[2] == 0
+    none = await filled.ask(
+        ListPartitionReassignmentsRequest(), ListPartitionReassignmentsResponse, 0
+    )
+    assert (none.error_code, none.topics) == (0, [])

@@ -5,7 +5,7 @@ import struct
 
 import pytest
 
-from tidelog.service.kafka.frame import (
+from tidelog.service.kafka.connections.frame import (
     FRAME_BYTES_MIN,
     PRODUCE_BYTES_MAX,
     REQUEST_BYTES_MAX,
@@ -14,6 +14,7 @@ from tidelog.service.kafka.frame import (
     AnswerShares,
     FrameReader,
     FrameRefused,
+    MemoryPool,
     RequestMemory,
 )
 
@@ -109,7 +110,7 @@ def test_a_frame_waits_for_memory() -> None:
 
 
 class _Taker:
-    def __init__(self, memory: RequestMemory, size: int, order: list[int]) -> None:
+    def __init__(self, memory: MemoryPool, size: int, order: list[int]) -> None:
         self._memory, self.size, self._order = memory, size, order
 
     def on_memory(self) -> None:
@@ -118,7 +119,7 @@ class _Taker:
 
 
 def test_memory_is_given_in_the_order_of_the_requests() -> None:
-    memory, order = RequestMemory(100), list[int]()
+    memory, order = MemoryPool(100), list[int]()
     first, large, small, last = (_Taker(memory, size, order) for size in (60, 90, 5, 1000))
     for one in (first, large, small, last):
         one.on_memory()
@@ -134,7 +135,7 @@ def test_memory_is_given_in_the_order_of_the_requests() -> None:
 
 
 def test_a_taker_that_leaves_lets_the_next_one_go_on() -> None:
-    memory, order = RequestMemory(100), list[int]()
+    memory, order = MemoryPool(100), list[int]()
     first, large, small = (_Taker(memory, size, order) for size in (60, 90, 5))
     for one in (first, large, small):
         one.on_memory()
@@ -152,3 +153,24 @@ def test_shares_of_answers_are_released_when_the_socket_has_taken_them() -> None
     assert released == ["a"]
     shares.release_all()
     assert released == ["a", "b"]
+
+
+def test_frames_that_stop_in_the_middle_delay_no_small_frame() -> None:
+    memory = RequestMemory(1 << 20)
+    order = list[int]()
+    stopped = [
+        FrameReader(lambda size: memory.take(_Idle(), size), is_proved=True) for _ in range(9)
+    ]
+    for number, reader in enumerate(stopped):
+        size = 300_000 if number % 2 else SHARED_BYTES
+        reader.push(_framed(0, size)[:-1])
+        assert _pulled(reader) == []
+    assert [number for number, one in enumerate(stopped) if one.is_blocked] == [5, 7]
+    taker = _Taker(memory.small, SHARED_BYTES, order)
+    taker.on_memory()
+    assert order == [SHARED_BYTES]
+
+
+class _Idle:
+    def on_memory(self) -> None:
+        return

@@ -5,8 +5,8 @@ import struct
 
 import pytest
 
-from tests.service.conftest import QUIET
 from tests.service.kafka.conftest import Client, Kafka, batch, broker
+from tidelog.service.kafka.connections import connection
 from tidelog.service.kafka.errors import Code
 from tidelog.service.kafka.messages.primitives import ZERO_UUID
 from tidelog.service.kafka.messages.produce import (
@@ -136,6 +136,16 @@ async def test_acks_0_is_written_and_not_answered(kafka: Kafka) -> None:
     silent.cancel()
 
 
+async def test_a_refusal_with_acks_0_ends_the_connection(
+    kafka: Kafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "CLOSE_DELAY_S", 0.01)
+    unknown = _request((0, batch(b"a")), topic="unknown", acks=0)  # needs a refreshed view
+    for refused in (_request((0, batch(b"a")[:-1]), acks=0), unknown):
+        with pytest.raises(ConnectionError):
+            await kafka.client().ask(refused, ProduceResponse, 9)
+
+
 async def test_records_without_a_key_in_a_compacted_topic(kafka: Kafka) -> None:
     await kafka.log.create_topic("c", 1, {"cleanup.policy": "compact"})
     request = _request((0, batch(b"a", b"b", key=None)), topic="c")
@@ -234,6 +244,5 @@ async def test_a_full_write_buffer_holds_requests_back() -> None:
 
 async def test_a_stopping_broker_sends_clients_to_another_one(kafka: Kafka) -> None:
     kafka.server.begin_drain()
-    assert QUIET is not None
     await asyncio.sleep(0)
     assert await _code(kafka, batch(b"x")) == Code.NOT_LEADER_OR_FOLLOWER

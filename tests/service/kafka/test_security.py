@@ -10,8 +10,9 @@ from tests.service.kafka.conftest import Client, Kafka, batch, broker
 from tests.service.kafka.test_fetch import _fetch, _wanted
 from tests.service.kafka.test_produce import _produce, _request
 from tests.service.keyed import ADMIN_KEY, SETTINGS, allow
-from tidelog.service.kafka import connection, handshake
+from tidelog.service.kafka.connections import connection, handshake
 from tidelog.service.kafka.errors import Code
+from tidelog.service.kafka.messages import group_offsets, groups
 from tidelog.service.kafka.messages.handshake import (
     ApiVersionsRequest,
     ApiVersionsResponse,
@@ -187,3 +188,55 @@ async def test_connections_without_a_principal_are_the_first_to_go(secured: Kafk
     assert admission.connections == before
     assert not admission.is_spare(proved.connection)
     await asyncio.sleep(0)
+
+
+async def test_acls_of_groups(secured: Kafka) -> None:
+    client = await _client_of(secured, "gina")
+    joining = groups.JoinGroupRequest(
+        group_id="g",
+        session_timeout_ms=10_000,
+        rebalance_timeout_ms=10_000,
+        member_id="",
+        protocol_type="consumer",
+        protocols=[groups.JoinGroupRequestProtocol(name="range", metadata=b"")],
+    )
+    committing = group_offsets.OffsetCommitRequest(
+        group_id="g",
+        member_id="",
+        topics=[
+            group_offsets.OffsetCommitRequestTopic(
+                name="t",
+                partitions=[
+                    group_offsets.OffsetCommitRequestPartition(
+                        partition_index=0, committed_offset=1, committed_metadata=None
+                    )
+                ],
+            )
+        ],
+    )
+    fetching = group_offsets.OffsetFetchRequest(group_id="g", topics=None)
+    describing = groups.DescribeGroupsRequest(groups=["g"], include_authorized_operations=True)
+    deleting = groups.DeleteGroupsRequest(groups_names=["g"])
+
+    async def codes() -> list[int]:
+        committed = await client.ask(committing, group_offsets.OffsetCommitResponse, 7)
+        fetched = await client.ask(fetching, group_offsets.OffsetFetchResponse, 7)
+        described = await client.ask(describing, groups.DescribeGroupsResponse, 5)
+        deleted = await client.ask(deleting, groups.DeleteGroupsResponse, 2)
+        return [
+            committed.topics[0].partitions[0].error_code,
+            fetched.error_code,
+            described.groups[0].error_code,
+            deleted.results[0].error_code,
+        ]
+
+    group, topic = Code.GROUP_AUTHORIZATION_FAILED, Code.TOPIC_AUTHORIZATION_FAILED
+    joined = await client.ask(joining, groups.JoinGroupResponse, 3)
+    assert [joined.error_code, *await codes()] == [group] * 5
+    await allow(secured.log, "User:gina", "READ", "GROUP", "g")
+    joined = await client.ask(joining, groups.JoinGroupResponse, 3)
+    assert [joined.error_code, *await codes()] == [Code.NONE, topic, Code.NONE, Code.NONE, group]
+    await allow(secured.log, "User:gina", "READ", "TOPIC", "t")
+    await allow(secured.log, "User:gina", "DELETE", "GROUP", "g")
+    none = Code.NONE
+    assert await codes() == [Code.UNKNOWN_MEMBER_ID, none, none, Code.NON_EMPTY_GROUP]

@@ -3,11 +3,13 @@
 import asyncio
 from collections.abc import Sequence
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.properties import examples
 from tidelog.storage.cluster.liveness import (
+    KafkaListener,
     LivenessTracker,
     Member,
     MembershipSettings,
@@ -119,3 +121,15 @@ async def test_who_leaves_in_the_middle_of_a_beat_leaves_nothing() -> None:
     for _ in range(3):  # of the put, if it is late
         await asyncio.sleep(0)
     assert [info.key async for info in store.list(object_keys.BROKERS)] == []
+
+
+def test_the_listener_for_kafka_clients_is_in_the_liveness_object() -> None:
+    listener = KafkaListener("h", 9092, 7, "eu-1a")
+    member = Member("a" * 32, "n", "http://h:1", "token", 5, kafka=(listener,))
+    stored = msgspec.json.encode(member)
+    assert b'"kafka":[["h",9092,7,"eu-1a"]]' in stored
+    assert msgspec.json.decode(stored, type=Member) == member
+    # A version without the field ignores it, and this version reads what that one wrote.
+    older = msgspec.json.decode(stored)
+    del older["kafka"]
+    assert msgspec.json.decode(msgspec.json.encode(older), type=Member).kafka == ()

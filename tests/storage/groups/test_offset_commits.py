@@ -258,7 +258,7 @@ async def test_commits_are_spread_over_ticks_and_each_member_has_a_turn() -> Non
                     pass
         turns = []
         for _ in range(3):
-            await consumers._commits.commit_delivered(consumers.coordinator.ours(), 10)
+            await consumers.commits.commit_delivered(consumers.coordinator.ours(), 10)
             turns.append(sum(committed(log, name, n) == 1 for n, name in enumerate(names)))
         assert turns == [10, 20, 30]
         await consumers.close()

@@ -25,7 +25,7 @@ from tidelog.storage.state.cluster_state import ClusterState
 
 DEFAULT_MS = [600_000, 3_600_000, 86_400_000]
 NO_OWNERS = [{}, {}, {}, [{}, {}]]
-NO_KAFKA = [[]]
+NO_KAFKA = [[], []]
 BOUNDS = [False, DEFAULT_MS, DEFAULT_MS, [0, 0]]
 """Of a checkpoint of level 2, as long as no action has changed them."""
 

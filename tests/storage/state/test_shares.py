@@ -30,6 +30,8 @@ from tidelog.storage.core.actions import (
     MemberConfig,
     ProducerAppend,
     SetQuotas,
+    SettledMember,
+    SettleGroup,
     Subscribe,
 )
 from tidelog.storage.core.entry import Commit, HotMark, IdempotencyKey
@@ -49,6 +51,7 @@ MAXIMA = {
     rules.OFFSETS: (committed_offsets, "OFFSETS_MAX"),
     rules.OFFSET_METADATA_BYTES: (committed_offsets, "ALL_METADATA_BYTES_MAX"),
     rules.MEMBERS: (group_members, "MEMBERS_MAX"),
+    rules.CLIENT_BYTES: (group_members, "CLIENT_BYTES_MAX"),
     rules.IDEMPOTENCY_KEYS: (outcome, "KEYS_MAX"),
     rules.PRODUCERS: (producers, "PRODUCERS_MAX"),
     rules.PRODUCER_PARTITIONS: (producers, "SEQUENCES_MAX"),
@@ -63,7 +66,7 @@ def small_bounds() -> Iterator[None]:
         yield
 
 
-def state_of(level: int = 3) -> ClusterState:
+def state_of(level: int = 4) -> ClusterState:
     state = ClusterState("c", level)
     applied(state, FIRST)
     return state
@@ -119,6 +122,9 @@ def wants(bound: str, number: int, principal: str, partitions: int) -> list[AnyA
             return [join(number, principal)]
         case rules.PATTERNS:
             return [Subscribe("g", f"m{number}", [], "a.*")]
+        case rules.CLIENT_BYTES:
+            member = SettledMember(str(number), "", "", "", 1, 1, b"", b"", principal)
+            return [SettleGroup(f"k{number}", "b", 0, 1, "consumer", "", str(number), [member])]
         case rules.PRODUCERS:
             return [InitProducer()]
         case rules.PRODUCER_PARTITIONS:

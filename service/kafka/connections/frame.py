@@ -2,9 +2,11 @@
 
 A frame is a size of four bytes and a request. The size is the word of the client, so it is checked
 against the bound of its API before memory is used, and the buffer of a frame grows with the bytes
-that have arrived. `RequestMemory` bounds the bytes of the frames of all connections: a frame takes
-its whole size before it is received, and gives the size back when its request is answered. So
-requests that are partly received cannot use up the memory that one of them needs to its end.
+that have arrived. `RequestMemory` bounds the bytes of the frames of all connections. A large frame
+takes its whole size before it is received, and each frame gives its size back when its request is
+answered. So large requests that are partly received cannot use up the memory that one of them needs
+to its end. A small frame takes its size when it has arrived, from memory that large frames cannot
+take. So a client that stops in the middle of a frame delays no small request of another client.
 """
 
 import struct
@@ -22,6 +24,8 @@ UNPROVED_BYTES_MAX = 64 * 1024
 """Largest request of a client that has to prove its principal first."""
 SHARED_BYTES = 64 * 1024
 """Size of the buffer for all connections of a listener that are not inside a frame."""
+SMALL_BYTES_MAX = SHARED_BYTES
+"""Largest frame that is received before it takes memory. A connection has no more than one."""
 FRAME_BYTES_MIN = 10
 """The least size of a request: its header with a client id."""
 
@@ -40,8 +44,8 @@ class Taker(Protocol):
         """Take the frame's bytes again: there may be room now."""
 
 
-class RequestMemory:
-    """The bytes of requests that brokers have not answered, over all connections of a listener."""
+class MemoryPool:
+    """Bytes of requests that the broker has not answered, of one class of sizes."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -74,7 +78,7 @@ class RequestMemory:
                 return
 
     def leave(self, taker: Taker) -> None:
-        """Forget a taker that waits, because its connection has ended."""
+        """Forget a taker that waits, because its connection has ended or may not go on."""
         if self._waiting.pop(taker, taker) is None:
             self.wake()
 
@@ -82,6 +86,32 @@ class RequestMemory:
         """Whether another taker came first, so that a large frame waits no longer than small
         ones."""
         return bool(self._waiting) and next(iter(self._waiting)) is not taker
+
+
+class RequestMemory:
+    """The bytes of requests that the broker has not answered, over all connections of a
+    listener."""
+
+    def __init__(self, limit: int) -> None:
+        self.small = MemoryPool(limit // 4)
+        self.large = MemoryPool(limit - limit // 4)
+
+    @property
+    def used(self) -> int:
+        return self.small.used + self.large.used
+
+    def take(self, taker: Taker, size: int) -> bool:
+        """Hold the bytes of a frame; see MemoryPool."""
+        return (self.large if size > SMALL_BYTES_MAX else self.small).take(taker, size)
+
+    def give(self, size: int) -> None:
+        """Give the bytes of a frame back."""
+        (self.large if size > SMALL_BYTES_MAX else self.small).give(size)
+
+    def leave(self, taker: Taker) -> None:
+        """Forget a taker that waits."""
+        self.small.leave(taker)
+        self.large.leave(taker)
 
 
 class FrameReader:
@@ -110,8 +140,8 @@ class FrameReader:
 
     @property
     def frame_bytes(self) -> int:
-        """The memory that `take` has given for a frame which has not arrived completely."""
-        return 0 if self._frame is None else self._size
+        """The memory that `take` has given for a frame that was not pulled."""
+        return 0 if self._frame is None or self._size <= SMALL_BYTES_MAX else self._size
 
     def buffer(self, shared: memoryview) -> memoryview:
         """Return the memory for the next bytes from the socket: the rest of a frame, or `shared`.
@@ -157,6 +187,8 @@ class FrameReader:
         if frame is not None:
             if self._filled < self._size:
                 return None
+            if self._size <= SMALL_BYTES_MAX and not self._may_take(self._size):
+                return None
             self._frame = None
             return frame
         data, at = self._data, self._at
@@ -164,16 +196,19 @@ class FrameReader:
         if left < _SIZE.size:
             return None
         size = self._checked_size(data, at, left)
-        if size is None or not self._may_take(size):
+        if size is None:
+            return None
+        is_whole = left - _SIZE.size >= size
+        if (is_whole or size > SMALL_BYTES_MAX) and not self._may_take(size):
             return None
         at += _SIZE.size
         end = at + size
-        if left - _SIZE.size >= size:
+        if is_whole:
             self._at = end
             return bytes(data[at:end])
         # The buffer begins with what has arrived; `buffer` and `push` let it grow.
         self._frame = frame = bytearray(data[at:])
-        if size <= SHARED_BYTES:
+        if size <= SMALL_BYTES_MAX:
             frame.extend(bytes(size - len(frame)))
         self._filled, self._size = left - _SIZE.size, size
         self._data, self._at = b"", 0

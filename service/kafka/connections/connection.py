@@ -21,16 +21,16 @@ from typing import Any
 from tidelog.service.http.admission import Phase
 from tidelog.service.kafka.apis import API_VERSIONS, SASL_KEYS, Api, versions_answer
 from tidelog.service.kafka.client import Client, CloseConnection, Encoded, Later
-from tidelog.service.kafka.frame import (
+from tidelog.service.kafka.connections.frame import (
     MIB,
     AnswerShares,
     FrameReader,
     FrameRefused,
 )
-from tidelog.service.kafka.handshake import Handshake
+from tidelog.service.kafka.connections.handshake import Handshake
+from tidelog.service.kafka.connections.server import Pending, Server, Transport
 from tidelog.service.kafka.messages.header import decode_header, frame_response
 from tidelog.service.kafka.messages.primitives import MalformedMessage
-from tidelog.service.kafka.server import Pending, Server, Transport
 from tidelog.service.security.caller import NO_RIGHTS, Unauthenticated
 from tidelog.service.security.request_time import measured
 from tidelog.storage.core.observer import PRINCIPAL
@@ -54,7 +54,7 @@ MUTE_S_MAX = 30.0
 
 
 class Connection:
-    """One connection. A subclass connects it with a socket (service.kafka.listener)."""
+    """One connection. A subclass connects it with a socket (connections.listener)."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
@@ -94,8 +94,7 @@ class Connection:
         server = self._server
         server.admission.leave(self)
         server.memory.leave(self)
-        held = self._unanswered_bytes + self.frames.frame_bytes
-        self._unanswered_bytes = 0
+        held = [len(pending.frame) for pending in (*self._begun, *(p for p, _ in self._waiting))]
         for pending in self._begun:
             if pending.task is not None and pending.api.is_waiting:
                 pending.task.cancel()
@@ -105,8 +104,9 @@ class Connection:
         self._waiting.clear()
         self._shares.release_all()
         self._handshake.close()
-        if held:
-            server.memory.give(held)
+        for size in (*held, self.frames.frame_bytes):
+            if size:
+                server.memory.give(size)
 
     def advance(self) -> None:
         """Read the requests that have arrived, begin those that may begin. After TURN_S, the next
@@ -173,11 +173,11 @@ class Connection:
 
     def _arrived(self, frame: bytes | bytearray) -> None:
         """Take a whole frame: check its header and its API, and queue it."""
-        self._unanswered_bytes += len(frame)
         self._requests += 1
         try:
             key, version, correlation_id, client_id, position = decode_header(frame)
         except MalformedMessage as error:
+            self._server.memory.give(len(frame))
             self._refuse("malformed", str(error), "")
             return
         if self._is_first_frame:
@@ -186,12 +186,13 @@ class Connection:
                 self._server.admission.prove(self)
         api = self._server.apis.get(key)
         if api is None or version not in api.request.versions:
-            if key == API_VERSIONS:
-                api, version = self._server.apis[key], -1
-            else:
+            if key != API_VERSIONS:
                 name = f"API {key}" if api is None else api.name
+                self._server.memory.give(len(frame))
                 self._refuse("version", f"{name} version {version} is not served", client_id or "")
                 return
+            api, version = self._server.apis[key], -1
+        self._unanswered_bytes += len(frame)
         client = self._clients.get((version, client_id))
         if client is None:
             client = self._client(version, client_id)

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple, Protocol
 from tidelog.service.http.admission import Admission
 from tidelog.service.kafka.apis import Api
 from tidelog.service.kafka.client import Client, Encoded
+from tidelog.service.kafka.connections.frame import RequestMemory
 from tidelog.service.kafka.context import Context
-from tidelog.service.kafka.frame import RequestMemory
 from tidelog.service.security.authenticator import Security
 
 LOGGED_MAX = 1000

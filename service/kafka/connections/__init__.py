@@ -1,0 +1,8 @@
+"""Connections of Kafka clients: bytes in, requests to handlers, answers out.
+
+frame       frames of bytes within bounds, and the memory of requests; pure
+server      the parts that the connections of a listener share; a request on its way
+handshake   ApiVersions and SASL PLAIN
+connection  one connection: requests in, answers out in the same order
+listener    sockets with and without TLS, clocks, drain
+"""

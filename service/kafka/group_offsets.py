@@ -1,0 +1,362 @@
+"""OffsetCommit, OffsetFetch and OffsetDelete."""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from tidelog.service.http.paging import sliced
+from tidelog.service.kafka.apis import Api
+from tidelog.service.kafka.client import Client
+from tidelog.service.kafka.context import Context
+from tidelog.service.kafka.errors import Code, Kind
+from tidelog.service.kafka.messages import consumer_protocol
+from tidelog.service.kafka.messages import group_offsets as messages
+from tidelog.service.kafka.messages.primitives import ZERO_UUID, MalformedMessage
+from tidelog.storage.core.acls import DELETE, DESCRIBE, GROUP, READ, TOPIC
+from tidelog.storage.core.actions import DeleteOffsets, GroupOffset
+from tidelog.storage.core.errors import LogError
+from tidelog.storage.core.model import TopicIdPartition
+from tidelog.storage.groups.classic_requests import Identity, Phase
+from tidelog.storage.state.cluster_state import Topic
+from tidelog.storage.state.committed_offsets import check_group_id, check_offset
+
+BY_ID = 10
+"""The first version of OffsetCommit and OffsetFetch that names topics by id."""
+GROUPS_FROM = 8
+"""The first version of OffsetFetch with several groups."""
+NO_OFFSET = -1
+CONSUMER = "consumer"
+
+
+class _Committed(NamedTuple):
+    """The answer for one partition of OffsetFetch."""
+
+    partition: int
+    offset: int
+    leader_epoch: int
+    metadata: str
+    code: Code
+
+
+class _Asked(NamedTuple):
+    """One topic of OffsetFetch."""
+
+    name: str
+    topic_id: bytes
+    partitions: list[int]
+
+    @classmethod
+    def of(cls, one: messages.OffsetFetchRequestTopics) -> "_Asked":
+        return cls(one.name, one.topic_id, one.partition_indexes)
+
+
+class _Topic(NamedTuple):
+    """The answers for one topic of OffsetFetch."""
+
+    name: str
+    topic_id: bytes
+    partitions: list[_Committed]
+
+
+class GroupOffsets:
+    """The APIs of committed offsets. One per listener."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._broker = context.broker
+        self._groups = context.broker.classic_groups
+
+    def apis(self) -> Iterable[Api]:
+        """Return the rows of these APIs."""
+        return (
+            Api(messages.OffsetCommitRequest, messages.OffsetCommitResponse, self.commit),
+            Api(messages.OffsetFetchRequest, messages.OffsetFetchResponse, self.fetch),
+            Api(messages.OffsetDeleteRequest, messages.OffsetDeleteResponse, self.delete),
+        )
+
+    # -- OffsetCommit
+
+    async def commit(
+        self, request: messages.OffsetCommitRequest, client: Client
+    ) -> messages.OffsetCommitResponse:
+        """Answer OffsetCommit. All valid offsets are committed together."""
+        refusal = await self._refusal("OffsetCommit", READ, request.group_id, client)
+        codes: dict[tuple[int, int], Code] = {}
+        valid: list[GroupOffset] = []
+        for at, topic in enumerate([] if refusal else request.topics):
+            found = self._topic(topic.name, topic.topic_id, client)
+            why = await self._topic_refusal("OffsetCommit", READ, found, topic.name, client)
+            for number, each in enumerate(topic.partitions):
+                code = why or self._add(valid, found, each)
+                if code:
+                    codes[at, number] = code
+        if not refusal and (valid or not codes):
+            refusal = await self._commit(request, valid)
+        return messages.OffsetCommitResponse(
+            topics=[
+                messages.OffsetCommitResponseTopic(
+                    name=topic.name,
+                    topic_id=topic.topic_id,
+                    partitions=[
+                        messages.OffsetCommitResponsePartition(
+                            partition_index=each.partition_index,
+                            error_code=codes.get((at, number), refusal),
+                        )
+                        for number, each in enumerate(topic.partitions)
+                    ],
+                )
+                for at, topic in enumerate(request.topics)
+            ]
+        )
+
+    async def _commit(
+        self, request: messages.OffsetCommitRequest, offsets: list[GroupOffset]
+    ) -> Code:
+        who = Identity(request.member_id, request.group_instance_id or "")
+        generation = request.generation_id_or_member_epoch
+        try:
+            code = await self._groups.commit_offsets(request.group_id, who, generation, offsets)
+        except LogError as error:
+            return self._context.code("OffsetCommit", error, Kind.GROUP)
+        return self._context.refusal("OffsetCommit", Code(code)) if code else Code.NONE
+
+    def _add(
+        self,
+        valid: list[GroupOffset],
+        topic: Topic | None,
+        each: messages.OffsetCommitRequestPartition,
+    ) -> Code:
+        """Add the offset to `valid`, or return why it cannot be committed."""
+        if topic is None or not 0 <= each.partition_index < len(topic.partitions):
+            return self._context.refusal("OffsetCommit", Code.UNKNOWN_TOPIC_OR_PARTITION)
+        offset = GroupOffset(
+            topic.topic_id,
+            each.partition_index,
+            each.committed_offset,
+            max(each.committed_leader_epoch, -1),
+            each.committed_metadata or "",
+        )
+        refusal = check_offset(offset)
+        if refusal is not None:
+            return self._context.code("OffsetCommit", refusal, Kind.GROUP)
+        valid.append(offset)
+        return Code.NONE
+
+    # -- OffsetFetch
+
+    async def fetch(
+        self, request: messages.OffsetFetchRequest, client: Client
+    ) -> messages.OffsetFetchResponse:
+        """Answer OffsetFetch, from a view that has all offsets committed before the request."""
+        code = Code.NONE
+        try:
+            await self._broker.refresh()
+        except LogError as error:
+            code = self._context.code("OffsetFetch", error, Kind.GROUP)
+        if client.version >= GROUPS_FROM:
+            groups = []
+            for group in request.groups:
+                refusal = code or await self._refusal(
+                    "OffsetFetch", DESCRIBE, group.group_id, client
+                )
+                topics = group.topics
+                asked = None if topics is None else [_Asked.of(one) for one in topics]
+                found = [] if refusal else await self._fetch(group.group_id, asked, client)
+                groups.append(_of_group(group.group_id, found, refusal))
+            return messages.OffsetFetchResponse(groups=groups)
+        refusal = code or await self._refusal("OffsetFetch", DESCRIBE, request.group_id, client)
+        asked = None
+        if request.topics is not None:
+            asked = [_Asked(one.name, ZERO_UUID, one.partition_indexes) for one in request.topics]
+        if refusal and client.version < 2:  # it has no error of the whole request
+            found = [
+                _Topic(name, topic_id, [_none(number, refusal) for number in numbers])
+                for name, topic_id, numbers in asked or ()
+            ]
+        else:
+            found = [] if refusal else await self._fetch(request.group_id, asked, client)
+        return messages.OffsetFetchResponse(
+            topics=[
+                messages.OffsetFetchResponseTopic(
+                    name=topic.name,
+                    partitions=[
+                        messages.OffsetFetchResponsePartition(
+                            partition_index=each.partition,
+                            committed_offset=each.offset,
+                            committed_leader_epoch=each.leader_epoch,
+                            metadata=each.metadata,
+                            error_code=each.code,
+                        )
+                        for each in topic.partitions
+                    ],
+                )
+                for topic in found
+            ],
+            error_code=refusal,
+        )
+
+    async def _fetch(
+        self, group_id: str, asked: list["_Asked"] | None, client: Client
+    ) -> list[_Topic]:
+        """Return the offsets in these partitions, or all in topics that the client may see."""
+        committed = self._broker.state.committed_offsets.of_group(group_id)
+        found = []
+        if asked is None:
+            async for each in sliced(list(committed)):
+                topic = self._broker.state.topic_of_id(each)
+                if topic is not None and client.rights.may(DESCRIBE, TOPIC, topic.name):
+                    found.append(self._committed(group_id, topic, sorted(committed.get(each, {}))))
+            return found
+        async for name, topic_id, numbers in sliced(asked):
+            held = self._topic(name, topic_id, client)
+            code = Code.NONE
+            if held is not None or name:
+                known = name if held is None else held.name
+                if not client.rights.may(DESCRIBE, TOPIC, known):
+                    code = Code.TOPIC_AUTHORIZATION_FAILED
+            if held is None and client.version >= BY_ID:
+                code = Code.UNKNOWN_TOPIC_ID
+            if held is None or code:
+                found.append(_Topic(name, topic_id, [_none(one, code) for one in numbers]))
+            else:
+                found.append(self._committed(group_id, held, numbers))
+        return found
+
+    def _committed(self, group_id: str, topic: Topic, numbers: Iterable[int]) -> _Topic:
+        offsets = self._broker.state.committed_offsets.of_group(group_id).get(topic.topic_id, {})
+        return _Topic(
+            topic.name,
+            bytes.fromhex(topic.topic_id),
+            [
+                _Committed(number, one.offset, one.leader_epoch, one.metadata, Code.NONE)
+                if (one := offsets.get(number)) is not None
+                else _none(number)
+                for number in numbers
+            ],
+        )
+
+    # -- OffsetDelete
+
+    async def delete(
+        self, request: messages.OffsetDeleteRequest, client: Client
+    ) -> messages.OffsetDeleteResponse:
+        """Answer OffsetDelete. Offsets of topics to which members subscribe stay."""
+        api, group_id = "OffsetDelete", request.group_id
+        refusal = await self._refusal(api, DELETE, group_id, client)
+        subscribed: set[str] | None = set()
+        if not refusal:
+            try:
+                await self._broker.refresh()
+                refusal, subscribed = self._subscribed(group_id)
+            except LogError as error:
+                refusal = self._context.code(api, error, Kind.GROUP)
+        if refusal:
+            return messages.OffsetDeleteResponse(error_code=refusal, throttle_time_ms=0, topics=[])
+        gone: list[TopicIdPartition] = []
+        answers = []
+        for topic in request.topics:
+            held = self._broker.state.topics.get(topic.name)
+            code = await self._topic_refusal(api, READ, held, topic.name, client)
+            if not code and (subscribed is None or topic.name in subscribed):
+                code = self._context.refusal(api, Code.GROUP_SUBSCRIBED_TO_TOPIC)
+            partitions = []
+            for each in topic.partitions:
+                why, number = code, each.partition_index
+                if held is None or not 0 <= number < len(held.partitions):
+                    why = code or self._context.refusal(api, Code.UNKNOWN_TOPIC_OR_PARTITION)
+                elif not code:
+                    gone.append(TopicIdPartition(held.topic_id, number))
+                partitions.append(
+                    messages.OffsetDeleteResponsePartition(partition_index=number, error_code=why)
+                )
+            answers.append(
+                messages.OffsetDeleteResponseTopic(name=topic.name, partitions=partitions)
+            )
+        try:
+            if gone:
+                await self._broker.submit(DeleteOffsets(group_id, gone))
+        except LogError as error:
+            code = self._context.code(api, error, Kind.GROUP)
+            return messages.OffsetDeleteResponse(error_code=code, throttle_time_ms=0, topics=[])
+        return messages.OffsetDeleteResponse(
+            error_code=Code.NONE, throttle_time_ms=0, topics=answers
+        )
+
+    def _subscribed(self, group_id: str) -> tuple[Code, set[str] | None]:
+        """Return why no offset of the group can be deleted, and the topics to which its members
+        subscribe. They are None if a member's metadata does not decode: then all topics are."""
+        if not self._groups.is_coordinator(group_id):
+            return self._context.refusal("OffsetDelete", Code.NOT_COORDINATOR), None
+        state = self._broker.state
+        described = self._groups.describe(group_id)
+        if described is not None and described.phase is not Phase.EMPTY:
+            if described.protocol_type != CONSUMER:
+                return self._context.refusal("OffsetDelete", Code.NON_EMPTY_GROUP), None
+            found: set[str] = set()
+            for member in described.members:
+                try:
+                    found.update(consumer_protocol.decode_subscription(member.metadata).topics)
+                except MalformedMessage:
+                    return Code.NONE, None
+            return Code.NONE, found
+        group = state.members.get(group_id)
+        if group is not None and group.members:
+            return Code.NONE, {name for one in group.members.values() for name in one.topics}
+        if group_id not in state.committed_offsets and group is None:
+            return self._context.refusal("OffsetDelete", Code.GROUP_ID_NOT_FOUND), None
+        return Code.NONE, set()
+
+    # -- rights
+
+    async def _refusal(self, api: str, operation: str, group_id: str, client: Client) -> Code:
+        """Return why the client may not do this with the group, or NONE."""
+        if check_group_id(group_id) is not None:
+            return self._context.refusal(api, Code.INVALID_GROUP_ID)
+        try:
+            await client.rights.check(operation, GROUP, group_id)
+        except LogError as error:
+            return self._context.code(api, error, Kind.GROUP)
+        return Code.NONE
+
+    async def _topic_refusal(
+        self, api: str, operation: str, topic: Topic | None, name: str, client: Client
+    ) -> Code:
+        """Return why the client may not do this with the topic, or NONE."""
+        known = name if topic is None else topic.name
+        if not known:
+            return self._context.refusal(api, Code.UNKNOWN_TOPIC_ID)
+        if not client.rights.may(operation, TOPIC, known):
+            return self._context.refusal(api, Code.TOPIC_AUTHORIZATION_FAILED)
+        if topic is None:
+            return self._context.refusal(api, Code.UNKNOWN_TOPIC_OR_PARTITION)
+        return Code.NONE
+
+    def _topic(self, name: str, topic_id: bytes, client: Client) -> Topic | None:
+        return self._context.topic(name, topic_id if client.version >= BY_ID else None)
+
+
+def _none(number: int, code: Code = Code.NONE) -> _Committed:
+    return _Committed(number, NO_OFFSET, -1, "", code)
+
+
+def _of_group(group_id: str, topics: list[_Topic], code: Code) -> messages.OffsetFetchResponseGroup:
+    return messages.OffsetFetchResponseGroup(
+        group_id=group_id,
+        topics=[
+            messages.OffsetFetchResponseTopics(
+                name=topic.name,
+                topic_id=topic.topic_id,
+                partitions=[
+                    messages.OffsetFetchResponsePartitions(
+                        partition_index=each.partition,
+                        committed_offset=each.offset,
+                        committed_leader_epoch=each.leader_epoch,
+                        metadata=each.metadata,
+                        error_code=each.code,
+                    )
+                    for each in topic.partitions
+                ],
+            )
+            for topic in topics
+        ],
+        error_code=code,
+    )

@@ -1,0 +1,350 @@
+"""Groups of Kafka's classic protocol, and the lists and descriptions of all groups.
+
+The protocol itself is in storage.groups.classic_group; these handlers check the rights and turn its
+answers into messages. Kafka's clients see REST's groups too: as groups of type classic, whose
+members have assignments in the format of Kafka's consumers.
+"""
+
+from collections.abc import Iterable
+
+from tidelog.service.http.paging import sliced
+from tidelog.service.kafka.apis import Api
+from tidelog.service.kafka.client import Client
+from tidelog.service.kafka.context import Context
+from tidelog.service.kafka.errors import Code, Kind
+from tidelog.service.kafka.group_offsets import GroupOffsets
+from tidelog.service.kafka.messages import consumer_protocol
+from tidelog.service.kafka.messages import groups as messages
+from tidelog.service.kafka.messages.consumer_protocol import (
+    AssignedPartitions,
+    ConsumerProtocolAssignment,
+    ConsumerProtocolSubscription,
+)
+from tidelog.service.kafka.routing import operations_of
+from tidelog.service.security.caller import may_describe_group
+from tidelog.service.telemetry.group_lags import group_ids
+from tidelog.storage.core.acls import DELETE, GROUP, READ
+from tidelog.storage.core.errors import LogError
+from tidelog.storage.groups.classic_requests import (
+    DescribedMember,
+    Description,
+    Identity,
+    JoinRequest,
+    Phase,
+    SyncRequest,
+)
+from tidelog.storage.state.committed_offsets import check_group_id
+from tidelog.storage.state.group_types import GroupMember
+
+CLIENT_ID_CHARS_MAX = 255
+GROUPS_MAX = 1_000
+"""Groups in one request for descriptions or deletions."""
+TYPE = "classic"
+CONSUMER = "consumer"
+
+
+class Groups:
+    """The APIs of groups, except offsets. One per listener."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._broker = context.broker
+        self._groups = context.broker.classic_groups
+
+    # -- members
+
+    async def join(
+        self, request: messages.JoinGroupRequest, client: Client
+    ) -> messages.JoinGroupResponse:
+        """Answer JoinGroup, at the end of the join phase."""
+        code = await self._refusal("JoinGroup", request.group_id, client)
+        version = client.version
+        timeout_ms = request.rebalance_timeout_ms
+        joining = JoinRequest(
+            Identity(request.member_id, request.group_instance_id or ""),
+            client.client_id[:CLIENT_ID_CHARS_MAX],
+            f"/{client.host}",
+            client.rights.principal,
+            request.session_timeout_ms,
+            request.session_timeout_ms if version < 1 else timeout_ms,
+            request.protocol_type,
+            [(each.name, each.metadata) for each in request.protocols],
+            needs_member_id=version >= 4,
+            may_skip=version >= 9,
+        )
+        if code:
+            return self._join_refusal(code, request.member_id, version)
+        answer = await self._groups.join(request.group_id, joining)
+        if answer.code:
+            code = self._context.refusal("JoinGroup", Code(answer.code))
+            return self._join_refusal(code, answer.member_id, version)
+        return messages.JoinGroupResponse(
+            error_code=Code.NONE,
+            generation_id=answer.generation,
+            protocol_type=answer.protocol_type,
+            protocol_name=answer.protocol,
+            leader=answer.leader,
+            skip_assignment=answer.skip_assignment,
+            member_id=answer.member_id,
+            members=[
+                messages.JoinGroupResponseMember(
+                    member_id=one.member_id,
+                    group_instance_id=one.instance_id or None,
+                    metadata=one.metadata,
+                )
+                for one in answer.members
+            ],
+        )
+
+    def _join_refusal(self, code: Code, member_id: str, version: int) -> messages.JoinGroupResponse:
+        return messages.JoinGroupResponse(
+            error_code=code,
+            protocol_name=None if version >= 7 else "",
+            leader="",
+            member_id=member_id,
+            members=[],
+        )
+
+    async def sync(
+        self, request: messages.SyncGroupRequest, client: Client
+    ) -> messages.SyncGroupResponse:
+        """Answer SyncGroup, when the assignments are committed."""
+        code = await self._refusal("SyncGroup", request.group_id, client)
+        if code:
+            return messages.SyncGroupResponse(error_code=code, assignment=b"")
+        syncing = SyncRequest(
+            _identity(request.member_id, request.group_instance_id),
+            request.generation_id,
+            {each.member_id: each.assignment for each in request.assignments},
+            request.protocol_type,
+            request.protocol_name,
+        )
+        answer = await self._groups.sync(request.group_id, syncing)
+        return messages.SyncGroupResponse(
+            error_code=self._counted("SyncGroup", answer.code),
+            protocol_type=answer.protocol_type,
+            protocol_name=answer.protocol,
+            assignment=answer.assignment,
+        )
+
+    async def heartbeat(
+        self, request: messages.HeartbeatRequest, client: Client
+    ) -> messages.HeartbeatResponse:
+        """Answer Heartbeat."""
+        code = await self._refusal("Heartbeat", request.group_id, client)
+        if not code:
+            who = _identity(request.member_id, request.group_instance_id)
+            found = await self._groups.heartbeat(request.group_id, who, request.generation_id)
+            code = self._counted("Heartbeat", found)
+        return messages.HeartbeatResponse(error_code=code)
+
+    async def leave(
+        self, request: messages.LeaveGroupRequest, client: Client
+    ) -> messages.LeaveGroupResponse:
+        """Answer LeaveGroup, when the members are removed."""
+        code = await self._refusal("LeaveGroup", request.group_id, client)
+        leaving = request.members
+        if client.version < 3:
+            leaving = [messages.MemberIdentity(member_id=request.member_id)]
+        codes: list[Code] = []
+        if not code:
+            who = [_identity(each.member_id, each.group_instance_id) for each in leaving]
+            found = await self._groups.leave(request.group_id, who)
+            if isinstance(found, list):
+                codes = [self._counted("LeaveGroup", each) for each in found]
+            else:
+                code = self._counted("LeaveGroup", found)
+        if client.version < 3:
+            return messages.LeaveGroupResponse(error_code=code or codes[0])
+        return messages.LeaveGroupResponse(
+            error_code=code,
+            members=[
+                messages.MemberResponse(
+                    member_id=one.member_id,
+                    group_instance_id=one.group_instance_id,
+                    error_code=each,
+                )
+                for one, each in zip(leaving, codes, strict=False)
+            ],
+        )
+
+    async def _refusal(self, api: str, group_id: str, client: Client) -> Code:
+        """Return why the client may not be a member of the group, or NONE."""
+        if check_group_id(group_id) is not None:
+            return self._context.refusal(api, Code.INVALID_GROUP_ID)
+        try:
+            await client.rights.check(READ, GROUP, group_id)
+        except LogError as error:
+            return self._context.code(api, error, Kind.GROUP)
+        return Code.NONE
+
+    def _counted(self, api: str, code: int) -> Code:
+        return self._context.refusal(api, Code(code)) if code else Code.NONE
+
+    # -- administration
+
+    async def list(
+        self, request: messages.ListGroupsRequest, client: Client
+    ) -> messages.ListGroupsResponse:
+        """Answer ListGroups: the groups that this broker coordinates."""
+        states = {state.lower() for state in request.states_filter}
+        types = {kind.lower() for kind in request.types_filter}
+        listed: list[messages.ListedGroup] = []
+        known = dict.fromkeys((*group_ids(self._broker), *self._groups.ids()))
+        async for group_id in sliced(known):
+            if (types and TYPE not in types) or not self._groups.is_coordinator(group_id):
+                continue
+            if not may_describe_group(client.rights, group_id):
+                continue
+            described = self._describe(group_id)
+            if described is None or (states and described.phase.value.lower() not in states):
+                continue
+            listed.append(
+                messages.ListedGroup(
+                    group_id=group_id,
+                    protocol_type=described.protocol_type,
+                    group_state=described.phase.value,
+                    group_type=TYPE,
+                )
+            )
+        return messages.ListGroupsResponse(error_code=Code.NONE, groups=listed)
+
+    async def describe(
+        self, request: messages.DescribeGroupsRequest, client: Client
+    ) -> messages.DescribeGroupsResponse:
+        """Answer DescribeGroups."""
+        found = [
+            self._described_group(group_id, request, client)
+            for group_id in request.groups[:GROUPS_MAX]
+        ]
+        return messages.DescribeGroupsResponse(groups=found)
+
+    def _described_group(
+        self, group_id: str, request: messages.DescribeGroupsRequest, client: Client
+    ) -> messages.DescribedGroup:
+        code, why = Code.NONE, None
+        described = None
+        if not may_describe_group(client.rights, group_id):
+            code = Code.GROUP_AUTHORIZATION_FAILED
+        elif not self._groups.is_coordinator(group_id):
+            code = Code.NOT_COORDINATOR
+        else:
+            described = self._describe(group_id)
+            if described is None and client.version >= 6:
+                code, why = Code.GROUP_ID_NOT_FOUND, f"group {group_id} does not exist"
+        answer = messages.DescribedGroup(
+            error_code=self._counted("DescribeGroups", code),
+            error_message=why,
+            group_id=group_id,
+            group_state="" if code and code is not Code.GROUP_ID_NOT_FOUND else "Dead",
+            protocol_type="",
+            protocol_data="",
+            members=[],
+        )
+        if described is None:
+            return answer
+        answer.group_state = described.phase.value
+        answer.protocol_type = described.protocol_type
+        answer.protocol_data = described.protocol if described.phase is Phase.STABLE else ""
+        answer.members = [
+            messages.DescribedGroupMember(
+                member_id=one.member_id,
+                group_instance_id=one.instance_id or None,
+                client_id=one.client_id,
+                client_host=one.host,
+                member_metadata=one.metadata,
+                member_assignment=one.assignment,
+            )
+            for one in described.members
+        ]
+        if request.include_authorized_operations:
+            answer.authorized_operations = operations_of(client.rights, GROUP, group_id)
+        return answer
+
+    def _describe(self, group_id: str) -> Description | None:
+        """Return a group of either kind, or None if there is none."""
+        described = self._groups.describe(group_id)
+        if described is not None:
+            return described
+        group = self._broker.state.members.get(group_id)
+        if group is not None and group.members:
+            members = [self._of_rest(one) for one in group.members.values()]
+            return Description(Phase.STABLE, CONSUMER, group.assignor, members)
+        if group_id in self._broker.state.committed_offsets:
+            return Description(Phase.EMPTY, "" if group is None else CONSUMER, "", [])
+        return None
+
+    def _of_rest(self, member: GroupMember) -> DescribedMember:
+        """Return a member of a REST group, as a Kafka consumer would describe itself."""
+        numbers: dict[str, list[int]] = {}
+        for topic_id, number in member.owned:
+            topic = self._broker.state.topic_of_id(topic_id)
+            if topic is not None:
+                numbers.setdefault(topic.name, []).append(number)
+        assignment = ConsumerProtocolAssignment(
+            assigned_partitions=[
+                AssignedPartitions(topic=name, partitions=found) for name, found in numbers.items()
+            ]
+        )
+        return DescribedMember(
+            member.member_id,
+            member.instance_id,
+            member.config.client_id,
+            "",
+            consumer_protocol.encode(ConsumerProtocolSubscription(topics=member.topics), 0),
+            consumer_protocol.encode(assignment, 0),
+        )
+
+    async def delete(
+        self, request: messages.DeleteGroupsRequest, client: Client
+    ) -> messages.DeleteGroupsResponse:
+        """Answer DeleteGroups."""
+        results = [
+            messages.DeletableGroupResult(
+                group_id=group_id, error_code=await self._delete(group_id, client)
+            )
+            for group_id in request.groups_names[:GROUPS_MAX]
+        ]
+        return messages.DeleteGroupsResponse(throttle_time_ms=0, results=results)
+
+    async def _delete(self, group_id: str, client: Client) -> Code:
+        try:
+            await client.rights.check(DELETE, GROUP, group_id)
+            if not self._groups.is_coordinator(group_id):
+                return self._context.refusal("DeleteGroups", Code.NOT_COORDINATOR)
+            await self._broker.refresh()
+            if self._describe(group_id) is None:
+                return self._context.refusal("DeleteGroups", Code.GROUP_ID_NOT_FOUND)
+            await self._groups.delete(group_id)
+        except LogError as error:
+            return self._context.code("DeleteGroups", error, Kind.GROUP)
+        return Code.NONE
+
+
+def _identity(member_id: str, instance_id: str | None) -> Identity:
+    return Identity(member_id, instance_id or "")
+
+
+def group_apis(context: Context) -> Iterable[Api]:
+    """Return the rows of all APIs of groups."""
+    groups, offsets = Groups(context), GroupOffsets(context)
+    return (
+        Api(
+            messages.JoinGroupRequest,
+            messages.JoinGroupResponse,
+            groups.join,
+            is_waiting=True,
+        ),
+        Api(
+            messages.SyncGroupRequest,
+            messages.SyncGroupResponse,
+            groups.sync,
+            is_waiting=True,
+        ),
+        Api(messages.HeartbeatRequest, messages.HeartbeatResponse, groups.heartbeat),
+        Api(messages.LeaveGroupRequest, messages.LeaveGroupResponse, groups.leave),
+        Api(messages.ListGroupsRequest, messages.ListGroupsResponse, groups.list),
+        Api(messages.DescribeGroupsRequest, messages.DescribeGroupsResponse, groups.describe),
+        Api(messages.DeleteGroupsRequest, messages.DeleteGroupsResponse, groups.delete),
+        *offsets.apis(),
+    )

@@ -1,0 +1,497 @@
+"""The groups of Kafka's classic protocol that this broker coordinates.
+
+`classic_group` is the protocol of one group; this module gives it time and a log. It takes the
+group over (`TakeGroup`), sets timers, commits the actions of the group one after the other, and
+lets requests wait for their answers.
+
+**On a crash** of the coordinator: another broker takes the group and continues from the cluster
+state: the same generation, members and assignments, a whole session for each member. It does not
+know a rebalance in progress: members whose JoinGroup or SyncGroup waited lose their connection, ask
+for the coordinator and join again. Assignments that were not committed were not answered.
+
+A coordinator that was replaced and does not know it yet commits no assignments, because `apply`
+refuses its term. `apply` also refuses offsets of an older generation that such a broker accepts.
+"""
+
+import asyncio
+import itertools
+import logging
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeVar
+
+import msgspec
+
+from tidelog.storage.core import levels
+from tidelog.storage.core.actions import (
+    CommitOffsets,
+    ExpireMember,
+    GroupOffset,
+    LeaveGroup,
+    SettleGroup,
+)
+from tidelog.storage.core.entry import Entry
+from tidelog.storage.core.errors import (
+    BoundReached,
+    GroupNotEmpty,
+    IllegalGeneration,
+    InconsistentGroupProtocol,
+    InvalidRequest,
+    LogError,
+    StaleCommit,
+)
+from tidelog.storage.groups.classic_group import ClassicGroup
+from tidelog.storage.groups.classic_requests import (
+    Code,
+    DescribedMember,
+    Description,
+    Identity,
+    Joined,
+    JoinRequest,
+    Phase,
+    Synced,
+    SyncRequest,
+)
+from tidelog.storage.groups.coordinator import all_of
+from tidelog.storage.groups.instances import Instances
+from tidelog.storage.io.tasks import TASK_ENDS, surviving
+from tidelog.storage.log import Log
+from tidelog.storage.state.cluster_state import Applied
+from tidelog.storage.state.group_members import CLIENT_BYTES_MAX, MEMBERS_MAX
+from tidelog.storage.state.group_types import NO_GENERATION, ClientMember, ConsumerGroup
+
+log = logging.getLogger("tidelog.groups")
+
+A = TypeVar("A")
+
+TICK_S = 0.25
+"""Period of the check whether sessions have ended."""
+ADOPT_TICKS = 4
+"""Each so many ticks, the broker takes groups whose coordinator is gone."""
+AWAKE_S = 5.0
+"""If two ticks are further apart, the process was suspended: all sessions begin again."""
+TIMER_S = 0.001
+"""The shortest timer. Without it, a clock that lags behind the loop's could stop the loop."""
+RETRY_S = 1.0
+"""Time until a failed removal of members is committed again."""
+PROTOCOL_BYTES_MAX = 4 * CLIENT_BYTES_MAX
+"""Bound of the metadata that the members of all groups sent (I10)."""
+
+
+@dataclass(slots=True, eq=False)
+class _Held:
+    """A group, the task that commits its actions, and its timer. Each of `removals` is done when
+    the removals of members that were requested before it were tried."""
+
+    group: ClassicGroup
+    task: asyncio.Task[None] | None = None
+    timer: asyncio.TimerHandle | None = None
+    wake_s: float = math.inf
+    size: int = 0
+    removals: list["asyncio.Future[None]"] = field(default_factory=list)
+
+
+class ClassicGroups:
+    """The classic groups of one broker. Owned by the log's event loop. `run` is its background
+    task; requests also work without it."""
+
+    def __init__(self, broker: Log, instances: Instances, delay_s: float) -> None:
+        """`instances` are the groups of the other kind: both have the same coordinators."""
+        self._log = broker
+        self._coordinator = instances.coordinator
+        self._commits = instances.commits
+        self._delay_s = delay_s
+        self._held: dict[str, _Held] = {}
+        self._is_draining = False
+        self._members = 0
+        self._size = 0
+        broker.wal.subscribers.append(self)
+
+    # -- requests
+
+    async def join(self, group_id: str, request: JoinRequest) -> Joined:
+        """Handle JoinGroup. Returns at the end of the join phase."""
+        held = await self._hold(group_id, is_new=True)
+        if self._size > PROTOCOL_BYTES_MAX or self._members > MEMBERS_MAX:
+            held = Code.GROUP_MAX_SIZE_REACHED
+        if isinstance(held, Code):
+            return Joined(held, request.who.member_id)
+        answer: asyncio.Future[Joined] = asyncio.get_running_loop().create_future()
+        reply = partial(_answer, answer)
+        held.group.join(request, reply, self._now_s)
+        self._follow_up(held)
+        try:
+            return await answer
+        except asyncio.CancelledError:
+            held.group.lose(reply, self._now_s)
+            raise
+
+    async def sync(self, group_id: str, request: SyncRequest) -> Synced:
+        """Handle SyncGroup. Returns when the assignments are committed."""
+        held = await self._hold(group_id)
+        if isinstance(held, Code):
+            return Synced(held)
+        answer: asyncio.Future[Synced] = asyncio.get_running_loop().create_future()
+        reply = partial(_answer, answer)
+        held.group.sync(request, reply, self._now_s)
+        self._follow_up(held)
+        try:
+            return await answer
+        except asyncio.CancelledError:
+            held.group.lose(reply, self._now_s)
+            raise
+
+    async def heartbeat(self, group_id: str, who: Identity, generation: int) -> Code:
+        held = await self._hold(group_id)
+        if isinstance(held, Code):
+            return held
+        return held.group.heartbeat(who, generation, self._now_s)
+
+    async def leave(self, group_id: str, members: Sequence[Identity]) -> list[Code] | Code:
+        """Handle LeaveGroup. Returns a code for each member, or one for the request."""
+        held = await self._hold(group_id)
+        if isinstance(held, Code):
+            return [held] * len(members) if held is Code.UNKNOWN_MEMBER_ID else held
+        codes = [held.group.leave(who, self._now_s) for who in members]
+        removal: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        held.removals.append(removal)
+        self._follow_up(held)
+        if held.task is not None:
+            await removal
+        return codes
+
+    async def commit_offsets(
+        self, group_id: str, who: Identity, generation: int, offsets: list[GroupOffset]
+    ) -> Code:
+        """Commit offsets of a member, or of any client while the group has no members. Raises the
+        errors of a commit."""
+        members = self._log.state.members
+        held: _Held | Code | None = self._held.get(group_id)
+        if held is None and generation < 0 and not members.has_members(group_id):
+            code = Code.NONE if self.is_coordinator(group_id) else Code.NOT_COORDINATOR
+        elif isinstance(held := await self._hold(group_id), _Held):
+            code = held.group.check_commit(who, generation, self._now_s)
+        elif held is Code.UNKNOWN_MEMBER_ID and members.get(group_id) is None:
+            code = Code.ILLEGAL_GENERATION
+        else:
+            code = held
+        if code is not Code.NONE or not offsets:
+            return code
+        member_id = who.member_id if generation >= 0 else ""
+        try:
+            await self._commits.add(
+                CommitOffsets(group_id, max(generation, NO_GENERATION), offsets, member_id)
+            )
+        except GroupNotEmpty:
+            return Code.UNKNOWN_MEMBER_ID
+        return Code.NONE
+
+    async def delete(self, group_id: str) -> None:
+        """Delete a group. Raises GroupNotEmpty."""
+        held = self._held.get(group_id)
+        if held is not None and held.group.members:
+            raise GroupNotEmpty(f"group {group_id!r} has members")
+        await self._log.delete_group(group_id)
+
+    # -- reading
+
+    def describe(self, group_id: str) -> Description | None:
+        """Return the group as this broker knows it, or None if it knows no member of it and the
+        cluster state has no such group of Kafka's clients."""
+        held, group = self._held.get(group_id), self._log.state.members.get(group_id)
+        if held is not None and held.group.members:
+            own = held.group
+            settled = own.members.settled(
+                own.protocol, {one.member_id: one.assignment for one in own.members}
+            )
+            phase, protocol_type, protocol = own.phase, own.protocol_type, own.protocol
+        elif group is not None and group.is_assigned_by_clients:
+            settled = [
+                one.settled for one in group.members.values() if isinstance(one, ClientMember)
+            ]
+            protocol_type, protocol = group.protocol_type, group.protocol
+            phase = Phase.PREPARING if group.is_preparing else Phase.STABLE
+            phase = phase if settled else Phase.EMPTY
+        else:
+            return None
+        members = [
+            DescribedMember(
+                one.member_id,
+                one.instance_id,
+                one.client_id,
+                one.host,
+                one.metadata,
+                one.assignment if phase is Phase.STABLE else b"",
+            )
+            for one in settled
+        ]
+        return Description(phase, protocol_type, protocol, members)
+
+    def ids(self) -> list[str]:
+        """Return the ids of the groups that have members on this broker."""
+        return [group_id for group_id, held in self._held.items() if held.group.members]
+
+    def is_coordinator(self, group_id: str) -> bool:
+        """Return whether this broker is, or would become, the coordinator of the group."""
+        group = self._log.state.members.get(group_id)
+        holder = "" if group is None else group.coordinator
+        coordinators = self._coordinator.coordinators
+        return not self._is_draining and coordinators.of(group_id, holder) == coordinators.me
+
+    # -- the groups of this broker
+
+    @property
+    def _now_s(self) -> float:
+        return self._log.clock.boot_s()
+
+    async def _hold(self, group_id: str, *, is_new: bool = False) -> "_Held | Code":
+        """Return the group, after this broker has become its coordinator. Without `is_new`, return
+        UNKNOWN_MEMBER_ID for a group without members."""
+        if not self.is_coordinator(group_id):
+            return Code.NOT_COORDINATOR
+        held = self._held.get(group_id)
+        if held is not None:
+            return held
+        group = self._log.state.members.get(group_id)
+        me = self._coordinator.coordinators.me
+        if not is_new and (group is None or not group.members):
+            await self._log.wal.refresh()  # another broker may have just settled the group (I3)
+            group = self._log.state.members.get(group_id)
+        if not is_new and (group is None or not group.members):
+            return Code.UNKNOWN_MEMBER_ID
+        if group is not None and group.coordinator != me:
+            try:
+                await self._coordinator.take(group_id)
+            except LogError as error:
+                log.info("group %s cannot be taken: %s", group_id, error)
+                return Code.COORDINATOR_NOT_AVAILABLE
+            group = self._log.state.members.get(group_id)
+            if group is not None and group.coordinator != me:
+                return Code.NOT_COORDINATOR
+        if group is not None and group.members and not group.is_assigned_by_clients:
+            return Code.INCONSISTENT_GROUP_PROTOCOL if is_new else Code.UNKNOWN_MEMBER_ID
+        if self._log.state.level < levels.KAFKA:
+            return Code.UNSUPPORTED_VERSION
+        return self._held.get(group_id) or self._open(group_id, group)
+
+    def _open(self, group_id: str, group: ConsumerGroup | None) -> _Held:
+        if group is None:
+            me, floor = self._coordinator.coordinators.me, self._log.state.members.generation_floor
+            made = ClassicGroup(group_id, me, 0, floor, self._new_id, self._delay_s)
+        else:
+            made = ClassicGroup.restored(group, self._new_id, self._delay_s, self._now_s)
+        held = self._held[group_id] = _Held(made)
+        if made.members:
+            self._follow_up(held)
+        return held
+
+    def _new_id(self) -> str:
+        return self._log.clock.new_id().hex()
+
+    def _follow_up(self, held: _Held) -> None:
+        """Do what the last event of the group requires: commits and timers."""
+        group = held.group
+        if self._held.get(group.group_id) is not held:
+            return  # another broker has the group
+        self._size += group.members.size - held.size
+        held.size = group.members.size
+        if group.actions and held.task is None:
+            held.task = asyncio.create_task(self._commit(held), name="tidelog-classic-group")
+        if group.wake_s != held.wake_s:
+            held.wake_s = group.wake_s
+            if held.timer is not None:
+                held.timer.cancel()
+            held.timer = None
+            if held.wake_s < math.inf:
+                delay_s = max(held.wake_s - self._now_s, TIMER_S)
+                loop = asyncio.get_running_loop()
+                held.timer = loop.call_later(delay_s, self._tick, held)
+        if group.is_idle and held.task is None:
+            self._release(held)
+
+    def _tick(self, held: _Held) -> None:
+        held.wake_s = math.inf  # a timer that comes too early is set again
+        held.group.tick(self._now_s)
+        self._follow_up(held)
+
+    def _release(self, held: _Held, code: Code | None = None) -> None:
+        """Forget the group. If there is a code, answer the waiting requests with it."""
+        if self._held.get(held.group.group_id) is held:
+            del self._held[held.group.group_id]
+            self._size -= held.size
+        if held.timer is not None:
+            held.timer.cancel()
+        held.group.actions.clear()
+        if code is not None:
+            held.group.close(code)
+        self._end_removals(held)
+
+    # -- commits
+
+    async def _commit(self, held: _Held) -> None:
+        """Commit the group's actions in their order, until there are none.
+
+        **On a crash** before a SettleGroup: the members got no assignments and join again. Before
+        a removal: the members' sessions end at the next coordinator."""
+        actions = held.group.actions
+        try:
+            while actions:
+                first = actions[0]
+                if isinstance(first, SettleGroup):
+                    del actions[0]
+                    await self._settle(held, first)
+                else:
+                    await self._remove(held)
+        except TASK_ENDS:
+            raise
+        except BaseException as error:  # without an answer, the members would wait forever
+            log.critical("bug in the group %s", held.group.group_id, exc_info=error)
+            self._release(held, Code.COORDINATOR_NOT_AVAILABLE)
+        finally:
+            held.task = None
+            self._end_removals(held)
+        self._follow_up(held)
+
+    async def _settle(self, held: _Held, action: SettleGroup) -> None:
+        code = Code.NONE
+        try:  # the group may have got its term since the action was made, by the commit before
+            await self._log.submit(msgspec.structs.replace(action, term=held.group.term))
+        except LogError as error:
+            code = _code_of(error)
+            log.info("generation %d of group %s: %s", action.generation, action.group_id, error)
+        if code is Code.NOT_COORDINATOR:
+            self._release(held, code)
+            return
+        held.group.settled(action, code, self._now_s)
+        self._follow_up(held)
+
+    async def _remove(self, held: _Held) -> None:
+        """Commit the removals up to the next SettleGroup."""
+        group, actions = held.group, held.group.actions
+        removals = [
+            one
+            for one in itertools.takewhile(lambda each: not isinstance(each, SettleGroup), actions)
+            if isinstance(one, LeaveGroup | ExpireMember)
+        ]
+        waiting = len(held.removals)
+        try:
+            in_state = self._log.state.members.get(group.group_id)
+            known = {} if in_state is None else in_state.members
+            left = {one.member_id: one for one in removals if one.member_id in known}
+            for one in left.values():
+                log.info("member %s of group %s leaves", one.member_id, group.group_id)
+            if left:
+                await self._log.submit(*left.values())
+        except StaleCommit as error:  # another broker has the group, or has removed a member
+            log.info("members of group %s: %s", group.group_id, error)
+        except LogError as error:
+            log.info("members of group %s are not removed yet: %s", group.group_id, error)
+            if len(actions) == len(removals):  # else the next SettleGroup removes them too
+                self._end_removals(held, waiting)
+                await asyncio.sleep(RETRY_S)
+                return
+        self._end_removals(held, waiting)
+        del actions[: len(removals)]
+
+    def _end_removals(self, held: _Held, count: int | None = None) -> None:
+        ended, held.removals = held.removals[:count], held.removals[len(held.removals[:count]) :]
+        for removal in ended:
+            _answer(removal, None)
+
+    # -- events of the log
+
+    def on_applied(self, entry: Entry, applied: Applied) -> None:
+        for group_id in applied.groups:
+            held = self._held.get(group_id)
+            if held is not None:
+                self._check(held)
+
+    def on_reset(self) -> None:
+        for held in list(self._held.values()):
+            self._check(held)
+
+    def _check(self, held: _Held) -> None:
+        """Release the group if another broker coordinates it now."""
+        own = held.group
+        group = self._log.state.members.get(own.group_id)
+        if group is None:
+            own.term = 0
+        elif group.coordinator == own.coordinator and own.term in (0, group.term):
+            own.term = group.term
+        else:
+            self._release(held, Code.NOT_COORDINATOR)
+
+    # -- background work
+
+    async def run(self) -> None:
+        """End sessions, and take groups whose coordinator is gone."""
+        looked_s = self._now_s
+        for number in itertools.count(1):
+            await asyncio.sleep(TICK_S)
+            now_s = self._now_s
+            is_awake = now_s - looked_s > AWAKE_S
+            looked_s = now_s
+            with surviving(log, "the duties of groups"):
+                members = 0
+                for held in list(self._held.values()):
+                    if is_awake:
+                        held.group.restart_sessions(now_s)
+                    held.group.tick(now_s)
+                    self._follow_up(held)
+                    members += len(held.group.members)
+                self._members = members
+                if number % ADOPT_TICKS == 0:
+                    await self._adopt()
+
+    async def _adopt(self) -> None:
+        orphans = [
+            self._hold(group.group_id)
+            for group in self._log.state.members
+            if group.is_assigned_by_clients
+            and group.members
+            and group.group_id not in self._held
+            and self.is_coordinator(group.group_id)
+        ]
+        await all_of(orphans)
+
+    def drain(self) -> None:
+        """Answer all waiting requests, and refuse new ones, so that clients go to another
+        broker."""
+        self._is_draining = True
+        for held in list(self._held.values()):
+            self._release(held, Code.NOT_COORDINATOR)
+
+    async def close(self) -> None:
+        """Drain, and stop the commits under way."""
+        tasks = self.stop()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def stop(self) -> list[asyncio.Task[None]]:
+        """Drain. Cancel the commits under way, and return their tasks."""
+        tasks = [held.task for held in self._held.values() if held.task is not None]
+        self.drain()
+        for task in tasks:
+            task.cancel()
+        return tasks
+
+
+def _answer(future: "asyncio.Future[A]", answer: A) -> None:
+    if not future.done():
+        future.set_result(answer)
+
+
+def _code_of(error: LogError) -> Code:
+    """Return the answer to members whose assignments were not committed."""
+    match error:
+        case IllegalGeneration():
+            return Code.NOT_COORDINATOR
+        case InconsistentGroupProtocol():
+            return Code.INCONSISTENT_GROUP_PROTOCOL
+        case InvalidRequest():
+            return Code.INVALID_REQUEST
+        case BoundReached():
+            return Code.GROUP_MAX_SIZE_REACHED
+        case _:
+            return Code.COORDINATOR_NOT_AVAILABLE

@@ -1,0 +1,40 @@
+"""The assignments that Kafka's consumers give each other, inside the opaque bytes of a group. Pure.
+
+A broker reads an assignment only to show a member's partitions. All numbers are big-endian:
+
+    version i16 | array of topics: name (i16 length, UTF-8), array of partitions (i32) | user data
+"""
+
+import struct
+
+PARTITIONS_MAX = 20_000
+"""A reader of one assignment takes at most this many partitions (I10)."""
+_COUNT = struct.Struct(">i")
+_LENGTH = struct.Struct(">h")
+
+
+def assigned(assignment: bytes) -> list[tuple[str, tuple[int, ...]]]:
+    """Return the assigned partitions of each topic. Return an empty list for bytes that are not an
+    assignment of Kafka's consumers."""
+    found: list[tuple[str, tuple[int, ...]]] = []
+    left = PARTITIONS_MAX
+    try:
+        (version,) = _LENGTH.unpack_from(assignment)
+        (topics,) = _COUNT.unpack_from(assignment, _LENGTH.size)
+        at = _LENGTH.size + _COUNT.size
+        if version < 0 or not 0 <= topics <= len(assignment):
+            return []
+        for _ in range(topics):
+            (length,) = _LENGTH.unpack_from(assignment, at)
+            at += _LENGTH.size
+            (count,) = _COUNT.unpack_from(assignment, at + length)
+            name = assignment[at : at + length].decode()
+            at += length + _COUNT.size
+            left -= count
+            if length < 0 or count < 0 or left < 0:
+                return []
+            found.append((name, struct.unpack_from(f">{count}i", assignment, at)))
+            at += count * _COUNT.size
+    except (struct.error, UnicodeDecodeError):
+        return []
+    return found

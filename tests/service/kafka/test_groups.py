@@ -1,0 +1,312 @@
+"""The handlers of groups and committed offsets, at all versions of their messages."""
+
+import asyncio
+
+import pytest
+
+from tests.service.kafka.conftest import Client, Kafka, broker
+from tidelog.service.kafka.errors import Code
+from tidelog.service.kafka.messages import consumer_protocol
+from tidelog.service.kafka.messages import group_offsets as offsets
+from tidelog.service.kafka.messages import groups as messages
+from tidelog.service.kafka.messages.consumer_protocol import (
+    AssignedPartitions,
+    ConsumerProtocolAssignment,
+    ConsumerProtocolSubscription,
+)
+from tidelog.storage.core.actions import MemberConfig
+from tidelog.storage.core.model import TopicPartition
+
+SUBSCRIPTION = consumer_protocol.encode(ConsumerProtocolSubscription(topics=["t"]), 1)
+ASSIGNMENT = consumer_protocol.encode(
+    ConsumerProtocolAssignment(
+        assigned_partitions=[AssignedPartitions(topic="t", partitions=[0, 2])]
+    ),
+    0,
+)
+
+
+async def join(
+    client: Client, version: int = 9, member_id: str = "", group: str = "g", **more
+) -> messages.JoinGroupResponse:
+    asked = messages.JoinGroupRequest(
+        group_id=group,
+        session_timeout_ms=more.pop("session_ms", 10_000),
+        rebalance_timeout_ms=20_000 if version >= 1 else -1,
+        member_id=member_id,
+        protocol_type="consumer",
+        protocols=[messages.JoinGroupRequestProtocol(name="range", metadata=SUBSCRIPTION)],
+        **more,
+    )
+    answer = await client.ask(asked, messages.JoinGroupResponse, version)
+    if answer.error_code == Code.MEMBER_ID_REQUIRED:
+        return await join(client, version, answer.member_id, group, **more)
+    return answer
+
+
+async def member(client: Client, group: str = "g", version: int = 5) -> tuple[str, int]:
+    """Join as the only member and get an assignment."""
+    joined = await join(client, group=group)
+    asked = messages.SyncGroupRequest(
+        group_id=group,
+        generation_id=joined.generation_id,
+        member_id=joined.member_id,
+        protocol_type="consumer" if version >= 5 else None,
+        protocol_name="range" if version >= 5 else None,
+        assignments=[
+            messages.SyncGroupRequestAssignment(member_id=joined.member_id, assignment=ASSIGNMENT)
+        ],
+    )
+    synced = await client.ask(asked, messages.SyncGroupResponse, version)
+    assert (synced.error_code, synced.assignment) == (Code.NONE, ASSIGNMENT)
+    if version >= 5:
+        assert (synced.protocol_type, synced.protocol_name) == ("consumer", "range")
+    return joined.member_id, joined.generation_id
+
+
+async def committed(
+    client: Client, offset: int, member_id: str = "", generation: int = -1, version: int = 9
+) -> list[int]:
+    """Commit partition 0, and one that does not exist; return the codes."""
+    asked = offsets.OffsetCommitRequest(
+        group_id="g",
+        generation_id_or_member_epoch=generation,
+        member_id=member_id,
+        topics=[
+            offsets.OffsetCommitRequestTopic(
+                name="t" if version < 10 else "",
+                partitions=[
+                    offsets.OffsetCommitRequestPartition(
+                        partition_index=number, committed_offset=offset, committed_metadata="m"
+                    )
+                    for number in (0, 9)
+                ],
+            )
+        ],
+    )
+    answer = await client.ask(asked, offsets.OffsetCommitResponse, version)
+    return [each.error_code for each in answer.topics[0].partitions]
+
+
+@pytest.mark.parametrize("version", range(10))
+async def test_join_in_each_version(kafka: Kafka, version: int) -> None:
+    client = kafka.client()
+    wrong = await join(client, version, session_ms=1_000)
+    assert wrong.error_code == Code.INVALID_SESSION_TIMEOUT
+    assert wrong.protocol_name == (None if version >= 7 else "")
+    found = await join(client, version)
+    assert (found.error_code, found.generation_id, found.leader) == (0, 1, found.member_id)
+    assert [one.metadata for one in found.members] == [SUBSCRIPTION]
+    assert found.protocol_name == "range"
+    assert found.member_id.startswith("test-")
+
+
+@pytest.mark.parametrize("version", range(6))
+async def test_sync_heartbeat_and_leave_in_each_version(kafka: Kafka, version: int) -> None:
+    client = kafka.client()
+    me, generation = await member(client, version=version)
+    beat = messages.HeartbeatRequest(group_id="g", generation_id=generation, member_id=me)
+    answer = await client.ask(beat, messages.HeartbeatResponse, min(version, 4))
+    assert answer.error_code == Code.NONE
+    other = messages.HeartbeatRequest(group_id="none", generation_id=1, member_id=me)
+    answer = await client.ask(other, messages.HeartbeatResponse, min(version, 4))
+    assert answer.error_code == Code.UNKNOWN_MEMBER_ID
+    both = [messages.MemberIdentity(member_id=each) for each in ("ghost", me)]
+    leave = messages.LeaveGroupRequest(
+        group_id="g", member_id=me if version < 3 else "", members=both if version >= 3 else []
+    )
+    left = await client.ask(leave, messages.LeaveGroupResponse, version)
+    assert left.error_code == Code.NONE
+    if version >= 3:
+        assert [one.error_code for one in left.members] == [Code.UNKNOWN_MEMBER_ID, Code.NONE]
+    assert not kafka.log.state.members.has_members("g")
+
+
+@pytest.mark.parametrize("version", range(2, 11))
+async def test_offset_commit_in_each_version(kafka: Kafka, version: int) -> None:
+    client = kafka.client()
+    if version >= 10:
+        assert await committed(client, 5, version=version) == [Code.UNKNOWN_TOPIC_ID] * 2
+        return
+    unknown = Code.UNKNOWN_TOPIC_OR_PARTITION
+    assert await committed(client, 5, version=version) == [Code.NONE, unknown]
+    assert kafka.log.committed_offsets("g")[TopicPartition("t", 0)].offset == 5
+    me, generation = await member(client)
+    assert await committed(client, 6, version=version) == [Code.UNKNOWN_MEMBER_ID, unknown]
+    assert await committed(client, 6, me, 0, version) == [Code.ILLEGAL_GENERATION, unknown]
+    assert await committed(client, 7, me, generation, version) == [Code.NONE, unknown]
+    assert await committed(client, -3, me, generation, version) == [Code.INVALID_REQUEST, unknown]
+    assert kafka.log.committed_offsets("g")[TopicPartition("t", 0)].offset == 7
+
+
+@pytest.mark.parametrize("version", range(1, 11))
+async def test_offset_fetch_in_each_version(kafka: Kafka, version: int) -> None:
+    client = kafka.client()
+    assert (await committed(client, 5))[0] == Code.NONE
+    if version < 8:
+        asked = offsets.OffsetFetchRequest(
+            group_id="g",
+            topics=[
+                offsets.OffsetFetchRequestTopic(name="t", partition_indexes=[0, 1]),
+                offsets.OffsetFetchRequestTopic(name="none", partition_indexes=[0]),
+            ],
+        )
+        answer = await client.ask(asked, offsets.OffsetFetchResponse, version)
+        found = [each for topic in answer.topics for each in topic.partitions]
+        if version >= 2:
+            every = offsets.OffsetFetchRequest(group_id="g", topics=None)
+            all_of = await client.ask(every, offsets.OffsetFetchResponse, version)
+            assert [one.name for one in all_of.topics] == ["t"]
+    else:
+        topic_id = bytes.fromhex(kafka.log.state.topic("t").topic_id)
+        topics = [
+            offsets.OffsetFetchRequestTopics(name="t", partition_indexes=[0, 1]),
+            offsets.OffsetFetchRequestTopics(name="none", partition_indexes=[0]),
+        ]
+        if version >= 10:
+            topics = [
+                offsets.OffsetFetchRequestTopics(topic_id=each, partition_indexes=numbers)
+                for each, numbers in ((topic_id, [0, 1]), (b"x" * 16, [0]))
+            ]
+        asked = offsets.OffsetFetchRequest(
+            groups=[
+                offsets.OffsetFetchRequestGroup(group_id="g", topics=topics),
+                offsets.OffsetFetchRequestGroup(group_id="other", topics=None),
+                offsets.OffsetFetchRequestGroup(group_id="g", topics=None),
+            ]
+        )
+        answer = await client.ask(asked, offsets.OffsetFetchResponse, version)
+        one, other, every_group = answer.groups
+        assert (other.topics, other.error_code) == ([], Code.NONE)
+        assert [each.committed_offset for each in every_group.topics[0].partitions] == [5]
+        found = [each for topic in one.topics for each in topic.partitions]
+    last = Code.UNKNOWN_TOPIC_ID if version >= 10 else Code.NONE
+    assert [(each.committed_offset, each.metadata, each.error_code) for each in found] == [
+        (5, "m", Code.NONE),
+        (-1, "", Code.NONE),
+        (-1, "", last),
+    ]
+
+
+async def described(client: Client, group: str, version: int = 6) -> messages.DescribedGroup:
+    asked = messages.DescribeGroupsRequest(groups=[group])
+    return (await client.ask(asked, messages.DescribeGroupsResponse, version)).groups[0]
+
+
+@pytest.mark.parametrize("version", range(7))
+async def test_describe_groups_in_each_version(kafka: Kafka, version: int) -> None:
+    client = kafka.client("192.0.2.9")
+    me, _ = await member(client)
+    found = await described(client, "g", version)
+    assert (found.group_state, found.protocol_type, found.protocol_data) == (
+        "Stable",
+        "consumer",
+        "range",
+    )
+    (one,) = found.members
+    assert (one.member_id, one.client_id, one.client_host) == (me, "test", "/192.0.2.9")
+    assert (one.member_metadata, one.member_assignment) == (SUBSCRIPTION, ASSIGNMENT)
+    none = await described(client, "none", version)
+    assert none.group_state == "Dead"
+    assert none.error_code == (Code.GROUP_ID_NOT_FOUND if version >= 6 else Code.NONE)
+
+
+async def test_groups_of_rest_are_described_as_consumers(kafka: Kafka) -> None:
+    await kafka.log.groups.join("rest", "r", MemberConfig(client_id="curl"))
+    await kafka.log.groups.subscribe("rest", "r", ["t"])
+    client = kafka.client()
+    found = await described(client, "rest")
+    assert (found.group_state, found.protocol_data) == ("Stable", "sticky")
+    assignment = consumer_protocol.decode_assignment(found.members[0].member_assignment)
+    assert [(one.topic, one.partitions) for one in assignment.assigned_partitions] == [
+        ("t", [0, 1, 2])
+    ]
+    refused = await join(client, group="rest")
+    assert refused.error_code == Code.INCONSISTENT_GROUP_PROTOCOL
+
+
+@pytest.mark.parametrize("version", range(6))
+async def test_list_groups_in_each_version(kafka: Kafka, version: int) -> None:
+    client = kafka.client()
+    await member(client)
+    await kafka.log.groups.join("rest", "r", MemberConfig())
+    found = await client.ask(messages.ListGroupsRequest(), messages.ListGroupsResponse, version)
+    assert [(one.group_id, one.protocol_type) for one in found.groups] == [
+        ("g", "consumer"),
+        ("rest", "consumer"),
+    ]
+    if version >= 4:
+        for states, number in ((["STABLE"], 2), (["empty"], 0)):
+            request = messages.ListGroupsRequest(states_filter=states)
+            found = await client.ask(request, messages.ListGroupsResponse, version)
+            assert len(found.groups) == number
+    if version >= 5:
+        request = messages.ListGroupsRequest(types_filter=["consumer"])
+        assert not (await client.ask(request, messages.ListGroupsResponse, version)).groups
+
+
+async def test_delete_groups_and_offsets(kafka: Kafka) -> None:
+    client = kafka.client()
+    me, generation = await member(client)
+    assert (await committed(client, 5, me, generation))[0] == Code.NONE
+
+    async def deleted(*names: str) -> list[int]:
+        asked = messages.DeleteGroupsRequest(groups_names=list(names))
+        answer = await client.ask(asked, messages.DeleteGroupsResponse, 2)
+        return [one.error_code for one in answer.results]
+
+    async def forgotten(group: str) -> tuple[int, list[int]]:
+        asked = offsets.OffsetDeleteRequest(
+            group_id=group,
+            topics=[
+                offsets.OffsetDeleteRequestTopic(
+                    name="t",
+                    partitions=[
+                        offsets.OffsetDeleteRequestPartition(partition_index=number)
+                        for number in (0, 9)
+                    ],
+                )
+            ],
+        )
+        answer = await client.ask(asked, offsets.OffsetDeleteResponse, 0)
+        return answer.error_code, [
+            each.error_code for topic in answer.topics for each in topic.partitions
+        ]
+
+    assert await deleted("g", "none") == [Code.NON_EMPTY_GROUP, Code.GROUP_ID_NOT_FOUND]
+    code = Code.GROUP_SUBSCRIBED_TO_TOPIC
+    assert await forgotten("g") == (Code.NONE, [code, code])
+    assert await forgotten("none") == (Code.GROUP_ID_NOT_FOUND, [])
+    leave = messages.LeaveGroupRequest(
+        group_id="g", members=[messages.MemberIdentity(member_id=me)]
+    )
+    await client.ask(leave, messages.LeaveGroupResponse, 5)
+    assert await forgotten("g") == (Code.NONE, [Code.NONE, Code.UNKNOWN_TOPIC_OR_PARTITION])
+    assert kafka.log.committed_offsets("g") == {}
+    assert (await committed(client, 6))[0] == Code.NONE
+    assert await deleted("g") == [Code.NONE]
+    assert kafka.log.state.members.get("g") is None
+
+
+async def test_a_group_id_that_is_not_valid(kafka: Kafka) -> None:
+    client = kafka.client()
+    assert (await join(client, group="")).error_code == Code.INVALID_GROUP_ID
+    beat = messages.HeartbeatRequest(group_id="", generation_id=1, member_id="m")
+    answer = await client.ask(beat, messages.HeartbeatResponse, 4)
+    assert answer.error_code == Code.INVALID_GROUP_ID
+
+
+async def test_who_waits_is_answered_when_the_broker_stops() -> None:
+    async with broker() as made:
+        await made.log.create_topic("t", 3, {})
+        first, second = made.client(), made.client()
+        me, generation = await member(first)
+        waiting = asyncio.create_task(join(second))
+        while True:
+            beat = messages.HeartbeatRequest(group_id="g", generation_id=generation, member_id=me)
+            answer = await first.ask(beat, messages.HeartbeatResponse, 4)
+            if answer.error_code == Code.REBALANCE_IN_PROGRESS:
+                break
+            await asyncio.sleep(0)
+        made.log.drain()
+        assert (await waiting).error_code == Code.NOT_COORDINATOR

@@ -1,0 +1,456 @@
+"""Classic groups on brokers: commits, timers, coordinators that die or only seem to. In virtual
+time. The last test draws everything that may happen to a group, with members that behave as Kafka's
+clients do."""
+
+import asyncio
+import contextlib
+import random
+from collections.abc import AsyncIterator
+
+import pytest
+
+from tests.storage.groups.classic import request
+from tests.support.instances import CONFIG, Chosen, started, virtual
+from tests.support.logs import closing, kill, opened, store_of
+from tidelog.storage.broker import Broker
+from tidelog.storage.core.actions import CommitOffsets, GroupOffset, JoinGroup
+from tidelog.storage.core.errors import (
+    GroupNotEmpty,
+    IllegalGeneration,
+    InconsistentGroupProtocol,
+    LogError,
+    Unavailable,
+    UnknownMember,
+)
+from tidelog.storage.groups import classic_groups
+from tidelog.storage.groups.classic_groups import ClassicGroups
+from tidelog.storage.groups.classic_requests import Code, Identity, Phase, SyncRequest
+from tidelog.storage.groups.instances import Instances
+from tidelog.storage.io.memory import MemoryStore
+
+PARTITIONS = 8
+
+
+class Coordinator:
+    """A broker's classic groups with a choice of coordinators that the test makes."""
+
+    def __init__(self, log: Broker, name: str, live: list[str], delay_s: float = 0.05) -> None:
+        self.log = log
+        self.name = name
+        self.groups = ClassicGroups(log, Instances(log, Chosen(name, live)), delay_s)
+        self.task = asyncio.create_task(self.groups.run())
+        self.dead: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def close(self) -> None:
+        self.task.cancel()
+        await self.groups.close()
+
+    async def crash(self) -> None:
+        self.task.cancel()
+        self.dead.set_result(None)
+        tasks = self.groups.stop()
+        await kill(self.log)
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@contextlib.asynccontextmanager
+async def coordinator(delay_s: float = 0.0) -> AsyncIterator[Coordinator]:
+    log = await opened(MemoryStore())
+    async with closing(log):
+        await log.create_topic("t", PARTITIONS, {})
+        one = Coordinator(log, "b1", ["b1"], delay_s)
+        yield one
+        await one.close()
+
+
+async def joined(groups: ClassicGroups, member_id: str = "", **more) -> str:
+    """Join and sync as the only member; return the member id."""
+    answer = await groups.join("g", request(member_id, **more))
+    if answer.code is Code.MEMBER_ID_REQUIRED:
+        return await joined(groups, answer.member_id, **more)
+    assert answer.code is Code.NONE
+    assignments = {one.member_id: one.member_id.encode() for one in answer.members}
+    who = Identity(answer.member_id, more.get("instance_id", ""))
+    synced = await groups.sync("g", SyncRequest(who, answer.generation, assignments))
+    assert synced.code is Code.NONE
+    return answer.member_id
+
+
+async def commit(
+    groups: ClassicGroups, member_id: str, generation: int, offset: int = 5
+) -> Code | LogError:
+    topic_id = groups._log.state.topic("t").topic_id
+    offsets = [GroupOffset(topic_id, 0, offset)]
+    try:
+        return await groups.commit_offsets("g", Identity(member_id), generation, offsets)
+    except LogError as error:
+        return error
+
+
+@virtual
+async def test_the_assignments_are_in_the_state_before_the_answer() -> None:
+    async with coordinator() as one:
+        me = await joined(one.groups)
+        group = one.log.state.members.get("g")
+        assert group is not None
+        assert (group.generation, list(group.members), group.term) == (1, [me], 1)
+        assert await one.groups.heartbeat("g", Identity(me), 1) is Code.NONE
+        assert await commit(one.groups, me, 1) is Code.NONE
+        assert await commit(one.groups, me, 0) is Code.ILLEGAL_GENERATION
+        assert await commit(one.groups, "", -1) is Code.UNKNOWN_MEMBER_ID
+        described = one.groups.describe("g")
+        assert described is not None
+        assert (described.phase, described.members[0].assignment) == (Phase.STABLE, me.encode())
+        assert one.groups.ids() == ["g"]
+        with pytest.raises(GroupNotEmpty):
+            await one.groups.delete("g")
+        assert await one.groups.leave("g", [Identity("ghost"), Identity(me)]) == [
+            Code.UNKNOWN_MEMBER_ID,
+            Code.NONE,
+        ]
+        assert not group.members
+        assert await commit(one.groups, "", -1, 7) is Code.NONE
+        assert await commit(one.groups, me, -1, 8) is Code.NONE
+        assert await commit(one.groups, me, 1) is Code.UNKNOWN_MEMBER_ID
+        assert await one.groups.leave("g", [Identity(me)]) == [Code.UNKNOWN_MEMBER_ID]
+        await joined(one.groups)
+        assert group.generation == 2
+        await asyncio.sleep(11)
+        assert not group.members
+        assert not one.groups._held
+        await one.groups.delete("g")
+        assert await commit(one.groups, "x", 1) is Code.ILLEGAL_GENERATION
+
+
+@virtual
+async def test_a_group_of_rest_takes_no_members_of_kafka_and_the_other_way() -> None:
+    async with coordinator() as one:
+        instances = await started(one.log, Chosen("b1", ["b1"]))
+        await instances.join("g", "r", CONFIG)
+        answer = await one.groups.join("g", request())
+        assert answer.code is Code.INCONSISTENT_GROUP_PROTOCOL
+        assert await one.groups.heartbeat("g", Identity("r"), 0) is Code.UNKNOWN_MEMBER_ID
+        await instances.leave("g", "r")
+        me = await joined(one.groups)
+        with pytest.raises(InconsistentGroupProtocol):
+            await instances.join("g", "r", CONFIG)
+        with pytest.raises(UnknownMember):
+            await instances.heartbeat("g", me)
+        await asyncio.sleep(3)
+        assert await one.groups.heartbeat("g", Identity(me), 1) is Code.NONE
+        await instances.close()
+
+
+@virtual
+async def test_a_group_that_rest_takes_during_the_rebalance() -> None:
+    async with coordinator() as one:
+        answer = await one.groups.join("g", request())
+        answer = await one.groups.join("g", request(answer.member_id))
+        await one.log.submit(JoinGroup("g", "r", "b1", CONFIG))
+        synced = await one.groups.sync("g", SyncRequest(Identity(answer.member_id), 1, {}))
+        assert synced.code in (Code.INCONSISTENT_GROUP_PROTOCOL, Code.NOT_COORDINATOR)
+
+
+@virtual
+async def test_another_coordinator_continues_without_a_rebalance() -> None:
+    store, live = MemoryStore(), ["b1", "b2"]
+    first, second = await opened(store), await opened(store)
+    async with closing(second):
+        await first.create_topic("t", PARTITIONS, {})
+        one, two = Coordinator(first, "b1", live), Coordinator(second, "b2", live)
+        me = await joined(one.groups, instance_id="s")
+        assert await two.groups.heartbeat("g", Identity(me), 1) is Code.NOT_COORDINATOR
+        await one.crash()
+        live.remove("b1")
+        who = Identity(me, "s")
+        assert await two.groups.heartbeat("g", who, 1) is Code.NONE
+        synced = await two.groups.sync("g", SyncRequest(who, 1, {}))
+        assert (synced.code, synced.assignment) == (Code.NONE, me.encode())
+        assert await commit(two.groups, me, 1) is Code.NONE
+        group = second.state.members.get("g")
+        assert group is not None
+        assert (group.generation, group.coordinator, group.term) == (1, "b2", 2)
+        again = await two.groups.join("g", request(instance_id="s"))
+        assert (again.code, again.generation, again.skip_assignment) == (Code.NONE, 1, True)
+        assert list(group.members) == [again.member_id]
+        assert isinstance(await commit(two.groups, again.member_id, 1), Code)
+        await two.close()
+
+
+@virtual
+async def test_groups_of_a_dead_coordinator_are_taken_and_their_members_expire() -> None:
+    store, live = MemoryStore(), ["b1", "b2"]
+    first, second = await opened(store), await opened(store)
+    async with closing(second):
+        await first.create_topic("t", PARTITIONS, {})
+        one, two = Coordinator(first, "b1", live), Coordinator(second, "b2", live)
+        await joined(one.groups)
+        await second.wal.refresh()
+        await one.crash()
+        live.remove("b1")
+        await asyncio.sleep(9)
+        group = second.state.members.get("g")
+        assert group is not None
+        assert len(group.members) == 1
+        await asyncio.sleep(5)
+        assert not group.members
+        await two.close()
+
+
+@virtual
+async def test_a_replaced_coordinator_settles_nothing() -> None:
+    store = MemoryStore()
+    first, second = await opened(store), await opened(store)
+    async with closing(first, second):
+        await first.create_topic("t", PARTITIONS, {})
+        one = Coordinator(first, "b1", ["b1"])
+        me = await joined(one.groups)
+        two = Coordinator(second, "b2", ["b2"])  # in its view the first is dead
+        assert await two.groups.heartbeat("g", Identity(me), 1) is Code.NONE
+        one.log.wal.subscribers.remove(one.groups)  # it learns nothing by itself
+        answer = await one.groups.join("g", request(me, protocols=[("range", b"other")]))
+        assert answer.generation == 2
+        synced = await one.groups.sync("g", SyncRequest(Identity(me), 2, {me: b"mine"}))
+        assert synced.code is Code.NOT_COORDINATOR
+        stale = CommitOffsets("g", 2, [], me)
+        with pytest.raises(IllegalGeneration):
+            await one.log.submit(stale)
+        await one.close()
+        await two.close()
+
+
+@virtual
+async def test_requests_that_wait_are_answered_when_the_broker_drains() -> None:
+    async with coordinator() as one:
+        me = await joined(one.groups)
+        fresh = await one.groups.join("g", request())
+        waiting = asyncio.create_task(one.groups.join("g", request(fresh.member_id)))
+        await asyncio.sleep(0.1)
+        assert await one.groups.heartbeat("g", Identity(me), 1) is Code.REBALANCE_IN_PROGRESS
+        one.groups.drain()
+        assert (await waiting).code is Code.NOT_COORDINATOR
+        assert (await one.groups.join("g", request())).code is Code.NOT_COORDINATOR
+        assert await commit(one.groups, me, 1) is Code.NOT_COORDINATOR
+
+
+@virtual
+async def test_a_store_that_refuses_lets_the_members_join_again() -> None:
+    async with coordinator() as one:
+        answer = await one.groups.join("g", request())
+        answer = await one.groups.join("g", request(answer.member_id))
+        who = Identity(answer.member_id)
+
+        async def refused(*actions) -> None:
+            raise Unavailable("no space")
+
+        real, one.log.submit = one.log.submit, refused  # type: ignore[method-assign]
+        synced = await one.groups.sync("g", SyncRequest(who, 1, {}))
+        assert synced.code is Code.COORDINATOR_NOT_AVAILABLE
+        assert await one.groups.leave("g", [who]) == [Code.NONE]
+        one.log.submit = real  # type: ignore[method-assign]
+        me = await joined(one.groups)
+        assert me != answer.member_id
+        await asyncio.sleep(classic_groups.RETRY_S + 1)
+        group = one.log.state.members.get("g")
+        assert group is not None
+        assert list(group.members) == [me]
+
+
+@virtual
+async def test_a_client_that_goes_while_it_waits() -> None:
+    async with coordinator() as one:
+        me = await joined(one.groups)
+        fresh = await one.groups.join("g", request())
+        waiting = asyncio.create_task(one.groups.join("g", request(fresh.member_id)))
+        await asyncio.sleep(0.1)
+        waiting.cancel()
+        for _ in range(12):
+            await asyncio.sleep(1)
+            await one.groups.heartbeat("g", Identity(me), 1)
+        assert await joined(one.groups, me) == me
+        group = one.log.state.members.get("g")
+        assert group is not None
+        assert list(group.members) == [me]
+
+
+# -- everything that may happen
+
+
+class World:
+    """Brokers over one store, and the assignments that their members got."""
+
+    def __init__(self, draw: random.Random) -> None:
+        self.draw = draw
+        self.store = MemoryStore()
+        self.live: list[str] = []
+        self.brokers: dict[str, Coordinator] = {}
+        self.owners: dict[tuple[int, int], str] = {}
+        self.members: list[Consumer] = []
+        self.numbers = iter(range(1, 1000))
+
+    async def add_broker(self) -> None:
+        log = await opened(self.store)
+        name = f"b{next(self.numbers)}"
+        store_of(log).latency = lambda _: self.draw.choice([0.001, 0.02, 0.1])
+        self.brokers[name] = Coordinator(log, name, self.live)
+        self.live.append(name)
+
+    async def crash_broker(self) -> None:
+        name = self.draw.choice(list(self.brokers))
+        if len(self.brokers) > 1:
+            self.live.remove(name)
+            await self.brokers.pop(name).crash()
+
+    def broker(self) -> Coordinator:
+        """The coordinator, as a client finds it from any broker."""
+        asked = self.draw.choice(list(self.brokers.values()))
+        group = asked.log.state.members.get("g")
+        holder = "" if group is None else group.coordinator
+        name = holder if holder in self.live else self.live[0]
+        return self.brokers[name]
+
+    def own(self, generation: int, member_id: str, assignment: bytes) -> None:
+        """I8: in each generation, each partition has one owner."""
+        for partition in assignment:
+            owner = self.owners.setdefault((generation, partition), member_id)
+            assert owner == member_id, f"{generation}-{partition}: {owner} and {member_id}"
+
+    def add_member(self) -> None:
+        self.members.append(Consumer(self))
+
+
+class Consumer:
+    """A consumer that divides the partitions evenly when it leads. `owned` is None while it has no
+    assignment."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.member_id = ""
+        self.generation = -1
+        self.owned: bytes | None = None
+        self.task = asyncio.create_task(self.run())
+
+    async def run(self) -> None:
+        while True:
+            broker = self.world.broker()
+            turn = asyncio.create_task(self.turn(broker.groups))
+            try:
+                await asyncio.wait({turn, broker.dead}, return_when=asyncio.FIRST_COMPLETED)
+                code = turn.result() if turn.done() else Code.NOT_COORDINATOR
+            except LogError:
+                code = Code.COORDINATOR_NOT_AVAILABLE
+            finally:
+                turn.cancel()  # a dead broker answers nothing: the connection is lost
+            if code in (Code.UNKNOWN_MEMBER_ID, Code.ILLEGAL_GENERATION):
+                self.member_id = "" if code is Code.UNKNOWN_MEMBER_ID else self.member_id
+                self.owned = None
+            elif code is Code.REBALANCE_IN_PROGRESS:
+                self.owned = None
+            elif code is not Code.NONE:
+                await asyncio.sleep(0.1)
+
+    async def turn(self, groups: ClassicGroups) -> Code:
+        if self.owned is None:
+            return await self.join(groups)
+        await asyncio.sleep(1)
+        who = Identity(self.member_id)
+        if self.world.draw.random() < 0.5:
+            return await groups.heartbeat("g", who, self.generation)
+        topic_id = groups._log.state.topic("t").topic_id
+        offsets = [GroupOffset(topic_id, partition, 1) for partition in self.owned]
+        try:
+            code = await groups.commit_offsets("g", who, self.generation, offsets)
+        except IllegalGeneration:
+            return Code.ILLEGAL_GENERATION
+        except UnknownMember:
+            return Code.UNKNOWN_MEMBER_ID
+        return code
+
+    async def lossy(self, request) -> object:
+        """A connection may be lost while the request waits."""
+        if self.world.draw.random() < 0.1:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self.world.draw.random()):
+                    return await request
+            return None
+        async with asyncio.timeout(30):
+            return await request
+
+    async def join(self, groups: ClassicGroups) -> Code:
+        try:
+            answer = await self.lossy(groups.join("g", request(self.member_id, rebalance_ms=8_000)))
+        except TimeoutError:
+            raise AssertionError("a member waits without end") from None
+        if answer is None:
+            return Code.COORDINATOR_NOT_AVAILABLE
+        if answer.code is Code.MEMBER_ID_REQUIRED:
+            self.member_id = answer.member_id
+        if answer.code is not Code.NONE:
+            return Code.NONE if answer.code is Code.MEMBER_ID_REQUIRED else answer.code
+        self.member_id, self.generation = answer.member_id, answer.generation
+        assignments: dict[str, bytes] = {}
+        for number in range(PARTITIONS if answer.members else 0):
+            owner = answer.members[number % len(answer.members)].member_id
+            assignments[owner] = assignments.get(owner, b"") + bytes([number])
+        syncing = SyncRequest(Identity(self.member_id), self.generation, assignments)
+        synced = await self.lossy(groups.sync("g", syncing))
+        if synced is None:
+            return Code.COORDINATOR_NOT_AVAILABLE
+        if synced.code is Code.NONE:
+            self.owned = synced.assignment
+            self.world.own(self.generation, self.member_id, synced.assignment)
+        return synced.code
+
+    async def stop(self, *, leaves: bool) -> None:
+        self.world.members.remove(self)
+        self.task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self.task
+        if leaves:
+            with contextlib.suppress(LogError):
+                await self.world.broker().groups.leave("g", [Identity(self.member_id)])
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_whatever_happens_each_partition_has_one_owner_and_all_are_read_in_the_end(
+    seed: int,
+) -> None:
+    @virtual
+    async def run() -> None:
+        world = World(random.Random(seed))
+        await world.add_broker()
+        await next(iter(world.brokers.values())).log.create_topic("t", PARTITIONS, {})
+        await world.add_broker()
+        for _ in range(40):
+            await asyncio.sleep(world.draw.choice([0.01, 0.3, 3.0]))
+            match world.draw.randrange(10):
+                case 0:
+                    await world.crash_broker()
+                case 1:
+                    if len(world.brokers) < 3:
+                        await world.add_broker()
+                case 2 | 3:
+                    if world.members:
+                        await world.draw.choice(world.members).stop(leaves=False)
+                case 4 | 5:
+                    if world.members:
+                        await world.draw.choice(world.members).stop(leaves=True)
+                case _:
+                    world.add_member()
+            for each in world.members:
+                assert not each.task.done(), each.task.exception()
+        world.add_member()
+        await asyncio.sleep(60)
+        for each in world.members:
+            assert not each.task.done(), each.task.exception()
+        generations = {each.generation for each in world.members}
+        assert len(generations) == 1
+        owned = sorted(number for each in world.members for number in each.owned or b"")
+        assert owned == list(range(PARTITIONS))
+        for each in list(world.members):
+            await each.stop(leaves=False)
+        for broker in world.brokers.values():
+            await broker.close()
+            await broker.log.close()
+
+    run()
