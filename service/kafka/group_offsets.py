@@ -11,6 +11,7 @@ from tidelog.service.kafka.errors import Code, Kind
 from tidelog.service.kafka.messages import consumer_protocol
 from tidelog.service.kafka.messages import group_offsets as messages
 from tidelog.service.kafka.messages.primitives import ZERO_UUID, MalformedMessage
+from tidelog.storage.core import levels
 from tidelog.storage.core.acls import DELETE, DESCRIBE, GROUP, READ, TOPIC
 from tidelog.storage.core.actions import DeleteOffsets, GroupOffset
 from tidelog.storage.core.errors import LogError
@@ -287,6 +288,8 @@ class GroupOffsets:
         if not self._groups.is_coordinator(group_id):
             return self._context.refusal("OffsetDelete", Code.NOT_COORDINATOR), None
         state = self._broker.state
+        if state.level < levels.KAFKA:  # no process could read such an entry
+            return self._context.refusal("OffsetDelete", Code.UNSUPPORTED_VERSION), None
         described = self._groups.describe(group_id)
         if described is not None and described.phase is not Phase.EMPTY:
             if described.protocol_type != CONSUMER:

@@ -310,3 +310,16 @@ async def test_who_waits_is_answered_when_the_broker_stops() -> None:
             await asyncio.sleep(0)
         made.log.drain()
         assert (await waiting).error_code == Code.NOT_COORDINATOR
+
+
+async def test_below_level_4_clients_get_an_error_and_the_log_stays_readable(kafka: Kafka) -> None:
+    client = kafka.client()
+    assert (await committed(client, 5))[0] == Code.NONE
+    kafka.log.state.level = 3
+    try:
+        assert (await join(client)).error_code == Code.UNSUPPORTED_VERSION
+        asked = offsets.OffsetDeleteRequest(group_id="g", topics=[])
+        answer = await client.ask(asked, offsets.OffsetDeleteResponse, 0)
+        assert answer.error_code == Code.UNSUPPORTED_VERSION
+    finally:
+        kafka.log.state.level = 4

@@ -37,7 +37,8 @@ class Coordinator:
     def __init__(self, log: Broker, name: str, live: list[str], delay_s: float = 0.05) -> None:
         self.log = log
         self.name = name
-        self.groups = ClassicGroups(log, Instances(log, Chosen(name, live)), delay_s)
+        self.instances = Instances(log, Chosen(name, live))
+        self.groups = ClassicGroups(log, self.instances, delay_s)
         self.task = asyncio.create_task(self.groups.run())
         self.dead: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -48,7 +49,9 @@ class Coordinator:
     async def crash(self) -> None:
         self.task.cancel()
         self.dead.set_result(None)
-        tasks = self.groups.stop()
+        tasks = [*self.groups.stop(), *self.instances.commits._tasks]
+        for task in tasks:
+            task.cancel()
         await kill(self.log)
         await asyncio.gather(*tasks, return_exceptions=True)
 
