@@ -164,6 +164,26 @@ def test_a_segment_that_the_log_start_cuts_is_rewritten_once() -> None:
     run(main)
 
 
+@pytest.mark.parametrize(("offset", "left"), [(2, [2, 4]), (3, [3, 4]), (-1, [])])
+def test_records_that_a_broker_deleted_leave_the_table_later(offset: int, left: list[int]) -> None:
+    """`Log.delete_records` moves the log start; the next retention removes and rewrites."""
+
+    async def main() -> None:
+        inner = MemoryStore()
+        log = await log_with(inner, SEGMENTS, retention_ms="-1")
+        async with closing(log):
+            start = await log.delete_records("t", 0, offset)
+            assert await bases(log) == [0, 2, 4]
+            assert await read_values(log, offset=start) == VALUES[start:]
+            await retained(inner)
+            assert await bases(log) == left
+            assert await starts(log) == [start]
+            assert await read_values(log, offset=start) == VALUES[start:]
+            assert await retained(inner) == []
+
+    run(main)
+
+
 def test_a_broker_leaves_a_large_cut_segment_to_the_command(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
