@@ -4,10 +4,10 @@
 
 Maven fetches Kafka into FOLDER (by default one that is removed at the end). One node is broker and
 controller (KRaft), with its default settings but for replication. Kafka's own ProducerPerformance
-sends to it, in Kafka's protocol; wrk, or tests/bench/load.py, sends JSON over REST to tidelog. Both
-write the same number of records of the same size with acks=all to six partitions on the same kind
-of store. CPU is that of the server process alone, after a warm-up. Kafka does not fsync before an
-ack, and makes no tables for analytics.
+and ConsumerPerformance send to both, in Kafka's protocol; wrk, or tests/bench/load.py, sends JSON
+over REST to tidelog. All write records of the same size with acks=all to six partitions on the same
+kind of store. CPU is that of the server process alone, after a warm-up. Kafka does not fsync before
+an ack, and makes no tables for analytics; tidelog's CPU includes its seals.
 """
 
 import argparse
@@ -64,6 +64,12 @@ offsets.topic.replication.factor=1
 transaction.state.log.replication.factor=1
 transaction.state.log.min.isr=1
 """
+LOADS = (
+    ("default producer, 16 KiB batches", (), 1),
+    ("batches of 128 KiB, linger.ms=20", ("batch.size=131072", "linger.ms=20"), 1),
+    ("batch.size=0, one producer", ("batch.size=0",), 50),
+)
+"""Name, properties of the producer, and by what to divide the number of records."""
 PROXY = (
     "REST proxy before Kafka",
     "not measured: pip finds no karapace, and Maven no io.strimzi:kafka-bridge",
@@ -89,6 +95,8 @@ def table(
         with store_folder(folder) as (store, place):
             rows += kafka(store, jars, records)
             where = place
+        with store_folder(folder) as (store, place):
+            rows += tidelog_by_kafka(store, jars, records)
     rows.append([*PROXY, "", "", ""])
     for case in cases:
         pool = bodies.pool(case.kind, case.records, distinct)
@@ -118,17 +126,29 @@ def jars_of(folder: Path) -> Path | str:
 
 
 def kafka(store: Path, jars: Path, records: int) -> list[list[str]]:
-    """A row for each of two batch sizes of the producer: the default, and larger ones."""
-    rows = []
     with _kafka(store, jars) as (port, pid):
-        for name, properties in (
-            ("default producer, 16 KiB batches", ()),
-            ("batches of 128 KiB, linger.ms=20", ("batch.size=131072", "linger.ms=20")),
-        ):
-            _produced(jars, port, max(records // 5, 1000), properties)
-            with Watch(pid) as watch:
-                rate = _produced(jars, port, records, properties)
-            rows.append(_cells(f"Apache Kafka {VERSION}", name, rate, watch, records, pid))
+        return _by_kafkas_tools(f"Apache Kafka {VERSION}", jars, port, pid, records)
+
+
+def tidelog_by_kafka(store: Path, jars: Path, records: int) -> list[list[str]]:
+    port = free_port()
+    with Broker(f"file://{store}", kafka_port=port) as broker:
+        broker.create_topic("bench", PARTITIONS)
+        return _by_kafkas_tools("tidelog, Kafka's protocol", jars, port, broker.pid, records)
+
+
+def _by_kafkas_tools(server: str, jars: Path, port: int, pid: int, records: int) -> list[list[str]]:
+    """A row for each load of the producer, and one for a consumer."""
+    rows = []
+    for name, properties, divisor in LOADS:
+        count = max(records // divisor, 1000)
+        _produced(jars, port, max(count // 5, 1000), properties)
+        with Watch(pid) as watch:
+            rate = _produced(jars, port, count, properties)
+        rows.append(_cells(server, name, rate, watch, count, pid))
+    with Watch(pid) as watch:
+        rate = _consumed(jars, port, records)
+    rows.append(_cells(server, "consumer, from the start", rate, watch, records, pid))
     return rows
 
 
@@ -195,6 +215,17 @@ def _produced(jars: Path, port: int, records: int, properties: Sequence[str]) ->
     )
     sent = [found for found in _SENT.findall(said) if int(found[0]) == records]
     return float(sent[-1][1])
+
+
+def _consumed(jars: Path, port: int, records: int) -> float:
+    """Records a second of Kafka's own consumer of one group, without its rebalance."""
+    said = _java(
+        jars,
+        "org.apache.kafka.tools.ConsumerPerformance",
+        *("--bootstrap-server", f"127.0.0.1:{port}", "--topic", "bench"),
+        *("--messages", str(records), "--timeout", "60000"),
+    )
+    return float(said.strip().splitlines()[-1].split(",")[-1])
 
 
 def _is_done(jars: Path, *arguments: str) -> bool:
