@@ -35,6 +35,7 @@ from tidelog.storage.cluster.messages import (
     not_after_ms,
     refer,
 )
+from tidelog.storage.cluster.peer_beats import PeerBeats
 from tidelog.storage.core import levels, object_keys
 from tidelog.storage.core.entry import Draft, DraftId, Entry, draft_header_bytes_max, shares
 from tidelog.storage.core.errors import (
@@ -150,6 +151,7 @@ class Sequencer:
         self.settings = settings
         self.counters = SequencerCounters()
         self.announcer = Announcer(membership, wal.clock, transport, settings.handover_timeout_s)
+        self.beats = PeerBeats(membership, wal.clock, transport)
         self._announced = announced
         self._number = 0
         self._own: _ForwardedDraft | None = None
@@ -387,8 +389,12 @@ class Sequencer:
     # -- entries of other brokers
 
     def on_announcements(self, message: Part) -> None:
-        """Handle announcements of committed entries. Raises Corrupt."""
-        for entry in decode_announcements(message):
+        """Handle announcements of committed entries. Raises Corrupt. An empty message asks whether
+        this broker answers: raises ForwardRefused if this broker is about to stop."""
+        announced = decode_announcements(message)
+        if self._is_closing and not announced:
+            raise ForwardRefused("this broker is about to stop")
+        for entry in announced:
             self.announcer.counters.received += 1
             before = self.wal.state.seq
             self._on_announcement(entry)
