@@ -113,7 +113,8 @@ class KafkaProducer:
     def _begin(self) -> _Sent:
         topic, partitions = self._where
         index = len(self.requests)
-        value, partition = f"kafka-{self.number}/{index}", index % partitions
+        value = f'{{"id":"kafka-{self.number}/{index}"}}'
+        partition = index % partitions
         request = Request([Written(value.encode(), None, partition)], producer=self.number)
         self.requests.append(request)
         sent = _Sent(request, self._history.next_op(), time.monotonic())
