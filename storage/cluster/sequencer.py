@@ -37,7 +37,14 @@ from tidelog.storage.cluster.messages import (
 )
 from tidelog.storage.cluster.peer_beats import PeerBeats
 from tidelog.storage.core import levels, object_keys
-from tidelog.storage.core.entry import Draft, DraftId, Entry, draft_header_bytes_max, shares
+from tidelog.storage.core.entry import (
+    Draft,
+    DraftId,
+    Entry,
+    draft_header_bytes_max,
+    has_kafka_part,
+    shares,
+)
 from tidelog.storage.core.errors import (
     CommitUnknown,
     Corrupt,
@@ -304,6 +311,9 @@ class Sequencer:
             self.counters.not_taken += 1
             why = "shutting down" if self._is_closing else "the queue of drafts is full"
             raise ForwardRefused(why)
+        if self.wal.state.level < levels.KAFKA and has_kafka_part(draft):
+            self.counters.not_taken += 1
+            raise ForwardRefused("this broker has not read the entry that raises the level")
         self.counters.taken += 1
         (origin,) = draft.origins
         # Shielded: a peer that disconnects does not cancel the commit.
