@@ -12,14 +12,13 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, Self
 
 import confluent_kafka as librdkafka
-import kafka as kafka_python
 
 from tests.sim import history
 from tests.support.history import Place, Request, Written
 from tests.system.client import wait_until
 from tests.system.recorded import OPS_OF_ONE
 
-__all__ = ["KafkaGroup", "KafkaProducer", "KafkaPythonProducer"]
+__all__ = ["KafkaGroup", "KafkaProducer"]
 
 LAST_ACKS_S = 120.0
 """Longest wait for the acks of the last records."""
@@ -135,33 +134,6 @@ class KafkaProducer:
         sent.request.unknown += 1
         self._failures.append(error)
         self._history.add(history.Unknown(time.monotonic(), sent.op, str(error)))
-
-
-class KafkaPythonProducer(KafkaProducer):
-    """The same with kafka-python."""
-
-    def _run(self) -> None:
-        try:
-            producer = kafka_python.KafkaProducer(
-                bootstrap_servers=self._config["bootstrap.servers"].split(","),
-                enable_idempotence=True,
-                linger_ms=5,
-                metadata_max_age_ms=2000,
-                reconnect_backoff_max_ms=500,
-            )
-            while not self._stop.is_set():
-                sent = self._begin()
-                written = sent.request.records[0]
-                future = producer.send(self._where[0], written.value, partition=written.partition)
-                future.add_callback(
-                    lambda found, sent=sent: self._acked(sent, found.partition, found.offset)
-                )
-                future.add_errback(lambda error, sent=sent: self._fail(sent, error))
-                self._stop.wait(self._pause_s)
-            producer.flush(LAST_ACKS_S)
-            producer.close()
-        except BaseException as error:  # noqa: BLE001 - `finish` raises it
-            self._failures.append(error)
 
 
 class KafkaGroup:

@@ -2,7 +2,6 @@
 is lost or doubled, the order is kept, and the clients go on by themselves."""
 
 import contextlib
-import gc
 import json
 import time
 from collections.abc import Iterator
@@ -20,7 +19,7 @@ from tests.support.pace import is_within
 from tests.support.ports import free_port
 from tests.system.checks import new_topic, the_log
 from tests.system.client import wait_until
-from tests.system.kafka_load import QUIET, KafkaGroup, KafkaProducer, KafkaPythonProducer
+from tests.system.kafka_load import QUIET, KafkaGroup, KafkaProducer
 from tests.system.recorded import history_of
 from tests.system.several import QUICK, brokers
 from tidelog.storage.core import levels
@@ -29,9 +28,6 @@ PARTITIONS = 6
 ACKS = 200
 PATIENT = QUICK | {"broker_heartbeat_interval_ms": 1000, "broker_timeout_ms": 240_000}
 """The store alone would name a killed broker for four minutes."""
-
-pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
-"""kafka-python does not close the socket of a connection that a broker refuses."""
 
 
 class Cluster:
@@ -77,11 +73,7 @@ def cluster(folder: Path, **settings: Any) -> Iterator[Cluster]:
 
 
 def _producers(given: Cluster, topic: str) -> list[KafkaProducer]:
-    """Idempotent producers: librdkafka's and kafka-python's."""
-    return [
-        KafkaProducer(given.addresses, topic, PARTITIONS, 1),
-        KafkaPythonProducer(given.addresses, topic, PARTITIONS, 2, pause_s=0.005),
-    ]
+    return [KafkaProducer(given.addresses, topic, PARTITIONS, number) for number in (1, 2)]
 
 
 def _check(
@@ -170,6 +162,5 @@ def test_kafka_clients_go_on_while_the_level_of_the_format_rises(tmp_path: Path)
 def _no_traceback(tmp_path: Path) -> Iterator[None]:
     """No broker's log has a traceback at the end of a test."""
     yield
-    gc.collect()  # the sockets of kafka-python, while their warning is ignored
     for log in tmp_path.glob("*/broker.log"):
         assert "Traceback" not in log.read_text(), log.read_text()[-3000:]
