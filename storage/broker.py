@@ -176,8 +176,7 @@ class Broker(Log):
             hot_dir=hot_dir,
             observer=observer,
         )
-        membership = self.membership
-        coordinators = Rendezvous(membership.me.id, lambda: [one.id for one in membership.others])
+        coordinators = Rendezvous(self.membership.me.id, self.membership.reached_ids)
         self.groups = Instances(self, coordinators, may_describe)
         self.classic_groups = ClassicGroups(self, self.groups, settings.group_delay_s)
         self.kafka = KafkaLog(self)
@@ -268,10 +267,11 @@ class Broker(Log):
         self, address: str, port: int = 0, kafka: tuple[KafkaListener, ...] = ()
     ) -> None:
         """Register as a broker of the cluster. From now on, peers must be able to reach this broker
-        at `address`, and clients at `port` and `kafka`. A broker that does not register commits
-        without a sequencer, with the same results."""
+        at `address`, and clients at `port` and `kafka`. Without `join`, a broker commits alone."""
         await self.membership.join(address, port, kafka)
         self._tasks.append(asyncio.create_task(self.membership.run(), name="tidelog-members"))
+        if kafka:
+            self._tasks.append(asyncio.create_task(self.sequencer.beats.run()))
         if self._has_peers:
             self._start_groups()  # only now: without its peers it would take over their groups
 
@@ -381,7 +381,7 @@ class Broker(Log):
 
     def members(self) -> Members:
         me = self.membership.me
-        return Members(me, self.membership.others, self.sequencer.target or me)
+        return Members(me, self.membership.reached, self.sequencer.target or me)
 
     @property
     def peer_api(self) -> Sequencer:

@@ -71,6 +71,7 @@ class MembershipSettings(NamedTuple):
 class _Seen(NamedTuple):
     line: tuple[int, int]
     silent_s: float
+    changes: int = 0
 
 
 class LivenessTracker:
@@ -94,12 +95,17 @@ class LivenessTracker:
             if known is None:
                 # Both times are by the store's clock. If an object is already old when it is first
                 # listed, its broker counts as dead.
-                silent_s = (newest_ms - info.modified_ms) / 1000
+                seen[info.key] = _Seen(line, (newest_ms - info.modified_ms) / 1000)
+            elif known.line == line:
+                seen[info.key] = known._replace(silent_s=known.silent_s + gap_s)
             else:
-                silent_s = known.silent_s + gap_s if known.line == line else 0.0
-            seen[info.key] = _Seen(line, silent_s)
+                seen[info.key] = _Seen(line, 0.0, known.changes + 1)
         self._seen = seen
         self._looked_s = now_s
+
+    def changes(self, key: str) -> int:
+        """Return how many heartbeats the listings showed."""
+        return self._seen[key].changes if key in self._seen else 0
 
     @property
     def live(self) -> list[str]:

@@ -26,6 +26,10 @@ from tidelog.storage.io.tasks import surviving
 
 log = logging.getLogger("tidelog.members")
 
+HEARTBEATS_OF_SILENT = 2
+"""A peer that does not answer this broker counts as reached again after so many heartbeats in the
+store. The first one may have been written before the peer stopped."""
+
 
 class Membership:
     """One broker's membership, owned by one event loop. Until `join` the broker has no peers."""
@@ -51,11 +55,16 @@ class Membership:
         )
         self.cluster_id = cluster_id
         self.others: list[Member] = []
-        """Live peers."""
+        """Live peers, by their heartbeats in the store."""
+        self.reached: list[Member] = []
+        """The live peers, except those that do not answer this broker and have written no heartbeat
+        since."""
         self.ranking: list[Member] = [self.me]
         """The live peers and this broker, the sequencer first."""
         self._view = LivenessTracker(settings)
         self._known: dict[str, Member | None] = {}
+        # By the id of a silent peer: the number of its heartbeats when it did not answer.
+        self._silent: dict[str, int] = {}
         self._beat: asyncio.Task[None] | None = None
         # Boot time at which the first heartbeat after the last successful one began. None if there
         # was none after it.
@@ -86,9 +95,36 @@ class Membership:
         """Return whether this broker does the task `what`. Brokers may disagree for a while."""
         return ranked(f"{self.cluster_id}/{what}", self.ranking)[0].id == self.me.id
 
+    def is_silent(self, peer: Member, why: str) -> None:
+        """Record that the peer does not answer this broker."""
+        if peer.id not in self._silent:
+            log.warning("broker %s does not answer: %s", peer.name, why)
+            self._silent[peer.id] = self._view.changes(object_keys.broker(peer.id))
+            self._find_reached()
+
+    def answers(self, peer: Member) -> None:
+        """Record that the peer answers this broker."""
+        if self._silent.pop(peer.id, None) is not None:
+            log.info("broker %s answers", peer.name)
+            self._find_reached()
+
+    def reached_ids(self) -> list[str]:
+        return [member.id for member in self.reached]
+
+    def _find_reached(self) -> None:
+        known = {member.id for member in self.others}
+        self._silent = {each: beats for each, beats in self._silent.items() if each in known}
+        self.reached = [
+            member
+            for member in self.others
+            if member.id not in self._silent
+            or self._view.changes(object_keys.broker(member.id))
+            >= self._silent[member.id] + HEARTBEATS_OF_SILENT
+        ]
+
     async def leave(self) -> None:
         """Delete this broker's liveness object; call after `run` has ended."""
-        self.others, self.ranking = [], [self.me]
+        self.others, self.reached, self.ranking = [], [], [self.me]
         if self._beat is not None:  # a PUT in flight could be stored after the delete
             await asyncio.wait([self._beat])
         with surviving(log, "deleting the liveness object"):  # if it stays, it has no heartbeats
@@ -148,6 +184,7 @@ class Membership:
     def _set(self, others: list[Member]) -> None:
         before, was = {member.id for member in self.others}, self.ranking[0]
         self.others = others
+        self._find_reached()
         self.ranking = ranked(self.cluster_id, [self.me, *others])
         now = {member.id for member in others}
         if now != before or was.id != self.ranking[0].id:

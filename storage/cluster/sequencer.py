@@ -35,8 +35,16 @@ from tidelog.storage.cluster.messages import (
     not_after_ms,
     refer,
 )
+from tidelog.storage.cluster.peer_beats import PeerBeats
 from tidelog.storage.core import levels, object_keys
-from tidelog.storage.core.entry import Draft, DraftId, Entry, draft_header_bytes_max, shares
+from tidelog.storage.core.entry import (
+    Draft,
+    DraftId,
+    Entry,
+    draft_header_bytes_max,
+    has_kafka_part,
+    shares,
+)
 from tidelog.storage.core.errors import (
     CommitUnknown,
     Corrupt,
@@ -150,6 +158,7 @@ class Sequencer:
         self.settings = settings
         self.counters = SequencerCounters()
         self.announcer = Announcer(membership, wal.clock, transport, settings.handover_timeout_s)
+        self.beats = PeerBeats(membership, wal.clock, transport)
         self._announced = announced
         self._number = 0
         self._own: _ForwardedDraft | None = None
@@ -302,6 +311,9 @@ class Sequencer:
             self.counters.not_taken += 1
             why = "shutting down" if self._is_closing else "the queue of drafts is full"
             raise ForwardRefused(why)
+        if self.wal.state.level < levels.KAFKA and has_kafka_part(draft):
+            self.counters.not_taken += 1
+            raise ForwardRefused("this broker has not read the entry that raises the level")
         self.counters.taken += 1
         (origin,) = draft.origins
         # Shielded: a peer that disconnects does not cancel the commit.
@@ -387,8 +399,12 @@ class Sequencer:
     # -- entries of other brokers
 
     def on_announcements(self, message: Part) -> None:
-        """Handle announcements of committed entries. Raises Corrupt."""
-        for entry in decode_announcements(message):
+        """Handle announcements of committed entries. Raises Corrupt. An empty message asks whether
+        this broker answers: raises ForwardRefused if this broker is about to stop."""
+        announced = decode_announcements(message)
+        if self._is_closing and not announced:
+            raise ForwardRefused("this broker is about to stop")
+        for entry in announced:
             self.announcer.counters.received += 1
             before = self.wal.state.seq
             self._on_announcement(entry)

@@ -148,7 +148,7 @@ _decoder = msgspec.msgpack.Decoder(Entry)
 def encode_header(entry: Entry) -> tuple[bytes, bytes]:
     """Return the bytes before the chunks, and the entry's hash. Raises InvalidRequest if the entry
     has an action that its level does not have, because no process could read the entry."""
-    if entry.level < levels.KAFKA and _has_kafka_part(entry):
+    if entry.level < levels.KAFKA and has_kafka_part(entry):
         raise InvalidRequest("the format has this action, or record batches, from level 4 on")
     header = _encoder.encode(entry if entry.level > levels.FIRST else _first_level(entry))
     assert len(header) <= HEADER_BYTES_MAX, "readers refuse a header of this size"
@@ -209,7 +209,7 @@ def decode(start: Part, key: str, *, seq: int, previous: bytes | None) -> Decode
         raise Corrupt(key, f"its header does not decode: {error}") from error
     if entry.level == levels.FIRST and _exceeds_first_level(entry):
         raise Corrupt(key, "its header has what level 1 of the format does not have")
-    if entry.level < levels.KAFKA and _has_kafka_part(entry):
+    if entry.level < levels.KAFKA and has_kafka_part(entry):
         raise Corrupt(key, "its header has what the format has from level 4 on")
     if entry.seq != seq:
         raise Corrupt(key, f"its number is {entry.seq}, expected {seq}")
@@ -251,11 +251,12 @@ def _exceeds_first_level(entry: Entry) -> bool:
     return has_more or _has_action(entry, SecondLevelAction)
 
 
-def _has_action(entry: Entry, kinds: Any) -> bool:
+def _has_action(entry: Entry | Draft, kinds: Any) -> bool:
     return any(isinstance(action, kinds) for commit in entry.commits for action in commit.actions)
 
 
-def _has_kafka_part(entry: Entry) -> bool:
+def has_kafka_part(entry: Entry | Draft) -> bool:
+    """Return whether the entry has record batches, or an action, that only level 4 has."""
     has_batches = any(chunk.codec == KAFKA_CODEC for chunk in entry.chunks)
     return has_batches or _has_action(entry, FourthLevelAction)
 

@@ -19,11 +19,12 @@ from tests.sim.groupcheck import check_all
 from tests.sim.history import Event, Fetched
 from tests.support.broker import tidelog
 from tests.support.history import violations
-from tests.support.ports import free_port_pairs
+from tests.support.ports import free_port, free_port_pairs
 from tests.support.seaweed import Seaweed
 from tests.system.checks import check_retries, new_topic, the_log
 from tests.system.client import Client
 from tests.system.fault_proxy import FaultProxy
+from tests.system.kafka_load import KafkaGroup, KafkaProducer
 from tests.system.load import Load, Mix, Reading, Sent
 from tests.system.nemesis import FILE_GRACE_MS, Nemesis
 from tests.system.recorded import Witness, history_of
@@ -71,9 +72,15 @@ def test_answers_to_clients_are_true(
             stack.enter_context(FaultProxy(f"http://127.0.0.1:{port}", seed - port))
             for port in ports
         ]
+        kafka_ports = [free_port() for _ in ways]
         own = [
-            {"s3_endpoint": way.url, "peer_port": port, "peer_address": peer.url}
-            for way, port, peer in zip(ways, ports, peers, strict=True)
+            {
+                "s3_endpoint": way.url,
+                "peer_port": port,
+                "peer_address": peer.url,
+                "kafka_port": kafka,
+            }
+            for way, port, peer, kafka in zip(ways, ports, peers, kafka_ports, strict=True)
         ]
         found = stack.enter_context(
             brokers(tmp_path, store=store, own=own, **QUICK, **YOUNG, **OFTEN)
@@ -93,6 +100,12 @@ def test_answers_to_clients_are_true(
             Worker(urls[number:] + urls[:number], names, number, end=None, seed=seed + number)
             for number in range(PARTITIONS)
         ]
+        addresses = ",".join(f"127.0.0.1:{port}" for port in kafka_ports)
+        producers = [
+            KafkaProducer(addresses, topic, PARTITIONS, 200 + number, pause_s=PAUSE_S)
+            for number in range(2)
+        ]
+        group = KafkaGroup(addresses, topic, "kafka")
         readings = [Reading(url, topic, number) for number, url in enumerate(urls)]
         witnesses = [
             Witness(urls[number:] + urls[:number], topic, number, 100 + number)
@@ -100,7 +113,7 @@ def test_answers_to_clients_are_true(
         ]
         nemesis = Nemesis(found, ways, peers, view_age_s=VIEW_AGE_S, seed=seed, variables=variables)
         with contextlib.ExitStack() as running:
-            for each in (*loads, *workers, *readings, *witnesses):
+            for each in (*loads, *workers, *readings, *witnesses, *producers, group):
                 running.enter_context(each)
             until_s = time.monotonic() + seconds
             while time.monotonic() < until_s:
@@ -109,13 +122,18 @@ def test_answers_to_clients_are_true(
                 assert not any(reading.failures for reading in readings), readings
                 assert [worker.failure for worker in workers] == [None] * PARTITIONS
             sent = [each for load in loads for each in load.finish()]
+            by_kafka = [request for each in producers for request in each.finish()]
+            ends = [len(records) for records in the_log(found[0], topic, PARTITIONS).values()]
+            group.wait_for(ends)
         assert [worker.failure for worker in workers] == [None] * PARTITIONS
         assert [each.failures for each in (*readings, *witnesses)] == [[]] * 2 * PARTITIONS
         logs = [the_log(broker, topic, PARTITIONS) for broker in found]
         assert logs[0] == logs[1] == logs[2]
         requests = [each.request for each in sent]
-        assert violations(requests, logs[0]) == []
+        assert violations(requests + by_kafka, logs[0]) == []
+        assert group.wrong(logs[0]) == []
         told = [events for load in loads for events in load.events]
+        told += [each.events for each in producers]
         told += [witness.events for witness in witnesses]
         events = history_of(topic, told, logs[0])
         assert check_all(events) == []
@@ -125,7 +143,12 @@ def test_answers_to_clients_are_true(
             assert broker.stop() == 0, broker.log()[-3000:]
         scrubbed = tidelog("scrub", "--store", store, "--json", **variables)
         assert json.loads(scrubbed.stdout)["is_whole"], scrubbed.stdout
-        print(json.dumps(_counted(sent, workers, events, (ways, peers), nemesis), indent=2))
+        print(
+            json.dumps(
+                _counted(sent, workers, events, (ways, peers), nemesis) | _kafka(producers, group),
+                indent=2,
+            )
+        )
 
 
 def _transformed(url: str, names: Names) -> Found:
@@ -143,6 +166,18 @@ def _transformed(url: str, names: Names) -> Found:
         listed = client.call("GET", path).json()["data"]
     offsets = {each["partition_id"]: each["offset"] for each in listed}
     return Found(offsets, values[names.made], values[names.audit])
+
+
+def _kafka(producers: Sequence[KafkaProducer], group: KafkaGroup) -> dict[str, dict[str, int]]:
+    return {
+        "Kafka clients": {
+            "records": sum(len(each.requests) for each in producers),
+            "acked": sum(each.acks for each in producers),
+            "read by the group": group.count(),
+            "assignments": group.rebalances,
+            "longest ack, ms": max(round(1000 * each.longest_ack_s) for each in producers),
+        }
+    }
 
 
 def _counted(

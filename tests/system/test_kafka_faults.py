@@ -1,0 +1,166 @@
+"""Kafka clients of three brokers while brokers are killed, stopped and started again: nothing acked
+is lost or doubled, the order is kept, and the clients go on by themselves."""
+
+import contextlib
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import confluent_kafka as librdkafka
+import pytest
+from confluent_kafka.admin import AdminClient
+
+from tests.sim.groupcheck import check_all
+from tests.support.broker import Broker, tidelog
+from tests.support.history import violations
+from tests.support.pace import is_within
+from tests.support.ports import free_port
+from tests.system.checks import new_topic, the_log
+from tests.system.client import wait_until
+from tests.system.kafka_load import QUIET, KafkaGroup, KafkaProducer
+from tests.system.recorded import history_of
+from tests.system.several import QUICK, brokers
+from tidelog.storage.core import levels
+
+PARTITIONS = 6
+ACKS = 200
+PATIENT = QUICK | {"broker_heartbeat_interval_ms": 1000, "broker_timeout_ms": 240_000}
+"""The store alone would name a killed broker for four minutes."""
+
+
+class Cluster:
+    """Three brokers with listeners for Kafka clients, and what their clients see of them."""
+
+    def __init__(self, found: list[Broker], ports: list[int]) -> None:
+        self.brokers = found
+        self.ports = ports
+        self.addresses = ",".join(f"127.0.0.1:{port}" for port in ports)
+        self._admins = [
+            AdminClient({"bootstrap.servers": f"127.0.0.1:{port}", **QUIET}) for port in ports
+        ]
+
+    def named(self, number: int) -> set[int]:
+        """The ports of the brokers that Metadata of one broker names."""
+        brokers = self._admins[number].list_topics(timeout=60).brokers
+        return {each.port for each in brokers.values()}
+
+    def wait_until_named(self, ports: list[int], by: list[int]) -> None:
+        wait_until(lambda: all(self.named(each) == set(ports) for each in by), "the new Metadata")
+
+    def coordinator(self, group: str) -> int:
+        """The number of the broker that coordinates a group."""
+        futures = self._admins[0].describe_consumer_groups([group], request_timeout=60)
+        port: int = futures[group].result().coordinator.port
+        return self.ports.index(port)
+
+    def committed(self, group: str, asked: int) -> dict[int, int]:
+        """The committed offsets by partition. The client begins at one broker, and is new: an admin
+        client of librdkafka waits for the coordinator that it knows, also if that was killed."""
+        wanted = librdkafka.ConsumerGroupTopicPartitions(group)
+        admin = AdminClient({"bootstrap.servers": f"127.0.0.1:{self.ports[asked]}", **QUIET})
+        found = admin.list_consumer_group_offsets([wanted], request_timeout=60)
+        return {each.partition: each.offset for each in found[group].result().topic_partitions}
+
+
+@contextlib.contextmanager
+def cluster(folder: Path, **settings: Any) -> Iterator[Cluster]:
+    ports = [free_port() for _ in range(3)]
+    own = [{"kafka_port": port, "kafka_node_id": n} for n, port in enumerate(ports, start=1)]
+    with brokers(folder, own=own, **(PATIENT | settings)) as found:
+        yield Cluster(found, ports)
+
+
+def _producers(given: Cluster, topic: str) -> list[KafkaProducer]:
+    return [KafkaProducer(given.addresses, topic, PARTITIONS, number) for number in (1, 2)]
+
+
+def _check(
+    given: Cluster, topic: str, producers: list[KafkaProducer], group: KafkaGroup | None
+) -> None:
+    """End the producers, wait for the group, and compare both with the log."""
+    requests = [request for each in producers for request in each.finish()]
+    log = the_log(given.brokers[1], topic, PARTITIONS)
+    assert violations(requests, log) == []
+    assert check_all(history_of(topic, [each.events for each in producers], log)) == []
+    if group is not None:
+        group.wait_for([len(log[number]) for number in range(PARTITIONS)])
+        assert group.wrong(log) == []
+
+
+def test_kafka_clients_survive_the_kill_and_the_stop_of_brokers(tmp_path: Path) -> None:
+    """The first broker that is killed coordinates the group, and leaves the others' Metadata."""
+    topic = new_topic()
+    with cluster(tmp_path) as given, contextlib.ExitStack() as running:
+        given.brokers[0].create_topic(topic, PARTITIONS)
+        producers = _producers(given, topic)
+        group = running.enter_context(KafkaGroup(given.addresses, topic, "g"))
+        for each in producers:
+            running.enter_context(each).wait_for_acks(ACKS)
+        group.wait_for([1] * PARTITIONS)
+        killed = given.coordinator("g")
+        others = [number for number in range(3) if number != killed]
+        before = given.committed("g", others[0])
+        rebalances = group.rebalances
+        group.start_gap()
+        given.brokers[killed].kill()
+        killed_s = time.monotonic()
+        ports = [given.ports[number] for number in others]
+        given.wait_until_named(ports, others)
+        out_s = time.monotonic() - killed_s
+        assert is_within(out_s, 2.0), f"{out_s:.2f} s until the killed broker left Metadata"
+        for each in producers:
+            each.wait_for_acks(ACKS)
+        acks = [round(each.longest_ack_s, 2) for each in producers]
+        print(f"out of Metadata after {out_s:.2f} s, longest acks {acks} s, longest gap", end=" ")
+        print(f"of a partition {group.longest_gap_s:.2f} s, assignments {rebalances}", end=" ")
+        print(f"before, {group.rebalances} after")
+        after = given.committed("g", others[0])
+        assert all(after[number] >= offset for number, offset in before.items())
+        assert group.rebalances <= rebalances + 3, "one rebalance of three members"
+        given.brokers[killed].start()
+        given.wait_until_named(given.ports, [*range(3)])
+        assert given.brokers[others[0]].stop() == 0
+        for each in producers:
+            each.wait_for_acks(ACKS)
+        given.brokers[others[0]].start()
+        _check(given, topic, producers, group)
+
+
+def test_kafka_clients_go_on_while_the_level_of_the_format_rises(tmp_path: Path) -> None:
+    """Below level 4, brokers store the columns of record batches, from level 4 on the batches."""
+    topic, store = new_topic(), tmp_path / "store"
+    store.mkdir()
+    identity = {"format": levels.KAFKA - 1, "cluster_id": "c0ffee", "created_ms": 1}
+    (store / "cluster.json").write_text(json.dumps(identity))
+    with cluster(tmp_path) as given, contextlib.ExitStack() as running:
+        given.brokers[0].create_topic(topic, PARTITIONS, segment_ms="1000")
+        producers = _producers(given, topic)
+        group = running.enter_context(KafkaGroup(given.addresses, topic, "g"))
+        for each in producers:
+            running.enter_context(each).wait_for_acks(ACKS)
+        for broker in given.brokers:  # the roll: each broker stops and starts under load
+            assert broker.stop() == 0
+            broker.start()
+            for each in producers:
+                each.wait_for_acks(ACKS // 4)
+        fast = {
+            f"TIDELOG_{name.upper()}": str(value)
+            for name, value in PATIENT.items()
+            if name.startswith("broker")
+        }
+        done = tidelog("upgrade", "--yes", "--store", given.brokers[0].store, **fast)
+        before, after = levels.KAFKA - 1, levels.NEWEST
+        assert done.stdout == b"level of the format: %d to %d\n" % (before, after)
+        for each in producers:
+            each.wait_for_acks(ACKS)
+        _check(given, topic, producers, group)
+
+
+@pytest.fixture(autouse=True)
+def _no_traceback(tmp_path: Path) -> Iterator[None]:
+    """No broker's log has a traceback at the end of a test."""
+    yield
+    for log in tmp_path.glob("*/broker.log"):
+        assert "Traceback" not in log.read_text(), log.read_text()[-3000:]
