@@ -27,6 +27,7 @@ from tidelog.storage.core.actions import (
     DeleteTopic,
     InitProducer,
     LoseRecords,
+    MoveLogStart,
     ReserveProducers,
 )
 from tidelog.storage.core.chunk import RECORDS_MAX, Rows
@@ -196,6 +197,21 @@ class Log:
         if name not in self.state.topics:
             await self.wal.refresh()
         return self.state.topic(name)
+
+    async def delete_records(self, topic: str, number: int, offset: int) -> int:
+        """Move the log start of a partition up to `offset`, -1 for the high watermark. Return the
+        log start. Retention removes the records below it from the table later.
+
+        Raises UnknownTopic, UnknownPartition, OffsetOutOfRange, and the errors of `append`. After
+        CommitUnknown the call may be repeated, because a log start never moves back.
+        """
+        await self.wal.refresh()  # -1 stands for all records acknowledged before this call (I3)
+        held = self.state.partition(topic, number)
+        end = held.high_watermark if offset == -1 else offset
+        if not 0 <= end <= held.log_start_offset:
+            self.check_range(topic, number, end, held)
+            await self.submit(MoveLogStart(self.state.topic(topic).topic_id, number, end))
+        return max(end, held.log_start_offset)
 
     # -- records
 

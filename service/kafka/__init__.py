@@ -13,4 +13,5 @@ offsets        ListOffsets, OffsetForLeaderEpoch
 groups         the APIs of groups
 group_offsets  the APIs of committed offsets
 placement      DescribeLogDirs, ListPartitionReassignments
+admin          topics, partitions and configs, for admin clients
 """

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from tidelog.service.kafka.errors import Code
-from tidelog.service.kafka.messages import fetch, handshake, metadata, produce, topics
+from tidelog.service.kafka.messages import configs, fetch, handshake, metadata, produce, topics
 from tidelog.service.kafka.messages.compiler import decoder, encoder
 from tidelog.service.kafka.messages.schema import Message
 
@@ -76,6 +76,8 @@ class Handlers(NamedTuple):
     offsets: Any
     routing: Any
     placement: Any
+    topics: Any
+    configs: Any
     others: Iterable[Api] = ()
     """APIs of other modules."""
 
@@ -130,6 +132,41 @@ def table(handlers: Handlers) -> dict[int, Api]:
             topics.ListPartitionReassignmentsRequest,
             topics.ListPartitionReassignmentsResponse,
             handlers.placement.list_partition_reassignments,
+        ),
+        Api(
+            topics.CreateTopicsRequest,
+            topics.CreateTopicsResponse,
+            handlers.topics.create_topics,
+        ),
+        Api(
+            topics.DeleteTopicsRequest,
+            topics.DeleteTopicsResponse,
+            handlers.topics.delete_topics,
+        ),
+        Api(
+            topics.DeleteRecordsRequest,
+            topics.DeleteRecordsResponse,
+            handlers.topics.delete_records,
+        ),
+        Api(
+            topics.CreatePartitionsRequest,
+            topics.CreatePartitionsResponse,
+            handlers.topics.create_partitions,
+        ),
+        Api(
+            configs.DescribeConfigsRequest,
+            configs.DescribeConfigsResponse,
+            handlers.configs.describe_configs,
+        ),
+        Api(
+            configs.AlterConfigsRequest,
+            configs.AlterConfigsResponse,
+            handlers.configs.alter_configs,
+        ),
+        Api(
+            configs.IncrementalAlterConfigsRequest,
+            configs.IncrementalAlterConfigsResponse,
+            handlers.configs.incremental_alter_configs,
         ),
         *handlers.others,
     )

@@ -5,7 +5,8 @@ connects), `forwarded_for` (X-Forwarded-For, which a proxy or the client wrote),
 `status`, and `reason` of a refusal or `detail` of a change. An empty field is absent. Events:
 `unauthenticated`, `denied`, `wrong_host`; `login`, `logout`, `change` (with a status of 5xx, the
 outcome of the change may be unknown); `left_out`. No line has a secret. Requests for records and
-requests of consumer instances have a line only if they are refused.
+requests of consumer instances have a line only if they are refused. The `request` of a Kafka client
+is an API and a topic; the `status` of its change is Kafka's error code.
 
 Any client can cause refusals, so at most LINES_PER_S refusals a second have a line. The event
 `left_out` has the number of refusals without a line. Changes need a permission, and are never left
@@ -132,6 +133,12 @@ class Audit:
             more["principal"] = PRINCIPAL.get()
         self._event(event, scope, more)
 
+    def changed(self, scope: Scope, code: int) -> None:
+        """Write a line about a change by a Kafka client; its status is Kafka's error code. The
+        method of the scope is the name of the API, its path that of the changed topic."""
+        self._counters.audited["change"] += 1
+        self._event("change", scope, {"status": code})
+
     def _report_left_out(self) -> None:
         left_out, self._left_out = self._left_out, 0
         self._put({**self._head("left_out"), "left_out": left_out})
@@ -145,7 +152,7 @@ class Audit:
             "principal": rights.principal,
             "client": rights.host or (client[0] if client else ""),
             "forwarded_for": _cut(headers.get(b"x-forwarded-for", b"").decode("latin-1")),
-            "request": _cut(f"{scope['method']} {path}"),
+            "request": _cut(f"{scope['method']} {path}".rstrip()),
         }
         self._put({**self._head(event), **who, **more})
 

@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 
 from tidelog.service.http.admission import Admission
 from tidelog.service.http.sockets import bound_sockets
+from tidelog.service.kafka.admin.configs import Configs
+from tidelog.service.kafka.admin.topics import Topics
 from tidelog.service.kafka.apis import Handlers, table
 from tidelog.service.kafka.connections.frame import RequestMemory
 from tidelog.service.kafka.connections.listener import Listener, limits_of
@@ -99,6 +101,8 @@ class KafkaServer:
             Offsets(context),
             self.routing,
             placement,
+            Topics(context),
+            Configs(context, named.node_id),
             group_apis(context),
         )
         server = Server(

@@ -197,6 +197,7 @@ class Router:
         self._sites = Sites(settings)
         self._audit = open_audit(settings, broker, counters)
         counters.on_refusal = None if self._audit is None else self._audit.refused
+        counters.on_change = None if self._audit is None else self._audit.changed
         self.counters = counters
         fetcher = fetch.Fetch(broker, settings, counters, self.admission.answers)
         follower = topic_follower.TopicFollower(broker, fetcher)

@@ -104,6 +104,9 @@ class HttpCounters:
         self.on_refusal: Callable[[BaseException, MutableMapping[str, Any]], None] | None = None
         """Gets each error that answers a request, and the request's scope. None if the audit log is
         off."""
+        self.on_change: Callable[[MutableMapping[str, Any], int], None] | None = None
+        """Gets each change by a Kafka client: the request as a scope, and Kafka's error code. None
+        if the audit log is off."""
         self.audited: Counter[str] = Counter()
         """Events for the audit log, by kind."""
         self.audit_lost: Counter[str] = Counter()

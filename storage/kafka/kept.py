@@ -7,9 +7,10 @@ read by another protocol. Pure.
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from tidelog.storage.core import chunk as chunks
 from tidelog.storage.core.actions import KAFKA_CODEC
@@ -89,6 +90,16 @@ class KeptBatches:
             end = base_offset + each.count
             yield end, kafka.placed(each.data, base_offset, each.append_ms)
             base_offset = end
+
+
+def undecodable(rows: pa.RecordBatch) -> int:
+    """Return how many of these records are of batches that did not decode (`batch.decode`)."""
+    headers: Any = rows.column("headers")
+    if headers.null_count == len(headers):
+        return 0
+    names: Any = headers.flatten().field("key")
+    is_marked: Any = pc.equal(names, pa.scalar(kafka.UNDECODABLE))
+    return int(pc.sum(is_marked).as_py() or 0)
 
 
 Records: TypeAlias = pa.RecordBatch | KeptBatches

@@ -9,6 +9,7 @@ and one segment.
 """
 
 import asyncio
+import logging
 import math
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,11 +19,14 @@ import pyarrow as pa
 
 from tidelog.storage.core import chunk as chunks
 from tidelog.storage.core import object_keys, topic_configs
+from tidelog.storage.core.actions import KAFKA_CODEC
 from tidelog.storage.core.errors import Corrupt, DamagedRecords
 from tidelog.storage.core.model import SegmentFile
 from tidelog.storage.core.topic_configs import TopicConfig
 from tidelog.storage.io.clock import Clock
 from tidelog.storage.io.tasks import lower_priority
+from tidelog.storage.kafka.batch import UNDECODABLE
+from tidelog.storage.kafka.kept import KeptBatches, undecodable
 from tidelog.storage.read.reader import Reader
 from tidelog.storage.read.tail_cache import CachedBatch
 from tidelog.storage.read.tail_windows import FetchedWindow, Window, fetch, windows
@@ -31,6 +35,8 @@ from tidelog.storage.state.partition import Partition, TailChunk
 from tidelog.storage.tables import segment as segments
 
 T = TypeVar("T")
+
+log = logging.getLogger("tidelog.sealer")
 
 TOGETHER_BYTES_MAX = 128 * 1024 * 1024
 """Stored bytes of the tails that are encoded together, in one pass over their objects. One larger
@@ -102,6 +108,15 @@ class TailSegments:
             for encoder in encoders:
                 if encoder.error is not None:
                     damage[encoder.number] = encoder.error
+                if encoder.undecodable:
+                    log.error(
+                        "%s partition %d: sealed %d records of batches that do not decode; each "
+                        "has a header %s with the reason",
+                        topic.prefix,
+                        encoder.number,
+                        encoder.undecodable,
+                        UNDECODABLE,
+                    )
 
     async def _parts(
         self, encoders: "list[_Encoder]", late_ms: float
@@ -236,6 +251,7 @@ class _Encoder:
         self.number = number
         self.tail = tail
         self.error: Corrupt | None = None
+        self.undecodable = 0
         self._topic = topic
         self._log_start_offset = log_start_offset
         self._target = target
@@ -287,6 +303,8 @@ class _Encoder:
                     return
                 self._advance(chunk.base_offset)
                 if not isinstance(batch, Corrupt):
+                    if chunk.codec == KAFKA_CODEC:
+                        self.undecodable += undecodable(batch)
                     self._add(batch, is_json=chunk.is_json, nbytes=chunk.raw_bytes)
                 elif chunk.end_offset <= self._log_start_offset:
                     self._skip(chunk.end_offset)  # these records are deleted
@@ -318,6 +336,8 @@ class _Encoder:
             if first < last:
                 self._skip_lost(first)
                 batch = piece.decoded().slice(first - piece.base_offset, last - first)
+                if isinstance(piece.records, KeptBatches):
+                    self.undecodable += undecodable(batch)
                 nbytes = piece.nbytes * (last - first) // piece.records.num_rows
                 self._add(batch, is_json=piece.is_json, nbytes=nbytes)
         self._skip_lost(offset)

@@ -11,23 +11,29 @@ import hashlib
 from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple, TypeVar
 
+import pyarrow as pa
+
 from tests.sim import history
 from tests.sim.history import Place, Read, Written
 from tests.sim.network import Refusal, Silence
 from tests.sim.world import Broker, World
-from tests.support.record_batches import CODECS, checked
+from tests.support.record_batches import CODECS, checked, consumed
 from tests.support.records import TIME_MS
-from tidelog.storage.core.chunk import Rows
+from tidelog.storage.broker import Broker as Log
+from tidelog.storage.core.chunk import RECORD_SCHEMA, Rows, batch_of_rows
 from tidelog.storage.core.entry import IdempotencyKey
 from tidelog.storage.core.errors import CommitUnknown, LogError, OffsetOutOfRange, StaleCommit
 from tidelog.storage.core.model import Acks, AppendedRange
 from tidelog.storage.log import FetchResult as Answer
+from tidelog.storage.read.reader import ReadBatch
 
 T = TypeVar("T")
 
 TOPIC = "t"
 IDENTITY = "id"
 """The header that names a record where its value cannot: tombstones have none."""
+KAFKA_FETCHES = 3
+"""One fetch of so many is that of Kafka's listener."""
 
 
 class Load(NamedTuple):
@@ -180,9 +186,11 @@ class Producer(Client):
             name = records[0].topic
             for number in parted:
                 _ = log.state.partition(name, number)
-            return await log.append(
-                log.state.topic(name), parts, size=size, is_json=False, acks=acks, key=claim
-            )
+            topic = log.state.topic(name)
+            if key is None and not is_local and len(parts) == 1 and op % 2:
+                ((number, rows),) = parts
+                return await log.kafka.append(topic, number, checked(rows, codec=op % CODECS))
+            return await log.append(topic, parts, size=size, is_json=False, acks=acks, key=claim)
 
         placed = await self.ask(op, broker, lambda broker: _wrapped(append(broker)))
         if placed is None:
@@ -271,6 +279,26 @@ def reads_of(fetched: Answer) -> list[Read]:
     return found
 
 
+async def by_batches(log: Log, topic: str, number: int, offset: int, bytes_max: int) -> Answer:
+    """Fetch as Kafka's listener does, and read the batches as a client does."""
+    await log.refresh()
+    read = await log.kafka.read(log.state.topic(topic), number, offset, bytes_max)
+    found = consumed(b"".join(read.pieces), offset)
+    rows = Rows(
+        [each.timestamp for each in found],
+        [each.key for each in found],
+        [each.value for each in found],
+        [each.headers for each in found],
+    )
+    columns = [
+        pa.array([each.offset for each in found], pa.int64()),
+        *batch_of_rows([rows]).columns,
+    ]
+    batch = pa.RecordBatch.from_arrays(columns, schema=RECORD_SCHEMA)
+    pieces = [ReadBatch(batch, is_json=False)] if found else []
+    return Answer(pieces, read.next_offset, read.log_start_offset, read.high_watermark)
+
+
 class Reader(Client):
     """Follows one partition from where it begins, any broker each time; and looks at others."""
 
@@ -299,6 +327,8 @@ class Reader(Client):
         )
 
         async def fetch(broker: Broker) -> Answer:
+            if not op % KAFKA_FETCHES:
+                return await by_batches(broker.log, topic, number, offset, bytes_max)
             return await broker.log.fetch(topic, number, offset, bytes_max=bytes_max, wait_s=wait_s)
 
         try:

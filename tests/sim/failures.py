@@ -79,7 +79,7 @@ def _refuses(plan: Plan) -> bool:
 
 MUTATIONS: tuple[tuple[Any, ...], ...] = (
     ("a state that is half applied is served", _half_applied_is_served, ("brokers",), 40),
-    ("an exception after the PUT is a refusal", _unforeseen_is_refused, ("brokers",), 40),
+    ("an exception after the PUT is a refusal", _unforeseen_is_refused, ("brokers",), 120),
     ("frames that failed are refused", _failed_frames_are_refused, ("disks",), 100, _raises),
     ("a request that the store refuses is dropped", _refused_is_dropped, ("disks",), 40, _refuses),
     ("marks pass a request that is refused", _later_marks_pass, ("disks",), 100, _refuses),

@@ -22,6 +22,7 @@ import tidelog.storage.tables.manifest
 import tidelog.storage.write.writer
 from tests.sim import (
     backup_mutations,
+    batch_mutations,
     clock_mutations,
     damage_mutations,
     doubt_mutations,
@@ -371,6 +372,7 @@ def _checkpoints_forget_seeks() -> list[Patch]:
 
 MUTATIONS = (
     *itertools.starmap(Mutation, wal_mutations.MUTATIONS),
+    *itertools.starmap(Mutation, batch_mutations.MUTATIONS),
     Mutation("the offset before the bytes", _offset_before_the_bytes, ("brokers",), 5),
     Mutation("a timeout counts as a no", _timeout_is_a_no, ("brokers",), 60),
     Mutation("idempotency keys are forgotten", _no_keys, ("brokers",), 5),
@@ -402,7 +404,7 @@ MUTATIONS = (
     Mutation("commits of any generation", _no_generations, ("groups",), 80),
     Mutation("what is sent counts as delivered", _sent_is_delivered, ("groups",), 60),
     Mutation("every member owns everything", _everybody_owns, ("groups",), 5),
-    Mutation("a coordinator that was replaced serves on", _replaced_serves_on, ("groups",), 200),
+    Mutation("a coordinator that was replaced serves on", _replaced_serves_on, ("groups",), 400),
     Mutation("seeks are acked and lost", _seeks_are_lost, ("groups",), 5),
     Mutation("results before their offsets", _results_before_offsets, ("groups",), 5),
     Mutation("checkpoints forget seeks", _checkpoints_forget_seeks, ("groups",), 60),

@@ -389,3 +389,29 @@ def test_a_consumer_reads_a_chunk_of_the_wal_once() -> None:
             assert reader.reader.chunk_cache.misses == 1
 
     run(main)
+
+
+def test_a_batch_that_does_not_decode_is_sealed_and_reported(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Only an error of the broker's check can accept one; it must not stop the partition."""
+
+    async def main() -> None:
+        log = await opened(MemoryStore())
+        async with closing(log):
+            await log.create_topic("t", 1, {})
+            good = checked(Rows([TIME_MS], [b"k"], [b"good"]))
+            bad = bytearray(sent(Rows([TIME_MS] * 2, [b"k"] * 2, [b"bad"] * 2)))
+            bad[HEADER_SIZE] ^= 0x40  # the length of the first record
+            for batch in (good, good._replace(data=memoryview(bad), count=2), good):
+                await send(log, batch)
+            assert await log.seal("t") == 4
+            values = [each.value for each in (await by_columns(log, 0)).values()]
+            assert values == [b"good", bytes(bad), None, b"good"]
+            log.tail.clear()
+            found = await by_columns(log, 0)
+            assert [each.value for each in found.values()] == values
+            assert [name for name, _ in found[1].headers] == ["tidelog.undecodable"]
+        assert "sealed 2 records of batches that do not decode" in caplog.text
+
+    run(main)

@@ -1,8 +1,11 @@
 """Record batches as the clients of Kafka's protocol send them."""
 
-from aiokafka.record.default_records import DefaultRecordBatchBuilder
+from typing import NamedTuple
 
-from tidelog.storage.core.chunk import Rows
+from aiokafka.record.default_records import DefaultRecordBatchBuilder
+from aiokafka.record.memory_records import MemoryRecords
+
+from tidelog.storage.core.chunk import Headers, Rows
 from tidelog.storage.kafka import batch
 from tidelog.storage.kafka.batch import Batch
 
@@ -25,3 +28,28 @@ def sent(rows: Rows, producer: tuple[int, int, int] = NO_PRODUCER, codec: int = 
 
 def checked(rows: Rows, producer: tuple[int, int, int] = NO_PRODUCER, codec: int = 0) -> Batch:
     return batch.check(memoryview(sent(rows, producer, codec)))
+
+
+class Consumed(NamedTuple):
+    """A record as a Kafka consumer gets it; the timestamp is in ms."""
+
+    offset: int
+    timestamp: int
+    key: bytes | None
+    value: bytes | None
+    headers: Headers
+
+
+def consumed(batches: bytes, offset: int = 0) -> list[Consumed]:
+    """Return the records from `offset` on, as a client library reads them from served batches."""
+    found: list[Consumed] = []
+    memory = MemoryRecords(batches)
+    while memory.has_next():
+        batch = memory.next_batch()
+        assert batch.validate_crc()
+        found += [
+            Consumed(each.offset, each.timestamp, each.key, each.value, list(each.headers))
+            for each in batch
+            if each.offset >= offset
+        ]
+    return found

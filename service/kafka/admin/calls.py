@@ -1,0 +1,133 @@
+"""A request that changes the cluster: rights, quota, outcomes by topic, audit lines.
+
+Each change of a request has an outcome of its own, and each counts once in the quota of mutations,
+as one request of REST does. The changes of a request run together, up to CHANGES_AT_ONCE, so that
+they share commits. **On a crash** during a request, some of its changes may be committed; the
+client has no answer and asks again.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterable, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+from tidelog.service.kafka.client import Client
+from tidelog.service.kafka.context import Context
+from tidelog.service.kafka.errors import Code, Kind, message_of
+from tidelog.service.routes.dependencies import decided
+from tidelog.service.security.caller import Forbidden, QuotaExceeded, Unauthenticated
+from tidelog.storage.core.acls import TOPIC
+from tidelog.storage.core.errors import CommitUnknown, LogError
+from tidelog.storage.state.access import MUTATION_RATE
+
+CHANGES_AT_ONCE = 100
+"""Changes of one request that run at the same time."""
+
+T = TypeVar("T")
+R = TypeVar("R")
+K = TypeVar("K", bound=Hashable)
+
+
+class Outcome(NamedTuple):
+    """The error of one change, or NONE without a message."""
+
+    code: Code = Code.NONE
+    message: str | None = None
+
+
+class Refused(Exception):
+    """A change that is refused with a code of Kafka's, where the log has no error of its own."""
+
+    def __init__(self, code: Code, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class AdminCall:
+    """One request of an admin client."""
+
+    def __init__(self, context: Context, api: str, client: Client) -> None:
+        self.api = api
+        self.client = client
+        self.rights = client.rights
+        self.throttle_ms = 0
+        """For the answer: how long the client waits before its next request."""
+        self._context = context
+
+    async def for_each(
+        self, items: Sequence[T], serve: Callable[[T], Coroutine[Any, Any, R]]
+    ) -> list[R]:
+        """Serve the items of the request, in groups; return the results in their order."""
+        found: list[R] = []
+        for at in range(0, len(items), CHANGES_AT_ONCE):
+            found += await asyncio.gather(*map(serve, items[at : at + CHANGES_AT_ONCE]))
+        return found
+
+    async def outcome(
+        self, change: Awaitable[None], forbidden: Code = Code.TOPIC_AUTHORIZATION_FAILED
+    ) -> Outcome:
+        """Wait for a change. Return its error, with the code `forbidden` if the client may not do
+        it. Raises Unauthenticated, which ends the connection."""
+        try:
+            await change
+        except Refused as error:
+            code, message = self._context.refusal(self.api, error.code), str(error)
+        except Unauthenticated:
+            raise
+        except Forbidden as error:
+            self._audit_refusal(error)
+            code, message = self._context.refusal(self.api, forbidden), message_of(error)
+        except LogError as error:
+            if isinstance(error, QuotaExceeded):
+                self.throttle_ms = max(self.throttle_ms, error.retry_after_ms)
+            code, message = self._context.code(self.api, error, Kind.ADMIN), message_of(error)
+        else:
+            return Outcome()
+        return Outcome(code, message)
+
+    async def begin(self, operation: str, topic: str) -> None:
+        """Check that the client may do an operation on a topic, and charge one change. Raises
+        Refused, Forbidden, QuotaExceeded."""
+        await self.rights.check(operation, TOPIC, topic)
+        self.charge()
+
+    def charge(self) -> None:
+        """Charge one change to the quota of mutations. Raises QuotaExceeded; raises Refused if the
+        broker is stopping."""
+        if self._context.is_draining:
+            raise Refused(Code.REQUEST_TIMED_OUT, "the broker is stopping: ask another broker")
+        self.rights.charge(MUTATION_RATE, 1)
+
+    async def commit(self, name: str, change: Coroutine[Any, Any, R]) -> R:
+        """Wait for the commit of a change of the topic `name`, and write an audit line."""
+        try:
+            result = await decided(change)
+        except CommitUnknown:
+            self._audit_change(name, Code.REQUEST_TIMED_OUT)
+            raise
+        self._audit_change(name, Code.NONE)
+        return result
+
+    def _audit_change(self, name: str, code: Code) -> None:
+        if self._context.traffic.on_change is not None:
+            self._context.traffic.on_change(self._scope(name), int(code))
+
+    def _audit_refusal(self, error: Forbidden) -> None:
+        if self._context.traffic.on_refusal is not None:
+            self._context.traffic.on_refusal(error, self._scope(""))
+
+    def _scope(self, name: str) -> dict[str, Any]:
+        """Return the request as the audit log takes it (service.security.audit)."""
+        return {
+            "method": self.api,
+            "path": name,
+            "query_string": b"",
+            "headers": (),
+            "client": (self.client.host, 0),
+            "rights": self.rights,
+        }
+
+
+def repeated(keys: Iterable[K]) -> set[K]:
+    """Return the keys that a request has more than once."""
+    return {key for key, count in Counter(keys).items() if count > 1}

@@ -1,0 +1,317 @@
+"""CreateTopics, DeleteTopics, CreatePartitions, DeleteRecords.
+
+The object store replicates, so each replication factor is accepted, and the answer is 1. Of an
+assignment of partitions to brokers, only the number of partitions counts.
+"""
+
+from tidelog.service.kafka.admin.calls import AdminCall, Refused, repeated
+from tidelog.service.kafka.admin.configs import TOPIC_SOURCE, Entry, entries_of
+from tidelog.service.kafka.client import Client
+from tidelog.service.kafka.context import Context
+from tidelog.service.kafka.errors import Code
+from tidelog.service.kafka.messages.primitives import ZERO_UUID
+from tidelog.service.kafka.messages.topics import (
+    CreatableTopic,
+    CreatableTopicConfigs,
+    CreatableTopicResult,
+    CreatePartitionsRequest,
+    CreatePartitionsResponse,
+    CreatePartitionsTopic,
+    CreatePartitionsTopicResult,
+    CreateTopicsRequest,
+    CreateTopicsResponse,
+    DeletableTopicResult,
+    DeleteRecordsPartition,
+    DeleteRecordsPartitionResult,
+    DeleteRecordsRequest,
+    DeleteRecordsResponse,
+    DeleteRecordsTopic,
+    DeleteRecordsTopicResult,
+    DeleteTopicsRequest,
+    DeleteTopicsResponse,
+    DeleteTopicState,
+)
+from tidelog.service.kafka.routing import is_topic_name
+from tidelog.service.security.caller import check_creation
+from tidelog.storage.core.acls import ALTER, DELETE, DESCRIBE, DESCRIBE_CONFIGS, TOPIC
+from tidelog.storage.core.errors import InvalidRequest
+from tidelog.storage.state.cluster_state import Topic
+from tidelog.storage.state.topic_checks import PARTITIONS_MAX, TOPIC_NAME_MAX
+
+REPLICATION_FACTOR = 1
+DEFAULT = -1
+"""In a request: the default number of partitions, or the default replication factor."""
+FIRST_BY_ID = 6
+"""The first version of DeleteTopics that has ids."""
+NO_OFFSET = -1
+
+
+class Topics:
+    """The APIs of topics. One per listener."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._broker = context.broker
+
+    # -- CreateTopics
+
+    async def create_topics(
+        self, request: CreateTopicsRequest, client: Client
+    ) -> CreateTopicsResponse:
+        """Answer CreateTopics. With `validate_only`, create nothing."""
+        call = AdminCall(self._context, "CreateTopics", client)
+        twice = repeated(each.name for each in request.topics)
+        topics = list({each.name: each for each in request.topics}.values())
+
+        async def serve(wanted: CreatableTopic) -> CreatableTopicResult:
+            outcome = await call.outcome(
+                self._create(call, wanted, wanted.name in twice, request.validate_only)
+            )
+            if outcome.code:
+                return CreatableTopicResult(
+                    name=wanted.name, error_code=outcome.code, error_message=outcome.message
+                )
+            return self._created(call, wanted, request.validate_only)
+
+        results = await call.for_each(topics, serve)
+        return CreateTopicsResponse(throttle_time_ms=call.throttle_ms, topics=results)
+
+    async def _create(
+        self, call: AdminCall, wanted: CreatableTopic, is_twice: bool, validate_only: bool
+    ) -> None:
+        if is_twice:
+            raise Refused(Code.INVALID_REQUEST, f"topic {wanted.name!r} is in the request twice")
+        await check_creation(call.rights, wanted.name)
+        if not is_topic_name(wanted.name):
+            raise Refused(
+                Code.INVALID_TOPIC_EXCEPTION,
+                f"topic name {wanted.name[:TOPIC_NAME_MAX]!r} is illegal: use 1 to "
+                f"{TOPIC_NAME_MAX} characters of a-z A-Z 0-9 . _ - but not the name . or ..",
+            )
+        partitions = self._partitions(wanted)
+        if wanted.replication_factor < 1 and wanted.replication_factor != DEFAULT:
+            raise Refused(
+                Code.INVALID_REPLICATION_FACTOR,
+                f"replication factor {wanted.replication_factor}: use -1, or 1 or more",
+            )
+        configs = _configs(wanted)
+        call.charge()
+        change = self._broker.create_topic(
+            wanted.name, partitions, configs, validate_only=validate_only
+        )
+        if validate_only:
+            await change
+        else:
+            await call.commit(wanted.name, change)
+
+    def _partitions(self, wanted: CreatableTopic) -> int:
+        """Return the number of partitions. Raises Refused."""
+        count, assigned = wanted.num_partitions, wanted.assignments
+        if assigned:
+            _check_assignments([each.broker_ids for each in assigned])
+            if {each.partition_index for each in assigned} != {*range(len(assigned))}:
+                raise Refused(
+                    Code.INVALID_REPLICA_ASSIGNMENT,
+                    "assignments must name the partitions 0, 1, 2, ... each once",
+                )
+            if count not in (DEFAULT, len(assigned)):
+                raise Refused(
+                    Code.INVALID_REQUEST,
+                    f"{count} partitions are wanted, but {len(assigned)} are assigned to brokers",
+                )
+            count = len(assigned)
+        elif count == DEFAULT:
+            count = self._context.settings.default_partitions
+        if not 1 <= count <= PARTITIONS_MAX:
+            raise Refused(
+                Code.INVALID_PARTITIONS,
+                f"a topic has 1 to {PARTITIONS_MAX} partitions, not {count}",
+            )
+        return count
+
+    def _created(
+        self, call: AdminCall, wanted: CreatableTopic, validate_only: bool
+    ) -> CreatableTopicResult:
+        """Return the answer for a topic that is created, or could be."""
+        topic = None if validate_only else self._broker.state.topics.get(wanted.name)
+        result = CreatableTopicResult(
+            name=wanted.name,
+            topic_id=ZERO_UUID if topic is None else bytes.fromhex(topic.topic_id),
+            error_code=Code.NONE,
+            error_message=None,
+        )
+        if not call.rights.may(DESCRIBE_CONFIGS, TOPIC, wanted.name):
+            result.topic_config_error_code = Code.TOPIC_AUTHORIZATION_FAILED
+            return result
+        configs = _configs(wanted) if topic is None else topic.configs
+        result.num_partitions = self._partitions(wanted)
+        result.replication_factor = REPLICATION_FACTOR
+        result.configs = [_creatable(entry) for entry in entries_of(configs, TOPIC_SOURCE)]
+        return result
+
+    # -- DeleteTopics
+
+    async def delete_topics(
+        self, request: DeleteTopicsRequest, client: Client
+    ) -> DeleteTopicsResponse:
+        """Answer DeleteTopics, by names and by ids."""
+        call = AdminCall(self._context, "DeleteTopics", client)
+        if client.version >= FIRST_BY_ID:
+            wanted = request.topics
+        else:
+            wanted = [
+                DeleteTopicState(name=name, topic_id=ZERO_UUID) for name in request.topic_names
+            ]
+        twice = repeated((each.name, each.topic_id) for each in wanted)
+        distinct = list({(each.name, each.topic_id): each for each in wanted}.values())
+
+        async def serve(each: DeleteTopicState) -> DeletableTopicResult:
+            result = DeletableTopicResult(
+                name=each.name, topic_id=each.topic_id, error_code=Code.NONE
+            )
+            is_twice = (each.name, each.topic_id) in twice
+            outcome = await call.outcome(self._delete(call, result, is_twice))
+            result.error_code, result.error_message = outcome
+            return result
+
+        results = await call.for_each(distinct, serve)
+        return DeleteTopicsResponse(throttle_time_ms=call.throttle_ms, responses=results)
+
+    async def _delete(self, call: AdminCall, result: DeletableTopicResult, is_twice: bool) -> None:
+        """Delete a topic, and complete its name and its id in the result."""
+        name, topic_id = result.name, result.topic_id
+        if is_twice or (name is None) == (topic_id == ZERO_UUID):
+            raise Refused(
+                Code.INVALID_REQUEST, "each topic must be named once, by its name or by its id"
+            )
+        if name is None:
+            topic = await self._topic_of_id(topic_id)
+            if topic is None or not call.rights.may(DESCRIBE, TOPIC, topic.name):
+                raise Refused(Code.UNKNOWN_TOPIC_ID, f"there is no topic of id {topic_id.hex()}")
+            name = result.name = topic.name
+        await call.begin(DELETE, name)
+        topic = self._broker.state.topics.get(name)
+        if topic_id != ZERO_UUID and (topic is None or topic.topic_id != topic_id.hex()):
+            raise Refused(Code.UNKNOWN_TOPIC_ID, f"there is no topic of id {topic_id.hex()}")
+        await call.commit(name, self._broker.delete_topic(name))
+        if topic is not None:
+            result.topic_id = bytes.fromhex(topic.topic_id)
+
+    async def _topic_of_id(self, topic_id: bytes) -> Topic | None:
+        if self._broker.state.topic_of_id(topic_id.hex()) is None:
+            await self._broker.refresh()
+        return self._broker.state.topic_of_id(topic_id.hex())
+
+    # -- CreatePartitions
+
+    async def create_partitions(
+        self, request: CreatePartitionsRequest, client: Client
+    ) -> CreatePartitionsResponse:
+        """Answer CreatePartitions. With `validate_only`, change nothing."""
+        call = AdminCall(self._context, "CreatePartitions", client)
+        twice = repeated(each.name for each in request.topics)
+        topics = list({each.name: each for each in request.topics}.values())
+
+        async def serve(wanted: CreatePartitionsTopic) -> CreatePartitionsTopicResult:
+            is_twice = wanted.name in twice
+            growth = self._grow(call, wanted, is_twice, request.validate_only)
+            code, message = await call.outcome(growth)
+            return CreatePartitionsTopicResult(
+                name=wanted.name, error_code=code, error_message=message
+            )
+
+        results = await call.for_each(topics, serve)
+        return CreatePartitionsResponse(throttle_time_ms=call.throttle_ms, results=results)
+
+    async def _grow(
+        self, call: AdminCall, wanted: CreatePartitionsTopic, is_twice: bool, validate_only: bool
+    ) -> None:
+        name, count = wanted.name, wanted.count
+        if is_twice:
+            raise Refused(Code.INVALID_REQUEST, f"topic {name!r} is in the request twice")
+        await call.begin(ALTER, name)
+        await self._broker.refresh()
+        has = len(self._broker.state.topic(name).partitions)
+        if not has < count <= PARTITIONS_MAX:
+            raise Refused(
+                Code.INVALID_PARTITIONS,
+                f"topic {name!r} has {has} partitions: the number must be greater and at most "
+                f"{PARTITIONS_MAX}, not {count}",
+            )
+        if wanted.assignments is not None:
+            _check_assignments([each.broker_ids for each in wanted.assignments])
+            if len(wanted.assignments) != count - has:
+                raise Refused(
+                    Code.INVALID_REPLICA_ASSIGNMENT,
+                    f"{len(wanted.assignments)} assignments for {count - has} new partitions",
+                )
+        if validate_only:
+            return
+        try:
+            await call.commit(name, self._broker.add_partitions(name, count))
+        except InvalidRequest as error:  # another client was faster
+            raise Refused(Code.INVALID_PARTITIONS, str(error)) from error
+
+    # -- DeleteRecords
+
+    async def delete_records(
+        self, request: DeleteRecordsRequest, client: Client
+    ) -> DeleteRecordsResponse:
+        """Answer DeleteRecords: move log starts."""
+        call = AdminCall(self._context, "DeleteRecords", client)
+
+        async def serve_topic(topic: DeleteRecordsTopic) -> DeleteRecordsTopicResult:
+            refusal = await call.outcome(call.begin(DELETE, topic.name))
+
+            async def serve(wanted: DeleteRecordsPartition) -> DeleteRecordsPartitionResult:
+                result = DeleteRecordsPartitionResult(
+                    partition_index=wanted.partition_index,
+                    low_watermark=NO_OFFSET,
+                    error_code=refusal.code,
+                )
+                if not refusal.code:
+                    deletion = self._delete_records(call, topic.name, wanted, result)
+                    result.error_code = (await call.outcome(deletion)).code
+                return result
+
+            results = await call.for_each(topic.partitions, serve)
+            return DeleteRecordsTopicResult(name=topic.name, partitions=results)
+
+        answers = [await serve_topic(topic) for topic in request.topics]
+        return DeleteRecordsResponse(throttle_time_ms=call.throttle_ms, topics=answers)
+
+    async def _delete_records(
+        self,
+        call: AdminCall,
+        name: str,
+        wanted: DeleteRecordsPartition,
+        result: DeleteRecordsPartitionResult,
+    ) -> None:
+        change = self._broker.delete_records(name, wanted.partition_index, wanted.offset)
+        label = f"{name}-{wanted.partition_index} below {wanted.offset}"
+        result.low_watermark = await call.commit(label, change)
+
+
+def _check_assignments(brokers: list[list[int]]) -> None:
+    if not all(brokers):
+        raise Refused(Code.INVALID_REPLICA_ASSIGNMENT, "each assignment must name a broker")
+
+
+def _configs(wanted: CreatableTopic) -> dict[str, str]:
+    """Return the configs of a new topic. Raises Refused."""
+    found: dict[str, str] = {}
+    for each in wanted.configs:
+        if each.value is None:
+            raise Refused(Code.INVALID_CONFIG, f"config {each.name!r} of a new topic has no value")
+        found[each.name] = each.value
+    return found
+
+
+def _creatable(entry: Entry) -> CreatableTopicConfigs:
+    return CreatableTopicConfigs(
+        name=entry.name,
+        value=entry.value,
+        read_only=False,
+        config_source=entry.source,
+        is_sensitive=False,
+    )
