@@ -125,7 +125,7 @@ class GroupOffsets:
         generation = request.generation_id_or_member_epoch
         try:
             code = await self._groups.commit_offsets(request.group_id, who, generation, offsets)
-            if gone and code == Code.NONE:  # the member is of this generation
+            if gone and not code:  # the member is of this generation
                 await self._broker.submit(DeleteOffsets(request.group_id, gone))
         except LogError as error:
             return self._context.code("OffsetCommit", error, Kind.GROUP)
