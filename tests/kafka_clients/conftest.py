@@ -15,7 +15,7 @@ from tests.support.broker import Broker
 from tests.support.ports import free_port
 
 CACHE = Path(
-    os.environ.get("TIDELOG_KAFKA_CLIENTS", Path.home() / ".cache" / "tidelog-kafka-clients")
+    os.environ.get("KAFKA_CLIENTS_CACHE", Path.home() / ".cache" / "tidelog-kafka-clients")
 )
 """Keeps the downloads for the next run."""
 TABLE = Path(__file__).with_name("versions.json")

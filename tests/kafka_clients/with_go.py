@@ -11,7 +11,7 @@ from tests.kafka_clients.conftest import CACHE, Cluster, download, needs
 PROGRAMS = Path(__file__).with_name("go")
 RUN_S = 300
 SARAMA_VERSIONS = ("0.11.0.0", "1.0.0", "2.8.0", "4.1.0")
-"""What sarama's users set; it sends that version's requests, whatever the broker serves."""
+"""The versions of Kafka in sarama's settings. It uses the requests of that version."""
 
 
 @pytest.fixture(scope="module")

@@ -124,16 +124,7 @@ func consume(seed, topic, group string, version sarama.KafkaVersion, total int) 
 	check(len(all.seen) == total, "%d of %d records read", len(all.seen), total)
 }
 
-func administer(admin sarama.ClusterAdmin, topic, group string, version sarama.KafkaVersion) {
-	committed, err := admin.ListConsumerGroupOffsets(group, map[string][]int32{topic: {0, 1, 2, 3}})
-	must(err)
-	check(len(committed.Blocks[topic]) == partitions, "%v", committed.Blocks)
-	described, err := admin.DescribeConsumerGroups([]string{group})
-	must(err)
-	check(described[0].State == "Empty", "state %s", described[0].State)
-	if version.IsAtLeast(sarama.V1_1_0_0) {
-		must(admin.DeleteConsumerGroup(group))
-	}
+func configure(admin sarama.ClusterAdmin, topic string) {
 	value := "3600000"
 	must(admin.AlterConfig(sarama.TopicResource, topic,
 		map[string]*string{"retention.ms": &value}, false))
@@ -141,6 +132,19 @@ func administer(admin sarama.ClusterAdmin, topic, group string, version sarama.K
 		Type: sarama.TopicResource, Name: topic, ConfigNames: []string{"retention.ms"}})
 	must(err)
 	check(len(entries) == 1 && entries[0].Value == value, "%v", entries)
+}
+
+func administer(admin sarama.ClusterAdmin, topic, group string, version sarama.KafkaVersion) {
+	committed, err := admin.ListConsumerGroupOffsets(group, map[string][]int32{topic: {0, 1, 2, 3}})
+	must(err)
+	check(len(committed.Blocks[topic]) == partitions, "%v", committed.Blocks)
+	described, err := admin.DescribeConsumerGroups([]string{group})
+	must(err)
+	check(described[0].State == "Empty", "state %s", described[0].State)
+	if version.IsAtLeast(sarama.V1_1_0_0) { // below, DescribeConfigs 0, which Kafka 4 has not
+		must(admin.DeleteConsumerGroup(group))
+		configure(admin, topic)
+	}
 	if version.IsAtLeast(sarama.V1_0_0_0) {
 		must(admin.CreatePartitions(topic, partitions+2, nil, false))
 		topics, err := admin.ListTopics()
