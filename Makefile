@@ -56,6 +56,11 @@ test-ui: $(VENV)/.has-all  ## Run only the tests of the console, in Debian's chr
 	@command -v chromium >/dev/null || { echo "chromium is needed: apt-get install chromium" >&2; exit 1; }
 	$(BIN)/python -m pytest tests/ui $(ARGS)
 
+# Clients that PyPI does not have. A client whose tool is not installed, or not downloaded, is skipped.
+.PHONY: test-kafka
+test-kafka: $(VENV)/.has-all  ## Test with Kafka clients of Java, Go, npm, Debian (kcat) and Spark; it downloads them
+	$(BIN)/python -m pytest -o "python_files=with_*.py" tests/kafka_clients $(ARGS)
+
 .PHONY: sim
 sim: $(VENV)/.has-all  ## Simulate clusters by seed: SEEDS=2000, FROM=0, or a single SEED=1234; ARGS=--mutations
 	@$(BIN)/python -m tests.sim $(if $(SEED),--seed $(SEED),--seeds $(SEEDS) --from $(FROM)) $(ARGS)

@@ -22,6 +22,9 @@ from tidelog.storage.state.committed_offsets import check_group_id, check_offset
 
 BY_ID = 10
 """The first version of OffsetCommit and OffsetFetch that names topics by id."""
+RESETS = (-1, -2)
+"""The latest and the earliest offset. kafkajs commits them to reset a group: then the group has no
+offset in that partition, and its next member begins where that member's own settings say."""
 GROUPS_FROM = 8
 """The first version of OffsetFetch with several groups."""
 NO_OFFSET = -1
@@ -79,19 +82,23 @@ class GroupOffsets:
     async def commit(
         self, request: messages.OffsetCommitRequest, client: Client
     ) -> messages.OffsetCommitResponse:
-        """Answer OffsetCommit. All valid offsets are committed together."""
+        """Answer OffsetCommit. All valid offsets are committed together; then those of `RESETS`
+        are deleted."""
         refusal = await self._refusal("OffsetCommit", READ, request.group_id, client)
         codes: dict[tuple[int, int], Code] = {}
         valid: list[GroupOffset] = []
+        gone: list[TopicIdPartition] = []
         for at, topic in enumerate([] if refusal else request.topics):
             found = self._topic(topic.name, topic.topic_id, client)
             why = await self._topic_refusal("OffsetCommit", READ, found, topic.name, client)
             for number, each in enumerate(topic.partitions):
-                code = why or self._add(valid, found, each)
+                code = why or self._add(valid, gone, found, each)
                 if code:
                     codes[at, number] = code
-        if not refusal and (valid or not codes):
+        if not refusal and (valid or not (codes or gone)):
             refusal = await self._commit(request, valid)
+        if not refusal and gone:
+            refusal = await self._commit(request, [], gone)
         return messages.OffsetCommitResponse(
             topics=[
                 messages.OffsetCommitResponseTopic(
@@ -110,12 +117,17 @@ class GroupOffsets:
         )
 
     async def _commit(
-        self, request: messages.OffsetCommitRequest, offsets: list[GroupOffset]
+        self,
+        request: messages.OffsetCommitRequest,
+        offsets: list[GroupOffset],
+        gone: list[TopicIdPartition] | None = None,
     ) -> Code:
         who = Identity(request.member_id, request.group_instance_id or "")
         generation = request.generation_id_or_member_epoch
         try:
             code = await self._groups.commit_offsets(request.group_id, who, generation, offsets)
+            if gone and not code:  # the member is of this generation
+                await self._broker.submit(DeleteOffsets(request.group_id, gone))
         except LogError as error:
             return self._context.code("OffsetCommit", error, Kind.GROUP)
         return self._context.refusal("OffsetCommit", Code(code)) if code else Code.NONE
@@ -123,12 +135,17 @@ class GroupOffsets:
     def _add(
         self,
         valid: list[GroupOffset],
+        gone: list[TopicIdPartition],
         topic: Topic | None,
         each: messages.OffsetCommitRequestPartition,
     ) -> Code:
-        """Add the offset to `valid`, or return why it cannot be committed."""
+        """Add the offset to `valid`, or its partition to `gone` if its offset is to be deleted, or
+        return why it cannot be committed."""
         if topic is None or not 0 <= each.partition_index < len(topic.partitions):
             return self._context.refusal("OffsetCommit", Code.UNKNOWN_TOPIC_OR_PARTITION)
+        if each.committed_offset in RESETS:
+            gone.append(TopicIdPartition(topic.topic_id, each.partition_index))
+            return Code.NONE
         offset = GroupOffset(
             topic.topic_id,
             each.partition_index,

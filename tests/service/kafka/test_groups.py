@@ -122,6 +122,17 @@ async def test_sync_heartbeat_and_leave_in_each_version(kafka: Kafka, version: i
     assert not kafka.log.state.members.has_members("g")
 
 
+async def test_offsets_of_resets_delete_what_is_committed(kafka: Kafka) -> None:
+    client = kafka.client()
+    me, generation = await member(client)
+    assert (await committed(client, 5, me, generation))[0] == Code.NONE
+    assert (await committed(client, -2, me, generation + 1))[0] == Code.ILLEGAL_GENERATION
+    assert "g" in kafka.log.state.committed_offsets
+    codes = await committed(client, -2, me, generation)
+    assert codes == [Code.NONE, Code.UNKNOWN_TOPIC_OR_PARTITION]
+    assert "g" not in kafka.log.state.committed_offsets
+
+
 @pytest.mark.parametrize("version", range(2, 11))
 async def test_offset_commit_in_each_version(kafka: Kafka, version: int) -> None:
     client = kafka.client()

@@ -1,0 +1,1 @@
+"""Kafka clients that PyPI does not have: `make test-kafka`."""
