@@ -103,7 +103,11 @@ def _versions(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[None
     }
     table = json.loads(TABLE.read_text()) if TABLE.exists() else {}
     if request.config.getoption("--write-versions"):
-        TABLE.write_text(json.dumps(table | seen, indent=1, sort_keys=True) + "\n")
+        for software, apis in seen.items():
+            known = table.setdefault(software, {})
+            for api, versions in apis.items():
+                known[api] = sorted({*versions, *known.get(api, ())})
+        TABLE.write_text(json.dumps(table, indent=1, sort_keys=True) + "\n")
         return
     wrong = [
         f"{software}: {api} {versions}, not {known.get(api, 'in the table')}"

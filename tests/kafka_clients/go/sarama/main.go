@@ -145,7 +145,7 @@ func administer(admin sarama.ClusterAdmin, topic, group string, version sarama.K
 		must(admin.DeleteConsumerGroup(group))
 		configure(admin, topic)
 	}
-	if version.IsAtLeast(sarama.V1_0_0_0) {
+	if version.IsAtLeast(sarama.V1_1_0_0) {
 		must(admin.CreatePartitions(topic, partitions+2, nil, false))
 		topics, err := admin.ListTopics()
 		must(err)
