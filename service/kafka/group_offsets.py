@@ -95,10 +95,8 @@ class GroupOffsets:
                 code = why or self._add(valid, gone, found, each)
                 if code:
                     codes[at, number] = code
-        if not refusal and (valid or not (codes or gone)):
-            refusal = await self._commit(request, valid)
-        if not refusal and gone:
-            refusal = await self._commit(request, [], gone)
+        if not refusal and (valid or gone or not codes):
+            refusal = await self._commit(request, valid, gone)
         return messages.OffsetCommitResponse(
             topics=[
                 messages.OffsetCommitResponseTopic(
@@ -120,14 +118,14 @@ class GroupOffsets:
         self,
         request: messages.OffsetCommitRequest,
         offsets: list[GroupOffset],
-        gone: list[TopicIdPartition] | None = None,
+        gone: list[TopicIdPartition],
     ) -> Code:
         who = Identity(request.member_id, request.group_instance_id or "")
         generation = request.generation_id_or_member_epoch
         try:
-            code = await self._groups.commit_offsets(request.group_id, who, generation, offsets)
-            if gone and not code:  # the member is of this generation
-                await self._broker.submit(DeleteOffsets(request.group_id, gone))
+            code = await self._groups.commit_offsets(
+                request.group_id, who, generation, offsets, gone
+            )
         except LogError as error:
             return self._context.code("OffsetCommit", error, Kind.GROUP)
         return self._context.refusal("OffsetCommit", Code(code)) if code else Code.NONE

@@ -20,13 +20,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 import msgspec
 
 from tidelog.storage.core import levels
 from tidelog.storage.core.actions import (
     CommitOffsets,
+    DeleteOffsets,
     ExpireMember,
     GroupOffset,
     LeaveGroup,
@@ -42,6 +43,7 @@ from tidelog.storage.core.errors import (
     LogError,
     StaleCommit,
 )
+from tidelog.storage.core.model import TopicIdPartition
 from tidelog.storage.groups.classic_group import ClassicGroup
 from tidelog.storage.groups.classic_requests import (
     Code,
@@ -65,6 +67,8 @@ from tidelog.storage.state.group_types import NO_GENERATION, ClientMember, Consu
 log = logging.getLogger("tidelog.groups")
 
 A = TypeVar("A")
+Gone: TypeAlias = Sequence[TopicIdPartition]
+"""Partitions whose committed offsets are deleted."""
 
 TICK_S = 0.25
 """Period of the check whether sessions have ended."""
@@ -163,10 +167,10 @@ class ClassicGroups:
         return codes
 
     async def commit_offsets(
-        self, group_id: str, who: Identity, generation: int, offsets: list[GroupOffset]
+        self, group_id: str, who: Identity, generation: int, offsets: list[GroupOffset], gone: Gone
     ) -> Code:
-        """Commit offsets of a member, or of any client while the group has no members. Raises the
-        errors of a commit."""
+        """Commit offsets of a member, or of any client while the group has no members, and delete
+        those of the partitions `gone`. Raises the errors of a commit."""
         members = self._log.state.members
         held: _Held | Code | None = self._held.get(group_id)
         if held is None and generation < 0 and not members.has_members(group_id):
@@ -177,13 +181,15 @@ class ClassicGroups:
             code = Code.ILLEGAL_GENERATION
         else:
             code = held
-        if code is not Code.NONE or not offsets:
+        if code is not Code.NONE or not (offsets or gone):
             return code
         member_id = who.member_id if generation >= 0 else ""
         try:
-            await self._commits.add(
-                CommitOffsets(group_id, max(generation, NO_GENERATION), offsets, member_id)
-            )
+            commit = CommitOffsets(group_id, max(generation, NO_GENERATION), offsets, member_id)
+            if gone:  # one commit: `apply` refuses both actions of an older generation
+                await self._log.submit(commit, DeleteOffsets(group_id, list(gone)))
+            else:
+                await self._commits.add(commit)
         except GroupNotEmpty:
             return Code.UNKNOWN_MEMBER_ID
         return Code.NONE
@@ -484,14 +490,11 @@ def _answer(future: "asyncio.Future[A]", answer: A) -> None:
 
 def _code_of(error: LogError) -> Code:
     """Return the answer to members whose assignments were not committed."""
-    match error:
-        case IllegalGeneration():
-            return Code.NOT_COORDINATOR
-        case InconsistentGroupProtocol():
-            return Code.INCONSISTENT_GROUP_PROTOCOL
-        case InvalidRequest():
-            return Code.INVALID_REQUEST
-        case BoundReached():
-            return Code.GROUP_MAX_SIZE_REACHED
-        case _:
-            return Code.COORDINATOR_NOT_AVAILABLE
+    codes: dict[type[LogError], Code] = {
+        IllegalGeneration: Code.NOT_COORDINATOR,
+        InconsistentGroupProtocol: Code.INCONSISTENT_GROUP_PROTOCOL,
+        InvalidRequest: Code.INVALID_REQUEST,
+        BoundReached: Code.GROUP_MAX_SIZE_REACHED,
+    }
+    kinds = (code for kind, code in codes.items() if isinstance(error, kind))
+    return next(kinds, Code.COORDINATOR_NOT_AVAILABLE)

@@ -85,7 +85,7 @@ async def commit(
     topic_id = groups._log.state.topic("t").topic_id
     offsets = [GroupOffset(topic_id, 0, offset)]
     try:
-        return await groups.commit_offsets("g", Identity(member_id), generation, offsets)
+        return await groups.commit_offsets("g", Identity(member_id), generation, offsets, ())
     except LogError as error:
         return error
 
@@ -362,7 +362,7 @@ class Consumer:
         topic_id = groups._log.state.topic("t").topic_id
         offsets = [GroupOffset(topic_id, partition, 1) for partition in self.owned]
         try:
-            code = await groups.commit_offsets("g", who, self.generation, offsets)
+            code = await groups.commit_offsets("g", who, self.generation, offsets, ())
         except IllegalGeneration:
             return Code.ILLEGAL_GENERATION
         except UnknownMember:

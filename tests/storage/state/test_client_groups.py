@@ -6,6 +6,7 @@ import random
 import msgspec
 import pytest
 
+from tests.storage.state.test_cluster_state import Spec, applied
 from tests.storage.state.test_group_members import ALPHA, commit, do, join, state_with, subscribe
 from tidelog.storage.core import entry as entries
 from tidelog.storage.core.actions import (
@@ -196,7 +197,15 @@ def test_offsets_are_deleted_one_by_one() -> None:
     assert do(state, DeleteOffsets("g", gone), DeleteOffsets("other", gone)) is None
     assert list(state.committed_offsets.of_group("g")[ALPHA]) == [0]
     assert state.committed_offsets.count == 1
-    assert do(state, DeleteOffsets("g", [TopicIdPartition(ALPHA, 0)])) is None
+    deletion = DeleteOffsets("g", [TopicIdPartition(ALPHA, 0)])
+    # With the commit of a member, its generation decides for the deletion, too.
+    both = Spec(0, [], [Commit(b"", [commit("x", 0), deletion])])
+    ((outcome,),) = applied(state, both)
+    assert isinstance(outcome.refusal, IllegalGeneration)
+    assert list(state.committed_offsets.of_group("g")[ALPHA]) == [0]
+    both = Spec(0, [], [Commit(b"", [commit("x", 1), deletion])])
+    ((outcome,),) = applied(state, both)
+    assert outcome.refusal is None
     assert "g" not in state.committed_offsets
 
 
