@@ -56,9 +56,6 @@ class Membership:
         self.cluster_id = cluster_id
         self.others: list[Member] = []
         """Live peers, by their heartbeats in the store."""
-        self.reached: list[Member] = []
-        """The live peers, except those that do not answer this broker and have written no heartbeat
-        since."""
         self.ranking: list[Member] = [self.me]
         """The live peers and this broker, the sequencer first."""
         self._view = LivenessTracker(settings)
@@ -100,31 +97,31 @@ class Membership:
         if peer.id not in self._silent:
             log.warning("broker %s does not answer: %s", peer.name, why)
             self._silent[peer.id] = self._view.changes(object_keys.broker(peer.id))
-            self._find_reached()
 
     def answers(self, peer: Member) -> None:
         """Record that the peer answers this broker."""
         if self._silent.pop(peer.id, None) is not None:
             log.info("broker %s answers", peer.name)
-            self._find_reached()
 
     def reached_ids(self) -> list[str]:
         return [member.id for member in self.reached]
 
-    def _find_reached(self) -> None:
-        known = {member.id for member in self.others}
-        self._silent = {each: beats for each, beats in self._silent.items() if each in known}
-        self.reached = [
+    @property
+    def reached(self) -> list[Member]:
+        """The live peers, except those that do not answer this broker and have written no heartbeat
+        since."""
+        silent = self._silent
+        return [
             member
             for member in self.others
-            if member.id not in self._silent
+            if member.id not in silent
             or self._view.changes(object_keys.broker(member.id))
-            >= self._silent[member.id] + HEARTBEATS_OF_SILENT
+            >= silent[member.id] + HEARTBEATS_OF_SILENT
         ]
 
     async def leave(self) -> None:
         """Delete this broker's liveness object; call after `run` has ended."""
-        self.others, self.reached, self.ranking = [], [], [self.me]
+        self.others, self.ranking = [], [self.me]
         if self._beat is not None:  # a PUT in flight could be stored after the delete
             await asyncio.wait([self._beat])
         with surviving(log, "deleting the liveness object"):  # if it stays, it has no heartbeats
@@ -184,7 +181,8 @@ class Membership:
     def _set(self, others: list[Member]) -> None:
         before, was = {member.id for member in self.others}, self.ranking[0]
         self.others = others
-        self._find_reached()
+        known = {member.id for member in others}
+        self._silent = {each: beats for each, beats in self._silent.items() if each in known}
         self.ranking = ranked(self.cluster_id, [self.me, *others])
         now = {member.id for member in others}
         if now != before or was.id != self.ranking[0].id:
