@@ -7,6 +7,7 @@ those of `Log`.
 
 import asyncio
 from functools import partial
+from itertools import chain
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -18,8 +19,8 @@ from tidelog.storage.core.chunk import RECORD_SCHEMA, RECORDS_MAX
 from tidelog.storage.core.errors import RecordTooLarge
 from tidelog.storage.core.model import AppendedRange, ReadBounds
 from tidelog.storage.kafka import batch as kafka
-from tidelog.storage.kafka.batch import Batch
-from tidelog.storage.kafka.kept import KeptBatch, KeptBatches
+from tidelog.storage.kafka.batch import Batch, KeptBatch
+from tidelog.storage.kafka.kept import KeptBatches
 from tidelog.storage.kafka.layout import InvalidBatch
 from tidelog.storage.log import Log
 from tidelog.storage.read.reader import retry_after_suspend
@@ -127,14 +128,14 @@ class KafkaLog:
         size, end = 0, topic.partitions[number].high_watermark
         while offset < end and size < bytes_max:
             kept = await reader.kept_batches(topic, number, offset)
-            for base_offset, batches in kept:
-                for batch_end, parts in batches.placed(base_offset, offset):
-                    length = sum([len(part) for part in parts])
-                    if pieces and size + length > bytes_max:
-                        return pieces, size, offset
-                    pieces += parts
-                    size += length
-                    offset = batch_end
+            placed = (batches.placed(base_offset, offset) for base_offset, batches in kept)
+            for batch_end, parts in chain.from_iterable(placed):
+                length = sum([len(part) for part in parts])
+                if pieces and size + length > bytes_max:
+                    return pieces, size, offset
+                pieces += parts
+                size += length
+                offset = batch_end
             if not kept:
                 bounds = ReadBounds(bytes_max - size, RECORDS_MAX)
                 found = await reader.read(topic, number, offset, bounds)

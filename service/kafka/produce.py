@@ -35,7 +35,7 @@ from tidelog.service.security.request_time import in_thread
 from tidelog.storage.core.acls import CLUSTER, CLUSTER_NAME, TOPIC, WRITE
 from tidelog.storage.core.errors import CommitUnknown, LogError, Throttled, UnknownTopic
 from tidelog.storage.core.model import AppendedRange
-from tidelog.storage.kafka.batch import Batch, BatchRange, check, decode
+from tidelog.storage.kafka.batch import Batch, KeptBatch, check, decode
 from tidelog.storage.kafka.layout import HEADER_SIZE, InvalidBatch
 from tidelog.storage.state.access import PRODUCER_BYTE_RATE
 from tidelog.storage.state.cluster_state import Topic
@@ -388,7 +388,7 @@ def _cost(parts: list[_Part]) -> int:
 
 def _without_key(batch: Batch) -> list[BatchIndexAndErrorMessage]:
     """Return the records of a batch that have no key, and so no place in a compacted topic."""
-    rows = decode(batch.data, [BatchRange(0, batch.data.nbytes, batch.count)], "").rows
+    rows = decode([KeptBatch(batch.data, batch.count)], "").rows
     keys = rows.column("key").is_null().to_pylist()
     why = "the topic is compacted by key"
     return [

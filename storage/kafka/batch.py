@@ -75,12 +75,13 @@ class Batch(NamedTuple):
     base_sequence: int
 
 
-class BatchRange(NamedTuple):
-    """The bytes [start, end) of a batch in a chunk, and its number of records."""
+class KeptBatch(NamedTuple):
+    """A checked batch in a chunk or a cache, and its number of records. If `append_ms` >= 0, it is
+    the timestamp of all its records for readers."""
 
-    start: int
-    end: int
+    data: memoryview
     count: int  # type: ignore[assignment]  # hides tuple.count, which no code calls
+    append_ms: int = -1
 
 
 class Decoded(NamedTuple):
@@ -204,12 +205,12 @@ def _crc(data: bytearray | memoryview, before: int = 0) -> int:
 # --- chunks
 
 
-def split(body: memoryview, key: str) -> list[BatchRange]:
+def split(body: memoryview, key: str) -> list[KeptBatch]:
     """Return the batches that lie back to back in a chunk; `key` names its object in an error.
 
     Raises Corrupt if the bytes are no whole batches. This reads no records and no checksums.
     """
-    found, start, size = list[BatchRange](), 0, body.nbytes
+    found, start, size = list[KeptBatch](), 0, body.nbytes
     extent = _EXTENT.unpack_from
     while start < size:
         if size - start < HEADER_SIZE:
@@ -220,30 +221,30 @@ def split(body: memoryview, key: str) -> list[BatchRange]:
             raise Corrupt(key, f"there is no whole batch at byte {start} of a chunk")
         if not 0 < count == last_offset_delta + 1:
             raise Corrupt(key, f"the batch at byte {start} of a chunk has {count} records")
-        found.append(BatchRange(start, end, count))
+        found.append(KeptBatch(body[start:end], count))
         start = end
     return found
 
 
-def decode(body: memoryview, ranges: Sequence[BatchRange], key: str) -> Decoded:
+def decode(batches: Sequence[KeptBatch], key: str) -> Decoded:
     """Return the records of batches of a chunk, one or more, as rows.
 
-    The timestamps are the producer's. Raises Corrupt if the unpacked records are too large for one
-    chunk. A broker decodes only what it accepted, so only an error of the broker can make a batch
-    undecodable; it must not stop the sealing of the partition. Then the batch becomes `count` rows
-    without keys. The first has the whole batch as its value, and each has the header UNDECODABLE,
-    whose value is the reason.
+    The timestamps are the producer's; `append_ms` is not used. Raises Corrupt if the unpacked
+    records are too large for one chunk. A broker decodes only what it accepted, so only an error of
+    the broker can make a batch undecodable; it must not stop the sealing of the partition. Then the
+    batch becomes `count` rows without keys. The first has the whole batch as its value, and each
+    has the header UNDECODABLE, whose value is the reason.
     """
     try:
-        return Decoded(_read(body, ranges, key), 0)
+        return Decoded(_read(batches, key), 0)
     except _READ_ERRORS:
         pass  # read the batches one by one, to find those that cause it
     parts, undecodable = list[pa.RecordBatch](), 0
-    for item in ranges:
+    for item in batches:
         try:
-            parts.append(_read(body, [item], key))
+            parts.append(_read([item], key))
         except _READ_ERRORS as error:
-            parts.append(_undecodable(body, item, str(error)))
+            parts.append(_undecodable(item, str(error)))
             undecodable += 1
     return Decoded(chunk.concat(parts), undecodable)
 
@@ -252,13 +253,13 @@ def decode(body: memoryview, ranges: Sequence[BatchRange], key: str) -> Decoded:
 _READ_ERRORS = (InvalidBatch, pa.ArrowInvalid, ValueError, IndexError, OverflowError)
 
 
-def _read(body: memoryview, ranges: Sequence[BatchRange], key: str) -> pa.RecordBatch:
+def _read(batches: Sequence[KeptBatch], key: str) -> pa.RecordBatch:
     pieces = list[bytes | memoryview]()
     starts, ends, counts, base_timestamps = list[int](), list[int](), list[int](), list[int]()
     size = 0
-    for start, end, count in ranges:
-        attributes, base_timestamp = _ORIGIN.unpack_from(body, start)
-        piece: bytes | memoryview = body[start + HEADER_SIZE : end]
+    for data, count, _ in batches:
+        attributes, base_timestamp = _ORIGIN.unpack_from(data)
+        piece: bytes | memoryview = data[HEADER_SIZE:]
         if attributes & CODEC_BITS:
             piece = codecs.unpack(attributes & CODEC_BITS, bytes(piece))
         if count > len(piece) // RECORD_SIZE_MIN:
@@ -274,10 +275,10 @@ def _read(body: memoryview, ranges: Sequence[BatchRange], key: str) -> pa.Record
     return records.read(b"".join(pieces), starts, ends, counts, base_timestamps)
 
 
-def _undecodable(body: memoryview, item: BatchRange, reason: str) -> pa.RecordBatch:
-    header = Header._make(HEADER.unpack_from(body, item.start))
+def _undecodable(item: KeptBatch, reason: str) -> pa.RecordBatch:
+    header = Header._make(HEADER.unpack_from(item.data))
     timestamp = max(min(header.max_timestamp, TIMESTAMP_MS_MAX), -TIMESTAMP_MS_MAX)
-    values: list[bytes | None] = [bytes(body[item.start : item.end])]
+    values: list[bytes | None] = [bytes(item.data)]
     values += [None] * (item.count - 1)
     headers: list[Headers | None] = [[(UNDECODABLE, reason.encode())]] * item.count
     stamps = [timestamp] * item.count

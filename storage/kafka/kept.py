@@ -7,7 +7,7 @@ read by another protocol. Pure.
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -19,18 +19,10 @@ from tidelog.storage.core.chunk import EncodedChunk
 from tidelog.storage.core.errors import Corrupt
 from tidelog.storage.core.model import Part
 from tidelog.storage.kafka import batch as kafka
-from tidelog.storage.kafka.batch import Batch, BatchRange
+from tidelog.storage.kafka.batch import Batch, KeptBatch
 
 BATCH_OVERHEAD = 200
 """Memory of a kept batch in addition to its bytes."""
-
-
-class KeptBatch(NamedTuple):
-    """A record batch. If `append_ms` >= 0, it is the timestamp of all its records for readers."""
-
-    data: memoryview
-    count: int  # type: ignore[assignment]  # hides tuple.count, which no code calls
-    append_ms: int = -1
 
 
 class KeptBatches:
@@ -60,13 +52,7 @@ class KeptBatches:
 
     def decoded(self) -> pa.RecordBatch:
         """Return the records in CHUNK_SCHEMA, with the timestamps that readers get."""
-        body = memoryview(b"".join([each.data for each in self.batches]))
-        ranges, start = [], 0
-        for each in self.batches:
-            end = start + len(each.data)
-            ranges.append(BatchRange(start, end, each.count))
-            start = end
-        rows = kafka.decode(body, ranges, "kept batches").rows
+        rows = kafka.decode(self.batches, "kept batches").rows
         if all(each.append_ms < 0 for each in self.batches):
             return rows
         parts, row = [], 0
@@ -135,9 +121,7 @@ def open_chunk(body: Part, *, crc: int, rows: int, key: str) -> KeptBatches:
     """Return the batches of a chunk. Raises Corrupt with the object's key if any bit is wrong."""
     if crc32c(body) != crc:
         raise Corrupt(key, "checksum of a chunk differs")
-    view = memoryview(body)
-    ranges: list[BatchRange] = kafka.split(view, key)
-    kept = KeptBatches([KeptBatch(view[start:end], count) for start, end, count in ranges])
+    kept = KeptBatches(kafka.split(memoryview(body), key))
     if kept.num_rows != rows:
         raise Corrupt(key, f"a chunk has {kept.num_rows} rows, its entry says {rows}")
     return kept

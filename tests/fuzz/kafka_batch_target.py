@@ -22,11 +22,11 @@ def _check(data: bytes) -> None:
 def _check_batch(data: bytes) -> None:
     """A chunk of these bytes gives rows for all of its batches, also if they are no records."""
     try:
-        ranges = batch.split(memoryview(data), "k")
-        if ranges:
-            rows, _ = batch.decode(memoryview(data), ranges, "k")
+        batches = batch.split(memoryview(data), "k")
+        if batches:
+            rows, _ = batch.decode(batches, "k")
             rows.validate(full=True)
-            assert rows.num_rows == sum(item.count for item in ranges)
+            assert rows.num_rows == sum(item.count for item in batches)
     except Corrupt:
         pass
     try:
@@ -35,7 +35,7 @@ def _check_batch(data: bytes) -> None:
         return
     (item,) = batch.split(checked.data, "k")
     assert item.count == checked.count
-    rows, undecodable = batch.decode(checked.data, [item], "k")
+    rows, undecodable = batch.decode([item], "k")
     assert (rows.num_rows, undecodable) == (checked.count, 0)
     again = batch.check(checked.data)
     assert (bytes(again.data), *again[1:]) == (bytes(checked.data), *checked[1:])

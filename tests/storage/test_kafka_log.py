@@ -112,8 +112,7 @@ def _records(batch: memoryview) -> dict[int, Written]:
     if not header.count:
         assert len(batch) == HEADER_SIZE
         return {}
-    ranges = [kafka.BatchRange(0, len(batch), header.count)]
-    rows, undecodable = kafka.decode(batch, ranges, "it")
+    rows, undecodable = kafka.decode([kafka.KeptBatch(batch, header.count)], "it")
     assert not undecodable
     is_append_time = header.attributes & 8
     return {

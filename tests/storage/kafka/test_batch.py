@@ -48,7 +48,7 @@ def rows_of(sent_records: list[Record]) -> pa.RecordBatch:
 
 def decoded(*sent_batches: bytes) -> pa.RecordBatch:
     body = memoryview(b"".join(sent_batches))
-    found = batch.decode(body, batch.split(body, "k"), "k")
+    found = batch.decode(batch.split(body, "k"), "k")
     found.rows.validate(full=True)
     assert not found.undecodable
     return found.rows
@@ -273,9 +273,9 @@ def test_the_time_of_the_append_gets_a_checksum(size: int) -> None:
 def test_the_batches_of_a_chunk() -> None:
     bodies = [PLAIN, sent(THREE[:1], codecs.GZIP), PLAIN]
     body = memoryview(b"".join(bodies))
-    ranges = batch.split(body, "k")
-    assert [bytes(body[start:end]) for start, end, _ in ranges] == bodies
-    assert [item.count for item in ranges] == [3, 1, 3]
+    batches = batch.split(body, "k")
+    assert [bytes(item.data) for item in batches] == bodies
+    assert [item.count for item in batches] == [3, 1, 3]
     assert batch.split(memoryview(b""), "k") == []
 
 
@@ -301,7 +301,7 @@ def test_bytes_that_are_no_batches_are_corrupt(body: bytes) -> None:
 def test_a_batch_that_does_not_decode_becomes_rows() -> None:
     bad = with_header(PLAIN, attributes=codecs.LZ4)
     body = memoryview(PLAIN + bad + PLAIN)
-    rows, undecodable = batch.decode(body, batch.split(body, "k"), "k")
+    rows, undecodable = batch.decode(batch.split(body, "k"), "k")
     rows.validate(full=True)
     assert undecodable == 1
     assert rows.slice(0, 3).equals(rows_of(THREE))
@@ -334,7 +334,7 @@ def test_a_chunk_that_unpacks_too_large_is_corrupt(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(chunk, "RAW_SIZE_MAX", 150)
     body = memoryview(PLAIN + PLAIN)
     with pytest.raises(Corrupt, match="more than 150 unpacked bytes"):
-        batch.decode(body, batch.split(body, "k"), "k")
+        batch.decode(batch.split(body, "k"), "k")
 
 
 # --- built batches
