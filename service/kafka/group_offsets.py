@@ -82,8 +82,7 @@ class GroupOffsets:
     async def commit(
         self, request: messages.OffsetCommitRequest, client: Client
     ) -> messages.OffsetCommitResponse:
-        """Answer OffsetCommit. All valid offsets are committed together; then those of `RESETS`
-        are deleted."""
+        """Answer OffsetCommit. One commit has all valid offsets, and deletes those of `RESETS`."""
         refusal = await self._refusal("OffsetCommit", READ, request.group_id, client)
         codes: dict[tuple[int, int], Code] = {}
         valid: list[GroupOffset] = []

@@ -25,14 +25,13 @@ from tidelog.service.security.caller import ALL_RIGHTS, Forbidden
 from tidelog.storage.core.acls import DESCRIBE, TOPIC
 from tidelog.storage.core.chunk import US_PER_MS, timestamps_us
 from tidelog.storage.core.errors import LogError
+from tidelog.storage.kafka.layout import TIMESTAMP_MS_MAX
 from tidelog.storage.state.cluster_state import Topic
 
 LATEST, EARLIEST, MAX_TIMESTAMP = -1, -2, -3
 EARLIEST_LOCAL, LATEST_TIERED, EARLIEST_PENDING_UPLOAD = -4, -5, -6
 FIRST_VERSION = {MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9, EARLIEST_PENDING_UPLOAD: 11}
 """The first version of ListOffsets that has the word."""
-TIMESTAMP_MS_MAX = (2**63 - 1) // 1000
-"""The largest timestamp of a record, whose microseconds must fit into 64 bits."""
 
 
 class Offsets:
@@ -133,7 +132,7 @@ class Offsets:
         """Return the offset and the timestamp of the record with the greatest timestamp."""
         partition = topic.partitions[number]
         stamps = [
-            piece.append_ms if piece.append_ms >= 0 else piece.timestamp_max
+            piece.newest_ms
             for piece in partition.tail
             if not piece.is_lost and piece.end_offset > partition.log_start_offset
         ]

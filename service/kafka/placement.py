@@ -78,7 +78,7 @@ class Placement:
     async def _size(self, topic: Topic, number: int) -> int:
         """Return the bytes of a partition's tail and of its segments, if the table can be read."""
         partition = topic.partitions[number]
-        size = sum(chunk.size * chunk.count // max(chunk.rows, 1) for chunk in partition.tail)
+        size = partition.tail_bytes
         if partition.sealed_end > partition.log_start_offset:
             with contextlib.suppress(LogError):
                 files = await self._broker.partition_files(topic, number)

@@ -51,8 +51,8 @@ from tidelog.storage.core.acls import (
     TOPIC,
 )
 from tidelog.storage.core.errors import LogError, TopicExists
-from tidelog.storage.state import topic_checks
 from tidelog.storage.state.cluster_state import Topic
+from tidelog.storage.state.topic_checks import is_new_topic_name
 
 LEADER_EPOCH = 0
 FIRST_WITHOUT_NAME = 12
@@ -238,7 +238,7 @@ class Routing:
             return self._unknown(Code.TOPIC_AUTHORIZATION_FAILED, name)
         if (topic := state.topics.get(name)) is not None:
             return topic
-        if not is_topic_name(name):
+        if not is_new_topic_name(name):
             return self._unknown(Code.INVALID_TOPIC_EXCEPTION, name)
         if not (request.allow_auto_topic_creation and self._context.settings.auto_create_topics):
             return self._unknown(Code.UNKNOWN_TOPIC_OR_PARTITION, name)
@@ -341,7 +341,7 @@ class Routing:
             if not rights.may(DESCRIBE, TOPIC, name):
                 answers.append(self._undescribed(Code.TOPIC_AUTHORIZATION_FAILED, name))
             elif topic is None:
-                is_name = is_topic_name(name)
+                is_name = is_new_topic_name(name)
                 unknown = Code.UNKNOWN_TOPIC_OR_PARTITION
                 code = unknown if is_name else Code.INVALID_TOPIC_EXCEPTION
                 answers.append(self._undescribed(code, name))
@@ -434,11 +434,6 @@ class Routing:
     def _next_coordinator(self, group_id: str) -> Node:
         """Return the broker that takes a group whose coordinator drains, or has no listener."""
         return max(self.nodes(), key=lambda node: weight(group_id, node.broker_id))
-
-
-def is_topic_name(name: str) -> bool:
-    """Whether a topic may have this name."""
-    return topic_checks.is_topic_name(name) and len(name) <= topic_checks.TOPIC_NAME_MAX
 
 
 def operations_of(rights: CallerRights, resource_type: str, name: str) -> int:

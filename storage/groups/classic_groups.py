@@ -17,7 +17,7 @@ import asyncio
 import itertools
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeAlias, TypeVar
@@ -122,24 +122,21 @@ class ClassicGroups:
             held = Code.GROUP_MAX_SIZE_REACHED
         if isinstance(held, Code):
             return Joined(held, request.who.member_id)
-        answer: asyncio.Future[Joined] = asyncio.get_running_loop().create_future()
-        reply = partial(_answer, answer)
-        held.group.join(request, reply, self._now_s)
-        self._follow_up(held)
-        try:
-            return await answer
-        except asyncio.CancelledError:
-            held.group.lose(reply, self._now_s)
-            raise
+        return await self._reply(held, partial(held.group.join, request))
 
     async def sync(self, group_id: str, request: SyncRequest) -> Synced:
         """Handle SyncGroup. Returns when the assignments are committed."""
         held = await self._hold(group_id)
         if isinstance(held, Code):
             return Synced(held)
-        answer: asyncio.Future[Synced] = asyncio.get_running_loop().create_future()
+        return await self._reply(held, partial(held.group.sync, request))
+
+    async def _reply(self, held: _Held, handle: Callable[[Callable[[A], None], float], None]) -> A:
+        """Let the group handle a request, and wait for its reply. If the caller is cancelled, the
+        group drops the reply."""
+        answer: asyncio.Future[A] = asyncio.get_running_loop().create_future()
         reply = partial(_answer, answer)
-        held.group.sync(request, reply, self._now_s)
+        handle(reply, self._now_s)
         self._follow_up(held)
         try:
             return await answer

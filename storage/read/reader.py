@@ -184,8 +184,7 @@ class Reader:
                 return found
         first = max(sealed_end, start)
         for chunk in tail:
-            newest = chunk.append_ms if chunk.append_ms >= 0 else chunk.timestamp_max
-            if newest >= timestamp and chunk.end_offset > first and not chunk.is_lost:
+            if chunk.newest_ms >= timestamp and chunk.end_offset > first and not chunk.is_lost:
                 base = max(chunk.base_offset, first)
                 batch = (await self._tail_batch(chunk)).slice(base - chunk.base_offset)
                 found = first_at(chunks.with_offsets(batch, base), timestamp)

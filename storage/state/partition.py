@@ -84,6 +84,11 @@ class TailChunk(msgspec.Struct, array_like=True, gc=False, forbid_unknown_fields
         return self.base_offset + self.count
 
     @property
+    def newest_ms(self) -> int:
+        """Return the greatest timestamp that readers get; other records of the chunk count too."""
+        return self.append_ms if self.append_ms >= 0 else self.timestamp_max
+
+    @property
     def bytes(self) -> int:
         """Return these records' share of the chunk's bytes, in proportion to the number of rows."""
         return self.size * self.count // self.rows

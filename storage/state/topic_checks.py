@@ -29,6 +29,11 @@ def is_topic_name(name: str) -> bool:
     return _NAME.fullmatch(name) is not None and name not in {".", ".."}
 
 
+def is_new_topic_name(name: str) -> bool:
+    """Check whether a new topic may have this name."""
+    return is_topic_name(name) and len(name) <= TOPIC_NAME_MAX
+
+
 def _check_name(name: str) -> InvalidRequest | None:
     """Return why the name is no valid topic name. If it is valid, return None."""
     if is_topic_name(name):
@@ -43,7 +48,7 @@ def check_new_name(name: str) -> None:
     """Raise InvalidRequest unless a new topic may have this name. A folder store cannot have the
     table of a topic with a longer name. The limit is the same on every store, so that a cluster can
     be copied to any store."""
-    if not is_topic_name(name) or len(name) > TOPIC_NAME_MAX:
+    if not is_new_topic_name(name):
         raise InvalidRequest(
             f"topic name {name!r} is illegal: use 1 to {TOPIC_NAME_MAX} characters of "
             "a-z A-Z 0-9 . _ - but not the name . or .."

@@ -31,12 +31,15 @@ from tidelog.service.kafka.messages.topics import (
     DeleteTopicsResponse,
     DeleteTopicState,
 )
-from tidelog.service.kafka.routing import is_topic_name
 from tidelog.service.security.caller import check_creation
 from tidelog.storage.core.acls import ALTER, DELETE, DESCRIBE, DESCRIBE_CONFIGS, TOPIC
 from tidelog.storage.core.errors import InvalidRequest
 from tidelog.storage.state.cluster_state import Topic
-from tidelog.storage.state.topic_checks import PARTITIONS_MAX, TOPIC_NAME_MAX
+from tidelog.storage.state.topic_checks import (
+    PARTITIONS_MAX,
+    TOPIC_NAME_MAX,
+    is_new_topic_name,
+)
 
 REPLICATION_FACTOR = 1
 DEFAULT = -1
@@ -82,7 +85,7 @@ class Topics:
         if is_twice:
             raise Refused(Code.INVALID_REQUEST, f"topic {wanted.name!r} is in the request twice")
         await check_creation(call.rights, wanted.name)
-        if not is_topic_name(wanted.name):
+        if not is_new_topic_name(wanted.name):
             raise Refused(
                 Code.INVALID_TOPIC_EXCEPTION,
                 f"topic name {wanted.name[:TOPIC_NAME_MAX]!r} is illegal: use 1 to "
