@@ -35,7 +35,7 @@ from tidelog.service.security.request_time import in_thread
 from tidelog.storage.core.acls import CLUSTER, CLUSTER_NAME, TOPIC, WRITE
 from tidelog.storage.core.errors import CommitUnknown, LogError, Throttled, UnknownTopic
 from tidelog.storage.core.model import AppendedRange
-from tidelog.storage.kafka.batch import Batch, KeptBatch, check, decode
+from tidelog.storage.kafka.batch import Batch, KeptBatch, check_all, decode
 from tidelog.storage.kafka.layout import HEADER_SIZE, InvalidBatch
 from tidelog.storage.state.access import PRODUCER_BYTE_RATE
 from tidelog.storage.state.cluster_state import Topic
@@ -47,7 +47,7 @@ INLINE_COST = 1024 * 1024
 """Cost of a request that the event loop checks: about 3 ms. A thread takes about 0.1 ms more."""
 BYTE_COSTS = (1, 256, 21, 8, 32, 32, 32, 32)
 """Cost of a byte by codec (none, gzip, snappy, lz4, zstd), because packed bytes take more time."""
-RECORD_COST = 80
+RECORD_COST, PART_COST = 80, 2_000
 PARTS_MAX = 256
 """Batches that are appended in one turn of the event loop, about 20 us each."""
 REFUSED = "a batch with acks=0 was refused"
@@ -111,16 +111,18 @@ class _Append(Later):
 
     def check(self) -> None:
         """Check all batches. A thread may do this."""
-        self._batches = [_checked(part.records) for part in self.parts]
+        self._batches = check_all([part.records for part in self.parts])
 
     def run(self) -> Throttled | None:
         """Append the next PARTS_MAX batches. If the write buffer of the log is full, return its
         error. Another call continues, until `is_begun`."""
-        parts = self.parts
+        if self._batches is None:
+            self.check()
+        parts, batches = self.parts, self._batches
+        assert batches is not None
         end = min(self._at + PARTS_MAX, len(parts))
         while self._at < end:
-            part = parts[self._at]
-            checked = self._batches[self._at] if self._batches else _checked(part.records)
+            part, checked = parts[self._at], batches[self._at]
             try:
                 self._append(part, checked)
             except Throttled as error:
@@ -365,18 +367,9 @@ class Produce:
         return False
 
 
-def _checked(records: memoryview | None) -> Batch | LogError:
-    if records is None:
-        return InvalidBatch("a partition of the request has no records")
-    try:
-        return check(records)
-    except LogError as error:
-        return error
-
-
 def _cost(parts: list[_Part]) -> int:
     """Return the cost of the check, about 3 ns each."""
-    cost = 0
+    cost = len(parts) * PART_COST
     for part in parts:
         records = part.records
         if records is not None and records.nbytes >= HEADER_SIZE:

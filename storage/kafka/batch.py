@@ -8,6 +8,7 @@ otherwise are built into batches when a Kafka consumer reads them (`build`).
 
 import struct
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 import google_crc32c
@@ -17,7 +18,7 @@ import pyarrow as pa
 from tidelog.storage.core import chunk
 from tidelog.storage.core.checksum import crc32c
 from tidelog.storage.core.chunk import RECORDS_MAX, Headers, Rows
-from tidelog.storage.core.errors import Corrupt, RecordTooLarge
+from tidelog.storage.core.errors import Corrupt, LogError, RecordTooLarge
 from tidelog.storage.kafka import codecs, record_bytes, records
 from tidelog.storage.kafka.layout import (
     ATTRIBUTES_AT,
@@ -37,6 +38,7 @@ from tidelog.storage.kafka.layout import (
     InvalidBatch,
     TransactionalBatch,
 )
+from tidelog.storage.kafka.records import Walked
 
 BATCH_BYTES = 256 << 10
 """`build` closes a batch before its records weigh more. A consumer gets whole batches, and asks for
@@ -45,6 +47,8 @@ UNDECODABLE = "tidelog.undecodable"
 """The name of a header: see `decode`."""
 
 _INT32_MAX = 2**31 - 1
+_GROUP_BYTES = 4 << 20
+"""Unpacked bytes that `check_all` holds at once, if no batch alone has more."""
 _COPY_MAX = 4096  # up to this size, a copy is cheaper than a buffer of Arrow
 _KNOWN_BITS = CODEC_BITS | LOG_APPEND_TIME | TRANSACTIONAL | CONTROL
 _EXTENT = struct.Struct(">8xi4xb6xi30xi")  # length, magic, last offset delta, count
@@ -97,16 +101,92 @@ def check(sent: memoryview) -> Batch:
     Raises InvalidBatch, TransactionalBatch, CorruptBatch (the checksum differs) and RecordTooLarge
     (more than RECORDS_MAX records: a producer may send them as two batches).
     """
+    opened = _opened(sent)
+    return _batch(opened, _walked(opened))
+
+
+def check_all(sent: Sequence[memoryview | None]) -> list[Batch | LogError]:
+    """Do `check` for the batches of a request, and return errors. None is a partition without
+    records.
+
+    This is faster than one after the other: numpy needs ~70 us for any number of records.
+    """
+    checked = list[Batch | LogError]()
+    group, size = list[_Opened | LogError](), 0
+    for one in sent:
+        opened = _opened_or_error(one)
+        if isinstance(opened, _Opened):
+            if size + len(opened.raw) > _GROUP_BYTES:
+                checked += _checked_group(group)
+                group, size = [], 0
+            size += len(opened.raw)
+        group.append(opened)
+    return checked + _checked_group(group)
+
+
+def _checked_group(group: Sequence["_Opened | LogError"]) -> list[Batch | LogError]:
+    walkable = [each for each in group if isinstance(each, _Opened)]
+    try:
+        found = iter(_walked_all(walkable))
+    except InvalidBatch:  # walk the batches one by one, to find those that cause it
+        return [each if isinstance(each, LogError) else _checked(each) for each in group]
+    return [each if isinstance(each, LogError) else _batch(each, next(found)) for each in group]
+
+
+def _checked(opened: "_Opened") -> Batch | LogError:
+    try:
+        return _batch(opened, _walked(opened))
+    except LogError as error:
+        return error
+
+
+class _Opened(NamedTuple):
+    """A batch with a checked header, and its unpacked records: the bytes of `raw` from `start`."""
+
+    sent: memoryview
+    header: Header
+    raw: bytes | memoryview
+    start: int
+
+
+def _opened(sent: memoryview) -> _Opened:
     header = _check_header(sent)
-    codec = header.attributes & CODEC_BITS
-    if codec:
+    raw: bytes | memoryview = sent
+    start = HEADER_SIZE
+    if codec := header.attributes & CODEC_BITS:
         raw, start = codecs.unpack(codec, bytes(sent[HEADER_SIZE:])), 0
-    else:
-        raw, start = bytes(sent), HEADER_SIZE
     raw_size = len(raw) - start
     if header.count > raw_size // RECORD_SIZE_MIN:
         raise InvalidBatch(f"{raw_size} bytes cannot hold the {header.count} records of the header")
-    walked = records.walk(raw, start, header.count, header.base_timestamp)
+    return _Opened(sent, header, raw, start)
+
+
+def _opened_or_error(sent: memoryview | None) -> _Opened | LogError:
+    if sent is None:
+        return InvalidBatch("a partition of the request has no records")
+    try:
+        return _opened(sent)
+    except LogError as error:
+        return error
+
+
+def _walked(opened: _Opened) -> Walked:
+    header = opened.header
+    return records.walk(bytes(opened.raw), opened.start, header.count, header.base_timestamp)
+
+
+def _walked_all(group: Sequence[_Opened]) -> list[Walked]:
+    counts = [opened.header.count for opened in group]
+    if len(group) < 2 or sum(counts) < records.COLUMNS_MIN:
+        return [_walked(opened) for opened in group]
+    ends = list(accumulate(len(opened.raw) for opened in group))
+    starts = [end - len(opened.raw) + opened.start for end, opened in zip(ends, group, strict=True)]
+    stamps = [opened.header.base_timestamp for opened in group]
+    return records.walk_all(b"".join([each.raw for each in group]), starts, ends, counts, stamps)
+
+
+def _batch(opened: _Opened, walked: Walked) -> Batch:
+    sent, header = opened.sent, opened.header
     data = sent
     if header.max_timestamp != walked.timestamp_max or header.attributes & LOG_APPEND_TIME:
         # As Kafka's broker does: sarama, for example, sends no maximum timestamp. Consumers and
@@ -116,10 +196,10 @@ def check(sent: memoryview) -> Batch:
     return Batch(
         data,
         header.count,
-        codec,
+        header.attributes & CODEC_BITS,
         walked.timestamp_min,
         walked.timestamp_max,
-        raw_size,
+        len(opened.raw) - opened.start,
         walked.weight,
         walked.has_null_key,
         header.producer_id,

@@ -5,7 +5,7 @@ value length, value, number of headers, headers. A header is: name length, name,
 value. A length of -1 is a null. All numbers are zigzag varints of at most 5 bytes; the timestamp
 delta has at most 10.
 
-A loop in Python costs ~0.5 us a record, numpy ~70 us a call and 0.15 us a record. So `walk` has
+A loop in Python costs ~0.4 us a record, numpy ~70 us a call and 0.14 us a record. So `walk` has
 both. Both accept the same bytes. A broker serves a batch as it came, so they refuse what any client
 refuses to read.
 """
@@ -23,7 +23,7 @@ from tidelog.storage.kafka.layout import TIMESTAMP_MS_MAX, InvalidBatch
 HEADERS_MAX = 100_000
 """Bound of the headers in a batch, like RECORDS_MAX: a header costs CPU, but only two bytes."""
 
-_COLUMNS_MIN = 200
+COLUMNS_MIN = 200
 """From this number of records on, numpy is faster than the loop."""
 _INT_MAX, _LONG_MAX = (5, 32), (10, 64)
 """The bytes of a varint and the bits of its number."""
@@ -49,20 +49,36 @@ def walk(raw: bytes, start: int, count: int, base_timestamp: int) -> Walked:
 
     Their offset deltas must be 0, 1, 2 and so on, and their headers' names UTF-8.
     """
-    if count < _COLUMNS_MIN:
-        try:
-            return _walk(raw, start, count, base_timestamp)
-        except IndexError as error:
-            raise _cut_off() from error
-    found = _Fields(raw, [start], [len(raw)], [count], [base_timestamp])
-    content = int(np.maximum(found.key_size, 0).sum() + np.maximum(found.value_size, 0).sum())
+    if count >= COLUMNS_MIN:
+        return walk_all(raw, [start], [len(raw)], [count], [base_timestamp])[0]
+    try:
+        return _walk(raw, start, count, base_timestamp)
+    except IndexError as error:
+        raise _cut_off() from error
+
+
+def walk_all(
+    raw: bytes,
+    starts: Sequence[int],
+    ends: Sequence[int],
+    counts: Sequence[int],
+    base_timestamps: Sequence[int],
+) -> list[Walked]:
+    """Do `walk` for several batches, as `read` takes them; raises InvalidBatch if one is wrong."""
+    found = _Fields(raw, starts, ends, counts, base_timestamps)
+    first = np.cumsum([0, *counts[:-1]])
+    if (np.add.reduceat(found.header_count, first) > HEADERS_MAX).any():
+        raise _too_many_headers()
     *_, headers_weight = found.headers()
-    return Walked(
-        int(found.timestamps.min()),
-        int(found.timestamps.max()),
-        content + RECORD_BYTES * count + headers_weight,
-        bool((found.key_size < 0).any()),
+    content = np.maximum(found.key_size, 0) + np.maximum(found.value_size, 0)
+    weights = np.add.reduceat(content + headers_weight + RECORD_BYTES, first)
+    facts = (
+        np.minimum.reduceat(found.timestamps, first),
+        np.maximum.reduceat(found.timestamps, first),
+        weights,
+        np.minimum.reduceat(found.key_size, first) < 0,
     )
+    return [Walked(*each) for each in zip(*(fact.tolist() for fact in facts), strict=True)]
 
 
 def read(
@@ -245,7 +261,7 @@ def _header_count(number: int, headers_left: int) -> int:
     if number & 1:
         raise _negative()
     if number >> 1 > headers_left:
-        raise InvalidBatch(f"a batch has more than {HEADERS_MAX} headers: send fewer records in it")
+        raise _too_many_headers()
     return number >> 1
 
 
@@ -273,12 +289,13 @@ class _Fields:
             if batch_stops != list(ends):
                 raise _stray()
             buffer = np.frombuffer(raw, dtype=np.uint8)
-            at = np.array(record_starts, dtype=np.int64)
+            first_at = np.array(record_starts, dtype=np.int64)
             # The loop above read no sign: compare where a record must end with the next start.
-            length, at = _varints(buffer, at)
+            length, at = _varints(buffer, first_at)
             stops = at + length
             last = np.cumsum(np.array(counts, dtype=np.int64)) - 1
-            expected = np.append(np.array(record_starts[1:], dtype=np.int64), 0)
+            expected = np.empty_like(stops)
+            expected[:-1] = first_at[1:]
             expected[last] = ends
             if (stops != expected).any():
                 raise _wrong_length()
@@ -329,13 +346,15 @@ class _Fields:
         _check_timestamp(high)
         self.timestamps = stamps.astype(np.int64)
 
-    def headers(self) -> tuple[Strings, Values, np.ndarray, int]:
+    def headers(self) -> tuple[Strings, Values, np.ndarray, np.ndarray]:
         """Return the names and the values of all headers, the number of headers before each record
-        (int32, with the total at the end), and the weight of all headers."""
+        (int32, with the total at the end), and the weight of the headers of each record."""
         before = np.zeros(len(self.timestamps) + 1, dtype=np.int32)
-        names, values, weight = Strings(), Values(), 0
+        names, values = Strings(), Values()
+        weight = np.zeros(len(self.timestamps), dtype=np.int64)
         if len(self.with_headers):
             rows = self.with_headers
+            weights = list[int]()
             for at, count, stop in zip(
                 self.headers_at[rows].tolist(),
                 self.header_count[rows].tolist(),
@@ -347,7 +366,8 @@ class _Fields:
                 end, content = _read_headers(self.raw, at, count, names, values)
                 if end != stop:
                     raise _wrong_length()
-                weight += content
+                weights.append(content)
+            weight[rows] = weights
             before[1:] = np.cumsum(self.header_count)
         return names, values, before, weight
 
@@ -394,12 +414,25 @@ def _varints(
 
     Raises IndexError if a varint is not within the buffer; no place is negative.
     """
+    byte = buffer[at]
+    if not byte.size or byte.max() < 128:
+        number = byte.astype(np.int64)
+        return (number >> 1) ^ -(number & 1), at + 1
+    # Most numbers have at most two bytes. The byte after the last one is not used.
+    is_long = byte >> 7
+    following = buffer.take(at + 1, mode="clip")
+    if (following & -is_long).max() > 127:
+        return _long_varints(buffer, at, size)
+    number = (byte & 127) | ((following * is_long).astype(np.int64) << 7)
+    return (number >> 1) ^ -(number & 1), at + 1 + is_long
+
+
+def _long_varints(
+    buffer: np.ndarray, at: np.ndarray, size: tuple[int, int]
+) -> tuple[np.ndarray, np.ndarray]:
     bytes_max, bits = size
     byte = buffer[at]
     long = np.flatnonzero(byte > 127)
-    if not len(long):
-        number = byte.astype(np.int64)
-        return (number >> 1) ^ -(number & 1), at + 1
     number = (byte & 127).astype(np.uint64)
     behind = at + 1
     for position in range(1, bytes_max):
@@ -434,6 +467,10 @@ def _stray() -> InvalidBatch:
 
 def _wrong_length() -> InvalidBatch:
     return InvalidBatch("a record's content does not end at the record's end")
+
+
+def _too_many_headers() -> InvalidBatch:
+    return InvalidBatch(f"a batch has more than {HEADERS_MAX} headers: send fewer records in it")
 
 
 def _negative() -> InvalidBatch:

@@ -1,5 +1,6 @@
 """Batches of client libraries: accepted as they are, refused, served, read and built."""
 
+import random
 import struct
 from typing import Any
 
@@ -12,7 +13,7 @@ from tests.storage.kafka.golden import GOLDEN
 from tests.storage.kafka.reference import BUILDERS, AiokafkaBuilder, Record, sent, with_header
 from tests.support.properties import examples
 from tidelog.storage.core import chunk
-from tidelog.storage.core.errors import Corrupt, InvalidRequest, RecordTooLarge
+from tidelog.storage.core.errors import Corrupt, InvalidRequest, LogError, RecordTooLarge
 from tidelog.storage.kafka import batch, codecs, record_bytes, records
 from tidelog.storage.kafka.layout import (
     HEADER,
@@ -224,7 +225,7 @@ REFUSED = {
 def test_a_producer_may_not_send_it(
     name: str, by_columns: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(records, "_COLUMNS_MIN", 0 if by_columns else 10**9)
+    monkeypatch.setattr(records, "COLUMNS_MIN", 0 if by_columns else 10**9)
     body, error, text = REFUSED[name]
     with pytest.raises(error) as raised:
         batch.check(memoryview(body))
@@ -232,6 +233,38 @@ def test_a_producer_may_not_send_it(
     assert "\n" not in str(raised.value)
     if not by_columns or "key" not in name:  # columns see a key's end before the next field
         assert text in str(raised.value)
+
+
+@pytest.mark.parametrize("group_bytes", [0, 1000, 10**6])
+def test_the_batches_of_a_request_are_checked_as_each_alone(
+    group_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Together with others, before and behind wrong ones, in groups of any size."""
+    monkeypatch.setattr(batch, "_GROUP_BYTES", group_bytes)
+    monkeypatch.setattr(records, "COLUMNS_MIN", 2)
+    monkeypatch.setattr(records, "HEADERS_MAX", 4)
+    headers = [(NOW, b"k", b"v", [("h", b"x")] * 2)]
+    right = [
+        PLAIN,
+        sent(headers),
+        sent(THREE, codecs.GZIP),
+        sent(THREE[1:] * 50),
+        sent(headers * 2),
+    ]
+    wrong = [body for body, _, _ in REFUSED.values()]
+    rng = random.Random(5)
+    for _ in range(40):
+        drawn = rng.choices(right, k=4) + rng.choices(wrong, k=rng.choice([0, 0, 1, 2]))
+        rng.shuffle(drawn)
+        outcomes = batch.check_all([memoryview(body) for body in drawn])
+        for body, outcome in zip(drawn, outcomes, strict=True):
+            try:
+                assert outcome == batch.check(memoryview(body))
+            except LogError as error:
+                assert (type(outcome), str(outcome)) == (type(error), str(error))
+    too_many = memoryview(sent(headers * 3))
+    outcomes = batch.check_all([memoryview(PLAIN), too_many, None])
+    assert [type(outcome) for outcome in outcomes] == [batch.Batch, InvalidBatch, InvalidBatch]
 
 
 def test_the_refusals_have_two_kinds() -> None:
@@ -324,7 +357,7 @@ def test_the_bound_of_headers_is_for_each_batch(monkeypatch: pytest.MonkeyPatch)
     four = memoryview(sent([(NOW, b"k", b"v", [("h", b"x")] * 2)] * 2))
     with pytest.raises(InvalidBatch, match="more than 3 headers"):
         batch.check(four)
-    monkeypatch.setattr(records, "_COLUMNS_MIN", 0)
+    monkeypatch.setattr(records, "COLUMNS_MIN", 0)
     with pytest.raises(InvalidBatch, match="more than 3 headers"):
         batch.check(four)
 
