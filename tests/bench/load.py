@@ -33,13 +33,12 @@ class Measured(NamedTuple):
         return self.requests / self.seconds
 
 
-class _Connection(asyncio.Protocol):
-    def __init__(self, on_answer: Callable[["_Connection", int, int], None]) -> None:
+class Connection(asyncio.Protocol):
+    """One connection of a load. `on_answer` gets it, whether the request succeeded as a status of
+    HTTP (200 if so), and the bytes of the answer."""
+
+    def __init__(self, on_answer: Callable[["Connection", int, int], None]) -> None:
         self._on_answer = on_answer
-        self._head = b""
-        self._left = 0
-        self._size = 0
-        self._status = 0
         self.transport: asyncio.Transport
         self.sent_s = 0.0
         self.lost = asyncio.get_running_loop().create_future()
@@ -55,6 +54,17 @@ class _Connection(asyncio.Protocol):
     def send(self, request: bytes) -> None:
         self.sent_s = time.perf_counter()
         self.transport.write(request)
+
+
+class HttpConnection(Connection):
+    """HTTP/1.1, with bodies of a known length."""
+
+    def __init__(self, on_answer: Callable[[Connection, int, int], None]) -> None:
+        super().__init__(on_answer)
+        self._head = b""
+        self._left = 0
+        self._size = 0
+        self._status = 0
 
     def data_received(self, data: bytes) -> None:
         if self._left:
@@ -84,6 +94,7 @@ async def run(
     connections: int,
     seconds: float,
     requests_min: int = 0,
+    kind: type[Connection] = HttpConnection,
 ) -> Measured:
     """Send requests round robin over the connections for about so long, and at least
     `requests_min`; raises on any non-200."""
@@ -95,7 +106,7 @@ async def run(
     idle = 0
     done = loop.create_future()
 
-    def answered(connection: _Connection, status: int, size: int) -> None:
+    def answered(connection: Connection, status: int, size: int) -> None:
         nonlocal sent, bytes_in, idle
         now = time.perf_counter()
         if status != 200:
@@ -113,7 +124,7 @@ async def run(
         sent += 1
 
     opened = [
-        (await loop.create_connection(lambda: _Connection(answered), host, port))[1]
+        (await loop.create_connection(lambda: kind(answered), host, port))[1]
         for _ in range(connections)
     ]
     started = time.perf_counter()
@@ -134,6 +145,7 @@ async def paced(
     connections: int,
     seconds: float,
     per_second: float,
+    kind: type[Connection] = HttpConnection,
 ) -> Measured:
     """Open loop: so many requests a second, evenly, whatever the answers do. A latency counts from
     when its request was due, so that a server which stalls is not asked less. Raises on non-200."""
@@ -144,7 +156,7 @@ async def paced(
     due: list[float] = []
     done = loop.create_future()
 
-    def answered(connection: _Connection, status: int, size: int) -> None:
+    def answered(connection: Connection, status: int, size: int) -> None:
         nonlocal bytes_in
         latencies.append(time.perf_counter() - connection.sent_s)
         bytes_in += size
@@ -167,9 +179,9 @@ async def paced(
         if not done.done():
             loop.call_later(0.001, send_due)
 
-    idle: deque[_Connection] = deque()
+    idle: deque[Connection] = deque()
     for _ in range(connections):
-        _, one = await loop.create_connection(lambda: _Connection(answered), host, port)
+        _, one = await loop.create_connection(lambda: kind(answered), host, port)
         idle.append(one)
     opened = list(idle)
     started = time.perf_counter()
@@ -180,7 +192,7 @@ async def paced(
 
 
 async def _measured(
-    opened: Sequence[_Connection], latencies: list[float], took: float, bytes_in: int
+    opened: Sequence[Connection], latencies: list[float], took: float, bytes_in: int
 ) -> Measured:
     """Closes the connections, too."""
     for connection in opened:

@@ -3,29 +3,34 @@
     python -m tests.bench.peers [--quick] [--json FILE] [--folder FOLDER]
 
 Maven fetches Kafka into FOLDER (by default one that is removed at the end). One node is broker and
-controller (KRaft), with its default settings but for replication. Kafka's own ProducerPerformance
-and ConsumerPerformance send to both, in Kafka's protocol; wrk, or tests/bench/load.py, sends JSON
-over REST to tidelog. All write records of the same size with acks=all to six partitions on the same
-kind of store. CPU is that of the server process alone, after a warm-up. Kafka does not fsync before
-an ack, and makes no tables for analytics; tidelog's CPU includes its seals.
+controller (KRaft), with its default settings but for replication. Kafka's ProducerPerformance and
+ConsumerPerformance, and tests/bench/kafka_load.py with requests that are made beforehand, send to
+both in Kafka's protocol. wrk, or tests/bench/load.py, sends JSON over REST to tidelog. All write
+records of the same size with acks=all to six partitions on the same kind of store. CPU is that of
+the server process alone, after a warm-up. Kafka does not fsync before an ack, and makes no tables
+for analytics; tidelog's CPU includes its seals.
 """
 
 import argparse
+import asyncio
 import base64
 import contextlib
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
-from tests.bench import bodies, publish
+from tests.bench import bodies, kafka_load, publish
 from tests.bench.broker import Broker, store_folder
-from tests.bench.load import Measured, has_wrk, sustained
+from tests.bench.kafka_load import KafkaConnection
+from tests.bench.load import Measured, has_wrk, paced, run, sustained
 from tests.bench.processes import Watch, resident_bytes
 from tests.bench.rates.sustained import CASES, Case
 from tests.bench.report import Table, number
@@ -40,7 +45,14 @@ RECORDS_ONE = 300_000
 """Fewer, where each record is a request."""
 START_S = 60.0
 MIB = 2**20
-COLUMNS = ("server", "load", "records/s", "server CPU s a million records", "RSS")
+COLUMNS = (
+    "server",
+    "load",
+    "records/s",
+    "server CPU s a million records",
+    "ack p50 / p99 ms",
+    "RSS",
+)
 POM = f"""<project xmlns="http://maven.apache.org/POM/4.0.0">
 <modelVersion>4.0.0</modelVersion>
 <groupId>tidelog</groupId><artifactId>peers</artifactId><version>1</version>
@@ -70,6 +82,14 @@ LOADS = (
     ("batch.size=0, one producer", ("batch.size=0",), 50),
 )
 """Name, properties of the producer, and by what to divide the number of records."""
+RAW = ((1, 64), (100, 64), (1_000, 8))
+"""Records of a request, and connections: each sends its next request when it has the answer."""
+RAW_S = 8.0
+PACED, BUSY, IDLE = 1_000, 100, 1_000
+"""Requests a second of one record, evenly, over few or BUSY connections, beside IDLE others."""
+HOT, COLD = "hot", "bench"
+SEALED_S = 20.0
+"""The topic COLD is sealed each five seconds; before it is read, the broker has this time."""
 PROXY = (
     "REST proxy before Kafka",
     "not measured: pip finds no karapace, and Maven no io.strimzi:kafka-bridge",
@@ -90,14 +110,14 @@ def table(
     rows: list[list[str]] = []
     where = ""
     if isinstance(jars, str):
-        rows.append(["Apache Kafka", f"skipped: {jars}", "", "", ""])
+        rows.append(["Apache Kafka", f"skipped: {jars}", "", "", "", ""])
     else:
         with store_folder(folder) as (store, place):
             rows += kafka(store, jars, records)
             where = place
         with store_folder(folder) as (store, place):
             rows += tidelog_by_kafka(store, jars, records)
-    rows.append([*PROXY, "", "", ""])
+    rows.append([*PROXY, "", "", "", ""])
     for case in cases:
         pool = bodies.pool(case.kind, case.records, distinct)
         with store_folder(folder) as (store, place):
@@ -133,7 +153,8 @@ def kafka(store: Path, jars: Path, records: int) -> list[list[str]]:
 def tidelog_by_kafka(store: Path, jars: Path, records: int) -> list[list[str]]:
     port = free_port()
     with Broker(f"file://{store}", kafka_port=port) as broker:
-        broker.create_topic("bench", PARTITIONS)
+        broker.create_topic(COLD, PARTITIONS, segment_ms=5_000)
+        broker.create_topic(HOT, PARTITIONS)
         return _by_kafkas_tools("tidelog, Kafka's protocol", jars, port, broker.pid, records)
 
 
@@ -142,14 +163,60 @@ def _by_kafkas_tools(server: str, jars: Path, port: int, pid: int, records: int)
     rows = []
     for name, properties, divisor in LOADS:
         count = max(records // divisor, 1000)
-        _produced(jars, port, max(count // 5, 1000), properties)
+        _produced(jars, port, COLD, max(count // 5, 1000), properties)
         with Watch(pid) as watch:
-            rate = _produced(jars, port, count, properties)
+            rate = _produced(jars, port, COLD, count, properties)
         rows.append(_cells(server, name, rate, watch, count, pid))
-    with Watch(pid) as watch:
-        rate = _consumed(jars, port, records)
-    rows.append(_cells(server, "consumer, from the start", rate, watch, records, pid))
+    few = records // 5
+    _produced(jars, port, HOT, few, LOADS[1][1])
+    for name, topic, count in (("new records", HOT, few), ("old records", COLD, records)):
+        if topic == COLD:
+            time.sleep(SEALED_S)
+        with Watch(pid) as watch:
+            rate = _consumed(jars, port, topic, count)
+        rows.append(_cells(server, f"consumer, {name}", rate, watch, count, pid))
+    return rows + _by_requests(server, port, pid)
+
+
+def _by_requests(server: str, port: int, pid: int) -> list[list[str]]:
+    """A row for each load of Produce requests that are made beforehand."""
+    rows = []
+
+    def measured(name: str, records: int, load: Callable[[float], Awaitable[Measured]]) -> None:
+        asyncio.run(_awaited(load(RAW_S / 2)))
+        with Watch(pid) as watch:
+            found = asyncio.run(_awaited(load(RAW_S)))
+        rate, sent = found.per_second * records, found.requests * records
+        times = f"{found.p50_ms:.2f} / {found.p99_ms:.2f}"
+        rows.append(_cells(server, name, rate, watch, sent, pid, times))
+
+    for records, connections in RAW:
+        made = kafka_load.requests(HOT, PARTITIONS, records, RECORD_BYTES)
+        closed = partial(
+            run, "127.0.0.1", port, made, connections=connections, kind=KafkaConnection
+        )
+        name = f"{number(records)} a request, {connections} connections"
+        measured(name, records, lambda seconds, closed=closed: closed(seconds=seconds))
+    made = kafka_load.requests(HOT, PARTITIONS, 1, RECORD_BYTES)
+    even = partial(paced, "127.0.0.1", port, made, per_second=PACED, kind=KafkaConnection)
+    for name, connections, idle in (
+        ("5 connections", 5, 0),
+        (f"{BUSY} connections", BUSY, 0),
+        (f"{BUSY} connections, and {number(IDLE)} idle ones", BUSY, IDLE),
+    ):
+        with contextlib.ExitStack() as stack:
+            for _ in range(idle):
+                stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+            measured(
+                f"{number(PACED)} requests a second of 1 record, {name}",
+                1,
+                lambda seconds, count=connections: even(seconds=seconds, connections=count),
+            )
     return rows
+
+
+async def _awaited(load: Awaitable[Measured]) -> Measured:
+    return await load
 
 
 def tidelog(
@@ -167,12 +234,16 @@ def tidelog(
             found = load(wanted / (warm.per_second * case.records))
         rate, sent = found.per_second * case.records, found.requests * case.records
         name = f"REST, {case.kind}, {number(case.records)} a request"
-        return _cells("tidelog", name, rate, watch, sent, broker.pid)
+        times = f"{found.p50_ms:.2f} / {found.p99_ms:.2f}"
+        return _cells("tidelog", name, rate, watch, sent, broker.pid, times)
 
 
-def _cells(server: str, load: str, rate: float, watch: Watch, records: int, pid: int) -> list[str]:
+def _cells(
+    server: str, load: str, rate: float, watch: Watch, records: int, pid: int, times: str = ""
+) -> list[str]:
     cpu_s = watch.cpu.total_s / records * 1e6
-    return [server, load, number(rate), number(cpu_s), f"{resident_bytes(pid) / MIB:,.0f} MiB"]
+    resident = f"{resident_bytes(pid) / MIB:,.0f} MiB"
+    return [server, load, number(rate), number(cpu_s), times, resident]
 
 
 @contextlib.contextmanager
@@ -188,12 +259,13 @@ def _kafka(store: Path, jars: Path) -> Iterator[tuple[int, int]]:
         process = subprocess.Popen(command, stdout=log, stderr=log, cwd=store)
     try:
         deadline_s = time.monotonic() + START_S
-        topic = ["--create", "--topic", "bench", "--partitions", str(PARTITIONS)]
-        while not _is_done(jars, "--bootstrap-server", f"127.0.0.1:{port}", *topic):
-            said = (store / "kafka.log").read_text()[-2000:]
-            assert process.poll() is None, said
-            assert time.monotonic() < deadline_s, said
-            time.sleep(1)
+        for topic in (COLD, HOT):
+            create = ["--create", "--topic", topic, "--partitions", str(PARTITIONS)]
+            while not _is_done(jars, "--bootstrap-server", f"127.0.0.1:{port}", *create):
+                said = (store / "kafka.log").read_text()[-2000:]
+                assert process.poll() is None, said
+                assert time.monotonic() < deadline_s, said
+                time.sleep(1)
         yield port, process.pid
     finally:
         process.kill()
@@ -204,25 +276,25 @@ def _cluster_id() -> str:
     return base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
 
 
-def _produced(jars: Path, port: int, records: int, properties: Sequence[str]) -> float:
+def _produced(jars: Path, port: int, topic: str, records: int, properties: Sequence[str]) -> float:
     """Records a second of Kafka's own load generator, one producer."""
     to = [f"bootstrap.servers=127.0.0.1:{port}", "acks=all", *properties]
     count = ["--num-records", str(records), "--record-size", str(RECORD_BYTES)]
     said = _java(
         jars,
         "org.apache.kafka.tools.ProducerPerformance",
-        *("--topic", "bench", "--throughput", "-1", *count, "--producer-props", *to),
+        *("--topic", topic, "--throughput", "-1", *count, "--producer-props", *to),
     )
     sent = [found for found in _SENT.findall(said) if int(found[0]) == records]
     return float(sent[-1][1])
 
 
-def _consumed(jars: Path, port: int, records: int) -> float:
+def _consumed(jars: Path, port: int, topic: str, records: int) -> float:
     """Records a second of Kafka's own consumer of one group, without its rebalance."""
     said = _java(
         jars,
         "org.apache.kafka.tools.ConsumerPerformance",
-        *("--bootstrap-server", f"127.0.0.1:{port}", "--topic", "bench"),
+        *("--bootstrap-server", f"127.0.0.1:{port}", "--topic", topic),
         *("--messages", str(records), "--timeout", "60000"),
     )
     return float(said.strip().splitlines()[-1].split(",")[-1])
