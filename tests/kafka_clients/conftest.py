@@ -1,5 +1,6 @@
 """One broker behind a relay, for all clients; downloads of clients in a cache folder."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -13,6 +14,7 @@ import pytest
 from tests.kafka_clients.relay import Relay, Seen
 from tests.support.broker import Broker
 from tests.support.ports import free_port
+from tests.support.seaweed import Seaweed
 
 CACHE = Path(
     os.environ.get("KAFKA_CLIENTS_CACHE", Path.home() / ".cache" / "tidelog-kafka-clients")
@@ -45,17 +47,30 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="write the versions that clients used into versions.json",
     )
+    parser.addoption(
+        "--store",
+        choices=("folder", "seaweed"),
+        default="folder",
+        help="the store of the broker: a folder, or S3 by SeaweedFS",
+    )
 
 
 @pytest.fixture(scope="session")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def cluster(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[Cluster]:
     port, target = free_port(), free_port()
     relay = Relay(port, target)
     folder = tmp_path_factory.mktemp("kafka-clients")
-    with (
-        relay.running(),
-        Broker(folder, kafka_port=target, kafka_advertised=relay.address) as broker,
-    ):
+    settings: dict[str, object] = {"kafka_port": target, "kafka_advertised": relay.address}
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(relay.running())
+        store = None
+        if request.config.getoption("--store") == "seaweed":
+            seaweed: Seaweed = request.getfixturevalue("seaweed")
+            store = f"s3://{seaweed.bucket}/log"
+            settings |= {"s3_endpoint": seaweed.endpoint_url}
+        broker = stack.enter_context(Broker(folder, store, **settings))
         yield Cluster(broker, relay.address, relay.seen)
 
 

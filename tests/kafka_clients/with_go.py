@@ -10,6 +10,18 @@ from tests.kafka_clients.conftest import CACHE, Cluster, download, needs
 
 PROGRAMS = Path(__file__).with_name("go")
 RUN_S = 300
+KGOS_TESTS = {
+    "group": "TestGroupETL|TestGroupSimple",
+    "issues": "TestIssue325|TestIssue337|TestIssue434|TestIssue523|TestIssue648|TestIssue810|"
+    "TestIssue865|TestIssue1034|TestIssue769|TestIssue831|TestIssue1377",
+    "partitions": "TestAddRemovePartitions|TestDirectPartitionPurge|TestPauseIssue489|"
+    "TestPauseIssueOct2023|TestConsumeTopicRetrieval|TestConsumeTopicRetrieval_Many",
+    "client": "TestMaxVersions|TestPing|TestClient_Produce|TestClient_ProduceLargeMessages|"
+    "TestIssueFetchLargerThanBrokerMaxReadBytes|TestHookPollStart",
+}
+"""Tests of franz-go itself that need a cluster. The others need transactions, share groups, groups
+of the new protocol, or topics by a pattern in 35 s (TestConsumeRegex)."""
+KGOS_RECORDS = 5000
 SARAMA_VERSIONS = ("0.11.0.0", "1.0.0", "2.8.0", "4.1.0")
 """The versions of Kafka in sarama's settings. It uses the requests of that version."""
 
@@ -42,6 +54,45 @@ def _run(program: Path, *arguments: str) -> str:
 
 def test_franz_go(cluster: Cluster, go: Path) -> None:
     assert "franz-go passed" in _run(go / "franz", cluster.address)
+
+
+@pytest.fixture(scope="module")
+def kgos_tests() -> Path:
+    """Build franz-go's own tests, from the sources of its module."""
+    needs("go")
+    folder = CACHE / "kgo"
+    folder.mkdir(parents=True, exist_ok=True)
+    download(["go", "mod", "download"], PROGRAMS)
+    named = ["go", "list", "-m", "-f", "{{.Dir}}", "github.com/twmb/franz-go"]
+    found = subprocess.run(named, cwd=PROGRAMS, check=True, capture_output=True, text=True)
+    module = Path(found.stdout.strip())
+    download(["go", "mod", "download"], module)
+    program = folder / "kgo.test"
+    command = ["go", "test", "-c", "-o", str(program), "./pkg/kgo"]
+    done = subprocess.run(command, cwd=module, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return program
+
+
+@pytest.mark.parametrize("part", KGOS_TESTS)
+def test_kgos_own_tests(cluster: Cluster, kgos_tests: Path, part: str, tmp_path: Path) -> None:
+    environment = {
+        **os.environ,
+        "KGO_SEEDS": cluster.address,
+        "KGO_TEST_RF": "1",
+        "KGO_TEST_RECORDS": str(KGOS_RECORDS),
+    }
+    done = subprocess.run(
+        [kgos_tests, "-test.v", "-test.run", f"^({KGOS_TESTS[part]})$"],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=RUN_S,
+        cwd=tmp_path,
+        env=environment,
+    )
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-1000:]
+    assert done.stdout.count("--- PASS: ") >= KGOS_TESTS[part].count("|") + 1, done.stdout[-3000:]
 
 
 @pytest.mark.parametrize("version", SARAMA_VERSIONS)
