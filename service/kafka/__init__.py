@@ -9,6 +9,7 @@ connections    frames, the handshake, requests and answers of one connection, th
 routing        node ids, leaders, coordinators: Metadata and its relatives
 produce        Produce, InitProducerId
 fetch          Fetch, with long polls
+fetch_sessions  what consumers asked for, so that they send only changes
 offsets        ListOffsets, OffsetForLeaderEpoch
 groups         the APIs of groups
 group_offsets  the APIs of committed offsets

@@ -1,13 +1,13 @@
 """Fetch: record batches of several partitions, with a long poll.
 
-A broker keeps no fetch sessions: each answer has the session id 0, so a client sends all its
-partitions each time. The answer has at least one batch if there is one, also if the batch is larger
-than the client's bounds, because a smaller answer would stop the client. The isolation level makes
-no difference: transactions would be in the log whole or not at all.
+The answer has at least one batch if there is one, also if the batch is larger than the client's
+bounds, because a smaller answer would stop the client. The isolation level makes no difference:
+transactions would be in the log whole or not at all.
 """
 
 import asyncio
 import math
+import random
 from functools import partial
 from typing import NamedTuple
 
@@ -16,6 +16,7 @@ from tidelog.service.http.paging import Slices
 from tidelog.service.kafka.client import Client, Encoded
 from tidelog.service.kafka.context import Context
 from tidelog.service.kafka.errors import Code, Kind
+from tidelog.service.kafka.fetch_sessions import FetchSessions, SessionRefused
 from tidelog.service.kafka.messages.compiler import encoder
 from tidelog.service.kafka.messages.fetch import (
     FetchablePartitionResponse,
@@ -54,24 +55,36 @@ class Fetch:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._broker = context.broker
+        first_id = random.Random(self._broker.clock.new_id()).randrange(1, 2**31)
+        self._sessions = FetchSessions(first_id)
 
     async def fetch(self, request: FetchRequest, client: Client) -> FetchResponse | Encoded:
         """Return records, or wait for them up to the time that the client gives."""
         context, rights = self._context, client.rights
-        if request.session_id and request.session_epoch > 0:
-            code = context.refusal(API, Code.FETCH_SESSION_ID_NOT_FOUND)
+        now_s, by_id = asyncio.get_running_loop().time(), client.version >= FIRST_BY_ID
+        try:
+            session = self._sessions.open(request, rights.principal, now_s, is_by_id=by_id)
+        except SessionRefused as refused:
+            code = context.refusal(API, refused.code)
             return FetchResponse(throttle_time_ms=0, error_code=code, responses=[])
+        topics = request.topics if session is None else session.topics()
         response = FetchResponse(throttle_time_ms=0, responses=[])
-        wanted = await self._plan(request, client, response)
+        wanted = await self._plan(topics, client, response)
         throttle_s = 0.0 if rights is ALL_RIGHTS else rights.throttle_s(CONSUMER_BYTE_RATE)
         if throttle_s:  # as Kafka: an answer without records, and then a pause
             response.throttle_time_ms = min(math.ceil(throttle_s * 1000), 0x7FFF_FFFF)
+            if session is not None:
+                response.session_id, response.responses = session.session_id, []
             return response
         share = Share(context.answers)
         try:
-            size = await self._read(request, wanted, share)
+            size = await self._read(request, wanted, share, len(wanted) < _count(topics))
             if rights is not ALL_RIGHTS:
                 self._charge(wanted, client, size)
+            if session is not None:
+                session.remove_unchanged(response, is_full=False)
+            elif begun := self._sessions.begin(request, rights.principal, now_s, is_by_id=by_id):
+                begun.remove_unchanged(response, is_full=True)
             pieces = encoder(FetchResponse, client.version)(response)
         except BaseException:
             share.set(0)
@@ -83,15 +96,15 @@ class Fetch:
     # -- which partitions
 
     async def _plan(
-        self, request: FetchRequest, client: Client, response: FetchResponse
+        self, topics: list[FetchTopic], client: Client, response: FetchResponse
     ) -> list[_Wanted]:
         """Put an empty answer for each partition into the response. Return those to read."""
         by_id = client.version >= FIRST_BY_ID
-        if any(self._topic(each, by_id) is None for each in request.topics):
+        if any(self._topic(each, by_id) is None for each in topics):
             await self._broker.refresh()
         wanted: list[_Wanted] = []
         slices = Slices()
-        for each in request.topics:
+        for each in topics:
             await slices.pause()
             topic = self._topic(each, by_id)
             code = await self._refusal(topic, each.topic, client)
@@ -145,12 +158,14 @@ class Fetch:
 
     # -- records
 
-    async def _read(self, request: FetchRequest, wanted: list[_Wanted], share: Share) -> int:
-        """Read the partitions, or wait for `min_bytes` of records. Return the bytes of records."""
+    async def _read(
+        self, request: FetchRequest, wanted: list[_Wanted], share: Share, has_error: bool
+    ) -> int:
+        """Read the partitions, or wait for `min_bytes` of records. If there is an error already, do
+        not wait. Return the bytes of records."""
         loop, settings = asyncio.get_running_loop(), self._context.settings
         wait_s = min(max(request.max_wait_ms, 0), settings.fetch_wait_ms_max) / 1000
         deadline_s = loop.time() + wait_s
-        has_error = len(wanted) < sum(len(each.partitions) for each in request.topics)
         pause_s = ROOM_S
         while True:
             reading = _Reading(min(max(request.max_bytes, 1), settings.fetch_bytes_max), share)
@@ -237,6 +252,10 @@ class _Reading:
             self._left -= size
         self._share.set(self.size)
         return is_taken
+
+
+def _count(topics: list[FetchTopic]) -> int:
+    return sum(len(each.partitions) for each in topics)
 
 
 def _empty(asked: FetchPartition, code: Code) -> FetchablePartitionResponse:

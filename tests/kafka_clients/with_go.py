@@ -20,7 +20,7 @@ KGOS_TESTS = {
     "TestIssueFetchLargerThanBrokerMaxReadBytes|TestHookPollStart",
 }
 """Tests of franz-go itself that need a cluster. The others need transactions, share groups, groups
-of the new protocol, or topics by a pattern in 35 s (TestConsumeRegex)."""
+of the new protocol, or the topic __consumer_offsets (TestConsumeRegex)."""
 KGOS_RECORDS = 5000
 SARAMA_VERSIONS = ("0.11.0.0", "1.0.0", "2.8.0", "4.1.0")
 """The versions of Kafka in sarama's settings. It uses the requests of that version."""

@@ -1,0 +1,220 @@
+"""Fetch sessions: a client sends and gets only changes; lost sessions cost one refused request."""
+
+import asyncio
+import random
+
+import pytest
+
+from tests.service.kafka.conftest import Client, Kafka, batch
+from tests.service.kafka.test_fetch import _records, _wanted
+from tests.service.kafka.test_produce import _produce, _request
+from tidelog.service.kafka import fetch_sessions
+from tidelog.service.kafka.errors import Code
+from tidelog.service.kafka.fetch_sessions import FetchSessions, Session, SessionRefused
+from tidelog.service.kafka.messages.fetch import (
+    FetchablePartitionResponse,
+    FetchableTopicResponse,
+    FetchPartition,
+    FetchRequest,
+    FetchResponse,
+    FetchTopic,
+    ForgottenTopic,
+)
+from tidelog.service.kafka.messages.primitives import ZERO_UUID
+
+
+def _in_session(session_id: int, epoch: int, *parts: tuple[int, int], **more: int) -> FetchRequest:
+    request = _wanted(*parts, **more)
+    request.session_id, request.session_epoch = session_id, epoch
+    if not parts:
+        request.topics = []
+    return request
+
+
+async def _ask(
+    client: Client, request: FetchRequest, version: int = 11
+) -> tuple[FetchResponse, dict[int, int]]:
+    """Return the answer, and the number of records of each partition in it."""
+    response = await client.ask(request, FetchResponse, version)
+    partitions = [each for topic in response.responses for each in topic.partitions]
+    return response, {each.partition_index: len(_records(each)) for each in partitions}
+
+
+async def test_answers_have_only_what_changed(kafka: Kafka) -> None:
+    client = kafka.client()
+    first, found = await _ask(client, _in_session(0, 0, (0, 0), (1, 0), (2, 0)))
+    assert first.session_id > 0
+    assert found == {0: 0, 1: 0, 2: 0}
+    session = first.session_id
+    response, found = await _ask(client, _in_session(session, 1))
+    assert (response.session_id, found) == (session, {})
+    await _produce(client, _request((1, batch(b"a", b"b"))))
+    assert (await _ask(client, _in_session(session, 2)))[1] == {1: 2}
+    # Without the new offset, the same records come again.
+    assert (await _ask(client, _in_session(session, 3)))[1] == {1: 2}
+    assert (await _ask(client, _in_session(session, 4, (1, 2))))[1] == {}
+    await _produce(client, _request((0, batch(b"c"))))
+    await _produce(client, _request((1, batch(b"d"))))
+    assert (await _ask(client, _in_session(session, 5)))[1] == {0: 1, 1: 1}
+
+
+async def test_partitions_are_forgotten_and_added(kafka: Kafka) -> None:
+    client = kafka.client()
+    session = (await _ask(client, _in_session(0, 0, (0, 0))))[0].session_id
+    await _produce(client, _request((0, batch(b"a")), (1, batch(b"b"))))
+    request = _in_session(session, 1, (1, 0))
+    request.forgotten_topics_data = [ForgottenTopic(topic="t", partitions=[0, 7])]
+    assert (await _ask(client, request))[1] == {1: 1}
+    assert (await _ask(client, _in_session(session, 2, (0, 0))))[1] == {0: 1, 1: 1}
+
+
+async def test_a_wait_in_a_session_ends_with_the_records(kafka: Kafka) -> None:
+    client, other = kafka.client(), kafka.client()
+    session = (await _ask(client, _in_session(0, 0, (0, 0), (1, 0))))[0].session_id
+    waiting = asyncio.create_task(_ask(client, _in_session(session, 1, wait_ms=20_000)))
+    await asyncio.sleep(0.01)
+    await _produce(other, _request((1, batch(b"b"))))
+    assert (await waiting)[1] == {1: 1}
+
+
+async def test_errors_come_each_time_and_their_end_too(kafka: Kafka) -> None:
+    client = kafka.client()
+    session = (await _ask(client, _in_session(0, 0, (0, 0), (1, 0))))[0].session_id
+    for epoch in (1, 2):
+        response, _ = await _ask(client, _in_session(session, epoch, (0, 99)))
+        (part,) = response.responses[0].partitions
+        assert part.error_code == Code.OFFSET_OUT_OF_RANGE
+    response, _ = await _ask(client, _in_session(session, 3, (0, 0)))
+    (part,) = response.responses[0].partitions
+    assert (part.error_code, part.high_watermark) == (0, 0)
+
+
+async def test_the_ends_of_a_session(kafka: Kafka) -> None:
+    client = kafka.client()
+    session = (await _ask(client, _in_session(0, 0, (0, 0))))[0].session_id
+
+    async def code(request: FetchRequest, version: int = 11) -> int:
+        response, _ = await _ask(client, request, version)
+        assert response.error_code == 0 or not response.responses
+        return int(response.error_code)
+
+    assert await code(_in_session(session, 2)) == Code.INVALID_FETCH_SESSION_EPOCH
+    assert await code(_in_session(session + 1, 1)) == Code.FETCH_SESSION_ID_NOT_FOUND
+    assert await code(_in_session(session, 1), 13) == Code.FETCH_SESSION_TOPIC_ID_ERROR
+    # All partitions again under the old id: a new session.
+    response, found = await _ask(client, _in_session(session, 0, (0, 0)))
+    assert response.session_id not in {0, session}
+    assert found == {0: 0}
+    assert await code(_in_session(session, 1)) == Code.FETCH_SESSION_ID_NOT_FOUND
+    # The client ends the session.
+    ended, found = await _ask(client, _in_session(response.session_id, -1, (0, 0)))
+    assert (ended.session_id, found) == (0, {0: 0})
+    assert await code(_in_session(response.session_id, 1)) == Code.FETCH_SESSION_ID_NOT_FOUND
+
+
+# --- the sessions of a broker
+
+
+def _request_of(*numbers: int, session_id: int = 0, epoch: int = 0) -> FetchRequest:
+    parts = [FetchPartition(partition=n, fetch_offset=0, partition_max_bytes=1) for n in numbers]
+    return FetchRequest(
+        max_wait_ms=0,
+        min_bytes=1,
+        session_id=session_id,
+        session_epoch=epoch,
+        topics=[FetchTopic(topic="t", partitions=parts)],
+    )
+
+
+def _begun(sessions: FetchSessions, now_s: float, *numbers: int) -> Session | None:
+    return sessions.begin(_request_of(*numbers), "User:a", now_s, is_by_id=False)
+
+
+def test_the_bounds_of_sessions_and_partitions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetch_sessions, "SESSIONS_MAX", 3)
+    monkeypatch.setattr(fetch_sessions, "PARTITIONS_MAX", 10)
+    sessions = FetchSessions(2**31 - 2)
+    opened = [_begun(sessions, 0.0, 1, 2), _begun(sessions, 50.0, 1), _begun(sessions, 60.0, 1)]
+    assert [each and each.session_id for each in opened] == [2**31 - 2, 2**31 - 1, 1]
+    assert _begun(sessions, 100.0, 1) is None, "no session is idle for long enough"
+    assert _begun(sessions, 121.0, 1) is not None
+    oldest = opened[0]
+    assert oldest is not None
+    request = _request_of(session_id=oldest.session_id, epoch=1)
+    with pytest.raises(SessionRefused):
+        sessions.open(request, "User:a", 122.0, is_by_id=False)
+    assert _begun(sessions, 10_000.0, *range(11)) is None, "too many partitions for any room"
+    assert len(sessions) == 0
+    # A session that grows over the bound ends.
+    grown = _begun(sessions, 0.0, 1)
+    assert grown is not None
+    request = _request_of(*range(11), session_id=grown.session_id, epoch=1)
+    assert sessions.open(request, "User:a", 0.0, is_by_id=False) is grown
+    assert len(sessions) == sessions._partitions == 0
+
+
+def test_a_session_is_of_its_principal() -> None:
+    sessions = FetchSessions(5)
+    session = _begun(sessions, 0.0, 1)
+    assert session is not None
+    for epoch in (-1, 0):  # neither may another principal end it
+        request = _request_of(1, session_id=session.session_id, epoch=epoch)
+        assert sessions.open(request, "User:b", 0.0, is_by_id=False) is None
+    request = _request_of(session_id=session.session_id, epoch=1)
+    with pytest.raises(SessionRefused):
+        sessions.open(request, "User:b", 0.0, is_by_id=False)
+    assert sessions.open(request, "User:a", 0.0, is_by_id=False) is session
+
+
+def test_epochs_begin_again_at_one() -> None:
+    sessions = FetchSessions(5)
+    session = _begun(sessions, 0.0, 1)
+    assert session is not None
+    session.epoch = 2**31 - 1
+    for epoch in (2**31 - 1, 1):
+        request = _request_of(session_id=5, epoch=epoch)
+        assert sessions.open(request, "User:a", 0.0, is_by_id=False) is session
+
+
+def test_a_client_with_a_session_knows_what_one_without_knows() -> None:
+    """Property: partitions that an answer leaves out are as the client has them."""
+    rng = random.Random(11)
+    for _ in range(200):
+        session = Session(1, "User:a", is_by_id=False)
+        session.update(_request_of(*range(4)))
+        truth = dict.fromkeys(range(4), (0, 0, 0))  # error, high watermark, log start offset
+        known = dict(truth)
+        for step in range(12):
+            for number in rng.sample(range(4), rng.randrange(3)):
+                error = rng.choice([0, 0, 1])
+                truth[number] = (
+                    (error, -1, -1) if error else (0, rng.randrange(3), rng.randrange(2))
+                )
+            answers = {
+                each.partition: FetchablePartitionResponse(
+                    partition_index=each.partition,
+                    error_code=truth[each.partition][0],
+                    high_watermark=truth[each.partition][1],
+                    log_start_offset=truth[each.partition][2],
+                    aborted_transactions=None,
+                    records=[b"r"] if rng.random() < 0.2 and not truth[each.partition][0] else [],
+                )
+                for topic in session.topics()
+                for each in topic.partitions
+            }
+            assert sorted(answers) == [0, 1, 2, 3]
+            with_records = {n for n, answer in answers.items() if answer.records}
+            found = FetchableTopicResponse(
+                topic="t", topic_id=ZERO_UUID, partitions=list(answers.values())
+            )
+            response = FetchResponse(throttle_time_ms=0, responses=[found])
+            session.remove_unchanged(response, is_full=step == 0)
+            sent = [each for topic in response.responses for each in topic.partitions]
+            assert with_records <= {each.partition_index for each in sent}
+            for each in sent:
+                said = (each.error_code, each.high_watermark, each.log_start_offset)
+                known[each.partition_index] = said
+            assert known == truth
+            order = [each.partition for topic in session.topics() for each in topic.partitions]
+            if with_records:
+                assert set(order[-len(with_records) :]) == with_records
