@@ -292,7 +292,7 @@ async def list_topic_summaries(
 
 
 def _summary(log: Broker, topic: Topic, now_ms: int) -> TopicSummary:
-    config = log.state.config(topic)
+    config = topic.config
     since_ms = unsealed_since_ms(topic, now_ms)
     held = topic.partitions
     return TopicSummary(

@@ -261,7 +261,7 @@ class Produce:
         """Check the records and return their partitions. With an idempotency key, the partitions
         depend only on the request's content and on the topic's number of partitions, so a retry
         gets the same partitions on any broker."""
-        check_records(produced, self._log.state.config(topic))
+        check_records(produced, topic.config)
         return self.place_among(topic.name, len(topic.partitions), produced, number, key)
 
     def place_among(

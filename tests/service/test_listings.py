@@ -128,7 +128,7 @@ def fill(state: ClusterState) -> None:
     """Raise the state to its bounds, without the WAL."""
     count = PARTITIONS_MAX // TOPICS_MAX
     sample = state.topic("t")
-    config = state.config(sample)
+    config = sample.config
     large = Topic("large", "large", 1, {}, [Partition() for _ in range(GROUP_PARTITIONS_MAX // 2)])
     small = [
         Topic(f"t{number:05}", f"t{number:05}", 1, {}, [Partition() for _ in range(count)])

@@ -34,12 +34,9 @@ from tidelog.service.kafka.messages.topics import (
 from tidelog.service.security.caller import check_creation
 from tidelog.storage.core.acls import ALTER, DELETE, DESCRIBE, DESCRIBE_CONFIGS, TOPIC
 from tidelog.storage.core.errors import InvalidRequest
+from tidelog.storage.core.topic_configs import PARTITIONS_MAX
 from tidelog.storage.state.cluster_state import Topic
-from tidelog.storage.state.topic_checks import (
-    PARTITIONS_MAX,
-    TOPIC_NAME_MAX,
-    is_new_topic_name,
-)
+from tidelog.storage.state.topic_checks import TOPIC_NAME_MAX, is_new_topic_name
 
 REPLICATION_FACTOR = 1
 DEFAULT = -1
