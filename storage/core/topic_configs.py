@@ -7,6 +7,7 @@ or not by its own value, whatever the other configs are. So a new default of the
 the configs of a topic invalid. Pure.
 """
 
+import contextlib
 import enum
 import re
 from collections.abc import Callable, Mapping
@@ -337,6 +338,19 @@ def canonical_defaults(changes: Mapping[str, str | None], level: int) -> dict[st
     return found
 
 
+def in_words(changes: Mapping[str, str | None]) -> str:
+    """Return changes as a log line has them: `a=1, b removed`."""
+    return ", ".join(
+        f"{name} removed" if value is None else f"{name}={value}" for name, value in changes.items()
+    )
+
+
+def shown(configs: Mapping[str, str]) -> list[str]:
+    """Return the names of the configs in the list of a topic that sets `configs`: all with an
+    effect, and the others that the topic sets."""
+    return [*CONFIGS, *sorted(configs.keys() & WITHOUT_EFFECT.keys())]
+
+
 def check_defaults(values: Mapping[str, str], level: int) -> InvalidConfig | None:
     """Return why a cluster at this level of the format cannot have these defaults, or None."""
     try:
@@ -386,6 +400,11 @@ class TopicDefaults:
         names = BROKER_NAMES.items()
         return {name: self.values[key] for name, key in names if key in self.values}
 
+    @cached_property
+    def of_plain_topics(self) -> "TopicConfig":
+        """The effective configs of all topics that set none. Most topics are such."""
+        return _parsed({}, self.configs)
+
     def changed(self, changes: Mapping[str, str | None]) -> "TopicDefaults":
         """Return the defaults after these changes. None removes a default."""
         after = (self.values | dict(changes)).items()
@@ -428,18 +447,26 @@ class TopicDefaults:
 NO_DEFAULTS = TopicDefaults({})
 
 
+def of_settings(partitions: int, *, is_auto_create: bool) -> dict[str, str]:
+    """Return the defaults that the settings of a broker give."""
+    return {AUTO_CREATE: str(is_auto_create).lower(), NUM_PARTITIONS: str(partitions)}
+
+
 def effective(configs: Mapping[str, str], defaults: TopicDefaults = NO_DEFAULTS) -> TopicConfig:
     """Parse the effective configs of a topic that sets `configs`. An invalid value does not count,
     because `apply` must not fail on a value that an older or newer writer accepted."""
+    return _parsed(configs, defaults.configs) if configs else defaults.of_plain_topics
+
+
+def _parsed(*given: Mapping[str, str]) -> TopicConfig:
+    """Parse the texts. The first of `given` that has a valid value of a config has precedence."""
 
     def get(name: str) -> object:
         key = CONFIGS[name]
-        for given in (configs, defaults.configs):
-            if name in given:
-                try:
-                    return key.parse(given[name])
-                except ValueError:
-                    continue
+        for texts in given:
+            if name in texts:
+                with contextlib.suppress(ValueError):
+                    return key.parse(texts[name])
         return key.parse(key.default)
 
     values = {name.replace(".", "_"): get(name) for name in CONFIGS}

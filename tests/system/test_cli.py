@@ -152,8 +152,10 @@ def test_the_life_of_a_topic(broker: Broker) -> None:
     assert [part["partition"] for part in told["partitions"]] == [0, 1, 2]
     assert sum(part["high_watermark"] for part in told["partitions"]) == 2
     assert {part["log_start_offset"] for part in told["partitions"]} == {0}
-    assert told["configs"]["segment.ms"] == {"value": "60000", "is_default": False}
-    assert told["configs"]["cleanup.policy"] == {"value": "delete", "is_default": True}
+    own = {"value": "60000", "is_default": False, "source": "topic"}
+    assert told["configs"]["segment.ms"] == own
+    built_in = {"value": "delete", "is_default": True, "source": "default"}
+    assert told["configs"]["cleanup.policy"] == built_in
     assert "segment.ms" in broker.cli("topics", "describe", name).stdout.decode()
 
     changes = ["-c", "retention.ms=1000", "--unset", "segment.ms", "--partitions", "4"]
