@@ -105,7 +105,7 @@ async def compact(
 
     done = await together(
         *(
-            compacted(topic, number, cluster.state.config(topic))
+            compacted(topic, number, topic.config)
             for topic in topics_of(cluster.state, names)
             for number in range(len(topic.partitions))
         ),

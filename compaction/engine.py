@@ -157,7 +157,7 @@ async def load_work(cluster: MaintenanceSession, topic: Topic, number: int) -> W
     if (columns.base_offset[1:] != columns.end_offset[:-1]).any():
         why = f"partition {number} has offsets in no segment"
         raise TableInDoubt(topic.prefix, table.version, why)
-    config = cluster.state.config(topic)
+    config = topic.config
     return Work(topic, number, config, table, index, lock, clean_end)
 
 

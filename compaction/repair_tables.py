@@ -401,7 +401,7 @@ class _Adoption:
                 body = await self._cluster.store.get(f"{self._topic.prefix}/{piece.path}")
                 await upload(self._cluster.store, key, [body])
             return piece._replace(path=path, base_offset=base, end_offset=end)
-        config = self._cluster.state.config(self._topic)
+        config = self._topic.config
         written = segments.write(
             piece.combine_chunks().to_batches(),
             codec=config.compression_type,

@@ -88,7 +88,7 @@ async def retain(
         if current is None:
             return  # deleted meanwhile
         cuts: dict[int, Cut] = {}
-        config = cluster.state.config(current)
+        config = current.config
         for number, partition in enumerate(current.partitions):
             index = await table.segments(number)
             cut = retention(index.columns, partition, config, now_ms)

@@ -1,4 +1,4 @@
-"""Settings of the listener for Kafka's own protocol."""
+"""Settings of the listener for Kafka's own protocol, and settings below the cluster's defaults."""
 
 import re
 from typing import Any
@@ -31,6 +31,16 @@ KAFKA_GROUP_DELAY_MS = setting(
 ZONE = setting(
     "",
     "availability zone of this broker. Kafka clients whose client id has `az=ZONE` are sent to the brokers of their zone, if there are any",
+)
+DEFAULT_PARTITIONS = setting(
+    1,
+    "partitions of a new topic if the request gives no number and the cluster has no default `num.partitions`",
+    low=1,
+    high=10_000,
+)
+AUTO_CREATE_TOPICS = setting(
+    False,
+    "whether a request creates a topic that does not exist, if the cluster has no default `auto.create.topics.enable`: a produce request, or a Kafka client's request for metadata that allows it",
 )
 ANY_HOSTS = ("0.0.0.0", "::", "[::]")
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})")

@@ -114,12 +114,8 @@ class Settings:
         "",
         "local folder of the hot log, which makes acks=1 durable. If it is empty, a store in a folder has the hot log in its folder `.hot`, and a store in S3 has it in `~/.local/state/tidelog/<hash of the store's URL>`; `memory://` has none",
     )
-    default_partitions: int = setting(
-        1, "partitions of a new topic if the request gives no number", low=1, high=10_000
-    )
-    auto_create_topics: bool = setting(
-        False, "whether a produce request to an unknown topic creates the topic"
-    )
+    default_partitions: int = kafka_settings.DEFAULT_PARTITIONS
+    auto_create_topics: bool = kafka_settings.AUTO_CREATE_TOPICS
     flush_interval_ms: int = setting(
         0,
         "minimum time between the starts of two flushes. With 0, a flush starts when the PUT of the previous flush ends. With 250, the PUTs of a broker under load cost about $52 a month on S3 Standard",

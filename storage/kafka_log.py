@@ -61,7 +61,7 @@ class KafkaLog:
         the errors of a commit, ProducerFenced and OutOfOrderSequence.
         """
         log = self._log
-        config = log.state.config(topic)
+        config = topic.config
         if batch.has_null_key and "compact" in config.cleanup_policy:
             raise InvalidBatch("a record has no key, and the topic is compacted by key")
         size = len(batch.data)

@@ -29,6 +29,7 @@ from tidelog.storage.core.actions import (
     LoseRecords,
     MoveLogStart,
     ReserveProducers,
+    SetTopicDefaults,
 )
 from tidelog.storage.core.chunk import RECORDS_MAX, Rows
 from tidelog.storage.core.entry import Entry, IdempotencyKey
@@ -179,13 +180,17 @@ class Log:
         await self.submit(DeleteTopic(topic.topic_id))
 
     async def alter_topic(self, name: str, configs: dict[str, str | None]) -> None:
-        changes = {
-            config: None
-            if value is None and config in topic_configs.KNOWN
-            else topic_configs.canonical(config, value or "", self.state.level)
-            for config, value in configs.items()
-        }
+        changes = topic_configs.canonical_changes(configs, self.state.level)
         await self.submit(AlterTopic((await self._topic(name)).topic_id, changes))
+
+    async def set_topic_defaults(
+        self, values: dict[str, str | None], *, validate_only: bool = False
+    ) -> None:
+        """Set defaults of topics, by the names of `topic_configs.DEFAULTS`. None removes a default.
+        Other defaults stay, so two callers at once lose no change. Raises InvalidConfig."""
+        changes = topic_configs.canonical_defaults(values, self.state.level)
+        if changes and not validate_only:
+            await self.submit(SetTopicDefaults(changes))
 
     async def add_partitions(self, name: str, partitions: int) -> None:
         """Grow the topic to `partitions`. Raises InvalidRequest if it has that many or more."""

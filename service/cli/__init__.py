@@ -5,6 +5,7 @@ client           HTTP client of a broker, with retries and errors
 requests         options of client commands; the one request that most of them send
 results          error lines, JSON, tables, progress, confirmation
 topics           topics, seal
+defaults         defaults: list, alter
 groups           groups: list, describe, lag, reset, delete
 access           keys, acls, quotas
 produce_consume  produce, consume: their options and checks

@@ -19,7 +19,16 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from tidelog.service.cli import access, groups, maintenance, produce_consume, repair, replay, topics
+from tidelog.service.cli import (
+    access,
+    defaults,
+    groups,
+    maintenance,
+    produce_consume,
+    repair,
+    replay,
+    topics,
+)
 from tidelog.service.cli.requests import Commands, JsonOption, ServerOption
 from tidelog.service.cli.results import (
     BadUsage,
@@ -237,6 +246,7 @@ app.command("serve")(_serve)
 # -- clients of a broker
 
 app.add_typer(topics.app, name="topics")
+app.add_typer(defaults.app, name="defaults")
 app.add_typer(groups.app, name="groups")
 app.add_typer(access.keys, name="keys")
 app.add_typer(access.acls, name="acls")

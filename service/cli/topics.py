@@ -1,6 +1,7 @@
 """`tidelog topics ...` and `tidelog seal`: clients of the v3 routes."""
 
 import asyncio
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
@@ -42,6 +43,15 @@ ConfigOption = Annotated[
 
 OFFSETS_AT_ONCE = 16
 
+SOURCES = {
+    "DYNAMIC_TOPIC_CONFIG": "topic",
+    "DYNAMIC_DEFAULT_BROKER_CONFIG": "cluster",
+    "STATIC_BROKER_CONFIG": "broker",
+    "DEFAULT_CONFIG": "default",
+}
+"""Words for the sources of configs: the topic, the cluster's default, a setting of the broker, the
+built-in default."""
+
 app = Commands(no_args_is_help=True, help="Create, list, describe, alter, delete topics.")
 
 
@@ -55,7 +65,8 @@ def create_topic(
             "--partitions",
             "-p",
             min=1,
-            help="number of partitions (default: the broker's default_partitions)",
+            help="number of partitions (default: the cluster's num.partitions, else the "
+            "broker's default_partitions)",
         ),
     ] = None,
     config: ConfigOption = None,
@@ -66,7 +77,7 @@ def create_topic(
 
     Example: tidelog topics create events -p 8 -c retention.ms=86400000
     """
-    configs = [{"name": key, "value": value} for key, value in _configs(config).items()]
+    configs = [{"name": key, "value": value} for key, value in parsed_configs(config).items()]
     body = {"topic_name": name, "partitions_count": partitions, "configs": configs}
     count = request(ctx, server, "POST", "{cluster}/topics", json=body)["partitions_count"]
     text = f"created {name} with {plural(count, 'partition')}"
@@ -108,7 +119,11 @@ def describe_topic(
             "name": name,
             "partitions": await together(*map(offsets, range(count)), at_once=OFFSETS_AT_ONCE),
             "configs": {
-                each["name"]: {"value": each["value"], "is_default": each["is_default"]}
+                each["name"]: {
+                    "value": each["value"],
+                    "is_default": each["is_default"],
+                    "source": source_of(each),
+                }
                 for each in configs
             },
         }
@@ -127,9 +142,9 @@ def describe_topic(
     )
     show_line("")
     show_table(
-        ("config", "value", ""),
+        ("config", "value", "source"),
         [
-            (key, config["value"], "default" if config["is_default"] else "set")
+            (key, config["value"], config["source"])
             for key, config in description["configs"].items()
         ],
     )
@@ -167,7 +182,8 @@ def alter_topic(
     from tidelog.service.cli.client import Client, with_client
 
     changes: list[dict[str, str]] = [
-        {"name": key, "value": value, "operation": "SET"} for key, value in _configs(config).items()
+        {"name": key, "value": value, "operation": "SET"}
+        for key, value in parsed_configs(config).items()
     ]
     changes += [{"name": key, "operation": "DELETE"} for key in unset or []]
     if not changes and partitions is None:
@@ -187,10 +203,7 @@ def alter_topic(
     with_client(ctx, server, work)
     configs = {each["name"]: each.get("value") for each in changes}
     value = {"name": name, "configs": configs, "partitions": partitions}
-    words = [
-        f"{key} reset to its default" if text is None else f"{key}={text}"
-        for key, text in configs.items()
-    ]
+    words = [changes_in_words(configs)] if configs else []
     if partitions is not None:
         words.append(plural(partitions, "partition"))
     show(value, f"altered {name}: {', '.join(words)}", as_json=as_json)
@@ -245,7 +258,21 @@ def _check_larger(name: str, has: int, wanted: int) -> None:
         )
 
 
-def _configs(given: list[str] | None) -> dict[str, str]:
+def source_of(config: dict[str, Any]) -> str:
+    """Return the source of a config's value, in the words of the command line."""
+    source: str = config.get("source", "")  # a newer broker may have other sources
+    return SOURCES.get(source, source)
+
+
+def changes_in_words(changes: Mapping[str, str | None]) -> str:
+    """Return changes of configs as text. None stands for a reset."""
+    return ", ".join(
+        f"{key} reset to its default" if text is None else f"{key}={text}"
+        for key, text in changes.items()
+    )
+
+
+def parsed_configs(given: list[str] | None) -> dict[str, str]:
     configs = {}
     for text in given or []:
         key, separator, value = text.partition("=")

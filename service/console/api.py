@@ -38,7 +38,7 @@ from tidelog.service.telemetry.rates import (
 )
 from tidelog.storage.broker import Broker
 from tidelog.storage.core.acls import CLUSTER, DESCRIBE, GROUP, TOPIC
-from tidelog.storage.core.topic_configs import CONFIGS
+from tidelog.storage.core.topic_configs import BROKER_NAMES, DEFAULTS
 from tidelog.storage.state.cluster_state import Topic
 
 LAYOUT_PARTITIONS_MAX = 100
@@ -269,8 +269,9 @@ class TopicLayout(BaseModel):
 
 class ConfigDoc(BaseModel):
     name: str
-    default: str
+    default: str = Field(description="the built-in default")
     doc: str
+    default_name: str = Field(description="the name of the cluster's default")
 
 
 async def list_topic_summaries(
@@ -292,7 +293,7 @@ async def list_topic_summaries(
 
 
 def _summary(log: Broker, topic: Topic, now_ms: int) -> TopicSummary:
-    config = log.state.config(topic)
+    config = topic.config
     since_ms = unsealed_since_ms(topic, now_ms)
     held = topic.partitions
     return TopicSummary(
@@ -334,8 +335,13 @@ async def get_topic_layout(
 
 
 async def list_topic_configs() -> list[ConfigDoc]:
-    """List every config that a topic takes, with its default and its meaning."""
-    return [ConfigDoc(name=name, default=key.default, doc=key.doc) for name, key in CONFIGS.items()]
+    """List every config that a topic takes, with its built-in default and its meaning. Then list
+    the defaults of the cluster that are for new topics alone."""
+    names = {default: name for name, default in BROKER_NAMES.items()}
+    return [
+        ConfigDoc(name=names.get(each, each), default=key.default, doc=key.doc, default_name=each)
+        for each, key in sorted(DEFAULTS.items(), key=lambda one: one[0] not in names)
+    ]
 
 
 # -- groups

@@ -78,7 +78,7 @@ class TopicLayouts:
         return [await self._partition(topic, number) async for number in sliced(numbers)]
 
     async def _partition(self, topic: Topic, number: int) -> PartitionLayout:
-        config = self._broker.state.config(topic)
+        config = topic.config
         files = await self._broker.partition_files(topic, number)
         # No await from here on, so all fields show the same state.
         held, live = topic.partitions[number], files.live

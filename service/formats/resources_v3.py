@@ -8,6 +8,7 @@ every request, so a client does not need to choose a broker. `replication_factor
 object store replicates and does not show how.
 """
 
+from collections.abc import Mapping, Sequence
 from typing import Any, Generic, Literal, TypeAlias, TypeVar
 from urllib.parse import urlsplit
 
@@ -15,12 +16,17 @@ from pydantic import BaseModel, Field
 
 from tidelog.service.http.urls import ClientUrl
 from tidelog.storage.cluster.liveness import Member
-from tidelog.storage.core.topic_configs import CONFIGS, KNOWN, WITHOUT_EFFECT
+from tidelog.storage.core.topic_configs import ConfigValue, Source, TopicDefaults, shown
 from tidelog.storage.state.partition import Partition
 
 BROKER_ID = 1
 """Number of the logical broker. Every process is broker 1 to its clients."""
-ConfigSource: TypeAlias = Literal["DYNAMIC_TOPIC_CONFIG", "DEFAULT_CONFIG"]
+ConfigSource: TypeAlias = Literal[
+    "DYNAMIC_TOPIC_CONFIG",
+    "DYNAMIC_DEFAULT_BROKER_CONFIG",
+    "STATIC_BROKER_CONFIG",
+    "DEFAULT_CONFIG",
+]
 
 
 class Related(BaseModel):
@@ -129,9 +135,10 @@ class ConfigSynonym(BaseModel):
     source: ConfigSource
 
 
-class TopicConfigData(Resource):
-    kind: Literal["KafkaTopicConfig"] = "KafkaTopicConfig"
-    topic_name: str
+class ConfigData(Resource):
+    """Fields of every config. `source` is that of `value`. `synonyms` are the values by precedence:
+    first the one in effect, last the built-in default."""
+
     name: str
     value: str
     is_default: bool
@@ -139,6 +146,26 @@ class TopicConfigData(Resource):
     is_sensitive: bool = False
     source: ConfigSource
     synonyms: list[ConfigSynonym]
+
+
+class TopicConfigData(ConfigData):
+    kind: Literal["KafkaTopicConfig"] = "KafkaTopicConfig"
+    topic_name: str
+
+
+class ClusterConfigData(ConfigData):
+    """A default of the cluster."""
+
+    kind: Literal["KafkaClusterConfig"] = "KafkaClusterConfig"
+    config_type: Literal["BROKER"] = "BROKER"
+
+
+class BrokerConfigData(ConfigData):
+    """A default as a broker has it. It is read-only: the cluster's can be changed."""
+
+    kind: Literal["KafkaBrokerConfig"] = "KafkaBrokerConfig"
+    broker_id: int
+    is_read_only: bool = True
 
 
 class ClusterList(ResourceList[ClusterData]):
@@ -165,8 +192,16 @@ class TopicConfigList(ResourceList[TopicConfigData]):
     kind: Literal["KafkaTopicConfigList"] = "KafkaTopicConfigList"
 
 
+class ClusterConfigList(ResourceList[ClusterConfigData]):
+    kind: Literal["KafkaClusterConfigList"] = "KafkaClusterConfigList"
+
+
+class BrokerConfigList(ResourceList[BrokerConfigData]):
+    kind: Literal["KafkaBrokerConfigList"] = "KafkaBrokerConfigList"
+
+
 class EmptyList(BaseModel):
-    """An empty list, for things that this service does not have: broker configs, reassignments."""
+    """An empty list, for things that this service does not have: reassignments."""
 
     kind: str
     metadata: ListMetadata
@@ -287,30 +322,57 @@ class ResourceFactory:
             broker=self.related("brokers", BROKER_ID),
         )
 
-    def config(self, topic: str, name: str, configs: dict[str, str]) -> TopicConfigData:
+    def config(
+        self, topic: str, name: str, configs: Mapping[str, str], defaults: TopicDefaults
+    ) -> TopicConfigData:
         """Return a known config of a topic. `configs` are the configs that the topic sets."""
-        default = KNOWN[name].default
-        synonyms = [ConfigSynonym(name=name, value=default, source="DEFAULT_CONFIG")]
-        if name in configs:
-            own = ConfigSynonym(name=name, value=configs[name], source="DYNAMIC_TOPIC_CONFIG")
-            synonyms.insert(0, own)
         return self.create(
             TopicConfigData,
             f"/topic={topic}/config={name}",
             ("topics", topic, "configs", name),
             topic_name=topic,
-            name=name,
-            value=synonyms[0].value,
-            is_default=name not in configs,
-            source=synonyms[0].source,
-            synonyms=synonyms,
+            **_described(name, defaults.values_of_topic(name, configs)),
         )
 
-    def configs(self, topic: str, configs: dict[str, str]) -> list[TopicConfigData]:
+    def configs(
+        self, topic: str, configs: Mapping[str, str], defaults: TopicDefaults
+    ) -> list[TopicConfigData]:
         """Return all configs with an effect, and the other configs that the topic sets."""
-        return [self.config(topic, name, configs) for name in configs_shown(configs)]
+        return [self.config(topic, name, configs, defaults) for name in shown(configs)]
+
+    def cluster_config(self, name: str, values: Sequence[ConfigValue]) -> ClusterConfigData:
+        """Return a default of the cluster."""
+        return self.create(
+            ClusterConfigData,
+            f"/broker-config={name}",
+            ("broker-configs", name),
+            **_described(name, values),
+        )
+
+    def broker_config(
+        self, broker: int, name: str, values: Sequence[ConfigValue]
+    ) -> BrokerConfigData:
+        """Return a default as a broker has it."""
+        return self.create(
+            BrokerConfigData,
+            f"/broker={broker}/config={name}",
+            ("brokers", broker, "configs", name),
+            broker_id=broker,
+            **_described(name, values),
+        )
 
 
-def configs_shown(configs: dict[str, str]) -> list[str]:
-    """Return the names of the configs in the list of a topic that sets `configs`."""
-    return [*CONFIGS, *sorted(configs.keys() & WITHOUT_EFFECT.keys())]
+def _described(name: str, values: Sequence[ConfigValue]) -> dict[str, Any]:
+    synonyms = [
+        ConfigSynonym.model_validate(
+            {"name": each.name, "value": each.value, "source": each.source.name}
+        )
+        for each in values
+    ]
+    return {
+        "name": name,
+        "value": values[0].value,
+        "is_default": values[0].source == Source.DEFAULT_CONFIG,
+        "source": synonyms[0].source,
+        "synonyms": synonyms,
+    }

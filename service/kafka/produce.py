@@ -201,7 +201,7 @@ class _Append(Later):
         partition = topic.partitions[number]
         answer.log_start_offset = partition.log_start_offset
         if self._context.broker.state.topics.get(topic.name) is topic:
-            config = self._context.broker.state.config(topic)
+            config = topic.config
             at = partition.tail_index(placed.base_offset) if config.is_log_append_time else -1
             if at >= 0:
                 answer.log_append_time_ms = partition.tail[at].append_ms

@@ -240,11 +240,13 @@ class Routing:
             return topic
         if not is_new_topic_name(name):
             return self._unknown(Code.INVALID_TOPIC_EXCEPTION, name)
-        if not (request.allow_auto_topic_creation and self._context.settings.auto_create_topics):
+        settings, defaults = self._context.settings, state.defaults
+        is_auto = defaults.is_auto_create(settings.auto_create_topics)
+        if not (request.allow_auto_topic_creation and is_auto):
             return self._unknown(Code.UNKNOWN_TOPIC_OR_PARTITION, name)
         try:
             await check_creation(rights, name)
-            partitions = self._context.settings.default_partitions
+            partitions = defaults.partitions(settings.default_partitions)
             created = await self._broker.create_topic(name, partitions, {})
         except TopicExists:  # another client has created it just now
             return state.topic(name)

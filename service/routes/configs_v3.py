@@ -1,17 +1,28 @@
-"""Configs of topics in Confluent's v3 dialect: values and their sources.
+"""Configs of topics, and the cluster's defaults of them, in Confluent's v3 dialect.
 
-A change is one action of the log, so several configs change together or not at all (I4).
+A change is one action of the log, so several configs change together or not at all (I4). The
+defaults have the names that Kafka's brokers have for them. `broker-configs` shows all defaults,
+also those that the cluster does not set. A broker has the same, and no request changes only its.
 """
 
 from typing import Literal
 
+from fastapi import Request
 from pydantic import Field
 
 from tidelog.service.formats.bodies import StrictModel
-from tidelog.service.formats.resources_v3 import TopicConfigData, TopicConfigList, configs_shown
+from tidelog.service.formats.resources_v3 import (
+    BrokerConfigData,
+    BrokerConfigList,
+    ClusterConfigData,
+    ClusterConfigList,
+    TopicConfigData,
+    TopicConfigList,
+)
 from tidelog.service.http.errors import NoSuchResource
 from tidelog.service.http.paging import WantedPage, answer_page
 from tidelog.service.http.route import V3, Permission, Route, RouteAccess, RouteDoc
+from tidelog.service.routes.cluster_v3 import LiveBroker, broker_number
 from tidelog.service.routes.dependencies import (
     CREATE_ERRORS,
     ERRORS,
@@ -26,10 +37,20 @@ from tidelog.service.routes.dependencies import (
     decided,
     keys_of_topics,
 )
+from tidelog.service.security.audit import note
+from tidelog.service.security.caller import CallerRights
+from tidelog.storage.broker import Broker
+from tidelog.storage.cluster.liveness import Member
 from tidelog.storage.core import topic_configs
-from tidelog.storage.core.acls import ALTER_CONFIGS, DESCRIBE_CONFIGS, TOPIC
+from tidelog.storage.core.acls import ALTER_CONFIGS, CLUSTER, DESCRIBE_CONFIGS, TOPIC
 from tidelog.storage.core.errors import InvalidRequest
+from tidelog.storage.core.topic_configs import DEFAULTS
 from tidelog.storage.state.cluster_state import Topic
+
+READ_ONLY = (
+    "configs of one broker are read-only: they are settings of its process, and the defaults of "
+    "the cluster, which can be changed as broker-configs"
+)
 
 
 class NewValue(StrictModel):
@@ -54,12 +75,14 @@ async def list_all_configs(
 
     def shown_of(topic: Topic) -> list[str] | None:
         is_shown = rights.may(DESCRIBE_CONFIGS, TOPIC, topic.name)
-        return sorted(configs_shown(topic.configs)) if is_shown else None
+        return sorted(topic_configs.shown(topic.configs)) if is_shown else None
 
     def config(key: tuple[str, str | None]) -> TopicConfigData | None:
         name, of = key
         topic = log.state.topics.get(name)
-        return None if topic is None or of is None else make.config(name, of, topic.configs)
+        if topic is None or of is None:
+            return None
+        return make.config(name, of, topic.configs, log.state.defaults)
 
     keys = await keys_of_topics(log, page.position(str, str), shown_of)
     shell = TopicConfigList(metadata=make.listed("topics", "-", "configs"), data=[])
@@ -67,18 +90,21 @@ async def list_all_configs(
     return found
 
 
-async def list_default_configs(topic_name: TopicName, make: Resources) -> TopicConfigList:
-    """The default value of every config. The topic need not exist."""
+async def list_default_configs(
+    topic_name: TopicName, log: FreshLog, make: Resources
+) -> TopicConfigList:
+    """The default value of every config: the cluster's, else the built-in one. The topic need not
+    exist."""
     at = make.listed("topics", topic_name, "default-configs")
-    return TopicConfigList(metadata=at, data=make.configs(topic_name, {}))
+    return TopicConfigList(metadata=at, data=make.configs(topic_name, {}, log.state.defaults))
 
 
 async def list_configs(context: PathTopic) -> TopicConfigList:
-    """Every config of a topic, with the topic's value or the default."""
+    """Every config of a topic, with the value in effect: the topic's or the default."""
     name = context.topic.name
     return TopicConfigList(
         metadata=context.make.listed("topics", name, "configs"),
-        data=context.make.configs(name, context.topic.configs),
+        data=context.make.configs(name, context.topic.configs, context.log.state.defaults),
     )
 
 
@@ -86,7 +112,8 @@ async def get_config(name: str, context: PathTopic) -> TopicConfigData:
     """One config."""
     if name not in topic_configs.KNOWN:
         raise NoSuchResource(f"Config {name} cannot be found for TOPIC {context.topic.name}.")
-    return context.make.config(context.topic.name, name, context.topic.configs)
+    topic, defaults = context.topic, context.log.state.defaults
+    return context.make.config(topic.name, name, topic.configs, defaults)
 
 
 async def set_config(name: str, body: NewValue, context: PathTopic) -> None:
@@ -107,6 +134,14 @@ async def alter_configs(body: ConfigChanges, context: PathTopic) -> None:
 async def _alter(
     context: TopicContext, requested: list[ConfigChange], *, validate_only: bool = False
 ) -> None:
+    changes = _changes(requested)
+    topic_configs.canonical_changes(changes, context.log.state.level)
+    if changes and not validate_only:
+        await decided(context.log.alter_topic(context.topic.name, changes))
+
+
+def _changes(requested: list[ConfigChange]) -> dict[str, str | None]:
+    """Return the wanted text of each config, None for its default. Raises InvalidRequest."""
     changes: dict[str, str | None] = {}
     for change in requested:
         if change.name in changes:
@@ -116,11 +151,106 @@ async def _alter(
             if change.value is None:
                 raise InvalidRequest(f"Null value not supported for : {change.name}")
             value = config_text(change.value)
-        if value is not None or change.name not in topic_configs.KNOWN:
-            topic_configs.check(change.name, value or "")
         changes[change.name] = value
+    return changes
+
+
+# -- the cluster's defaults
+
+
+async def list_cluster_configs(
+    request: Request, log: FreshLog, make: Resources
+) -> ClusterConfigList:
+    """Every default of the cluster, with its value in effect and the source. If the cluster does
+    not set a default, the source is a setting of this broker, or the built-in default."""
+    return ClusterConfigList(
+        metadata=make.listed("broker-configs"),
+        data=[make.cluster_config(name, _values(request, log, name)) for name in sorted(DEFAULTS)],
+    )
+
+
+async def get_cluster_config(
+    name: str, request: Request, log: FreshLog, make: Resources
+) -> ClusterConfigData:
+    """One default of the cluster."""
+    if name not in DEFAULTS:
+        raise NoSuchResource(f"Config {name} cannot be found for the brokers of the cluster.")
+    return make.cluster_config(name, _values(request, log, name))
+
+
+async def set_cluster_config(name: str, body: NewValue, log: FreshLog, rights: Rights) -> None:
+    """Set one default of the cluster. It is in effect for existing topics, too."""
+    await _alter_defaults(log, rights, [ConfigChange(name=name, value=body.value)])
+
+
+async def reset_cluster_config(name: str, log: FreshLog, rights: Rights) -> None:
+    """Remove one default of the cluster. Then the built-in default is in effect."""
+    await _alter_defaults(log, rights, [ConfigChange(name=name, operation="DELETE")])
+
+
+async def alter_cluster_configs(body: ConfigChanges, log: FreshLog, rights: Rights) -> None:
+    """Set and remove several defaults of the cluster together, all or none."""
+    await _alter_defaults(log, rights, body.data, validate_only=body.validate_only)
+
+
+async def _alter_defaults(
+    log: Broker, rights: CallerRights, requested: list[ConfigChange], *, validate_only: bool = False
+) -> None:
+    changes = topic_configs.canonical_defaults(_changes(requested), log.state.level)
     if changes and not validate_only:
-        await decided(context.log.alter_topic(context.topic.name, changes))
+        await decided(log.set_topic_defaults(changes))
+        note("%s changed defaults: %s", rights.principal, topic_configs.in_words(changes))
+
+
+def _values(
+    request: Request, log: Broker, name: str, member: Member | None = None
+) -> list[topic_configs.ConfigValue]:
+    """Return the values of a default at a live broker, None for this one. This broker does not know
+    the settings of the others."""
+    settings = {} if member is not None else request.app.state.default_settings
+    return log.state.defaults.values_of_default(name, settings)
+
+
+# -- brokers
+
+
+async def list_broker_configs(
+    request: Request, member: LiveBroker, log: FreshLog, make: Resources
+) -> BrokerConfigList:
+    """Every default as the broker has it. For a broker that does not answer this request, the
+    values are without its settings."""
+    number = broker_number(member)
+    return BrokerConfigList(
+        metadata=make.listed("brokers", number, "configs"),
+        data=[
+            make.broker_config(number, name, _values(request, log, name, member))
+            for name in sorted(DEFAULTS)
+        ],
+    )
+
+
+async def list_all_broker_configs(
+    request: Request, log: FreshLog, make: Resources
+) -> BrokerConfigList:
+    """Every default as the broker that answers has it."""
+    listed = await list_broker_configs(request, None, log, make)
+    return listed.model_copy(update={"metadata": make.listed("brokers", "-", "configs")})
+
+
+async def get_broker_config(
+    name: str, request: Request, member: LiveBroker, log: FreshLog, make: Resources
+) -> BrokerConfigData:
+    """One default as the broker has it."""
+    number = broker_number(member)
+    if name not in DEFAULTS:
+        raise NoSuchResource(f"Config {name} cannot be found for BROKER {number}.")
+    return make.broker_config(number, name, _values(request, log, name, member))
+
+
+async def refuse_broker_config(_: LiveBroker) -> None:
+    """Refuse the change, because a broker's settings belong to its process. `broker-configs` of the
+    cluster can be changed."""
+    raise InvalidRequest(READ_ONLY)
 
 
 _TOPIC = "/clusters/{cluster_id}/topics/{topic_name}"
@@ -129,7 +259,16 @@ _ALL = "/clusters/{cluster_id}/topics/-/configs"
 _CHECKED = RouteAccess.CHECKED_BY_HANDLER
 _DESCRIBE = Permission(DESCRIBE_CONFIGS, TOPIC, "topic_name")
 _ALTER = Permission(ALTER_CONFIGS, TOPIC, "topic_name")
+_CLUSTER_CONFIG = "/clusters/{cluster_id}/broker-configs/{name}"
+_CLUSTER_CONFIGS = "/clusters/{cluster_id}/broker-configs"
+_BROKER = "/clusters/{cluster_id}/brokers/{broker_id}"
+_BROKER_CONFIG = f"{_BROKER}/configs/{{name}}"
+_ALL_OF_BROKERS = "/clusters/{cluster_id}/brokers/-/configs"
+_SHOW = Permission(DESCRIBE_CONFIGS, CLUSTER)
+_CHANGE = Permission(ALTER_CONFIGS, CLUSTER)
 _LABEL = "v3 configs"
+_READ_DOC = RouteDoc(ERRORS)
+_DEFAULTS_DOC = RouteDoc(ERRORS | CREATE_ERRORS, 204)
 _DOC = RouteDoc(ERRORS | CREATE_ERRORS)
 _CHANGE_DOC = RouteDoc(ERRORS | CREATE_ERRORS, 204)
 
@@ -141,4 +280,23 @@ ROUTES = (
     Route("PUT", _CONFIG, set_config, _ALTER, _LABEL, V3, _CHANGE_DOC),
     Route("DELETE", _CONFIG, reset_config, _ALTER, _LABEL, V3, _CHANGE_DOC),
     Route("POST", f"{_TOPIC}/configs:alter", alter_configs, _ALTER, _LABEL, V3, _CHANGE_DOC),
+    Route("GET", _CLUSTER_CONFIGS, list_cluster_configs, _SHOW, _LABEL, V3, _READ_DOC),
+    Route("GET", _CLUSTER_CONFIG, get_cluster_config, _SHOW, _LABEL, V3, _READ_DOC),
+    Route("PUT", _CLUSTER_CONFIG, set_cluster_config, _CHANGE, _LABEL, V3, _DEFAULTS_DOC),
+    Route("DELETE", _CLUSTER_CONFIG, reset_cluster_config, _CHANGE, _LABEL, V3, _DEFAULTS_DOC),
+    Route(
+        "POST",
+        f"{_CLUSTER_CONFIGS}:alter",
+        alter_cluster_configs,
+        _CHANGE,
+        _LABEL,
+        V3,
+        _DEFAULTS_DOC,
+    ),
+    Route("GET", _ALL_OF_BROKERS, list_all_broker_configs, _SHOW, _LABEL, V3, _READ_DOC),
+    Route("GET", f"{_BROKER}/configs", list_broker_configs, _SHOW, _LABEL, V3, _READ_DOC),
+    Route("GET", _BROKER_CONFIG, get_broker_config, _SHOW, _LABEL, V3, _READ_DOC),
+    Route("PUT", _BROKER_CONFIG, refuse_broker_config, _CHANGE, _LABEL, V3, _READ_DOC),
+    Route("DELETE", _BROKER_CONFIG, refuse_broker_config, _CHANGE, _LABEL, V3, _READ_DOC),
+    Route("POST", f"{_BROKER}/configs:alter", refuse_broker_config, _CHANGE, _LABEL, V3, _READ_DOC),
 )

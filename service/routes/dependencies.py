@@ -24,6 +24,7 @@ from tidelog.service.security.authenticator import Security
 from tidelog.service.security.caller import ALL_RIGHTS, CallerRights, rights_of
 from tidelog.storage.broker import Broker
 from tidelog.storage.core.errors import CommitUnknown, InvalidRequest
+from tidelog.storage.core.topic_configs import NUM_PARTITIONS
 from tidelog.storage.state.cluster_state import Topic
 
 DECISION_S_MAX = 30.0
@@ -207,8 +208,10 @@ class TopicCreation(StrictModel):
 
 def partitions_wanted(request: Request, count: int | None) -> int:
     """Return the number of partitions of a new topic. For -1 and None, return the default."""
-    default: int = request.app.state.default_partitions
-    return default if count is None or count == -1 else count
+    if count is not None and count != -1:
+        return count
+    setting = int(request.app.state.default_settings[NUM_PARTITIONS])
+    return broker_log(request).state.defaults.partitions(setting)
 
 
 def config_text(value: str | int | float | bool) -> str:

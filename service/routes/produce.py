@@ -196,16 +196,19 @@ class Produce:
 
     async def topic(self, name: str, rights: CallerRights = ALL_RIGHTS) -> Topic:
         """Return the topic. If it is not in the view, refresh the view. If it does not exist and
-        `auto_create_topics` is on, create it. Raises Forbidden if the caller may not create it."""
+        auto-creation is on, create it. Raises Forbidden if the caller may not create it."""
         try:
             return self._log.state.topic(name)
         except UnknownTopic:
             check_printable("topic_name", name)
             await self._log.refresh()
-        if name not in self._log.state.topics and self._settings.auto_create_topics:
+        defaults = self._log.state.defaults
+        is_auto = defaults.is_auto_create(self._settings.auto_create_topics)
+        if name not in self._log.state.topics and is_auto:
             await check_creation(rights, name)
+            partitions = defaults.partitions(self._settings.default_partitions)
             with contextlib.suppress(TopicExists):  # another broker has created it just now
-                await self._log.create_topic(name, self._settings.default_partitions, {})
+                await self._log.create_topic(name, partitions, {})
         return self._log.state.topic(name)
 
     async def newest(self, topic: Topic) -> Topic:
@@ -261,7 +264,7 @@ class Produce:
         """Check the records and return their partitions. With an idempotency key, the partitions
         depend only on the request's content and on the topic's number of partitions, so a retry
         gets the same partitions on any broker."""
-        check_records(produced, self._log.state.config(topic))
+        check_records(produced, topic.config)
         return self.place_among(topic.name, len(topic.partitions), produced, number, key)
 
     def place_among(

@@ -101,7 +101,9 @@ async def get_topic(topic_name: TopicName, log: FreshLog, rights: Rights) -> Top
     topic = log.state.topics.get(topic_name)
     if topic is None:
         raise TopicNotHosted(topic_name)
-    configs = {name: key.default for name, key in topic_configs.CONFIGS.items()} | topic.configs
+    values_of = log.state.defaults.values_of_topic
+    shown = topic_configs.shown(topic.configs)
+    configs = {name: values_of(name, topic.configs)[0].value for name in shown}
     if not rights.may(DESCRIBE_CONFIGS, TOPIC, topic_name):
         configs = {}
     shell = TopicInfo(name=topic.name, configs=configs, partitions=[]).model_dump_json()

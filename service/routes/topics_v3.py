@@ -47,7 +47,7 @@ from tidelog.service.routes.dependencies import (
 from tidelog.service.security.caller import CallerRights, check_creation
 from tidelog.storage.core.acls import ALTER, DELETE, DESCRIBE, OPERATIONS_OF, TOPIC
 from tidelog.storage.core.errors import InvalidRequest
-from tidelog.storage.state.topic_checks import PARTITIONS_MAX
+from tidelog.storage.core.topic_configs import PARTITIONS_MAX
 
 
 class NewTopicConfig(StrictModel):

@@ -150,7 +150,7 @@ class Transactions:
         parts = []
         for topic, records in zip(topics, request.topics, strict=True):
             try:
-                check_records(records.produced, self._log.state.config(topic))
+                check_records(records.produced, topic.config)
             except InvalidRequest as error:
                 raise type(error)(f"topic {topic.name!r}: {error}") from error
             parts.append((topic, self._place(records, key, len(topic.partitions))))

@@ -6,7 +6,7 @@ connects), `forwarded_for` (X-Forwarded-For, which a proxy or the client wrote),
 `unauthenticated`, `denied`, `wrong_host`; `login`, `logout`, `change` (with a status of 5xx, the
 outcome of the change may be unknown); `left_out`. No line has a secret. Requests for records and
 requests of consumer instances have a line only if they are refused. The `request` of a Kafka client
-is an API and a topic; the `status` of its change is Kafka's error code.
+is an API and a topic, or the changed defaults; the `status` of its change is Kafka's error code.
 
 Any client can cause refusals, so at most LINES_PER_S refusals a second have a line. The event
 `left_out` has the number of refusals without a line. Changes need a permission, and are never left

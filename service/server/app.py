@@ -9,7 +9,7 @@ import asyncio
 import functools
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import quote_from_bytes
 
@@ -45,6 +45,7 @@ from tidelog.service.telemetry.metrics import HttpCounters, MaintenanceCounters,
 from tidelog.service.telemetry.rates import Ask, RateSampler, nobody
 from tidelog.storage.broker import Broker
 from tidelog.storage.core.errors import LogError
+from tidelog.storage.core.topic_configs import of_settings
 from tidelog.storage.io.tasks import TASK_ENDS
 
 BODY_BYTES_MAX = 4 * 1024 * 1024
@@ -100,18 +101,22 @@ class Application(FastAPI):
         return self.openapi_schema
 
 
+DEFAULT_SETTINGS = of_settings(1, is_auto_create=False)
+
+
 def build_app(
     broker: Broker,
     *,
     http: HttpCounters | None = None,
-    default_partitions: int = 1,
+    default_settings: Mapping[str, str] = DEFAULT_SETTINGS,
     routes: Sequence[Route] = (),
     maintenance: MaintenanceCounters | None = None,
     worker: Worker | None = None,
     peers: Ask = nobody,
     security: Security | None = None,
 ) -> FastAPI:
-    """Build the application on an open log. `routes` are served beside APP_ROUTES."""
+    """Build the application on an open log. `routes` are served beside APP_ROUTES.
+    `default_settings` are defaults of topics that the broker's settings give (`of_settings`)."""
     counters = HttpCounters() if http is None else http
     app = Application(
         title="tidelog",
@@ -127,7 +132,7 @@ def build_app(
     )
     app.state.log = broker
     app.state.document, app.state.making = None, asyncio.Lock()
-    app.state.default_partitions = default_partitions
+    app.state.default_settings = default_settings
     app.state.counters = counters
     app.state.security = security
     app.state.telemetry = telemetry = Telemetry(broker, counters, VERSION, maintenance, worker)

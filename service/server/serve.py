@@ -53,6 +53,7 @@ from tidelog.storage.broker import BACKGROUND_STOP_S, NO_OBSERVER, NO_PEERS, Bro
 from tidelog.storage.cluster.liveness import KafkaListener, Member
 from tidelog.storage.core import object_keys
 from tidelog.storage.core.errors import LogError, StoreUnfit, Unavailable
+from tidelog.storage.core.topic_configs import of_settings
 from tidelog.storage.io.clock import SystemClock
 from tidelog.storage.io.folder import FolderStore
 from tidelog.storage.io.malloc import keep_freed
@@ -285,7 +286,9 @@ async def _build_apps(
     app = build_app(
         broker,
         http=counters,
-        default_partitions=settings.default_partitions,
+        default_settings=of_settings(
+            settings.default_partitions, is_auto_create=settings.auto_create_topics
+        ),
         maintenance=maintenance,
         worker=_worker(settings, serving),
         peers=lambda: _responses(serving, VITALS, broker.members().peers),

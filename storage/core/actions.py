@@ -290,6 +290,13 @@ class AlterTopic(Action, frozen=True, array_like=True, tag="alter-topic", gc=Fal
     configs: dict[str, str | None]
 
 
+class SetTopicDefaults(Action, frozen=True, array_like=True, tag="set-topic-defaults", gc=False):
+    """Defaults that the cluster sets for its topics, by the names of `topic_configs.DEFAULTS`. None
+    removes a default. Other defaults stay. Exists from level 4 on."""
+
+    values: dict[str, str | None]
+
+
 class AddPartitions(Action, frozen=True, array_like=True, tag="add-partitions", gc=False):
     """The topic grows to `partitions` in total. `apply` refuses the action unless the topic has
     fewer partitions now."""
@@ -413,7 +420,7 @@ HoldAction = TakeHold | RenewHold | ReleaseHold
 
 SecondLevelAction = LoseRecords | SetBounds | HoldAction
 """The actions that level 1 of the format does not have."""
-FourthLevelAction = ReserveProducers | SettleGroup | DeleteOffsets
+FourthLevelAction = ReserveProducers | SettleGroup | DeleteOffsets | SetTopicDefaults
 """The actions that level 3 of the format does not have."""
 
 AnyAction = (
@@ -434,4 +441,5 @@ AnyAction = (
     | GroupAction
     | AccessAction
     | SecondLevelAction
+    | SetTopicDefaults
 )

@@ -17,6 +17,8 @@ NEWEST = 4
 
 KAFKA = 4
 """The level from which chunks may have record batches of Kafka's producers."""
+TOPIC_DEFAULTS = 4
+"""The level from which the cluster has defaults of topic configs."""
 
 _FIXARRAY, _FIXARRAY_MASK, _FIXINT_MAX = 0x90, 0xF0, 0x7F
 

@@ -1,8 +1,17 @@
 """Topic configs: Kafka's names and meanings (`target.segment.bytes` is tidelog's own), tidelog's
-defaults, validation of values. Pure."""
+defaults, validation of values, and the cluster's defaults.
 
+The effective value of a topic's config is the value that the topic sets. If the topic sets none, it
+is the cluster's default; if the cluster has none, it is the built-in default. Each config is valid
+or not by its own value, whatever the other configs are. So a new default of the cluster never makes
+the configs of a topic invalid. Pure.
+"""
+
+import contextlib
+import enum
 import re
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import NamedTuple
 
 from tidelog.storage.core import levels
@@ -13,6 +22,8 @@ _INTEGER = re.compile(r"-?[0-9]{1,19}")
 VALUE_CHARS_MAX = 1000
 MS_PER_MINUTE = 60_000
 MS_PER_DAY = 86_400_000
+PARTITIONS_MAX = 10_000
+"""Bound of a topic's partitions (I10); ~200 bytes each, in memory and in each checkpoint."""
 
 
 class ConfigKey(NamedTuple):
@@ -179,6 +190,58 @@ written for Kafka contain them."""
 KNOWN: Mapping[str, ConfigKey] = {**CONFIGS, **WITHOUT_EFFECT}
 
 
+BROKER_NAMES: Mapping[str, str] = {
+    "cleanup.policy": "log.cleanup.policy",
+    "compression.type": "compression.type",
+    "delete.retention.ms": "log.cleaner.delete.retention.ms",
+    "max.message.bytes": "message.max.bytes",
+    "message.timestamp.after.max.ms": "log.message.timestamp.after.max.ms",
+    "message.timestamp.before.max.ms": "log.message.timestamp.before.max.ms",
+    "message.timestamp.type": "log.message.timestamp.type",
+    "min.cleanable.dirty.ratio": "log.cleaner.min.cleanable.ratio",
+    "min.compaction.lag.ms": "log.cleaner.min.compaction.lag.ms",
+    "retention.bytes": "log.retention.bytes",
+    "retention.ms": "log.retention.ms",
+    "segment.bytes": "log.segment.bytes",
+    "segment.ms": "log.roll.ms",
+    "target.segment.bytes": "log.target.segment.bytes",
+}
+"""The names of the cluster's defaults, by topic config. They are Kafka's names for configs of
+brokers, except `log.target.segment.bytes`."""
+AUTO_CREATE, NUM_PARTITIONS = "auto.create.topics.enable", "num.partitions"
+DEFAULTS: Mapping[str, ConfigKey] = {
+    AUTO_CREATE: ConfigKey(
+        "false",
+        "whether a produce request, or a request of a Kafka client for the metadata of a topic, "
+        "creates a topic that does not exist",
+        _one_of(*_BOOLEAN),
+    ),
+    NUM_PARTITIONS: ConfigKey(
+        "1", "partitions of a new topic if the request gives no number", _integer(1, PARTITIONS_MAX)
+    ),
+    **{BROKER_NAMES[name]: key for name, key in CONFIGS.items()},
+}
+"""Everything that can have a default of the cluster. The default of a ConfigKey is the built-in
+one. For AUTO_CREATE and NUM_PARTITIONS, settings of the broker have precedence over it."""
+
+
+class Source(enum.IntEnum):
+    """Where a value is set. Names and numbers are Kafka's."""
+
+    DYNAMIC_TOPIC_CONFIG = 1
+    DYNAMIC_DEFAULT_BROKER_CONFIG = 3
+    STATIC_BROKER_CONFIG = 4
+    DEFAULT_CONFIG = 5
+
+
+class ConfigValue(NamedTuple):
+    """A value, its source, and the name that the config has there."""
+
+    name: str
+    value: str
+    source: Source
+
+
 class TopicConfig(NamedTuple):
     """A topic's effective configs, parsed. A field has the name of its config, with underscores.
     Only `is_log_append_time` has another name: it is true if `message.timestamp.type` is
@@ -212,10 +275,36 @@ def check(name: str, value: str, level: int = levels.NEWEST) -> None:
             f"topic config {name} needs level {known.level} of the format, the cluster has level "
             f"{level}: run tidelog upgrade"
         )
+    _check_value(f"topic config {name}", known, value)
+
+
+def check_default(name: str, value: str) -> None:
+    """Raise InvalidConfig if the cluster cannot have this default. A value longer than
+    VALUE_CHARS_MAX is not valid."""
+    known = DEFAULTS.get(name)
+    if known is not None:
+        _check_length(f"the default {name}", value)
+        _check_value(f"the default {name}", known, value)
+    elif name in BROKER_NAMES:
+        raise InvalidConfig(f"unknown default {name!r}: use the name {BROKER_NAMES[name]}")
+    elif name in WITHOUT_EFFECT:
+        raise InvalidConfig(f"config {name} cannot have a default: it {WITHOUT_EFFECT[name].doc}")
+    else:
+        raise InvalidConfig(f"unknown default {name!r}: known are {', '.join(DEFAULTS)}")
+
+
+def _check_value(what: str, known: ConfigKey, value: str) -> None:
     try:
         known.parse(value)
     except ValueError as error:
-        raise InvalidConfig(f"invalid value {value!r} for topic config {name}: {error}") from error
+        raise InvalidConfig(f"invalid value {value!r} for {what}: {error}") from error
+
+
+def _check_length(what: str, value: str) -> None:
+    if len(value) > VALUE_CHARS_MAX:
+        raise InvalidConfig(
+            f"the value of {what} has {len(value)} characters, the limit is {VALUE_CHARS_MAX}"
+        )
 
 
 def canonical(name: str, value: str, level: int) -> str:
@@ -223,13 +312,66 @@ def canonical(name: str, value: str, level: int) -> str:
     each broker keeps it in memory and each checkpoint contains it. Raises InvalidConfig. (`apply`
     accepts each valid text, of any length, because version 0.1 stored each valid text as it was.)
     """
-    if len(value) > VALUE_CHARS_MAX:
-        raise InvalidConfig(
-            f"the value of topic config {name} has {len(value)} characters, "
-            f"the limit is {VALUE_CHARS_MAX}"
-        )
+    _check_length(f"topic config {name}", value)
     check(name, value, level)
-    parsed = KNOWN[name].parse(value)
+    return _canonical(KNOWN[name], value)
+
+
+def canonical_changes(changes: Mapping[str, str | None], level: int) -> dict[str, str | None]:
+    """Return changes of a topic's configs with the texts of `canonical`. None stands for the
+    default. Raises InvalidConfig."""
+    return {
+        name: None if value is None and name in KNOWN else canonical(name, value or "", level)
+        for name, value in changes.items()
+    }
+
+
+def canonical_defaults(changes: Mapping[str, str | None], level: int) -> dict[str, str | None]:
+    """Return changes of the cluster's defaults, with the texts that the cluster state stores. None
+    removes a default. Raises InvalidConfig."""
+    _check_defaults_level(level)
+    found: dict[str, str | None] = {}
+    for name, value in changes.items():
+        if value is not None or name not in DEFAULTS:
+            check_default(name, value or "")
+        found[name] = None if value is None else _canonical(DEFAULTS[name], value)
+    return found
+
+
+def in_words(changes: Mapping[str, str | None]) -> str:
+    """Return changes as a log line has them: `a=1, b removed`."""
+    return ", ".join(
+        f"{name} removed" if value is None else f"{name}={value}" for name, value in changes.items()
+    )
+
+
+def shown(configs: Mapping[str, str]) -> list[str]:
+    """Return the names of the configs in the list of a topic that sets `configs`: all with an
+    effect, and the others that the topic sets."""
+    return [*CONFIGS, *sorted(configs.keys() & WITHOUT_EFFECT.keys())]
+
+
+def check_defaults(values: Mapping[str, str], level: int) -> InvalidConfig | None:
+    """Return why a cluster at this level of the format cannot have these defaults, or None."""
+    try:
+        _check_defaults_level(level)
+        for name, value in values.items():
+            check_default(name, value)
+    except InvalidConfig as error:
+        return error
+    return None
+
+
+def _check_defaults_level(level: int) -> None:
+    if level < levels.TOPIC_DEFAULTS:
+        raise InvalidConfig(
+            f"defaults of topics need level {levels.TOPIC_DEFAULTS} of the format, the cluster has "
+            f"level {level}: run tidelog upgrade"
+        )
+
+
+def _canonical(known: ConfigKey, value: str) -> str:
+    parsed = known.parse(value)
     if isinstance(parsed, frozenset):  # cleanup.policy, in the order of the request
         return ",".join(dict.fromkeys(part.strip() for part in value.split(",")))
     return str(parsed) if isinstance(parsed, int) else value
@@ -245,16 +387,87 @@ def check_all(configs: Mapping[str, str], level: int) -> InvalidConfig | None:
     return None
 
 
-def effective(configs: Mapping[str, str]) -> TopicConfig:
-    """Parse the configs and add the defaults. The default also replaces an invalid value, because
-    `apply` must not fail on a value that an older or newer writer accepted."""
+class TopicDefaults:
+    """The defaults that a cluster sets: an immutable value. The cluster state has one, and gives
+    it to each topic. `values` are texts by the names in DEFAULTS."""
+
+    def __init__(self, values: Mapping[str, str]) -> None:
+        self.values = dict(values)
+
+    @cached_property
+    def configs(self) -> dict[str, str]:
+        """The defaults of topic configs, by the topic config's name."""
+        names = BROKER_NAMES.items()
+        return {name: self.values[key] for name, key in names if key in self.values}
+
+    @cached_property
+    def of_plain_topics(self) -> "TopicConfig":
+        """The effective configs of all topics that set none. Most topics are such."""
+        return _parsed({}, self.configs)
+
+    def changed(self, changes: Mapping[str, str | None]) -> "TopicDefaults":
+        """Return the defaults after these changes. None removes a default."""
+        after = (self.values | dict(changes)).items()
+        return TopicDefaults({name: text for name, text in after if text is not None})
+
+    def partitions(self, fallback: int) -> int:
+        """Return the number of partitions of a new topic whose request gives no number. `fallback`
+        is the broker's setting."""
+        return int(self.values.get(NUM_PARTITIONS, fallback))
+
+    def is_auto_create(self, fallback: bool) -> bool:
+        """Return whether requests for an unknown topic create it. `fallback` is the broker's
+        setting."""
+        return self.values.get(AUTO_CREATE, str(fallback).lower()) == "true"
+
+    def values_of_topic(self, name: str, configs: Mapping[str, str]) -> list[ConfigValue]:
+        """Return the values of a known config of a topic that sets `configs`: the effective value
+        first, the built-in default last."""
+        key = BROKER_NAMES.get(name, name)
+        found = [ConfigValue(key, KNOWN[name].default, Source.DEFAULT_CONFIG)]
+        if name in self.configs:
+            text = self.configs[name]
+            found.insert(0, ConfigValue(key, text, Source.DYNAMIC_DEFAULT_BROKER_CONFIG))
+        if name in configs:
+            found.insert(0, ConfigValue(name, configs[name], Source.DYNAMIC_TOPIC_CONFIG))
+        return found
+
+    def values_of_default(self, name: str, settings: Mapping[str, str]) -> list[ConfigValue]:
+        """Return the values of a known default: the effective value first, the built-in one last.
+        `settings` has the values that the broker's settings give."""
+        found = [ConfigValue(name, DEFAULTS[name].default, Source.DEFAULT_CONFIG)]
+        if name in settings:
+            found.insert(0, ConfigValue(name, settings[name], Source.STATIC_BROKER_CONFIG))
+        if name in self.values:
+            text = self.values[name]
+            found.insert(0, ConfigValue(name, text, Source.DYNAMIC_DEFAULT_BROKER_CONFIG))
+        return found
+
+
+NO_DEFAULTS = TopicDefaults({})
+
+
+def of_settings(partitions: int, *, is_auto_create: bool) -> dict[str, str]:
+    """Return the defaults that the settings of a broker give."""
+    return {AUTO_CREATE: str(is_auto_create).lower(), NUM_PARTITIONS: str(partitions)}
+
+
+def effective(configs: Mapping[str, str], defaults: TopicDefaults = NO_DEFAULTS) -> TopicConfig:
+    """Parse the effective configs of a topic that sets `configs`. An invalid value does not count,
+    because `apply` must not fail on a value that an older or newer writer accepted."""
+    return _parsed(configs, defaults.configs) if configs else defaults.of_plain_topics
+
+
+def _parsed(*given: Mapping[str, str]) -> TopicConfig:
+    """Parse the texts. The first of `given` that has a valid value of a config has precedence."""
 
     def get(name: str) -> object:
         key = CONFIGS[name]
-        try:
-            return key.parse(configs.get(name, key.default))
-        except ValueError:
-            return key.parse(key.default)
+        for texts in given:
+            if name in texts:
+                with contextlib.suppress(ValueError):
+                    return key.parse(texts[name])
+        return key.parse(key.default)
 
     values = {name.replace(".", "_"): get(name) for name in CONFIGS}
     is_log_append_time = values.pop("message_timestamp_type") == "LogAppendTime"

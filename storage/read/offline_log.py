@@ -222,7 +222,7 @@ def _topic_snapshot(state: ClusterState, name: str, *, has_tail: bool) -> TopicS
         topic.name,
         topic.topic_id,
         topic.prefix,
-        state.config(topic).is_log_append_time,
+        topic.config.is_log_append_time,
         [
             _partition_snapshot(number, partition, has_tail=has_tail)
             for number, partition in enumerate(topic.partitions)

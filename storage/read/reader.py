@@ -463,7 +463,7 @@ def _damaged(topic: Topic, number: int, chunk: TailChunk, error: Corrupt) -> Dam
 
 
 def _is_compacted(topic: Topic) -> bool:
-    return "compact" in topic.configs.get("cleanup.policy", "")
+    return "compact" in topic.config.cleanup_policy
 
 
 def _rows_within(

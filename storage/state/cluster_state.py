@@ -12,7 +12,7 @@ The state is mutable and owned by one event loop. Only `apply` changes it.
 
 from collections.abc import Iterator, Sequence
 
-from tidelog.storage.core import levels, topic_configs
+from tidelog.storage.core import levels
 from tidelog.storage.core.actions import (
     AccessAction,
     AddPartitions,
@@ -35,6 +35,7 @@ from tidelog.storage.core.actions import (
     RetireHotLog,
     Sealed,
     SetBounds,
+    SetTopicDefaults,
 )
 from tidelog.storage.core.bounds import DEFAULT_BOUNDS, Bounds
 from tidelog.storage.core.entry import GENESIS, Commit, Decoded, Entry
@@ -47,6 +48,7 @@ from tidelog.storage.core.errors import (
     UnknownTopic,
 )
 from tidelog.storage.core.model import AppendedRange
+from tidelog.storage.core.topic_configs import NO_DEFAULTS, TopicDefaults
 from tidelog.storage.state import shares, state_checkpoint, topic_checks
 from tidelog.storage.state.access import Access
 from tidelog.storage.state.cluster_bounds import ClusterBounds
@@ -107,7 +109,7 @@ class ClusterState:
         self._checks = topic_checks.TopicChecks(self._by_id, self.deleted)
         self.owners = topic_checks.TopicOwners(self._by_id, self.shares)
         self._deleted_now: list[Topic] = []  # by the entry that is being applied
-        self._configs: dict[str, topic_configs.TopicConfig] = {}
+        self.defaults = NO_DEFAULTS
 
     # -- reading
 
@@ -129,9 +131,6 @@ class ClusterState:
 
     def topic_of_id(self, topic_id: str) -> Topic | None:
         return self._by_id.get(topic_id)
-
-    def config(self, topic: Topic) -> topic_configs.TopicConfig:
-        return self._configs[topic.topic_id]
 
     def idempotency_record(self, key: str, principal: str = "") -> IdempotencyRecord | None:
         """Return the record of the principal's request with this key, or None."""
@@ -289,11 +288,8 @@ class ClusterState:
                 if name in self.topics or topic_id in self._by_id:
                     return TopicExists(f"topic {name!r} already exists")
                 return topic_checks.check_create(action, self.level)
-            case AlterTopic(topic_id, changes):
-                if topic_id not in self._by_id:
-                    return self._checks.unknown(topic_id)
-                given = {name: value for name, value in changes.items() if value is not None}
-                return topic_configs.check_all(given, self.level)
+            case AlterTopic() | SetTopicDefaults():
+                return self._checks.check_configs(action, self.level)
             case AddPartitions(topic_id):
                 topic = self._by_id.get(topic_id)
                 if topic is None:
@@ -327,7 +323,8 @@ class ClusterState:
                 self.members.topic_changed(name, topic_id)
             case AlterTopic(topic_id, changes):
                 self._by_id[topic_id].alter(changes)
-                self._index(self._by_id[topic_id])
+            case SetTopicDefaults(changes):
+                self._set_defaults(self.defaults.changed(changes))
             case AddPartitions(topic_id, count):
                 self.owners.grown(topic_id, self._by_id[topic_id].grow(count), owner)
                 self.members.topic_changed(self._by_id[topic_id].name, topic_id)
@@ -357,7 +354,6 @@ class ClusterState:
 
     def _delete(self, topic: Topic) -> None:
         del self.topics[topic.name]
-        del self._configs[topic.topic_id]
         self.owners.removed(topic.topic_id)
         del self._by_id[topic.topic_id]
         self._deleted_now.append(topic)
@@ -379,7 +375,7 @@ class ClusterState:
             entry_key=object_key,
             body_start=body_start,
             committed_ms=self.time_ms,
-            append_ms=self.time_ms if self._configs[topic.topic_id].is_log_append_time else -1,
+            append_ms=self.time_ms if topic.config.is_log_append_time else -1,
         )
         partition.append(tail_chunk)
         if isinstance(action, ProducerAppend):
@@ -389,7 +385,12 @@ class ClusterState:
     def _index(self, topic: Topic) -> None:
         self.topics[topic.name] = topic
         self._by_id[topic.topic_id] = topic
-        self._configs[topic.topic_id] = topic_configs.effective(topic.configs)
+        topic.inherit(self.defaults)
+
+    def _set_defaults(self, defaults: TopicDefaults) -> None:
+        self.defaults = defaults
+        for topic in self._by_id.values():  # cheap: a topic parses its configs at the next use
+            topic.inherit(defaults)
 
     # -- checkpoints
 
@@ -418,6 +419,7 @@ class ClusterState:
                 self.owners.by_id, self.committed_offsets.owners, records, self.producers.owners()
             ),
             KafkaCheckpoint(self.producers.reserved, self.members.kept_of_clients()),
+            self.defaults.values,
         )
         return state_checkpoint.encode(snapshot)
 
@@ -441,6 +443,7 @@ class ClusterState:
         state.elapsed.load(snapshot.elapsed)
         state.bounds.load(snapshot.bounds)
         state.holds = Holds(snapshot.holds)
+        state.defaults = TopicDefaults(snapshot.defaults)
         for topic in snapshot.topics:
             state._index(topic)
         state.owners.load(owners.topics)

@@ -58,6 +58,7 @@ class StateCheckpoint(msgspec.Struct, array_like=True, forbid_unknown_fields=Tru
     holds: list[Hold] = []
     owners: OwnersCheckpoint | None = None
     kafka: KafkaCheckpoint | None = None
+    defaults: dict[str, str] = {}
 
 
 _encoder = msgspec.msgpack.Encoder(order="deterministic")
@@ -67,8 +68,8 @@ _decoder = msgspec.msgpack.Decoder(StateCheckpoint)
 def encode(snapshot: StateCheckpoint) -> bytes:
     """Return the bytes: without the elements that the snapshot's level does not have."""
     elements = list(msgspec.structs.astuple(snapshot))
-    if snapshot.level < levels.KAFKA:
-        elements.pop()
+    if snapshot.level < levels.KAFKA:  # also the level of TOPIC_DEFAULTS
+        del elements[-2:]
     if snapshot.level < shares.LEVEL:
         elements.pop()
     while snapshot.level == levels.FIRST and len(elements) > ELEMENTS_MIN and not elements[-1]:
@@ -92,4 +93,6 @@ def decode(body: bytes, key: str) -> StateCheckpoint:
         raise Corrupt(key, "a checkpoint has owners from level 3 on, and not before")
     if (snapshot.kafka is None) != (snapshot.level < levels.KAFKA):
         raise Corrupt(key, "a checkpoint has Kafka's part from level 4 on, and not before")
+    if snapshot.defaults and snapshot.level < levels.TOPIC_DEFAULTS:
+        raise Corrupt(key, "a checkpoint has defaults of topics only from level 4 on")
     return snapshot

@@ -2,19 +2,36 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import TypeAlias
 
 import msgspec
 
 from tidelog.storage.core import object_keys, topic_configs
-from tidelog.storage.core.actions import AddPartitions, AnyAction, Append, Chunk, CreateTopic
-from tidelog.storage.core.errors import InvalidRequest, LogError, UnknownPartition, UnknownTopic
+from tidelog.storage.core.actions import (
+    AddPartitions,
+    AlterTopic,
+    AnyAction,
+    Append,
+    Chunk,
+    CreateTopic,
+    SetTopicDefaults,
+)
+from tidelog.storage.core.errors import (
+    InvalidRequest,
+    LogError,
+    UnknownPartition,
+    UnknownTopic,
+)
+from tidelog.storage.core.topic_configs import (
+    NO_DEFAULTS,
+    PARTITIONS_MAX,
+    TopicConfig,
+    TopicDefaults,
+)
 from tidelog.storage.state import shares as rules
 from tidelog.storage.state.partition import Partition
 from tidelog.storage.state.shares import Need, Shares
-
-PARTITIONS_MAX = 10_000
-"""Bound of a topic's partitions (I10); ~200 bytes each, in memory and in each checkpoint."""
 
 _NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 
@@ -74,8 +91,9 @@ def check_growth(action: AddPartitions, name: str, partitions: int) -> LogError 
     return None
 
 
-class Topic(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
-    """One topic. If a topic is created again under the same name, it gets another `topic_id`."""
+class Topic(msgspec.Struct, array_like=True, forbid_unknown_fields=True, dict=True):
+    """One topic. If a topic is created again under the same name, it gets another `topic_id`.
+    `configs` are the configs that the topic sets; `config` has the effective ones."""
 
     name: str
     topic_id: str
@@ -91,6 +109,22 @@ class Topic(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
         """Set these configs. None resets a config to its default."""
         after = (self.configs | dict(changes)).items()
         self.configs = {name: text for name, text in after if text is not None}
+        self.inherit(self.defaults)
+
+    @cached_property
+    def defaults(self) -> TopicDefaults:
+        """The cluster's defaults. The state sets them; a deleted topic keeps its last ones."""
+        return NO_DEFAULTS
+
+    @cached_property
+    def config(self) -> TopicConfig:
+        """The effective configs. All code that obeys configs reads this."""
+        return topic_configs.effective(self.configs, self.defaults)
+
+    def inherit(self, defaults: TopicDefaults) -> None:
+        """Take these defaults of the cluster."""
+        self.defaults = defaults
+        self.__dict__.pop("config", None)
 
     def grow(self, partitions: int) -> int:
         """Grow to this number of partitions; return how many are new."""
@@ -115,6 +149,15 @@ class TopicChecks:
     def __init__(self, by_id: Mapping[str, Topic], deleted: Sequence[DeletedTopic]) -> None:
         self._by_id = by_id
         self._deleted = deleted
+
+    def check_configs(self, action: AlterTopic | SetTopicDefaults, level: int) -> LogError | None:
+        """Return why configs of a topic, or defaults of the cluster, cannot be changed, or None.
+        Removing is always possible, also of a name that this version does not know."""
+        if isinstance(action, AlterTopic):
+            if action.topic_id not in self._by_id:
+                return self.unknown(action.topic_id)
+            return topic_configs.check_all(_given(action.configs), level)
+        return topic_configs.check_defaults(_given(action.values), level)
 
     def check_append(self, action: Append, chunks: Sequence[Chunk]) -> LogError | None:
         if not 0 <= action.chunk < len(chunks):
@@ -144,6 +187,10 @@ class TopicChecks:
         """Return an error with the topic's name, not its id, because clients do not see ids."""
         names = (gone.name for gone in self._deleted if gone.topic_id == topic_id)
         return UnknownTopic(next(names, topic_id))
+
+
+def _given(changes: Mapping[str, str | None]) -> dict[str, str]:
+    return {name: value for name, value in changes.items() if value is not None}
 
 
 PartitionsOf: TypeAlias = list[tuple[str, int]]

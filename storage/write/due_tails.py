@@ -44,7 +44,7 @@ class DueTails(NamedTuple):
 
     def _of_topic(self, state: ClusterState, topic: Topic, now_ms: int) -> list[int]:
         # One loop without calls: a topic may have 10,000 partitions.
-        config = state.config(topic)
+        config = topic.config
         is_own = self.owns(topic.topic_id)
         factor = 1 if is_own else TAKEOVER_FACTOR
         bytes_max, chunks_max = factor * config.segment_bytes, factor * self.tail_chunks_max

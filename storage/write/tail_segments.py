@@ -18,7 +18,7 @@ from typing import NamedTuple, TypeVar
 import pyarrow as pa
 
 from tidelog.storage.core import chunk as chunks
-from tidelog.storage.core import object_keys, topic_configs
+from tidelog.storage.core import object_keys
 from tidelog.storage.core.actions import KAFKA_CODEC
 from tidelog.storage.core.errors import Corrupt, DamagedRecords
 from tidelog.storage.core.model import SegmentFile
@@ -89,8 +89,7 @@ class TailSegments:
         other records are damaged, yield the records before them, and add the error to `damage`.
         Raises Unavailable.
         """
-        # Do not read the configs from the state: it has none of a deleted topic.
-        config = topic_configs.effective(topic.configs)
+        config = topic.config
         target = _Target(config.compression_type, self._level(), config.segment_bytes)
         for numbers in _together(topic, ranges):
             async with self._turn:

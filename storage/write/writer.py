@@ -258,7 +258,7 @@ class Writer:
         for part in request.parts:
             topic = state.topic_of_id(part.topic_id)
             if topic is not None:  # else `apply` refuses the request
-                check_timestamps(topic.name, part.rows, state.config(topic), now_ms)
+                check_timestamps(topic.name, part.rows, topic.config, now_ms)
 
     def _admit(self, request: AppendRequest) -> None:
         if self._closing:

@@ -22,7 +22,13 @@ from tidelog.storage.core import entry as entries
 from tidelog.storage.core import levels, object_keys
 from tidelog.storage.core.actions import Chunk, DeleteTopic
 from tidelog.storage.core.entry import Commit, Entry
-from tidelog.storage.core.errors import CommitUnknown, Corrupt, NewerLevel, Unavailable
+from tidelog.storage.core.errors import (
+    CommitUnknown,
+    Corrupt,
+    InvalidConfig,
+    NewerLevel,
+    Unavailable,
+)
 from tidelog.storage.io.memory import MemoryStore
 from tidelog.storage.io.object_store import ObjectStore
 from tidelog.storage.wal.view import WalView
@@ -123,6 +129,28 @@ def test_two_upgrades_at_once_raise_the_level_once(faults: list[Fault]) -> None:
         assert await levels_in(inner) == LEVELS
         await wal.commit(one(wal, "a"))
         assert await levels_in(inner) == [*LEVELS, NEWEST]
+
+    run(main)
+
+
+def test_defaults_of_topics_need_an_upgrade() -> None:
+    """From level 3, whose brokers would not decode the action; a broker that starts has them."""
+
+    async def main() -> None:
+        async with Cluster() as cluster:
+            identity = ClusterIdentity(3, CLUSTER_ID, 1)
+            await cluster.store.create(object_keys.CLUSTER, [msgspec.json.encode(identity)])
+            log = await cluster.start()
+            await log.create_topic("t", 1, {})
+            with pytest.raises(InvalidConfig, match="has level 3: run tidelog upgrade"):
+                await log.set_topic_defaults({"log.roll.ms": "7000"})
+            assert await upgraded(cluster.store) == LevelChange(3, NEWEST)
+            await log.refresh()
+            assert log.state.topic("t").config.segment_ms == 600_000
+            await log.set_topic_defaults({"log.roll.ms": "7000"})
+            await log.wal.checkpoint()
+            other = await cluster.start()
+            assert other.state.topic("t").config.segment_ms == 7000
 
     run(main)
 

@@ -58,9 +58,6 @@ async def test_r10_a_config_of_brokers_that_is_not_there(broker: Broker, path: s
 @pytest.mark.parametrize(
     ("method", "path", "body"),
     [
-        ("PUT", "broker-configs/c", {"value": "1"}),
-        ("DELETE", "broker-configs/c", None),
-        ("POST", "broker-configs:alter", {"data": [{"name": "c", "value": "1"}]}),
         ("PUT", "brokers/1/configs/c", {"value": "1"}),
         ("DELETE", "brokers/1/configs/c", None),
         ("POST", "brokers/1/configs:alter", {"data": [{"name": "c", "value": "1"}]}),
@@ -79,7 +76,7 @@ async def test_r10_configs_of_all_brokers_are_listed(broker: Broker) -> None:
     at = f"/v3/clusters/{broker.log.wal.cluster.cluster_id}/brokers/-/configs"
     answer = await broker.http.get(at)
     assert answer.status_code == 200, answer.text
-    assert answer.json()["data"] == []
+    assert "num.partitions" in {each["name"] for each in answer.json()["data"]}
 
 
 @pytest.mark.parametrize("path", ["/openapi", "/openapi/v3"])

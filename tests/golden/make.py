@@ -44,6 +44,7 @@ from tidelog.storage.core.actions import (
     SetQuotas,
     SettledMember,
     SettleGroup,
+    SetTopicDefaults,
     TakeHold,
 )
 from tidelog.storage.core.bounds import Bounds
@@ -216,7 +217,7 @@ class Making:
 
     async def commit_client_groups(self) -> None:
         """A group of Kafka's clients that settles twice and loses a member, another that becomes
-        empty, and an offset that is deleted."""
+        empty, and an offset that is deleted. Then defaults of topics that are set and removed."""
         members = [
             SettledMember("m-1", "", "app", "/10.0.0.1", 45_000, 300_000, b"m1", b"a1", ALICE),
             SettledMember("m-2", "pod", "app", "/10.0.0.2", 45_000, 300_000, b"m2", b"a2"),
@@ -233,6 +234,8 @@ class Making:
             LeaveGroup("kafka", "m-1"),
             alone,
             ExpireMember("alone", "m-2", 1),
+            SetTopicDefaults({"log.retention.bytes": "9", "num.partitions": "3"}),
+            SetTopicDefaults({"log.cleanup.policy": "compact", "num.partitions": None}),
         ):
             await self.commit(self.request(actions=[action]), principal=ALICE)
 

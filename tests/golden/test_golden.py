@@ -331,7 +331,7 @@ def test_a_cluster_that_was_raised(tmp_path: Path) -> None:
     assert bounds[1] == bounds[2] == [600_000, 5_000_000, 172_800_000]
     assert holds == [["first", 1_700_000_006_000, elapsed_ms + 90_000]]
     fourth = state_in(f"checkpoints/{8:020}", folder)
-    assert (fourth[0], fourth[-1][0][0][:2]) == (4, [0, 10])
+    assert (fourth[0], fourth[-2][0][0][:2], fourth[-1]) == (4, [0, 10], {})
 
 
 # -- segments

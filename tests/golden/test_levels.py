@@ -39,10 +39,10 @@ def test_level_3_adds_what_belongs_to_principals(tmp_path: Path) -> None:
 
 
 def test_level_4_keeps_the_batches_of_kafka_producers(tmp_path: Path) -> None:
-    folder, name = folder_of(4), f"checkpoints/{24:020}"
+    folder, name = folder_of(4), f"checkpoints/{26:020}"
     state = state_in(name, folder)
-    assert (state[0], len(state)) == (4, 19)
-    assert state[-1][0] == [[1, 1001, state[14][0] - 8 * 1500]]
+    assert (state[0], len(state)) == (4, 20)
+    assert state[-2][0] == [[1, 1001, state[14][0] - 10 * 1500]]
     header = header_of(f"wal/{17:020}", folder)
     kept, rows, stamped = header[6]
     assert [(chunk[5], chunk[9]) for chunk in (kept, rows, stamped)] == [
@@ -71,11 +71,11 @@ def test_level_4_keeps_the_batches_of_kafka_producers(tmp_path: Path) -> None:
 
 def test_level_4_keeps_the_groups_that_clients_assign() -> None:
     folder = folder_of(4)
-    state = state_in(f"checkpoints/{24:020}", folder)
-    now_ms = state[14][0]
+    state = state_in(f"checkpoints/{26:020}", folder)
+    now_ms = state[14][0] - 2 * 1500
     config = ["binary", "latest", False, -1, 1000, 45_000, 300_000, "kafka", "app", ""]
     member = ["m-2", now_ms - 6 * 1500, config, "pod", [], "", False, [], [], "/10.0.0.2"]
-    assert state[-1][1] == [
+    assert state[-2][1] == [
         ["kafka", 2, "consumer", "range", "m-2", "b", 1, 0, True, [[*member, b"m2", b"a2"]]],
         ["alone", 1, "connect", "mine", "m-2", "b", 1, now_ms, False, []],
     ]
@@ -96,3 +96,13 @@ def test_level_4_keeps_the_groups_that_clients_assign() -> None:
             ["m-2", "pod", "app", "/10.0.0.2", 45_000, 300_000, b"m2", b"a2", ""],
         ],
     ]
+
+
+def test_level_4_keeps_defaults_of_topics() -> None:
+    folder = folder_of(4)
+    first, second = (header_of(f"wal/{seq:020}", folder)[7][0][1] for seq in (25, 26))
+    assert first == [["set-topic-defaults", {"log.retention.bytes": "9", "num.partitions": "3"}]]
+    changes = {"log.cleanup.policy": "compact", "num.partitions": None}
+    assert second == [["set-topic-defaults", changes]]
+    defaults = {"log.cleanup.policy": "compact", "log.retention.bytes": "9"}
+    assert state_in(f"checkpoints/{26:020}", folder)[-1] == defaults

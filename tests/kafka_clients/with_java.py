@@ -139,7 +139,16 @@ def test_configs(java: Java) -> None:
     said = java.run(CONFIGS, "--alter", *entity, "--add-config", "retention.ms=never", status=1)
     assert "retention.ms" in said
     brokers = ["--entity-type", "brokers", "--entity-default"]
-    java.run(CONFIGS, "--describe", *brokers)
+    values = "log.retention.ms=7200000,log.cleanup.policy=[compact,delete]"
+    java.run(CONFIGS, "--alter", *brokers, "--add-config", values)
+    said = java.run(CONFIGS, "--describe", *brokers)
+    assert "log.retention.ms=7200000" in said, said
+    assert "DYNAMIC_DEFAULT_BROKER_CONFIG:log.retention.ms=7200000" in said, said
+    said = java.run(CONFIGS, "--describe", *entity, "--all")
+    assert "cleanup.policy=compact,delete" in said, said
+    names = "log.retention.ms,log.cleanup.policy"
+    java.run(CONFIGS, "--alter", *brokers, "--delete-config", names)
+    assert "log.retention.ms" not in java.run(CONFIGS, "--describe", *brokers)
 
 
 def test_console_tools(java: Java) -> None:

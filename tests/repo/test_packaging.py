@@ -42,6 +42,8 @@ CLIENT_COMMANDS = [
     "topics describe t",
     "topics alter t --partitions 2",
     "topics delete t --yes",
+    "defaults list",
+    "defaults alter -u num.partitions",
     "groups list",
     "groups describe g",
     "groups lag g",

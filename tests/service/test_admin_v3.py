@@ -295,7 +295,7 @@ async def test_configs_say_where_they_come_from(
         False,
         "DYNAMIC_TOPIC_CONFIG",
     )
-    default = {"name": "segment.ms", "value": "600000", "source": "DEFAULT_CONFIG"}
+    default = {"name": "log.roll.ms", "value": "600000", "source": "DEFAULT_CONFIG"}
     dynamic = {"name": "segment.ms", "value": "5000", "source": "DYNAMIC_TOPIC_CONFIG"}
     assert own["synonyms"] == [dynamic, default]
     other = configs["retention.ms"]

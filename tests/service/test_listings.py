@@ -63,9 +63,11 @@ WITHOUT_PAGES = {
     f"{CLUSTER}/topics/{{topic_name}}/configs/{{name}}": "the sources of one config",
     f"{CLUSTER}/topics/{{topic_name}}/partitions/{{partition_id}}/replicas": ONE_ITEM,
     "/clusters": ONE_ITEM,
-    f"{CLUSTER}/brokers/-/configs": EMPTY,
-    f"{CLUSTER}/brokers/{{broker_id}}/configs": EMPTY,
-    f"{CLUSTER}/broker-configs": EMPTY,
+    f"{CLUSTER}/brokers/-/configs": CONFIGS,
+    f"{CLUSTER}/brokers/{{broker_id}}/configs": CONFIGS,
+    f"{CLUSTER}/brokers/{{broker_id}}/configs/{{name}}": "the sources of one config",
+    f"{CLUSTER}/broker-configs": CONFIGS,
+    f"{CLUSTER}/broker-configs/{{name}}": "the sources of one config",
     f"{CLUSTER}/topics/{{topic_name}}/partitions/-/reassignment": EMPTY,
     "/metrics": "the number of series is bounded",
     "/openapi.json": FILE,
@@ -127,8 +129,6 @@ async def test_each_route_of_a_list_has_pages_or_a_reason(broker: Broker) -> Non
 def fill(state: ClusterState) -> None:
     """Raise the state to its bounds, without the WAL."""
     count = PARTITIONS_MAX // TOPICS_MAX
-    sample = state.topic("t")
-    config = state.config(sample)
     large = Topic("large", "large", 1, {}, [Partition() for _ in range(GROUP_PARTITIONS_MAX // 2)])
     small = [
         Topic(f"t{number:05}", f"t{number:05}", 1, {}, [Partition() for _ in range(count)])
@@ -136,7 +136,7 @@ def fill(state: ClusterState) -> None:
     ]
     for topic in (large, *small):
         state.topics[topic.name] = state._by_id[topic.topic_id] = topic
-        state._configs[topic.topic_id] = config
+        topic.inherit(state.defaults)
     access = state.access
     for number in range(KEYS_MAX):
         access._keep(Key(f"k{number}", "User:k", number.to_bytes(32, "big"), number % 100))

@@ -8,7 +8,7 @@ from tests.service.conftest import Broker as Served
 from tidelog.service.server.app import build_app
 from tidelog.storage.broker import Broker
 from tidelog.storage.core.chunk import Rows
-from tidelog.storage.core.topic_configs import CONFIGS
+from tidelog.storage.core.topic_configs import CONFIGS, of_settings
 from tidelog.storage.io.clock import SystemClock
 from tidelog.storage.io.memory import MemoryStore
 from tidelog.storage.log import Log
@@ -130,7 +130,9 @@ async def test_strimzi_creates_topics(client: httpx.AsyncClient, log: Log) -> No
 
 @pytest.mark.parametrize("count", [{}, {"partitions_count": None}, {"partitions_count": -1}])
 async def test_the_number_of_partitions_has_a_default(log: Log, count: dict[str, object]) -> None:
-    transport = httpx.ASGITransport(app=build_app(log, default_partitions=4))
+    transport = httpx.ASGITransport(
+        app=build_app(log, default_settings=of_settings(4, is_auto_create=False))
+    )
     async with httpx.AsyncClient(transport=transport, base_url="http://tide") as client:
         answer = await client.post("/admin/topics", json={"topic_name": "t", **count})
     assert answer.status_code == 201

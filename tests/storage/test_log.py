@@ -376,9 +376,50 @@ def test_topics_are_checked_before_anything_is_written() -> None:
             assert "u" not in log.state.topics
             assert log.state.seq - seq <= 1
             await log.alter_topic("t", {"segment.ms": "500"})
-            assert log.state.config(log.state.topic("t")).segment_ms == 500
+            assert log.state.topic("t").config.segment_ms == 500
             await log.alter_topic("t", {"segment.ms": None})
             assert log.state.topic("t").configs == {}
+
+    run(main)
+
+
+def test_two_callers_set_defaults_of_all_topics_and_lose_no_change() -> None:
+    async def main() -> None:
+        async with brokers(2) as (first, second):
+            await asyncio.gather(
+                first.set_topic_defaults({"log.roll.ms": "700", "num.partitions": " 4"[1:]}),
+                second.set_topic_defaults({"log.cleanup.policy": "compact , delete"}),
+            )
+            for log in (first, second):
+                await log.refresh()
+                set_values = {
+                    "log.roll.ms": "700",
+                    "num.partitions": "4",
+                    "log.cleanup.policy": "compact,delete",
+                }
+                assert log.state.defaults.values == set_values
+                config = log.state.topic("t").config
+                assert (config.segment_ms, len(config.cleanup_policy)) == (700, 2)
+            await second.alter_topic("t", {"segment.ms": "500"})
+            await second.set_topic_defaults({"log.roll.ms": None})
+            await first.refresh()
+            assert first.state.topic("t").config.segment_ms == 500
+            seq = first.state.seq
+            await first.set_topic_defaults({"log.roll.ms": "900"}, validate_only=True)
+            for name, value, why in [
+                ("log.roll.ms", "soon", "for the default log.roll.ms: must be a whole number"),
+                ("log.roll.ms", "", "must be a whole number"),
+                ("num.partitions", "10001", "must be 1 to 10000"),
+                ("auto.create.topics.enable", "yes", "must be one of true, false"),
+                ("log.cleanup.policy", "delete," * 200, "has 1400 characters"),
+                ("segment.ms", "1000", "use the name log.roll.ms"),
+                ("segment.ms", None, "use the name log.roll.ms"),
+                ("preallocate", "true", "cannot have a default: it has no effect here"),
+                ("log.retention.hours", "1", "unknown default 'log.retention.hours': known are"),
+            ]:
+                with pytest.raises(InvalidConfig, match=why):
+                    await first.set_topic_defaults({name: value})
+            assert first.state.seq == seq
 
     run(main)
 

@@ -152,8 +152,10 @@ def test_the_life_of_a_topic(broker: Broker) -> None:
     assert [part["partition"] for part in told["partitions"]] == [0, 1, 2]
     assert sum(part["high_watermark"] for part in told["partitions"]) == 2
     assert {part["log_start_offset"] for part in told["partitions"]} == {0}
-    assert told["configs"]["segment.ms"] == {"value": "60000", "is_default": False}
-    assert told["configs"]["cleanup.policy"] == {"value": "delete", "is_default": True}
+    own = {"value": "60000", "is_default": False, "source": "topic"}
+    assert told["configs"]["segment.ms"] == own
+    built_in = {"value": "delete", "is_default": True, "source": "default"}
+    assert told["configs"]["cleanup.policy"] == built_in
     assert "segment.ms" in broker.cli("topics", "describe", name).stdout.decode()
 
     changes = ["-c", "retention.ms=1000", "--unset", "segment.ms", "--partitions", "4"]
@@ -165,6 +167,27 @@ def test_the_life_of_a_topic(broker: Broker) -> None:
 
     broker.cli("topics", "delete", name, "--yes")
     assert name not in [each["name"] for each in json_of(broker.cli("topics", "list", "--json"))]
+
+
+def test_defaults_of_the_cluster(broker: Broker) -> None:
+    broker.cli("topics", "create", "plain")
+    changes = ["-c", "log.roll.ms=61000", "-c", "num.partitions=2"]
+    altered = broker.cli("defaults", "alter", *changes, "-u", "log.retention.ms")
+    assert "log.roll.ms=61000" in altered.stdout.decode()
+    listed = json_of(broker.cli("defaults", "list", "--json"))
+    found = {each["name"]: (each["value"], each["source"]) for each in listed}
+    assert found["log.roll.ms"] == ("61000", "cluster")
+    assert found["auto.create.topics.enable"] == ("false", "broker")
+    assert found["log.retention.ms"] == ("604800000", "default")
+    told = json_of(broker.cli("topics", "describe", "plain", "--json"))
+    shown = {"value": "61000", "is_default": False, "source": "cluster"}
+    assert told["configs"]["segment.ms"] == shown
+    assert json_of(broker.cli("topics", "create", "two", "--json"))["partitions"] == 2
+    unset = broker.cli("defaults", "alter", "-u", "log.roll.ms", "-u", "num.partitions", "--json")
+    assert json_of(unset) == {"configs": {"log.roll.ms": None, "num.partitions": None}}
+    wrong = broker.cli("defaults", "alter", "-c", "segment.ms=1", status=1)
+    assert "use the name log.roll.ms" in error_line(wrong)
+    broker.cli("defaults", "alter", status=2)
 
 
 def test_what_the_broker_refuses_is_status_1(broker: Broker, topic: str) -> None:

@@ -154,6 +154,45 @@ def test_kafka_python(cluster: Cluster) -> None:
     client.close()
 
 
+def test_defaults_of_the_cluster(cluster: Cluster) -> None:
+    """The command line sets them, because neither client can name the brokers of the whole cluster.
+    Both show them, and a new topic has them."""
+    kinds = rd.ConfigResource.Type
+    client = rd.AdminClient({"bootstrap.servers": cluster.address, **QUIET})
+
+    def shown(kind: rd.ConfigResource.Type, name: str) -> dict[str, rd.ConfigEntry]:
+        (future,) = client.describe_configs([rd.ConfigResource(kind, name)]).values()
+        found: dict[str, rd.ConfigEntry] = future.result(RD_TIMEOUT_S)
+        return found
+
+    values = ["-c", "log.retention.ms=9000", "-c", "num.partitions=3"]
+    cluster.broker.cli("defaults", "alter", *values)
+    of_one = rd.ConfigResource(kinds.BROKER, "5")
+    of_one.add_incremental_config(
+        rd.ConfigEntry(
+            "log.roll.ms",
+            "1000",
+            incremental_operation=librdkafka.admin.AlterConfigOpType.SET,
+        )
+    )
+    assert _rd_outcome(client.incremental_alter_configs([of_one])) == 40
+    entry = shown(kinds.BROKER, "5")["log.retention.ms"]
+    assert (entry.value, entry.source) == ("9000", 3)
+    assert _rd_outcome(client.create_topics([rd.NewTopic("inherits", -1)])) == 0
+    entry = shown(kinds.TOPIC, "inherits")["retention.ms"]
+    assert (entry.value, entry.source) == ("9000", 3)
+    assert "log.retention.ms" in entry.synonyms
+    assert len(client.list_topics(timeout=20).topics["inherits"].partitions) == 3
+
+    python = KafkaAdminClient(bootstrap_servers=cluster.address)
+    found = python.describe_configs([KafkaResource("BROKER", "5")], config_filter="all")
+    assert found["broker"]["5"]["num.partitions"]["value"] == "3"
+    python.close()
+    cluster.broker.cli("defaults", "alter", "-u", "num.partitions", "-u", "log.retention.ms")
+    entry = shown(kinds.TOPIC, "inherits")["retention.ms"]
+    assert (entry.value, entry.source) == ("604800000", 5)
+
+
 def test_aiokafka(cluster: Cluster) -> None:
     async def run() -> None:
         client = AIOKafkaAdminClient(bootstrap_servers=cluster.address)

@@ -14,6 +14,7 @@ import { Topics } from "./page_topics.js";
 import { Topic } from "./page_topic.js";
 import { Groups } from "./page_groups.js";
 import { Group } from "./page_group.js";
+import { Defaults } from "./page_defaults.js";
 import { Metadata } from "./page_metadata.js";
 import { Access } from "./page_access.js";
 import { Api } from "./page_api.js";
@@ -44,6 +45,7 @@ function Page({ at, me }) {
   if (at.page === "overview") return html`<${Overview} />`;
   if (at.page === "topics" && !name) return html`<${Topics} query=${at.query} />`;
   if (at.page === "topics") return html`<${Topic} key=${name} name=${name} tab=${tab || "picture"} query=${at.query} />`;
+  if (at.page === "defaults") return html`<${Defaults} />`;
   if (at.page === "groups" && !name) return html`<${Groups} />`;
   if (at.page === "groups") return html`<${Group} key=${name} name=${name} />`;
   if (at.page === "metadata") return html`<${Metadata} />`;

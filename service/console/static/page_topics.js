@@ -14,6 +14,7 @@ export function Topics() {
   return html`<header class="page-head"><h1>Topics</h1>
       <div class="tools">
         <input type="search" data-search placeholder="Search  /" aria-label="Search topics" value=${search} onInput=${(e) => setSearch(e.target.value)} />
+        <a href="#/defaults">Defaults</a>
         <button type="button" class="primary" data-new onClick=${() => setCreates(true)}>Create topic</button>
       </div></header>
     <${Loaded} state=${state}>${(topics) => html`<${List} topics=${topics} search=${search.trim().toLowerCase()} />`}<//>
@@ -42,13 +43,13 @@ function List({ topics, search }) {
 function Create({ onClose }) {
   const [name, setName] = useState("");
   const [partitions, setPartitions] = useState("6");
-  const [policy, setPolicy] = useState("delete");
-  const [days, setDays] = useState("7");
+  const [policy, setPolicy] = useState("");
+  const [days, setDays] = useState("");
   const isName = /^[a-zA-Z0-9._-]{1,222}$/.test(name) && name !== "." && name !== "..";
   const create = async () => {
     const configs = [];
-    if (policy !== "delete") configs.push({ name: "cleanup.policy", value: policy });
-    if (days !== "7") configs.push({ name: "retention.ms", value: days === "" ? "-1" : String(Math.round(Number(days) * 86400000)) });
+    if (policy) configs.push({ name: "cleanup.policy", value: policy });
+    if (days !== "") configs.push({ name: "retention.ms", value: Number(days) < 0 ? "-1" : String(Math.round(Number(days) * 86400000)) });
     await send("POST", `${await v3()}/topics`, { topic_name: name, partitions_count: Number(partitions), configs });
     say(`Topic ${name} created.`);
     location.hash = topicHref(name);
@@ -61,10 +62,10 @@ function Create({ onClose }) {
         <input type="number" name="partitions" min="1" max="10000" value=${partitions} onInput=${(e) => setPartitions(e.target.value)} /><//>
       <${Field} label="Cleanup policy">
         <select value=${policy} onChange=${(e) => setPolicy(e.target.value)}>
-          <option value="delete">delete: by age or size</option><option value="compact">compact: newest per key</option>
+          <option value="">the default</option><option value="delete">delete: by age or size</option><option value="compact">compact: newest per key</option>
           <option value="compact,delete">compact and delete</option></select><//>
-      <${Field} label="Retention, days" note="Empty: unlimited.">
-        <input type="number" min="0" step="any" value=${days} onInput=${(e) => setDays(e.target.value)} /><//>
+      <${Field} label="Retention, days" note="Empty: the default. -1: unlimited.">
+        <input type="number" min="-1" step="any" value=${days} onInput=${(e) => setDays(e.target.value)} /><//>
     </div>
   <//>`;
 }

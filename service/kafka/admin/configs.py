@@ -1,8 +1,9 @@
 """DescribeConfigs, AlterConfigs, IncrementalAlterConfigs.
 
 Configs of topics are those of REST (storage.core.topic_configs): names that Kafka has and tidelog
-does not need are kept and shown, and every other name is refused. A broker shows the defaults of
-topics, under the names that Kafka's brokers have for them. Requests to change them are refused.
+does not need are kept and shown, and every other name is refused. The broker resource without a
+name has the defaults that the cluster sets, under the names that Kafka's brokers have for them; a
+request may change them. A broker shows the defaults in effect. Changes of one broker are refused.
 """
 
 import asyncio
@@ -31,12 +32,11 @@ from tidelog.service.kafka.messages.configs import (
 )
 from tidelog.storage.core import topic_configs
 from tidelog.storage.core.acls import ALTER_CONFIGS, CLUSTER, CLUSTER_NAME, DESCRIBE_CONFIGS, TOPIC
+from tidelog.storage.core.topic_configs import ConfigKey, ConfigValue, Source, TopicDefaults
 from tidelog.storage.state.cluster_state import Topic
 
 OF_TOPIC, OF_BROKER, OF_CLIENT_METRICS, OF_GROUP = 2, 4, 16, 32
 """Types of resources. There are no client metrics, and groups have no configs."""
-TOPIC_SOURCE, STATIC_SOURCE, DEFAULT_SOURCE = 1, 4, 5
-"""Sources of a value: the topic, the settings of the broker, the default."""
 SET, DELETE, APPEND, SUBTRACT = range(4)
 BOOLEAN, STRING, LONG, DOUBLE, LIST = 1, 2, 5, 6, 7
 """Types of values."""
@@ -47,51 +47,40 @@ THROTTLED_REPLICAS = (
 INLINE_MAX = 20
 """Resources of an answer that the event loop builds. Larger answers are built in a thread."""
 
-BROKER_NAMES: Mapping[str, str] = {
-    "cleanup.policy": "log.cleanup.policy",
-    "compression.type": "compression.type",
-    "delete.retention.ms": "log.cleaner.delete.retention.ms",
-    "max.message.bytes": "message.max.bytes",
-    "message.timestamp.after.max.ms": "log.message.timestamp.after.max.ms",
-    "message.timestamp.before.max.ms": "log.message.timestamp.before.max.ms",
-    "message.timestamp.type": "log.message.timestamp.type",
-    "min.cleanable.dirty.ratio": "log.cleaner.min.cleanable.ratio",
-    "min.compaction.lag.ms": "log.cleaner.min.compaction.lag.ms",
-    "retention.bytes": "log.retention.bytes",
-    "retention.ms": "log.retention.ms",
-    "segment.bytes": "log.segment.bytes",
-    "segment.ms": "log.roll.ms",
-}
-"""Names that Kafka's brokers have for the defaults of topic configs."""
-
 
 class Entry(NamedTuple):
-    """One config as clients see it. `source` is that of `value`."""
+    """One config as clients see it. `values` has the effective value first, then those that it
+    replaces."""
 
     name: str
-    value: str
-    source: int
-    default: str
+    values: Sequence[ConfigValue]
     kind: int
     doc: str
 
 
-def entries_of(configs: Mapping[str, str], source: int) -> list[Entry]:
-    """Return the configs with an effect, and the others that `configs` sets; the values in
-    `configs` are from `source`."""
-    names = [*topic_configs.CONFIGS, *sorted(configs.keys() & topic_configs.WITHOUT_EFFECT.keys())]
-    return [_entry(name, configs.get(name), source) for name in names]
+class Changed(NamedTuple):
+    """The target of a request: the configs of a topic, or the defaults of the cluster. `own` are
+    the texts that it sets now; `values` returns the values of a known name, as an Entry has
+    them."""
+
+    known: Mapping[str, ConfigKey]
+    own: Mapping[str, str]
+    values: Callable[[str], Sequence[ConfigValue]]
 
 
-def _entry(name: str, value: str | None, source: int) -> Entry:
+def entries_of(configs: Mapping[str, str], defaults: TopicDefaults) -> list[Entry]:
+    """Return the configs of a topic that sets `configs`: those with an effect, and the others that
+    the topic sets."""
+    return [_entry(name, configs, defaults) for name in topic_configs.shown(configs)]
+
+
+def _entry(name: str, configs: Mapping[str, str], defaults: TopicDefaults) -> Entry:
     known = topic_configs.KNOWN[name]
-    if value is None:
-        value, source = known.default, DEFAULT_SOURCE
-    return Entry(name, value, source, known.default, _kind(name), known.doc)
+    values = defaults.values_of_topic(name, configs)
+    return Entry(name, values, _kind(name, known), known.doc)
 
 
-def _kind(name: str) -> int:
-    known = topic_configs.KNOWN[name]
+def _kind(name: str, known: ConfigKey) -> int:
     match known.parse(known.default):
         case int():
             return LONG
@@ -184,25 +173,25 @@ class Configs:
     ) -> list[DescribeConfigsResourceResult]:
         is_topic = result.resource_type == OF_TOPIC
         if is_topic:
-            entries = entries_of({} if topic is None else topic.configs, TOPIC_SOURCE)
+            own = {} if topic is None else topic.configs
+            defaults = self._broker.state.defaults
+            entries = entries_of(own, defaults)
             names = set(asked or ()) & topic_configs.WITHOUT_EFFECT.keys()
-            entries += [
-                _entry(name, None, DEFAULT_SOURCE)
-                for name in sorted(names - {entry.name for entry in entries})
-            ]
-        elif result.resource_type == OF_BROKER and result.resource_name:
-            entries = self._of_broker()
+            entries += [_entry(name, {}, defaults) for name in sorted(names - own.keys())]
+        elif result.resource_type == OF_BROKER:
+            entries = self._of_broker(is_cluster=not result.resource_name)
         else:
             entries = []
         if asked:  # as in Kafka, an empty list asks for all
             wanted = set(asked)
             entries = [entry for entry in entries if entry.name in wanted]
+        is_read_only = not is_topic and bool(result.resource_name)
         return [
             DescribeConfigsResourceResult(
                 name=entry.name,
-                value=entry.value,
-                read_only=not is_topic,
-                config_source=entry.source,
+                value=entry.values[0].value,
+                read_only=is_read_only,
+                config_source=entry.values[0].source,
                 is_sensitive=False,
                 synonyms=_synonyms(entry) if request.include_synonyms else [],
                 config_type=entry.kind,
@@ -211,22 +200,26 @@ class Configs:
             for entry in entries
         ]
 
-    def _of_broker(self) -> list[Entry]:
-        """Return the defaults of topics, and the settings that Kafka has names for."""
-        settings = self._context.settings
-        auto = "true" if settings.auto_create_topics else "false"
-        count = str(settings.default_partitions)
+    def _of_broker(self, *, is_cluster: bool) -> list[Entry]:
+        """Return the defaults in effect at this broker. If `is_cluster`, as in Kafka, return only
+        those that the cluster sets."""
+        own = self._broker.state.defaults.values
         found = [
-            entry._replace(name=BROKER_NAMES[entry.name])
-            for entry in entries_of({}, DEFAULT_SOURCE)
-            if entry.name in BROKER_NAMES
+            Entry(name, self._default_values(name), _kind(name, known), known.doc)
+            for name, known in topic_configs.DEFAULTS.items()
+            if name in own or not is_cluster
         ]
-        return [
-            Entry("auto.create.topics.enable", auto, STATIC_SOURCE, "false", BOOLEAN, ""),
-            Entry("default.replication.factor", "1", DEFAULT_SOURCE, "1", LONG, ""),
-            Entry("num.partitions", count, STATIC_SOURCE, "1", LONG, ""),
-            *found,
-        ]
+        if not is_cluster:
+            replicas = ConfigValue("default.replication.factor", "1", Source.DEFAULT_CONFIG)
+            found.append(Entry(replicas.name, [replicas], LONG, "the object store replicates"))
+        return found
+
+    def _default_values(self, name: str) -> Sequence[ConfigValue]:
+        settings = self._context.settings
+        given = topic_configs.of_settings(
+            settings.default_partitions, is_auto_create=settings.auto_create_topics
+        )
+        return self._broker.state.defaults.values_of_default(name, given)
 
     # -- AlterConfigs, IncrementalAlterConfigs
 
@@ -235,8 +228,8 @@ class Configs:
     ) -> AlterConfigsResponse:
         """Answer AlterConfigs: configs that a resource does not name get their defaults."""
 
-        def changes_of(topic: Topic, resource: AlterConfigsResource) -> dict[str, str | None]:
-            changes: dict[str, str | None] = dict.fromkeys(topic.configs)
+        def changes_of(changed: Changed, resource: AlterConfigsResource) -> dict[str, str | None]:
+            changes: dict[str, str | None] = dict.fromkeys(changed.own)
             for each in resource.configs:
                 changes[each.name] = _given(each.name, each.value)
             return changes
@@ -252,10 +245,10 @@ class Configs:
         values may be lost."""
 
         def changes_of(
-            topic: Topic, resource: IncrementalAlterConfigsResource
+            changed: Changed, resource: IncrementalAlterConfigsResource
         ) -> dict[str, str | None]:
             return {
-                each.name: _changed(topic, each.name, each.config_operation, each.value)
+                each.name: _changed(changed, each.name, each.config_operation, each.value)
                 for each in resource.configs
             }
 
@@ -269,7 +262,7 @@ class Configs:
         self,
         call: AdminCall,
         resources: "Sequence[AlterConfigsResource] | Sequence[IncrementalAlterConfigsResource]",
-        changes_of: "Callable[[Topic, Any], dict[str, str | None]]",
+        changes_of: "Callable[[Changed, Any], dict[str, str | None]]",
         validate_only: bool,
     ) -> list[AlterConfigsResourceResponse]:
         twice = repeated((each.resource_type, each.resource_name) for each in resources)
@@ -279,19 +272,19 @@ class Configs:
             kind, name = resource.resource_type, resource.resource_name
             if (kind, name) in twice:
                 raise Refused(Code.INVALID_REQUEST, f"resource {name!r} is in the request twice")
-            if kind != OF_TOPIC:
-                await self._refuse(call, kind, name)
-            await call.begin(ALTER_CONFIGS, name)
+            is_topic = kind == OF_TOPIC
+            if is_topic:
+                await call.begin(ALTER_CONFIGS, name)
+            else:
+                await self._begin_defaults(call, kind, name)
             await self._broker.refresh()
             names = [each.name for each in resource.configs]
             if again := repeated(names):
                 raise Refused(Code.INVALID_REQUEST, f"config {min(again)!r} is given twice")
-            changes = changes_of(self._broker.state.topic(name), resource)
-            for config, value in changes.items():
-                if value is not None or config not in topic_configs.KNOWN:
-                    topic_configs.canonical(config, value or "", self._broker.state.level)
-            if changes and not validate_only:
-                await call.commit(name, self._broker.alter_topic(name, changes))
+            if is_topic:
+                await self._alter_topic(call, name, resource, changes_of, validate_only)
+            else:
+                await self._alter_defaults(call, resource, changes_of, validate_only)
 
         async def serve(resource: "AnyResource") -> AlterConfigsResourceResponse:
             is_topic = resource.resource_type == OF_TOPIC
@@ -308,16 +301,54 @@ class Configs:
 
         return await call.for_each(list(distinct.values()), serve)
 
-    async def _refuse(self, call: AdminCall, kind: int, name: str) -> None:
-        """Raise the refusal of a resource that is no topic."""
+    async def _alter_topic(
+        self,
+        call: AdminCall,
+        name: str,
+        resource: "AnyResource",
+        changes_of: "Callable[[Changed, Any], dict[str, str | None]]",
+        validate_only: bool,
+    ) -> None:
+        topic, state = self._broker.state.topic(name), self._broker.state
+
+        def values(config: str) -> list[ConfigValue]:
+            return state.defaults.values_of_topic(config, topic.configs)
+
+        changes = changes_of(Changed(topic_configs.KNOWN, topic.configs, values), resource)
+        topic_configs.canonical_changes(changes, state.level)
+        if changes and not validate_only:
+            await call.commit(name, self._broker.alter_topic(name, changes))
+
+    async def _begin_defaults(self, call: AdminCall, kind: int, name: str) -> None:
+        """Check that the client may change the cluster's defaults, and charge one change. Raise the
+        refusal of every resource except the brokers of the whole cluster."""
         await call.rights.check(ALTER_CONFIGS, CLUSTER, CLUSTER_NAME)
         if kind != OF_BROKER:
             raise Refused(Code.INVALID_REQUEST, f"resources of type {kind} have no configs")
         self._check_node(name)
-        raise Refused(
-            Code.INVALID_CONFIG,
-            "configs of brokers cannot be changed by this request: change the broker's settings",
-        )
+        if name:
+            raise Refused(
+                Code.INVALID_CONFIG,
+                f"broker {name} has no configs of its own that a request can change: change its "
+                "settings, or the defaults of the cluster (the broker resource without a name, "
+                "--entity-default)",
+            )
+        call.charge()
+
+    async def _alter_defaults(
+        self,
+        call: AdminCall,
+        resource: "AnyResource",
+        changes_of: "Callable[[Changed, Any], dict[str, str | None]]",
+        validate_only: bool,
+    ) -> None:
+        state = self._broker.state
+        defaults = Changed(topic_configs.DEFAULTS, state.defaults.values, self._default_values)
+        changes = changes_of(defaults, resource)
+        topic_configs.canonical_defaults(changes, state.level)
+        if changes and not validate_only:
+            label = f"defaults: {topic_configs.in_words(changes)}"
+            await call.commit(label, self._broker.set_topic_defaults(changes))
 
 
 AnyResource = AlterConfigsResource | IncrementalAlterConfigsResource
@@ -336,12 +367,10 @@ def _undescribed(
 
 
 def _synonyms(entry: Entry) -> list[DescribeConfigsSynonym]:
-    found = [DescribeConfigsSynonym(name=entry.name, value=entry.value, source=entry.source)]
-    if entry.source != DEFAULT_SOURCE:
-        found.append(
-            DescribeConfigsSynonym(name=entry.name, value=entry.default, source=DEFAULT_SOURCE)
-        )
-    return found
+    return [
+        DescribeConfigsSynonym(name=each.name, value=each.value, source=each.source)
+        for each in entry.values
+    ]
 
 
 def _given(name: str, value: str | None) -> str:
@@ -350,7 +379,7 @@ def _given(name: str, value: str | None) -> str:
     return value
 
 
-def _changed(topic: Topic, name: str, operation: int, value: str | None) -> str | None:
+def _changed(changed: Changed, name: str, operation: int, value: str | None) -> str | None:
     """Return the new value of a config, None for its default. Raises Refused, InvalidConfig."""
     if operation == DELETE:
         return None
@@ -359,11 +388,12 @@ def _changed(topic: Topic, name: str, operation: int, value: str | None) -> str 
         return given
     if operation not in (APPEND, SUBTRACT):
         raise Refused(Code.INVALID_REQUEST, f"config {name!r}: operation {operation} is unknown")
-    if name not in topic_configs.KNOWN or _kind(name) != LIST:
+    known = changed.known.get(name)
+    if known is None or _kind(name, known) != LIST:
         raise Refused(
             Code.INVALID_CONFIG, f"config {name!r} is no list: only lists take APPEND and SUBTRACT"
         )
-    before = _listed(topic.configs.get(name, topic_configs.KNOWN[name].default))
+    before = _listed(changed.values(name)[0].value)
     parts = _listed(given)
     if operation == APPEND:
         return ",".join([*before, *(part for part in parts if part not in before)])

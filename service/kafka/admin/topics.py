@@ -5,7 +5,7 @@ assignment of partitions to brokers, only the number of partitions counts.
 """
 
 from tidelog.service.kafka.admin.calls import AdminCall, Refused, repeated
-from tidelog.service.kafka.admin.configs import TOPIC_SOURCE, Entry, entries_of
+from tidelog.service.kafka.admin.configs import Entry, entries_of
 from tidelog.service.kafka.client import Client
 from tidelog.service.kafka.context import Context
 from tidelog.service.kafka.errors import Code
@@ -34,12 +34,9 @@ from tidelog.service.kafka.messages.topics import (
 from tidelog.service.security.caller import check_creation
 from tidelog.storage.core.acls import ALTER, DELETE, DESCRIBE, DESCRIBE_CONFIGS, TOPIC
 from tidelog.storage.core.errors import InvalidRequest
+from tidelog.storage.core.topic_configs import PARTITIONS_MAX
 from tidelog.storage.state.cluster_state import Topic
-from tidelog.storage.state.topic_checks import (
-    PARTITIONS_MAX,
-    TOPIC_NAME_MAX,
-    is_new_topic_name,
-)
+from tidelog.storage.state.topic_checks import TOPIC_NAME_MAX, is_new_topic_name
 
 REPLICATION_FACTOR = 1
 DEFAULT = -1
@@ -91,6 +88,8 @@ class Topics:
                 f"topic name {wanted.name[:TOPIC_NAME_MAX]!r} is illegal: use 1 to "
                 f"{TOPIC_NAME_MAX} characters of a-z A-Z 0-9 . _ - but not the name . or ..",
             )
+        if wanted.num_partitions == DEFAULT:
+            await self._broker.refresh()  # another broker may have changed the default
         partitions = self._partitions(wanted)
         if wanted.replication_factor < 1 and wanted.replication_factor != DEFAULT:
             raise Refused(
@@ -124,7 +123,8 @@ class Topics:
                 )
             count = len(assigned)
         elif count == DEFAULT:
-            count = self._context.settings.default_partitions
+            setting = self._context.settings.default_partitions
+            count = self._broker.state.defaults.partitions(setting)
         if not 1 <= count <= PARTITIONS_MAX:
             raise Refused(
                 Code.INVALID_PARTITIONS,
@@ -149,7 +149,9 @@ class Topics:
         configs = _configs(wanted) if topic is None else topic.configs
         result.num_partitions = self._partitions(wanted)
         result.replication_factor = REPLICATION_FACTOR
-        result.configs = [_creatable(entry) for entry in entries_of(configs, TOPIC_SOURCE)]
+        result.configs = [
+            _creatable(entry) for entry in entries_of(configs, self._broker.state.defaults)
+        ]
         return result
 
     # -- DeleteTopics
@@ -313,8 +315,8 @@ def _configs(wanted: CreatableTopic) -> dict[str, str]:
 def _creatable(entry: Entry) -> CreatableTopicConfigs:
     return CreatableTopicConfigs(
         name=entry.name,
-        value=entry.value,
+        value=entry.values[0].value,
         read_only=False,
-        config_source=entry.source,
+        config_source=entry.values[0].source,
         is_sensitive=False,
     )

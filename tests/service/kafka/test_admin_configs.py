@@ -1,16 +1,20 @@
 """Admin clients: configs of topics and brokers, with each error."""
 
+from typing import Any
+
 import pytest
 
 from tests.service.kafka.admin_requests import (
     alter,
     alter_some,
+    create,
     describe,
+    wanted_topic,
 )
 from tests.service.kafka.conftest import NODE, Kafka
 from tidelog.service.kafka.admin.configs import OF_BROKER, OF_CLIENT_METRICS, OF_GROUP, OF_TOPIC
 from tidelog.service.kafka.errors import Code
-from tidelog.service.kafka.messages import configs
+from tidelog.service.kafka.messages import configs, metadata
 from tidelog.storage.core import topic_configs
 
 LOGGER = 8
@@ -83,6 +87,7 @@ async def test_configs_of_a_broker(kafka: Kafka) -> None:
     assert shown["log.retention.ms"].value == "604800000"
     assert shown["num.partitions"].config_source == 4
     assert all(each.read_only for each in found.configs)
+    assert shown["log.target.segment.bytes"].config_source == 5
     for kind, name in ((OF_BROKER, ""), (OF_CLIENT_METRICS, "x"), (OF_GROUP, "g")):
         empty = await describe(client, kind, name)
         assert (empty.error_code, empty.configs) == (0, [])
@@ -157,8 +162,12 @@ async def test_alterations_of_other_resources_and_twice(kafka: Kafka) -> None:
     client = kafka.client()
     value: dict[str, str | None] = {"retention.ms": "1"}
     assert (await alter(client, value, name="none"))[0] == Code.UNKNOWN_TOPIC_OR_PARTITION
-    assert (await alter(client, value, OF_BROKER, "7"))[0] == Code.INVALID_CONFIG
-    assert (await alter(client, value, OF_BROKER, ""))[0] == Code.INVALID_CONFIG
+    code, message = await alter(client, value, OF_BROKER, "7")
+    assert code == Code.INVALID_CONFIG
+    assert "--entity-default" in str(message)
+    code, message = await alter(client, value, OF_BROKER, "")
+    assert (code, kafka.log.state.defaults.values) == (Code.INVALID_CONFIG, {})
+    assert "use the name log.retention.ms" in str(message)
     assert (await alter(client, value, OF_BROKER, "8"))[0] == Code.INVALID_REQUEST
     assert (await alter(client, value, LOGGER, "7"))[0] == Code.INVALID_REQUEST
     assert (await alter(client, {"retention.ms": None}))[0] == Code.INVALID_REQUEST
@@ -169,3 +178,100 @@ async def test_alterations_of_other_resources_and_twice(kafka: Kafka) -> None:
     found = (await client.ask(request, configs.AlterConfigsResponse, 2)).responses
     assert [each.error_code for each in found] == [Code.INVALID_REQUEST]
     assert kafka.log.state.topic("t").configs == {}
+
+
+# -- the cluster's defaults
+
+
+@pytest.mark.parametrize("version", range(2))
+async def test_defaults_of_the_cluster(kafka: Kafka, version: int) -> None:
+    client, log = kafka.client(), kafka.log
+    of_cluster: dict[str, Any] = {"kind": OF_BROKER, "name": "", "version": version}
+    changes = (("log.retention.ms", 0, "9000"), ("log.cleanup.policy", 2, "compact"))
+    assert await alter_some(client, *changes, **of_cluster, validate_only=True) == (0, None)
+    assert log.state.defaults.values == {}
+    assert await alter_some(client, *changes, **of_cluster) == (0, None)
+    assert await alter_some(client, ("num.partitions", 0, "5"), **of_cluster) == (0, None)
+    set_values = {
+        "log.retention.ms": "9000",
+        "log.cleanup.policy": "delete,compact",
+        "num.partitions": "5",
+    }
+    assert log.state.defaults.values == set_values
+    found = await describe(client, OF_BROKER, "", include_synonyms=True)
+    assert {each.name: each.value for each in found.configs} == set_values
+    assert not any(each.read_only for each in found.configs)
+    partitions = next(each for each in found.configs if each.name == "num.partitions")
+    synonyms = [(one.name, one.value, one.source) for one in partitions.synonyms]
+    name = "num.partitions"
+    assert synonyms == [(name, "5", 3), (name, "1", 4), (name, "1", 5)]
+    of_broker = await describe(client, OF_BROKER, str(NODE.node_id))
+    shown = {each.name: each for each in of_broker.configs}
+    assert (shown["log.retention.ms"].value, shown["log.retention.ms"].config_source) == ("9000", 3)
+    assert shown["log.roll.ms"].config_source == 5
+    await log.alter_topic("t", {"retention.ms": "7"})
+    of_topic = await describe(client, OF_TOPIC, "t", include_synonyms=True)
+    configs_of_t = {each.name: each for each in of_topic.configs}
+    retention, policy = configs_of_t["retention.ms"], configs_of_t["cleanup.policy"]
+    assert [(one.name, one.value, one.source) for one in retention.synonyms] == [
+        ("retention.ms", "7", 1),
+        ("log.retention.ms", "9000", 3),
+        ("log.retention.ms", "604800000", 5),
+    ]
+    assert (policy.value, policy.config_source) == ("delete,compact", 3)
+    (made,) = await create(client, wanted_topic(count=-1))
+    assert (made.error_code, made.num_partitions) == (0, 5)
+    assert made.configs is not None
+    sources = {each.name: (each.value, each.config_source) for each in made.configs}
+    assert (sources["retention.ms"], sources["segment.ms"]) == (("9000", 3), ("600000", 5))
+    taken = (("log.cleanup.policy", 3, "delete"), ("num.partitions", 1, None))
+    assert await alter_some(client, *taken, **of_cluster) == (0, None)
+    assert log.state.defaults.values == {
+        "log.retention.ms": "9000",
+        "log.cleanup.policy": "compact",
+    }
+    assert await alter(client, {"log.roll.ms": "8000"}, OF_BROKER, "") == (0, None)
+    assert log.state.defaults.values == {"log.roll.ms": "8000"}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("log.retention.ms", 0, "x"),
+        ("log.retention.ms", 2, "1"),
+        ("retention.ms", 1, None),
+        ("min.insync.replicas", 0, "2"),
+        ("log.retention.hours", 0, "1"),
+        ("num.partitions", 0, "0"),
+        ("log.cleanup.policy", 3, "delete"),
+    ],
+)
+@pytest.mark.parametrize("validate_only", [True, False])
+async def test_defaults_that_are_refused(
+    kafka: Kafka, change: tuple[str, int, str | None], validate_only: bool
+) -> None:
+    good = ("log.roll.ms", 0, "500")
+    code, message = await alter_some(
+        kafka.client(), good, change, kind=OF_BROKER, name="", validate_only=validate_only
+    )
+    assert (code, kafka.log.state.defaults.values) == (Code.INVALID_CONFIG, {})
+    assert message
+    assert change[0] in message
+
+
+async def test_the_cluster_turns_creation_of_topics_on_and_off(kafka: Kafka) -> None:
+    """The value of the cluster wins over the setting, which is off."""
+    client = kafka.client()
+
+    async def asked(name: str) -> int:
+        topic = metadata.MetadataRequestTopic(name=name)
+        request = metadata.MetadataRequest(topics=[topic], allow_auto_topic_creation=True)
+        return (await client.ask(request, metadata.MetadataResponse, 9)).topics[0].error_code
+
+    assert await asked("a") == Code.UNKNOWN_TOPIC_OR_PARTITION
+    values: dict[str, str | None] = {"auto.create.topics.enable": "true", "num.partitions": "4"}
+    assert await alter(client, values, OF_BROKER, "") == (0, None)
+    assert await asked("a") == 0
+    assert len(kafka.log.state.topic("a").partitions) == 4
+    assert await alter(client, {"auto.create.topics.enable": "false"}, OF_BROKER, "") == (0, None)
+    assert await asked("b") == Code.UNKNOWN_TOPIC_OR_PARTITION

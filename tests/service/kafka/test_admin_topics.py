@@ -284,6 +284,9 @@ async def test_each_request_needs_its_right(secured: Kafka) -> None:
     assert (await delete(client, topic_id))[0].error_code == Code.UNKNOWN_TOPIC_ID
     assert (await describe(client, OF_BROKER, "7")).error_code == cluster
     assert (await alter(client, {}, OF_BROKER, "7"))[0] == cluster
+    assert (await describe(client, OF_BROKER, "")).error_code == cluster
+    changes: dict[str, str | None] = {"log.roll.ms": "900"}
+    assert (await alter(client, changes, OF_BROKER, ""))[0] == cluster
     for operation in ("CREATE", "ALTER", "DELETE", "DESCRIBE_CONFIGS", "ALTER_CONFIGS"):
         await allow(secured.log, "User:alice", operation, name="t", pattern="PREFIXED")
     changed: list[tuple[str, str, int, str]] = []
@@ -299,6 +302,11 @@ async def test_each_request_needs_its_right(secured: Kafka) -> None:
         ("DeleteRecords", "t-0 below 0", 0, "User:alice"),
         ("DeleteTopics", "t", 0, "User:alice"),
     ]
+    for operation in ("DESCRIBE_CONFIGS", "ALTER_CONFIGS"):
+        await allow(secured.log, "User:alice", operation, "CLUSTER", "kafka-cluster")
+    assert (await alter(client, changes, OF_BROKER, ""))[0] == 0
+    assert (await describe(client, OF_BROKER, "")).configs[0].value == "900"
+    assert changed[-1] == ("AlterConfigs", "defaults: log.roll.ms=900", 0, "User:alice")
 
 
 async def test_a_creator_without_describe_configs_sees_none(secured: Kafka) -> None:

@@ -270,6 +270,7 @@ def test_a_checkpoint_of_level_1_without_producers_is_as_it_always_was() -> None
         [],
         NO_OWNERS,
         NO_KAFKA,
+        {},
     ]
 
 
@@ -308,5 +309,5 @@ def test_actions_and_checkpoint_are_what_format_md_says(level: int) -> None:
         {"g": {IDS[0]: [[1, 7, -1, "m", 40]]}},
         *([None, [], None, [40, [["b", 40, 40]]], BOUNDS, []] if level > levels.FIRST else []),
         *([NO_OWNERS] if level > 2 else []),
-        *([NO_KAFKA] if level > 3 else []),
+        *([NO_KAFKA, {}] if level > 3 else []),
     ]

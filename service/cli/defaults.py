@@ -1,0 +1,76 @@
+"""`tidelog defaults ...`: the cluster's defaults of topics, a client of the v3 routes."""
+
+from typing import Annotated
+
+import typer
+
+from tidelog.service.cli.requests import Commands, JsonOption, ServerOption, request
+from tidelog.service.cli.results import BadUsage, show, show_rows
+from tidelog.service.cli.topics import changes_in_words, parsed_configs, source_of
+
+PATH = "{cluster}/broker-configs"
+
+app = Commands(
+    no_args_is_help=True,
+    help="List and alter the cluster's defaults of topics. Topics that do not set a config have "
+    "its default.",
+)
+
+
+@app.command("list")
+def list_defaults(
+    ctx: typer.Context, server: ServerOption = None, as_json: JsonOption = False
+) -> None:
+    """List the defaults in effect, with the source of each value.
+
+    The source is the cluster, a setting of the broker that answers, or built-in.
+    """
+    listed = request(ctx, server, "GET", PATH)["data"]
+    found = [
+        {"name": each["name"], "value": each["value"], "source": source_of(each)} for each in listed
+    ]
+    show_rows(found, ("default", "value", "source"), as_json=as_json)
+
+
+@app.command("alter")
+def alter_defaults(
+    ctx: typer.Context,
+    config: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--config",
+            "-c",
+            metavar="KEY=VALUE",
+            help="a default, for example log.retention.ms=86400000; repeatable",
+        ),
+    ] = None,
+    unset: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--unset", "-u", metavar="KEY", help="remove a default of the cluster; repeatable"
+        ),
+    ] = None,
+    server: ServerOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Set and remove defaults of the cluster.
+
+    A default is in effect at once, for existing topics, too. A shorter retention
+    deletes records. Either all these defaults change, or none of them.
+
+    Example: tidelog defaults alter -c log.retention.ms=86400000 -u num.partitions
+    """
+    changes: dict[str, str | None] = {**parsed_configs(config), **dict.fromkeys(unset or [])}
+    if not changes:
+        raise BadUsage("nothing to alter: give --config or --unset")
+    if twice := sorted({*parsed_configs(config)} & {*(unset or [])}):
+        raise BadUsage(f"{twice[0]} is given to --config and to --unset")
+    data = [
+        {"name": name, "operation": "DELETE"}
+        if value is None
+        else {"name": name, "value": value, "operation": "SET"}
+        for name, value in changes.items()
+    ]
+    request(ctx, server, "POST", f"{PATH}:alter", json={"data": data})
+    text = f"altered the cluster's defaults: {changes_in_words(changes)}"
+    show({"configs": changes}, text, as_json=as_json)
