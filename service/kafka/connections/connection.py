@@ -19,7 +19,7 @@ from types import CoroutineType
 from typing import Any
 
 from tidelog.service.http.admission import Phase
-from tidelog.service.kafka.apis import API_VERSIONS, SASL_KEYS, Api, versions_answer
+from tidelog.service.kafka.apis import API_VERSIONS, SASL_KEYS, versions_answer
 from tidelog.service.kafka.client import Client, CloseConnection, Encoded, Later
 from tidelog.service.kafka.connections.frame import (
     MIB,
@@ -63,7 +63,9 @@ class Connection:
         self.frames = FrameReader(self._take, is_proved=not self._is_secured)
         self._transport: Transport | None = None
         self._host = ""
-        self._handshake = Handshake(server.apis, server.security, self._on_handshake)
+        self._handshake = Handshake(
+            server.apis, server.security, self._on_handshake, server.context.audit_refusal
+        )
         self._variables = contextvars.copy_context()
         """The context variables of this connection's requests: PRINCIPAL."""
         self._clients: dict[tuple[int, str | None], Client] = {}
@@ -226,7 +228,7 @@ class Connection:
         """Call the handler of a request."""
         api, version = pending.api, pending.client.version
         try:
-            if self._is_secured and api.key != API_VERSIONS and not self._is_allowed(api):
+            if self._is_secured and api.key != API_VERSIONS and not self._is_allowed(pending):
                 return
             if version < 0:
                 self._answered(pending, versions_answer(self._server.apis, is_known=False))
@@ -311,6 +313,7 @@ class Connection:
         if isinstance(error, MalformedMessage):
             self._refuse("malformed", f"{pending.api.name}: {error}", client_id)
         elif isinstance(error, Unauthenticated):
+            self._context.audit_refusal(pending.api.name, pending.client, error)
             self._refuse("revoked", str(error), client_id)
         elif isinstance(error, CloseConnection):
             self._refuse("acks=0", str(error), client_id)
@@ -397,12 +400,15 @@ class Connection:
                 self._server.admission.prove(self)
             self._variables.run(PRINCIPAL.set, rights.principal)
 
-    def _is_allowed(self, api: Api) -> bool:
+    def _is_allowed(self, pending: Pending) -> bool:
         """Whether the client may use the API now. If not, close the connection."""
-        if api.key in SASL_KEYS:
+        api, security = pending.api, self._server.security
+        if api.key in SASL_KEYS or security is None:
             return True
         if not self._handshake.is_current:
-            self._refuse("unauthenticated", f"{api.name} before authentication", "")
+            error = security.refused("missing", f"{api.name} before authentication")
+            self._context.audit_refusal(api.name, pending.client, error)
+            self._refuse("unauthenticated", str(error), "")
             return False
         self._handshake.rights.check_valid()
         return True

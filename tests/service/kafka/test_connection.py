@@ -53,7 +53,7 @@ class Peer:
             Api(ApiVersionsRequest, ApiVersionsResponse, None),
             Api(SaslHandshakeRequest, SaslHandshakeResponse, None),
         ]
-        context: Any = SimpleNamespace(counters=self.counters)
+        context: Any = SimpleNamespace(counters=self.counters, audit_refusal=lambda *_: None)
         table = {api.key: api for api in apis}
         loop = asyncio.get_running_loop()
         self.server = Server(loop, context, table, self.admission, self.memory, None, set())
