@@ -6,6 +6,7 @@ requests         options of client commands; the one request that most of them s
 results          error lines, JSON, tables, progress, confirmation
 topics           topics, seal
 groups           groups: list, describe, lag, reset, delete
+kafka_clients    clients: the connected Kafka clients
 access           keys, acls, quotas
 produce_consume  produce, consume: their options and checks
 positions        positions and times in options

@@ -19,7 +19,16 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from tidelog.service.cli import access, groups, maintenance, produce_consume, repair, replay, topics
+from tidelog.service.cli import (
+    access,
+    groups,
+    kafka_clients,
+    maintenance,
+    produce_consume,
+    repair,
+    replay,
+    topics,
+)
 from tidelog.service.cli.requests import Commands, JsonOption, ServerOption
 from tidelog.service.cli.results import (
     BadUsage,
@@ -244,6 +253,7 @@ app.add_typer(access.quotas, name="quotas")
 app.command("produce")(produce_consume.produce)
 app.command("consume")(produce_consume.consume)
 app.command("seal")(topics.seal)
+app.command("clients")(kafka_clients.show_clients)
 app.command("replay")(replay.replay)
 
 # -- maintenance of the store

@@ -119,7 +119,7 @@ class Routing:
     def nodes(self) -> list[Node]:
         """Return the live brokers, by node id. A broker that drains names only the others, if there
         are others."""
-        me, peers, _ = self._broker.members()
+        me, peers, _, _ = self._broker.members()
         is_draining = self._context.is_draining
         seen = (is_draining, *(peer.id for peer in peers))
         if seen != self._seen or not self._nodes:

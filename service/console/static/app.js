@@ -14,6 +14,7 @@ import { Topics } from "./page_topics.js";
 import { Topic } from "./page_topic.js";
 import { Groups } from "./page_groups.js";
 import { Group } from "./page_group.js";
+import { Clients } from "./page_clients.js";
 import { Metadata } from "./page_metadata.js";
 import { Access } from "./page_access.js";
 import { Api } from "./page_api.js";
@@ -22,6 +23,7 @@ const PAGES = [
   ["overview", "Overview", "o"],
   ["topics", "Topics", "t"],
   ["groups", "Groups", "g"],
+  ["clients", "Clients", "c"],
   ["metadata", "Metadata", "m"],
   ["access", "Access", "a"],
 ];
@@ -46,6 +48,7 @@ function Page({ at, me }) {
   if (at.page === "topics") return html`<${Topic} key=${name} name=${name} tab=${tab || "picture"} query=${at.query} />`;
   if (at.page === "groups" && !name) return html`<${Groups} />`;
   if (at.page === "groups") return html`<${Group} key=${name} name=${name} />`;
+  if (at.page === "clients") return html`<${Clients} />`;
   if (at.page === "metadata") return html`<${Metadata} />`;
   if (at.page === "api") return html`<${Api} query=${at.query} />`;
   if (at.page === "access") return html`<${Access} tab=${name || "keys"} me=${me} />`;

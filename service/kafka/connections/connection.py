@@ -33,6 +33,7 @@ from tidelog.service.kafka.messages.header import decode_header, frame_response
 from tidelog.service.kafka.messages.primitives import MalformedMessage
 from tidelog.service.security.caller import NO_RIGHTS, Unauthenticated
 from tidelog.service.security.request_time import measured
+from tidelog.service.telemetry.kafka_clients import ConnectionNow
 from tidelog.storage.core.observer import PRINCIPAL
 from tidelog.storage.state.access import REQUEST_PERCENTAGE, REQUEST_RATE
 
@@ -56,6 +57,8 @@ MUTE_S_MAX = 30.0
 class Connection:
     """One connection. A subclass connects it with a socket (connections.listener)."""
 
+    is_tls = False
+
     def __init__(self, server: Server) -> None:
         self._server = server
         self._context = server.context
@@ -63,6 +66,8 @@ class Connection:
         self.frames = FrameReader(self._take, is_proved=not self._is_secured)
         self._transport: Transport | None = None
         self._host = ""
+        self._client_id = ""
+        self._connected_s = 0.0
         self._handshake = Handshake(
             server.apis, server.security, self._on_handshake, server.context.audit_refusal
         )
@@ -75,6 +80,7 @@ class Connection:
         self._is_serial = False  # the request under way is not a Produce request
         self._unanswered_bytes = 0
         self._requests = 0
+        self._read = 0
         self._written = 0
         self._shares = AnswerShares()
         self._is_paused = self._is_muted = self._is_turn_due = False
@@ -87,6 +93,7 @@ class Connection:
     def opened(self, transport: Transport, host: str) -> None:
         """Begin. The caller closes connections above the bounds."""
         self._transport, self._host = transport, host
+        self._connected_s = self._server.loop.time()
 
     def closed(self) -> None:
         """Release all that the connection holds. Requests that reached the log go on."""
@@ -209,6 +216,7 @@ class Connection:
         software, rights = handshake.software, handshake.rights
         client = Client(version, client_id or "", self._host, software, rights)
         self._clients[version, client_id] = client
+        self._client_id = client.client_id
         return client
 
     def _begin_next(self) -> bool:
@@ -358,6 +366,7 @@ class Connection:
             answer = pending.answer
             assert answer is not None
             size_in, size_out = len(pending.frame), 0
+            self._read += size_in
             if answer.pieces and not transport.is_closing():
                 api, version = pending.api, max(pending.client.version, 0)
                 framed = frame_response(api.key, version, pending.correlation_id, answer.pieces)
@@ -412,6 +421,21 @@ class Connection:
             return False
         self._handshake.rights.check_valid()
         return True
+
+    def now(self) -> ConnectionNow:
+        """Return the client, and how much it has sent and received."""
+        handshake = self._handshake
+        return ConnectionNow(
+            self._client_id,
+            handshake.software,
+            handshake.rights.principal,
+            self._host,
+            self.is_tls,
+            self._server.loop.time() - self._connected_s,
+            self._requests,
+            self._read,
+            self._written,
+        )
 
     # -- the end
 
