@@ -1,8 +1,8 @@
 """Maintenance of stored data: retention, merging, key compaction, collection, verification, repair,
 backup.
 
-Of tidelog's packages, this one imports only storage. Commands (service/cli/maintenance.py,
-service/cli/repair.py) and brokers (service/server/maintenance.py) run it.
+Of tidelog's packages, this one imports only storage. Commands (service/cli/stores/maintenance.py,
+service/cli/stores/repair.py) and brokers (service/server/maintenance.py) run it.
 
 plan            what retention, merging and compaction would do to a partition; pure
 garbage         which objects may be deleted; pure

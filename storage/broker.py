@@ -92,11 +92,12 @@ KEY_ID_BYTES = 8
 
 
 class Members(NamedTuple):
-    """The live brokers as this broker sees them."""
+    """The live brokers as this broker sees them: `peers` answer it, `live` has the others, too."""
 
     me: Member
     peers: list[Member]
     sequencer: Member
+    live: list[Member]
 
     @property
     def is_sequencer(self) -> bool:
@@ -380,8 +381,8 @@ class Broker(Log):
     # -- the cluster
 
     def members(self) -> Members:
-        me = self.membership.me
-        return Members(me, self.membership.reached, self.sequencer.target or me)
+        known, me = self.membership, self.membership.me
+        return Members(me, known.reached, self.sequencer.target or me, known.others)
 
     @property
     def peer_api(self) -> Sequencer:
@@ -394,9 +395,8 @@ class Broker(Log):
 
     def doubts(self) -> dict[str, str]:
         """Return the reason for each table that this broker found in doubt, by topic name."""
-        known = (
-            (self.state.topic_of_id(each), error) for each, error in self.tables.doubts.items()
-        )
+        doubts, topic_of = self.tables.doubts, self.state.topic_of_id
+        known = ((topic_of(each), error) for each, error in doubts.items())
         return {topic.name: str(error) for topic, error in known if topic is not None}
 
     def damaged_tails(self) -> dict[TopicPartition, str]:

@@ -70,6 +70,7 @@ DAY_S = 86_400
 HITS = rate("cache_hits_total", "cache")
 TOPIC_IN = rate("topic_records_total", "topic", ',direction="in"')
 STORE_SECONDS = rate("store_request_seconds_bucket", "le, verb")
+KAFKA_SECONDS = rate("kafka_request_seconds_bucket", "le, api")
 LAG = "sum by (group, topic, instance) (tidelog_group_lag)"
 
 ROWS: Sequence[tuple[str, Sequence[Panel]]] = (
@@ -131,6 +132,44 @@ ROWS: Sequence[tuple[str, Sequence[Panel]]] = (
             Panel("Errors by kind", [Query(rate("errors_total", "kind"), "{{kind}}")], "ops"),
             latency("Produce, latency", "produce"),
             latency("Fetch, latency", "fetch"),
+        ),
+    ),
+    (
+        "Kafka clients",
+        (
+            Panel(
+                "Kafka requests by API",
+                [Query(rate("kafka_request_seconds_count", "api"), "{{api}}")],
+                "reqps",
+            ),
+            Panel(
+                "Errors in answers to Kafka requests",
+                [Query(rate("kafka_errors_total", "api, error"), "{{api}} {{error}}")],
+                "ops",
+                "many are part of the protocol, such as MEMBER_ID_REQUIRED",
+            ),
+            Panel("Connections of Kafka clients", [Query(gauge("kafka_connections"))]),
+            Panel(
+                "Kafka requests, p99 by API",
+                [
+                    Query(
+                        f"histogram_quantile(0.99, {KAFKA_SECONDS})",
+                        "{{api}}",
+                    )
+                ],
+                "s",
+                "with waits for records (Fetch) and for members (JoinGroup, SyncGroup)",
+            ),
+            Panel(
+                "Bytes of Kafka requests",
+                [Query(rate("kafka_bytes_total", "direction"), "{{direction}}")],
+                "Bps",
+            ),
+            Panel(
+                "Kafka connections closed by brokers",
+                [Query(rate("kafka_connections_closed_total", "reason"), "{{reason}}")],
+                "ops",
+            ),
         ),
     ),
     (

@@ -7,13 +7,10 @@ results          error lines, JSON, tables, progress, confirmation
 topics           topics, seal
 defaults         defaults: list, alter
 groups           groups: list, describe, lag, reset, delete
+kafka_clients    clients: the connected Kafka clients
 access           keys, acls, quotas
 produce_consume  produce, consume: their options and checks
 positions        positions and times in options
-store_options    --store and --master, and the settings that follow from --store
 records          the work of produce and consume: lines to records, batches, group members
-maintenance      retain, delete-records, compact, collect, scrub, maintain; runs work on a store
-repair           repair, upgrade, bounds, backup, restore
-engines          the engine of a compaction
-replay           writes a topic's history to files, with Spark
+stores           the commands that open a store: maintenance, repair, replay
 """

@@ -23,10 +23,8 @@ from tidelog.service.cli import (
     access,
     defaults,
     groups,
-    maintenance,
+    kafka_clients,
     produce_consume,
-    repair,
-    replay,
     topics,
 )
 from tidelog.service.cli.requests import Commands, JsonOption, ServerOption
@@ -41,6 +39,7 @@ from tidelog.service.cli.results import (
     show_line,
     warn,
 )
+from tidelog.service.cli.stores import maintenance, repair, replay
 from tidelog.service.exit_status import EXIT_INTERRUPTED, EXIT_OK, EXIT_STATUSES, EXIT_USAGE
 from tidelog.service.secret_files import PRIVATE_UMASK
 from tidelog.service.server.log_lines import log_to_stderr
@@ -254,6 +253,7 @@ app.add_typer(access.quotas, name="quotas")
 app.command("produce")(produce_consume.produce)
 app.command("consume")(produce_consume.consume)
 app.command("seal")(topics.seal)
+app.command("clients")(kafka_clients.show_clients)
 app.command("replay")(replay.replay)
 
 # -- maintenance of the store

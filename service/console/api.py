@@ -183,7 +183,7 @@ async def get_overview(
 
 
 def _brokers(log: Broker, answered: list[BrokerRates]) -> list[BrokerNow]:
-    me, peers, sequencer = log.members()
+    me, peers, sequencer, _ = log.members()
     by_id = {one.id: one for one in answered}
     members = [me, *peers]
     found = []

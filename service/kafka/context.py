@@ -1,17 +1,34 @@
-"""The parts of a broker that the handlers of all APIs use."""
+"""The parts of a broker that the handlers of all APIs use: codes of refusals, rights, audit lines.
+
+A refused right and a failed authentication have an audit line, and so has each change of topics,
+configs, records and groups. The audit log of REST writes these lines, within the same bound
+(service.security.audit).
+"""
 
 import logging
+from collections.abc import Coroutine
+from typing import Any, TypeVar
 
 from tidelog.service.http.admission import Budget
+from tidelog.service.kafka.client import Client
 from tidelog.service.kafka.errors import Code, Kind, code_of
+from tidelog.service.routes.dependencies import decided
+from tidelog.service.security.caller import Unauthenticated
 from tidelog.service.settings import Settings
 from tidelog.service.telemetry.kafka_counters import KafkaCounters
 from tidelog.service.telemetry.metrics import HttpCounters
 from tidelog.storage.broker import Broker
-from tidelog.storage.core.errors import Corrupt, LogError
+from tidelog.storage.core.acls import CLUSTER, GROUP, TOPIC
+from tidelog.storage.core.errors import CommitUnknown, Corrupt, LogError
 from tidelog.storage.state.cluster_state import Topic
+from tidelog.storage.state.committed_offsets import check_group_id
 
 log = logging.getLogger("tidelog.kafka")
+
+_KINDS = {TOPIC: Kind.FETCH, GROUP: Kind.GROUP, CLUSTER: Kind.ADMIN}
+"""The kind of request whose codes name the right to a resource of this type."""
+
+T = TypeVar("T")
 
 
 class Context:
@@ -59,3 +76,84 @@ class Context:
         if topic_id is None:
             return state.topics.get(name)
         return state.topic_of_id(topic_id.hex())
+
+    # -- rights
+
+    async def right_refusal(
+        self, api: str, client: Client, operation: str, resource_type: str, name: str
+    ) -> Code:
+        """Return the code if the client may not do the operation on a resource, else NONE. Raises
+        Unauthenticated, which ends the connection."""
+        rights = client.rights
+        if rights.may(operation, resource_type, name):
+            return Code.NONE
+        try:
+            await rights.check(operation, resource_type, name)
+        except Unauthenticated:
+            raise
+        except LogError as error:
+            return self.denial(api, client, error, _KINDS[resource_type])
+        return Code.NONE
+
+    async def topic_refusal(
+        self, api: str, client: Client, operation: str, topic: Topic | None, name: str = ""
+    ) -> Code:
+        """Return the code if the client may not do the operation on a topic, or if there is no such
+        topic, else NONE. `name` is the name in the request; it is empty if the request has an id.
+        Only a client that has the right to a name learns whether a topic has this name."""
+        known = name if topic is None else topic.name
+        if known and (code := await self.right_refusal(api, client, operation, TOPIC, known)):
+            return code
+        if topic is not None:
+            return Code.NONE
+        unknown = Code.UNKNOWN_TOPIC_OR_PARTITION if name else Code.UNKNOWN_TOPIC_ID
+        return self.refusal(api, unknown)
+
+    async def group_refusal(self, api: str, client: Client, operation: str, group_id: str) -> Code:
+        """Return the code if the client may not do the operation on a group, or if the id of the
+        group is not valid, else NONE."""
+        if check_group_id(group_id) is not None:
+            return self.refusal(api, Code.INVALID_GROUP_ID)
+        return await self.right_refusal(api, client, operation, GROUP, group_id)
+
+    # -- the audit log
+
+    def denial(self, api: str, client: Client, error: LogError, kind: Kind) -> Code:
+        """Return the code of an error, and write an audit line if the error is a refused right."""
+        self.audit_refusal(api, client, error)
+        return self.code(api, error, kind)
+
+    def audit_refusal(self, api: str, client: Client, error: LogError) -> None:
+        """Write an audit line if the error is a refused right or a failed authentication."""
+        if self.traffic.on_refusal is not None:
+            self.traffic.on_refusal(error, _scope(api, client, ""))
+
+    def audit_change(self, api: str, client: Client, name: str, code: Code = Code.NONE) -> None:
+        """Write an audit line about a change of `name`: a topic, a group, or a part of these."""
+        if self.traffic.on_change is not None:
+            self.traffic.on_change(_scope(api, client, name), int(code))
+
+    async def commit(
+        self, api: str, client: Client, name: str, change: Coroutine[Any, Any, T]
+    ) -> T:
+        """Wait for the commit of a change of `name`, and write an audit line. **On a crash** before
+        the line, the line is missing, but the change may be in the WAL."""
+        try:
+            result = await decided(change)
+        except CommitUnknown:
+            self.audit_change(api, client, name, Code.REQUEST_TIMED_OUT)
+            raise
+        self.audit_change(api, client, name)
+        return result
+
+
+def _scope(api: str, client: Client, name: str) -> dict[str, Any]:
+    """Return a request as the audit log takes it."""
+    return {
+        "method": api,
+        "path": name,
+        "query_string": b"",
+        "headers": (),
+        "client": (client.host, 0),
+        "rights": client.rights,
+    }

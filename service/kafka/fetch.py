@@ -26,7 +26,7 @@ from tidelog.service.kafka.messages.fetch import (
     FetchResponse,
     FetchTopic,
 )
-from tidelog.service.security.caller import ALL_RIGHTS, Forbidden
+from tidelog.service.security.caller import ALL_RIGHTS, forbidden
 from tidelog.storage.core.acls import READ, TOPIC
 from tidelog.storage.core.errors import LogError, OffsetOutOfRange, Unavailable, UnknownTopic
 from tidelog.storage.state.access import CONSUMER_BYTE_RATE
@@ -99,7 +99,7 @@ class Fetch:
         self, topics: list[FetchTopic], client: Client, response: FetchResponse
     ) -> list[_Wanted]:
         """Put an empty answer for each partition into the response. Return those to read."""
-        by_id = client.version >= FIRST_BY_ID
+        context, by_id = self._context, client.version >= FIRST_BY_ID
         if any(self._topic(each, by_id) is None for each in topics):
             await self._broker.refresh()
         wanted: list[_Wanted] = []
@@ -107,7 +107,11 @@ class Fetch:
         for each in topics:
             await slices.pause()
             topic = self._topic(each, by_id)
-            code = await self._refusal(topic, each.topic, client)
+            if context.is_draining:
+                code = context.refusal(API, Code.NOT_LEADER_OR_FOLLOWER)
+            else:
+                name = "" if by_id else each.topic
+                code = await context.topic_refusal(API, client, READ, topic, name)
             answers = []
             for asked in each.partitions:
                 answer = _empty(asked, code)
@@ -121,24 +125,6 @@ class Fetch:
 
     def _topic(self, each: FetchTopic, by_id: bool) -> Topic | None:
         return self._context.topic(each.topic, each.topic_id if by_id else None)
-
-    async def _refusal(self, topic: Topic | None, name: str, client: Client) -> Code:
-        """Return the code for all partitions of a topic, NONE if they can be read."""
-        context, rights = self._context, client.rights
-        if rights is not ALL_RIGHTS and (name or topic is not None):
-            found = name if topic is None else topic.name
-            if not rights.may(READ, TOPIC, found):
-                try:
-                    await rights.check(READ, TOPIC, found)
-                except Forbidden as error:
-                    return context.code(API, error, Kind.FETCH)
-        if context.is_draining:
-            return context.refusal(API, Code.NOT_LEADER_OR_FOLLOWER)
-        if topic is None:
-            by_id = client.version >= FIRST_BY_ID
-            code = Code.UNKNOWN_TOPIC_ID if by_id else Code.UNKNOWN_TOPIC_OR_PARTITION
-            return context.refusal(API, code)
-        return Code.NONE
 
     def _want(
         self,
@@ -218,8 +204,8 @@ class Fetch:
         for each in wanted:
             if not client.rights.may(READ, TOPIC, each.topic):
                 each.answer.records = []
-                code = Code.TOPIC_AUTHORIZATION_FAILED
-                each.answer.error_code = self._context.refusal(API, code)
+                error = forbidden(client.rights.principal, READ, TOPIC, each.topic)
+                each.answer.error_code = self._context.denial(API, client, error, Kind.FETCH)
         client.rights.record(CONSUMER_BYTE_RATE, size)
 
 

@@ -1,5 +1,6 @@
 """OffsetCommit, OffsetFetch and OffsetDelete."""
 
+import math
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -12,13 +13,13 @@ from tidelog.service.kafka.messages import consumer_protocol
 from tidelog.service.kafka.messages import group_offsets as messages
 from tidelog.service.kafka.messages.primitives import ZERO_UUID, MalformedMessage
 from tidelog.storage.core import levels
-from tidelog.storage.core.acls import DELETE, DESCRIBE, GROUP, READ, TOPIC
+from tidelog.storage.core.acls import DELETE, DESCRIBE, READ, TOPIC
 from tidelog.storage.core.actions import DeleteOffsets, GroupOffset
 from tidelog.storage.core.errors import LogError
 from tidelog.storage.core.model import TopicIdPartition
 from tidelog.storage.groups.classic_requests import Identity, Phase
 from tidelog.storage.state.cluster_state import Topic
-from tidelog.storage.state.committed_offsets import check_group_id, check_offset
+from tidelog.storage.state.committed_offsets import check_offset
 
 BY_ID = 10
 """The first version of OffsetCommit and OffsetFetch that names topics by id."""
@@ -29,6 +30,12 @@ GROUPS_FROM = 8
 """The first version of OffsetFetch with several groups."""
 NO_OFFSET = -1
 CONSUMER = "consumer"
+AUDITED_S = 60.0
+"""An admin client that sets the offsets of a group is no member of it. A consumer that chooses its
+partitions itself is no member, either, and commits every few seconds. The requests are alike. So
+the commits of one principal and address to one group have one audit line in this time."""
+AUDITED_MAX = 1_000
+"""Groups, by principal and address, whose last audit line is remembered (I10)."""
 
 
 class _Committed(NamedTuple):
@@ -68,6 +75,8 @@ class GroupOffsets:
         self._context = context
         self._broker = context.broker
         self._groups = context.broker.classic_groups
+        self._audited: dict[tuple[str, str, str], float] = {}
+        """When a commit by no member got its audit line, by group, principal and address."""
 
     def apis(self) -> Iterable[Api]:
         """Return the rows of these APIs."""
@@ -83,19 +92,20 @@ class GroupOffsets:
         self, request: messages.OffsetCommitRequest, client: Client
     ) -> messages.OffsetCommitResponse:
         """Answer OffsetCommit. One commit has all valid offsets, and deletes those of `RESETS`."""
-        refusal = await self._refusal("OffsetCommit", READ, request.group_id, client)
+        api, context = "OffsetCommit", self._context
+        refusal = await context.group_refusal(api, client, READ, request.group_id)
         codes: dict[tuple[int, int], Code] = {}
         valid: list[GroupOffset] = []
         gone: list[TopicIdPartition] = []
         for at, topic in enumerate([] if refusal else request.topics):
             found = self._topic(topic.name, topic.topic_id, client)
-            why = await self._topic_refusal("OffsetCommit", READ, found, topic.name, client)
+            why = await context.topic_refusal(api, client, READ, found, topic.name)
             for number, each in enumerate(topic.partitions):
                 code = why or self._add(valid, gone, found, each)
                 if code:
                     codes[at, number] = code
         if not refusal and (valid or gone or not codes):
-            refusal = await self._commit(request, valid, gone)
+            refusal = await self._commit(request, client, valid, gone)
         return messages.OffsetCommitResponse(
             topics=[
                 messages.OffsetCommitResponseTopic(
@@ -116,18 +126,34 @@ class GroupOffsets:
     async def _commit(
         self,
         request: messages.OffsetCommitRequest,
+        client: Client,
         offsets: list[GroupOffset],
         gone: list[TopicIdPartition],
     ) -> Code:
         who = Identity(request.member_id, request.group_instance_id or "")
         generation = request.generation_id_or_member_epoch
         try:
-            code = await self._groups.commit_offsets(
-                request.group_id, who, generation, offsets, gone
+            code = Code(
+                await self._groups.commit_offsets(request.group_id, who, generation, offsets, gone)
             )
         except LogError as error:
-            return self._context.code("OffsetCommit", error, Kind.GROUP)
-        return self._context.refusal("OffsetCommit", Code(code)) if code else Code.NONE
+            code = self._context.code("OffsetCommit", error, Kind.GROUP)
+        else:
+            if code:
+                self._context.refusal("OffsetCommit", code)
+        if not request.member_id and code in (Code.NONE, Code.REQUEST_TIMED_OUT):
+            self._audit_commit(request.group_id, client, code)
+        return code
+
+    def _audit_commit(self, group_id: str, client: Client, code: Code) -> None:
+        """Write an audit line about a commit by no member of the group, within AUDITED_S."""
+        by, now_s = (group_id, client.rights.principal, client.host), self._broker.clock.boot_s()
+        if now_s < self._audited.get(by, -math.inf) + AUDITED_S:
+            return
+        if len(self._audited) >= AUDITED_MAX:
+            self._audited.clear()
+        self._audited[by] = now_s
+        self._context.audit_change("OffsetCommit", client, group_id, code)
 
     def _add(
         self,
@@ -170,15 +196,17 @@ class GroupOffsets:
         if client.version >= GROUPS_FROM:
             groups = []
             for group in request.groups:
-                refusal = code or await self._refusal(
-                    "OffsetFetch", DESCRIBE, group.group_id, client
+                refusal = code or await self._context.group_refusal(
+                    "OffsetFetch", client, DESCRIBE, group.group_id
                 )
                 topics = group.topics
                 asked = None if topics is None else [_Asked.of(one) for one in topics]
                 found = [] if refusal else await self._fetch(group.group_id, asked, client)
                 groups.append(_of_group(group.group_id, found, refusal))
             return messages.OffsetFetchResponse(groups=groups)
-        refusal = code or await self._refusal("OffsetFetch", DESCRIBE, request.group_id, client)
+        refusal = code or await self._context.group_refusal(
+            "OffsetFetch", client, DESCRIBE, request.group_id
+        )
         asked = None
         if request.topics is not None:
             asked = [_Asked(one.name, ZERO_UUID, one.partition_indexes) for one in request.topics]
@@ -223,13 +251,11 @@ class GroupOffsets:
             return found
         async for name, topic_id, numbers in sliced(asked):
             held = self._topic(name, topic_id, client)
-            code = Code.NONE
-            if held is not None or name:
-                known = name if held is None else held.name
-                if not client.rights.may(DESCRIBE, TOPIC, known):
-                    code = Code.TOPIC_AUTHORIZATION_FAILED
-            if held is None and client.version >= BY_ID:
-                code = Code.UNKNOWN_TOPIC_ID
+            known, api = name if held is None else held.name, "OffsetFetch"
+            if known:
+                code = await self._context.right_refusal(api, client, DESCRIBE, TOPIC, known)
+            else:
+                code = self._context.refusal(api, Code.UNKNOWN_TOPIC_ID)
             if held is None or code:
                 found.append(_Topic(name, topic_id, [_none(one, code) for one in numbers]))
             else:
@@ -256,28 +282,29 @@ class GroupOffsets:
     ) -> messages.OffsetDeleteResponse:
         """Answer OffsetDelete. Offsets of topics to which members subscribe stay."""
         api, group_id = "OffsetDelete", request.group_id
-        refusal = await self._refusal(api, DELETE, group_id, client)
+        context = self._context
+        refusal = await context.group_refusal(api, client, DELETE, group_id)
         subscribed: set[str] | None = set()
         if not refusal:
             try:
                 await self._broker.refresh()
                 refusal, subscribed = self._subscribed(group_id)
             except LogError as error:
-                refusal = self._context.code(api, error, Kind.GROUP)
+                refusal = context.code(api, error, Kind.GROUP)
         if refusal:
             return messages.OffsetDeleteResponse(error_code=refusal, throttle_time_ms=0, topics=[])
         gone: list[TopicIdPartition] = []
         answers = []
         for topic in request.topics:
             held = self._broker.state.topics.get(topic.name)
-            code = await self._topic_refusal(api, READ, held, topic.name, client)
+            code = await context.topic_refusal(api, client, READ, held, topic.name)
             if not code and (subscribed is None or topic.name in subscribed):
-                code = self._context.refusal(api, Code.GROUP_SUBSCRIBED_TO_TOPIC)
+                code = context.refusal(api, Code.GROUP_SUBSCRIBED_TO_TOPIC)
             partitions = []
             for each in topic.partitions:
                 why, number = code, each.partition_index
                 if held is None or not 0 <= number < len(held.partitions):
-                    why = code or self._context.refusal(api, Code.UNKNOWN_TOPIC_OR_PARTITION)
+                    why = code or context.refusal(api, Code.UNKNOWN_TOPIC_OR_PARTITION)
                 elif not code:
                     gone.append(TopicIdPartition(held.topic_id, number))
                 partitions.append(
@@ -288,9 +315,10 @@ class GroupOffsets:
             )
         try:
             if gone:
-                await self._broker.submit(DeleteOffsets(group_id, gone))
+                change = self._broker.submit(DeleteOffsets(group_id, gone))
+                await context.commit(api, client, group_id, change)
         except LogError as error:
-            code = self._context.code(api, error, Kind.GROUP)
+            code = context.code(api, error, Kind.GROUP)
             return messages.OffsetDeleteResponse(error_code=code, throttle_time_ms=0, topics=[])
         return messages.OffsetDeleteResponse(
             error_code=Code.NONE, throttle_time_ms=0, topics=answers
@@ -321,31 +349,6 @@ class GroupOffsets:
         if group_id not in state.committed_offsets and group is None:
             return self._context.refusal("OffsetDelete", Code.GROUP_ID_NOT_FOUND), None
         return Code.NONE, set()
-
-    # -- rights
-
-    async def _refusal(self, api: str, operation: str, group_id: str, client: Client) -> Code:
-        """Return why the client may not do this with the group, or NONE."""
-        if check_group_id(group_id) is not None:
-            return self._context.refusal(api, Code.INVALID_GROUP_ID)
-        try:
-            await client.rights.check(operation, GROUP, group_id)
-        except LogError as error:
-            return self._context.code(api, error, Kind.GROUP)
-        return Code.NONE
-
-    async def _topic_refusal(
-        self, api: str, operation: str, topic: Topic | None, name: str, client: Client
-    ) -> Code:
-        """Return why the client may not do this with the topic, or NONE."""
-        known = name if topic is None else topic.name
-        if not known:
-            return self._context.refusal(api, Code.UNKNOWN_TOPIC_ID)
-        if not client.rights.may(operation, TOPIC, known):
-            return self._context.refusal(api, Code.TOPIC_AUTHORIZATION_FAILED)
-        if topic is None:
-            return self._context.refusal(api, Code.UNKNOWN_TOPIC_OR_PARTITION)
-        return Code.NONE
 
     def _topic(self, name: str, topic_id: bytes, client: Client) -> Topic | None:
         return self._context.topic(name, topic_id if client.version >= BY_ID else None)

@@ -23,7 +23,7 @@ from tidelog.service.kafka.messages.consumer_protocol import (
 from tidelog.service.kafka.routing import operations_of
 from tidelog.service.security.caller import may_describe_group
 from tidelog.service.telemetry.group_lags import group_ids
-from tidelog.storage.core.acls import DELETE, GROUP, READ
+from tidelog.storage.core.acls import DELETE, DESCRIBE, GROUP, READ
 from tidelog.storage.core.errors import LogError
 from tidelog.storage.groups.classic_requests import (
     DescribedMember,
@@ -33,7 +33,6 @@ from tidelog.storage.groups.classic_requests import (
     Phase,
     SyncRequest,
 )
-from tidelog.storage.state.committed_offsets import check_group_id
 from tidelog.storage.state.group_types import GroupMember
 
 CLIENT_ID_CHARS_MAX = 255
@@ -57,7 +56,7 @@ class Groups:
         self, request: messages.JoinGroupRequest, client: Client
     ) -> messages.JoinGroupResponse:
         """Answer JoinGroup, at the end of the join phase."""
-        code = await self._refusal("JoinGroup", request.group_id, client)
+        code = await self._context.group_refusal("JoinGroup", client, READ, request.group_id)
         version = client.version
         timeout_ms = request.rebalance_timeout_ms
         joining = JoinRequest(
@@ -109,7 +108,7 @@ class Groups:
         self, request: messages.SyncGroupRequest, client: Client
     ) -> messages.SyncGroupResponse:
         """Answer SyncGroup, when the assignments are committed."""
-        code = await self._refusal("SyncGroup", request.group_id, client)
+        code = await self._context.group_refusal("SyncGroup", client, READ, request.group_id)
         if code:
             return messages.SyncGroupResponse(error_code=code, assignment=b"")
         syncing = SyncRequest(
@@ -131,7 +130,7 @@ class Groups:
         self, request: messages.HeartbeatRequest, client: Client
     ) -> messages.HeartbeatResponse:
         """Answer Heartbeat."""
-        code = await self._refusal("Heartbeat", request.group_id, client)
+        code = await self._context.group_refusal("Heartbeat", client, READ, request.group_id)
         if not code:
             who = _identity(request.member_id, request.group_instance_id)
             found = await self._groups.heartbeat(request.group_id, who, request.generation_id)
@@ -142,7 +141,7 @@ class Groups:
         self, request: messages.LeaveGroupRequest, client: Client
     ) -> messages.LeaveGroupResponse:
         """Answer LeaveGroup, when the members are removed."""
-        code = await self._refusal("LeaveGroup", request.group_id, client)
+        code = await self._context.group_refusal("LeaveGroup", client, READ, request.group_id)
         leaving = request.members
         if client.version < 3:
             leaving = [messages.MemberIdentity(member_id=request.member_id)]
@@ -167,16 +166,6 @@ class Groups:
                 for one, each in zip(leaving, codes, strict=False)
             ],
         )
-
-    async def _refusal(self, api: str, group_id: str, client: Client) -> Code:
-        """Return why the client may not be a member of the group, or NONE."""
-        if check_group_id(group_id) is not None:
-            return self._context.refusal(api, Code.INVALID_GROUP_ID)
-        try:
-            await client.rights.check(READ, GROUP, group_id)
-        except LogError as error:
-            return self._context.code(api, error, Kind.GROUP)
-        return Code.NONE
 
     def _counted(self, api: str, code: int) -> Code:
         return self._context.refusal(api, Code(code)) if code else Code.NONE
@@ -214,26 +203,26 @@ class Groups:
     ) -> messages.DescribeGroupsResponse:
         """Answer DescribeGroups."""
         found = [
-            self._described_group(group_id, request, client)
+            await self._described_group(group_id, request, client)
             for group_id in request.groups[:GROUPS_MAX]
         ]
         return messages.DescribeGroupsResponse(groups=found)
 
-    def _described_group(
+    async def _described_group(
         self, group_id: str, request: messages.DescribeGroupsRequest, client: Client
     ) -> messages.DescribedGroup:
-        code, why = Code.NONE, None
-        described = None
+        api, code, why, described = "DescribeGroups", Code.NONE, None, None
         if not may_describe_group(client.rights, group_id):
-            code = Code.GROUP_AUTHORIZATION_FAILED
-        elif not self._groups.is_coordinator(group_id):
-            code = Code.NOT_COORDINATOR
-        else:
+            code = await self._context.right_refusal(api, client, DESCRIBE, GROUP, group_id)
+        if not code and not self._groups.is_coordinator(group_id):
+            code = self._context.refusal(api, Code.NOT_COORDINATOR)
+        elif not code:
             described = self._describe(group_id)
             if described is None and client.version >= 6:
-                code, why = Code.GROUP_ID_NOT_FOUND, f"group {group_id} does not exist"
+                code = self._context.refusal(api, Code.GROUP_ID_NOT_FOUND)
+                why = f"group {group_id} does not exist"
         answer = messages.DescribedGroup(
-            error_code=self._counted("DescribeGroups", code),
+            error_code=code,
             error_message=why,
             group_id=group_id,
             group_state="" if code and code is not Code.GROUP_ID_NOT_FOUND else "Dead",
@@ -308,16 +297,18 @@ class Groups:
         return messages.DeleteGroupsResponse(throttle_time_ms=0, results=results)
 
     async def _delete(self, group_id: str, client: Client) -> Code:
+        api, context = "DeleteGroups", self._context
+        if code := await context.right_refusal(api, client, DELETE, GROUP, group_id):
+            return code
         try:
-            await client.rights.check(DELETE, GROUP, group_id)
             if not self._groups.is_coordinator(group_id):
-                return self._context.refusal("DeleteGroups", Code.NOT_COORDINATOR)
+                return context.refusal(api, Code.NOT_COORDINATOR)
             await self._broker.refresh()
             if self._describe(group_id) is None:
-                return self._context.refusal("DeleteGroups", Code.GROUP_ID_NOT_FOUND)
-            await self._groups.delete(group_id)
+                return context.refusal(api, Code.GROUP_ID_NOT_FOUND)
+            await context.commit(api, client, group_id, self._groups.delete(group_id))
         except LogError as error:
-            return self._context.code("DeleteGroups", error, Kind.GROUP)
+            return context.code(api, error, Kind.GROUP)
         return Code.NONE
 
 

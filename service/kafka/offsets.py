@@ -21,8 +21,7 @@ from tidelog.service.kafka.messages.fetch import (
     OffsetForLeaderTopicResult,
 )
 from tidelog.service.kafka.routing import LEADER_EPOCH
-from tidelog.service.security.caller import ALL_RIGHTS, Forbidden
-from tidelog.storage.core.acls import DESCRIBE, TOPIC
+from tidelog.storage.core.acls import DESCRIBE
 from tidelog.storage.core.chunk import US_PER_MS, timestamps_us
 from tidelog.storage.core.errors import LogError
 from tidelog.storage.kafka.layout import TIMESTAMP_MS_MAX
@@ -47,11 +46,13 @@ class Offsets:
         self, request: ListOffsetsRequest, client: Client
     ) -> ListOffsetsResponse:
         """Answer ListOffsets, from a view that has all records acknowledged before the request."""
-        refusal = await self._refresh("ListOffsets")
+        api, refusal = "ListOffsets", await self._refresh("ListOffsets")
         topics = []
         for each in request.topics:
-            code = refusal or await self._refusal("ListOffsets", each.name, client)
             topic = self._broker.state.topics.get(each.name)
+            code = refusal or await self._context.topic_refusal(
+                api, client, DESCRIBE, topic, each.name
+            )
             answers = [
                 await self._offset(topic, asked, client.version)
                 if topic is not None and not code
@@ -68,18 +69,6 @@ class Offsets:
             await self._broker.refresh()
         except LogError as error:
             return self._context.code(api, error, Kind.FETCH)
-        return Code.NONE
-
-    async def _refusal(self, api: str, name: str, client: Client) -> Code:
-        """Return the code for all partitions of a topic, NONE if the client may see them."""
-        rights = client.rights
-        if rights is not ALL_RIGHTS:
-            try:
-                await rights.check(DESCRIBE, TOPIC, name)
-            except Forbidden as error:
-                return self._context.code(api, error, Kind.FETCH)
-        if name not in self._broker.state.topics:
-            return self._context.refusal(api, Code.UNKNOWN_TOPIC_OR_PARTITION)
         return Code.NONE
 
     async def _offset(
@@ -157,11 +146,13 @@ class Offsets:
         self, request: OffsetForLeaderEpochRequest, client: Client
     ) -> OffsetForLeaderEpochResponse:
         """Answer OffsetForLeaderEpoch. The only epoch is 0, and it ends at the high watermark."""
-        refusal = await self._refresh("OffsetForLeaderEpoch")
+        api, refusal = "OffsetForLeaderEpoch", await self._refresh("OffsetForLeaderEpoch")
         topics = []
         for each in request.topics:
-            code = refusal or await self._refusal("OffsetForLeaderEpoch", each.topic, client)
             topic = self._broker.state.topics.get(each.topic)
+            code = refusal or await self._context.topic_refusal(
+                api, client, DESCRIBE, topic, each.topic
+            )
             asked_all = sliced(each.partitions)
             answers = [self._epoch_end(topic, asked, code) async for asked in asked_all]
             topics.append(OffsetForLeaderTopicResult(topic=each.topic, partitions=answers))

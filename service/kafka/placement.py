@@ -37,9 +37,7 @@ class Placement:
         self, request: DescribeLogDirsRequest, client: Client
     ) -> DescribeLogDirsResponse:
         """Answer DescribeLogDirs: the bytes of tables and tails."""
-        if not client.rights.may(DESCRIBE, CLUSTER, CLUSTER_NAME):
-            code = Code.CLUSTER_AUTHORIZATION_FAILED
-            self._context.refusal("DescribeLogDirs", code)
+        if code := await self._refusal("DescribeLogDirs", client):
             return DescribeLogDirsResponse(throttle_time_ms=0, error_code=code, results=[])
         state = self._broker.state
         if request.topics is None:
@@ -85,14 +83,14 @@ class Placement:
                 size += int(files.live.size.sum())
         return size
 
-    def list_partition_reassignments(
+    async def list_partition_reassignments(
         self, request: ListPartitionReassignmentsRequest, client: Client
     ) -> ListPartitionReassignmentsResponse:
         """Answer ListPartitionReassignments: there are none, because no broker owns a partition."""
-        code = Code.NONE
-        if not client.rights.may(DESCRIBE, CLUSTER, CLUSTER_NAME):
-            code = Code.CLUSTER_AUTHORIZATION_FAILED
-            self._context.refusal("ListPartitionReassignments", code)
+        code = await self._refusal("ListPartitionReassignments", client)
         return ListPartitionReassignmentsResponse(
             throttle_time_ms=0, error_code=code, error_message=None, topics=[]
         )
+
+    async def _refusal(self, api: str, client: Client) -> Code:
+        return await self._context.right_refusal(api, client, DESCRIBE, CLUSTER, CLUSTER_NAME)

@@ -30,9 +30,9 @@ from tidelog.service.kafka.messages.produce import (
     TopicProduceData,
     TopicProduceResponse,
 )
-from tidelog.service.security.caller import ALL_RIGHTS, CallerRights, Forbidden
+from tidelog.service.security.caller import ALL_RIGHTS, CallerRights, Forbidden, forbidden
 from tidelog.service.security.request_time import in_thread
-from tidelog.storage.core.acls import CLUSTER, CLUSTER_NAME, TOPIC, WRITE
+from tidelog.storage.core.acls import CLUSTER, CLUSTER_NAME, IDEMPOTENT_WRITE, TOPIC, WRITE
 from tidelog.storage.core.errors import CommitUnknown, LogError, Throttled, UnknownTopic
 from tidelog.storage.core.model import AppendedRange
 from tidelog.storage.kafka.batch import Batch, KeptBatch, check_all, decode
@@ -56,7 +56,7 @@ ROOM_S, ROOM_S_MAX = 0.02, 0.4
 of connections may wait."""
 WAIT_S_MAX = 30.0
 RECORD_ERRORS_MAX = 1_000
-API = "Produce"
+API, INIT_API = "Produce", "InitProducerId"
 _CODEC_AT = 22
 _COUNT = struct.Struct(">57xi")
 
@@ -138,7 +138,7 @@ class _Append(Later):
         name = part.topic_data.name if topic is None else topic.name
         rights = self.client.rights
         if rights is not ALL_RIGHTS and name and not rights.may(WRITE, TOPIC, name):
-            raise Forbidden(f"not authorized: {rights.principal} may not WRITE topic {name!r}")
+            raise forbidden(rights.principal, WRITE, TOPIC, name)
         if topic is None:
             raise UnknownTopic(name)
         if isinstance(checked, LogError):
@@ -168,7 +168,7 @@ class _Append(Later):
 
     def _fail(self, part: _Part, error: LogError, checked: Batch | LogError | None) -> None:
         answer = part.answer
-        code = self._context.code(API, error, Kind.PRODUCE)
+        code = self._context.denial(API, self.client, error, Kind.PRODUCE)
         is_by_id = self.client.version >= FIRST_BY_ID
         if code is Code.UNKNOWN_TOPIC_OR_PARTITION and is_by_id and isinstance(error, UnknownTopic):
             code = Code.UNKNOWN_TOPIC_ID
@@ -336,20 +336,22 @@ class Produce:
         self, request: InitProducerIdRequest, client: Client
     ) -> InitProducerIdResponse:
         """Answer InitProducerId: always a new id."""
-        code, producer_id = Code.NONE, -1
+        context, producer_id = self._context, -1
         if request.transactional_id == "":
-            code = Code.INVALID_REQUEST
+            code = context.refusal(INIT_API, Code.INVALID_REQUEST)
         elif request.transactional_id is not None:
-            code = Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
-        elif not await self._may_write(client.rights):
-            code = Code.CLUSTER_AUTHORIZATION_FAILED
+            code = context.refusal(INIT_API, Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
+        elif await self._may_write(client.rights):
+            code = Code.NONE
         else:
+            code = await context.right_refusal(
+                INIT_API, client, IDEMPOTENT_WRITE, CLUSTER, CLUSTER_NAME
+            )
+        if not code:
             try:
-                producer_id = await self._context.batches.reserve_producer_id()
+                producer_id = await context.batches.reserve_producer_id()
             except LogError as error:
-                code = self._context.code("InitProducerId", error, Kind.GROUP)
-        if code:
-            self._context.refusal("InitProducerId", code)
+                code = context.code(INIT_API, error, Kind.GROUP)
         return InitProducerIdResponse(
             throttle_time_ms=0,
             error_code=code,
@@ -359,7 +361,7 @@ class Produce:
 
     async def _may_write(self, rights: CallerRights) -> bool:
         """Whether the client may write to any topic, which implies idempotent writes (Kafka)."""
-        if rights.may("IDEMPOTENT_WRITE", CLUSTER, CLUSTER_NAME):
+        if rights.may(IDEMPOTENT_WRITE, CLUSTER, CLUSTER_NAME):
             return True
         async for name in sliced(list(self._broker.state.topics)):
             if rights.may(WRITE, TOPIC, name):

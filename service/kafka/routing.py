@@ -119,7 +119,7 @@ class Routing:
     def nodes(self) -> list[Node]:
         """Return the live brokers, by node id. A broker that drains names only the others, if there
         are others."""
-        me, peers, _ = self._broker.members()
+        me, peers, _, _ = self._broker.members()
         is_draining = self._context.is_draining
         seen = (is_draining, *(peer.id for peer in peers))
         if seen != self._seen or not self._nodes:
@@ -234,26 +234,29 @@ class Routing:
                 return topic
             no_name = None if client.version >= FIRST_WITHOUT_NAME else ""
             return self._unknown(Code.UNKNOWN_TOPIC_ID, no_name, named.topic_id)
-        if not rights.may(DESCRIBE, TOPIC, name):
-            return self._unknown(Code.TOPIC_AUTHORIZATION_FAILED, name)
+        context = self._context
+        if code := await context.right_refusal("Metadata", client, DESCRIBE, TOPIC, name):
+            return MetadataResponseTopic(error_code=code, name=name, partitions=[])
         if (topic := state.topics.get(name)) is not None:
             return topic
         if not is_new_topic_name(name):
             return self._unknown(Code.INVALID_TOPIC_EXCEPTION, name)
-        settings, defaults = self._context.settings, state.defaults
+        settings, defaults = context.settings, state.defaults
         is_auto = defaults.is_auto_create(settings.auto_create_topics)
         if not (request.allow_auto_topic_creation and is_auto):
             return self._unknown(Code.UNKNOWN_TOPIC_OR_PARTITION, name)
         try:
             await check_creation(rights, name)
             partitions = defaults.partitions(settings.default_partitions)
-            created = await self._broker.create_topic(name, partitions, {})
+            creation = self._broker.create_topic(name, partitions, {})
+            created = await context.commit("Metadata", client, name, creation)
         except TopicExists:  # another client has created it just now
             return state.topic(name)
-        except Forbidden:
-            return self._unknown(Code.TOPIC_AUTHORIZATION_FAILED, name)
+        except Forbidden as error:
+            code = context.denial("Metadata", client, error, Kind.FETCH)
+            return MetadataResponseTopic(error_code=code, name=name, partitions=[])
         except LogError as error:
-            code = self._context.code("Metadata", error, Kind.ADMIN)
+            code = context.code("Metadata", error, Kind.ADMIN)
             return MetadataResponseTopic(error_code=code, name=name, partitions=[])
         assert created is not None, "the topic is not only checked"
         return created
@@ -317,7 +320,7 @@ class Routing:
         self, request: DescribeTopicPartitionsRequest, client: Client
     ) -> DescribeTopicPartitionsResponse:
         """Answer DescribeTopicPartitions: a page of partitions, by the names of their topics."""
-        state, rights = self._broker.state, client.rights
+        api, state, rights = "DescribeTopicPartitions", self._broker.state, client.rights
         names = {each.name for each in request.topics}
         if any(name not in state.topics for name in names):
             await self._broker.refresh()
@@ -339,14 +342,18 @@ class Routing:
             if left <= 0:
                 following = Cursor(topic_name=name, partition_index=first)
                 break
-            topic = state.topics.get(name)
-            if not rights.may(DESCRIBE, TOPIC, name):
-                answers.append(self._undescribed(Code.TOPIC_AUTHORIZATION_FAILED, name))
-            elif topic is None:
+            topic, context = state.topics.get(name), self._context
+            code = await context.right_refusal(api, client, DESCRIBE, TOPIC, name)
+            if topic is None and not code:
                 is_name = is_new_topic_name(name)
                 unknown = Code.UNKNOWN_TOPIC_OR_PARTITION
-                code = unknown if is_name else Code.INVALID_TOPIC_EXCEPTION
-                answers.append(self._undescribed(code, name))
+                code = context.refusal(api, unknown if is_name else Code.INVALID_TOPIC_EXCEPTION)
+            if topic is None or code:
+                answers.append(
+                    DescribeTopicPartitionsResponseTopic(
+                        error_code=code, name=name, topic_id=ZERO_UUID, partitions=[]
+                    )
+                )
             else:
                 answers.append(self._page_of(topic, first, left, client))
                 first += len(answers[-1].partitions)
@@ -356,12 +363,6 @@ class Routing:
                     break
         return DescribeTopicPartitionsResponse(
             throttle_time_ms=0, topics=answers, next_cursor=following
-        )
-
-    def _undescribed(self, code: Code, name: str) -> DescribeTopicPartitionsResponseTopic:
-        self._context.refusal("DescribeTopicPartitions", code)
-        return DescribeTopicPartitionsResponseTopic(
-            error_code=code, name=name, topic_id=ZERO_UUID, partitions=[]
         )
 
     def _page_of(
@@ -394,7 +395,8 @@ class Routing:
     ) -> FindCoordinatorResponse:
         """Answer FindCoordinator: the brokers that coordinate these groups."""
         keys = request.coordinator_keys if client.version >= 4 else [request.key]
-        found = [self._coordinator(key, request.key_type, client) async for key in sliced(keys)]
+        kind = request.key_type
+        found = [await self._coordinator(key, kind, client) async for key in sliced(keys)]
         if client.version >= 4:
             return FindCoordinatorResponse(coordinators=found)
         only = found[0]
@@ -406,18 +408,19 @@ class Routing:
             port=only.port,
         )
 
-    def _coordinator(self, key: str, key_type: int, client: Client) -> Coordinator:
-        code, why = Code.NONE, ""
+    async def _coordinator(self, key: str, key_type: int, client: Client) -> Coordinator:
+        api, context = "FindCoordinator", self._context
         if key_type == TRANSACTION_KEY:
             # Java's transactional producer stops at this error; at another one it waits long.
-            code = Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+            code = context.refusal(api, Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
             why = "transactions are not supported: use no transactional.id"
         elif key_type != GROUP_KEY:
-            code, why = Code.INVALID_REQUEST, f"keys of type {key_type} have no coordinator"
-        elif not client.rights.may(DESCRIBE, GROUP, key):
-            code, why = Code.GROUP_AUTHORIZATION_FAILED, f"{client.rights.principal} may not"
+            code = context.refusal(api, Code.INVALID_REQUEST)
+            why = f"keys of type {key_type} have no coordinator"
+        else:
+            code = await context.right_refusal(api, client, DESCRIBE, GROUP, key)
+            why = f"{client.rights.principal} may not DESCRIBE group {key!r}"
         if code:
-            self._context.refusal("FindCoordinator", code)
             return Coordinator(
                 key=key, node_id=-1, host="", port=-1, error_code=code, error_message=why
             )

@@ -25,6 +25,7 @@ GROUP_REQUEST = f"/peers/v{PROTOCOL}/group-requests"
 GROUP_CONFIRM = f"/peers/v{PROTOCOL}/group-confirmations"
 METRICS = f"/peers/v{PROTOCOL}/metrics"
 VITALS = f"/peers/v{PROTOCOL}/vitals"
+KAFKA_CLIENTS = f"/peers/v{PROTOCOL}/kafka-clients"
 
 OK = 200
 UNKNOWN_OUTCOMES = (500, 504)

@@ -1,13 +1,14 @@
 """The listener for other brokers (peers), on a port of its own.
 
-It has six routes:
+It has seven routes:
 
 - a forwarded draft;
 - announced entries;
 - requests of consumer instances for groups that this broker coordinates;
 - confirmations that the answers to such requests arrived;
 - this broker's metrics, for a worker that shares its port for clients;
-- this broker's rates, for a broker that shows the whole cluster.
+- this broker's rates, for a broker that shows the whole cluster;
+- the Kafka clients that are connected to this broker, for the same purpose.
 
 A peer authenticates with a signature (service.security.signatures) and with the token in this
 broker's liveness object. A process that can read the bucket knows the token. Without security there
@@ -41,6 +42,7 @@ from tidelog.service.peers.client import (
     GROUP_CONFIRM,
     GROUP_REQUEST,
     HAND_OVER,
+    KAFKA_CLIENTS,
     METRICS,
     VITALS,
 )
@@ -53,7 +55,8 @@ from tidelog.storage.core.errors import Corrupt, LogError, RecordTooLarge, Unava
 
 log = logging.getLogger("tidelog.peers")
 
-ROUTES = frozenset({HAND_OVER, ANNOUNCE, GROUP_REQUEST, GROUP_CONFIRM, METRICS, VITALS})
+REPORTS = frozenset({METRICS, VITALS, KAFKA_CLIENTS})
+ROUTES = REPORTS | {HAND_OVER, ANNOUNCE, GROUP_REQUEST, GROUP_CONFIRM}
 PEER_BODY_BYTES_MAX = 32 * 1024 * 1024
 """Bound of a request's body. A draft with uploaded chunks is only a header, of about 60 bytes a
 chunk. A peer commits a draft above
@@ -84,7 +87,7 @@ class PeerApp:
         reports: Mapping[str, Callable[[], bytes | Awaitable[bytes]]] | None = None,
         signatures: Signatures | None = None,
     ) -> None:
-        """`reports` has the functions that answer METRICS and VITALS. If `signatures` is
+        """`reports` has the functions that answer REPORTS. If `signatures` is
         given, peers must sign their messages."""
         self._signatures = signatures
         self._api = broker.peer_api
@@ -134,7 +137,7 @@ class PeerApp:
         if (report := self._reports.get(path)) is not None:
             found = report()
             return found if isinstance(found, bytes) else await found
-        if self._groups is None or path in (METRICS, VITALS):
+        if self._groups is None or path in REPORTS:
             raise _Refused(503, "this broker has no consumer groups and no reports")
         if path == GROUP_CONFIRM:
             self._groups.confirm(message)

@@ -24,9 +24,9 @@ from tidelog.service.security.caller import (
     BASIC,
     BEARER,
     Credential,
-    Forbidden,
     QuotaExceeded,
     Unauthenticated,
+    forbidden,
     super_users_of,
 )
 from tidelog.service.security.signatures import SIGNED_LEVEL
@@ -34,7 +34,7 @@ from tidelog.service.security.token_bucket import Bucket
 from tidelog.service.settings import Settings
 from tidelog.service.telemetry.metrics import HttpCounters
 from tidelog.storage.broker import Broker
-from tidelog.storage.core.acls import ADMIN, CLUSTER, OPERATIONS_OF
+from tidelog.storage.core.acls import ADMIN, OPERATIONS_OF
 from tidelog.storage.core.actions import DeleteKey
 from tidelog.storage.core.errors import LogError
 from tidelog.storage.core.observer import PRINCIPAL
@@ -143,8 +143,7 @@ class Caller:
             return
         self.check_valid()
         self._security.counters.denied[resource_type] += 1
-        what = "the cluster" if resource_type == CLUSTER else f"{resource_type.lower()} {name!r}"
-        raise Forbidden(f"not authorized: {self.principal} may not {operation} {what}")
+        raise forbidden(self.principal, operation, resource_type, name)
 
     def charge(self, quota: str, size: int = 0) -> None:
         bucket = self._bucket(quota)

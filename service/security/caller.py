@@ -74,6 +74,12 @@ class Forbidden(LogError):
     code = 40301
 
 
+def forbidden(principal: str, operation: str, resource_type: str, name: str) -> Forbidden:
+    """Return the error for an operation on a resource that no rule allows."""
+    what = "the cluster" if resource_type == CLUSTER else f"{resource_type.lower()} {name!r}"
+    return Forbidden(f"not authorized: {principal} may not {operation} {what}")
+
+
 class QuotaExceeded(Throttled):
     """The principal's quota on this broker is used up."""
 

@@ -41,6 +41,7 @@ from tidelog.service.routes.dependencies import V2Response, check_cluster_id
 from tidelog.service.routes.health import VERSION
 from tidelog.service.security.authenticator import Security
 from tidelog.service.server.router import ACK_LABELS, APP_ROUTES, HOT_ROUTES
+from tidelog.service.telemetry.kafka_clients import KafkaClients
 from tidelog.service.telemetry.metrics import HttpCounters, MaintenanceCounters, Telemetry, Worker
 from tidelog.service.telemetry.rates import Ask, RateSampler, nobody
 from tidelog.storage.broker import Broker
@@ -72,7 +73,7 @@ TAGS = {
     "v3 topics": "Topics in the v3 dialect; also under `/kafka/v3`.",
     "v3 configs": "Configs of topics; also under `/kafka/v3`.",
     "v3 consumer groups": "Groups, their lag, and transactions; also under `/kafka/v3`.",
-    "console": "Data that only the console at /ui needs: read-only.",
+    "console": "Data for the console at /ui and `tidelog clients`: read-only.",
     "security": "Keys, quotas, and the console's login, if `security=keys`.",
     "health": "For load balancers, orchestrators and Prometheus.",
 }
@@ -140,6 +141,7 @@ def build_app(
     app.state.vitals = RateSampler(
         broker, counters, VERSION, number, peers, ack_labels=ACK_LABELS, lags=telemetry.lags
     )
+    app.state.kafka_clients = KafkaClients(broker)
     app.state.layouts = TopicLayouts(broker)
     app.state.wal_page = WalPage(broker)
     app.state.started_s = broker.clock.boot_s()

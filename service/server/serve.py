@@ -16,7 +16,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 from urllib.parse import urlsplit
@@ -29,7 +29,7 @@ from tidelog.service.formats.shared_pages import SHARED_BYTES_MAX
 from tidelog.service.http.admission import Admission
 from tidelog.service.http.protocol import Server
 from tidelog.service.http.sockets import bound_sockets
-from tidelog.service.peers.client import METRICS, VITALS, HttpPeers
+from tidelog.service.peers.client import KAFKA_CLIENTS, METRICS, VITALS, HttpPeers
 from tidelog.service.peers.forwarding import Forwarder, GroupPeers
 from tidelog.service.peers.listener import BODIES_BYTES_MAX, PeerApp, PeerListener, reachable
 from tidelog.service.routes.health import VERSION
@@ -46,6 +46,7 @@ from tidelog.service.server.open_files import client_limits
 from tidelog.service.server.return_memory import return_memory
 from tidelog.service.server.router import Router, limits_of
 from tidelog.service.settings import Settings, state_home
+from tidelog.service.telemetry.kafka_clients import KafkaClients
 from tidelog.service.telemetry.loop_probe import LoopProbe
 from tidelog.service.telemetry.metrics import HttpCounters, MaintenanceCounters, Worker, gathered
 from tidelog.service.telemetry.rates import RateSampler
@@ -283,6 +284,10 @@ async def _build_apps(
             lambda: broker.clock.now_ms() - broker.store_time.skew_ms(),
             lambda: broker.state.level,
         )
+
+    def ask(path: str) -> Awaitable[list[bytes]]:
+        return _responses(serving, path, broker.members().peers)
+
     app = build_app(
         broker,
         http=counters,
@@ -291,18 +296,24 @@ async def _build_apps(
         ),
         maintenance=maintenance,
         worker=_worker(settings, serving),
-        peers=lambda: _responses(serving, VITALS, broker.members().peers),
+        peers=lambda: ask(VITALS),
         security=security,
     )
-    forwarder = Forwarder(GroupPeers(broker.members, serving.peers))
-    kind = Router if traces is None else traces.router()
-    router = kind(app, broker, settings, counters, broker.groups, forwarder, security, admission)
-    reports = {METRICS: app.state.telemetry.text, VITALS: app.state.vitals.encoded}
-    peer_app = PeerApp(broker, router.forwarded, reports, serving.peers.signatures)
     kafka_server = None
     for named in _advertised(settings, serving):
         certificate = serving.tls.clients
         kafka_server = kafka.KafkaServer(settings, broker, counters, security, named, certificate)
+    connected = () if kafka_server is None else kafka_server.listener.connections
+    app.state.kafka_clients = KafkaClients(broker, connected, lambda: ask(KAFKA_CLIENTS))
+    forwarder = Forwarder(GroupPeers(broker.members, serving.peers))
+    kind = Router if traces is None else traces.router()
+    router = kind(app, broker, settings, counters, broker.groups, forwarder, security, admission)
+    reports = {
+        METRICS: app.state.telemetry.text,
+        VITALS: app.state.vitals.encoded,
+        KAFKA_CLIENTS: app.state.kafka_clients.encoded,
+    }
+    peer_app = PeerApp(broker, router.forwarded, reports, serving.peers.signatures)
     return router, peer_app, app.state.vitals, kafka_server
 
 

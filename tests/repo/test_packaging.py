@@ -37,6 +37,7 @@ CLIENT_COMMANDS = [
     "consume t",
     "consume t --group g",
     "seal t",
+    "clients",
     "topics create t",
     "topics list",
     "topics describe t",

@@ -2,6 +2,7 @@
 
 import base64
 import shutil
+import socket
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
@@ -9,7 +10,10 @@ from urllib.parse import unquote
 import httpx
 import pytest
 
+from tests.service.kafka.wire import framed
 from tests.support.broker import Broker
+from tests.support.ports import free_port
+from tidelog.service.kafka.messages.handshake import ApiVersionsRequest
 
 if TYPE_CHECKING:
     from playwright.sync_api import BrowserContext, Page
@@ -30,19 +34,27 @@ HOSTILE = "<img src=x onerror=\"document.title='owned'\"><script>document.title=
 """A page that renders it as markup gets the title `owned`."""
 HOSTILE_GROUP = HOSTILE.partition("<script>")[0]
 """No path names a group with a slash in it."""
+NAMED = ApiVersionsRequest(client_software_name="kafka-library", client_software_version="1.2")
+"""A connected Kafka client names its library; its client id is HOSTILE."""
 JSON = {"content-type": "application/vnd.kafka.json.v2+json"}
 V2 = {"content-type": "application/vnd.kafka.v2+json"}
 
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    """One broker for all tests: two topics that they look at, a group that is behind."""
+    """One broker for all tests: two topics that they look at, a group that is behind, and a Kafka
+    client that is connected."""
     if CHROMIUM is None:
         pytest.skip("the console is tested in chromium: apt-get install chromium")
-    with Broker(tmp_path_factory.mktemp("ui"), hot_dir=tmp_path_factory.mktemp("hot")) as broker:
+    folder, hot_dir = tmp_path_factory.mktemp("ui"), tmp_path_factory.mktemp("hot")
+    port = free_port()
+    with Broker(folder, hot_dir=hot_dir, kafka_port=port) as broker:
         with httpx.Client(base_url=broker.base_url) as client:
             _fill(broker, client)
-        yield broker
+        with socket.create_connection(("127.0.0.1", port), 60) as kafka_client:
+            kafka_client.sendall(framed(NAMED, 3, client_id=HOSTILE))
+            assert kafka_client.recv(4), "the answer"
+            yield broker
 
 
 def _fill(broker: Broker, client: httpx.Client) -> None:

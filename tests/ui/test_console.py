@@ -20,6 +20,7 @@ PLACES = {
     "topics/flights/configs": "cleanup.policy",
     "groups": "behind",
     "groups/behind": "Lag over time",
+    "clients": "kafka-library",
     "metadata": "Checkpoint",
     "api": "openapi.json",
 }
@@ -213,6 +214,8 @@ def test_nothing_that_users_wrote_is_markup(console: Console) -> None:
         page.locator(".record").wait_for()
         assert HOSTILE in page.locator("table.records").inner_text().replace('\\"', '"')
         row.click()
+    console.open("clients")
+    page.get_by_text(HOSTILE).wait_for()
     console.open("groups")
     page.get_by_text(HOSTILE_GROUP).first.click()
     page.get_by_role("heading", name=HOSTILE_GROUP).wait_for()

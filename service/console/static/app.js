@@ -15,6 +15,7 @@ import { Topic } from "./page_topic.js";
 import { Groups } from "./page_groups.js";
 import { Group } from "./page_group.js";
 import { Defaults } from "./page_defaults.js";
+import { Clients } from "./page_clients.js";
 import { Metadata } from "./page_metadata.js";
 import { Access } from "./page_access.js";
 import { Api } from "./page_api.js";
@@ -23,6 +24,7 @@ const PAGES = [
   ["overview", "Overview", "o"],
   ["topics", "Topics", "t"],
   ["groups", "Groups", "g"],
+  ["clients", "Clients", "c"],
   ["metadata", "Metadata", "m"],
   ["access", "Access", "a"],
 ];
@@ -48,6 +50,7 @@ function Page({ at, me }) {
   if (at.page === "defaults") return html`<${Defaults} />`;
   if (at.page === "groups" && !name) return html`<${Groups} />`;
   if (at.page === "groups") return html`<${Group} key=${name} name=${name} />`;
+  if (at.page === "clients") return html`<${Clients} />`;
   if (at.page === "metadata") return html`<${Metadata} />`;
   if (at.page === "api") return html`<${Api} query=${at.query} />`;
   if (at.page === "access") return html`<${Access} tab=${name || "keys"} me=${me} />`;

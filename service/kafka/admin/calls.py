@@ -14,10 +14,9 @@ from typing import Any, NamedTuple, TypeVar
 from tidelog.service.kafka.client import Client
 from tidelog.service.kafka.context import Context
 from tidelog.service.kafka.errors import Code, Kind, message_of
-from tidelog.service.routes.dependencies import decided
 from tidelog.service.security.caller import Forbidden, QuotaExceeded, Unauthenticated
 from tidelog.storage.core.acls import TOPIC
-from tidelog.storage.core.errors import CommitUnknown, LogError
+from tidelog.storage.core.errors import LogError
 from tidelog.storage.state.access import MUTATION_RATE
 
 CHANGES_AT_ONCE = 100
@@ -75,7 +74,7 @@ class AdminCall:
         except Unauthenticated:
             raise
         except Forbidden as error:
-            self._audit_refusal(error)
+            self._context.audit_refusal(self.api, self.client, error)
             code, message = self._context.refusal(self.api, forbidden), message_of(error)
         except LogError as error:
             if isinstance(error, QuotaExceeded):
@@ -100,32 +99,7 @@ class AdminCall:
 
     async def commit(self, name: str, change: Coroutine[Any, Any, R]) -> R:
         """Wait for the commit of a change of the topic `name`, and write an audit line."""
-        try:
-            result = await decided(change)
-        except CommitUnknown:
-            self._audit_change(name, Code.REQUEST_TIMED_OUT)
-            raise
-        self._audit_change(name, Code.NONE)
-        return result
-
-    def _audit_change(self, name: str, code: Code) -> None:
-        if self._context.traffic.on_change is not None:
-            self._context.traffic.on_change(self._scope(name), int(code))
-
-    def _audit_refusal(self, error: Forbidden) -> None:
-        if self._context.traffic.on_refusal is not None:
-            self._context.traffic.on_refusal(error, self._scope(""))
-
-    def _scope(self, name: str) -> dict[str, Any]:
-        """Return the request as the audit log takes it (service.security.audit)."""
-        return {
-            "method": self.api,
-            "path": name,
-            "query_string": b"",
-            "headers": (),
-            "client": (self.client.host, 0),
-            "rights": self.rights,
-        }
+        return await self._context.commit(self.api, self.client, name, change)
 
 
 def repeated(keys: Iterable[K]) -> set[K]:

@@ -19,7 +19,7 @@ from types import CoroutineType
 from typing import Any
 
 from tidelog.service.http.admission import Phase
-from tidelog.service.kafka.apis import API_VERSIONS, SASL_KEYS, Api, versions_answer
+from tidelog.service.kafka.apis import API_VERSIONS, SASL_KEYS, versions_answer
 from tidelog.service.kafka.client import Client, CloseConnection, Encoded, Later
 from tidelog.service.kafka.connections.frame import (
     MIB,
@@ -33,6 +33,7 @@ from tidelog.service.kafka.messages.header import decode_header, frame_response
 from tidelog.service.kafka.messages.primitives import MalformedMessage
 from tidelog.service.security.caller import NO_RIGHTS, Unauthenticated
 from tidelog.service.security.request_time import measured
+from tidelog.service.telemetry.kafka_clients import ConnectionNow
 from tidelog.storage.core.observer import PRINCIPAL
 from tidelog.storage.state.access import REQUEST_PERCENTAGE, REQUEST_RATE
 
@@ -56,6 +57,8 @@ MUTE_S_MAX = 30.0
 class Connection:
     """One connection. A subclass connects it with a socket (connections.listener)."""
 
+    is_tls = False
+
     def __init__(self, server: Server) -> None:
         self._server = server
         self._context = server.context
@@ -63,7 +66,11 @@ class Connection:
         self.frames = FrameReader(self._take, is_proved=not self._is_secured)
         self._transport: Transport | None = None
         self._host = ""
-        self._handshake = Handshake(server.apis, server.security, self._on_handshake)
+        self._client_id = ""
+        self._connected_s = 0.0
+        self._handshake = Handshake(
+            server.apis, server.security, self._on_handshake, server.context.audit_refusal
+        )
         self._variables = contextvars.copy_context()
         """The context variables of this connection's requests: PRINCIPAL."""
         self._clients: dict[tuple[int, str | None], Client] = {}
@@ -73,6 +80,7 @@ class Connection:
         self._is_serial = False  # the request under way is not a Produce request
         self._unanswered_bytes = 0
         self._requests = 0
+        self._read = 0
         self._written = 0
         self._shares = AnswerShares()
         self._is_paused = self._is_muted = self._is_turn_due = False
@@ -85,6 +93,7 @@ class Connection:
     def opened(self, transport: Transport, host: str) -> None:
         """Begin. The caller closes connections above the bounds."""
         self._transport, self._host = transport, host
+        self._connected_s = self._server.loop.time()
 
     def closed(self) -> None:
         """Release all that the connection holds. Requests that reached the log go on."""
@@ -207,6 +216,7 @@ class Connection:
         software, rights = handshake.software, handshake.rights
         client = Client(version, client_id or "", self._host, software, rights)
         self._clients[version, client_id] = client
+        self._client_id = client.client_id
         return client
 
     def _begin_next(self) -> bool:
@@ -226,7 +236,7 @@ class Connection:
         """Call the handler of a request."""
         api, version = pending.api, pending.client.version
         try:
-            if self._is_secured and api.key != API_VERSIONS and not self._is_allowed(api):
+            if self._is_secured and api.key != API_VERSIONS and not self._is_allowed(pending):
                 return
             if version < 0:
                 self._answered(pending, versions_answer(self._server.apis, is_known=False))
@@ -311,6 +321,7 @@ class Connection:
         if isinstance(error, MalformedMessage):
             self._refuse("malformed", f"{pending.api.name}: {error}", client_id)
         elif isinstance(error, Unauthenticated):
+            self._context.audit_refusal(pending.api.name, pending.client, error)
             self._refuse("revoked", str(error), client_id)
         elif isinstance(error, CloseConnection):
             self._refuse("acks=0", str(error), client_id)
@@ -355,6 +366,7 @@ class Connection:
             answer = pending.answer
             assert answer is not None
             size_in, size_out = len(pending.frame), 0
+            self._read += size_in
             if answer.pieces and not transport.is_closing():
                 api, version = pending.api, max(pending.client.version, 0)
                 framed = frame_response(api.key, version, pending.correlation_id, answer.pieces)
@@ -397,15 +409,33 @@ class Connection:
                 self._server.admission.prove(self)
             self._variables.run(PRINCIPAL.set, rights.principal)
 
-    def _is_allowed(self, api: Api) -> bool:
+    def _is_allowed(self, pending: Pending) -> bool:
         """Whether the client may use the API now. If not, close the connection."""
-        if api.key in SASL_KEYS:
+        api, security = pending.api, self._server.security
+        if api.key in SASL_KEYS or security is None:
             return True
         if not self._handshake.is_current:
-            self._refuse("unauthenticated", f"{api.name} before authentication", "")
+            error = security.refused("missing", f"{api.name} before authentication")
+            self._context.audit_refusal(api.name, pending.client, error)
+            self._refuse("unauthenticated", str(error), "")
             return False
         self._handshake.rights.check_valid()
         return True
+
+    def now(self) -> ConnectionNow:
+        """Return the client, and how much it has sent and received."""
+        handshake = self._handshake
+        return ConnectionNow(
+            self._client_id,
+            handshake.software,
+            handshake.rights.principal,
+            self._host,
+            self.is_tls,
+            self._server.loop.time() - self._connected_s,
+            self._requests,
+            self._read,
+            self._written,
+        )
 
     # -- the end
 

@@ -25,6 +25,7 @@ from tidelog.service.kafka.messages.handshake import (
 )
 from tidelog.service.security.authenticator import Security
 from tidelog.service.security.caller import ALL_RIGHTS, NO_RIGHTS, CallerRights
+from tidelog.storage.core.errors import LogError
 
 MECHANISM = "PLAIN"
 FAILED_DELAY_S = 1.0
@@ -43,13 +44,16 @@ class Handshake:
         apis: Mapping[int, Api],
         security: Security | None,
         on_change: Callable[[], object],
+        on_refusal: Callable[[str, Client, LogError], object],
     ) -> None:
-        """`on_change` is called when the client has named its library, or proved its principal."""
+        """`on_change` is called when the client has named its library, or proved its principal.
+        `on_refusal` gets the API, the client and the error of a failed authentication."""
         self.software = ""
         self.rights: CallerRights = ALL_RIGHTS if security is None else NO_RIGHTS
         self._apis = apis
         self._security = security
         self._on_change = on_change
+        self._on_refusal = on_refusal
         self._has_mechanism = False
         self._closed = asyncio.Event()
 
@@ -75,7 +79,7 @@ class Handshake:
             return self._versions(request, client)
         if api.key == SASL_HANDSHAKE:
             return self._begin(request)
-        return self._authenticate(request.auth_bytes, client.host)
+        return self._authenticate(request.auth_bytes, client)
 
     def _versions(self, request: ApiVersionsRequest, client: Client) -> ApiVersionsResponse:
         if client.version >= FIRST_WITH_SOFTWARE:
@@ -93,17 +97,17 @@ class Handshake:
         code = Code.NONE if self._has_mechanism else Code.UNSUPPORTED_SASL_MECHANISM
         return SaslHandshakeResponse(error_code=code, mechanisms=[MECHANISM])
 
-    async def _authenticate(self, message: bytes, host: str) -> SaslAuthenticateResponse:
+    async def _authenticate(self, message: bytes, client: Client) -> SaslAuthenticateResponse:
         if self._security is None:
             return _failure(Code.ILLEGAL_SASL_STATE, "this broker needs no keys: do not use SASL")
         if not self._has_mechanism:
             return _failure(Code.ILLEGAL_SASL_STATE, "send SaslHandshake with the mechanism PLAIN")
-        rights, why = await self._rights_of(self._security, message, host)
-        if self.rights is not NO_RIGHTS and rights.principal != self.rights.principal:
-            rights, why = NO_RIGHTS, "a connection cannot change its principal"
-        if rights is NO_RIGHTS:
+        try:
+            rights = await self._rights_of(self._security, message, client.host)
+        except LogError as error:
+            self._on_refusal("SaslAuthenticate", client, error)
             await self._delay()
-            return _failure(Code.SASL_AUTHENTICATION_FAILED, why)
+            return _failure(Code.SASL_AUTHENTICATION_FAILED, str(error))
         self.rights = rights
         self._has_mechanism = False
         self._on_change()
@@ -116,23 +120,26 @@ class Handshake:
             session_lifetime_ms=max(min(left_ms, LIFETIME_MS_MAX), 0),
         )
 
-    async def _rights_of(
-        self, security: Security, message: bytes, host: str
-    ) -> tuple[CallerRights, str]:
-        """Return the rights of `authzid NUL user NUL secret`, or NO_RIGHTS and the reason."""
+    async def _rights_of(self, security: Security, message: bytes, host: str) -> CallerRights:
+        """Return the rights of `authzid NUL user NUL secret`. Raises Unauthenticated, and the
+        errors of a view that cannot be refreshed."""
         authzid, _, rest = message.partition(b"\0")
         user, separator, secret = rest.partition(b"\0")
         if not separator or not user:
-            return NO_RIGHTS, "PLAIN takes: empty, NUL, the user of a key, NUL, the key"
+            why = "PLAIN takes: empty, NUL, the user of a key, NUL, the key"
+            raise security.refused("malformed", why)
         if authzid not in (b"", user):
-            return NO_RIGHTS, "the authorization id must be empty, or equal to the user"
+            why = "the authorization id must be empty, or equal to the user"
+            raise security.refused("malformed", why)
         header = b"Basic " + base64.b64encode(user + b":" + secret)
         scope: dict[str, Any] = {"headers": [(b"authorization", header)], "client": (host, 0)}
         refusal = await security.admit(scope, RouteAccess.ANY_KEY, None)
         if refusal is not None:
-            return NO_RIGHTS, str(refusal)
-        rights: CallerRights = scope.get("rights", NO_RIGHTS)
-        return rights, ""
+            raise refusal
+        rights: CallerRights = scope["rights"]
+        if self.rights is not NO_RIGHTS and rights.principal != self.rights.principal:
+            raise security.refused("session", "a connection cannot change its principal")
+        return rights
 
     async def _delay(self) -> None:
         try:

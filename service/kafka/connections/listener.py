@@ -85,6 +85,8 @@ class PlainConnection(Connection, asyncio.BufferedProtocol):
 class TlsConnection(Connection, asyncio.Protocol):
     """A connection with TLS."""
 
+    is_tls = True
+
     def __init__(self, listener: "Listener", context: ssl.SSLContext) -> None:
         super().__init__(listener.server)
         self._listener = listener

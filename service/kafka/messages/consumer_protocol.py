@@ -1,12 +1,14 @@
 """The subscriptions and assignments that consumers send each other within group messages.
 
-A broker reads them to show them and to learn the topics of a group. Each begins with its version.
+A broker reads a subscription to learn the topics of a group, and writes both to show the members
+of a REST group. It reads assignments with storage.kafka.consumer_protocol. Each begins with its
+version.
 A consumer may send a version that is newer than ours: its fields begin with those of the newest
 version that we know, so what follows them is ignored.
 """
 
 import struct
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 from tidelog.service.kafka.messages.compiler import decoder, encoder
 from tidelog.service.kafka.messages.primitives import MalformedMessage
@@ -49,32 +51,24 @@ class ConsumerProtocolAssignment(Message, versions="0-3", flexible="none"):
     user_data: bytes | None = None
 
 
-M = TypeVar("M", ConsumerProtocolSubscription, ConsumerProtocolAssignment)
-
-
 def decode_subscription(data: bytes) -> ConsumerProtocolSubscription:
     """Read the metadata of a member's protocol. Raises `MalformedMessage`."""
-    return _decode(ConsumerProtocolSubscription, data)
+    name = ConsumerProtocolSubscription.__name__
+    if len(data) < _VERSION.size:
+        raise MalformedMessage(f"{name}: {len(data)} bytes, too few for a version")
+    (version,) = _VERSION.unpack_from(data)
+    if version < 0:
+        raise MalformedMessage(f"{name}: the version is {version}")
+    known = min(version, ConsumerProtocolSubscription.versions[-1])
+    read = decoder(ConsumerProtocolSubscription, known, to_the_end=False)
+    return read(data, _VERSION.size)
 
 
-def decode_assignment(data: bytes) -> ConsumerProtocolAssignment:
-    """Read the assignment of a member. Raises `MalformedMessage`."""
-    return _decode(ConsumerProtocolAssignment, data)
-
-
-def encode(message: M, version: int) -> bytes:
+def encode(
+    message: ConsumerProtocolSubscription | ConsumerProtocolAssignment, version: int
+) -> bytes:
     """Write a subscription or an assignment with its version."""
     return b"".join([_VERSION.pack(version), *encoder(type(message), version)(message)])
 
 
 _VERSION = struct.Struct(">h")
-
-
-def _decode(message: type[M], data: bytes) -> M:
-    if len(data) < _VERSION.size:
-        raise MalformedMessage(f"{message.__name__}: {len(data)} bytes, too few for a version")
-    (version,) = _VERSION.unpack_from(data)
-    if version < 0:
-        raise MalformedMessage(f"{message.__name__}: the version is {version}")
-    known = min(version, message.versions[-1])
-    return decoder(message, known, to_the_end=False)(data, _VERSION.size)

@@ -11,7 +11,6 @@ from tidelog.service.kafka.messages.consumer_protocol import (
     AssignedPartitions,
     ConsumerProtocolAssignment,
     ConsumerProtocolSubscription,
-    decode_assignment,
     decode_subscription,
     encode,
 )
@@ -40,6 +39,7 @@ from tidelog.service.kafka.messages.produce import (
     TopicProduceData,
 )
 from tidelog.service.kafka.messages.schema import Message
+from tidelog.storage.kafka.consumer_protocol import assigned
 
 TOPIC_ID = bytes(range(16))
 BATCH = bytes.fromhex(
@@ -215,11 +215,11 @@ def test_a_subscription_is_read() -> None:
 
 def test_an_assignment_is_read() -> None:
     data = bytes.fromhex("0000 00000001 0001 74 00000001 00000000 00000000")
-    expected = ConsumerProtocolAssignment(
+    assert assigned(data) == [("t", (0,))]
+    written = ConsumerProtocolAssignment(
         assigned_partitions=[AssignedPartitions(topic="t", partitions=[0])], user_data=b""
     )
-    assert decode_assignment(data) == expected
-    assert encode(expected, 0) == data
+    assert encode(written, 0) == data
 
 
 def test_a_newer_subscription_is_read_as_far_as_it_is_known() -> None:

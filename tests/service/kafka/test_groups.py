@@ -16,6 +16,7 @@ from tidelog.service.kafka.messages.consumer_protocol import (
 )
 from tidelog.storage.core.actions import MemberConfig
 from tidelog.storage.core.model import TopicPartition
+from tidelog.storage.kafka.consumer_protocol import assigned
 
 SUBSCRIPTION = consumer_protocol.encode(ConsumerProtocolSubscription(topics=["t"]), 1)
 ASSIGNMENT = consumer_protocol.encode(
@@ -228,10 +229,7 @@ async def test_groups_of_rest_are_described_as_consumers(kafka: Kafka) -> None:
     client = kafka.client()
     found = await described(client, "rest")
     assert (found.group_state, found.protocol_data) == ("Stable", "sticky")
-    assignment = consumer_protocol.decode_assignment(found.members[0].member_assignment)
-    assert [(one.topic, one.partitions) for one in assignment.assigned_partitions] == [
-        ("t", [0, 1, 2])
-    ]
+    assert assigned(found.members[0].member_assignment) == [("t", (0, 1, 2))]
     refused = await join(client, group="rest")
     assert refused.error_code == Code.INCONSISTENT_GROUP_PROTOCOL
 

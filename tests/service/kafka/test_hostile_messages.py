@@ -11,13 +11,14 @@ from tests.fuzz.mutations import mutated
 from tests.service.kafka.definitions import Interpreter, load, write_varint
 from tests.service.kafka.every_message import every_version, instance_of
 from tidelog.service.kafka.messages.compiler import decoder, encoder
-from tidelog.service.kafka.messages.consumer_protocol import decode_assignment, decode_subscription
+from tidelog.service.kafka.messages.consumer_protocol import decode_subscription
 from tidelog.service.kafka.messages.fetch import FetchRequest
 from tidelog.service.kafka.messages.header import decode_header
 from tidelog.service.kafka.messages.metadata import MetadataRequest
 from tidelog.service.kafka.messages.primitives import ELEMENTS_MAX, MalformedMessage
 from tidelog.service.kafka.messages.produce import ProduceRequest
 from tidelog.service.kafka.messages.schema import Message
+from tidelog.storage.kafka.consumer_protocol import assigned
 
 INPUTS = 20_000
 MEMORY_MAX = 32 * 1024 * 1024
@@ -171,9 +172,10 @@ def test_a_consumers_metadata_is_refused_or_read() -> None:
             valid.append(version.to_bytes(2, "big") + oracle.write(oracle.invent(draw))[:500])
     for _ in range(2_000):
         data = mutated(valid, draw)
-        for read in (decode_subscription, decode_assignment, decode_header):
+        for read in (decode_subscription, decode_header):
             with contextlib.suppress(MalformedMessage):
                 read(data)
+        assigned(data)
 
 
 def assert_refused(message: type[Message], version: int, data: bytes, reason: str) -> None:

@@ -15,12 +15,6 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
 
 import typer
 
-from tidelog.service.cli.engines import (
-    EngineChoice,
-    EngineName,
-    EngineOption,
-    started,
-)
 from tidelog.service.cli.requests import JsonOption
 from tidelog.service.cli.results import (
     BadUsage,
@@ -32,7 +26,13 @@ from tidelog.service.cli.results import (
     show_table,
     warn,
 )
-from tidelog.service.cli.store_options import (
+from tidelog.service.cli.stores.engines import (
+    EngineChoice,
+    EngineName,
+    EngineOption,
+    started,
+)
+from tidelog.service.cli.stores.store_options import (
     MasterOption,
     StoreOption,
     default_store_hint,

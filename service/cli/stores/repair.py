@@ -11,7 +11,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tidelog.service.cli.maintenance import (
+from tidelog.service.cli.positions import parse_time
+from tidelog.service.cli.requests import JsonOption
+from tidelog.service.cli.results import BadUsage, command_errors, plural, show_line, warn
+from tidelog.service.cli.stores.maintenance import (
     ApplyOption,
     Done,
     Progress,
@@ -23,10 +26,7 @@ from tidelog.service.cli.maintenance import (
     table,
     with_progress,
 )
-from tidelog.service.cli.positions import parse_time
-from tidelog.service.cli.requests import JsonOption
-from tidelog.service.cli.results import BadUsage, command_errors, plural, show_line, warn
-from tidelog.service.cli.store_options import StoreOption, settings_of
+from tidelog.service.cli.stores.store_options import StoreOption, settings_of
 
 if TYPE_CHECKING:
     from tidelog.compaction.backups.restore import Restored

@@ -28,7 +28,7 @@ from tidelog.service.cli.results import (
     show,
     warn,
 )
-from tidelog.service.cli.store_options import (
+from tidelog.service.cli.stores.store_options import (
     MasterOption,
     StoreOption,
     default_store_hint,

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from tidelog.service.cli.replay import NO_SPARK, spark_session
 from tidelog.service.cli.results import CommandError, warn
+from tidelog.service.cli.stores.replay import NO_SPARK, spark_session
 from tidelog.service.settings import Settings
 
 if TYPE_CHECKING:

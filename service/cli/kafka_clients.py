@@ -1,0 +1,59 @@
+"""`tidelog clients`: the Kafka clients that are connected to a cluster."""
+
+import datetime as dt
+from typing import Any
+
+import typer
+
+from tidelog.service.cli.requests import JsonOption, ServerOption, request
+from tidelog.service.cli.results import plural, show_json, show_line, show_table, warn
+
+COLUMNS = ("broker", "client", "software", "principal", "address", "connections", "requests")
+
+
+def show_clients(
+    ctx: typer.Context, server: ServerOption = None, as_json: JsonOption = False
+) -> None:
+    """Show the Kafka clients that are connected to the brokers of the cluster.
+
+    A row has the connections of one client to one broker, since the oldest of them.
+    """
+    found = request(ctx, server, "GET", "/tidelog/v1/kafka-clients")
+    for name in found["missing_brokers"]:
+        warn(f"broker {name} did not answer: its clients are not shown")
+    if as_json:
+        show_json({**found, "clients": [_client(each) for each in found["clients"]]})
+        return
+    rows = [_row(_client(each)) for each in found["clients"]]
+    if not rows:
+        show_line("no Kafka client is connected")
+        return
+    show_table((*COLUMNS, "since"), rows)
+    if found["is_truncated"]:
+        shown = sum(each["connections"] for each in found["clients"])
+        all_of_them = plural(found["connections"], "connection")
+        show_line(f"and other clients: the table has {shown:,} of {all_of_them}")
+
+
+def _client(data: dict[str, Any]) -> dict[str, Any]:
+    """Return a client with the field names of this command."""
+    since = dt.datetime.fromtimestamp(data["connected_ms"] / 1000, dt.UTC)
+    return {
+        "broker": data["broker"],
+        "client": data["client_id"],
+        "software": data["software_name"],
+        "version": data["software_version"],
+        "principal": data["principal"],
+        "address": data["address"],
+        "is_tls": data["is_tls"],
+        "connections": data["connections"],
+        "requests": data["requests"],
+        "bytes_in": data["bytes_in"],
+        "bytes_out": data["bytes_out"],
+        "since": since.isoformat(timespec="seconds").replace("+00:00", "Z"),
+    }
+
+
+def _row(client: dict[str, Any]) -> tuple[str | int, ...]:
+    software = f"{client['software']} {client['version']}".strip()
+    return (*({**client, "software": software}[name] for name in COLUMNS), client["since"])

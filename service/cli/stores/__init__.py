@@ -1,0 +1,8 @@
+"""The commands that open a store themselves, beside brokers or without any.
+
+maintenance      retain, delete-records, compact, collect, scrub, maintain; runs work on a store
+repair           repair, upgrade, bounds, backup, restore
+engines          the engine of a compaction
+replay           writes a topic's history to files, with Spark
+store_options    --store and --master, and the settings that follow from --store
+"""

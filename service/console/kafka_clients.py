@@ -1,0 +1,89 @@
+"""The route that lists the connected Kafka clients, for the console and `tidelog clients`."""
+
+from fastapi import Request
+from pydantic import BaseModel, Field
+
+from tidelog.service.http.route import TIDELOG, Permission, Route, RouteDoc
+from tidelog.service.routes.dependencies import broker_log
+from tidelog.service.telemetry import kafka_clients
+from tidelog.storage.core.acls import CLUSTER, DESCRIBE
+
+
+class KafkaClient(BaseModel):
+    """The connections of one client to one broker: those with the same client id, library,
+    principal and address. The counters are sums over the connections that are open."""
+
+    broker: str = Field(description="name of the broker")
+    broker_id: int
+    client_id: str
+    software_name: str = Field(description="the client's library; empty if it did not name one")
+    software_version: str
+    principal: str = Field(description="empty without a proved principal")
+    address: str = Field(description="the address that connects")
+    is_tls: bool
+    connections: int
+    requests: int
+    bytes_in: int = Field(description="bytes of requests that are answered")
+    bytes_out: int = Field(description="bytes of answers")
+    connected_ms: int = Field(description="time of the oldest of the connections")
+
+
+class KafkaClients(BaseModel):
+    """The Kafka clients that are connected to the brokers of the cluster."""
+
+    now_ms: int
+    connections: int = Field(description="connections to the brokers that answered")
+    is_truncated: bool = Field(
+        description=f"there are more than {kafka_clients.ROWS_MAX} rows; `clients` has those with "
+        "the most connections"
+    )
+    missing_brokers: list[str] = Field(
+        description="names of the live brokers that did not answer within a second"
+    )
+    clients: list[KafkaClient]
+
+
+async def list_kafka_clients(request: Request) -> KafkaClients:
+    """List the Kafka clients that are connected to the brokers of the cluster, those with the most
+    connections first. The broker asks the other brokers."""
+    source: kafka_clients.KafkaClients = request.app.state.kafka_clients
+    found = await source.all()
+    return KafkaClients(
+        now_ms=broker_log(request).clock.now_ms(),
+        connections=found.connections,
+        is_truncated=found.is_truncated,
+        missing_brokers=found.missing,
+        clients=[
+            KafkaClient(
+                broker=broker.name,
+                broker_id=broker.number,
+                client_id=row.client_id,
+                software_name=row.software_name,
+                software_version=row.software_version,
+                principal=row.principal,
+                address=row.address,
+                is_tls=row.is_tls,
+                connections=row.connections,
+                requests=row.requests,
+                bytes_in=row.bytes_in,
+                bytes_out=row.bytes_out,
+                connected_ms=row.connected_ms,
+            )
+            for broker, row in found.rows
+        ],
+    )
+
+
+_DESCRIBE_CLUSTER = Permission(DESCRIBE, CLUSTER)
+
+ROUTES = (
+    Route(
+        "GET",
+        "/kafka-clients",
+        list_kafka_clients,
+        _DESCRIBE_CLUSTER,
+        "console",
+        TIDELOG,
+        RouteDoc(),
+    ),
+)

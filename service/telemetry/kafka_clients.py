@@ -1,0 +1,163 @@
+"""The clients of Kafka's protocol that are connected to the brokers of a cluster.
+
+A client is a row: all connections to one broker with the same client id, library, principal and
+address. Each broker makes its rows from its open connections when it is asked, so connections pay
+only for their own counters. One broker asks the others (service.peers). An answer has at most
+ROWS_MAX rows, those with the most connections (I10). No row has a secret.
+"""
+
+from collections.abc import Collection
+from typing import NamedTuple, Protocol
+
+import msgspec
+
+from tidelog.service.http.paging import sliced
+from tidelog.service.telemetry.rates import Ask, nobody
+from tidelog.storage.broker import Broker
+
+ROWS_MAX = 1_000
+TEXT_CHARS_MAX = 255
+"""Characters of a client id that are shown: a client may send 32,767."""
+
+
+class ConnectionNow(NamedTuple):
+    """One open connection. `software` is the name and the version of the client's library, with a
+    space between them; "" if the client did not name it. Counters begin with the connection, and
+    `age_s` is the time since then."""
+
+    client_id: str
+    software: str
+    principal: str
+    host: str
+    is_tls: bool
+    age_s: float
+    requests: int
+    bytes_in: int
+    bytes_out: int
+
+
+class ClientRow(msgspec.Struct):
+    """The connections of one client to one broker. The counters are sums over the connections that
+    are open; `connected_ms` is the time of the oldest one, in ms since 1970."""
+
+    client_id: str
+    software_name: str
+    software_version: str
+    principal: str
+    address: str
+    is_tls: bool
+    connected_ms: int
+    connections: int = 0
+    requests: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
+
+    @property
+    def order(self) -> tuple[int, str, str, str]:
+        """The key of the order of rows: the most connections first."""
+        return -self.connections, self.client_id, self.principal, self.address
+
+
+class BrokerClients(msgspec.Struct):
+    """The clients of one broker, as it reports them to its peers."""
+
+    id: str
+    name: str
+    number: int
+    connections: int
+    is_truncated: bool
+    rows: list[ClientRow]
+
+
+class ClusterClients(NamedTuple):
+    """The clients of all brokers. `missing` has the names of the live brokers that did not answer
+    in time; `connections` has the connections to the others."""
+
+    connections: int
+    rows: list[tuple[BrokerClients, ClientRow]]
+    is_truncated: bool
+    missing: list[str]
+
+
+class Connected(Protocol):
+    """A connection of a Kafka client."""
+
+    def now(self) -> ConnectionNow: ...
+
+
+class KafkaClients:
+    """The connected Kafka clients of one broker and, through `ask`, of its peers. Owned by one
+    event loop."""
+
+    def __init__(
+        self, broker: Broker, connections: Collection[Connected] = (), ask: Ask = nobody
+    ) -> None:
+        """`connections` has the open connections at each time."""
+        self._broker = broker
+        self._connections = connections
+        self._ask = ask
+
+    async def encoded(self) -> bytes:
+        """Return the clients of this broker as its peers decode them."""
+        return msgspec.msgpack.encode(await self.own())
+
+    async def own(self) -> BrokerClients:
+        """Return the clients of this broker."""
+        now_ms = self._broker.clock.now_ms()
+        rows: dict[tuple[object, ...], ClientRow] = {}
+        count = 0
+        async for connection in sliced(list(self._connections)):
+            one = connection.now()
+            count += 1
+            key = (one.client_id, one.software, one.principal, one.host, one.is_tls)
+            row = rows.get(key)
+            connected_ms = now_ms - round(one.age_s * 1000)
+            if row is None:
+                row = rows[key] = _row(one, connected_ms)
+            row.connections += 1
+            row.requests += one.requests
+            row.bytes_in += one.bytes_in
+            row.bytes_out += one.bytes_out
+            row.connected_ms = min(row.connected_ms, connected_ms)
+        me = self._broker.members().me
+        shown = sorted(rows.values(), key=lambda row: row.order)[:ROWS_MAX]
+        return BrokerClients(me.id, me.name, me.number, count, len(shown) < len(rows), shown)
+
+    async def all(self) -> ClusterClients:
+        """Return the clients of every broker that answers in time, and the names of the others."""
+        answers = await self._ask()
+        found = [await self.own(), *(one for text in answers if (one := _decoded(text)))]
+        answered = {one.id for one in found}
+        # A live broker that does not answer is asked no more, but clients may be connected to it.
+        live = self._broker.members().live
+        missing = [one.name for one in live if one.id not in answered]
+        rows = [(broker, row) for broker in found for row in broker.rows]
+        rows.sort(key=lambda pair: (pair[1].order, pair[0].name))
+        return ClusterClients(
+            sum(one.connections for one in found),
+            rows[:ROWS_MAX],
+            len(rows) > ROWS_MAX or any(one.is_truncated for one in found),
+            sorted(missing),
+        )
+
+
+def _row(one: ConnectionNow, connected_ms: int) -> ClientRow:
+    name, _, version = one.software.rpartition(" ")
+    return ClientRow(
+        _shown(one.client_id), name, version, one.principal, one.host, one.is_tls, connected_ms
+    )
+
+
+def _shown(text: str) -> str:
+    """Return a client's text without control characters, which a terminal would obey."""
+    text = text[:TEXT_CHARS_MAX]
+    return text if text.isprintable() else text.encode("unicode_escape").decode()
+
+
+def _decoded(text: bytes) -> BrokerClients | None:
+    """Decode the clients of a broker. If they have the format of another version, return None, as
+    if the broker had not answered."""
+    try:
+        return msgspec.msgpack.decode(text, type=BrokerClients)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return None
