@@ -124,7 +124,6 @@ class Log:
         )
         self.sealer = Sealer(self.reader, self.writer, self.tables, settings.sealer, owns)
         self._waiting = LongPolls()
-        self._is_draining = False
         wal.subscribers.append(self)
 
     # -- the cluster
@@ -145,10 +144,15 @@ class Log:
             with surviving(log, "reading the WAL"):
                 await self.wal.refresh()
 
-    def end_waits(self) -> None:
-        """End all long polls. From now on, a fetch that has to wait raises Unavailable."""
-        self._is_draining = True
-        self._waiting.wake_all()
+    def end_waits(self, *, is_last: bool = False) -> None:
+        """End the long polls under way: they return what they have, also nothing. If `is_last`, no
+        read waits from now on."""
+        self._waiting.end_all(is_last=is_last)
+
+    def check_serving(self) -> None:
+        """Raise Unavailable after the last `end_waits`: a stream ends, because it cannot wait."""
+        if self._waiting.is_refusing:
+            raise Unavailable("this broker is shutting down: continue at another broker")
 
     def _topic_of_id(self, topic_id: str) -> Topic | None:
         return self.state.topic_of_id(topic_id)
@@ -409,9 +413,8 @@ class Log:
         self, partitions: Iterable[tuple[str, int]], waiter: "asyncio.Future[None]", deadline: float
     ) -> bool:
         """Wait until one of the partitions gets records, or a caller sets `waiter`. Return False if
-        the loop's time reaches `deadline` first. Call only if no partition has new records yet."""
-        if self._is_draining:
-            raise Unavailable("this broker is shutting down: continue at another broker")
+        the loop's time reaches `deadline` first, or if this broker ends long polls. Call only if no
+        partition has new records yet."""
         return await self._waiting.wait(list(partitions), waiter, deadline)
 
     async def wait_for_topic(self, name: str, offsets: list[int], wait_s: float) -> Topic:

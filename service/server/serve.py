@@ -1,8 +1,8 @@
 """Composition root of a broker: from settings to a running process.
 
 The start binds the port, then opens the parts in the order of their dependencies: store, probe, log
-(with its hot log), peers. Last, the broker listens on the port. The end is the reverse: close the
-port, drain requests, flush the log, close the store.
+(with its hot log), peers. Last, the broker listens on the port. The end is the reverse: drain
+(service.server.drain), close the port, finish the requests, flush the log, close the store.
 
 **On a crash**: a kill at any moment loses no acknowledged record (I1). Open requests fail.
 """
@@ -27,8 +27,7 @@ import uvloop
 from tidelog.service.exit_status import EXIT_FAILED, EXIT_OK, EXIT_UNREACHABLE, UNREACHABLE_ERRORS
 from tidelog.service.formats.shared_pages import SHARED_BYTES_MAX
 from tidelog.service.http.admission import Admission
-from tidelog.service.http.protocol import Server
-from tidelog.service.http.sockets import bound_sockets
+from tidelog.service.http.sockets import Server, bound_sockets
 from tidelog.service.peers.client import METRICS, VITALS, HttpPeers
 from tidelog.service.peers.forwarding import Forwarder, GroupPeers
 from tidelog.service.peers.listener import BODIES_BYTES_MAX, PeerApp, PeerListener, reachable
@@ -40,6 +39,7 @@ from tidelog.service.security.certificates import Certificates, certificates
 from tidelog.service.security.signatures import Signatures
 from tidelog.service.server import kafka
 from tidelog.service.server.app import build_app
+from tidelog.service.server.drain import Drain
 from tidelog.service.server.log_lines import last_words, log_to_stderr
 from tidelog.service.server.maintenance import check_tables, run_maintenance
 from tidelog.service.server.open_files import client_limits
@@ -69,10 +69,16 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("tidelog")
 
+REQUESTS_S = 10
+"""Timeout of the requests under way after the port has closed."""
 CLOSE_S = 12.0
-"""Timeout of the last flush. Before this flush, uvicorn gives open requests 10 s. Both together
-take at most 22 s. Kubernetes kills the process after 30 s."""
+"""Timeout of the last flush."""
+STOP_S_MAX = REQUESTS_S + CLOSE_S
+"""Longest end of a broker after its drain. A supervisor must wait for `drain_ms` and this time
+before it kills a broker."""
 
+REPEAT_S = 1.0
+"""A worker takes two signals within this time for one."""
 SWITCH_INTERVAL_S = 0.0005
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
@@ -339,18 +345,15 @@ async def _serve_http(
         admission=app.admission,
         backlog=backlog,
         tls=clients.server if clients else None,
-        timeout_graceful_shutdown=10,
+        timeout_graceful_shutdown=REQUESTS_S,
     )
 
-    def stop() -> None:
-        broker.drain()
-        if kafka_server is not None:
-            kafka_server.begin_drain()
-        server.stop()
-
+    now_s = broker.clock.boot_s
+    repeat_s = REPEAT_S if serving.worker else 0.0
+    drain = Drain(broker, server, kafka_server, settings.drain_ms / 1000, now_s, repeat_s)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop)
+        loop.add_signal_handler(number, drain.on_signal)
     log.info(
         "broker %s of cluster %s on %s",
         broker.name,
@@ -362,6 +365,7 @@ async def _serve_http(
     try:
         await server.serve(sockets)
     finally:
+        await drain.close()
         watch.cancel()
         sampling.cancel()
         memory.cancel()

@@ -13,7 +13,7 @@ import pytest
 from fastapi import FastAPI
 
 from tests.support.held_loop import measured
-from tidelog.service.http.protocol import Server
+from tidelog.service.http.sockets import Server
 from tidelog.service.security.authenticator import Security
 from tidelog.service.security.caller import topic_filter
 from tidelog.service.security.oidc import Issuer
