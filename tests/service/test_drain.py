@@ -13,21 +13,21 @@ DRAIN_S = 5.0
 
 
 class Stage:
-    """A broker and its listeners, as a drain uses them. `told` has the calls, with their times."""
+    """A broker and its listeners, as a drain uses them. `calls` has the calls, with their times."""
 
     def __init__(self, hand_over_s: float = 0.1, has_kafka: bool = False) -> None:
-        self.told: list[tuple[str, float]] = []
+        self.calls: list[tuple[str, float]] = []
         self.connections = self.requests = 0
         self.is_drained = not has_kafka
         self.kafka = KafkaStage(self) if has_kafka else None
         self._hand_over_s = hand_over_s
 
     def tell(self, what: str) -> None:
-        self.told.append((what, round(asyncio.get_running_loop().time(), 2)))
+        self.calls.append((what, round(asyncio.get_running_loop().time(), 2)))
 
     @property
     def words(self) -> list[str]:
-        return [what for what, _ in self.told]
+        return [what for what, _ in self.calls]
 
     @property
     def activity(self) -> tuple[int, int]:
@@ -107,7 +107,7 @@ def test_a_broker_with_clients_serves_them_for_the_whole_time() -> None:
     stage = Stage()
     stage.connections = 1
     assert drained(stage) == pytest.approx(DRAIN_S, abs=2 * LOOK_S)
-    assert stage.told[0][1] == 0.0, "each answer closes its connection from the signal on"
+    assert stage.calls[0][1] == 0.0, "each answer closes its connection from the signal on"
 
 
 def test_requests_on_new_connections_prolong_a_drain() -> None:

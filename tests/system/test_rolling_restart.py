@@ -1,16 +1,20 @@
 """Brokers that are restarted one after the other while plain clients work: no request fails."""
 
 import http.client
+import os
+import signal
 import threading
 from pathlib import Path
 
+import httpx
 import pytest
 
 from deploy.local.balancer import ARGUMENTS, balancer, installed_balancer
 from tests.support.broker import Broker, until
 from tests.system.checks import json_values
-from tests.system.restart_load import RestartLoad
+from tests.system.restart_load import JSON, RestartLoad
 from tests.system.several import brokers
+from tidelog.service.settings import Settings
 
 MANY = 10_000
 SHORT_DRAIN_MS = 1500
@@ -25,8 +29,9 @@ def test_no_request_fails_while_brokers_are_restarted(
     if program is None:
         pytest.skip(f"{name} is not installed: apt install {name}")
     wanted: int = request.config.getoption("--restart-requests")
-    rolls, drain = (2, {}) if wanted >= MANY else (1, {"drain_ms": SHORT_DRAIN_MS})
-    with brokers(tmp_path, **drain) as made:
+    is_long = wanted >= MANY
+    rolls, drain_ms = (2, Settings.drain_ms) if is_long else (1, SHORT_DRAIN_MS)
+    with brokers(tmp_path, drain_ms=drain_ms) as made:
         ports = [broker.port for broker in made]
         with balancer(tmp_path, ports, program=program) as port:
             made[0].create_topic("t", 3)
@@ -88,3 +93,21 @@ def test_a_client_of_one_broker_meets_no_reset(tmp_path: Path) -> None:
             thread.join()
     assert wrong == []
     assert {status for count in counts for status in count} == {200}
+
+
+def test_a_draining_broker_is_not_ready_but_serves_until_a_second_signal(tmp_path: Path) -> None:
+    with Broker(tmp_path, drain_ms=600_000) as broker:
+        broker.create_topic("t")
+        idle = http.client.HTTPConnection("127.0.0.1", broker.port, timeout=60)
+        idle.connect()  # the drain does not end early
+        os.kill(broker.pid, signal.SIGTERM)
+        until(lambda: httpx.get(f"{broker.base_url}/ready").status_code == 503)
+        body = {"records": [{"value": 1}]}
+        produced = httpx.post(
+            f"{broker.base_url}/topics/t", json=body, headers={"content-type": JSON}
+        )
+        assert produced.status_code == 200
+        assert produced.headers["connection"] == "close"
+        assert httpx.get(f"{broker.base_url}/healthy").status_code == 200
+        assert broker.stop() == 0
+        idle.close()
