@@ -38,7 +38,6 @@ from tidelog.storage.core.errors import (
     OffsetOutOfRange,
     TableInDoubt,
     TopicExists,
-    Unavailable,
     UnknownPartition,
     UnknownTopic,
 )
@@ -145,14 +144,12 @@ class Log:
                 await self.wal.refresh()
 
     def end_waits(self, *, is_last: bool = False) -> None:
-        """End the long polls under way: they return what they have, also nothing. If `is_last`, no
-        read waits from now on."""
+        """End the long polls under way, also without records; if `is_last`, all later ones too."""
         self._waiting.end_all(is_last=is_last)
 
     def check_serving(self) -> None:
         """Raise Unavailable after the last `end_waits`: a stream ends, because it cannot wait."""
-        if self._waiting.is_refusing:
-            raise Unavailable("this broker is shutting down: continue at another broker")
+        self._waiting.check_open()
 
     def _topic_of_id(self, topic_id: str) -> Topic | None:
         return self.state.topic_of_id(topic_id)
@@ -413,8 +410,7 @@ class Log:
         self, partitions: Iterable[tuple[str, int]], waiter: "asyncio.Future[None]", deadline: float
     ) -> bool:
         """Wait until one of the partitions gets records, or a caller sets `waiter`. Return False if
-        the loop's time reaches `deadline` first, or if this broker ends long polls. Call only if no
-        partition has new records yet."""
+        the loop's time reaches `deadline`, or at `end_waits`. Call while no records are new."""
         return await self._waiting.wait(list(partitions), waiter, deadline)
 
     async def wait_for_topic(self, name: str, offsets: list[int], wait_s: float) -> Topic:

@@ -3,6 +3,8 @@
 import asyncio
 from collections.abc import Sequence
 
+from tidelog.storage.core.errors import Unavailable
+
 WOKEN_AT_ONCE = 50
 """Maximum number of reads of one partition that one turn of the event loop wakes. A woken read
 costs up to 100 us, and other callbacks can run before the next turn."""
@@ -64,6 +66,11 @@ class LongPolls(dict[tuple[str, int], set["asyncio.Future[None]"]]):
         """Wake all reads, or all reads of the topic if one is given."""
         for key in [key for key in self if topic in (None, key[0])]:
             self.wake(key)
+
+    def check_open(self) -> None:
+        """Raise Unavailable after the last `end_all`."""
+        if self.is_refusing:
+            raise Unavailable("this broker is shutting down: continue at another broker")
 
     def end_all(self, *, is_last: bool) -> None:
         """End all waits under way. If `is_last`, no read waits from now on."""
