@@ -6,6 +6,7 @@ checks (pyproject.toml).
     exit_status     exit statuses of brokers and commands
     setting_fields  a setting as a field of a dataclass, with default, documentation and check
     secret_files    secrets in files
+    drain_settings  that field of `Settings` that concerns the drain before the end of a broker
     kafka_settings  those fields of `Settings` that concern the listener for Kafka's protocol
     trust_settings  those fields of `Settings` that concern host names, TLS, OIDC and the audit log
     settings        every setting: unit, default, reason; no other module reads the environment

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from tidelog.service import kafka_settings, trust_settings
+from tidelog.service import drain_settings, kafka_settings, trust_settings
 from tidelog.service.secret_files import secret_of
 from tidelog.service.setting_fields import BadSettings, check, setting, whole_number
 from tidelog.storage.core.bounds import LEAST, MOST, RETENTION_FACTOR_MIN, Bounds
@@ -20,8 +20,7 @@ from tidelog.storage.core.errors import StoreUnfit
 from tidelog.storage.io.open import check_url
 from tidelog.storage.io.s3_options import S3Options
 
-if TYPE_CHECKING:
-    # A command that only parses settings must not load the log and Arrow.
+if TYPE_CHECKING:  # a command that only parses settings must not load the log and Arrow
     from tidelog.storage.log import LogSettings
 
 PREFIX = "TIDELOG_"
@@ -144,6 +143,7 @@ class Settings:
         "time after which the broker answers a produce request that has no outcome: with 503 if the request still waits for its flush (nothing is written), else with 504",
         low=100,
     )
+    drain_ms: int = drain_settings.DRAIN_MS
     fetch_bytes: int = setting(1 * MIB, "`max_bytes` of a fetch that sets no `max_bytes`", low=1)
     fetch_bytes_max: int = setting(64 * MIB, "maximum bytes that one fetch returns", low=1024)
     consumer_instance_timeout_ms: int = setting(

@@ -15,6 +15,7 @@ Packages, lower ones first; import-linter checks that a package imports only low
     log        Log: append, fetch, seal, administration; without peers and groups
     kafka_log  the log for Kafka's protocol: record batches in, record batches out
     groups     consumer groups: coordinator, instances, offset commits
+    broker_stats  counters and gauges of all parts
     broker     Broker, a Log with peers and groups; opens and closes all parts of one broker
     spark      the Spark data source
     public     the modules that users import (`tidelog.spark`); installed in `tidelog`

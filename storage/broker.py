@@ -13,15 +13,16 @@ import asyncio
 import base64
 import contextlib
 import logging
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from tidelog.storage.cluster.announcer import NO_PEERS, AnnouncerCounters, PeerTransport
+from tidelog.storage.broker_stats import BrokerStats, CacheStats, cache_stats
+from tidelog.storage.cluster.announcer import NO_PEERS, PeerTransport
 from tidelog.storage.cluster.liveness import KafkaListener, Member, MembershipSettings
 from tidelog.storage.cluster.membership import Membership
+from tidelog.storage.cluster.messages import Notice, announced_notice
 from tidelog.storage.cluster.secret import cluster_secret
-from tidelog.storage.cluster.sequencer import Sequencer, SequencerCounters, SequencerSettings
+from tidelog.storage.cluster.sequencer import Sequencer, SequencerSettings
 from tidelog.storage.core import object_keys
 from tidelog.storage.core.actions import AccessAction, CreateKey, RetireHotLog
 from tidelog.storage.core.entry import Commit, Draft, Entry
@@ -37,26 +38,24 @@ from tidelog.storage.core.errors import (
 from tidelog.storage.core.model import SKEW_MS_MAX, TopicPartition
 from tidelog.storage.core.observer import NO_OBSERVER, Observer
 from tidelog.storage.groups.classic_groups import ClassicGroups
-from tidelog.storage.groups.coordinator import Rendezvous
 from tidelog.storage.groups.instances import Instances
+from tidelog.storage.groups.rendezvous import Rendezvous
 from tidelog.storage.io.clock import Clock
-from tidelog.storage.io.metered import MeteredStore, StoreCounters
+from tidelog.storage.io.metered import MeteredStore
 from tidelog.storage.io.object_store import ObjectInfo, ObjectStore
 from tidelog.storage.io.start_retry import StartRetry
 from tidelog.storage.io.tasks import surviving
 from tidelog.storage.kafka_log import KafkaLog
 from tidelog.storage.log import Log, LogSettings
-from tidelog.storage.read.cache import Cache
 from tidelog.storage.read.reader import ReaderSettings
 from tidelog.storage.state.access import Key, TopicFilter, all_topics, digest
 from tidelog.storage.state.cluster_state import Topic
 from tidelog.storage.tables.manifest import SegmentColumns, clean_app_id, seal_app_id
 from tidelog.storage.wal.announced import AnnouncedChunks
 from tidelog.storage.wal.view import WalView
-from tidelog.storage.wal.wal_objects import WalCounters, WalObjects, WalSettings
+from tidelog.storage.wal.wal_objects import WalObjects, WalSettings
 from tidelog.storage.write import hot_log_copies, hot_log_file
-from tidelog.storage.write.counters import WriterCounters
-from tidelog.storage.write.sealer import BACKGROUND_STOP_S, SealerCounters, SealerSettings
+from tidelog.storage.write.sealer import BACKGROUND_STOP_S, SealerSettings
 from tidelog.storage.write.writer import WriterSettings
 
 __all__ = [  # includes the settings of a broker's parts
@@ -86,13 +85,14 @@ CHECKPOINT_STOP_S = 5.0
 READY_GRACE_S = 10.0
 """A broker stays ready for this time while the store does not answer."""
 LAYOUT_AGE_MAX_S = 30.0
+NOTICE_S = 1.0
 SECRET_PREFIX = "tl_"
 """Lets secret scanners recognise a leaked key."""
 KEY_ID_BYTES = 8
 
 
 class Members(NamedTuple):
-    """The live brokers as this broker sees them: `peers` answer it, `live` has the others, too."""
+    """The live brokers that are not leaving: `peers` answer this broker, `live` has all others."""
 
     me: Member
     peers: list[Member]
@@ -102,35 +102,6 @@ class Members(NamedTuple):
     @property
     def is_sequencer(self) -> bool:
         return self.sequencer.id == self.me.id
-
-
-class CacheStats(NamedTuple):
-    """The state of one cache. `hits` and `misses` count since the process started."""
-
-    bytes: int
-    bytes_max: int
-    hits: int = 0
-    misses: int = 0
-
-
-class BrokerStats(NamedTuple):
-    """All counters of a broker's parts since the process started, and their current gauges. The
-    counters still change: read them before the next await. `store` is None if the store is not
-    metered."""
-
-    writer: WriterCounters
-    wal: WalCounters
-    sequencer: SequencerCounters
-    announcer: AnnouncerCounters
-    sealer: SealerCounters
-    store: StoreCounters | None
-    caches: Mapping[str, CacheStats]
-    cold_reads: int
-    buffered_bytes: int
-    buffered_bytes_max: int
-    view_age_s: float
-    set_aside: int
-    """Number of requests of the hot log that the store refuses."""
 
 
 class PartitionFiles(NamedTuple):
@@ -177,7 +148,10 @@ class Broker(Log):
             hot_dir=hot_dir,
             observer=observer,
         )
-        coordinators = Rendezvous(self.membership.me.id, self.membership.reached_ids)
+        cluster = self.membership
+        coordinators = Rendezvous(
+            cluster.me.id, cluster.reached_ids, lambda: cluster.is_leaving, cluster.has_released
+        )
         self.groups = Instances(self, coordinators, may_describe)
         self.classic_groups = ClassicGroups(self, self.groups, settings.group_delay_s)
         self.kafka = KafkaLog(self)
@@ -185,6 +159,7 @@ class Broker(Log):
         self._has_peers = peers is not NO_PEERS
         self._retry = StartRetry(wal.clock, settings.start_retry_s)
         self._fresh_s: float | None = None
+        self._is_stopping = False
         self._tasks: list[asyncio.Task[None]] = []
 
     # -- life
@@ -270,6 +245,7 @@ class Broker(Log):
         """Register as a broker of the cluster. From now on, peers must be able to reach this broker
         at `address`, and clients at `port` and `kafka`. Without `join`, a broker commits alone."""
         await self.membership.join(address, port, kafka)
+        self.sequencer.announcer.announce(announced_notice(Notice(self.membership.me.id)))
         self._tasks.append(asyncio.create_task(self.membership.run(), name="tidelog-members"))
         if kafka:
             self._tasks.append(asyncio.create_task(self.sequencer.beats.run()))
@@ -294,12 +270,40 @@ class Broker(Log):
         finally:
             fenced.cancel()
 
+    async def hand_over(self) -> None:
+        """Be not ready from now on, but serve all requests. End the long polls under way. Give the
+        roles of sequencer and coordinator to live peers, if there are any; then requests of groups
+        must go there. Takes at most 5 s. Call `drain` later.
+
+        **On a crash**: peers without the notice take the roles when they miss this broker."""
+        self._is_stopping = True
+        if self._has_peers:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(NOTICE_S):
+                    await self.membership.look_again()  # a broker may have joined just now
+        if not self.membership.reached:
+            self.end_waits()
+            return
+        requests = self.groups.requests
+        requests.begin_release()
+        self.end_waits()
+        try:
+            is_idle = await requests.finish(self.groups.commit_delivered)
+            self.groups.coordinator.release()
+            self.membership.begin_leaving()
+            notice = Notice(self.membership.me.id, is_leaving=True, has_released=is_idle)
+            await self.sequencer.announcer.notify(notice, NOTICE_S)
+        finally:
+            self.classic_groups.drain()
+            requests.end_release()
+
     def drain(self) -> None:
-        """Prepare shutdown: flush without delay and end all long polls."""
+        """Prepare `close`: flush without delay, end all waits, refuse drafts of peers."""
+        self._is_stopping = True
         self.sequencer.refuse()
         self.writer.flush_without_delay()
         self.classic_groups.drain()
-        self.end_waits()
+        self.end_waits(is_last=True)
 
     async def close(self) -> None:
         """Flush all requests, stop the tasks, free files and threads. Acknowledged records are safe
@@ -352,7 +356,7 @@ class Broker(Log):
 
         It can if it read the WAL to its end within the last READY_GRACE_S, its last writes
         succeeded, it is not shutting down, and its clock is within SKEW_MS_MAX of the store's."""
-        if self._is_draining or self.writer.task is None or self.writer.task.done():
+        if self._is_stopping or self.writer.task is None or self.writer.task.done():
             raise Unavailable("this broker is shutting down")
         if why := self.writer.why_failing() or self.membership.why_failing():
             raise Unavailable(f"the store does not accept writes: {why}")
@@ -423,9 +427,9 @@ class Broker(Log):
             store=self.store.counters if isinstance(self.store, MeteredStore) else None,
             caches={
                 "tail": CacheStats(tail.bytes, tail.bytes_max),
-                "chunk": _cache_stats(reader.chunk_cache),
-                "segment": _cache_stats(reader.segments.groups),
-                "footer": _cache_stats(reader.segments.footers),
+                "chunk": cache_stats(reader.chunk_cache),
+                "segment": cache_stats(reader.segments.groups),
+                "footer": cache_stats(reader.segments.footers),
             },
             cold_reads=reader.segments.cold_reads,
             buffered_bytes=writer.buffered_bytes,
@@ -494,7 +498,3 @@ class Broker(Log):
 
     async def list_checkpoints(self) -> list[ObjectInfo]:
         return [info async for info in self.store.list(object_keys.CHECKPOINTS)]
-
-
-def _cache_stats(cache: Cache[Any, Any]) -> CacheStats:
-    return CacheStats(cache.bytes, cache.bytes_max, cache.hits, cache.misses)

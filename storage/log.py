@@ -38,7 +38,6 @@ from tidelog.storage.core.errors import (
     OffsetOutOfRange,
     TableInDoubt,
     TopicExists,
-    Unavailable,
     UnknownPartition,
     UnknownTopic,
 )
@@ -124,7 +123,6 @@ class Log:
         )
         self.sealer = Sealer(self.reader, self.writer, self.tables, settings.sealer, owns)
         self._waiting = LongPolls()
-        self._is_draining = False
         wal.subscribers.append(self)
 
     # -- the cluster
@@ -145,10 +143,13 @@ class Log:
             with surviving(log, "reading the WAL"):
                 await self.wal.refresh()
 
-    def end_waits(self) -> None:
-        """End all long polls. From now on, a fetch that has to wait raises Unavailable."""
-        self._is_draining = True
-        self._waiting.wake_all()
+    def end_waits(self, *, is_last: bool = False) -> None:
+        """End the long polls under way, also without records; if `is_last`, all later ones too."""
+        self._waiting.end_all(is_last=is_last)
+
+    def check_serving(self) -> None:
+        """Raise Unavailable after the last `end_waits`: a stream ends, because it cannot wait."""
+        self._waiting.check_open()
 
     def _topic_of_id(self, topic_id: str) -> Topic | None:
         return self.state.topic_of_id(topic_id)
@@ -409,9 +410,7 @@ class Log:
         self, partitions: Iterable[tuple[str, int]], waiter: "asyncio.Future[None]", deadline: float
     ) -> bool:
         """Wait until one of the partitions gets records, or a caller sets `waiter`. Return False if
-        the loop's time reaches `deadline` first. Call only if no partition has new records yet."""
-        if self._is_draining:
-            raise Unavailable("this broker is shutting down: continue at another broker")
+        the loop's time reaches `deadline`, or at `end_waits`. Call while no records are new."""
         return await self._waiting.wait(list(partitions), waiter, deadline)
 
     async def wait_for_topic(self, name: str, offsets: list[int], wait_s: float) -> Topic:

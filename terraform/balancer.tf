@@ -11,7 +11,7 @@ resource "aws_lb" "brokers" {
   load_balancer_type         = "application"
   security_groups            = [aws_security_group.balancer.id]
   subnets                    = local.subnet_ids
-  idle_timeout               = 120
+  idle_timeout               = 120 # brokers keep idle connections longer, 130 s
   drop_invalid_header_fields = true
   enable_deletion_protection = var.is_protected
   tags                       = local.tags
@@ -23,7 +23,7 @@ resource "aws_lb_target_group" "brokers" {
   protocol    = "HTTP"
   target_type = "ip"
   vpc_id      = local.vpc_id
-  # ECS sends SIGTERM after this delay; then the broker waits for open requests by itself.
+  # ECS sends SIGTERM after this delay; then the broker serves all requests for drain_ms by itself.
   deregistration_delay          = 10
   load_balancing_algorithm_type = "least_outstanding_requests"
   tags                          = local.tags

@@ -63,8 +63,8 @@ resource "aws_ecs_task_definition" "broker" {
     name             = "broker"
     command          = ["serve"]
     logConfiguration = local.log_configuration["broker"]
-    # A broker needs at most 22 s to stop: 10 s for open requests, 12 s for the last flush.
-    stopTimeout = 30
+    # A broker needs at most 27 s to stop: 5 s of drain (drain_ms), 10 s for open requests, 12 s for the last flush.
+    stopTimeout = 45
     portMappings = [
       { containerPort = local.http_port, protocol = "tcp" },
       { containerPort = local.peer_port, protocol = "tcp" },

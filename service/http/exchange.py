@@ -29,6 +29,7 @@ from tidelog.service.http.route import media_type_of_errors
 JOINED_BYTES_MAX = 64 * 1024
 """A larger body is written separately from its head, because the copy that joins them would cost
 more than a second write."""
+CLOSE = (b"connection", b"close")
 LINGER_S = 2.0
 """How long a connection stays open after an answer that is sent before the end of its request."""
 
@@ -110,6 +111,10 @@ class Exchange(RequestResponseCycle, WholeExchange):
     async def send(self, message: MutableMapping[str, Any]) -> None:  # type: ignore[override]
         if self.more_body:
             self._answer_early(message)
+        if not self.keep_alive and message["type"] == "http.response.start":
+            headers = message.get("headers", ())
+            if CLOSE not in headers:
+                message["headers"] = [*headers, CLOSE]
         await super().send(message)  # type: ignore[arg-type]
         if self.flow.write_paused and not self.disconnected:
             await self.flow.drain()
@@ -119,7 +124,7 @@ class Exchange(RequestResponseCycle, WholeExchange):
         arrived. The connection ends after this answer."""
         if message["type"] == "http.response.start":
             if message["status"] >= HTTPStatus.BAD_REQUEST:
-                message["headers"] = [*message.get("headers", ()), (b"connection", b"close")]
+                message["headers"] = [*message.get("headers", ()), CLOSE]
         elif not message.get("more_body", False):
             self._end_early()
 

@@ -1,4 +1,4 @@
-"""uvicorn's server and its HTTP protocol, as both listeners of a broker use them.
+"""uvicorn's HTTP protocol, as both listeners of a broker use it.
 
 A request that offers another protocol (`Upgrade: h2c`, which Java's HttpClient sends with each
 request) is read without the offer (RFC 9110, 7.8). With the offer, llhttp would end the request at
@@ -9,10 +9,8 @@ its whole body has arrived, its connection ends, because the next bytes belong t
 """
 
 import asyncio
-import contextlib
-import socket
 import ssl
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import unquote
@@ -31,11 +29,11 @@ from tidelog.service.http.admission import (
     Phase,
 )
 from tidelog.service.http.exchange import LINGER_S, Exchange, Flow, busy, last_answer
-from tidelog.service.http.sockets import bound_sockets, cannot_listen
 from tidelog.service.http.transports import CountedTransport, TlsTransport
 
 NOT_HTTP = "Invalid HTTP request received."
 NOT_TLS = "plain text came to a port with TLS: use https://"
+FIRST_REQUEST_S = 1.0
 CHECK_S = 1.0
 """Time between two checks of the clocks of all connections."""
 PLAIN_TEXT = frozenset({"HTTP_REQUEST", "WRONG_VERSION_NUMBER"})
@@ -43,51 +41,6 @@ PLAIN_TEXT = frozenset({"HTTP_REQUEST", "WRONG_VERSION_NUMBER"})
 CHECKED_FIELDS = frozenset({b"host", b"expect", b"transfer-encoding"})
 HEALTH = frozenset({"/healthy", "/ready", "/startup", "/_health", "/status/ready"})
 """Routes that are also served on connections above a bound of Admission."""
-
-
-class Server(uvicorn.Server):
-    """A server without uvicorn's signal handlers, which raise the signal again after the drain and
-    so end the process. The server's owner calls `stop`."""
-
-    def __init__(
-        self,
-        app: Callable[..., Any],
-        host: str,
-        port: int,
-        *,
-        role: str = "",
-        on_listening: Callable[[str], object] = lambda _: None,
-        admission: "Admission[Protocol] | None" = None,
-        **options: Any,
-    ) -> None:
-        """`role` names the port in errors. `on_listening` gets its URL. `options` go to Config."""
-        super().__init__(Config(app, admission, host=host, port=port, **options))
-        self._role = role
-        self._on_listening = on_listening
-
-    def stop(self) -> None:
-        self.should_exit = True
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen on `sockets`, or on the host and port. Raises LogError."""
-        host, port = self.config.host, self.config.port
-        if sockets is None:
-            sockets = bound_sockets(host, port, role=self._role)
-        try:
-            await super().startup(sockets)
-        except OSError as error:  # another process bound the port, too, and listens already
-            raise cannot_listen(host, port, self._role, error) from error
-        host, port = self.servers[0].sockets[0].getsockname()[:2]
-        scheme = "http" if self.config.tls is None else "https"  # type: ignore[attr-defined]
-        host = f"[{host}]" if ":" in host else host
-        self._on_listening(f"{scheme}://{host}:{port}")
-
-    def _log_started_message(self, listeners: Sequence[socket.SocketType]) -> None:
-        """Omit uvicorn's line, which would name the port for peers before the port for clients."""
 
 
 class Config(uvicorn.Config):
@@ -117,6 +70,8 @@ class Config(uvicorn.Config):
         self.admission: Admission[Protocol] = admission or Admission(Limits())
         self.proves_by_head = proves_by_head
         self.tls = tls
+        self.is_draining = False
+        """Whether each answer ends its connection."""
         self._is_armed = False
 
     def watch(self, loop: asyncio.AbstractEventLoop, after_s: float = CHECK_S) -> None:
@@ -294,7 +249,9 @@ class Protocol(HttpToolsProtocol):
             default_headers=self.server_state.default_headers,
             message_event=asyncio.Event(),
             expect_100_continue=self.expect_100_continue,
-            keep_alive=version != "1.0" and not self._is_spare and parser.should_keep_alive(),
+            keep_alive=version != "1.0"
+            and not (self._is_spare or self.config.is_draining)
+            and parser.should_keep_alive(),
             on_response=self.on_response_complete,
         )
 
@@ -356,6 +313,20 @@ class Protocol(HttpToolsProtocol):
             self.transport.close()
 
     # -- the ends of a connection
+
+    def end_after_answer(self) -> None:
+        """End the connection after the answer to its newest request, if one is under way."""
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.keep_alive = False
+
+    def shutdown(self) -> None:
+        """End the connection after the answers under way. A new connection without a request stays
+        open for FIRST_REQUEST_S, because its client has perhaps sent a request already."""
+        is_new = self.cycle is None and not self._is_ended
+        if is_new and self.config.is_draining:
+            self.loop.call_later(FIRST_REQUEST_S, super().shutdown)
+        else:
+            super().shutdown()
 
     def data_received(self, data: bytes) -> None:
         if self._is_ended:

@@ -1,9 +1,34 @@
-"""Sockets that a server listens on, and the reason if it cannot listen."""
+"""uvicorn's server for HTTP, the sockets that a server listens on, and the reason if it cannot.
 
+A listening socket that is closed resets the connections that wait in its queue: clients that have
+sent requests would lose them without an answer. So before the end, a socket filter drops the
+packets that begin new connections, while the queue is served. The kernels of the clients send these
+packets again, after a second, and the closed port refuses them.
+"""
+
+import asyncio
+import contextlib
+import ctypes
 import errno
+import logging
+import os
 import socket
+import struct
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
+import uvicorn
+
+from tidelog.service.http.admission import Admission
+from tidelog.service.http.protocol import Config, Protocol
 from tidelog.storage.core.errors import LogError
+
+log = logging.getLogger("tidelog.http")
+
+QUEUE_S = 0.05
+"""Time for which the queue of a socket is served that takes no new connections: a round trip for
+the last packet of a handshake, and turns of the event loop."""
 
 _PASSIVE = socket.AI_PASSIVE
 _REASONS = {
@@ -11,6 +36,13 @@ _REASONS = {
     errno.EADDRNOTAVAIL: "this machine does not have the address: give another host",
     errno.EACCES: "this user may not use the port: give a port above 1023",
 }
+_SO_ATTACH_FILTER = 26
+_NO_SYN = (  # classic BPF on a TCP header: drop a packet with SYN, take all others
+    (0x30, 0, 0, 13),  # load the byte with the flags
+    (0x45, 0, 1, 0x02),  # SYN is set: next instruction, else the one after it
+    (0x06, 0, 0, 0),
+    (0x06, 0, 0, 0xFFFF_FFFF),
+)
 
 
 def bound_sockets(
@@ -40,3 +72,84 @@ def bound_sockets(
 def cannot_listen(host: str, port: int, role: str, error: OSError) -> LogError:
     reason = _REASONS.get(error.errno or 0, error.strerror or str(error))
     return LogError(f"cannot listen {role}on {host}:{port}: {reason}")
+
+
+def begin_no_connections(sockets: Iterable[socket.socket]) -> None:
+    """Let the sockets begin no new connections. Connections in their queues are not affected. On
+    other systems than Linux, do nothing."""
+    if sys.platform != "linux":
+        return
+    code = b"".join(struct.pack("HBBI", *each) for each in _NO_SYN)
+    program = ctypes.create_string_buffer(code)
+    option = struct.pack("HP", len(_NO_SYN), ctypes.addressof(program))
+    for each in sockets:
+        try:
+            with socket.socket(fileno=os.dup(each.fileno())) as same:  # uvloop's has no options
+                same.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, option)
+        except OSError as error:
+            log.warning("connections that begin at this moment may be reset: %s", error)
+
+
+class Server(uvicorn.Server):
+    """A server without uvicorn's signal handlers, which raise the signal again after the drain and
+    so end the process. The server's owner calls `stop`."""
+
+    def __init__(
+        self,
+        app: Callable[..., Any],
+        host: str,
+        port: int,
+        *,
+        role: str = "",
+        on_listening: Callable[[str], object] = lambda _: None,
+        admission: "Admission[Protocol] | None" = None,
+        **options: Any,
+    ) -> None:
+        """`role` names the port in errors. `on_listening` gets its URL. `options` go to Config."""
+        super().__init__(Config(app, admission, host=host, port=port, **options))
+        self._role = role
+        self._on_listening = on_listening
+
+    def stop(self) -> None:
+        self.should_exit = True
+
+    def begin_drain(self) -> None:
+        """Serve all requests and new connections, but end each connection after its answer."""
+        self.config.is_draining = True  # type: ignore[attr-defined]
+        for connection in self.server_state.connections:
+            assert isinstance(connection, Protocol)
+            connection.end_after_answer()
+
+    @property
+    def activity(self) -> tuple[int, int]:
+        """The number of open connections, and of requests that were answered so far."""
+        return len(self.server_state.connections), self.server_state.total_requests
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Close the port, without a reset of a connection; then wait for the requests under
+        way."""
+        begin_no_connections(each for server in self.servers for each in server.sockets)
+        await asyncio.sleep(QUEUE_S)
+        self.begin_drain()
+        await super().shutdown(sockets)
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen on `sockets`, or on the host and port. Raises LogError."""
+        host, port = self.config.host, self.config.port
+        if sockets is None:
+            sockets = bound_sockets(host, port, role=self._role)
+        try:
+            await super().startup(sockets)
+        except OSError as error:  # another process bound the port, too, and listens already
+            raise cannot_listen(host, port, self._role, error) from error
+        host, port = self.servers[0].sockets[0].getsockname()[:2]
+        scheme = "http" if self.config.tls is None else "https"  # type: ignore[attr-defined]
+        host = f"[{host}]" if ":" in host else host
+        self._on_listening(f"{scheme}://{host}:{port}")
+
+    def _log_started_message(self, listeners: Sequence[socket.SocketType]) -> None:
+        """Omit uvicorn's line, which would name the port for peers before the port for clients."""

@@ -28,7 +28,7 @@ from tidelog.service.kafka.messages.fetch import (
 )
 from tidelog.service.security.caller import ALL_RIGHTS, forbidden
 from tidelog.storage.core.acls import READ, TOPIC
-from tidelog.storage.core.errors import LogError, OffsetOutOfRange, Unavailable, UnknownTopic
+from tidelog.storage.core.errors import LogError, OffsetOutOfRange, UnknownTopic
 from tidelog.storage.state.access import CONSUMER_BYTE_RATE
 from tidelog.storage.state.cluster_state import Topic
 
@@ -167,10 +167,8 @@ class Fetch:
                 pause_s = min(2 * pause_s, ROOM_S_MAX)
                 continue
             keys = [(each.topic, each.asked.partition) for each in wanted]
-            try:
-                await self._broker.wait_any(keys, loop.create_future(), deadline_s)
-            except Unavailable:  # the broker stops
-                return reading.size
+            if not await self._broker.wait_any(keys, loop.create_future(), deadline_s):
+                deadline_s = loop.time()
 
     async def _read_partition(self, each: _Wanted, reading: "_Reading") -> bool:
         """Read one partition into its answer. Return False after an error."""

@@ -36,7 +36,7 @@ import msgspec
 from tidelog.service.http.admission import Admission, Budget, Limits
 from tidelog.service.http.call import HttpRequest, IncompleteBody, Receive, Scope, Send
 from tidelog.service.http.errors import error_response
-from tidelog.service.http.protocol import Server
+from tidelog.service.http.sockets import Server
 from tidelog.service.peers.client import (
     ANNOUNCE,
     GROUP_CONFIRM,
@@ -93,6 +93,7 @@ class PeerApp:
         self._api = broker.peer_api
         self._new_id = broker.clock.new_id
         self._groups = groups
+        self._requests = broker.groups.requests
         self._reports = reports or {}
         self.bodies: Budget | None = None
         """The budget for the bodies of requests. PeerListener sets it."""
@@ -142,6 +143,9 @@ class PeerApp:
         if path == GROUP_CONFIRM:
             self._groups.confirm(message)
             return b""
+        await self._requests.until_decided()
+        if self._requests.is_released:
+            raise ForwardRefused("this broker stops and has given its groups to others")
         try:
             return await self._groups.take(message, self._new_id(), is_trusted=is_trusted)
         except msgspec.MsgspecError as error:

@@ -123,9 +123,18 @@ class ConsumerHandlers:
         self, handler: Handler, call: HttpRequest, group: str, *instance: str
     ) -> HttpResponse | None:
         """Serve a request on the group's coordinator: here, or on another broker."""
-        coordinator = self._elsewhere(group)
-        if coordinator is None:
-            return await self._serve_here(handler, call, group, *instance)
+        await self._consumers.requests.until_decided()
+        refused: set[str] = set()
+        while (coordinator := self._elsewhere(group)) is not None and coordinator not in refused:
+            if await self._forward(call, coordinator, group):
+                return None
+            refused.add(coordinator)
+            with contextlib.suppress(LogError):  # another broker may have taken the group
+                await self._log.refresh()
+        return await self._serve_here(handler, call, group, *instance)
+
+    async def _forward(self, call: HttpRequest, coordinator: str, group: str) -> bool:
+        """Forward a request. Return False if the coordinator certainly did not receive it."""
         assert self._forwarder is not None, "without a forwarder, every group is here"
         body = await call.body(CONSUMER_BODY_BYTES_MAX)
         gone = asyncio.create_task(until_gone(call))
@@ -134,16 +143,16 @@ class ConsumerHandlers:
             await asyncio.wait({gone, forwarding}, return_when=asyncio.FIRST_COMPLETED)
             if not forwarding.done():
                 call.status = call.status or CLIENT_GONE
-                return None
+                return True
             forwarding.result()
         except Unreached as error:
             log.info("group %s: its coordinator cannot be reached: %s", group, error)
             call.receive = received_again(body, call.receive)
-            return await self._serve_here(handler, call, group, *instance)
+            return False
         finally:
             gone.cancel()
             forwarding.cancel()
-        return None
+        return True
 
     def _elsewhere(self, group: str) -> str | None:
         """Return the group's coordinator if it is another broker, else None."""
@@ -160,7 +169,8 @@ class ConsumerHandlers:
         if instance and call.scope["method"] == "POST":
             check_instance_type(call.headers)
         try:
-            return await handler(self, call, group, *instance)
+            with self._consumers.requests.serving():
+                return await handler(self, call, group, *instance)
         except UnknownMember as error:
             if not instance:
                 raise

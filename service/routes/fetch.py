@@ -107,10 +107,8 @@ class Fetch:
         embedded = embedded_format(query, format_name)
         number = await self._partition(topic, partition_text)
         bounds = self.bounds_of(query)
-        wait_ms = 0
-        if "timeout" in query:
-            wait_ms = integer("timeout", query["timeout"], 0, OFFSET_MAX)
-            wait_ms = min(wait_ms, self._settings.fetch_wait_ms_max)
+        wait_ms = integer("timeout", query.get("timeout", "0"), 0, OFFSET_MAX)
+        wait_ms = min(wait_ms, self._settings.fetch_wait_ms_max)
         offset = await self._offset(call, topic, number, query)
         on_error = on_error_of(query) or "stop"
         view = FetchParams(topic, number, format_name, embedded, bounds, on_error)
@@ -344,6 +342,7 @@ class Fetch:
         reading: asyncio.Task[T] | None = None
         try:
             while not gone.done():
+                self._log.check_serving()
                 await rights.check(READ, TOPIC, topic)  # access may have changed
                 await send(turn)
                 share.set(0)

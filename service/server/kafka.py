@@ -134,6 +134,11 @@ class KafkaServer:
         if self._draining is None:
             self._draining = asyncio.create_task(self.listener.drain(), name="tidelog-kafka-drain")
 
+    @property
+    def is_drained(self) -> bool:
+        """Whether all clients have left, or had the time to leave."""
+        return self._draining is not None and self._draining.done()
+
     async def close(self) -> None:
         """Drain, then end all connections."""
         self.begin_drain()

@@ -80,6 +80,10 @@ APP_ROUTES: tuple[Route, ...] = (
 )
 ACK_LABELS = frozenset(route.label for route in HOT_ROUTES if route.is_ack)
 
+KEEP_ALIVE_S = 130.0
+"""Time after which a broker closes an idle connection. It must be longer than the idle time of
+balancers (AWS: 120 s in our files), else a balancer may send a request on a connection that the
+broker closes at this moment, and answer 502."""
 ADDRESSES_MIN = 1000
 """If the maximum of connections is below this number, one address may have all of them."""
 NAMES_IN_ERRORS = {"consumer_group_id": "group_name"}
@@ -101,6 +105,7 @@ def limits_of(settings: Settings, connections_max: int | None = None) -> Limits:
         spare_max=max(4, min(64, most // 16)),
         bodies_bytes_max=settings.buffer_bytes_max,
         answers_bytes_max=settings.fetch_bytes_in_flight,
+        idle_s=KEEP_ALIVE_S,
     )
 
 

@@ -1,8 +1,8 @@
 """Composition root of a broker: from settings to a running process.
 
 The start binds the port, then opens the parts in the order of their dependencies: store, probe, log
-(with its hot log), peers. Last, the broker listens on the port. The end is the reverse: close the
-port, drain requests, flush the log, close the store.
+(with its hot log), peers. Last, the broker listens on the port. The end is the reverse: drain
+(service.server.drain), close the port, finish the requests, flush the log, close the store.
 
 **On a crash**: a kill at any moment loses no acknowledged record (I1). Open requests fail.
 """
@@ -10,57 +10,51 @@ port, drain requests, flush the log, close the store.
 import asyncio
 import contextlib
 import gc
-import hashlib
 import logging
 import os
 import signal
 import socket
 import sys
 from collections.abc import Awaitable, Callable, Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 from urllib.parse import urlsplit
-from urllib.request import url2pathname
 
 import uvloop
 
 from tidelog.service.exit_status import EXIT_FAILED, EXIT_OK, EXIT_UNREACHABLE, UNREACHABLE_ERRORS
 from tidelog.service.formats.shared_pages import SHARED_BYTES_MAX
 from tidelog.service.http.admission import Admission
-from tidelog.service.http.protocol import Server
-from tidelog.service.http.sockets import bound_sockets
+from tidelog.service.http.sockets import Server, bound_sockets
 from tidelog.service.peers.client import KAFKA_CLIENTS, METRICS, VITALS, HttpPeers
 from tidelog.service.peers.forwarding import Forwarder, GroupPeers
 from tidelog.service.peers.listener import BODIES_BYTES_MAX, PeerApp, PeerListener, reachable
 from tidelog.service.routes.health import VERSION
-from tidelog.service.secret_files import OTHERS, PRIVATE_UMASK, why_exposed
+from tidelog.service.secret_files import PRIVATE_UMASK
 from tidelog.service.security.authenticator import Security
 from tidelog.service.security.caller import topic_filter
 from tidelog.service.security.certificates import Certificates, certificates
 from tidelog.service.security.signatures import Signatures
 from tidelog.service.server import kafka
 from tidelog.service.server.app import build_app
+from tidelog.service.server.broker_files import check_files, hot_dir
+from tidelog.service.server.drain import Drain
 from tidelog.service.server.log_lines import last_words, log_to_stderr
 from tidelog.service.server.maintenance import check_tables, run_maintenance
 from tidelog.service.server.open_files import client_limits
 from tidelog.service.server.return_memory import return_memory
 from tidelog.service.server.router import Router, limits_of
-from tidelog.service.settings import Settings, state_home
+from tidelog.service.settings import Settings
 from tidelog.service.telemetry.kafka_clients import KafkaClients
 from tidelog.service.telemetry.loop_probe import LoopProbe
 from tidelog.service.telemetry.metrics import HttpCounters, MaintenanceCounters, Worker, gathered
 from tidelog.service.telemetry.rates import RateSampler
 from tidelog.storage.broker import BACKGROUND_STOP_S, NO_OBSERVER, NO_PEERS, Broker
 from tidelog.storage.cluster.liveness import KafkaListener, Member
-from tidelog.storage.core import object_keys
 from tidelog.storage.core.errors import LogError, StoreUnfit, Unavailable
 from tidelog.storage.core.topic_configs import of_settings
 from tidelog.storage.io.clock import SystemClock
-from tidelog.storage.io.folder import FolderStore
 from tidelog.storage.io.malloc import keep_freed
-from tidelog.storage.io.memory import MemoryStore
 from tidelog.storage.io.metered import MeteredStore
-from tidelog.storage.io.object_store import ObjectStore
 from tidelog.storage.io.open import open_store
 from tidelog.storage.io.probe import probe
 
@@ -70,10 +64,16 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("tidelog")
 
+REQUESTS_S = 10
+"""Timeout of the requests under way after the port has closed."""
 CLOSE_S = 12.0
-"""Timeout of the last flush. Before this flush, uvicorn gives open requests 10 s. Both together
-take at most 22 s. Kubernetes kills the process after 30 s."""
+"""Timeout of the last flush."""
+STOP_S_MAX = REQUESTS_S + CLOSE_S
+"""Longest end of a broker after its drain. A supervisor must wait for `drain_ms` and this time
+before it kills a broker."""
 
+REPEAT_S = 1.0
+"""A worker takes two signals within this time for one."""
 SWITCH_INTERVAL_S = 0.0005
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
@@ -350,18 +350,15 @@ async def _serve_http(
         admission=app.admission,
         backlog=backlog,
         tls=clients.server if clients else None,
-        timeout_graceful_shutdown=10,
+        timeout_graceful_shutdown=REQUESTS_S,
     )
 
-    def stop() -> None:
-        broker.drain()
-        if kafka_server is not None:
-            kafka_server.begin_drain()
-        server.stop()
-
+    now_s = broker.clock.boot_s
+    repeat_s = REPEAT_S if serving.worker else 0.0
+    drain = Drain(broker, server, kafka_server, settings.drain_ms / 1000, now_s, repeat_s)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop)
+        loop.add_signal_handler(number, drain.on_signal)
     log.info(
         "broker %s of cluster %s on %s",
         broker.name,
@@ -373,6 +370,7 @@ async def _serve_http(
     try:
         await server.serve(sockets)
     finally:
+        await drain.close()
         watch.cancel()
         sampling.cancel()
         memory.cancel()
@@ -394,7 +392,7 @@ async def _security(settings: Settings, broker: Broker, counters: HttpCounters) 
             log.warning("security is off: every client that reaches %s may do all", settings.host)
         return None
     secret = await broker.secret()
-    _check_files(broker)
+    check_files(broker)
     issuer = _issuer(settings, broker, counters)
     if not (issuer or settings.admin_key or broker.state.access.keys):
         log.warning("security=keys, but no key exists: set admin_key and create keys with it")
@@ -431,19 +429,6 @@ def _other_bounds(settings: Settings) -> dict[str, int]:
     }
 
 
-def _check_files(broker: Broker) -> None:
-    """Raise StoreUnfit if other users can read the cluster's secret in a folder. Warn if other
-    users can enter the folder, because objects that versions before 0.2 wrote are readable."""
-    url = urlsplit(broker.store_url)
-    if url.scheme != "file":
-        return
-    path = Path(url2pathname(url.path)) / object_keys.SECRET
-    if why := why_exposed(path):
-        raise StoreUnfit(why)
-    if path.parent.stat().st_mode & OTHERS:
-        log.warning("other users can read the folder of the store: chmod -R go= %s", path.parent)
-
-
 def _worker(settings: Settings, serving: _Serving) -> Worker | None:
     """Return a Worker that asks the other workers, which are the brokers on this host and port.
     Return None for a broker that is no worker."""
@@ -466,34 +451,3 @@ def _worker(settings: Settings, serving: _Serving) -> Worker | None:
 async def _responses(serving: _Serving, path: str, members: Iterable[Member]) -> list[bytes]:
     """Return the responses of those members that answer before the timeout."""
     return await gathered(serving.peers.post(member, path, b"") for member in members)
-
-
-def hot_dir(settings: Settings, store: ObjectStore) -> Path | None:
-    """Return the folder of the hot log: the setting `hot_dir`. Without the setting, the folder is
-    inside the store's folder or, for S3, in `state_home`.
-
-    For a memory store without the setting, return None, because its records do not outlive the
-    process.
-    """
-    if settings.hot_dir:
-        return _usable_folder(Path(settings.hot_dir))
-    if isinstance(store, FolderStore):
-        return Path(store.table_uri(".hot"))
-    if isinstance(store, MemoryStore):
-        return None
-    name = hashlib.blake2b(store.url.encode(), digest_size=8).hexdigest()
-    return state_home() / "tidelog" / name
-
-
-def _usable_folder(path: Path) -> Path:
-    """Create the folder. Raises LogError at the start if the broker cannot use it."""
-    try:
-        folder = path.expanduser().absolute()
-        folder.mkdir(0o700, parents=True, exist_ok=True)
-    except (OSError, RuntimeError) as error:  # RuntimeError: unknown home of `~USER`
-        raise LogError(f"hot_dir {path} cannot be used: {error}") from error
-    if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
-        raise LogError(
-            f"hot_dir {folder} cannot be used: the broker's user may not read and write it"
-        )
-    return folder

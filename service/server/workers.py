@@ -23,7 +23,7 @@ from multiprocessing.synchronize import Event
 
 from tidelog.service.exit_status import EXIT_FAILED, EXIT_OK
 from tidelog.service.server.log_lines import log_to_stderr
-from tidelog.service.server.serve import leave, run
+from tidelog.service.server.serve import STOP_S_MAX, leave, run
 from tidelog.service.settings import Settings
 from tidelog.storage.io.clock import SystemClock
 
@@ -33,9 +33,8 @@ RESTART_S = 0.5
 RESTART_S_MAX = 15.0
 LIVED_S = 30.0
 """If a worker ran for this time, the parent counts its failures from 1 again."""
-END_S = 28.0
-"""Time in which workers must end. A worker needs at most 22 s (service.server.serve). Kubernetes
-kills the processes after 30 s."""
+END_MARGIN_S = 6.0
+"""Workers must end within `drain_ms`, STOP_S_MAX and this time."""
 
 _CLOCK = SystemClock()
 _PR_SET_PDEATHSIG = 1
@@ -81,7 +80,7 @@ class Workers:
                 self._wait(self._pause_s())
                 self._look()
         finally:
-            self._end()
+            self._is_ending = True
             status = self._wait_for_ends()
             signal.set_wakeup_fd(-1)
             self._wake.close()
@@ -89,7 +88,14 @@ class Workers:
         return status
 
     def _end(self, *_: object) -> None:
+        if self._is_ending:  # a second signal: the workers end their drains
+            self._terminate()
         self._is_ending = True
+
+    def _terminate(self) -> None:
+        for worker in self._workers:
+            if worker.process is not None:
+                worker.process.terminate()
 
     def _is_hopeless(self) -> bool:
         """Whether each worker has failed and none has ever listened."""
@@ -143,15 +149,13 @@ class Workers:
             process.close()
 
     def _wait_for_ends(self) -> int:
-        """Send SIGTERM to all workers, wait up to END_S, then kill those that still run. Return the
-        first status that is not 0 (EXIT_FAILED for a signal), else 0. Workers that ended before
+        """Send SIGTERM to all workers, wait for their ends, then kill those that still run. Return
+        the first status that is not 0 (EXIT_FAILED for a signal), else 0. Workers that ended before
         this call count only if each worker has failed and none has ever listened."""
         hopeless = self._is_hopeless()
         statuses = [worker.status for worker in self._workers if hopeless]
-        deadline_s = _CLOCK.boot_s() + END_S
-        for worker in self._workers:
-            if worker.process is not None:
-                worker.process.terminate()
+        deadline_s = _CLOCK.boot_s() + self._settings.drain_ms / 1000 + STOP_S_MAX + END_MARGIN_S
+        self._terminate()
         for worker in self._workers:
             if worker.process is not None:
                 worker.process.join(max(deadline_s - _CLOCK.boot_s(), 0.1))

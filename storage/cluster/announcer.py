@@ -15,7 +15,13 @@ from typing import Protocol
 
 from tidelog.storage.cluster.liveness import Member
 from tidelog.storage.cluster.membership import Membership
-from tidelog.storage.cluster.messages import EntryAnnouncement, ForwardRefused, encode_announcements
+from tidelog.storage.cluster.messages import (
+    EntryAnnouncement,
+    ForwardRefused,
+    Notice,
+    announced_notice,
+    encode_announcements,
+)
 from tidelog.storage.core.errors import LogError
 from tidelog.storage.io.clock import Clock
 from tidelog.storage.io.tasks import TASK_ENDS
@@ -84,6 +90,21 @@ class Announcer:
             if peer.id not in but:
                 self._sender(peer).outbox.append(entry)
                 self._start(self._sender(peer))
+
+    async def notify(self, notice: Notice, timeout_s: float) -> None:
+        """Send the notice to every live peer now. Return when each peer has answered or failed, at
+        the latest after `timeout_s`. A peer without the notice learns the news by itself, later."""
+        message = encode_announcements([announced_notice(notice)])
+
+        async def send(peer: Member) -> None:
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await self.transport.announce(peer, message)
+            except (LogError, TimeoutError) as error:
+                why = str(error) or f"no answer within {timeout_s:g} s"
+                log.warning("broker %s did not get a notice: %s", peer.name, why)
+
+        await asyncio.gather(*map(send, self.membership.others))
 
     def suspect(self, peer: Member, why: str) -> None:
         """Suspect the peer for a time, and then until it answers. Each failure doubles the time of

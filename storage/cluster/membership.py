@@ -6,6 +6,7 @@ heartbeat. After `sweep_after_s`, any broker deletes the object.
 """
 
 import asyncio
+import contextlib
 import logging
 
 import msgspec
@@ -18,6 +19,7 @@ from tidelog.storage.cluster.liveness import (
     MembershipSettings,
     ranked,
 )
+from tidelog.storage.cluster.messages import Notice
 from tidelog.storage.core import levels, object_keys
 from tidelog.storage.core.errors import NotFound
 from tidelog.storage.io.clock import Clock
@@ -62,6 +64,10 @@ class Membership:
         self._known: dict[str, Member | None] = {}
         # By the id of a silent peer: the number of its heartbeats when it did not answer.
         self._silent: dict[str, int] = {}
+        # By the id of a broker that said it is leaving: whether it has released its REST groups.
+        self._leavers: dict[str, bool] = {}
+        self._is_leaving = False
+        self._has_news = asyncio.Event()
         self._beat: asyncio.Task[None] | None = None
         # Boot time at which the first heartbeat after the last successful one began. None if there
         # was none after it.
@@ -76,9 +82,18 @@ class Membership:
 
     async def run(self) -> None:
         """Write heartbeats and list the peers. Does not return."""
+        loop = asyncio.get_running_loop()
+        next_s = loop.time() + self.settings.heartbeat_interval_s
         while True:
-            await asyncio.sleep(self.settings.heartbeat_interval_s)
-            await self._beat_and_look()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(next_s):
+                    await self._has_news.wait()
+            if loop.time() >= next_s:
+                await self._beat_and_look()
+                next_s = loop.time() + self.settings.heartbeat_interval_s
+            else:
+                await self.look_again()
+            self._has_news.clear()
 
     def why_failing(self) -> str:
         """Return why no heartbeat of this broker reached the store for `member_timeout_s`, after
@@ -87,6 +102,35 @@ class Membership:
         if failing_s <= self.settings.member_timeout_s:
             return ""
         return f"no heartbeat was written for {failing_s:.0f} s: {self._failure}"
+
+    # -- brokers that join or stop
+
+    def on_notice(self, notice: Notice) -> None:
+        """Handle the news of a peer. A peer that joined is looked up soon."""
+        if notice.is_leaving:
+            self._leavers[notice.broker_id] = notice.has_released
+            self._set(self.others)
+        elif all(member.id != notice.broker_id for member in self.others):
+            self._has_news.set()
+
+    def begin_leaving(self) -> None:
+        """Give this broker's duties to the next in rank, as far as this broker decides it. The
+        peers must get a Notice."""
+        self._is_leaving = True
+        self._set(self.others)
+
+    @property
+    def is_leaving(self) -> bool:
+        return self._is_leaving
+
+    def has_released(self, broker_id: str) -> bool:
+        """Return whether a leaving peer said that it serves no member of a REST group any more."""
+        return self._leavers.get(broker_id, False)
+
+    async def look_again(self) -> None:
+        """Find the live peers now, before the next heartbeat. Logs an error of the store."""
+        with surviving(log, "listing the live brokers"):
+            await self.look()
 
     def is_first_for(self, what: str) -> bool:
         """Return whether this broker does the task `what`. Brokers may disagree for a while."""
@@ -108,15 +152,18 @@ class Membership:
 
     @property
     def reached(self) -> list[Member]:
-        """The live peers, except those that do not answer this broker and have written no heartbeat
-        since."""
+        """The live peers, except those that are leaving, and those that do not answer this broker
+        and have written no heartbeat since."""
         silent = self._silent
         return [
             member
             for member in self.others
-            if member.id not in silent
-            or self._view.changes(object_keys.broker(member.id))
-            >= silent[member.id] + HEARTBEATS_OF_SILENT
+            if member.id not in self._leavers
+            and (
+                member.id not in silent
+                or self._view.changes(object_keys.broker(member.id))
+                >= silent[member.id] + HEARTBEATS_OF_SILENT
+            )
         ]
 
     async def leave(self) -> None:
@@ -183,9 +230,12 @@ class Membership:
         self.others = others
         known = {member.id for member in others}
         self._silent = {each: beats for each, beats in self._silent.items() if each in known}
-        self.ranking = ranked(self.cluster_id, [self.me, *others])
-        now = {member.id for member in others}
-        if now != before or was.id != self.ranking[0].id:
+        for gone in before - known:
+            self._leavers.pop(gone, None)
+        staying = [member for member in others if member.id not in self._leavers]
+        mine = [] if self._is_leaving and staying else [self.me]
+        self.ranking = ranked(self.cluster_id, [*mine, *staying])
+        if known != before or was.id != self.ranking[0].id:
             first = self.ranking[0]
             who = "this broker" if first.id == self.me.id else f"broker {first.name}"
             log.info("%d live brokers; the sequencer is %s", len(others) + 1, who)

@@ -41,16 +41,27 @@ class ForwardDraft(msgspec.Struct, frozen=True, array_like=True):
 
 class EntryAnnouncement(msgspec.Struct, frozen=True, array_like=True):
     """An announcement: entry `seq` is in the chain. `header` is the object's part before
-    the chunks, `body` is the chunks. Each is empty if it is too large to send."""
+    the chunks, `body` is the chunks. Each is empty if it is too large to send. No entry has the
+    number 0: with it, `header` is a Notice. Version 0.1 ignores the number 0."""
 
     seq: int
     header: bytes = b""
     body: bytes = b""
 
 
+class Notice(msgspec.Struct, frozen=True, array_like=True):
+    """News of the broker `broker_id`: it has joined or, if `is_leaving`, its duties go to other
+    brokers from now on. `has_released`: it serves no member of a REST group any more."""
+
+    broker_id: str
+    is_leaving: bool = False
+    has_released: bool = False
+
+
 _encoder = msgspec.msgpack.Encoder()
 _forwarded_drafts = msgspec.msgpack.Decoder(ForwardDraft)
 _announcements = msgspec.msgpack.Decoder(list[EntryAnnouncement])
+_notices = msgspec.msgpack.Decoder(Notice)
 
 
 def encode_forwarded(draft: Draft) -> bytes:
@@ -91,6 +102,18 @@ def decode_announcements(message: Part) -> list[EntryAnnouncement]:
     """Decode announcements of entries; raises Corrupt."""
     try:
         return _announcements.decode(message)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise Corrupt(MESSAGE, f"does not decode: {error}") from error
+
+
+def announced_notice(notice: Notice) -> EntryAnnouncement:
+    return EntryAnnouncement(0, _encoder.encode(notice))
+
+
+def decode_notice(header: Part) -> Notice:
+    """Decode the header of an announcement with the number 0; raises Corrupt."""
+    try:
+        return _notices.decode(header)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise Corrupt(MESSAGE, f"does not decode: {error}") from error
 

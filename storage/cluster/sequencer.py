@@ -29,6 +29,7 @@ from tidelog.storage.cluster.messages import (
     ForwardRefused,
     decode_announcements,
     decode_forwarded,
+    decode_notice,
     encode_announcements,
     encode_forwarded,
     merge,
@@ -402,9 +403,13 @@ class Sequencer:
         """Handle announcements of committed entries. Raises Corrupt. An empty message asks whether
         this broker answers: raises ForwardRefused if this broker is about to stop."""
         announced = decode_announcements(message)
-        if self._is_closing and not announced:
+        if (self._is_closing or self.membership.is_leaving) and not announced:
             raise ForwardRefused("this broker is about to stop")
         for entry in announced:
+            if not entry.seq:
+                if entry.header:
+                    self.membership.on_notice(decode_notice(entry.header))
+                continue
             self.announcer.counters.received += 1
             before = self.wal.state.seq
             self._on_announcement(entry)

@@ -10,7 +10,8 @@ Heartbeats never reach the WAL.
 Session timeouts use the coordinator's boot clock and pause while its process is suspended, so a
 resumed broker does not expire members at once. **On a crash**: another broker takes the group
 (`TakeGroup`) on the next request, or within a tick after it sees the coordinator gone. Session
-timers start again.
+timers start again. A broker that stops releases its groups before (groups.release), so the next
+coordinator does not wait for HANDOVER_S.
 
 A live coordinator that was replaced learns of its successor at its next refresh of the WAL. Until
 then, both could serve a member, from different positions. A client could then get records again
@@ -23,11 +24,10 @@ for each new coordinator, because after a crash of a broker all commits under wa
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
-from tidelog.storage.cluster.liveness import weight
 from tidelog.storage.core.actions import AnyAction, ExpireMember, TakeGroup
 from tidelog.storage.core.entry import Entry
 from tidelog.storage.core.errors import (
@@ -43,6 +43,7 @@ from tidelog.storage.core.errors import (
 from tidelog.storage.core.model import TopicIdPartition
 from tidelog.storage.groups.positions import Positions
 from tidelog.storage.groups.rebalances import Rebalances
+from tidelog.storage.groups.rendezvous import Coordinators
 from tidelog.storage.groups.short_lives import (
     SILENT_S,
     ClientId,
@@ -64,34 +65,6 @@ refresh."""
 HANDOVER_S = 2.0
 """Exceeds VIEW_AGE_MAX_S by more than the clocks of two brokers drift apart in that time. Members
 wait for HANDOVER_S when their coordinator is replaced."""
-
-
-class Coordinators(Protocol):
-    """Choice of the broker that coordinates a group."""
-
-    @property
-    def me(self) -> str:
-        """The name of this process, which no other process had before."""
-
-    def of(self, group_id: str, holder: str) -> str:
-        """Return the group's coordinator: `holder`, which the cluster state names, while it is
-        live."""
-
-
-class Rendezvous:
-    """The choice among several brokers: the holder while it is live, else the live broker with the
-    highest rendezvous hash. Brokers with the same view of live brokers agree. The groups of a
-    failed broker spread over all other brokers."""
-
-    def __init__(self, me: str, live: Callable[[], Iterable[str]]) -> None:
-        self.me = me
-        self._live = live
-
-    def of(self, group_id: str, holder: str) -> str:
-        if holder == self.me:
-            return holder
-        live = {*self._live(), self.me}
-        return holder if holder in live else max(live, key=lambda one: weight(group_id, one))
 
 
 @dataclass(slots=True, eq=False)
@@ -127,11 +100,13 @@ class Instance:
 
 @dataclass(slots=True, eq=False)
 class CoordinatedGroup:
-    """A group that this broker coordinates, in one term. No session can end before `look_s`; the
-    expiry check skips the group until then."""
+    """A group that this broker coordinates, in one term. From `alone_s` on, no other broker serves
+    its members. No session can end before `look_s`; the expiry check skips the group until
+    then."""
 
     term: int
     since_s: float
+    alone_s: float
     rebalances: Rebalances
     short_lives: ShortLives = field(default_factory=ShortLives)
     look_s: float = 0.0
@@ -156,6 +131,9 @@ class Coordinator:
         self.led: dict[str, CoordinatedGroup] = {}
         self._log = broker
         self._taking: dict[str, asyncio.Task[None]] = {}
+        self._is_released = False
+        # By group: the term in which no other broker serves members, if this broker begins it.
+        self._handed_over: dict[str, int] = {}
         broker.wal.subscribers.append(self)
 
     async def heartbeat(self, group_id: str, member_id: str) -> MemberSession:
@@ -173,8 +151,7 @@ class Coordinator:
         if instance is None:
             instance = led.instances[member_id] = self.new_instance()
             instance.is_awaited = member_id in led.rebalances.waiting
-            if led.term > 1:  # another coordinator served it before
-                instance.alone_s = led.since_s + HANDOVER_S
+            instance.alone_s = led.alone_s
         instance.heard_s = self._log.clock.boot_s()
         return MemberSession(group, member, instance, led.term)
 
@@ -201,7 +178,7 @@ class Coordinator:
         """Return the member's current state. Raises UnknownMember, or Unavailable if the group has
         moved to another coordinator."""
         group, member = self.look(session.group.group_id, session.member.member_id)
-        if group.term != session.term:
+        if group.term != session.term or self._is_released:
             raise _another(group.group_id)
         return session._replace(group=group, member=member)
 
@@ -269,6 +246,7 @@ class Coordinator:
 
     async def coordinate(self, group_id: str) -> CoordinatedGroup:
         """Make this broker the group's coordinator, unless it already is."""
+        self.check_serving()
         group = self._log.state.members.get(group_id)
         if group is not None and group.coordinator != self.coordinators.me:
             await self.take(group_id)
@@ -279,8 +257,11 @@ class Coordinator:
             raise _another(group_id)
         led = self.led.get(group_id)
         if led is None or led.term != group.term:
-            rebalances = Rebalances(group.inputs, group.generation)
-            led = CoordinatedGroup(group.term, self._log.clock.boot_s(), rebalances)
+            rebalances, now_s = Rebalances(group.inputs, group.generation), self._log.clock.boot_s()
+            # In the first term, no other coordinator served the members before.
+            is_alone = group.term in (1, self._handed_over.pop(group_id, 1))
+            alone_s = now_s if is_alone else now_s + HANDOVER_S
+            led = CoordinatedGroup(group.term, now_s, alone_s, rebalances)
             self.led[group_id] = led
         return led
 
@@ -288,12 +269,30 @@ class Coordinator:
         """Commit that this broker coordinates the group from now on."""
         taking = self._taking.get(group_id)
         if taking is None:
+            before = self._log.state.members.get(group_id)
+            if before is not None and self.coordinators.has_released(before.coordinator):
+                # The former coordinator never takes a group again. If the next term is this
+                # broker's, no other broker had a term between the two.
+                self._handed_over[group_id] = before.term + 1
             take = TakeGroup(group_id, self.coordinators.me)
             taking = asyncio.create_task(self._log.submit(take))
             self._taking[group_id] = taking
             taking.add_done_callback(lambda _: self._taking.pop(group_id, None))
             taking.add_done_callback(retrieve_exception)
         await asyncio.shield(taking)
+
+    def release(self) -> None:
+        """Drop all groups. From now on, this broker serves no member."""
+        self._is_released = True
+        for led in self.led.values():
+            for instance in led.instances.values():
+                instance.wake()
+        self.led.clear()
+
+    def check_serving(self) -> None:
+        """Raise Unavailable after `release`."""
+        if self._is_released:
+            raise Unavailable("this broker is shutting down: retry at another broker")
 
     def drop(self, group_id: str, member_id: str) -> None:
         led = self.led.get(group_id)
@@ -368,6 +367,8 @@ class Coordinator:
 
     async def adopt_groups(self) -> None:
         """Take groups whose coordinator is gone and that this broker should coordinate."""
+        if self._is_released:
+            return
         me = self.coordinators.me
         orphans = [
             self.coordinate(group.group_id)

@@ -36,10 +36,12 @@ from tidelog.storage.core.errors import (
     UnknownTopic,
 )
 from tidelog.storage.core.model import ReadBounds, TopicIdPartition, TopicPartition
-from tidelog.storage.groups.coordinator import Coordinator, Coordinators, Instance, MemberSession
+from tidelog.storage.groups.coordinator import Coordinator, Instance, MemberSession
 from tidelog.storage.groups.offset_commits import OffsetCommits
 from tidelog.storage.groups.pattern_topics import PatternTopics
 from tidelog.storage.groups.portions import Portion, PortionCheck, Read
+from tidelog.storage.groups.release import GroupRequests
+from tidelog.storage.groups.rendezvous import Coordinators
 from tidelog.storage.groups.short_lives import client_of
 from tidelog.storage.io.tasks import surviving
 from tidelog.storage.log import Log
@@ -77,6 +79,7 @@ class Instances:
         self._log = broker
         self.coordinator = Coordinator(broker, coordinators)
         self.commits = OffsetCommits(broker, self.coordinator)
+        self.requests = GroupRequests()
         self.task: asyncio.Task[None] | None = None
         self._patterns = PatternTopics(broker, may_describe)
 
@@ -111,6 +114,7 @@ class Instances:
         """Create the instance. `host` is the client's address; if it is None, the join is not held.
         Raises MemberExists, InvalidRequest, Throttled (also as MemberHeld)."""
         client = None
+        self.coordinator.check_serving()
         if host is not None:
             client = client_of(config, instance_id, host)
             self.coordinator.admit(group_id, member_id, client)
@@ -137,7 +141,7 @@ class Instances:
         neither topics nor a pattern, the member reads nothing. Return when the assignment is made
         and its start positions are found, so a start at the end of the log means the end at this
         time. Raises UnknownMember, AssignedOtherwise, InvalidRequest, MemberHeld."""
-        session = await self.coordinator.heartbeat(group_id, member_id)
+        session = await self.heartbeat(group_id, member_id)
         if pattern:
             await self._log.wal.refresh()
             principal = session.member.config.principal
@@ -342,12 +346,13 @@ class Instances:
                 is_fresh = True
                 continue
             taken = {one.where for one in portions} | session.instance.damaged
-            await self._wait(session.member, session.instance, taken, deadline)
+            if not await self._wait(session.member, session.instance, taken, deadline):
+                deadline = loop.time()
 
     async def _wait(
         self, member: GroupMember, instance: Instance, taken: set[TopicIdPartition], deadline: float
-    ) -> None:
-        """Wait for more records, a changed assignment or the deadline."""
+    ) -> bool:
+        """Wait for more records or a changed assignment. Return False if the wait ended before."""
         keys = []
         for where in member.owned:
             topic = self._log.state.topic_of_id(where.topic_id)
@@ -356,11 +361,11 @@ class Instances:
             end = topic.partitions[where.partition].high_watermark
             at = instance.positions.next_of(where)
             if where not in taken and (at is None or at < end):
-                return  # records arrived during the reads
+                return True  # records arrived during the reads
             keys.append((topic.name, where.partition))
         instance.waiter = asyncio.get_running_loop().create_future()
         try:
-            await self._log.wait_any(keys, instance.waiter, deadline)
+            return await self._log.wait_any(keys, instance.waiter, deadline)
         finally:
             instance.waiter = None
 

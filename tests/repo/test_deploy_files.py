@@ -16,7 +16,8 @@ import yaml
 from yamllint import linter
 from yamllint.config import YamlLintConfig
 
-from tidelog.service.server.serve import CLOSE_S
+from tidelog.service.server.router import KEEP_ALIVE_S, limits_of
+from tidelog.service.server.serve import STOP_S_MAX
 from tidelog.service.settings import PREFIX, load
 
 ROOT = Path(__file__).parents[2]
@@ -26,7 +27,10 @@ COMPOSE = DEPLOY / "docker-compose.yml"
 BIN = Path(sys.executable).parent
 YAML_FILES = sorted([*DEPLOY.rglob("*.yml"), *DEPLOY.rglob("*.yaml")])
 UNITS = sorted((DEPLOY / "systemd").glob("tidelog-*"))
-OPEN_REQUESTS_S = 10.0
+MARGIN_S = 5.0
+STOP_NEEDS_S = load({}, {}).drain_ms / 1000 + STOP_S_MAX + MARGIN_S
+NGINX_IDLE_S = "60"
+"""nginx's default for idle connections to servers."""
 
 
 def ran(*command: object, **options: Any) -> str:
@@ -119,7 +123,23 @@ def grace_periods() -> Iterator[tuple[str, float]]:
 
 def test_the_grace_period_is_longer_than_a_shutdown() -> None:
     for where, seconds in grace_periods():
-        assert seconds > OPEN_REQUESTS_S + CLOSE_S, where
+        assert seconds > STOP_NEEDS_S, where
+
+
+def test_brokers_keep_idle_connections_longer_than_balancers() -> None:
+    """Else a balancer may send a request on a connection that the broker closes at this moment."""
+    alb = (KUBERNETES / "aws" / "kustomization.yaml").read_text()
+    terraform = (ROOT / "terraform" / "balancer.tf").read_text()
+    idle = re.findall(r"idle_timeout.timeout_seconds=(\d+)", alb)
+    idle += re.findall(r"idle_timeout +=\s*(\d+)", terraform)
+    haproxy = (DEPLOY / "local" / "haproxy.conf").read_text()
+    idle += re.findall(r"timeout server (\d+)s", haproxy)
+    assert len(idle) == 3
+    for name in ("local", "compose"):
+        nginx = (DEPLOY / name / "nginx.conf").read_text()
+        own = re.findall(r"keepalive_timeout (\d+)s", nginx)
+        idle += own or [NGINX_IDLE_S]
+    assert max(map(int, idle)) < KEEP_ALIVE_S == limits_of(load({}, {})).idle_s
 
 
 # -- Kubernetes

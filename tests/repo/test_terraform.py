@@ -15,7 +15,7 @@ from terraform import hcl, readme, schema
 from tests.support.iam import permissions
 from tests.support.moto import running_moto
 from tests.support.seaweed import ACCESS_KEY, REGION, SECRET_KEY
-from tidelog.service.server.serve import CLOSE_S
+from tidelog.service.server.serve import STOP_S_MAX
 from tidelog.service.settings import load
 
 DEFINED = {block.address for block in hcl.blocks()}
@@ -120,7 +120,7 @@ def test_settings_are_settings() -> None:
 
 def test_the_grace_period_is_longer_than_a_shutdown() -> None:
     (seconds,) = re.findall(r"stopTimeout\s*= (\d+)", SOURCE)
-    assert int(seconds) > 10 + CLOSE_S
+    assert int(seconds) > load({}, {}).drain_ms / 1000 + STOP_S_MAX
 
 
 def test_the_schema_is_read_as_the_provider_means_it(tmp_path: Path) -> None:

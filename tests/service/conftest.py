@@ -13,7 +13,7 @@ import pytest
 from fastapi import FastAPI
 
 from tests.support.held_loop import measured
-from tidelog.service.http.protocol import Server
+from tidelog.service.http.sockets import Server
 from tidelog.service.security.authenticator import Security
 from tidelog.service.security.caller import topic_filter
 from tidelog.service.security.oidc import Issuer
@@ -147,13 +147,19 @@ async def topic(broker: Broker) -> str:
 async def listening(app: Any, **options: Any) -> AsyncIterator[int]:
     """The application on a port of 127.0.0.1: for what an ASGI transport cannot do, streams.
     `options` are those of Server."""
+    async with listening_server(app, **options) as server:
+        yield server.servers[0].sockets[0].getsockname()[1]
+
+
+@asynccontextmanager
+async def listening_server(app: Any, **options: Any) -> AsyncIterator[Server]:
     server = Server(app, "127.0.0.1", 0, lifespan="off", timeout_graceful_shutdown=5, **options)
     running = asyncio.create_task(server.serve())
     while not server.started:
         assert not running.done()
         await asyncio.sleep(0.001)
     try:
-        yield server.servers[0].sockets[0].getsockname()[1]
+        yield server
     finally:
         server.stop()
         await running

@@ -20,8 +20,8 @@ from tidelog.service.settings import Settings
 from tidelog.service.telemetry.metrics import HttpCounters
 from tidelog.storage.broker import Broker
 from tidelog.storage.core.errors import Unavailable
-from tidelog.storage.groups.coordinator import Rendezvous
 from tidelog.storage.groups.instances import Instances
+from tidelog.storage.groups.rendezvous import Rendezvous
 from tidelog.storage.groups.short_lives import SHORT_LIVES_MAX
 from tidelog.storage.io.clock import SystemClock
 from tidelog.storage.io.memory import MemoryStore

@@ -139,14 +139,25 @@ class Member(Client):
         )
 
     async def _forward(self, broker: Broker, call: Callable[[Broker], Awaitable[T]]) -> T:
+        await broker.consumers.requests.until_decided()
         group = broker.log.state.members.get(self.group)
         coordinators = broker.consumers.coordinators
         to = coordinators.of(self.group, "" if group is None else group.coordinator)
         for peer in broker.log.membership.others:
             if peer.id == to:
                 with contextlib.suppress(Refusal):  # it has not got it: this broker takes over
-                    return await self.world.ask(peer.address, call)
-        return await call(broker)
+                    return await self.world.ask(peer.address, lambda b: self._take(b, call))
+        with broker.consumers.requests.serving():
+            return await call(broker)
+
+    async def _take(self, broker: Broker, call: Callable[[Broker], Awaitable[T]]) -> T:
+        """Serve a forwarded request, as the listener for peers does."""
+        requests = broker.consumers.requests
+        await requests.until_decided()
+        if requests.is_released:
+            raise Refusal("the broker has given its groups to others")
+        with requests.serving():
+            return await call(broker)
 
     async def _poll(self, member: str) -> tuple[int, list[Portion]] | None:
         op = self.begin(history.Poll, self.group, self.known_as(member))

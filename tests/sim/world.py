@@ -47,6 +47,7 @@ from tidelog.storage.state.cluster_state import ClusterState
 from tidelog.storage.wal.wal_objects import ClusterIdentity
 from tidelog.storage.write.hot_log import HotLog
 
+DRAIN_S = 0.5
 T = TypeVar("T")
 
 CLUSTER_ID = "c0ffee"
@@ -292,6 +293,8 @@ class World:
 
     async def _close(self, broker: Broker) -> None:
         try:
+            await broker.log.hand_over()
+            await asyncio.sleep(DRAIN_S)
             broker.log.drain()
             await broker.log.close()
         except Exception as error:

@@ -273,15 +273,27 @@ def test_i3_reloaded_view_sends_no_poller_out_of_range() -> None:
     run(main)
 
 
-def test_a_drained_broker_sends_its_pollers_to_another() -> None:
+def test_a_stop_ends_long_polls_without_records() -> None:
     async def main() -> None:
         async with brokers(1) as (log,):
+            loop = asyncio.get_running_loop()
             poll = asyncio.create_task(log.fetch("t", 0, 0, bytes_max=100, wait_s=60))
             await asyncio.sleep(1)
+            await log.hand_over()
+            assert (await poll).pieces == []
+            assert loop.time() < 2
+            with pytest.raises(Unavailable, match="shutting down"):
+                await log.check_ready()
+            later = asyncio.create_task(log.fetch("t", 0, 0, bytes_max=100, wait_s=60))
+            await asyncio.sleep(1)
+            assert not later.done(), "until the port closes, polls may wait"
+            await append(log, "a")
+            assert (await later).records == 1
             log.drain()
-            with pytest.raises(Unavailable):
-                await poll
-            assert asyncio.get_running_loop().time() < 2
+            assert (await log.fetch("t", 0, 1, bytes_max=100, wait_s=60)).pieces == []
+            with pytest.raises(Unavailable, match="continue at another broker"):
+                log.check_serving()
+            assert loop.time() < 3
 
     run(main)
 

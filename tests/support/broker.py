@@ -26,6 +26,8 @@ __all__ = ["Broker", "BrokerFailed"]
 
 CLI_S = 240.0
 WAIT_S_MAX = 240.0
+DRAIN_MS = 1000
+"""Shorter than the default: tests stop brokers to which they have idle connections."""
 
 CAN_FORK = sys.platform == "linux"
 AT_START = ("PYTHON", "LANG", "LC_")
@@ -57,6 +59,7 @@ class Broker(BrokerProcess):
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         url = (folder / "store").as_uri() if store is None else store
+        settings = {"drain_ms": DRAIN_MS, **settings}
         super().__init__(url, folder / "broker.log", settings, environment())
 
     @property

@@ -30,6 +30,9 @@ class SingleBroker(NamedTuple):
     def of(self, group_id: str, holder: str) -> str:
         return self.me
 
+    def has_released(self, holder: str) -> bool:
+        return False
+
 
 class Chosen:
     """Coordinators as the test says: shared by all brokers, or by some."""
@@ -40,6 +43,9 @@ class Chosen:
 
     def of(self, group_id: str, holder: str) -> str:
         return holder if holder in self.live else self.live[0]
+
+    def has_released(self, holder: str) -> bool:
+        return False
 
 
 async def started(log: Log, coordinators: Chosen | None = None) -> Instances:

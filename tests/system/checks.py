@@ -41,12 +41,12 @@ def the_log(broker: Broker, topic: str, partitions: int) -> Log:
                 time.sleep(0.1)
 
 
-def json_values(url: str, query: str = "") -> list[Any]:
-    """Of partition 0 of topic `t` through a balancer, page by page: what was acked anywhere is seen
+def json_values(url: str, query: str = "", partition: int = 0) -> list[Any]:
+    """Of a partition of topic `t` through a balancer, page by page: what was acked anywhere is seen
     at its own offset at the latest."""
     found: list[Any] = []
     while True:
-        path = f"{url}/topics/t/partitions/0/records?offset={len(found)}{query}"
+        path = f"{url}/topics/t/partitions/{partition}/records?offset={len(found)}{query}"
         page = json.loads(httpx.get(path, headers={"accept": JSON}).raise_for_status().content)
         if not page:
             return found

@@ -159,6 +159,8 @@ class KafkaGroup:
         self._lock = threading.Lock()
         self._threads = [threading.Thread(target=self._run) for _ in range(members)]
         self.failures: list[object] = []
+        self.errors: list[str] = []
+        """Errors that the application got, and after which the client went on."""
         self.read: dict[int, list[tuple[int, bytes]]] = defaultdict(list)
         """Offsets and values by partition, in the order in which the members got them."""
         self.rebalances = 0
@@ -226,6 +228,7 @@ class KafkaGroup:
                     if error.fatal():
                         self.failures.append(error)
                         return
+                    self.errors.append(str(error))
                     continue
                 now_s, partition = time.monotonic(), message.partition()
                 with self._lock:

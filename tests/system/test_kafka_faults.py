@@ -128,6 +128,33 @@ def test_kafka_clients_survive_the_kill_and_the_stop_of_brokers(tmp_path: Path) 
         _check(given, topic, producers, group)
 
 
+def test_a_rolling_restart_is_no_error_for_kafka_clients(tmp_path: Path) -> None:
+    """The group moves from coordinator to coordinator, without a new generation."""
+    topic = new_topic()
+    with cluster(tmp_path) as given, contextlib.ExitStack() as running:
+        given.brokers[0].create_topic(topic, PARTITIONS)
+        producers = _producers(given, topic)
+        group = running.enter_context(KafkaGroup(given.addresses, topic, "g"))
+        for each in producers:
+            running.enter_context(each).wait_for_acks(ACKS)
+        group.wait_for([1] * PARTITIONS)
+        rebalances = group.rebalances
+        group.start_gap()
+        for broker in given.brokers:
+            assert broker.stop() == 0, broker.log()
+            for each in producers:
+                each.wait_for_acks(ACKS // 4)
+            broker.start()
+            for each in producers:
+                each.wait_for_acks(ACKS // 4)
+        _check(given, topic, producers, group)
+        acks = [round(each.longest_ack_s, 2) for each in producers]
+        print(f"longest acks {acks} s, longest gap of a partition {group.longest_gap_s:.2f} s,")
+        print(f"assignments {rebalances} before, {group.rebalances} after")
+        assert group.errors == []
+        assert group.rebalances <= rebalances + 3, "at most one rebalance of three members"
+
+
 def test_kafka_clients_go_on_while_the_level_of_the_format_rises(tmp_path: Path) -> None:
     """Below level 4, brokers store the columns of record batches, from level 4 on the batches."""
     topic, store = new_topic(), tmp_path / "store"

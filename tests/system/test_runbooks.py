@@ -1,5 +1,4 @@
-"""The procedures of deploy/README.md on a cluster under load: brokers replaced one
-by one behind a balancer; a cluster backed up while it runs, and restored."""
+"""A procedure of deploy/README.md under load: a cluster is backed up as it runs, and restored."""
 
 import shutil
 import threading
@@ -11,12 +10,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import httpx
-import pytest
 
-from deploy.local.balancer import balancer, installed_balancer
-from deploy.local.cluster import Store, brokers
 from tests.support.broker import Broker, error_line, json_of, tidelog, until
-from tests.support.pace import is_within
 from tests.system.checks import json_values
 
 JSON = "application/vnd.kafka.json.v2+json"
@@ -75,33 +70,6 @@ class Clients:
             if word == "200":
                 self.acked.append(value)
         return word == "200"
-
-
-@pytest.mark.skipif(installed_balancer() is None, reason="needs nginx or haproxy")
-def test_brokers_are_replaced_one_by_one_under_load(tmp_path: Path) -> None:
-    store = Store((tmp_path / "store").as_uri())
-    with brokers(3, store, tmp_path) as made:
-        with balancer(tmp_path, [broker.port for broker in made]) as port:
-            url = f"http://127.0.0.1:{port}"
-            topic = {"topic_name": "t", "partitions_count": 1}
-            httpx.post(f"{url}/admin/topics", json=topic).raise_for_status()
-            clients = Clients(url, 4)
-            with clients.at_work():
-                for broker in made:
-                    clients.wait_for(25)
-                    began = time.monotonic()
-                    assert broker.stop() == 0, broker.log()
-                    assert is_within(time.monotonic() - began, STOP_S)
-                    clients.wait_for(25)
-                    broker.start()
-                clients.wait_for(25)
-            tries, acked = clients.tries, clients.acked
-            print(f"answers: {dict(tries)}")
-            # The balancer must not repeat a request that an ending broker may have received.
-            assert set(tries) <= {"200", "502", "503"}
-            assert tries.total() - tries["200"] <= 3 * 4, "more than what was under way"
-            assert sorted(json_values(url, WHOLE)) == sorted(acked)
-        assert len(set(acked)) == len(acked)
 
 
 def test_a_running_cluster_is_backed_up_and_restored(tmp_path: Path) -> None:

@@ -1,0 +1,63 @@
+"""A broker's files on its machine: the folder of the hot log, and who may read a folder store."""
+
+import hashlib
+import logging
+import os
+from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
+
+from tidelog.service.secret_files import OTHERS, why_exposed
+from tidelog.service.settings import Settings, state_home
+from tidelog.storage.broker import Broker
+from tidelog.storage.core import object_keys
+from tidelog.storage.core.errors import LogError, StoreUnfit
+from tidelog.storage.io.folder import FolderStore
+from tidelog.storage.io.memory import MemoryStore
+from tidelog.storage.io.object_store import ObjectStore
+
+log = logging.getLogger("tidelog")
+
+
+def check_files(broker: Broker) -> None:
+    """Raise StoreUnfit if other users can read the cluster's secret in a folder. Warn if other
+    users can enter the folder, because objects that versions before 0.2 wrote are readable."""
+    url = urlsplit(broker.store_url)
+    if url.scheme != "file":
+        return
+    path = Path(url2pathname(url.path)) / object_keys.SECRET
+    if why := why_exposed(path):
+        raise StoreUnfit(why)
+    if path.parent.stat().st_mode & OTHERS:
+        log.warning("other users can read the folder of the store: chmod -R go= %s", path.parent)
+
+
+def hot_dir(settings: Settings, store: ObjectStore) -> Path | None:
+    """Return the folder of the hot log: the setting `hot_dir`. Without the setting, the folder is
+    inside the store's folder or, for S3, in `state_home`.
+
+    For a memory store without the setting, return None, because its records do not outlive the
+    process.
+    """
+    if settings.hot_dir:
+        return _usable_folder(Path(settings.hot_dir))
+    if isinstance(store, FolderStore):
+        return Path(store.table_uri(".hot"))
+    if isinstance(store, MemoryStore):
+        return None
+    name = hashlib.blake2b(store.url.encode(), digest_size=8).hexdigest()
+    return state_home() / "tidelog" / name
+
+
+def _usable_folder(path: Path) -> Path:
+    """Create the folder. Raises LogError at the start if the broker cannot use it."""
+    try:
+        folder = path.expanduser().absolute()
+        folder.mkdir(0o700, parents=True, exist_ok=True)
+    except (OSError, RuntimeError) as error:  # RuntimeError: unknown home of `~USER`
+        raise LogError(f"hot_dir {path} cannot be used: {error}") from error
+    if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
+        raise LogError(
+            f"hot_dir {folder} cannot be used: the broker's user may not read and write it"
+        )
+    return folder
