@@ -69,7 +69,8 @@ class _Replacement:
 class ClassicGroup:
     """A group in one term of its coordinator. `term` is 0 until the cluster state has the group.
     `settled_generation` is the generation in the cluster state. `new_id` makes unique texts. The
-    first rebalance of an empty group waits `delay_s` for more members."""
+    first rebalance of an empty group waits `delay_s` for more members. The next generation is
+    greater than `generation_floor`, too."""
 
     group_id: str
     coordinator: str
@@ -78,6 +79,7 @@ class ClassicGroup:
     new_id: Callable[[], str]
     delay_s: float
     settled_generation: int = 0
+    generation_floor: int = 0
     phase: Phase = Phase.EMPTY
     protocol_type: str = ""
     protocol: str = ""
@@ -406,7 +408,7 @@ class ClassicGroup:
         if self.leader not in self.members or self.members[self.leader].joining is None:
             self.leader = joined[0].member_id
         self._delay_ends_s = math.inf
-        self.generation += 1
+        self.generation = max(self.generation, self.generation_floor) + 1
         self.protocol = self.members.elect()
         self.phase, self._settling = Phase.COMPLETING, None
         self._unsynced = {one.member_id for one in joined}

@@ -156,8 +156,7 @@ class ClassicGroups:
         if isinstance(held, Code):
             return [held] * len(members) if held is Code.UNKNOWN_MEMBER_ID else held
         codes = [held.group.leave(who, self._now_s) for who in members]
-        removal: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        held.removals.append(removal)
+        held.removals.append(removal := asyncio.get_running_loop().create_future())
         self._follow_up(held)
         if held.task is not None:
             await removal
@@ -364,6 +363,11 @@ class ClassicGroups:
         except LogError as error:
             code = _code_of(error)
             log.info("generation %d of group %s: %s", action.generation, action.group_id, error)
+        members = self._log.state.members
+        if code is Code.NOT_COORDINATOR and members.get(action.group_id) is None:
+            # The group is new, and a deleted group had this generation: take a greater one.
+            held.group.generation_floor = members.generation_floor
+            code = Code.REBALANCE_IN_PROGRESS
         if code is Code.NOT_COORDINATOR:
             self._release(held, code)
             return
@@ -468,8 +472,7 @@ class ClassicGroups:
 
     async def close(self) -> None:
         """Drain, and stop the commits under way."""
-        tasks = self.stop()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*self.stop(), return_exceptions=True)
 
     def stop(self) -> list[asyncio.Task[None]]:
         """Drain. Cancel the commits under way, and return their tasks."""

@@ -126,6 +126,30 @@ async def test_the_assignments_are_in_the_state_before_the_answer() -> None:
 
 
 @virtual
+async def test_a_new_group_gets_a_greater_generation_if_another_group_is_deleted() -> None:
+    """The deletion comes between the end of the join phase and the commit of the assignments."""
+    async with coordinator() as one:
+        asked = await one.groups.join("g", request())
+        answer = await one.groups.join("g", request(asked.member_id))
+        assert answer.generation == 1
+        other = await one.groups.join("other", request())
+        other = await one.groups.join("other", request(other.member_id))
+        who = Identity(other.member_id)
+        synced = await one.groups.sync("other", SyncRequest(who, 1, {other.member_id: b"x"}))
+        assert synced.code is Code.NONE
+        assert await one.groups.leave("other", [who]) == [Code.NONE]
+        await one.groups.delete("other")
+        assert one.log.state.members.generation_floor == 1
+        who = Identity(answer.member_id)
+        synced = await one.groups.sync("g", SyncRequest(who, 1, {answer.member_id: b"x"}))
+        assert synced.code is Code.REBALANCE_IN_PROGRESS
+        assert await joined(one.groups, answer.member_id) == answer.member_id
+        group = one.log.state.members.get("g")
+        assert group is not None
+        assert (group.generation, list(group.members)) == (2, [answer.member_id])
+
+
+@virtual
 async def test_a_group_of_rest_takes_no_members_of_kafka_and_the_other_way() -> None:
     async with coordinator() as one:
         instances = await started(one.log, Chosen("b1", ["b1"]))
