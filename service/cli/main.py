@@ -22,6 +22,7 @@ from typer.core import TyperGroup
 from tidelog.service.cli import (
     access,
     defaults,
+    dev,
     groups,
     kafka_clients,
     produce_consume,
@@ -76,6 +77,7 @@ app = Commands(
 
 \b
 Examples:
+  tidelog dev                               run a broker with live data, to try it
   tidelog serve s3://bucket/prefix          run a broker
   tidelog topics create events -p 8         create a topic
   tidelog produce events lines.txt          produce lines of a file
@@ -240,6 +242,7 @@ _serve.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
     ]
 )
 app.command("serve")(_serve)
+app.command("dev")(dev.dev)
 
 
 # -- clients of a broker
