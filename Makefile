@@ -93,7 +93,7 @@ lint: has-all  ## Check lint, format, types, layers and vocabulary: all, even wh
 # `make test` checks deploy/ and terraform/ with Python packages alone. These tools are large, or of other
 # languages; a tool that is not installed is skipped.
 .PHONY: lint-deploy
-lint-deploy: has-all  ## Check deploy/ and terraform/ with promtool, kustomize, Terraform, checkov
+lint-deploy: has-all  ## Check deploy/ and terraform/ with promtool, Terraform, checkov
 	$(BIN)/python -m deploy.lint $(ARGS)
 
 .PHONY: bench
