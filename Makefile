@@ -69,6 +69,11 @@ test-ui: has-all  ## Run only the tests of the console, in Debian's chromium
 test-kafka: has-all  ## Test with Kafka clients of Java, Go, npm, Debian (kcat) and Spark; it downloads them
 	$(BIN)/python -m pytest -o "python_files=with_*.py" tests/kafka_clients $(ARGS)
 
+# MinIO is on no registry but that of Go, and Go builds it for minutes. Without Go, the test is skipped.
+.PHONY: test-minio
+test-minio: has-all  ## Test with MinIO; Go builds it, once, in 2 to 40 minutes
+	$(BIN)/python -m pytest -o "python_files=with_*.py" tests/minio $(ARGS)
+
 .PHONY: sim
 sim: has-all  ## Simulate clusters by seed: SEEDS=2000, FROM=0, or a single SEED=1234; ARGS=--mutations
 	@$(BIN)/python -m tests.sim $(if $(SEED),--seed $(SEED),--seeds $(SEEDS) --from $(FROM)) $(ARGS)
