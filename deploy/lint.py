@@ -75,6 +75,11 @@ def check_rules() -> None:
         output_of(promtool, "check", "config", path)
 
 
+def check_alertmanager() -> None:
+    amtool = tool("amtool", "apt install prometheus-alertmanager")
+    output_of(amtool, "check-config", DEPLOY / "compose" / "alertmanager.yml")
+
+
 def check_format() -> None:
     output_of(terraform_tool(), "fmt", "-check", "-diff", "-recursive", TERRAFORM)
 
@@ -109,6 +114,7 @@ def check_templates() -> None:
 
 LINT_STEPS: Sequence[LintStep] = (
     LintStep("promtool", check_rules),
+    LintStep("amtool", check_alertmanager),
     LintStep("terraform fmt", check_format),
     LintStep("terraform templates", check_templates),
     LintStep("provider schema", check_schema),

@@ -1,6 +1,6 @@
 # Compaction of tables that are too large for the task of maintenance: a larger task, in which Spark runs on
 # all cores. Its image is that of deploy/Dockerfile with `--target spark`, so Spark has the version that
-# tidelog is tested with. EMR's own releases are older.
+# tidelog is tested with; EMR 7 has Spark 3.5.
 
 resource "aws_ecs_task_definition" "spark" {
   count                    = var.has_spark ? 1 : 0

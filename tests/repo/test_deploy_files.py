@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from yamllint import linter
 from yamllint.config import YamlLintConfig
 
@@ -88,7 +89,7 @@ def test_compose_reads_it_and_a_profile_is_a_store() -> None:
             for name, service in services.items()
             if "s3" in ((service["networks"]["default"] or {}).get("aliases", ()))
         )
-        assert len(services) == 9
+        assert len(services) == 10
     assert stores == {name: name for name in stores}
     assert "COMPOSE_PROFILES=minio" in (DEPLOY / ".env").read_text().splitlines()
 
@@ -96,7 +97,7 @@ def test_compose_reads_it_and_a_profile_is_a_store() -> None:
 def test_containers_may_do_little() -> None:
     ours = {"broker-1", "broker-2", "broker-3", "balancer", "bucket", "maintain"}
     services = composed("minio")
-    for name in ours | {"prometheus", "grafana"}:
+    for name in ours | {"prometheus", "alertmanager", "grafana"}:
         service = services[name]
         assert service["read_only"], name
         assert service["cap_drop"] == ["ALL"], name
@@ -107,6 +108,25 @@ def test_containers_may_do_little() -> None:
         for volume in service.get("volumes", ()):
             if volume["type"] == "bind":
                 assert Path(volume["source"]).exists(), f"{name}: {volume['source']} is not there"
+
+
+def test_prometheus_sends_alerts_to_the_alertmanager_of_compose() -> None:
+    config = yaml.safe_load((DEPLOY / "monitoring" / "prometheus.yml").read_text())
+    ((target,),) = (
+        each["targets"]
+        for manager in config["alerting"]["alertmanagers"]
+        for each in manager["static_configs"]
+    )
+    name, _, port = target.partition(":")
+    (published,) = composed("minio")[name]["ports"]
+    assert published["target"] == int(port)
+    routes = yaml.safe_load((DEPLOY / "compose" / "alertmanager.yml").read_text())
+    named = {routes["route"]["receiver"], *(each["receiver"] for each in routes["route"]["routes"])}
+    assert named == {each["name"] for each in routes["receivers"]}
+    alerts = yaml.safe_load((DEPLOY / "monitoring" / "alerts.yml").read_text())
+    rules = (rule for group in alerts["groups"] for rule in group["rules"])
+    severities = {rule["labels"]["severity"] for rule in rules if "alert" in rule}
+    assert severities <= {"page", "ticket"}, "the routes are for these"
 
 
 def grace_periods() -> Iterator[tuple[str, float]]:
