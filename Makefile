@@ -140,9 +140,9 @@ java:
 EXTRAS_runtime := server
 EXTRAS_demo := demo server spark
 EXTRAS_all := demo dev server spark
-SIZE_runtime := 0.6 GB (a minute)
-SIZE_demo := 1.2 GB (2 minutes)
-SIZE_all := 2.6 GB (5 minutes)
+SIZE_runtime := 0.5 GB (1 to 2 minutes)
+SIZE_demo := 1.1 GB (2 to 4 minutes)
+SIZE_all := 2.3 GB (5 to 10 minutes)
 STAMP := $(VENV)/.has
 LOCKED := $(if $(shell command -v flock),flock pyproject.toml)
 

@@ -1,7 +1,7 @@
 """A broker and its commands on MinIO: produce, consume, a group, seal, scrub, maintain, a restart.
 
 `make test-minio` runs this. MinIO is `minio` on the PATH, or Go builds it from the Go module proxy
-into .venv/go, once: 2 minutes on two free cores, 40 on a busy machine. Without Go the test is
+into .venv/go, once: 2 minutes on two free cores, 40 on a busy machine. Without Go, the tests are
 skipped.
 """
 
