@@ -22,12 +22,12 @@ from typer.core import TyperGroup
 from tidelog.service.cli import (
     access,
     defaults,
-    dev,
     groups,
     kafka_clients,
     produce_consume,
     topics,
 )
+from tidelog.service.cli.dev.command import dev
 from tidelog.service.cli.requests import Commands, JsonOption, ServerOption
 from tidelog.service.cli.results import (
     BadUsage,
@@ -242,7 +242,7 @@ _serve.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
     ]
 )
 app.command("serve")(_serve)
-app.command("dev")(dev.dev)
+app.command("dev")(dev)
 
 
 # -- clients of a broker
