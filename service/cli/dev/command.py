@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
 START_S = 240.0
 """A broker needs 1.5 s of CPU to start; a busy machine takes longer."""
-STOP_S = 28.0
-"""A broker needs at most 22 s to stop."""
+STOP_S = 40.0
+"""With the default `drain_ms`, a broker needs at most 27 s to stop."""
 
 
 def dev(
