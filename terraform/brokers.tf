@@ -18,7 +18,7 @@ resource "aws_cloudwatch_log_group" "log" {
 
 locals {
   log_configuration = {
-    for job in ["broker", "maintain"] : job => {
+    for job in ["broker", "maintain", "spark"] : job => {
       logDriver = "awslogs"
       options = {
         "awslogs-group"         = aws_cloudwatch_log_group.log.name

@@ -11,11 +11,7 @@ locals {
     role => templatefile("${path.module}/policies/${role}.json.tftpl", local.policy_words)
   }
   # Tasks and jobs that run with these rights, and the AWS service that assumes the role.
-  roles = merge(
-    { broker = "ecs-tasks.amazonaws.com", maintain = "ecs-tasks.amazonaws.com" },
-    var.has_spark ? { spark = "emr-serverless.amazonaws.com" } : {},
-  )
-  role_policies = { broker = "broker", maintain = "maintain", spark = "maintain" }
+  roles = { broker = "ecs-tasks.amazonaws.com", maintain = "ecs-tasks.amazonaws.com" }
 }
 
 data "aws_iam_policy_document" "assume" {
@@ -55,7 +51,7 @@ resource "aws_iam_policy" "store" {
 resource "aws_iam_role_policy_attachment" "store" {
   for_each   = local.roles
   role       = aws_iam_role.task[each.key].name
-  policy_arn = aws_iam_policy.store[local.role_policies[each.key]].arn
+  policy_arn = aws_iam_policy.store[each.key].arn
 }
 
 data "aws_iam_policy_document" "key" {

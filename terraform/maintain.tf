@@ -43,10 +43,17 @@ data "aws_iam_policy_document" "scheduler_assume" {
   }
 }
 
+locals {
+  scheduled_tasks = concat(
+    [aws_ecs_task_definition.maintain.arn_without_revision],
+    aws_ecs_task_definition.spark[*].arn_without_revision,
+  )
+}
+
 data "aws_iam_policy_document" "scheduler" {
   statement {
     actions   = ["ecs:RunTask"]
-    resources = [aws_ecs_task_definition.maintain.arn_without_revision, "${aws_ecs_task_definition.maintain.arn_without_revision}:*"]
+    resources = flatten([for task in local.scheduled_tasks : [task, "${task}:*"]])
 
     condition {
       test     = "ArnEquals"

@@ -14,7 +14,7 @@ output "bucket_arn" {
 }
 
 output "policy_arns" {
-  description = "Policies by name (broker, maintain, reader), for roles outside of this module: IRSA, EMR, analysts."
+  description = "Policies by name (broker, maintain, reader), for roles outside of this module: IRSA, Spark clusters, analysts."
   value       = { for role, policy in aws_iam_policy.store : role => policy.arn }
 }
 
@@ -36,9 +36,4 @@ output "balancer_zone_id" {
 output "log_group" {
   description = "Log group of brokers and jobs."
   value       = aws_cloudwatch_log_group.log.name
-}
-
-output "spark_application_id" {
-  description = "Id of the EMR Serverless application; empty without has_spark."
-  value       = var.has_spark ? aws_emrserverless_application.spark[0].id : ""
 }

@@ -38,8 +38,8 @@ alarms.
 - **Brokers**: Fargate behind an internal balancer, scaled by CPU load. A task has 30 s to stop.
 - **Maintenance**: EventBridge runs `tidelog maintain --yes`. A run that fails, or that cannot be
   started, raises an alarm.
-- **Spark**: an EMR Serverless application and its schedule, if `has_spark` is true. The image has
-  tidelog and `deploy/jobs`; the entry point is `spark_command.py`.
+- **Spark**: if `has_spark` is true, a schedule starts a task with Spark on Fargate, from the image
+  of `deploy/Dockerfile --target spark`. So Spark has the version that tidelog needs (4.2).
 
 These checks need no AWS account and pass: `terraform fmt`, all arguments and blocks against the
 provider's schema (6.62, by `make lint-deploy ARGS=--install`), checkov, and the test of the

@@ -1,85 +1,41 @@
-# Compaction of tables that are too large for one task: an EMR Serverless application, which costs nothing
-# while no job runs, and a schedule. The image has the job's program and tidelog.
+# Compaction of tables that are too large for the task of maintenance: a larger task, in which Spark runs on
+# all cores. Its image is that of deploy/Dockerfile with `--target spark`, so Spark has the version that
+# tidelog is tested with; EMR 7 has Spark 3.5.
 
-resource "aws_emrserverless_application" "spark" {
-  count         = var.has_spark ? 1 : 0
-  name          = var.name
-  type          = "spark"
-  release_label = "emr-7.9.0"
-  architecture  = "X86_64"
-  tags          = local.tags
+resource "aws_ecs_task_definition" "spark" {
+  count                    = var.has_spark ? 1 : 0
+  family                   = "${var.name}-spark"
+  requires_compatibilities = ["FARGATE"]
+  network_mode             = "awsvpc"
+  cpu                      = var.spark_cpu
+  memory                   = var.spark_memory
+  execution_role_arn       = aws_iam_role.execution.arn
+  task_role_arn            = aws_iam_role.task["maintain"].arn
+  tags                     = local.tags
 
-  image_configuration {
-    image_uri = var.spark_image
+  ephemeral_storage {
+    size_in_gib = 100
   }
 
-  maximum_capacity {
-    cpu    = "64 vCPU"
-    memory = "256 GB"
+  volume {
+    name = "hot"
   }
 
-  network_configuration {
-    subnet_ids         = local.subnet_ids
-    security_group_ids = [aws_security_group.brokers.id]
+  volume {
+    name = "tmp"
   }
 
-  auto_start_configuration {
-    enabled = true
-  }
-
-  auto_stop_configuration {
-    enabled              = true
-    idle_timeout_minutes = 5
-  }
-}
-
-data "aws_iam_policy_document" "spark_scheduler" {
-  count = var.has_spark ? 1 : 0
-
-  statement {
-    actions   = ["emr-serverless:StartJobRun"]
-    resources = [aws_emrserverless_application.spark[0].arn]
-  }
-
-  statement {
-    actions   = ["iam:PassRole"]
-    resources = [aws_iam_role.task["spark"].arn]
-
-    condition {
-      test     = "StringEquals"
-      variable = "iam:PassedToService"
-      values   = ["emr-serverless.amazonaws.com"]
-    }
-  }
-}
-
-resource "aws_iam_role_policy" "spark_scheduler" {
-  count  = var.has_spark ? 1 : 0
-  name   = "spark"
-  role   = aws_iam_role.scheduler.name
-  policy = data.aws_iam_policy_document.spark_scheduler[0].json
-}
-
-# The job's role also writes the job's log to CloudWatch.
-data "aws_iam_policy_document" "spark_log" {
-  count = var.has_spark ? 1 : 0
-
-  statement {
-    actions   = ["logs:DescribeLogGroups"]
-    resources = ["*"]
-  }
-
-  statement {
-    actions   = ["logs:CreateLogStream", "logs:DescribeLogStreams", "logs:PutLogEvents"]
-    resources = ["${aws_cloudwatch_log_group.log.arn}:*"]
-  }
-}
-
-resource "aws_iam_role_policy" "spark_log" {
-  count  = var.has_spark ? 1 : 0
-  name   = "log"
-  role   = aws_iam_role.task["spark"].name
-  policy = data.aws_iam_policy_document.spark_log[0].json
+  container_definitions = jsonencode([merge(local.container, {
+    name       = "spark"
+    image      = var.spark_image
+    entryPoint = ["/opt/tidelog/jobs/spark-compact.sh"]
+    command    = []
+    environment = concat(local.container.environment, [
+      { name = "SPARK_MASTER", value = "local[*]" },
+      { name = "SPARK_OPTIONS", value = "--conf spark.driver.memory=${floor(var.spark_memory * 0.7)}m" },
+    ])
+    logConfiguration = local.log_configuration["spark"]
+  })])
 }
 
 resource "aws_scheduler_schedule" "spark" {
@@ -93,37 +49,23 @@ resource "aws_scheduler_schedule" "spark" {
   }
 
   target {
-    arn      = "arn:${data.aws_partition.current.partition}:scheduler:::aws-sdk:emrserverless:startJobRun"
+    arn      = aws_ecs_cluster.log.arn
     role_arn = aws_iam_role.scheduler.arn
 
-    input = jsonencode({
-      ApplicationId           = aws_emrserverless_application.spark[0].id
-      ExecutionRoleArn        = aws_iam_role.task["spark"].arn
-      ClientToken             = "<aws.scheduler.execution-id>"
-      Name                    = "compact"
-      ExecutionTimeoutMinutes = 360
-      JobDriver = {
-        SparkSubmit = {
-          EntryPoint          = var.spark_entry_point
-          EntryPointArguments = ["compact", "--engine", "spark", "--yes", "--store", local.store]
-          SparkSubmitParameters = join(" ", [
-            "--conf spark.executor.cores=4",
-            "--conf spark.executor.memory=12g",
-            "--conf spark.emr-serverless.driverEnv.TIDELOG_S3_REGION=${local.region}",
-            "--conf spark.executorEnv.TIDELOG_S3_REGION=${local.region}",
-          ])
-        }
+    ecs_parameters {
+      task_definition_arn = aws_ecs_task_definition.spark[0].arn
+      launch_type         = "FARGATE"
+
+      network_configuration {
+        subnets         = local.subnet_ids
+        security_groups = [aws_security_group.brokers.id]
       }
-      ConfigurationOverrides = {
-        MonitoringConfiguration = {
-          CloudWatchLoggingConfiguration = {
-            Enabled             = true
-            LogGroupName        = aws_cloudwatch_log_group.log.name
-            LogStreamNamePrefix = "spark"
-          }
-        }
-      }
-    })
+    }
+
+    retry_policy {
+      maximum_retry_attempts       = 3
+      maximum_event_age_in_seconds = 3600
+    }
 
     dead_letter_config {
       arn = aws_sqs_queue.missed.arn

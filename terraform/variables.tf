@@ -216,13 +216,13 @@ variable "maintain_schedule" {
 }
 
 variable "has_spark" {
-  description = "Whether to create an EMR Serverless application for the compaction of large tables, and its schedule."
+  description = "Whether to schedule a task with Spark for the compaction of large tables."
   type        = bool
   default     = false
 }
 
 variable "spark_image" {
-  description = "Image for EMR Serverless: an image of EMR, with tidelog and deploy/jobs installed."
+  description = "Image built from deploy/Dockerfile with `--target spark`."
   type        = string
   default     = ""
 
@@ -232,10 +232,16 @@ variable "spark_image" {
   }
 }
 
-variable "spark_entry_point" {
-  description = "Program that spark-submit runs: a file in the image, or an object that the job may read."
-  type        = string
-  default     = "local:///opt/tidelog/jobs/spark_command.py"
+variable "spark_cpu" {
+  description = "CPU units of the task with Spark; 1024 is one core."
+  type        = number
+  default     = 8192
+}
+
+variable "spark_memory" {
+  description = "Memory of the task with Spark in MiB; Java gets 70 % of it."
+  type        = number
+  default     = 32768
 }
 
 variable "spark_schedule" {

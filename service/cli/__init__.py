@@ -1,6 +1,7 @@
 """The commands of `tidelog`.
 
 main             the application, serve, status; the commands of the other modules
+dev              dev: a broker with live data, until Ctrl-C
 client           HTTP client of a broker, with retries and errors
 requests         options of client commands; the one request that most of them send
 results          error lines, JSON, tables, progress, confirmation

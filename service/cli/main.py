@@ -27,6 +27,7 @@ from tidelog.service.cli import (
     produce_consume,
     topics,
 )
+from tidelog.service.cli.dev.command import dev
 from tidelog.service.cli.requests import Commands, JsonOption, ServerOption
 from tidelog.service.cli.results import (
     BadUsage,
@@ -76,6 +77,7 @@ app = Commands(
 
 \b
 Examples:
+  tidelog dev                               run a broker with live data, to try it
   tidelog serve s3://bucket/prefix          run a broker
   tidelog topics create events -p 8         create a topic
   tidelog produce events lines.txt          produce lines of a file
@@ -240,6 +242,7 @@ _serve.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
     ]
 )
 app.command("serve")(_serve)
+app.command("dev")(dev)
 
 
 # -- clients of a broker

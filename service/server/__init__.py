@@ -2,6 +2,7 @@
 
 serve          the composition root: opens the parts, serves, closes
 drain          from the signal to stop until the port may close
+banner         the lines of a broker that listens
 kafka          the listener for Kafka's protocol: ports, node id, start and stop
 workers        several broker processes that share a port
 router         the table of routes; serves the hot routes

@@ -6,7 +6,6 @@ broker has registered: the liveness object has the address that clients get from
 
 import asyncio
 import contextlib
-import logging
 import socket
 from typing import Any, NamedTuple
 
@@ -35,8 +34,6 @@ from tidelog.service.telemetry.metrics import HttpCounters
 from tidelog.storage.broker import Broker
 from tidelog.storage.cluster.liveness import KafkaListener
 from tidelog.storage.core.checksum import crc32c
-
-log = logging.getLogger("tidelog.kafka")
 
 ROLE = "for Kafka clients "
 
@@ -115,19 +112,11 @@ class KafkaServer:
             set(),
         )
         self.listener = Listener(server, certificate.server if certificate else None)
-        self._named = named
         self._draining: asyncio.Task[None] | None = None
 
     async def start(self, sockets: list[socket.socket], backlog: int) -> None:
         """Accept connections. Raises LogError."""
         await self.listener.listen(sockets, backlog)
-        named = self._named
-        log.info(
-            "Kafka clients reach this broker at %s:%d, node id %d",
-            named.host,
-            named.port,
-            named.node_id,
-        )
 
     def begin_drain(self) -> None:
         """Send clients to other brokers from now on."""

@@ -36,6 +36,7 @@ from tidelog.service.security.certificates import Certificates, certificates
 from tidelog.service.security.signatures import Signatures
 from tidelog.service.server import kafka
 from tidelog.service.server.app import build_app
+from tidelog.service.server.banner import announce, facts
 from tidelog.service.server.broker_files import check_files, hot_dir
 from tidelog.service.server.drain import Drain
 from tidelog.service.server.log_lines import last_words, log_to_stderr
@@ -334,11 +335,11 @@ async def _serve_http(
     loop_probe.start()
 
     def listening(url: str) -> None:
-        # With port 0, a caller reads the port from this line.
-        log.info("listening on %s", url)
-        log.info("the console is at %s/ui/", url)
-        if _has_peers(settings):
-            log.info("peers reach this broker at %s", broker.members().me.address)
+        # With port 0, a caller reads the port from these lines.
+        named = _advertised(settings, serving)
+        announce(
+            url, facts(url, broker, named, has_peers=_has_peers(settings)), settings.log_format
+        )
         on_listening()
 
     server = Server(
@@ -359,12 +360,6 @@ async def _serve_http(
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, drain.on_signal)
-    log.info(
-        "broker %s of cluster %s on %s",
-        broker.name,
-        broker.identity.cluster_id,
-        broker.store_url,
-    )
     watch = asyncio.create_task(broker.run_until_failed())
     watch.add_done_callback(lambda _: server.stop())
     try:

@@ -175,10 +175,15 @@ def supervise(settings: Settings) -> int:
     return Workers(settings).run()
 
 
-def _work(settings: Settings, number: int, is_up: Event, parent: int) -> None:
-    """Run one worker. This is the entry point of its process."""
+def end_with(parent: int) -> None:
+    """Let Linux send SIGTERM to this process when its parent ends. If it has ended, exit."""
     with contextlib.suppress(OSError, AttributeError):  # only Linux has prctl
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:
         sys.exit(EXIT_FAILED)
+
+
+def _work(settings: Settings, number: int, is_up: Event, parent: int) -> None:
+    """Run one worker. This is the entry point of its process."""
+    end_with(parent)
     leave(run(settings, on_listening=is_up.set, worker=number))

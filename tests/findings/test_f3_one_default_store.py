@@ -162,7 +162,7 @@ async def test_f3_a_broker_that_others_reach_without_keys_says_so(
 
 def test_f3_make_serve_is_serve_without_options() -> None:
     done = subprocess.run(
-        ["make", "-n", "-o", ".venv/.has-runtime", "serve", "ARGS=--port 9000"],
+        ["make", "-n", "-o", "has-runtime", "serve", "ARGS=--port 9000"],
         cwd=ROOT,
         env={"PATH": os.environ["PATH"]},  # without MAKEFLAGS and MAKELEVEL of `make test`
         capture_output=True,

@@ -10,22 +10,25 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import kubernetes_validate
 import pytest
 import yaml
 from yamllint import linter
 from yamllint.config import YamlLintConfig
 
+from tidelog.service.exit_status import EXIT_USAGE
 from tidelog.service.server.router import KEEP_ALIVE_S, limits_of
 from tidelog.service.server.serve import STOP_S_MAX
 from tidelog.service.settings import PREFIX, load
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
-KUBERNETES = DEPLOY / "kubernetes"
 COMPOSE = DEPLOY / "docker-compose.yml"
 BIN = Path(sys.executable).parent
-YAML_FILES = sorted([*DEPLOY.rglob("*.yml"), *DEPLOY.rglob("*.yaml")])
+YAML_FILES = sorted(
+    path
+    for path in [*DEPLOY.rglob("*.yml"), *DEPLOY.rglob("*.yaml")]
+    if path.parent.name != "templates" and not path.is_symlink()
+)
 UNITS = sorted((DEPLOY / "systemd").glob("tidelog-*"))
 MARGIN_S = 5.0
 STOP_NEEDS_S = load({}, {}).drain_ms / 1000 + STOP_S_MAX + MARGIN_S
@@ -86,7 +89,7 @@ def test_compose_reads_it_and_a_profile_is_a_store() -> None:
             for name, service in services.items()
             if "s3" in ((service["networks"]["default"] or {}).get("aliases", ()))
         )
-        assert len(services) == 9
+        assert len(services) == 10
     assert stores == {name: name for name in stores}
     assert "COMPOSE_PROFILES=minio" in (DEPLOY / ".env").read_text().splitlines()
 
@@ -94,7 +97,7 @@ def test_compose_reads_it_and_a_profile_is_a_store() -> None:
 def test_containers_may_do_little() -> None:
     ours = {"broker-1", "broker-2", "broker-3", "balancer", "bucket", "maintain"}
     services = composed("minio")
-    for name in ours | {"prometheus", "grafana"}:
+    for name in ours | {"prometheus", "alertmanager", "grafana"}:
         service = services[name]
         assert service["read_only"], name
         assert service["cap_drop"] == ["ALL"], name
@@ -107,16 +110,30 @@ def test_containers_may_do_little() -> None:
                 assert Path(volume["source"]).exists(), f"{name}: {volume['source']} is not there"
 
 
+def test_prometheus_sends_alerts_to_the_alertmanager_of_compose() -> None:
+    config = yaml.safe_load((DEPLOY / "monitoring" / "prometheus.yml").read_text())
+    ((target,),) = (
+        each["targets"]
+        for manager in config["alerting"]["alertmanagers"]
+        for each in manager["static_configs"]
+    )
+    name, _, port = target.partition(":")
+    (published,) = composed("minio")[name]["ports"]
+    assert published["target"] == int(port)
+    routes = yaml.safe_load((DEPLOY / "compose" / "alertmanager.yml").read_text())
+    named = {routes["route"]["receiver"], *(each["receiver"] for each in routes["route"]["routes"])}
+    assert named == {each["name"] for each in routes["receivers"]}
+    alerts = yaml.safe_load((DEPLOY / "monitoring" / "alerts.yml").read_text())
+    rules = (rule for group in alerts["groups"] for rule in group["rules"])
+    severities = {rule["labels"]["severity"] for rule in rules if "alert" in rule}
+    assert severities <= {"page", "ticket"}, "the routes are for these"
+
+
 def grace_periods() -> Iterator[tuple[str, float]]:
     yield (
         "compose",
         float(re.findall(r"^  stop_grace_period: (\d+)s", COMPOSE.read_text(), re.MULTILINE)[0]),
     )
-    (pod,) = (
-        each["spec"]["template"]["spec"] for each in manifests() if kind(each) == "Deployment"
-    )
-    before = pod["containers"][0]["lifecycle"]["preStop"]["sleep"]["seconds"]
-    yield "Kubernetes", pod["terminationGracePeriodSeconds"] - before
     unit = (DEPLOY / "systemd" / "tidelog-broker.service").read_text()
     yield "systemd", float(re.findall(r"^TimeoutStopSec=(\d+)", unit, re.MULTILINE)[0])
 
@@ -128,7 +145,7 @@ def test_the_grace_period_is_longer_than_a_shutdown() -> None:
 
 def test_brokers_keep_idle_connections_longer_than_balancers() -> None:
     """Else a balancer may send a request on a connection that the broker closes at this moment."""
-    alb = (KUBERNETES / "aws" / "kustomization.yaml").read_text()
+    alb = (DEPLOY / "helm" / "examples" / "eks.yaml").read_text()
     terraform = (ROOT / "terraform" / "balancer.tf").read_text()
     idle = re.findall(r"idle_timeout.timeout_seconds=(\d+)", alb)
     idle += re.findall(r"idle_timeout +=\s*(\d+)", terraform)
@@ -140,95 +157,6 @@ def test_brokers_keep_idle_connections_longer_than_balancers() -> None:
         own = re.findall(r"keepalive_timeout (\d+)s", nginx)
         idle += own or [NGINX_IDLE_S]
     assert max(map(int, idle)) < KEEP_ALIVE_S == limits_of(load({}, {})).idle_s
-
-
-# -- Kubernetes
-
-
-def documents(folder: Path) -> Iterator[dict[str, Any]]:
-    """Those that a kustomization names."""
-    for name in kustomization(folder)["resources"]:
-        if (path := folder / name).is_file():
-            yield from yaml.safe_load_all(path.read_text())
-        else:
-            yield from documents(path.resolve())
-
-
-def kustomization(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = yaml.safe_load((folder / "kustomization.yaml").read_text())
-    return found
-
-
-def kind(manifest: dict[str, Any]) -> str:
-    return str(manifest["kind"])
-
-
-def manifests() -> list[dict[str, Any]]:
-    return list(documents(KUBERNETES / "aws"))
-
-
-@pytest.mark.parametrize("version", ["1.33"])
-def test_kubernetes_knows_every_field(version: str) -> None:
-    for manifest in manifests():
-        kubernetes_validate.validate(manifest, version, strict=True)
-    kinds = {kind(manifest) for manifest in manifests()}
-    assert kinds >= {"Deployment", "HorizontalPodAutoscaler", "PodDisruptionBudget", "Service"}
-    assert kinds >= {"Ingress", "CronJob", "NetworkPolicy", "ServiceAccount", "Namespace"}
-
-
-def test_every_manifest_is_in_a_kustomization() -> None:
-    for folder in (KUBERNETES / "base", KUBERNETES / "aws"):
-        there = {path.name for path in folder.iterdir()} - {"kustomization.yaml"}
-        assert there == {it for it in kustomization(folder)["resources"] if it.endswith(".yaml")}
-
-
-def labels(manifest: dict[str, Any]) -> dict[str, str]:
-    found: dict[str, str] = manifest["spec"]["template"]["metadata"]["labels"]
-    return found
-
-
-def test_selectors_find_their_pods() -> None:
-    (deployment,) = (each for each in manifests() if kind(each) == "Deployment")
-    component = labels(deployment)
-    for manifest in manifests():
-        spec = manifest.get("spec", {})
-        match kind(manifest):
-            case "Service":
-                assert spec["selector"] == component
-            case "PodDisruptionBudget" | "Deployment":
-                assert spec["selector"]["matchLabels"] == component
-            case "HorizontalPodAutoscaler":
-                assert spec["scaleTargetRef"]["name"] == deployment["metadata"]["name"]
-    names = {
-        port["name"] for port in deployment["spec"]["template"]["spec"]["containers"][0]["ports"]
-    }
-    assert names == {"http", "peers"}
-
-
-def pods() -> Iterator[dict[str, Any]]:
-    for manifest in manifests():
-        if kind(manifest) == "Deployment":
-            yield manifest["spec"]["template"]["spec"]
-        if kind(manifest) == "CronJob":
-            yield manifest["spec"]["jobTemplate"]["spec"]["template"]["spec"]
-
-
-def test_pods_are_fit_for_the_restricted_standard() -> None:
-    accounts = {each["metadata"]["name"] for each in manifests() if kind(each) == "ServiceAccount"}
-    assert len(list(pods())) >= 2
-    for pod in pods():
-        assert pod["serviceAccountName"] in accounts
-        assert pod["securityContext"]["runAsNonRoot"]
-        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-        for container in pod["containers"]:
-            assert container["securityContext"] == {
-                "allowPrivilegeEscalation": False,
-                "readOnlyRootFilesystem": True,
-                "capabilities": {"drop": ["ALL"]},
-            }
-            assert container["resources"]["limits"]["memory"]
-            mounted = {each["name"] for each in container["volumeMounts"]}
-            assert mounted <= {volume["name"] for volume in pod["volumes"]}
 
 
 # -- systemd
@@ -247,15 +175,40 @@ def test_systemd_reads_the_units(tmp_path: Path) -> None:
     ]
 
 
+def directives(unit: Path) -> dict[str, str]:
+    lines = (line.partition("=") for line in unit.read_text().splitlines())
+    return {name: value for name, equals, value in lines if equals and name[0].isupper()}
+
+
+@pytest.mark.parametrize("service", [unit for unit in UNITS if unit.suffix == ".service"])
+def test_a_service_may_write_the_log_of_this_machine(service: Path) -> None:
+    """Its file system is read-only, but for the folder that all services share."""
+    given = directives(service)
+    assert given["ProtectSystem"] == "strict"
+    assert (given["StateDirectory"], given["StateDirectoryMode"]) == ("tidelog", "0700")
+    assert given["User"] == "tidelog"
+
+
+def test_systemd_starts_no_broker_again_whose_setting_is_wrong() -> None:
+    given = directives(DEPLOY / "systemd" / "tidelog-broker.service")
+    assert given["RestartPreventExitStatus"] == str(EXIT_USAGE)
+    assert given["Restart"] == "always"
+    done = subprocess.run(
+        [BIN / "tidelog", "serve", "s3:///no-bucket"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=240,
+    )
+    assert done.returncode == EXIT_USAGE, done.stderr
+
+
 # -- what all of them say to tidelog
 
 
 def variables() -> Iterator[tuple[str, dict[str, str]]]:
     for name, service in composed("minio").items():
         yield name, service.get("environment", {})
-    for folder in ("base", "aws"):
-        for generator in kustomization(KUBERNETES / folder)["configMapGenerator"]:
-            yield folder, dict(text.split("=", 1) for text in generator["literals"])
     lines = (DEPLOY / "systemd" / "broker.env").read_text().splitlines()
     yield "systemd", dict(line.split("=", 1) for line in lines if line and line[0] != "#")
 
@@ -267,4 +220,4 @@ def test_settings_are_settings() -> None:
         load({}, ours)  # raises where one is unknown or out of bounds
         seen += len(ours)
         assert where
-    assert seen > 30
+    assert seen > 25

@@ -1,4 +1,4 @@
-"""The blocks of README.md, service/API.md and service/GUIDE.md do what the pages say.
+"""The blocks of README, API, GUIDE and deploy/README do what the pages say.
 
 A page's shell and Python blocks run as printed, in its order, in one shell, against a broker with
 an empty log: only the address of the broker is another. An answer after a block is compared. A
@@ -21,6 +21,8 @@ from tests.repo.test_house_rules import ROOT
 from tests.support.broker import Broker, environment
 
 PAGES = ("README.md", "service/API.md", "service/GUIDE.md")
+READ = (*PAGES, "deploy/README.md")
+"""Pages whose blocks run, or say why not. No block of deploy/README.md can run here."""
 ADDRESS = "localhost:8082"
 ANYTHING = "..."
 BLOCK = re.compile(
@@ -88,10 +90,13 @@ def last_of(text: str) -> Any:
     return found
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", READ)
 def test_a_block_with_commands_is_run_or_says_why_not(page: str) -> None:
     for block in blocks_of(page):
         assert block.language in ("sh", "python", ""), f"{page}: how is this run?\n{block.text}"
+        assert page in PAGES or block.reason, f"{page}: nothing runs this\n{block.text}"
+        for test in re.findall(r"tests/[\w/]+\.py", block.reason):
+            assert (ROOT / test).is_file(), f"{page}: {test} is not there"
         if not block.language:
             assert not COMMAND.search(block.text), f"{page}: no language says\n{block.text}"
             assert not block.reason, f"{page}: nothing runs this\n{block.text}"

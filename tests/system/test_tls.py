@@ -96,7 +96,7 @@ def test_brokers_hand_over_drafts_and_requests_of_groups(
         "peer_tls_key_file": pair.key,
     }
     with brokers(tmp_path, 2, **settings) as found:
-        assert all("peers reach this broker at https://" in each.log() for each in found)
+        assert all("peers    https://" in each.log() for each in found)
         first, second = sequencer_first(found)
         first.create_topic("t")
         until(lambda: _produced(second, 1))

@@ -25,7 +25,7 @@ variable "image" {
 }
 
 variable "spark_image" {
-  description = "Image for EMR Serverless."
+  description = "Image of deploy/Dockerfile with `--target spark`, by digest."
   type        = string
 }
 

@@ -1,0 +1,188 @@
+"""`tidelog dev`: a broker with live data, to look at until Ctrl-C.
+
+The broker is a child process. This process is its client: it produces departures of invented
+flights, and reads them as the members of two groups, of which one is slower than the data. The log
+is kept. A later start continues with the next departure and at the committed offsets.
+
+**On a crash**: if this process is killed, Linux sends SIGTERM to the broker. The members expire.
+"""
+
+import asyncio
+import contextlib
+import dataclasses
+import importlib.util
+import math
+import os
+import signal
+import sys
+import webbrowser
+from collections.abc import AsyncIterator, Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tidelog.service.cli.dev.departures import GROUPS, TOPIC, Member, live
+from tidelog.service.cli.results import BadUsage
+from tidelog.service.exit_status import EXIT_OK
+from tidelog.service.server.banner import Fact, banner, command, console_of, local
+from tidelog.service.setting_fields import BadSettings
+from tidelog.service.settings import Settings, client_ca_file, client_key, load
+from tidelog.storage.io.open import folder_of
+
+if TYPE_CHECKING:
+    from multiprocessing.context import SpawnProcess
+    from multiprocessing.synchronize import Event
+
+START_S = 240.0
+"""A broker needs 1.5 s of CPU to start; a busy machine takes longer."""
+STOP_S = 40.0
+"""With the default `drain_ms`, a broker needs at most 27 s to stop."""
+
+
+def dev(
+    store_url: Annotated[
+        str | None,
+        typer.Argument(metavar="STORE", help="folder or URL of the log (default ./tidelog-data)"),
+    ] = None,
+    port: Annotated[
+        int | None, typer.Option("--port", min=1, max=65535, help="port of the broker (8082)")
+    ] = None,
+    rate: Annotated[
+        int, typer.Option("--rate", min=1, max=10_000, metavar="N", help="records a second")
+    ] = 50,
+    browser: Annotated[
+        bool,
+        typer.Option(
+            "--browser/--no-browser",
+            help="open the console, if this is a terminal with a graphical browser",
+        ),
+    ] = True,
+) -> None:
+    """Run a broker with live data until Ctrl-C.
+
+    The topic `departures` gets invented flights. The group `dashboard` reads all of them; the group
+    `report` is too slow, so it lags. The log is kept, and the next start continues with it. Other
+    settings are variables, as for `tidelog serve`.
+
+    Example: tidelog dev ./trial
+    """
+    given = {"store": store_url, "port": None if port is None else str(port)}
+    try:
+        settings = load({name: text for name, text in given.items() if text is not None})
+    except BadSettings as error:
+        raise BadUsage(str(error)) from None
+    if settings.port == 0 or settings.workers > 1:
+        raise BadUsage("tidelog dev runs one broker on a port that it knows: set port, not workers")
+    if importlib.util.find_spec("uvicorn") is None:
+        raise ModuleNotFoundError(name="uvicorn")  # the message names the extra
+    raise typer.Exit(asyncio.run(_run(settings, rate, is_browser_wanted=browser)))
+
+
+async def _run(settings: Settings, rate: int, *, is_browser_wanted: bool) -> int:
+    """Run the broker and its clients until SIGINT or SIGTERM, or until the broker ends. Return the
+    exit status: that of the broker."""
+    from tidelog.service.cli.client import Client
+
+    ended = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, ended.set)
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    url = local(f"{'https' if settings.tls_cert_file else 'http'}://{host}:{settings.port}")
+    async with _broker(settings, ended) as process:
+        client = Client(url, key=client_key(), retry_s=math.inf, ca_file=client_ca_file())
+        async with client:
+            members = [Member(client, group) for group in GROUPS]
+            work = asyncio.create_task(live(client, members, rate))
+            greeting = asyncio.create_task(
+                _greet(members, _banner(url, settings, rate), url if is_browser_wanted else "")
+            )
+            stop = asyncio.create_task(ended.wait())
+            await asyncio.wait((work, stop), return_when=asyncio.FIRST_COMPLETED)
+            has_failed = work.done()
+            for task in (work, greeting, stop):
+                task.cancel()
+            await asyncio.gather(work, greeting, stop, return_exceptions=True)
+            client.retry_s = 0.0
+            for member in members:
+                await member.leave()
+            if has_failed:
+                work.result()  # raises the error that ended it
+    return EXIT_OK if process.exitcode is None else abs(process.exitcode)
+
+
+@contextlib.asynccontextmanager
+async def _broker(settings: Settings, ended: asyncio.Event) -> "AsyncIterator[SpawnProcess]":
+    """Run a broker in a child process; yield it when it listens, or when `ended` is set. Set
+    `ended` when the broker ends. At the end it has stopped."""
+    import multiprocessing
+
+    context = multiprocessing.get_context("spawn")
+    is_up = context.Event()
+    quiet = dataclasses.replace(settings, log_level="warning")
+    process = context.Process(target=_serve, args=(quiet, is_up, os.getpid()), name="broker")
+    process.start()
+    asyncio.get_running_loop().add_reader(process.sentinel, ended.set)
+    try:
+        is_listening = asyncio.create_task(asyncio.to_thread(is_up.wait, START_S))
+        has_ended = asyncio.create_task(ended.wait())
+        await asyncio.wait((is_listening, has_ended), return_when=asyncio.FIRST_COMPLETED)
+        has_ended.cancel()
+        is_up.set()  # ends the thread
+        yield process
+    finally:
+        asyncio.get_running_loop().remove_reader(process.sentinel)
+        if process.is_alive():
+            process.terminate()
+        await asyncio.to_thread(process.join, STOP_S)
+        if process.is_alive():
+            process.kill()
+            process.join()
+
+
+def _serve(settings: Settings, is_up: "Event", parent: int) -> None:
+    """Run the broker. This is the entry point of its process."""
+    from tidelog.service.server.serve import leave, run
+    from tidelog.service.server.workers import end_with
+
+    end_with(parent)
+    # Ctrl-C goes to all processes of the terminal's foreground group. The parent ends the broker
+    # when its members have left their groups.
+    os.setpgid(0, 0)
+    leave(run(settings, on_listening=is_up.set))
+
+
+async def _greet(members: Sequence[Member], text: str, browser_url: str) -> None:
+    """Print the banner when each member has read. Then open the console, if `browser_url` is not
+    empty and this is a terminal."""
+    for member in members:
+        await member.has_read.wait()
+    sys.stderr.write(f"{text}\n")
+    if browser_url and sys.stderr.isatty():
+        await asyncio.to_thread(_open_browser, f"{browser_url}/ui/")
+
+
+def _banner(url: str, settings: Settings, rate: int) -> str:
+    folder = folder_of(settings.store)
+    store = settings.store if folder is None else str(folder.absolute())
+    facts = [console_of(url), Fact("store", store)]
+    if settings.kafka_port:
+        facts.append(Fact("Kafka", f"{settings.kafka_host or settings.host}:{settings.kafka_port}"))
+    fast, slow = (group.name for group in GROUPS)
+    record = """echo '{"value": "hello"}' | """
+    facts += [
+        Fact("data", f"{rate} records a second in topic {TOPIC}, read by {fast} and {slow}"),
+        Fact("next", command(f"consume {TOPIC} --follow --max 5", url)),
+        Fact("", command(f"groups lag {slow}", url)),
+        Fact("", f"{record}{command(f'produce {TOPIC} --format ndjson', url)}"),
+        Fact("end", "Ctrl-C; the log is kept, and the next start continues with it"),
+    ]
+    return banner(f"tidelog dev: a broker with live data on {url}", facts)
+
+
+def _open_browser(url: str) -> None:
+    """Open the console in a graphical browser. A browser in the terminal would hide the banner."""
+    with contextlib.suppress(webbrowser.Error):
+        found = webbrowser.get()
+        if type(found) is not webbrowser.GenericBrowser:  # the class of browsers in a terminal
+            found.open(url)

@@ -1,0 +1,1 @@
+"""MinIO, which `make test` does not have: `make test-minio`."""
