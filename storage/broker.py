@@ -441,14 +441,14 @@ class Broker(Log):
     # -- API keys and permissions
 
     async def create_key(
-        self, principal: str, *, expires_ms: int = 0, note: str = ""
+        self, principal: str, *, expires_ms: int = 0, note: str = "", key_id: str = ""
     ) -> tuple[Key, str]:
         """Create an API key. Return it with its secret, which is not stored. Raises the errors of
         `change_access`."""
         drawn = self.clock.new_id() + self.clock.new_id()
         secret = SECRET_PREFIX + base64.urlsafe_b64encode(drawn).decode().rstrip("=")
         held = digest(secret.encode())
-        key_id = self.clock.new_id()[:KEY_ID_BYTES].hex()
+        key_id = key_id or self.clock.new_id()[:KEY_ID_BYTES].hex()
         await self.change_access(CreateKey(key_id, principal, held, expires_ms, note))
         made = Key(key_id, principal, held, self.clock.now_ms(), expires_ms, note)
         return self.state.access.keys.get(key_id, made), secret

@@ -41,7 +41,7 @@ from tidelog.storage.core.errors import (
     UnknownPartition,
     UnknownTopic,
 )
-from tidelog.storage.core.model import Acks, AppendedRange, ReadBounds, TopicPartition
+from tidelog.storage.core.model import OFFSET_MAX, Acks, AppendedRange, ReadBounds, TopicPartition
 from tidelog.storage.core.observer import Observer
 from tidelog.storage.core.partitioner import RecordPartitions
 from tidelog.storage.io.start_retry import START_RETRY_S
@@ -331,14 +331,15 @@ class Log:
         *,
         bytes_max: int,
         records_max: int = RECORDS_MAX,
+        offset_end: int = OFFSET_MAX,
         wait_s: float = 0.0,
     ) -> FetchResult:
-        """Return records from `offset` on. At the high watermark, wait up to `wait_s` for records.
-        If `bytes_max` is 0, return the offsets of the partition after the wait, but no records.
+        """Return records of [offset, offset_end). At the high watermark, wait up to `wait_s` for
+        one. If `bytes_max` is 0, return the partition's offsets after the wait, but no records.
 
         Raises UnknownTopic, UnknownPartition, OffsetOutOfRange, Corrupt, Unavailable.
         """
-        bounds = ReadBounds(bytes_max, records_max)
+        bounds = ReadBounds(bytes_max, records_max, offset_end)
         read = partial(self._fetch, topic, partition, offset, bounds, wait_s)
         return await retry_after_suspend(self.clock, self.wal.view_age_max_s, read)
 

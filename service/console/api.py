@@ -10,7 +10,7 @@ from typing import Annotated, Any, NamedTuple
 from fastapi import Query, Request
 from pydantic import BaseModel, Field
 
-from tidelog.service.console.topic_layout import PartitionLayout, TopicLayouts
+from tidelog.service.console.topic_layout import LayoutTotals, PartitionLayout, TopicLayouts
 from tidelog.service.console.wal_entries import Checkpoint, WalEntry, WalPage
 from tidelog.service.http.paging import WantedPage, answer_page, in_order, sliced
 from tidelog.service.http.route import TIDELOG, Permission, Route, RouteAccess, RouteDoc
@@ -263,6 +263,7 @@ class TopicLayout(BaseModel):
     topic_id: str
     created_ms: int
     partitions_count: int
+    totals: LayoutTotals
     first_partition: int = Field(description="first partition in this answer")
     partitions: list[PartitionLayout]
 
@@ -329,6 +330,7 @@ async def get_topic_layout(
         topic_id=topic.topic_id,
         created_ms=topic.created_ms,
         partitions_count=len(topic.partitions),
+        totals=await pictures.totals(topic),
         first_partition=first,
         partitions=await pictures.of(topic, numbers),
     )

@@ -21,6 +21,13 @@ from tidelog.storage.state.partition import Partition
 SEGMENTS_MAX = 120
 """Bound of the segments listed for a partition. If there are more, neighbours are combined."""
 
+FRESH_PARTITIONS_MAX = 100
+"""The sums of a topic with more partitions are kept for TOTALS_AGE_MS, because they cost about
+0.2 ms a partition."""
+TOTALS_AGE_MS = 15_000
+TOTALS_MAX = 16
+"""Bound of the topics whose sums are kept."""
+
 
 class Segments(BaseModel):
     """One segment, or several neighbours combined."""
@@ -66,11 +73,43 @@ class PartitionLayout(BaseModel):
     error: str | None = Field(default=None, description="why the table cannot be read")
 
 
+class LayoutTotals(BaseModel):
+    """Sums over all partitions of a topic, also over those that the answer does not show."""
+
+    records: int = Field(description="in the table and in the WAL, without compacted records")
+    table_bytes: int
+    files: int
+    tail_bytes: int
+    unsealed_since_ms: int | None
+    due: int = Field(description="partitions whose compaction is due")
+    merges: int
+    measured_ms: int = Field(
+        description=f"time of the sums; for more than {FRESH_PARTITIONS_MAX} partitions, it may be "
+        f"up to {TOTALS_AGE_MS} ms ago"
+    )
+
+
 class TopicLayouts:
     """Layouts of the topics in one broker's log."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
+        self._totals: dict[str, LayoutTotals] = {}
+        """By topic id, oldest first; only of topics with many partitions."""
+
+    async def totals(self, topic: Topic) -> LayoutTotals:
+        """Return the sums over all partitions. Raises Unavailable."""
+        now_ms = self._broker.clock.now_ms()
+        known = self._totals.get(topic.topic_id)
+        if known is not None and now_ms - known.measured_ms < TOTALS_AGE_MS:
+            return known
+        found = _totals(await self.of(topic, range(len(topic.partitions))), now_ms)
+        if len(topic.partitions) > FRESH_PARTITIONS_MAX:
+            self._totals.pop(topic.topic_id, None)
+            self._totals[topic.topic_id] = found
+            while len(self._totals) > TOTALS_MAX:
+                del self._totals[next(iter(self._totals))]
+        return found
 
     async def of(self, topic: Topic, numbers: range) -> list[PartitionLayout]:
         """Return the layouts of these partitions of the topic. If the table is damaged, they have
@@ -112,6 +151,20 @@ class TopicLayouts:
             is_due=found.is_due(config),
             merges=sum(1 for _ in planned),
         )
+
+
+def _totals(rows: list[PartitionLayout], now_ms: int) -> LayoutTotals:
+    since = [row.unsealed_since_ms for row in rows if row.unsealed_since_ms is not None]
+    return LayoutTotals(
+        records=sum(row.table_records + row.high_watermark - row.sealed_end_offset for row in rows),
+        table_bytes=sum(row.table_bytes for row in rows),
+        files=sum(row.files for row in rows),
+        tail_bytes=sum(row.tail_bytes for row in rows),
+        unsealed_since_ms=min(since, default=None),
+        due=sum(row.compaction.is_due for row in rows),
+        merges=sum(row.compaction.merges for row in rows),
+        measured_ms=now_ms,
+    )
 
 
 def _segments(files: PartitionFiles) -> Iterator[Segments]:

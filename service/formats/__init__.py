@@ -6,6 +6,7 @@ json_out        columns to JSON arrays, NDJSON, server-sent events; v2 produce r
 json_text       columns of values to columns of JSON texts; the error Undecodable
 events          streams of followers: event ids; events and lines that are no records
 pages           encoded records of a partition; `on_error` for a record that does not decode
+fetched         the records of a fetch, as read and as encoded
 record_formats  parameters of all reads: format, `on_error`, `reset`; the documentation of a record
 shared_pages    encoded pages that several readers use
 json_numbers    JSON numbers beyond the range of a double, which are refused

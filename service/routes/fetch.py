@@ -10,15 +10,15 @@ import contextlib
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from functools import partial
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, TypeVar
 
-from tidelog.service.formats import arrow, events
+from tidelog.service.formats import events
+from tidelog.service.formats.fetched import FetchPage, FetchParams, encode, positions
 from tidelog.service.formats.json_in import TIMESTAMP_MS_MAX
-from tidelog.service.formats.json_text import ReadFormat, Undecodable
-from tidelog.service.formats.pages import OnError, RecordPage, encode_page, headers_of
+from tidelog.service.formats.json_text import Undecodable
+from tidelog.service.formats.pages import RecordPage, headers_of
 from tidelog.service.formats.record_formats import (
     FORMAT_PARAMETER,
-    FRAMINGS,
     MAX_BYTES_PARAMETER,
     MAX_RECORDS_PARAMETER,
     MEDIA_TYPES,
@@ -52,6 +52,7 @@ from tidelog.storage.core.errors import (
 )
 from tidelog.storage.core.model import OFFSET_MAX, ReadBounds
 from tidelog.storage.log import FetchResult, Log
+from tidelog.storage.read.backwards import fetch_before
 from tidelog.storage.state.access import CONSUMER_BYTE_RATE, REQUEST_PERCENTAGE
 
 T = TypeVar("T")
@@ -61,25 +62,6 @@ ROOM_S = 0.05
 """If the budget has no room for a follower's next page, the broker tries again after this time."""
 STREAMS_OF_PRINCIPAL_MAX = 1_000
 STREAMS_RETRY_MS = 10_000
-
-
-class FetchParams(NamedTuple):
-    """The parameters of a fetch, without the offset."""
-
-    topic: str
-    partition: int
-    format_name: str
-    embedded: str
-    bounds: ReadBounds
-    on_error: OnError = "stop"
-
-
-class FetchPage(NamedTuple):
-    """Records as read and as encoded. Both end at `fetched.next_offset`, also if the page stops at
-    a record that does not decode."""
-
-    fetched: FetchResult
-    page: RecordPage
 
 
 class Fetch:
@@ -107,27 +89,59 @@ class Fetch:
         embedded = embedded_format(query, format_name)
         number = await self._partition(topic, partition_text)
         bounds = self.bounds_of(query)
+        on_error = on_error_of(query) or "stop"
+        view = FetchParams(topic, number, format_name, embedded, bounds, on_error)
+        if "before" in query:
+            await self._fetch_before(call, view, query)
+            return None
         wait_ms = integer("timeout", query.get("timeout", "0"), 0, OFFSET_MAX)
         wait_ms = min(wait_ms, self._settings.fetch_wait_ms_max)
         offset = await self._offset(call, topic, number, query)
-        on_error = on_error_of(query) or "stop"
-        view = FetchParams(topic, number, format_name, embedded, bounds, on_error)
         if format_name == "sse" or (format_name == "ndjson" and query.get("follow") == "true"):
             await self._follow(call, view, offset, reset_of(query))
             return None
         with self.budget() as share:
-            fetched, page = await self.page(view, offset, share, wait_ms / 1000, call)
-            if not rights.may(READ, TOPIC, topic):  # access may have changed during the wait
-                await rights.check(READ, TOPIC, topic)
-            if page.stopped is not None and not page.records:
-                raise page.stopped
-            rights.record(CONSUMER_BYTE_RATE, fetched.weight)
-            self.count([page], len(page.body), page.topic)
-            headers = _positions(fetched)
-            if page.wrong:
-                headers += headers_of([page])
-            await call.answer(HttpResponse(200, page.body, MEDIA_TYPES[format_name], headers))
+            found = await self.page(view, offset, share, wait_ms / 1000, call)
+            await self._answer(call, view, found)
         return None
+
+    async def _fetch_before(
+        self, call: HttpRequest, view: FetchParams, query: dict[str, str]
+    ) -> None:
+        """Answer a fetch of the newest records before an offset."""
+        for name in ("offset", "timestamp", "timeout", "follow", "last-event-id"):
+            if name in query:
+                raise InvalidParameter(f"give before or {name}, not both")
+        if view.format_name == "sse":
+            raise InvalidParameter("a stream of events begins at an offset: give no before")
+        asked = query["before"]
+        end = OFFSET_MAX if asked == "latest" else integer("before", asked, 0, OFFSET_MAX)
+        held = await self._log.offsets(view.topic, view.partition)
+        start, high_watermark = held.log_start_offset, held.high_watermark
+        if end < start:
+            self._log.check_range(view.topic, view.partition, end, held)
+        with self.budget(view.bounds.bytes_max) as share:
+            fetch = partial(self._log.fetch, view.topic, view.partition)
+            end = min(end, high_watermark)
+            found, first = await fetch_before(fetch, start, end, high_watermark, view.bounds)
+            page = encode(view, found)
+            self.charge(share, len(page.page.body))
+            await self._answer(call, view, page, first)
+
+    async def _answer(
+        self, call: HttpRequest, view: FetchParams, found: FetchPage, first: int | None = None
+    ) -> None:
+        rights, (fetched, page) = rights_of(call.scope), found
+        if not rights.may(READ, TOPIC, view.topic):  # access may have changed during a wait
+            await rights.check(READ, TOPIC, view.topic)
+        if page.stopped is not None and not page.records:
+            raise page.stopped
+        rights.record(CONSUMER_BYTE_RATE, fetched.weight)
+        self.count([page], len(page.body), page.topic)
+        headers = positions(fetched, first)
+        if page.wrong:
+            headers += headers_of([page])
+        await call.answer(HttpResponse(200, page.body, MEDIA_TYPES[view.format_name], headers))
 
     def bounds_of(self, query: dict[str, str]) -> ReadBounds:
         """Return the parameters `max_bytes` and `max_records`, within their bounds. Raises
@@ -165,7 +179,7 @@ class Fetch:
                 call.waited_s = self._log.clock.boot_s() - started_s
             if offset == waited.high_watermark:
                 return encode(view, waited)
-        bytes_max, records_max = view.bounds
+        bytes_max, records_max = view.bounds.bytes_max, view.bounds.records_max
         while not share.set(bytes_max):
             if call is not None:
                 raise self._full()
@@ -287,7 +301,7 @@ class Fetch:
         (fetched, page), resets = await self._page_or_reset(view, offset, reset, share, call=call)
         if page.stopped is not None and not page.records and view.format_name != "sse":
             raise page.stopped
-        await call.start_stream(MEDIA_TYPES[view.format_name], _positions(fetched))
+        await call.start_stream(MEDIA_TYPES[view.format_name], positions(fetched))
         beginning = events.beginning(offset) if view.format_name == "sse" else b""
         offset = fetched.next_offset
 
@@ -408,34 +422,6 @@ class Fetch:
         return error_body(answered(error, call.scope, self.counters).code, str(error))
 
 
-def encode(view: FetchParams, fetched: FetchResult) -> FetchPage:
-    batches = [piece.batch for piece in fetched.pieces]
-    if view.format_name == "arrow":
-        records = sum(batch.num_rows for batch in batches)
-        body = arrow.encode_arrow(batches)
-        return FetchPage(fetched, RecordPage(view.topic, view.partition, body, records))
-    page = encode_page(
-        batches,
-        view.topic,
-        view.partition,
-        cast("ReadFormat", view.embedded),
-        is_json=[piece.is_json for piece in fetched.pieces],
-        framing=FRAMINGS.get(view.format_name, "array"),
-        on_error=view.on_error,
-    )
-    if page.stopped is not None:
-        fetched = fetched._replace(next_offset=page.stopped.offset)
-    return FetchPage(fetched, page)
-
-
-def _positions(fetched: FetchResult) -> tuple[tuple[bytes, bytes], ...]:
-    return (
-        (b"tidelog-next-offset", b"%d" % fetched.next_offset),
-        (b"tidelog-high-watermark", b"%d" % fetched.high_watermark),
-        (b"tidelog-log-start-offset", b"%d" % fetched.log_start_offset),
-    )
-
-
 async def until_gone(call: HttpRequest) -> None:
     """Return when the client has disconnected."""
     while (await call.receive())["type"] != "http.disconnect":
@@ -454,7 +440,8 @@ _DOC = RouteDoc(
     },
     tag="records",
     summary="Fetch records",
-    text="Returns records from an offset on, from the tail and the table. Needs no instance.",
+    text="Returns records from an offset on, or before it, from the tail and the table. Needs no "
+    "instance.",
     parameters=(
         Parameter(
             "offset",
@@ -465,6 +452,12 @@ _DOC = RouteDoc(
             "timestamp",
             "time in ms, in place of `offset`: begin at the first record of this time or later",
             {"type": "integer"},
+        ),
+        Parameter(
+            "before",
+            "an offset, or `latest` for the end of the partition, in place of `offset`: the newest "
+            "records before it that `max_bytes` and `max_records` allow, in offset order",
+            {"type": "string"},
         ),
         Parameter("timeout", "ms to wait at the partition end", {"type": "integer", "default": 0}),
         MAX_BYTES_PARAMETER,
@@ -481,7 +474,9 @@ _DOC = RouteDoc(
     answers={
         200: records_answer(
             "Records in offset order. Headers: `Tidelog-Next-Offset`, `Tidelog-High-Watermark` and "
-            f"`Tidelog-Log-Start-Offset`. {ON_ERROR_HEADERS}"
+            "`Tidelog-Log-Start-Offset`. With `before`, also `Tidelog-First-Offset`: the `before` "
+            "of the page of older records. If it equals the log start offset, there are none. "
+            f"{ON_ERROR_HEADERS}"
         )
     },
 )

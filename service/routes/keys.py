@@ -6,10 +6,11 @@ except `/me` responds as a Kafka cluster without an authorizer does. The routes 
 """
 
 import asyncio
+import hashlib
 from http.cookies import Morsel
 from typing import Annotated, Any, Literal
 
-from fastapi import Request, Response
+from fastapi import Header, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from tidelog.service.formats.bodies import StrictModel, WholeNumber
@@ -30,6 +31,7 @@ from tidelog.service.routes.dependencies import (
 from tidelog.service.security.audit import note
 from tidelog.service.security.authenticator import Caller
 from tidelog.service.security.caller import Unauthenticated, rights_of
+from tidelog.storage.broker import KEY_ID_BYTES
 from tidelog.storage.core.acls import (
     ALTER,
     ALTER_CONFIGS,
@@ -40,12 +42,15 @@ from tidelog.storage.core.acls import (
     DESCRIBE_CONFIGS,
 )
 from tidelog.storage.core.actions import DeleteKey, SetQuotas
+from tidelog.storage.core.errors import IdempotencyMismatch
 from tidelog.storage.core.observer import PRINCIPAL
 from tidelog.storage.state.access import Key
 
 WRONG_LOGIN_S = 1.0
 """Time that the broker waits before it refuses a login with an invalid key."""
 TTL_S_MAX = 100 * 365 * 86_400
+REPEAT_MS_MAX = 600_000
+"""A later creation with the same Idempotency-Key is no repetition, and the broker refuses it."""
 
 # -- the console's session
 
@@ -163,17 +168,53 @@ async def list_keys(
 
 
 async def create_key(
-    response: Response, body: NewKey, broker: FreshLog, security: RequiredSecurity, rights: Rights
+    response: Response,
+    body: NewKey,
+    broker: FreshLog,
+    security: RequiredSecurity,
+    rights: Rights,
+    idempotency_key: Annotated[
+        str | None,
+        Header(
+            max_length=255,
+            description="a repetition within ten minutes replaces the key of the first request, "
+            "whose secret is then invalid: after a lost response there is one key",
+        ),
+    ] = None,
 ) -> CreatedKey:
     """Create a key of a principal. Only this response has its secret."""
     now_ms = security.clock.now_ms()
     expires_ms = 0 if body.ttl_s is None else now_ms + body.ttl_s * 1000
+    key_id = ""
+    if idempotency_key is not None:
+        named = f"{rights.principal}\0{idempotency_key}".encode()
+        key_id = hashlib.sha256(named).hexdigest()[: 2 * KEY_ID_BYTES]
+        if (before := broker.state.access.keys.get(key_id)) is not None:
+            _check_repetition(before, body, now_ms)
+            # If the process ends after this commit, the next repetition creates the key.
+            await decided(broker.change_access(DeleteKey(key_id)))
+            note("%s replaces key %s of %s", rights.principal, key_id, before.principal)
     key, secret = await decided(
-        broker.create_key(body.principal, expires_ms=expires_ms, note=body.note)
+        broker.create_key(body.principal, expires_ms=expires_ms, note=body.note, key_id=key_id)
     )
     note("%s created key %s of %s", rights.principal, key.key_id, key.principal)
     response.headers["Cache-Control"] = "no-store"
     return CreatedKey(**_fields(key, now_ms), secret=secret)
+
+
+def _check_repetition(before: Key, body: NewKey, now_ms: int) -> None:
+    """Raise IdempotencyMismatch if this request does not repeat the one that created the key."""
+    is_same = (before.principal, before.note) == (body.principal, body.note)
+    if not is_same or bool(before.expires_ms) != (body.ttl_s is not None):
+        raise IdempotencyMismatch(
+            f"the Idempotency-Key was used for key {before.key_id} of {before.principal} with "
+            "other content: use a new Idempotency-Key"
+        )
+    if now_ms - before.created_ms > REPEAT_MS_MAX:
+        raise IdempotencyMismatch(
+            f"the Idempotency-Key was used for key {before.key_id} more than "
+            f"{REPEAT_MS_MAX // 60_000} minutes ago: use a new Idempotency-Key"
+        )
 
 
 async def delete_key(
@@ -319,7 +360,7 @@ _DELETE_ERRORS = _CHANGE_ERRORS | {404: ERRORS[404]}
 _LOGIN_DOC = RouteDoc(_ERRORS | {401: "40101: no key has this secret, or the key has expired"})
 _LOGOUT_DOC = RouteDoc(_ERRORS, 204)
 _DOC = RouteDoc(_ERRORS)
-_CREATE_DOC = RouteDoc(_CHANGE_ERRORS, 201)
+_CREATE_DOC = RouteDoc(_CHANGE_ERRORS | {422: "the Idempotency-Key was used for another key"}, 201)
 _CHANGE_DOC = RouteDoc(_CHANGE_ERRORS)
 _DELETE_DOC = RouteDoc(_DELETE_ERRORS, 204)
 

@@ -75,8 +75,9 @@ class TopicIdPartition(NamedTuple):
 
 
 class ReadBounds(NamedTuple):
-    """Bounds of one read: `bytes_max` for the weight of all its records (chunk.weight), and
-    `records_max` for the number of records."""
+    """Bounds of one read: `bytes_max` for the weight of all its records (chunk.weight),
+    `records_max` for the number of records. All records are before `offset_end`."""
 
     bytes_max: int
     records_max: int = sys.maxsize
+    offset_end: int = sys.maxsize

@@ -376,7 +376,7 @@ class Instances:
         After an error, continue with the next partition. Return the portions and the first error.
         Damage counts as an error only if all partitions are damaged."""
         _, member, instance, _ = session
-        owned, portions, (budget, records) = list(member.owned), [], bounds
+        owned, portions, (budget, records, _) = list(member.owned), [], bounds
         failure: LogError | None = None
         first = instance.turn % max(len(owned), 1)
         for where in owned[first:] + owned[:first]:

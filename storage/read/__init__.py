@@ -1,6 +1,7 @@
 """Reads of both tiers: the tail (WAL) and the table (segments).
 
 reader          a broker's reads
+backwards       the newest records before an offset
 long_polls      reads that wait for new records
 segment_reader  footers and row groups of segments, verified
 tail_cache      the newest records in memory

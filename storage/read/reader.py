@@ -151,8 +151,8 @@ class Reader:
         record is damaged, return the records before the damage.
         """
         pieces: list[ReadBatch] = []
-        budget, records = bounds
-        end = topic.partitions[number].high_watermark
+        budget, records = bounds.bytes_max, bounds.records_max
+        end = min(topic.partitions[number].high_watermark, bounds.offset_end)
         try:
             async for piece in self._walk(topic, number, offset, bounds):
                 least = 0 if pieces else 1
@@ -206,7 +206,7 @@ class Reader:
         """Yield all committed records from `offset` on. The caller stops at `bounds`; here they
         only limit the size of a batch from the cached tail."""
         partition = topic.partitions[number]
-        end = partition.high_watermark
+        end = min(partition.high_watermark, bounds.offset_end)
         while offset < end:
             # The cached tail may have sealed records that key compaction has since removed.
             is_cleaned = offset < partition.sealed_end and _is_compacted(topic)
@@ -214,13 +214,13 @@ class Reader:
             if cached:
                 for part in cached:
                     columns = await self._columns(topic, number, part)
-                    while offset < part.end_offset:
+                    while offset < min(part.end_offset, end):
                         batch = columns.slice(offset - part.base_offset)
                         rows = min(chunks.rows_bound(batch, bounds.bytes_max), bounds.records_max)
-                        batch = batch.slice(0, rows)
+                        batch = batch.slice(0, min(rows, end - offset))
                         yield ReadBatch(chunks.with_offsets(batch, offset), part.is_json)
                         offset += batch.num_rows
-            elif offset < (sealed_end := partition.sealed_end):  # a seal may move it
+            elif offset < (sealed_end := min(partition.sealed_end, end)):  # a seal may move it
                 async for piece in self._walk_table(topic, number, offset, sealed_end):
                     yield piece
                     offset = int(piece.batch.column(0)[-1].as_py()) + 1
@@ -236,7 +236,7 @@ class Reader:
                 except Corrupt as error:
                     raise _damaged(topic, number, chunk, error) from error
                 self._keep(topic, number, chunk, whole)
-                batch = whole.slice(offset - chunk.base_offset)
+                batch = whole.slice(offset - chunk.base_offset, end - offset)
                 yield ReadBatch(chunks.with_offsets(batch, offset), chunk.is_json)
                 offset = chunk.end_offset
 

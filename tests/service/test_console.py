@@ -6,8 +6,9 @@ import httpx
 import pytest
 
 from tests.service.conftest import Broker, append, post
+from tidelog.service.console import topic_layout
 from tidelog.service.console.files import CONTENT_SECURITY_POLICY, FILES, load
-from tidelog.service.console.topic_layout import SEGMENTS_MAX
+from tidelog.service.console.topic_layout import FRESH_PARTITIONS_MAX, SEGMENTS_MAX
 from tidelog.storage.core.errors import Corrupt
 from tidelog.storage.log import Log
 from tidelog.storage.tables.manifest import SegmentIndex, Table
@@ -128,6 +129,38 @@ async def test_a_partition_whose_segments_cannot_be_read_does_not_hide_the_other
     assert [each["error"] is None for each in said] == [True, False, True]
     assert "topics/t/_delta_log" in said[1]["error"]
     assert (said[1]["sealed_end_offset"], said[1]["high_watermark"]) == (1, 2)
+
+
+async def test_the_sums_of_a_topic_are_those_of_all_partitions(broker: Broker) -> None:
+    await broker.log.create_topic("t", 5, {})
+    for number in range(5):
+        await append(broker.log, b"a", partition=number)
+    await broker.log.seal("t")
+    await append(broker.log, b"b", partition=4)
+    said = (await broker.http.get("/tidelog/v1/topics/t", params={"count": 2})).json()
+    assert len(said["partitions"]) == 2
+    totals = said["totals"]
+    assert (totals["records"], totals["files"], totals["due"]) == (6, 5, 0)
+    everything = (await broker.http.get("/tidelog/v1/topics/t")).json()["partitions"]
+    assert totals["table_bytes"] == sum(one["table_bytes"] for one in everything) > 0
+    assert totals["tail_bytes"] == everything[4]["tail_bytes"] > 0
+    assert totals["unsealed_since_ms"] == everything[4]["unsealed_since_ms"]
+
+
+async def test_the_sums_of_very_many_partitions_are_kept_for_a_while(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await broker.log.create_topic("t", FRESH_PARTITIONS_MAX + 1, {})
+
+    async def records() -> int:
+        said = await broker.http.get("/tidelog/v1/topics/t", params={"count": 1})
+        return int(said.json()["totals"]["records"])
+
+    assert await records() == 0
+    await append(broker.log, b"a", partition=FRESH_PARTITIONS_MAX)
+    assert await records() == 0
+    monkeypatch.setattr(topic_layout, "TOTALS_AGE_MS", 0)
+    assert await records() == 1
 
 
 async def test_compaction_that_is_due_shows(broker: Broker) -> None:

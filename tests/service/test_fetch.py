@@ -94,6 +94,52 @@ async def test_a_fetch_begins_at_the_requested_place(
     assert positions(answer) == (10, 10, 0)
 
 
+@pytest.mark.parametrize(
+    ("query", "offsets", "first"),
+    [
+        ({"before": "latest"}, range(10), 0),
+        ({"before": "latest", "max_records": "3"}, range(7, 10), 7),
+        ({"before": "latest", "max_bytes": "1"}, range(9, 10), 9),
+        ({"before": "7", "max_records": "2"}, range(5, 7), 5),
+        ({"before": "99", "max_records": "2"}, range(8, 10), 8),
+        ({"before": "0"}, range(0), 0),
+    ],
+)
+async def test_the_newest_records_before_an_offset(
+    broker: Broker, ten: None, query: dict[str, str], offsets: range, first: int
+) -> None:
+    answer = await get(broker, **query)
+    assert answer.status_code == 200, answer.text
+    assert [record["offset"] for record in answer.json()] == [*offsets]
+    assert positions(answer) == (min(int(query["before"].replace("latest", "10")), 10), 10, 0)
+    assert int(answer.headers["tidelog-first-offset"]) == first
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        {"before": "-1"},
+        {"before": "newest"},
+        {"before": "5", "offset": "3"},
+        {"before": "5", "timestamp": "3"},
+        {"before": "5", "timeout": "3"},
+        {"before": "5", "follow": "true"},
+    ],
+)
+async def test_a_fetch_before_an_offset_has_one_place(
+    broker: Broker, ten: None, query: dict[str, str]
+) -> None:
+    assert_refused(await get(broker, **query), 400, 40002)
+
+
+async def test_no_record_is_before_the_log_start(broker: Broker, ten: None) -> None:
+    await broker.log.delete_records("t", 0, 4)
+    answer = await get(broker, before="6")
+    assert [record["offset"] for record in answer.json()] == [4, 5]
+    assert (await get(broker, before="4")).json() == []
+    assert_refused(await get(broker, before="3"), 400, 40002)
+
+
 async def test_a_record_is_whole(broker: Broker, topic: str) -> None:
     record = {"key": "k", "value": {"a": 1}, "timestamp": 5, "partition": 0}
     record["headers"] = [{"key": "h", "value": "aGk="}]

@@ -22,6 +22,7 @@ from tests.service.keyed import (
     key_of,
     secured,
 )
+from tidelog.service.routes import keys
 from tidelog.service.security import session_cookie
 from tidelog.service.security.authenticator import REFRESHES_PER_S
 from tidelog.service.setting_fields import BadSettings
@@ -114,6 +115,35 @@ async def test_a_key_that_has_expired_is_none(broker: Broker) -> None:
         known.credential = known.credential._replace(expires_ms=now_ms - 1)
         assert not known.is_valid
         assert not known.may("READ", "TOPIC", "t")
+
+
+async def test_a_repeated_creation_leaves_one_key_with_a_known_secret(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    named = ADMIN | {"idempotency-key": '"4711"'}
+    body = {"principal": "User:alice", "note": "nightly"}
+
+    async def create(**changed: object) -> httpx.Response:
+        return await broker.http.post("/tidelog/v1/keys", json=body | changed, headers=named)
+
+    first, second = (await create()).json(), (await create()).json()
+    assert first["key_id"] == second["key_id"]
+    assert first["secret"] != second["secret"]
+    assert_unknown(await me_of(broker, first["secret"]))
+    assert (await me_of(broker, second["secret"])).json()["principal"] == "User:alice"
+    assert [*broker.log.state.access.keys] == [second["key_id"]]
+    for changed in ({"principal": "User:bob"}, {"note": ""}, {"ttl_s": 60}):
+        refused = await create(**changed)
+        assert (refused.status_code, refused.json()["error_code"]) == (422, 422)
+    assert (await me_of(broker, second["secret"])).status_code == 200
+    monkeypatch.setattr(keys, "REPEAT_MS_MAX", -600_000)
+    assert "minutes ago" in (await create()).text
+    assert (await me_of(broker, second["secret"])).status_code == 200
+
+
+async def me_of(broker: Broker, secret: str) -> httpx.Response:
+    headers = {"authorization": f"Bearer {secret}"}
+    return await broker.http.get("/tidelog/v1/me", headers=headers)
 
 
 async def test_a_key_is_listed_without_its_secret_and_ends_when_it_is_deleted(

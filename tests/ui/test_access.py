@@ -11,7 +11,7 @@ from tests.ui.conftest import CHROMIUM, JSON, Console
 from tidelog.service.security import session_cookie
 
 if TYPE_CHECKING:
-    from playwright.sync_api import BrowserContext
+    from playwright.sync_api import BrowserContext, Route
 
 pytestmark = [pytest.mark.xdist_group("ui"), pytest.mark.timeout(90)]
 
@@ -154,8 +154,66 @@ def test_a_session_ends_while_a_page_is_open(console: Console, broker: Broker) -
     (key_id,) = [each["key_id"] for each in own if each["note"] != session_cookie.NOTE]
     httpx.delete(f"{url}/{key_id}", headers=headers).raise_for_status()
     # The console asks again every half a minute.
-    console.page.get_by_label("Key", exact=True).wait_for(timeout=240_000)
-    assert console.page.get_by_role("navigation", name="Pages").count() == 0
+    page = console.page
+    again = page.get_by_role("dialog", name="Your session has ended")
+    again.get_by_label("Key", exact=True).wait_for(timeout=240_000)
+    page.keyboard.press("Escape")
+    assert again.is_visible()
+    backdrop = "getComputedStyle(document.querySelector('dialog'), '::backdrop').backgroundColor"
+    ground = "getComputedStyle(document.body).backgroundColor"
+    assert page.evaluate(backdrop) == page.evaluate(ground), "the page cannot be seen"
+
+
+def test_what_was_typed_survives_the_end_of_a_session(console: Console, broker: Broker) -> None:
+    broker_headers = {"authorization": f"Bearer {ADMIN_KEY}"}
+    body = {"topic_name": "typing", "partitions_count": 1}
+    url = f"{broker.base_url}/admin/topics"
+    httpx.post(url, json=body, headers=broker_headers).raise_for_status()
+    log_in(console, ADMIN_KEY)
+    page = console.open("topics/typing/records")
+    page.get_by_role("button", name="Produce").click()
+    dialog = page.get_by_role("dialog", name="Produce a record")
+    dialog.locator("[name=value]").fill('{"long": "text"}')
+    page.context.clear_cookies()
+    dialog.get_by_role("button", name="Produce").click()
+    again = page.get_by_role("dialog", name="Your session has ended")
+    again.get_by_label("Key", exact=True).fill(ADMIN_KEY)
+    again.get_by_role("button", name="Log in").click()
+    again.wait_for(state="detached")
+    assert dialog.locator("[name=value]").input_value() == '{"long": "text"}'
+    dialog.get_by_role("button", name="Produce").click()
+    page.get_by_text("Committed at partition 0, offset 0.").wait_for()
+
+
+def test_a_new_key_is_not_lost(console: Console, broker: Broker) -> None:
+    """Neither by a lost answer nor by a click beside the dialog with its secret."""
+    log_in(console, ADMIN_KEY)
+    page = console.open("access/keys")
+    page.get_by_role("button", name="Create key").click()
+    dialog = page.get_by_role("dialog")
+
+    def lose(route: "Route") -> None:
+        route.fetch()
+        route.abort("connectionreset")
+
+    page.route("**/tidelog/v1/keys", lose, times=1)
+    dialog.locator("[name=principal]").fill("lost")
+    dialog.get_by_role("button", name="Create").click()
+    dialog.get_by_text("cannot be reached").wait_for()
+    dialog.get_by_role("button", name="Create").click()
+    secret = dialog.locator("[name=secret]").input_value()
+    page.mouse.click(5, 400)
+    for _ in range(3):
+        page.keyboard.press("Escape")
+    assert dialog.locator("[name=secret]").input_value() == secret
+    dialog.get_by_role("button", name="Done").click()
+    dialog.wait_for(state="detached")
+    url = f"{broker.base_url}/tidelog/v1"
+    said = httpx.get(f"{url}/me", headers={"authorization": f"Bearer {secret}"}).json()
+    assert said["principal"] == "User:lost"
+    keys = httpx.get(f"{url}/keys", headers={"authorization": f"Bearer {ADMIN_KEY}"}).json()
+    assert [each["principal"] for each in keys["data"]].count("User:lost") == 1
+    console.wrong = [one for one in console.wrong if "CONNECTION_RESET" not in one]
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])

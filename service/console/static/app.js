@@ -4,10 +4,10 @@
 // types, sorts and scrolls in them. A diff of trees keeps that input intact. Neither needs a build
 // step.
 
-import { html, render, useEffect, useErrorBoundary, useState } from "./vendor/htm-preact.js";
+import { html, render, useEffect, useRef, useState } from "./vendor/htm-preact.js";
 import { get } from "./api.js";
-import { Login, logOut } from "./login.js";
-import { Messages, Problem } from "./parts.js";
+import { Login, LoginAgain, logOut } from "./login.js";
+import { Guard, Messages, Problem } from "./parts.js";
 import { Shortcuts } from "./keys.js";
 import { Overview } from "./page_overview.js";
 import { Topics } from "./page_topics.js";
@@ -57,14 +57,6 @@ function Page({ at, me }) {
   return html`<${Problem} error=${{ status: 404, message: "The console does not have this page." }} />`;
 }
 
-/** Contains an error to one page: the others stay usable. */
-function Guarded({ at, me }) {
-  const [error] = useErrorBoundary((problem) => console.error(problem));
-  return error
-    ? html`<${Problem} error=${{ message: `This page has a bug: ${error.message}` }} />`
-    : html`<${Page} at=${at} me=${me} />`;
-}
-
 const THEMES = { system: "System", light: "Light", dark: "Dark" };
 
 function ThemeToggle() {
@@ -98,12 +90,29 @@ function App() {
   const [at, setAt] = useState(place());
   const [helps, setHelps] = useState(false);
   const [me, setMe] = useState(null);
+  const [isEnded, setEnded] = useState(false);
+  const known = useRef(null);
+  known.current = me;
   useEffect(() => {
-    const asked = () => setMe({ security: "login", principal: "" });
+    const out = () => {
+      setEnded(false);
+      setMe({ security: "login", principal: "" });
+    };
+    // If a session ends, the page stays below the login, with everything that the user typed in it.
+    const asked = () => (known.current?.security === "keys" ? setEnded(true) : out());
     window.addEventListener("tidelog-login", asked);
+    window.addEventListener("tidelog-logout", out);
     whoAmI().then(setMe);
-    return () => window.removeEventListener("tidelog-login", asked);
+    return () => {
+      window.removeEventListener("tidelog-login", asked);
+      window.removeEventListener("tidelog-logout", out);
+    };
   }, []);
+  const returned = (said) => {
+    setEnded(false);
+    setMe(said);
+    window.dispatchEvent(new Event("tidelog-again"));
+  };
   // Without the right to describe the cluster, start at the topics: never show the overview.
   const isLed = me?.security === "keys" && !location.hash && !me.operations.includes("DESCRIBE");
   useEffect(() => {
@@ -135,8 +144,10 @@ function App() {
         ${me.security === "keys" && html`<button type="button" class="quiet only-wide" title=${`Log out ${me.principal}`} onClick=${logOut}>Log out</button>`}
       </div>
     </nav>
-    <main id="main" tabindex="-1" data-place=${[at.page, ...at.parts].join("/")}><${Guarded} at=${at} me=${me} key=${at.page + (at.parts[0] || "")} /></main>
+    <main id="main" tabindex="-1" data-place=${[at.page, ...at.parts].join("/")}>
+      <${Guard} what="page" key=${[me.principal, at.page, ...at.parts].join("/")}><${Page} at=${at} me=${me} /><//></main>
     <${Shortcuts} pages=${PAGES} helps=${helps} setHelps=${setHelps} />
+    ${isEnded && html`<${LoginAgain} me=${me} onDone=${returned} />`}
     <${Messages} />`;
 }
 

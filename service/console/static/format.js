@@ -104,11 +104,11 @@ export function toBase64(data) {
   return btoa(raw);
 }
 
-const utf8 = new TextDecoder("utf-8", { fatal: true });
+const utf8 = new TextDecoder("utf-8", { fatal: true, ignoreBOM: true });
 
 const CONTROL = /[\u0000-\u0008\u000b\u000c\u000e-\u001f\u007f]/;
 
-/** Decode bytes as null, JSON or text; else as binary. */
+/** Decode bytes as null, JSON or text; else as binary. `text` is always the stored text. */
 export function decode(base64) {
   if (base64 == null) return { kind: "null", text: "null", size: 0, data: new Uint8Array() };
   const data = fromBase64(base64);
@@ -120,22 +120,54 @@ export function decode(base64) {
   }
   if (CONTROL.test(text)) return { kind: "binary", text: spaced(data.subarray(0, 64)), size: data.length, data };
   try {
-    return { kind: "json", text, json: JSON.parse(text), size: data.length, data };
+    JSON.parse(text);
+    return { kind: "json", text, size: data.length, data };
   } catch {
     return { kind: "text", text, size: data.length, data };
   }
 }
 
+const INDENT_MAX = 40;
+
+/**
+ * Break the text of a JSON value into indented lines. Only white space between tokens changes:
+ * numbers, repeated names and the order of names stay as they are. Works at any depth.
+ */
+export function indented(text, by = "  ") {
+  const token = /"(?:[^"\\]|\\.)*"|[[\]{},:]|[^\s[\]{},:"]+/g;
+  const out = [];
+  let depth = 0;
+  let last = "";
+  const line = () => `\n${by.repeat(Math.min(depth, INDENT_MAX))}`;
+  for (const [one] of text.matchAll(token)) {
+    if (one === "}" || one === "]") {
+      depth -= 1;
+      if (last !== "{" && last !== "[") out.push(line());
+    } else if (last === "{" || last === "[" || last === ",") {
+      out.push(line());
+    }
+    if (one === "{" || one === "[") depth += 1;
+    out.push(one === ":" ? ": " : one);
+    last = one;
+  }
+  return out.join("");
+}
+
+/** Return bytes as hex digits, two for each byte. */
+export const hex = (data) => spaced(data).replaceAll(" ", "");
+
 const spaced = (data) => [...data].map((b) => b.toString(16).padStart(2, "0")).join(" ");
 
+/** Bytes that a hex dump shows at first. */
+export const HEX_MAX = 8192;
+
 /** Format like hexdump: offset, bytes, printable characters. */
-export function hexDump(data, rowsMax = 512) {
+export function hexDump(data, rowsMax = HEX_MAX / 16) {
   const rows = [];
   for (let at = 0; at < data.length && rows.length < rowsMax; at += 16) {
     const row = data.subarray(at, at + 16);
     const shown = [...row].map((b) => (b >= 32 && b < 127 ? String.fromCharCode(b) : "."));
     rows.push(`${at.toString(16).padStart(8, "0")}  ${spaced(row).padEnd(47)}  ${shown.join("")}`);
   }
-  if (data.length > rowsMax * 16) rows.push(`… ${count(data.length - rowsMax * 16)} bytes more`);
   return rows.join("\n");
 }

@@ -1,7 +1,7 @@
 // Access control: keys, access control lists and quotas, each in its own tab.
 
 import { html, useState } from "./vendor/htm-preact.js";
-import { items, part, request, send } from "./api.js";
+import { items, part, request, requestKeys, send } from "./api.js";
 import { Badge, Card, Dialog, Empty, Field, Loaded, Problem, Table, say, usePoll } from "./parts.js";
 import { count, time } from "./format.js";
 import { Acls } from "./access_acls.js";
@@ -68,6 +68,7 @@ function CreateKey({ onClose }) {
   const [note, setNote] = useState("");
   const [days, setDays] = useState("");
   const [made, setMade] = useState(null);
+  const [keyOf] = useState(requestKeys);
   const create = async () => {
     if (made) {
       onClose();
@@ -75,7 +76,7 @@ function CreateKey({ onClose }) {
     }
     const body = { principal: `User:${name}`, note };
     if (days !== "") body.ttl_s = Math.max(Math.round(Number(days) * 86400), 1);
-    setMade(await send("POST", "tidelog/v1/keys", body));
+    setMade(await send("POST", "tidelog/v1/keys", body, keyOf(body)));
   };
   if (made) return html`<${Shown} made=${made} onClose=${onClose} />`;
   return html`<${Dialog} title="Create a key" submit="Create" ready=${name !== ""} onClose=${onClose} onSubmit=${create}>
@@ -94,7 +95,7 @@ function Shown({ made, onClose }) {
     await navigator.clipboard.writeText(made.secret);
     say("Copied.");
   };
-  return html`<${Dialog} key="shown" title=${`The key of ${made.principal}`} submit="Done" onClose=${onClose} onSubmit=${onClose}>
+  return html`<${Dialog} key="shown" title=${`The key of ${made.principal}`} submit="Done" keeps onClose=${onClose} onSubmit=${onClose}>
     <p class="warn-text">Copy the secret now: it is not shown again. The broker stores only its SHA-256.</p>
     <${Field} label="Secret"><input name="secret" readonly spellcheck=${false} class="secret" value=${made.secret} onFocus=${(e) => e.target.select()} /><//>
     ${navigator.clipboard && html`<button type="button" onClick=${copy}>Copy</button>`}

@@ -30,7 +30,7 @@ function List({ topics, search }) {
   const columns = [
     { name: "Topic", of: (t) => t.topic_name, show: (t) => html`<a class="name" href=${topicHref(t.topic_name)}>${t.topic_name}</a>` },
     { name: "Partitions", right: true, of: (t) => t.partitions_count, show: (t) => count(t.partitions_count) },
-    { name: "Records", right: true, of: (t) => t.records, show: (t) => html`<span title=${count(t.records)}>${short(t.records)}</span>` },
+    { name: "Records", right: true, of: (t) => t.records, show: (t) => html`<span title=${`${count(t.records)} offsets${t.cleanup_policy.includes("compact") ? "; compaction removes some of their records" : ""}`}>${t.cleanup_policy.includes("compact") && t.records > 0 ? "≤ " : ""}${short(t.records)}</span>` },
     { name: "Unsealed", right: true, of: (t) => t.unsealed_bytes, show: (t) => bytes(t.unsealed_bytes) },
     { name: "Oldest unsealed", right: true, low: true, of: (t) => -(t.unsealed_since_ms ?? Infinity), show: (t) => (t.unsealed_since_ms ? duration(Date.now() - t.unsealed_since_ms) : "–") },
     { name: "Cleanup", low: true, of: (t) => t.cleanup_policy, show: (t) => html`<${Badge} kind=${t.cleanup_policy === "delete" ? "" : "accent"}>${t.cleanup_policy}<//>` },

@@ -1,7 +1,8 @@
 // Components that all pages share. User data is only ever a text node or an attribute's value: no
 // code of the console makes markup of a string.
 
-import { html, useEffect, useLayoutEffect, useRef, useState } from "./vendor/htm-preact.js";
+import { html, useEffect, useErrorBoundary, useLayoutEffect, useRef, useState } from "./vendor/htm-preact.js";
+import { duration, time } from "./format.js";
 
 /** Calls `load` periodically while the page is visible. Keeps the last result after an error. */
 export function usePoll(load, everyMs, deps = []) {
@@ -28,20 +29,40 @@ export function usePoll(load, everyMs, deps = []) {
     again.current = run;
     const seen = () => document.hidden || run();
     document.addEventListener("visibilitychange", seen);
+    window.addEventListener("tidelog-again", run);
     run();
     return () => {
       gone.abort();
       clearTimeout(timer);
       document.removeEventListener("visibilitychange", seen);
+      window.removeEventListener("tidelog-again", run);
     };
   }, deps);
-  return { ...state, again: () => again.current() };
+  return { ...state, everyMs, again: () => again.current() };
+}
+
+/** Polls without an answer, after which the page shows the age of its data. */
+const MISSED = 2.5;
+
+/** Return the age of the data in ms if polls are missing, else 0. */
+function useAge({ at, everyMs }) {
+  const age = () => (everyMs && at && Date.now() - at > MISSED * everyMs ? Date.now() - at : 0);
+  const [, redraw] = useState(0);
+  const shown = age();
+  useEffect(() => {
+    const timer = setInterval(() => (age() || shown) && redraw((n) => n + 1), 1000);
+    return () => clearInterval(timer);
+  }, [at, everyMs, shown > 0]);
+  return shown;
 }
 
 /** Shows a page's content: placeholders until it is loaded, and an error above the last result. */
 export function Loaded({ state, children, rows = 6 }) {
+  const age = useAge(state);
   if (state.data !== null) {
-    return html`${state.error && html`<${Problem} error=${state.error} stale />`}${children(state.data)}`;
+    return html`${state.error && html`<${Problem} error=${state.error} stale />`}
+      ${age > 0 && html`<p class="warn-text age" role="status">As of ${time(state.at).slice(11, 19)}, ${duration(age)} old.</p>`}
+      <div class=${age > 0 ? "loaded stale" : "loaded"}>${children(state.data)}</div>`;
   }
   if (state.error) return html`<${Problem} error=${state.error} again=${state.again} />`;
   return html`<div class="bones" aria-busy="true" aria-label="Loading">
@@ -55,6 +76,12 @@ export function Problem({ error, stale = false, again }) {
     <span>${error.message}${stale ? " The data below is not current." : ""}</span>
     ${again && html`<button type="button" onClick=${again}>Retry</button>`}
   </div>`;
+}
+
+/** Contains an error to its children: the rest of the page stays usable. A new key clears it. */
+export function Guard({ what, children }) {
+  const [error] = useErrorBoundary((problem) => console.error(problem));
+  return error ? html`<${Problem} error=${{ message: `The console cannot show this ${what}: ${error.message}` }} />` : children;
 }
 
 export function Empty({ title, children }) {
@@ -111,9 +138,14 @@ function compare(a, b) {
   return (a ?? -Infinity) - (b ?? -Infinity);
 }
 
-/** A modal dialog; Escape and the backdrop close it. It shows an error that `onSubmit` throws. */
-export function Dialog({ title, onClose, onSubmit, submit = "Save", danger = false, ready = true, wide = false, children }) {
+/**
+ * A modal dialog. It shows an error that `onSubmit` throws. A click outside does not close it, and
+ * Escape does so only while nothing is typed. With `keeps`, only its buttons close it. With
+ * `byCtrlEnter`, Enter alone does not submit.
+ */
+export function Dialog({ title, onClose, onSubmit, submit = "Save", danger = false, ready = true, wide = false, keeps = false, byCtrlEnter = false, children }) {
   const held = useRef();
+  const typed = useRef(keeps);
   const [error, setError] = useState(null);
   const [busy, setBusy] = useState(false);
   useLayoutEffect(() => {
@@ -132,13 +164,20 @@ export function Dialog({ title, onClose, onSubmit, submit = "Save", danger = fal
     }
     setBusy(false);
   };
-  return html`<dialog ref=${held} class=${wide ? "wide" : ""} onClose=${onClose}
-      onClick=${(event) => event.target === held.current && held.current.close()} aria-label=${title}>
-    <form onSubmit=${act}>
+  const pressed = (event) => {
+    if (event.key === "Escape" && typed.current) event.preventDefault();
+    if (event.key !== "Enter") return;
+    const isCtrl = event.ctrlKey || event.metaKey;
+    if (isCtrl || (byCtrlEnter && event.target.tagName === "INPUT")) event.preventDefault();
+    if (isCtrl) event.currentTarget.querySelector("form").requestSubmit();
+  };
+  return html`<dialog ref=${held} class=${wide ? "wide" : ""} onClose=${onClose} onKeyDown=${pressed}
+      onCancel=${(event) => typed.current && event.preventDefault()} aria-label=${title}>
+    <form onSubmit=${act} onInput=${() => { typed.current = true; }}>
       <header><h2>${title}</h2>
         <button type="button" class="quiet" aria-label="Close" onClick=${() => held.current.close()}>✕</button></header>
       <div class="dialog-body">${children}${error && html`<${Problem} error=${error} />`}</div>
-      <footer><button type="button" onClick=${() => held.current.close()}>Cancel</button>
+      <footer>${!keeps && html`<button type="button" onClick=${() => held.current.close()}>Cancel</button>`}
         <button type="submit" class=${danger ? "danger" : "primary"} disabled=${!ready || busy}>${busy ? "Working…" : submit}</button>
       </footer>
     </form>

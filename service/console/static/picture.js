@@ -18,24 +18,19 @@ export function Picture({ name }) {
     more=${topic.partitions.length < Math.min(topic.partitions_count, 100) ? () => setShown(shown + 76) : null} />`}<//>`;
 }
 
-const sum = (rows, of) => rows.reduce((total, row) => total + of(row), 0);
-
 function Drawn({ topic, chosen, setChosen, more }) {
-  const rows = topic.partitions;
+  const { partitions: rows, totals } = topic;
   const longest = Math.max(...rows.map((one) => one.high_watermark - one.log_start_offset), 1);
-  const since = Math.min(...rows.map((one) => one.unsealed_since_ms ?? Infinity));
-  const due = rows.filter((one) => one.compaction.is_due).length;
   const picked = rows.find((one) => one.partition_id === chosen) ?? rows.find((one) => one.files) ?? rows[0];
-  const total = sum(rows, (one) => one.high_watermark - one.log_start_offset);
   return html`
     <div class="stats">
-      <${Stat} name="Records" value=${short(total)} note=${counted(topic.partitions_count, "partition")} title=${count(total)} />
-      <${Stat} name="In the table" value=${bytes(sum(rows, (one) => one.table_bytes))} note=${counted(sum(rows, (one) => one.files), "segment")} />
-      <${Stat} name="Unsealed" value=${bytes(sum(rows, (one) => one.tail_bytes))} note=${since < Infinity ? `oldest ${duration(Date.now() - since)}` : "all in the table"} />
-      <${Stat} name="Compaction" value=${due ? `${due} due` : "none due"} note=${`${counted(sum(rows, (one) => one.compaction.merges), "merge")} to do`} />
+      <${Stat} name="Records" value=${short(totals.records)} note=${counted(topic.partitions_count, "partition")} title=${count(totals.records)} />
+      <${Stat} name="In the table" value=${bytes(totals.table_bytes)} note=${counted(totals.files, "segment")} />
+      <${Stat} name="Unsealed" value=${bytes(totals.tail_bytes)} note=${totals.unsealed_since_ms ? `oldest ${duration(Date.now() - totals.unsealed_since_ms)}` : "all in the table"} />
+      <${Stat} name="Compaction" value=${totals.due ? `${totals.due} due` : "none due"} note=${`${counted(totals.merges, "merge")} to do`} />
     </div>
     <${Card} title="Partitions" note="from log start to high watermark; the length is the number of offsets" actions=${html`<${Legend} />`}>
-      ${total === 0 ? html`<${Empty} title="No records yet">Produce one under <a href=${`#/topics/${part(topic.topic_name)}/records`}>Records</a>.<//>` : ""}
+      ${totals.records === 0 ? html`<${Empty} title="No records yet">Produce one under <a href=${`#/topics/${part(topic.topic_name)}/records`}>Records</a>.<//>` : ""}
       <ol class="bars">${rows.map((one) => html`<${Bar} key=${one.partition_id} row=${one} longest=${longest}
         chosen=${picked?.partition_id === one.partition_id} choose=${() => setChosen(one.partition_id)} />`)}</ol>
       ${more && html`<button type="button" onClick=${more}>Show more partitions</button>`}

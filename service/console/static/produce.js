@@ -1,65 +1,75 @@
-// The dialog that produces one record, in the v3 dialect because it has headers.
+// The dialog that produces one record, in the v3 dialect because it has headers. The record has
+// exactly the bytes that the user typed: JSON is checked here, but sent as the typed text.
 
 import { html, useState } from "./vendor/htm-preact.js";
-import { produce } from "./api.js";
+import { produce, requestKeys } from "./api.js";
 import { Dialog, Field, say } from "./parts.js";
 import { count, toBase64 } from "./format.js";
 
-const text = (value) => toBase64(new TextEncoder().encode(value));
+const FORMS = { json: "JSON", text: "text", hex: "hex" };
+const base64 = (text) => toBase64(new TextEncoder().encode(text));
 
-/** Parse lines of `name: value`. */
-function headersOf(lines) {
-  return lines.split("\n").filter((line) => line.trim()).map((line) => {
-    const at = line.indexOf(":");
-    if (at < 1) throw new Error(`“${line}” is not a header: write name: value`);
-    return { name: line.slice(0, at).trim(), value: text(line.slice(at + 1).trim()) };
-  });
+function hexOf(digits) {
+  const packed = digits.replace(/\s+/g, "");
+  if (!/^([0-9a-fA-F]{2})*$/.test(packed)) throw new Error("Invalid hex: write two digits per byte.");
+  return toBase64(Uint8Array.from(packed.match(/../g) ?? [], (two) => parseInt(two, 16)));
 }
 
-function hexOf(value) {
-  const digits = value.replace(/\s+/g, "");
-  if (!/^([0-9a-fA-F]{2})*$/.test(digits)) throw new Error("Invalid hex: write two digits per byte.");
-  return toBase64(Uint8Array.from(digits.match(/../g) ?? [], (two) => parseInt(two, 16)));
-}
-
-function valueOf(value, form) {
-  if (form === "null") return null;
-  if (form === "hex") return { type: "BINARY", data: hexOf(value) };
-  if (form === "text") return { type: "STRING", data: value };
-  try {
-    return { type: "JSON", data: JSON.parse(value) };
-  } catch (error) {
-    throw new Error(`The value is not JSON: ${error.message}`);
+/** Return the key or value of a record, in v3's form. */
+function dataOf(name, typed, form) {
+  if (form === "hex") return { type: "BINARY", data: hexOf(typed) };
+  if (form === "json") {
+    try {
+      JSON.parse(typed);
+    } catch (error) {
+      throw new Error(`The ${name} is not JSON: ${error.message}`);
+    }
   }
+  return { type: "STRING", data: typed };
 }
 
 export function Produce({ topic, partitions, onClose, done }) {
+  const [keyOf] = useState(requestKeys);
   const [partition, setPartition] = useState("");
   const [key, setKey] = useState("");
-  const [value, setValue] = useState('{"hello": "tide"}');
+  const [keyForm, setKeyForm] = useState("none");
+  const [value, setValue] = useState("");
   const [form, setForm] = useState("json");
-  const [headers, setHeaders] = useState("");
+  const [headers, setHeaders] = useState([]);
+  const typeKey = (text) => {
+    setKey(text);
+    if (keyForm === "none") setKeyForm("text");
+  };
+  const setHeader = (at, changed) => setHeaders(headers.map((one, n) => (n === at ? { ...one, ...changed } : one)));
   const act = async () => {
     const record = {};
     if (partition !== "") record.partition_id = Number(partition);
-    if (key !== "") record.key = { type: "STRING", data: key };
-    const made = valueOf(value, form);
-    if (made) record.value = made;
-    const said = headersOf(headers);
-    if (said.length) record.headers = said;
-    const placed = await produce(topic, record);
+    if (keyForm !== "none") record.key = dataOf("key", key, keyForm);
+    if (form !== "null") record.value = dataOf("value", value, form);
+    if (headers.length) record.headers = headers.map((one) => ({ name: one.name, value: base64(one.value) }));
+    const placed = await produce(topic, record, keyOf([topic, record]));
     say(`Committed at partition ${placed.partition_id}, offset ${count(placed.offset)}.`);
     done(placed);
   };
-  return html`<${Dialog} title="Produce a record" submit="Produce" wide onClose=${onClose} onSubmit=${act}>
+  const options = Object.entries(FORMS).map(([id, name]) => html`<option key=${id} value=${id}>${name}</option>`);
+  return html`<${Dialog} title="Produce a record" submit="Produce" wide byCtrlEnter onClose=${onClose} onSubmit=${act}>
     <div class="fields">
       <${Field} label="Partition"><select value=${partition} onChange=${(e) => setPartition(e.target.value)}>
         <option value="">by key</option>${Array.from({ length: partitions }, (_, n) => html`<option key=${n} value=${n}>${n}</option>`)}</select><//>
-      <${Field} label="Key" note="Empty: none."><input name="key" spellcheck=${false} autocomplete="off" value=${key} onInput=${(e) => setKey(e.target.value)} /><//>
+      <${Field} label="Key is"><select name="key-form" value=${keyForm} onChange=${(e) => setKeyForm(e.target.value)}>
+        <option value="none">none</option>${options}</select><//>
       <${Field} label="Value is"><select name="form" value=${form} onChange=${(e) => setForm(e.target.value)}>
-        <option value="json">JSON</option><option value="text">text</option><option value="hex">hex</option><option value="null">null (a tombstone)</option></select><//>
+        ${options}<option value="null">null (a tombstone)</option></select><//>
     </div>
+    <${Field} label="Key"><input name="key" spellcheck=${false} autocomplete="off" value=${keyForm === "none" ? "" : key} onInput=${(e) => typeKey(e.target.value)} /><//>
     ${form !== "null" && html`<${Field} label="Value"><textarea data-first name="value" rows="8" spellcheck=${false} value=${value} onInput=${(e) => setValue(e.target.value)}></textarea><//>`}
-    <${Field} label="Headers" note="One per line, name: value."><textarea name="headers" rows="2" spellcheck=${false} value=${headers} onInput=${(e) => setHeaders(e.target.value)}></textarea><//>
+    ${headers.map((one, at) => html`<div class="fields" key=${at}>
+      <${Field} label="Header name"><input name="header-name" spellcheck=${false} autocomplete="off" value=${one.name} onInput=${(e) => setHeader(at, { name: e.target.value })} /><//>
+      <${Field} label="Header value"><input name="header-value" spellcheck=${false} autocomplete="off" value=${one.value} onInput=${(e) => setHeader(at, { value: e.target.value })} /><//>
+    </div>`)}
+    <div class="line">
+      <div class="actions"><button type="button" onClick=${() => setHeaders([...headers, { name: "", value: "" }])}>Add header</button>
+        ${headers.length > 0 && html`<button type="button" onClick=${() => setHeaders(headers.slice(0, -1))}>Remove header</button>`}</div>
+      <span class="muted">Ctrl + Enter produces the record.</span></div>
   <//>`;
 }

@@ -1,8 +1,8 @@
 // One open record: its key, value and headers, formatted or as hex.
 
-import { html, useState } from "./vendor/htm-preact.js";
+import { html, useMemo, useState } from "./vendor/htm-preact.js";
 import { Choice, say } from "./parts.js";
-import { bytes, decode, hexDump, time } from "./format.js";
+import { HEX_MAX, bytes, decode, hex, hexDump, indented, time } from "./format.js";
 
 const SHOWN_MAX = 200_000;
 
@@ -18,13 +18,17 @@ export function Opened({ record }) {
 
 function Bytes({ name, of }) {
   const [form, setForm] = useState(of.kind === "binary" ? "hex" : of.kind);
+  const [whole, setWhole] = useState(false);
+  const shown = useMemo(() => of.kind !== "null" && {
+    json: () => indented(of.text), text: () => of.text, hex: () => hexDump(of.data, whole ? Infinity : undefined),
+  }[form](), [of, form, whole]);
   if (of.kind === "null") return html`<h4>${name} <span class="null">null</span></h4>`;
   const forms = [of.kind === "json" && ["json", "JSON"], of.kind !== "binary" && ["text", "Text"], ["hex", "Hex"]].filter(Boolean);
-  const shown = { json: () => JSON.stringify(of.json, null, 2), text: () => of.text, hex: () => hexDump(of.data) }[form]();
+  const isCut = !whole && (shown.length > SHOWN_MAX || (form === "hex" && of.size > HEX_MAX));
   const copy = async () => {
     try {
-      await navigator.clipboard.writeText(shown);
-      say(`${name} copied.`);
+      await navigator.clipboard.writeText(form === "hex" ? hex(of.data) : of.text);
+      say(`${name} copied as it is stored.`);
     } catch {
       say("This browser does not allow the page to copy.", "bad");
     }
@@ -32,5 +36,6 @@ function Bytes({ name, of }) {
   return html`<div class="bytes"><div class="line"><h4>${name} <span class="muted">${bytes(of.size)}</span></h4>
       <div class="actions"><${Choice} label=${`${name} as`} value=${form} options=${forms} onChange=${setForm} />
         <button type="button" class="quiet" onClick=${copy}>Copy</button></div></div>
-    <pre tabindex="0">${shown.length > SHOWN_MAX ? `${shown.slice(0, SHOWN_MAX)}\n… truncated` : shown}</pre></div>`;
+    <pre tabindex="0">${isCut ? shown.slice(0, SHOWN_MAX) : shown}</pre>
+    ${isCut && html`<p class="muted">The ${name.toLowerCase()} is longer. <button type="button" onClick=${() => setWhole(true)}>Show all</button></p>`}</div>`;
 }

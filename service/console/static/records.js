@@ -3,7 +3,7 @@
 
 import { html, useEffect, useMemo, useRef, useState } from "./vendor/htm-preact.js";
 import { fetchRecords, follow, get, part } from "./api.js";
-import { Badge, Card, Empty, Field, Loaded, Problem, usePoll } from "./parts.js";
+import { Badge, Card, Empty, Field, Guard, Loaded, Problem, usePoll } from "./parts.js";
 import { count, decode, time } from "./format.js";
 import { Opened } from "./record.js";
 import { Produce } from "./produce.js";
@@ -70,31 +70,57 @@ function Browser({ topic, query }) {
 
 const keyHas = (record, text) => !text || decode(record.key).text.toLowerCase().includes(text.toLowerCase());
 
-async function firstPage(topic, partition, { from, at }, signal) {
-  if (from === "time") {
-    const timestamp = new Date(at).getTime();
-    return fetchRecords(topic, partition, { timestamp, maxBytes: SCAN_BYTES, signal });
+// A page: {records, first, next, start, end, seen}. It has all matching records of [first, next).
+// Offsets are no counts, because key compaction removes records: the page before it is the newest
+// records before `first`, and the page after it begins at `next`.
+
+/** Return the records from `place` (an offset or a time) on. */
+async function pageAfter(topic, partition, place, filter, signal, onProgress) {
+  const found = { records: [], seen: 0 };
+  for (let at = place; ; at = { offset: found.next }) {
+    const page = await fetchRecords(topic, partition, { ...at, ...limits(filter), signal });
+    const from = at.offset === "earliest" ? page.start : at.offset;
+    found.first ??= from ?? page.records[0]?.offset ?? page.next;
+    Object.assign(found, { start: page.start, end: page.end, next: page.next });
+    for (const record of page.records) {
+      found.seen += 1;
+      if (keyHas(record, filter)) found.records.push(record);
+      if (found.records.length === PAGE) return { ...found, next: record.offset + 1 };
+    }
+    onProgress(found.seen);
+    if (page.next >= page.end || found.seen >= SCAN_RECORDS || !filter) return found;
   }
-  const { start, end } = await fetchRecords(topic, partition, { offset: "earliest", maxBytes: 1, signal });
-  const offset = { oldest: start, newest: Math.max(end - PAGE, start), offset: Math.min(Math.max(Number(at), start), end) }[from];
-  return fetchRecords(topic, partition, { offset, maxBytes: SCAN_BYTES, signal });
 }
 
-/** Read on from `page` until a page of matches is found or SCAN_RECORDS are read. Without a filter,
-   return `page`. */
-async function scan(topic, partition, page, filter, signal, onProgress) {
-  const found = [];
-  let seen = 0;
-  for (;;) {
-    for (const record of page.records) {
-      seen += 1;
-      if (keyHas(record, filter)) found.push(record);
-      if (found.length >= PAGE) return { ...page, records: found, next: record.offset + 1, seen };
+/** Return the newest records before an offset, or before the end of the partition. */
+async function pageBefore(topic, partition, before, filter, signal, onProgress) {
+  const found = { records: [], seen: 0 };
+  for (let at = before; ; at = found.first) {
+    const page = await fetchRecords(topic, partition, { before: at, ...limits(filter), signal });
+    found.next ??= page.next;
+    Object.assign(found, { start: page.start, end: page.end, first: page.first });
+    for (const record of page.records.reverse()) {
+      found.seen += 1;
+      if (keyHas(record, filter)) found.records.unshift(record);
+      if (found.records.length === PAGE) return { ...found, first: record.offset };
     }
-    onProgress(seen);
-    if (page.next >= page.end || seen >= SCAN_RECORDS || !filter) return { ...page, records: found, seen };
-    page = await fetchRecords(topic, partition, { offset: page.next, maxBytes: SCAN_BYTES, signal });
+    onProgress(found.seen);
+    if (page.first <= page.start || found.seen >= SCAN_RECORDS || !filter) return found;
   }
+}
+
+/** Without a filter, a page of records is enough. */
+const limits = (filter) => ({ maxBytes: SCAN_BYTES, maxRecords: filter ? undefined : PAGE });
+
+async function firstPage(topic, partition, { from, at, key }, signal, onProgress) {
+  if (from === "newest") return pageBefore(topic, partition, "latest", key, signal, onProgress);
+  let place = { offset: "earliest" };
+  if (from === "time") place = { timestamp: new Date(at).getTime() };
+  if (from === "offset") {
+    const { start, end } = await fetchRecords(topic, partition, { offset: "earliest", maxBytes: 1, signal });
+    place = { offset: Math.min(Math.max(Number(at), start), end) };
+  }
+  return pageAfter(topic, partition, place, key, signal, onProgress);
 }
 
 function Paged({ topic, partition, wanted }) {
@@ -102,39 +128,36 @@ function Paged({ topic, partition, wanted }) {
   const [error, setError] = useState(null);
   const [seen, setSeen] = useState(0);
   const gone = useRef(null);
-  const load = async (first) => {
+  const load = async (read, place) => {
     gone.current?.abort();
     const own = gone.current = new AbortController();
     setError(null);
     setPage(null);
+    setSeen(0);
     try {
-      const start = await first(own.signal);
-      const found = await scan(topic, partition, start, wanted.key, own.signal, setSeen);
+      const found = await read(topic, partition, place, wanted.key, own.signal, setSeen);
       if (!own.signal.aborted) setPage(found);
     } catch (problem) {
       if (!own.signal.aborted) setError(problem);
     }
   };
-  const from = (offset) => load((signal) => fetchRecords(topic, partition, { offset, maxBytes: SCAN_BYTES, signal }));
   useEffect(() => {
-    const first = wanted.from === "newest" && wanted.key
-      ? { from: "oldest" } : wanted;
-    load((signal) => firstPage(topic, partition, first, signal));
+    load((name, number, _, key, signal, onProgress) => firstPage(name, number, wanted, signal, onProgress));
     return () => gone.current?.abort();
   }, []);
   if (error) return html`<${Problem} error=${error} />`;
   if (!page) return html`<p class="muted" aria-busy="true">Reading${seen ? `, ${count(seen)} records so far` : ""}…</p>`;
   const { records } = page;
-  const first = records[0]?.offset ?? page.next;
+  const more = page.first > page.start ? "“Older” continues" : page.next < page.end ? "“Newer” continues" : "";
   return html`
     <div class="pager">
-      <button type="button" disabled=${first <= page.start} onClick=${() => from(Math.max(first - PAGE, page.start))}>← Older</button>
-      <span class="muted">${records.length ? html`offsets ${count(first)} to ${count(records[records.length - 1].offset)}` : "nothing"} of ${count(page.start)} to ${count(page.end)}
+      <button type="button" disabled=${page.first <= page.start} onClick=${() => load(pageBefore, page.first)}>← Older</button>
+      <span class="muted">${records.length ? html`offsets ${count(records[0].offset)} to ${count(records[records.length - 1].offset)}` : "nothing"} of ${count(page.start)} to ${count(page.end)}
         ${wanted.key && html` · ${count(page.seen)} searched`}</span>
-      <button type="button" disabled=${page.next >= page.end} onClick=${() => from(page.next)}>Newer →</button>
+      <button type="button" disabled=${page.next >= page.end} onClick=${() => load(pageAfter, { offset: page.next })}>Newer →</button>
     </div>
     ${records.length ? html`<${List} records=${records} />`
-      : html`<${Empty} title=${wanted.key ? "No key matches" : "No records here"}>${wanted.key ? `${count(page.seen)} records searched${page.next < page.end ? ": “Newer” continues" : ""}.` : "Follow live to see new records when they are committed."}<//>`}`;
+      : html`<${Empty} title=${wanted.key ? "No key matches" : "No records here"}>${wanted.key ? `${count(page.seen)} records searched${more && `: ${more}`}.` : "Follow live to see new records when they are committed."}<//>`}`;
 }
 
 /** Shows records as they are committed, the newest on top. */
@@ -171,7 +194,8 @@ function List({ records }) {
         <td class="low stamp">${time(one.timestamp)}</td>
         <td class="cut key"><${Preview} of=${one.k} /></td><td class="cut"><${Preview} of=${one.v} />
           ${one.headers?.length > 0 && html` <${Badge}>${one.headers.length} headers<//>`}</td></tr>
-      ${open === one.offset && html`<tr class="opened" key=${`${one.offset}-open`}><td colspan="4"><${Opened} record=${one} /></td></tr>`}`)}</tbody>
+      ${open === one.offset && html`<tr class="opened" key=${`${one.offset}-open`}><td colspan="4">
+        <${Guard} what="record"><${Opened} record=${one} /><//></td></tr>`}`)}</tbody>
   </table></div>`;
 }
 

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from tidelog.service.formats import events
+from tidelog.service.formats.fetched import FetchParams
 from tidelog.service.formats.json_text import Undecodable
 from tidelog.service.formats.pages import RecordPage
 from tidelog.service.formats.record_formats import (
@@ -40,7 +41,7 @@ from tidelog.service.http.route import (
     Route,
     RouteDoc,
 )
-from tidelog.service.routes.fetch import KEEPALIVE_S, Fetch, FetchParams
+from tidelog.service.routes.fetch import KEEPALIVE_S, Fetch
 from tidelog.service.security.caller import rights_of
 from tidelog.storage.core.acls import READ, TOPIC
 from tidelog.storage.core.errors import InvalidRequest, LogError, OffsetOutOfRange, UnknownTopic

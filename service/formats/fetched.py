@@ -1,0 +1,64 @@
+"""The records of a fetch, as read and as encoded."""
+
+from typing import NamedTuple, cast
+
+from tidelog.service.formats import arrow
+from tidelog.service.formats.json_text import ReadFormat
+from tidelog.service.formats.pages import OnError, RecordPage, encode_page
+from tidelog.service.formats.record_formats import FRAMINGS
+from tidelog.storage.core.model import ReadBounds
+from tidelog.storage.log import FetchResult
+
+
+class FetchParams(NamedTuple):
+    """The parameters of a fetch, without the offset."""
+
+    topic: str
+    partition: int
+    format_name: str
+    embedded: str
+    bounds: ReadBounds
+    on_error: OnError = "stop"
+
+
+class FetchPage(NamedTuple):
+    """Records as read and as encoded. Both end at `fetched.next_offset`, also if the page stops at
+    a record that does not decode."""
+
+    fetched: FetchResult
+    page: RecordPage
+
+
+def encode(view: FetchParams, fetched: FetchResult) -> FetchPage:
+    """Return the records in the format of the fetch."""
+    batches = [piece.batch for piece in fetched.pieces]
+    if view.format_name == "arrow":
+        records = sum(batch.num_rows for batch in batches)
+        body = arrow.encode_arrow(batches)
+        return FetchPage(fetched, RecordPage(view.topic, view.partition, body, records))
+    page = encode_page(
+        batches,
+        view.topic,
+        view.partition,
+        cast("ReadFormat", view.embedded),
+        is_json=[piece.is_json for piece in fetched.pieces],
+        framing=FRAMINGS.get(view.format_name, "array"),
+        on_error=view.on_error,
+    )
+    if page.stopped is not None:
+        fetched = fetched._replace(next_offset=page.stopped.offset)
+    return FetchPage(fetched, page)
+
+
+def positions(
+    fetched: FetchResult, first_offset: int | None = None
+) -> tuple[tuple[bytes, bytes], ...]:
+    """Return the headers with the offsets of a fetch. Only a fetch backwards has `first_offset`."""
+    found = (
+        (b"tidelog-next-offset", b"%d" % fetched.next_offset),
+        (b"tidelog-high-watermark", b"%d" % fetched.high_watermark),
+        (b"tidelog-log-start-offset", b"%d" % fetched.log_start_offset),
+    )
+    if first_offset is None:
+        return found
+    return ((b"tidelog-first-offset", b"%d" % first_offset), *found)
