@@ -20,7 +20,7 @@ import random
 import socket
 import ssl
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 from urllib.parse import quote, urlsplit
 
 import httpx
@@ -92,7 +92,7 @@ class Connection:
             transport=transport,
         )
 
-    async def __aenter__(self) -> "Connection":
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:

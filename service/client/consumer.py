@@ -259,8 +259,10 @@ class AsyncConsumer:
 
     async def poll_pages(self, timeout_s: float) -> list[Page]:
         """Return the next records by partition, as the read format decodes them, and also empty
-        pages. The caller decodes further, and commits by `commit_offsets`. Raises ClientError."""
+        pages. The caller decodes further, and names what is done by `done`. Raises
+        ClientError."""
         await self._open()
+        await self._commit_if_auto()
         return await self._reader.read(min(round(timeout_s * 1000), READ_MS_MAX))
 
     async def poll_arrow(self, timeout_s: float = 1.0) -> Any:
@@ -414,10 +416,10 @@ class AsyncConsumer:
         self._finish()
         await self._commit_delivered()
 
-    async def commit_offsets(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """Commit these next offsets to read. Raises ClientError."""
-        if isinstance(self._reader, GroupReader) and offsets:
-            await self._reader.commit(offsets)
+    def done(self, offsets: Mapping[TopicPartition, int]) -> None:
+        """Count the records below these offsets as done. With auto_commit, the next poll commits
+        them, or `close`."""
+        self._delivered |= offsets
 
     async def _commit_if_auto(self) -> None:
         if self._auto_commit and self._delivered:
@@ -425,7 +427,8 @@ class AsyncConsumer:
 
     async def _commit_delivered(self) -> None:
         offsets = dict(self._delivered)
-        await self.commit_offsets(offsets)
+        if isinstance(self._reader, GroupReader) and offsets:
+            await self._reader.commit(offsets)
         self.committed_elsewhere(offsets)
 
     def committed_elsewhere(self, offsets: Mapping[TopicPartition, int]) -> None:

@@ -1,8 +1,8 @@
 """Reads partitions without a group, each from an offset that the client keeps.
 
 Each partition has at most one request at a time. `read` returns as soon as one partition has
-records; the other requests go on, and a later `read` returns their responses. So the memory is
-bounded by one response for each partition.
+records; the other requests go on, and a later `read` returns their responses. The memory is bounded
+by READS_AT_ONCE large responses, and a short one for each other partition.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from tidelog.service.client.errors import BadArgument, Refused
 from tidelog.service.client.records import Page, ReadFormat, TopicPartition
 
 READS_AT_ONCE = 8
-"""Requests at a time, if none of them waits for new records."""
+"""Requests at a time that do not wait for new records."""
 OUT_OF_RANGE = 40002
 """Code of invalid parameters, such as an offset that retention has removed."""
 
@@ -39,6 +39,10 @@ class PartitionReader:
         self._reset = reset
         self._reads: dict[TopicPartition, asyncio.Task[Page]] = {}
         self._gate = asyncio.Semaphore(READS_AT_ONCE)
+        self._polls: set[TopicPartition] = set()
+        """Those of `_reads` that wait at the broker for new records."""
+        self._caught_up: set[TopicPartition] = set()
+        """Partitions whose last page was short."""
         self.paused: set[TopicPartition] = set()
         self.positions: dict[TopicPartition, int] = {}
 
@@ -59,26 +63,47 @@ class PartitionReader:
             raise self._connection.is_no_broker() from None
 
     async def read(self, wait_ms: int) -> list[Page]:
-        """Return the pages that have arrived, after up to `wait_ms`. A page may be empty. Raises
-        ClientError; then the other partitions keep their requests."""
-        for where in self.positions:
-            if where not in self._reads and where not in self.paused:
-                self._reads[where] = asyncio.create_task(self._fetch(where, wait_ms))
-        if not self._reads:
-            return []
+        """Return the pages that have arrived, after up to `wait_ms`; with 0, after one read of each
+        partition. A page may be empty. Raises ClientError; then the other partitions keep their
+        requests."""
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + wait_ms / 1000
+        if not wait_ms:
+            for where in list(self._polls):
+                self._cancel(where)
+        tried: set[TopicPartition] = set()
         pages: list[Page] = []
-        while self._reads:
+        while True:
+            self._start_reads(wait_ms, tried)
+            if not self._reads:
+                return pages
             done, _ = await asyncio.wait(
                 self._reads.values(),
                 timeout=max(deadline_s - loop.time(), 0) if wait_ms else None,
-                return_when=asyncio.FIRST_COMPLETED if wait_ms else asyncio.ALL_COMPLETED,
+                return_when=asyncio.FIRST_COMPLETED,
             )
             pages += self._taken(done)
             if not done or any(page.records for page in pages):
-                break
-        return pages
+                return pages
+
+    def _start_reads(self, wait_ms: int, tried: set[TopicPartition]) -> None:
+        """Start the requests that may be under way. Only partitions whose last page was short wait
+        at the broker for new records: the other responses are large, so there are few of them."""
+        large = len(self._reads) - len(self._polls)
+        for where in list(self.positions):
+            if where in self._reads or where in self.paused or (not wait_ms and where in tried):
+                continue
+            is_poll = wait_ms > 0 and where in self._caught_up
+            if not is_poll and large >= READS_AT_ONCE:
+                continue
+            if is_poll:
+                self._polls.add(where)
+            else:
+                large += 1
+                self.positions[where] = self.positions.pop(where)  # the last one in its next turn
+            tried.add(where)
+            work = self._fetch(where, wait_ms if is_poll else 0)
+            self._reads[where] = asyncio.create_task(work)
 
     def _taken(self, done: "set[asyncio.Task[Page]]") -> list[Page]:
         pages = []
@@ -87,6 +112,7 @@ class PartitionReader:
             if task not in done:
                 continue
             del self._reads[where]
+            self._polls.discard(where)
             error = task.exception()
             if error is not None:
                 failures.append(error)
@@ -115,7 +141,7 @@ class PartitionReader:
             answer_s=wait_ms / 1000 + RESPONSE_S,
         )
         try:
-            answer = await (request if wait_ms else self._gated(request))
+            answer = await request
         except Refused as error:
             if error.code != OUT_OF_RANGE or not self._reset:
                 raise
@@ -129,6 +155,10 @@ class PartitionReader:
         except (LookupError, ValueError):
             raise self._connection.is_no_broker() from None
         self._connection.learn_soon()
+        if len(answer.content) < self._fetch_bytes / 2:
+            self._caught_up.add(where)
+        else:
+            self._caught_up.discard(where)
         return Page(where, records, next_offset)
 
     async def _gated(self, work: Any) -> Any:
@@ -139,16 +169,19 @@ class PartitionReader:
         if where not in self.positions:
             raise BadArgument(f"{where.topic}-{where.partition} is not read by this consumer")
         self.positions[where] = offset
-        read = self._reads.pop(where, None)
-        if read is not None:
-            read.cancel()
+        self._caught_up.discard(where)
+        self._cancel(where)
 
     def pause(self, where: TopicPartition) -> None:
         """Read no further records of this partition. A response under way is dropped."""
         self.paused.add(where)
+        self._cancel(where)
+
+    def _cancel(self, where: TopicPartition) -> None:
         read = self._reads.pop(where, None)
         if read is not None:
             read.cancel()
+        self._polls.discard(where)
 
     async def close(self) -> None:
         reads = list(self._reads.values())

@@ -444,7 +444,13 @@ class AsyncProducer:
 
 
 def _named(topic: str, item: Item, error: ClientError) -> ClientError:
-    """Return the error with topic, partition and number of its record."""
+    """Return the error with topic, partition and number of its record. Its cause is `error`."""
+    named = _with_message(topic, item, error)
+    named.__cause__ = error
+    return named
+
+
+def _with_message(topic: str, item: Item, error: ClientError) -> ClientError:
     where = "" if item.partition is None else f", partition {item.partition}"
     message = f"topic {topic!r}{where}, record {item.number} of this producer: {error.message}"
     match error:
