@@ -1,6 +1,7 @@
 """tidelog.client and the commands on it, with real brokers: failover, signals, killed commands."""
 
 import collections
+import contextlib
 import hashlib
 import json
 import os
@@ -19,7 +20,7 @@ import pytest
 
 from tests.support.broker import Broker, environment, error_line, json_of, running, tidelog, until
 from tests.system.several import QUICK, brokers
-from tidelog.client import Admin, Consumer, Producer
+from tidelog.client import Admin, Consumer, NotFound, Producer
 
 ROUNDS = int(os.environ.get("CHURN_ROUNDS", "2"))
 """Rounds of the churn: 50 by hand."""
@@ -177,9 +178,17 @@ class Churn:
             self.end(signal.SIGKILL)
 
     def start(self) -> None:
-        context = member(self._broker, self._topic, self._folder / f"out{self.started}")
+        """Start a member, and wait until it has joined."""
+        name = f"out{self.started}"
+        context = member(self._broker, self._topic, self._folder / name)
         self.started += 1
         self.stack.append((context, context.__enter__()))
+        until(lambda: name in self._clients(), 60)
+
+    def _clients(self) -> set[str]:
+        with contextlib.suppress(NotFound), Admin(self._broker.base_url) as admin:
+            return {each["client_id"] for each in admin.group(self._topic)["consumers"]}
+        return set()
 
     def end(self, number: int) -> None:
         self.check()
@@ -224,7 +233,7 @@ def test_members_come_and_go_by_any_signal(tmp_path: Path) -> None:
             for round in range(ROUNDS):
                 while len(churn.stack) < 3:
                     churn.start()
-                    time.sleep(1.0)
+                    time.sleep(0.3)
                     churn.check()
                 if round % 10 == 5:
                     broker.restart()
