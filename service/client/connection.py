@@ -47,7 +47,9 @@ RESPONSE_S = 60.0
 PAUSE_FIRST_S = 0.1
 PAUSE_MAX_S = 5.0
 LEARN_S = 60.0
-"""Period after which a client asks again for the brokers of the cluster."""
+LEARN_AGAIN_S = 1.0
+"""Periods after which a client asks again for the brokers of the cluster: after a response, and
+after a failure."""
 
 
 class _Failure(NamedTuple):
@@ -242,8 +244,10 @@ class Connection:
         self._learning = asyncio.create_task(self._learn(), name="tidelog-client-brokers")
 
     async def _learn(self) -> None:
-        with contextlib.suppress(ClientError):
+        try:
             await self.learn()
+        except ClientError:
+            self._learned_s += LEARN_AGAIN_S - LEARN_S
         self._learning = None
 
     async def learn(self) -> None:
