@@ -79,7 +79,7 @@ class GroupReader:
 
     async def start(self) -> None:
         """Join the group. Raises ClientError."""
-        await self._join()
+        await self._rejoin()
         period_s = self._config["session.timeout.ms"] / 3000
         self._heartbeats = asyncio.create_task(self._beat(period_s), name="tidelog-client-member")
 
@@ -100,7 +100,7 @@ class GroupReader:
         await self._read_assignment()
 
     async def _rejoin(self) -> None:
-        """Join again, also if this new instance expires meanwhile."""
+        """Join as a new instance, and again if this one expires meanwhile (a broker's restart)."""
         while True:
             try:
                 await self._join()

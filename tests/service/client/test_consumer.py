@@ -111,6 +111,19 @@ async def test_an_instance_that_has_expired_joins_again(broker: Broker, filled: 
     assert values(first + more) == list(range(66))
 
 
+async def test_an_instance_that_expires_while_it_joins(broker: Broker, filled: str) -> None:
+    class Expiring(FaultyTransport):
+        async def handle_async_request(self, request: Any) -> Any:
+            is_first = not any("/subscription" in each.url.path for each in self.seen)
+            if request.url.path.endswith("/subscription") and is_first:
+                await broker.consumers.leave("g", request.url.path.split("/")[-2])
+            return await super().handle_async_request(request)
+
+    async with Connection("a:1", transport=Expiring(broker.app), retry_s=60) as client:
+        async with AsyncConsumer(client, filled, "g") as consumer:
+            assert values(await read(consumer, RECORDS)) == list(range(RECORDS))
+
+
 async def test_a_commit_after_the_expiry_commits_nothing(broker: Broker, filled: str) -> None:
     async with connection(broker) as client, AsyncConsumer(client, filled, "g") as consumer:
         await read(consumer, RECORDS)
