@@ -8,6 +8,7 @@ EXIT_USAGE = 2
 EXIT_UNREACHABLE = 3
 EXIT_NOT_FOUND = 4
 EXIT_INTERRUPTED = 130
+EXIT_TERMINATED = 143
 
 EXIT_STATUSES = {
     EXIT_OK: "done",
@@ -16,6 +17,7 @@ EXIT_STATUSES = {
     EXIT_UNREACHABLE: "the broker or the store cannot be reached or used",
     EXIT_NOT_FOUND: "no such topic, partition, group or key",
     EXIT_INTERRUPTED: "interrupted",
+    EXIT_TERMINATED: "ended by SIGTERM",
 }
 
 UNREACHABLE_ERRORS = (StoreUnfit, Unavailable)

@@ -2,7 +2,7 @@
 
 main             the application, serve, status; the commands of the other modules
 dev              dev: a broker with live data, until Ctrl-C
-client           HTTP client of a broker, with retries and errors
+client           tidelog.service.client with the options and errors of commands; SIGTERM
 requests         options of client commands; the one request that most of them send
 results          error lines, JSON, tables, progress, confirmation
 topics           topics, seal

@@ -35,13 +35,20 @@ from tidelog.service.cli.results import (
     CommandError,
     GlobalOptions,
     NotReachable,
+    Terminated,
     plural,
     show_json,
     show_line,
     warn,
 )
 from tidelog.service.cli.stores import maintenance, repair, replay
-from tidelog.service.exit_status import EXIT_INTERRUPTED, EXIT_OK, EXIT_STATUSES, EXIT_USAGE
+from tidelog.service.exit_status import (
+    EXIT_INTERRUPTED,
+    EXIT_OK,
+    EXIT_STATUSES,
+    EXIT_TERMINATED,
+    EXIT_USAGE,
+)
 from tidelog.service.secret_files import PRIVATE_UMASK
 from tidelog.service.server.log_lines import log_to_stderr
 from tidelog.service.setting_fields import BadSettings
@@ -142,6 +149,8 @@ def main() -> int:
         return EXIT_OK
     except (KeyboardInterrupt, typer.Abort):
         return EXIT_INTERRUPTED
+    except Terminated:
+        return EXIT_TERMINATED
     return status if isinstance(status, int) else EXIT_OK
 
 

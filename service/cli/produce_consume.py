@@ -1,8 +1,8 @@
 """`tidelog produce` and `tidelog consume`: options, checked before slow modules are imported."""
 
-import asyncio
 import datetime as dt
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -58,6 +58,7 @@ class OnErrorName(StrEnum):
     STOP = "stop"
     SKIP = "skip"
     RAW = "raw"
+    ESCAPE = "escape"
 
 
 class AcksName(StrEnum):
@@ -120,6 +121,19 @@ def produce(  # noqa: PLR0913 - a command's options are its arguments
     linger_ms: Annotated[
         int, typer.Option(min=0, max=60_000, help="how many ms a batch waits for more lines")
     ] = 50,
+    crlf: Annotated[
+        bool, typer.Option("--crlf", help="with text: remove a carriage return at a line's end")
+    ] = False,
+    state: Annotated[
+        Path | None,
+        typer.Option(
+            "--state",
+            metavar="FILE",
+            help="keep the number of lines that are in the topic in this file, and begin after "
+            "them: each line is produced once, also if this command is killed and run again with "
+            "the same input. Sends one request at a time",
+        ),
+    ] = None,
     retry_s: RetryOption = None,
     server: ServerOption = None,
     as_json: JsonOption = False,
@@ -136,15 +150,19 @@ def produce(  # noqa: PLR0913 - a command's options are its arguments
         raise BadUsage("--values needs --format ndjson")
     if key_separator is not None and line_format is not LineFormat.TEXT:
         raise BadUsage("--key-separator needs --format text")
+    if crlf and line_format is not LineFormat.TEXT:
+        raise BadUsage("--crlf needs --format text")
+    if state is not None and acks is AcksName.NONE:
+        raise BadUsage("--state needs --acks all or 1: with 0, no line is known to be in the topic")
     if key_separator == "":
         raise BadUsage("--key-separator is empty")
 
-    from tidelog.service.cli.client import client_of
-    from tidelog.service.cli.records import lines
+    from tidelog.service.cli.client import connection_of, run_until_signal
+    from tidelog.service.cli.records import lines, resumable
     from tidelog.service.cli.records import produce as cli_produce
 
     if line_format is LineFormat.TEXT:
-        parse = lines.text_parser(key_separator)
+        parse = lines.text_parser(key_separator, is_crlf=crlf)
     else:
         parse = lines.json_parser(embedded.value, is_values=values)
     options = cli_produce.ProduceOptions(
@@ -158,9 +176,13 @@ def produce(  # noqa: PLR0913 - a command's options are its arguments
         linger_s=linger_ms / 1000,
         retry_s=RETRY_FOR_S if retry_s is None else retry_s,
     )
-    client = client_of(ctx, server, retry_s=retry_s or 0.0)
+    connection = connection_of(ctx, server, retry_s=retry_s or 0.0)
     with lines.opened(file) as source:
-        report = asyncio.run(cli_produce.produce(client, topic, source, options))
+        if state is None:
+            work = cli_produce.produce(connection, topic, source, options)
+        else:
+            work = resumable.produce_with_state(connection, topic, source, options, state)
+        report = run_until_signal(work)
     show(report.as_json(), report.as_text(), as_json=as_json)
 
 
@@ -223,9 +245,36 @@ def consume(  # noqa: PLR0913 - as above
         typer.Option(
             help="what to do with a record that does not decode in the format. stop: end its "
             "partition before it, print the other partitions, then fail. skip: omit it. raw: print "
-            "its bytes in base64"
+            "its bytes in base64. escape: print escapes such as \\xff for bytes that are not UTF-8"
         ),
     ] = OnErrorName.STOP,
+    dead_letter: Annotated[
+        str | None,
+        typer.Option(
+            "--dead-letter",
+            metavar="TOPIC",
+            help="send records that do not decode to this topic, byte for byte, and go on",
+        ),
+    ] = None,
+    session_timeout_ms: Annotated[
+        int,
+        typer.Option(
+            min=10_000,
+            max=45_000,
+            help="with --group: how long the group waits for this member after a crash, before "
+            "other members get its partitions. A member that is ended by SIGINT or SIGTERM leaves "
+            "at once",
+        ),
+    ] = 30_000,
+    client_id: Annotated[
+        str,
+        typer.Option(
+            "--client-id",
+            metavar="NAME",
+            help="with --group: name of this client. Clients of one machine that come and go need "
+            "names of their own, because joins of one client are held if it does so often",
+        ),
+    ] = "tidelog",
     fetch_bytes: Annotated[int, typer.Option(min=1, help="approximate bytes of a response")] = 1024
     * 1024,
     retry_s: RetryOption = None,
@@ -255,6 +304,10 @@ def consume(  # noqa: PLR0913 - as above
         raise BadUsage(
             "--group excludes --partition, --until, and --from other than beginning or end"
         )
+    if dead_letter is not None and on_error is not OnErrorName.STOP:
+        raise BadUsage("--dead-letter and --on-error exclude each other")
+    if dead_letter == topic:
+        raise BadUsage(f"--dead-letter {topic}: the command would read its own dead letters")
     end = None if follow and until == "end" else position(until)
     if follow and isinstance(end, dt.datetime):
         raise BadUsage(
@@ -262,7 +315,7 @@ def consume(  # noqa: PLR0913 - as above
             "timestamp: give an offset"
         )
 
-    from tidelog.service.cli.client import client_of
+    from tidelog.service.cli.client import connection_of, run_until_signal
     from tidelog.service.cli.records import consume as cli_consume
     from tidelog.service.cli.records import group_consume
 
@@ -278,9 +331,12 @@ def consume(  # noqa: PLR0913 - as above
         fetch_bytes=fetch_bytes,
         retry_s=RETRY_FOR_S if retry_s is None else retry_s,
         on_error=on_error.value,
+        dead_letter=dead_letter,
+        session_timeout_ms=session_timeout_ms,
+        client_id=client_id,
     )
-    client = client_of(ctx, server, retry_s=retry_s or 0.0)
+    connection = connection_of(ctx, server, retry_s=retry_s or 0.0)
     if group is None:
-        asyncio.run(cli_consume.consume(client, topic, options))
+        run_until_signal(cli_consume.consume(connection, topic, options))
     else:
-        asyncio.run(group_consume.consume_as_member(client, topic, group, options))
+        run_until_signal(group_consume.consume_as_member(connection, topic, group, options))

@@ -34,7 +34,8 @@ ServerOption = Annotated[
     typer.Option(
         "--server",
         metavar="URL",
-        help="URL of the broker (default http://127.0.0.1:8082; TIDELOG_URL)",
+        help="URL of the broker, or HOST:PORT, or several with commas: after a failure, the next "
+        "one gets the requests (default http://127.0.0.1:8082; TIDELOG_URL)",
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="print JSON")]
@@ -67,7 +68,7 @@ def request(
             answer = await client.call(method, url, json=json, params=params)
         found = client.json_of(answer) if answer.content or method == "GET" else None
         if method == "GET":
-            await client.add_pages(found, url, params)
+            await client.add_pages(found, url, params=params)
         return found
 
     return with_client(ctx, server, work)

@@ -60,6 +60,10 @@ class NotThere(CommandError):
     status = EXIT_NOT_FOUND
 
 
+class Terminated(Exception):
+    """SIGTERM has ended the command, after its last request."""
+
+
 class BrokenOutput(Exception):
     """The reader of stdout has closed the pipe (`| head`), so the command ends with success."""
 

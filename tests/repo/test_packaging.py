@@ -10,10 +10,12 @@ import tomllib
 import venv
 import zipfile
 from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.requirements import Requirement
 from typer.main import get_command
 
 from tests.repo.test_house_rules import MODULES, PACKAGES, PACKED, ROOT
@@ -25,6 +27,7 @@ with open(ROOT / "pyproject.toml", "rb") as file:
 SETUPTOOLS = PROJECT["tool"]["setuptools"]
 BASE_MODULES = {"httpx", "msgspec", "orjson", "rich", "typer"}
 """Dependencies of the base distribution: enough for a client."""
+BASE_BYTES_MAX = 60_000_000
 HIDDEN = (
     *("aioboto3", "boto3", "botocore", "deltalake", "fastapi", "google_crc32c", "httptools", "jwt"),
     *("numpy", "pandas", "prometheus_client", "pyarrow", "pyspark", "re2", "uvicorn", "uvloop"),
@@ -99,13 +102,41 @@ def test_the_list_of_packages_is_the_folders() -> None:
 
 
 def test_the_namespace_is_open() -> None:
-    """`tidelog` is a namespace package: another distribution can add `tidelog.client`."""
+    """`tidelog` is a namespace package: another distribution can add to it."""
     assert Path("storage/public/__init__.py") not in MODULES
 
 
 def test_the_base_installs_what_a_client_needs() -> None:
     base = {re.split(r"[\[<>=~;]", text)[0] for text in PROJECT["project"]["dependencies"]}
     assert base == BASE_MODULES
+
+
+def test_the_base_is_small() -> None:
+    """The base's dependencies and our own modules, as installed, are under 60 MB."""
+    base = PROJECT["project"]["dependencies"]
+    sizes = {name: size_of(name) for name in closure(base)}
+    ours = sum((ROOT / path).stat().st_size for path in [*MODULES, *PACKED])
+    total = sum(sizes.values()) + ours
+    assert total < BASE_BYTES_MAX, f"{total} bytes: {sizes}, and {ours} of our own"
+
+
+def closure(requirements: list[str]) -> set[str]:
+    """The distributions that these need in this environment, without extras."""
+    found: set[str] = set()
+    left = [Requirement(text) for text in requirements]
+    while left:
+        one = left.pop()
+        if (one.marker is not None and not one.marker.evaluate({"extra": ""})) or one.name in found:
+            continue
+        found.add(one.name)
+        left += [Requirement(text) for text in metadata.requires(one.name) or []]
+    return found
+
+
+def size_of(name: str) -> int:
+    """The bytes of a distribution's files."""
+    files = [Path(str(path.locate())) for path in metadata.files(name) or []]
+    return sum(path.stat().st_size for path in files if path.is_file())
 
 
 @pytest.fixture(scope="module")
@@ -128,6 +159,7 @@ def test_a_wheel_holds_the_packages_and_no_other_top_level(wheel: Path) -> None:
     tops = {name.split("/")[0] for name in names}
     assert {top for top in tops if not top.endswith(".dist-info")} == {"tidelog"}
     assert "tidelog/spark.py" in names
+    assert "tidelog/client.py" in names
     assert "tidelog/__init__.py" not in names
     assert "tidelog/service/console/static/index.html" in names
 
@@ -165,6 +197,7 @@ def test_commands_without_the_extra_server_say_so_in_a_line(wheel: Path, tmp_pat
 def test_client_commands_need_the_base_alone(wheel: Path, tmp_path: Path) -> None:
     """Every client command, in one process, up to its first connection: the port is closed."""
     python, path = without_extras(wheel, tmp_path)
+    run(python, "-c", "import hide; import tidelog.client", cwd=tmp_path, env=path)
     server = f"http://127.0.0.1:{free_port()}"
     commands = [[*command.split(), "--server", server] for command in CLIENT_COMMANDS]
     said = run(python, "-c", EACH_COMMAND, *map(json.dumps, commands), cwd=tmp_path, env=path)

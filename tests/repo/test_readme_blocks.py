@@ -1,4 +1,4 @@
-"""The blocks of README, API, GUIDE and deploy/README do what the pages say.
+"""The blocks of README.md, of the pages of service/ and of deploy/README.md do what they say.
 
 A page's shell and Python blocks run as printed, in its order, in one shell, against a broker with
 an empty log: only the address of the broker is another. An answer after a block is compared. A
@@ -20,7 +20,7 @@ import pytest
 from tests.repo.test_house_rules import ROOT
 from tests.support.broker import Broker, environment
 
-PAGES = ("README.md", "service/API.md", "service/GUIDE.md")
+PAGES = ("README.md", "service/API.md", "service/GUIDE.md", "service/CLIENT.md")
 READ = (*PAGES, "deploy/README.md")
 """Pages whose blocks run, or say why not. No block of deploy/README.md can run here."""
 ADDRESS = "localhost:8082"

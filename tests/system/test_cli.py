@@ -55,7 +55,7 @@ def test_without_a_command_it_says_which_there_are() -> None:
         ["topics", "create", "t", "--config", "segment.ms"],
         ["topics", "alter", "t"],
         ["topics", "delete", "t"],
-        ["topics", "list", "--server", "localhost:8082"],
+        ["topics", "list", "--server", "localhost"],
         ["produce"],
         ["produce", "t", "/no/such/file"],
         ["produce", "t", "--format", "avro"],

@@ -31,7 +31,12 @@ def test_lines_are_kept_byte_for_byte(broker: Broker, topic: str) -> None:
 def test_lines_need_not_be_text(broker: Broker, topic: str) -> None:
     broker.cli("produce", topic, stdin=b"\xff\xfe\nplain\r\n")
     assert "try --format binary" in error_line(broker.cli("consume", topic, status=1))
-    assert broker.cli("consume", topic, "-f", "binary").stdout == b"//4=\ncGxhaW4=\n"
+    assert broker.cli("consume", topic, "-f", "binary").stdout == b"//4=\ncGxhaW4N\n"
+
+
+def test_crlf_removes_a_carriage_return_at_the_end_of_a_line(broker: Broker, topic: str) -> None:
+    broker.cli("produce", topic, "--crlf", stdin=b"a\rb\r\nc\r")
+    assert broker.cli("consume", topic).stdout == b"a\rb\nc\n"
 
 
 def test_keys_and_values(broker: Broker, topic: str) -> None:
@@ -174,6 +179,8 @@ def test_a_bad_line_is_named(
     done = broker.cli("produce", topic, *options, stdin=f"{good}\n{good}\n{line}\n", status=1)
     said = error_line(done)
     assert "line 3" in said
+    assert "2 records acknowledged" in said
+    assert broker.high_watermark(topic) == 2, "the lines before it are produced"
     assert words in said
     assert "acknowledged" in said
 
@@ -307,6 +314,26 @@ def test_consume_stops_skips_or_shows_bytes(broker: Broker, mixed: str) -> None:
     assert done.stdout == b"a\n/w==\nb\n"
     done = broker.cli("consume", mixed, "-p", "0", "--on-error", "raw", "--json", "-f", "text")
     assert [each.get("value_base64") for each in lines_of(done)] == [None, "/w==", None]
+
+
+def test_escape_and_dead_letters(broker: Broker, mixed: str) -> None:
+    done = broker.cli("consume", mixed, "-p", "0", "--on-error", "escape")
+    assert done.stdout == b"a\n\\xff\nb\n"
+    done = broker.cli("consume", mixed, "-p", "0", "--on-error", "escape", "--json", "-f", "text")
+    assert [each["value"] for each in lines_of(done)] == ["a", "\\xff", "b"]
+    dead = f"{mixed}-dead"
+    broker.create_topic(dead)
+    for more in ([], ["--group", f"{mixed}-letters"]):
+        done = broker.cli("consume", mixed, "--dead-letter", dead, *more)
+        assert sorted(done.stdout.split()) == [b"a", b"b", b"x", b"y"]
+        assert error_line(done).endswith(f"{dead}, as they do not decode: 1, first {mixed}-0@1")
+    letters = lines_of(broker.cli("consume", dead, "--json", "-f", "binary"))
+    assert [each["value"] for each in letters] == ["/w==", "/w=="]
+    assert letters[0]["headers"][0]["key"] == "tidelog.source"
+    told = json_of(broker.cli("groups", "lag", f"{mixed}-letters", "--json"))
+    assert told["lag"] == 0
+    refused = broker.cli("consume", mixed, "--dead-letter", dead, "--on-error", "skip", status=2)
+    assert "exclude" in error_line(refused)
 
 
 def test_a_follower_ends_when_the_other_partitions_are_printed(broker: Broker, mixed: str) -> None:

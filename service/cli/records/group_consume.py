@@ -1,142 +1,98 @@
 """`tidelog consume --group`: print the records of a topic as a member of a consumer group.
 
 The command commits exactly the printed records. The group reads again the records that the command
-fetched and did not print. At the end the command deletes its instance, so that other members
-continue at once. If the reader of the pipe blocks for longer than the session timeout, the instance
-expires before the commit. Then the command creates another instance, and the group reads the last
-printed records again.
+fetched and did not print. At the end, and at SIGINT and SIGTERM, the command deletes its instance,
+so that other members continue at once. AsyncConsumer goes on through rebalances, expiry and
+restarts of brokers; after an expiry the group reads the last printed records again.
 """
 
 import asyncio
 import math
 
-import msgspec
-from msgspec import Raw
+from tidelog.service.cli.records.consume import ConsumeOptions, line_printer
+from tidelog.service.cli.records.output import Output
+from tidelog.service.cli.records.undecodable import LinePrinter, Shown, joined, read_format
+from tidelog.service.client.connection import Connection
+from tidelog.service.client.consumer import AsyncConsumer
+from tidelog.service.client.records import Page
 
-from tidelog.service.cli.client import Client
-from tidelog.service.cli.records.consume import (
-    ConsumeOptions,
-    Line,
-    Skipped,
-    line_printer,
-    read_records,
-)
-from tidelog.service.cli.requests import quoted
-from tidelog.service.cli.results import CommandError, NotThere, write_out
-
-WAIT_MS = 2000
+WAIT_S = 2.0
 """Timeout of a read without --follow; an empty response means the end of this member's
 partitions."""
-FOLLOW_MS = 20_000
-
-
-class _RecordPartition(msgspec.Struct):
-    partition: int
-
-
-_split = msgspec.json.Decoder(list[Raw]).decode
-_decode_partition = msgspec.json.Decoder(_RecordPartition).decode
-_decode = msgspec.json.Decoder(Line).decode
+FOLLOW_S = 20.0
 
 
 async def consume_as_member(
-    client: Client, topic: str, group: str, options: ConsumeOptions
+    connection: Connection, topic: str, group: str, options: ConsumeOptions
 ) -> None:
-    """Print the records of this member's partitions. Raises CommandError."""
-    async with client:
+    """Print the records of this member's partitions. Raises CommandError, ClientError."""
+    async with connection:
         # A subscription to a missing topic would wait for the topic, so fail here.
-        _ = await client.partitions(topic)
-        client.retry_s = math.inf if options.follow else options.retry_s
-        printed = 0
-        is_over = False
-        skipped = Skipped()
-        while not is_over:
-            member = _Member(client, topic, group, options, skipped)
-            await member.join()
-            try:
-                printed = await member.run(printed)
-                is_over = True
-            except NotThere:
-                pass  # the instance expired; the next one continues at the committed offsets
-            finally:
-                await asyncio.shield(member.leave())
-        skipped.show()
-
-
-class _Member:
-    """One consumer instance, from `join` to `leave`."""
-
-    def __init__(
-        self, client: Client, topic: str, group: str, options: ConsumeOptions, skipped: Skipped
-    ) -> None:
-        self._skipped = skipped
-        self._client = client
-        self._topic = topic
-        self._group = f"/consumers/{quoted(group)}"
-        self._options = options
-        self._path = ""
-        self._text = line_printer(options)
-
-    async def join(self) -> None:
-        body = {
-            "format": self._options.embedded,
-            "auto.offset.reset": "latest" if self._options.start == "end" else "earliest",
-            "auto.commit.enable": False,
-            "client.id": "tidelog",
-            "on.error": self._options.on_error,
-        }
-        answer = await self._client.post(self._group, json=body)
-        self._path = f"{self._group}/instances/{quoted(answer.json()['instance_id'])}"
-        await self._client.post(f"{self._path}/subscription", json={"topics": [self._topic]})
-
-    async def leave(self) -> None:
+        _ = await connection.partitions(topic)
+        connection.retry_s = math.inf if options.follow else options.retry_s
+        consumer = AsyncConsumer(
+            connection,
+            topic,
+            group,
+            auto_offset_reset="latest" if options.start == "end" else "earliest",
+            read_format=read_format(options.embedded),
+            fetch_bytes=options.fetch_bytes,
+            session_timeout_ms=options.session_timeout_ms,
+            client_id=options.client_id,
+        )
+        printer = line_printer(connection, options)
         try:
-            self._client.retry_s = 0.0
-            await self._client.call("DELETE", self._path)
-        except CommandError:
-            pass  # the instance expires
-
-    async def run(self, printed: int) -> int:
-        """Print records until `count_max` or the end. Return the number of all printed records,
-        which includes the `printed` records of earlier instances."""
-        count_max = self._options.count_max
-        while count_max is None or printed < count_max:
-            records, skipped = await self._read()
-            if not records and not skipped and not self._options.follow:
-                break
-            if count_max is not None:
-                records = records[: count_max - printed]
-            if records:
-                self._print(records)
-                printed += len(records)
-                await self._commit(records)
-        return printed
-
-    async def _read(self) -> tuple[list[Raw], int]:
-        """Return the next records, and the number of skipped records."""
-        wait_ms = FOLLOW_MS if self._options.follow else WAIT_MS
-        params = {"timeout": wait_ms, "max_bytes": self._options.fetch_bytes}
-        path = f"{self._path}/records"
-        answer = await read_records(self._client, path, self._options, params=params)
-        return _split(answer.content), self._skipped.add(answer)
-
-    def _print(self, records: list[Raw]) -> None:
-        lines = [_on_one_line(bytes(record)) for record in records]
-        if not self._options.is_ndjson:
-            lines = [self._text(_decode(line)) for line in lines]
-        write_out(b"".join(line + b"\n" for line in lines))
-
-    async def _commit(self, records: list[Raw]) -> None:
-        ends = {
-            _decode_partition(record).partition: _decode(record).offset + 1 for record in records
-        }
-        partitions = [
-            {"topic": self._topic, "partition": number, "offset": offset}
-            for number, offset in ends.items()
-        ]
-        await self._client.post(f"{self._path}/offsets", json={"partitions": partitions})
+            await _print_all(consumer, printer, options)
+        finally:
+            await consumer.close()
+            printer.show_skipped()
 
 
-def _on_one_line(record: bytes) -> bytes:
-    """Remove line breaks that a producer may have sent between the tokens of a record's JSON."""
-    return msgspec.json.format(record, indent=-1) if b"\n" in record or b"\r" in record else record
+async def _print_all(
+    consumer: AsyncConsumer, printer: LinePrinter, options: ConsumeOptions
+) -> None:
+    """Print records until `count_max` or the end."""
+    loop = asyncio.get_running_loop()
+    output = Output()
+    printed = 0
+    wait_s = FOLLOW_S if options.follow else WAIT_S
+    while options.count_max is None or printed < options.count_max:
+        started_s = loop.time()
+        pages = await consumer.poll_pages(wait_s)
+        if not pages:
+            # A read also ends early, without records, when the group has a new generation.
+            if not options.follow and loop.time() - started_s >= wait_s * 0.9:
+                return
+            continue
+        shown = await _print(consumer, printer, output, pages, options.count_max, printed)
+        printed += sum(len(each.lines) for each in shown)
+        failure = next((each.failure for each in shown if each.failure is not None), None)
+        if failure is not None:
+            raise failure
+
+
+async def _print(
+    consumer: AsyncConsumer,
+    printer: LinePrinter,
+    output: Output,
+    pages: list[Page],
+    count_max: int | None,
+    printed: int,
+) -> list[Shown]:
+    """Print pages, and name what is printed; the next read commits it. If a record does not decode,
+    the other pages are printed, too."""
+    done = {}
+    found = []
+    for page in pages:
+        rest = None if count_max is None else count_max - printed
+        shown = await printer.shown(page, rest)
+        printed += len(shown.lines)
+        if shown.next_offset > page.records[0].offset:
+            done[page.where] = shown.next_offset
+        found.append(shown)
+    try:
+        await output.write(joined([line for shown in found for line in shown.lines]))
+    finally:
+        if output.is_written:
+            consumer.done(done)
+    return found

@@ -1,4 +1,4 @@
-"""Parse lines of input into records of a produce request: JSON bytes, key and partition."""
+"""Parse lines of input into records of a produce request."""
 
 import binascii
 import contextlib
@@ -13,18 +13,11 @@ import msgspec
 from msgspec import Raw
 
 from tidelog.service.cli.results import BadUsage, CommandError
+from tidelog.service.client.records import Encoded
 from tidelog.service.secret_files import why_not_read
 
 INPUT_READ_BYTES = 256 * 1024
 SHOWN_CHARS = 80
-
-
-class Record(NamedTuple):
-    """One record: the members of its JSON object except `partition`, and its key and partition."""
-
-    members: bytes
-    key: bytes | None
-    partition: int | None
 
 
 class BadLine(CommandError):
@@ -32,27 +25,30 @@ class BadLine(CommandError):
 
 
 class Parser(NamedTuple):
-    """Parser of lines. `record` returns None for a blank line of JSON input."""
+    """Parser of lines. `record` returns None for a blank line of JSON input. `form` names the
+    options that the records follow from."""
 
     embedded: str
-    record: Callable[[bytes], Record | None]
+    record: Callable[[bytes], Encoded | None]
+    form: str
 
 
-def text_parser(key_separator: str | None) -> Parser:
+def text_parser(key_separator: str | None, *, is_crlf: bool = False) -> Parser:
     """Return a parser of lines. A line is a value, or, with `key_separator`, a key and a value. All
-    bytes are valid."""
+    bytes are valid. With `is_crlf`, a carriage return at the end of a line is not part of it."""
     separator = None if key_separator is None else key_separator.encode()
 
-    def record(line: bytes) -> Record:
-        line = line.removesuffix(b"\r")
+    def record(line: bytes) -> Encoded:
+        if is_crlf:
+            line = line.removesuffix(b"\r")
         if separator is None:
-            return Record(b'"value":"%b"' % _base64(line), None, None)
+            return Encoded(b'"value":"%b"' % _base64(line), None, None)
         key, found, value = line.partition(separator)
         if not found:
             raise BadLine(f"no key separator {key_separator!r} in {_shown(line)}")
-        return Record(b'"key":"%b","value":"%b"' % (_base64(key), _base64(value)), key, None)
+        return Encoded(b'"key":"%b","value":"%b"' % (_base64(key), _base64(value)), key, None)
 
-    return Parser("binary", record)
+    return Parser("binary", record, f"text {key_separator!r} {is_crlf}")
 
 
 class _InputLine(msgspec.Struct, forbid_unknown_fields=True):
@@ -73,20 +69,21 @@ _decode_value = msgspec.json.Decoder(Raw).decode
 
 def json_parser(embedded: str, *, is_values: bool) -> Parser:
     """Return a parser of lines. A line is a record as JSON, or, with `is_values`, a JSON value."""
-    return Parser(embedded, _json_value if is_values else _json_record(_KEYS[embedded]))
+    record = _json_value if is_values else _json_record(_KEYS[embedded])
+    return Parser(embedded, record, f"ndjson {embedded} {is_values}")
 
 
-def _json_value(line: bytes) -> Record | None:
+def _json_value(line: bytes) -> Encoded | None:
     if not line.strip():
         return None
     try:
-        return Record(b'"value":%b' % bytes(_decode_value(line)), None, None)
+        return Encoded(b'"value":%b' % bytes(_decode_value(line)), None, None)
     except (msgspec.MsgspecError, RecursionError) as error:
         raise BadLine(f"not JSON: {error}: {_shown(line)}") from None
 
 
-def _json_record(octets: Callable[[bytes], bytes]) -> Callable[[bytes], Record | None]:
-    def record(line: bytes) -> Record | None:
+def _json_record(octets: Callable[[bytes], bytes]) -> Callable[[bytes], Encoded | None]:
+    def record(line: bytes) -> Encoded | None:
         if not line.strip():
             return None
         try:
@@ -101,7 +98,7 @@ def _json_record(octets: Callable[[bytes], bytes]) -> Callable[[bytes], Record |
             members.append(b'"timestamp":%d' % parsed.timestamp)
         if parsed.headers:
             members.append(b'"headers":' + bytes(parsed.headers))
-        return Record(b",".join(members), key, parsed.partition)
+        return Encoded(b",".join(members), key, parsed.partition)
 
     return record
 

@@ -1,26 +1,19 @@
-"""Produce lines in batches, with several requests in flight, without loss or duplicates.
+"""Produce the lines of an input, in batches, without loss or duplicates: the work of AsyncProducer.
 
-The records of a partition keep the order of the input. Each partition belongs to one lane. A lane
-sends one request at a time and repeats it (same Idempotency-Key, same bytes) until the broker
-acknowledges it, for up to `retry_s`. For records without a key, the client chooses the partitions
-in turn. For records with a key, the broker chooses the partition by the hash of the key. The client
-computes the same hash, to find the lane. If partitions are added to the topic during the run, this
-client continues with the old number of partitions. A key then stays in its lane, so the records of
-one key keep their order in each partition. But one partition may then have the records of several
-lanes, in another order than the input. No record is lost or duplicated.
+The records of a partition keep the order of the input. If a line is wrong, or a broker rejects it,
+the lines before it are sent, and the error names it.
 """
 
 import asyncio
+from collections.abc import Sequence
 from typing import NamedTuple
 
-import msgspec
-
-from tidelog.service.cli.client import Client
+from tidelog.service.cli.client import command_error
 from tidelog.service.cli.records.lines import BadLine, Parser, Source
-from tidelog.service.cli.requests import quoted
 from tidelog.service.cli.results import CommandError, SlowProgress, plural, warn
-from tidelog.storage.core.murmur2 import partition_of
-from tidelog.storage.io.clock import SystemClock
+from tidelog.service.client.connection import Connection
+from tidelog.service.client.errors import ClientError
+from tidelog.service.client.producer import AsyncProducer, Delivered, Item, ProducerOptions
 
 IDLE_S = 0.2
 """Maximum time that a read of input blocks, because an interrupt must wait for the read."""
@@ -39,31 +32,18 @@ class ProduceOptions(NamedTuple):
     linger_s: float
     retry_s: float
 
-
-class Batch:
-    """Records of one request. `size` counts bytes of JSON, `input_size` bytes of input."""
-
-    __slots__ = ("input_size", "opened_s", "records", "size")
-
-    def __init__(self, now_s: float) -> None:
-        self.records: list[bytes] = []
-        self.size = 0
-        self.input_size = 0
-        self.opened_s = now_s
-
-
-class _Place(msgspec.Struct):
-    partition: int | None = None
-    offset: int | None = None
-    error_code: int | None = None
-    error: str | None = None
-
-
-class _PlacedBatch(msgspec.Struct):
-    offsets: list[_Place]
-
-
-_decode_placed = msgspec.json.Decoder(_PlacedBatch).decode
+    def of_producer(self) -> ProducerOptions:
+        return ProducerOptions(
+            media_type=self.media_type,
+            acks=self.acks,
+            linger_ms=self.linger_s * 1000,
+            batch_records=self.batch_records,
+            batch_bytes=self.batch_bytes,
+            in_flight=self.in_flight,
+            # Each lane has a batch on its way and one that is filled meanwhile.
+            buffer_bytes=max(2 * self.in_flight, 4) * max(self.batch_bytes, 1024 * 1024),
+            delivery_s=self.retry_s,
+        )
 
 
 class ProduceSummary:
@@ -79,12 +59,13 @@ class ProduceSummary:
         self.ranges: dict[int, tuple[int, int]] = {}
         """First offset and exclusive end offset by partition. It is empty unless `acks` is all."""
 
-    def add(self, batch: Batch, placed: _PlacedBatch) -> None:
-        self.records += len(batch.records)
-        self.input_bytes += batch.input_size
+    def add(self, placed: Sequence[Delivered], input_bytes: int) -> None:
+        """Count one acknowledged request."""
+        self.records += len(placed)
+        self.input_bytes += input_bytes
         self.batches += 1
-        for place in placed.offsets:
-            if place.partition is not None and place.offset is not None:
+        for place in placed:
+            if place.offset is not None:
                 first, end = self.ranges.get(place.partition, (place.offset, 0))
                 wider = (min(first, place.offset), max(end, place.offset + 1))
                 self.ranges[place.partition] = wider
@@ -112,81 +93,103 @@ class ProduceSummary:
         )
 
 
+class _Line:
+    """The outcome of a line. It keeps only a failure: `on_delivered` counts the others."""
+
+    __slots__ = ("_number", "_run")
+
+    def __init__(self, run: "_Run", number: int) -> None:
+        self._run = run
+        self._number = number
+
+    def done(self) -> bool:
+        return False
+
+    def set_result(self, result: Delivered) -> None:
+        pass
+
+    def set_exception(self, exception: BaseException) -> None:
+        if self._run.failure is None or self._number < self._run.failure[0]:
+            self._run.failure = (self._number, exception)
+
+
 async def produce(
-    client: Client, topic: str, source: Source, options: ProduceOptions
+    connection: Connection, topic: str, source: Source, options: ProduceOptions
 ) -> ProduceSummary:
     """Produce all lines of `source`. The message of a CommandError has the number of acknowledged
     records."""
-    async with client:
-        partitions = await client.partitions(topic)
-        client.retry_s = options.retry_s
-        return await Producer(client, topic, partitions, options).run(source)
+    async with connection:
+        await connection.partitions(topic)
+        return await _Run(connection, topic, options).run(source)
 
 
-class Producer:
-    """State of one run: an open batch and a queue for each lane, and the summary."""
+class _Run:
+    """State of one run: the producer, the number of lines, the first failure."""
 
-    def __init__(
-        self, client: Client, topic: str, partitions: int, options: ProduceOptions
-    ) -> None:
-        self._client = client
+    def __init__(self, connection: Connection, topic: str, options: ProduceOptions) -> None:
+        self._connection = connection
+        self._topic = topic
         self._options = options
-        self._partitions = partitions
-        self._path = f"/topics/{quoted(topic)}"
-        self._run_id = SystemClock().new_id().hex()
-        self._number = 0
-        self.report = ProduceSummary(topic)
-        lanes = min(options.in_flight, partitions)
-        self._open: list[Batch | None] = [None] * lanes
-        self._lanes: list[asyncio.Queue[Batch | None]] = [asyncio.Queue(1) for _ in range(lanes)]
-        self._unkeyed_partition = 0
-        self._unkeyed_records = 0
-        self._unkeyed_bytes = 0
         self._lines = 0
+        self.failure: tuple[int, BaseException] | None = None
+        self._summary = ProduceSummary(topic)
+        self._producer = AsyncProducer(
+            connection, options=options.of_producer(), on_delivered=self._count
+        )
+
+    def _count(self, items: Sequence[Item], placed: Sequence[Delivered]) -> None:
+        self._summary.add(placed, sum(item.tag for item in items))
 
     async def run(self, source: Source) -> ProduceSummary:
-        started_s = asyncio.get_running_loop().time()
+        loop = asyncio.get_running_loop()
+        started_s = loop.time()
+        bad: BadLine | None = None
         try:
-            async with asyncio.TaskGroup() as group:
-                sending = [group.create_task(self._send_all(lane)) for lane in self._lanes]
-                with SlowProgress("producing", source.size) as progress:
+            with SlowProgress("producing", source.size) as progress:
+                try:
                     await self._read_all(source, progress)
-                    while (await asyncio.wait(sending, timeout=IDLE_S))[1]:
-                        progress.show(self.report.input_bytes)
+                except BadLine as error:
+                    bad = error
+                flushing = asyncio.create_task(self._producer.flush())
+                while not (await asyncio.wait({flushing}, timeout=IDLE_S))[0]:
+                    progress.show(self._summary.input_bytes)
         except asyncio.CancelledError:
-            warn(f"interrupted: {plural(self.report.records, 'record')} acknowledged")
+            warn(f"interrupted: {plural(self._summary.records, 'record')} acknowledged")
             raise
-        except BaseExceptionGroup as failed:
-            error = failed.exceptions[0]
-            if isinstance(error, CommandError):
-                acked = plural(self.report.records, "record")
-                error.args = (f"{error} ({acked} acknowledged)",)
-            raise error from None
         finally:
-            self.report.retries = self._client.retries
-            self.report.seconds = asyncio.get_running_loop().time() - started_s
-        return self.report
+            await self._producer.close(flush_s=0.0)
+            self._summary.retries = self._connection.retries
+            self._summary.seconds = loop.time() - started_s
+        self._check(bad)
+        return self._summary
 
-    # -- input
+    def _check(self, bad: BadLine | None) -> None:
+        """Raise the failure of the first line that is not in the topic."""
+        acked = f"{plural(self._summary.records, 'record')} acknowledged"
+        if self.failure is not None:
+            number, error = self.failure
+            if not isinstance(error, ClientError):
+                raise error
+            cause = error.__cause__ if isinstance(error.__cause__, ClientError) else error
+            failed = command_error(cause)
+            failed.args = (f"line {number}: {failed} ({acked})",)
+            raise failed
+        if bad is not None:
+            raise BadLine(f"{bad} (the lines before it are in the topic: {acked})")
 
     async def _read_all(self, source: Source, progress: SlowProgress) -> None:
         rest = b""
-        while True:
-            wait_s = min(self._options.linger_s, IDLE_S) if any(self._open) else IDLE_S
-            taken = await asyncio.to_thread(source.read, wait_s)
+        while self.failure is None:
+            taken = await asyncio.to_thread(source.read, IDLE_S)
             if taken:
                 *lines, rest = (rest + taken).split(b"\n")
                 for line in lines:
                     await self._add(line)
             elif taken is not None:
                 break
-            progress.show(self.report.input_bytes)
-            await self._flush_aged()
-        if rest:
+            progress.show(self._summary.input_bytes)
+        if rest and self.failure is None:
             await self._add(rest)
-        for number, lane in enumerate(self._lanes):
-            await self._close(number)
-            await lane.put(None)
 
     async def _add(self, line: bytes) -> None:
         self._lines += 1
@@ -196,74 +199,14 @@ class Producer:
             raise BadLine(f"line {self._lines}: {error}") from None
         if record is None:
             return
-        partition = record.partition if record.partition is not None else self._options.partition
-        if partition is not None:
-            text = b'{"partition":%d,%b}' % (partition, record.members)
-        elif record.key is not None:
-            partition = partition_of(record.key, self._partitions)
-            text = b"{%b}" % record.members
-        else:
-            partition = self._next_unkeyed(len(line))
-            text = b'{"partition":%d,%b}' % (partition, record.members)
-        number = partition % len(self._lanes)
-        batch = self._open[number]
-        if batch is not None and batch.size + len(text) > self._options.batch_bytes:
-            await self._close(number)
-            batch = None
-        if batch is None:
-            batch = self._open[number] = Batch(asyncio.get_running_loop().time())
-        batch.records.append(text)
-        batch.size += len(text) + 1
-        batch.input_size += len(line) + 1
-        if len(batch.records) >= self._options.batch_records:
-            await self._close(number)
+        if record.partition is None:
+            record = record._replace(partition=self._options.partition)
+        outcome = _Line(self, self._lines)
+        if not self._producer.try_put(self._topic, record, outcome, len(line) + 1):
+            await self._producer.put(self._topic, record, outcome, len(line) + 1)
 
-    def _next_unkeyed(self, size: int) -> int:
-        """Return the same partition for about one batch of records, then the next partition, as
-        Kafka's producer does."""
-        self._unkeyed_records += 1
-        self._unkeyed_bytes += size
-        is_full = self._unkeyed_records > self._options.batch_records
-        if is_full or self._unkeyed_bytes > self._options.batch_bytes:
-            self._unkeyed_records = self._unkeyed_bytes = 0
-            self._unkeyed_partition = (self._unkeyed_partition + 1) % self._partitions
-        return self._unkeyed_partition
 
-    async def _flush_aged(self) -> None:
-        """Close batches older than `linger_s` whose lane has no other batch in its queue."""
-        horizon_s = asyncio.get_running_loop().time() - self._options.linger_s
-        for number, batch in enumerate(self._open):
-            if batch is not None and batch.opened_s <= horizon_s and self._lanes[number].empty():
-                await self._close(number)
-
-    async def _close(self, number: int) -> None:
-        batch = self._open[number]
-        if batch is not None:
-            self._open[number] = None
-            await self._lanes[number].put(batch)
-
-    # -- output
-
-    async def _send_all(self, lane: "asyncio.Queue[Batch | None]") -> None:
-        while (batch := await lane.get()) is not None:
-            await self._send(batch)
-
-    async def _send(self, batch: Batch) -> None:
-        self._number += 1
-        answer = await self._client.post(
-            self._path,
-            params={"acks": self._options.acks},
-            headers={
-                "content-type": self._options.media_type,
-                "idempotency-key": f'"{self._run_id}-{self._number}"',
-            },
-            content=b'{"records":[%b]}' % b",".join(batch.records),
-        )
-        try:
-            placed = _decode_placed(answer.content)
-        except msgspec.MsgspecError:
-            raise self._client.is_no_broker() from None
-        for place in placed.offsets:
-            if place.error_code is not None:
-                raise CommandError(f"the broker rejected a record: {place.error}")
-        self.report.add(batch, placed)
+def failed_lines(error: CommandError, first: int, last: int) -> CommandError:
+    """Return the error of a request with the numbers of its lines."""
+    error.args = (f"lines {first} to {last}: {error}",)
+    return error

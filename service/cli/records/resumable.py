@@ -1,0 +1,291 @@
+"""`tidelog produce --state FILE`: each line of an input once, also if this command is killed.
+
+The file says how many lines are in the topic. Before a request, it also gets the end of the batch
+under way (`pending`), so a later run cuts the same batch, and sends it with the same
+Idempotency-Key: the broker answers with the first outcome if it has one. One request at a time.
+
+**On a crash** before a request, its batch is sent by the next run. After the request, the next run
+sends it again, and the broker writes nothing. Brokers keep an Idempotency-Key for an hour; after
+that, the outcome of the pending batch cannot be found out, and the next run refuses to guess.
+"""
+
+import asyncio
+import contextlib
+import hashlib
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from tidelog.service.cli.client import command_error
+from tidelog.service.cli.records.lines import BadLine, Source
+from tidelog.service.cli.records.produce import (
+    IDLE_S,
+    ProduceOptions,
+    ProduceSummary,
+    failed_lines,
+)
+from tidelog.service.cli.results import BadUsage, CommandError, SlowProgress, plural, warn
+from tidelog.service.client.connection import Connection
+from tidelog.service.client.errors import ClientError, NotReachable
+from tidelog.service.client.producer import send_batch
+from tidelog.storage.io.clock import Clock, SystemClock
+
+PENDING_MS_MAX = 50 * 60 * 1000
+"""Brokers keep an Idempotency-Key for an hour; ten minutes are for differences of clocks and for
+the retries of this run."""
+
+
+class _Pending(msgspec.Struct):
+    """The batch under way: the lines and bytes of input up to its end, the digest of its bytes, and
+    the time before its first request."""
+
+    lines: int
+    bytes: int
+    digest: str
+    since_ms: int
+
+
+class _State(msgspec.Struct):
+    """The contents of the file. `lines` and `bytes` of the input are in the topic."""
+
+    topic: str
+    options: str
+    run: str
+    lines: int = 0
+    bytes: int = 0
+    pending: _Pending | None = None
+
+
+class _Batch(NamedTuple):
+    """Lines of input: their records, and the bytes and lines that they take."""
+
+    texts: list[bytes]
+    octets: bytes
+    lines: int
+
+
+async def produce_with_state(
+    connection: Connection,
+    topic: str,
+    source: Source,
+    options: ProduceOptions,
+    file: Path,
+    clock: Clock | None = None,
+) -> ProduceSummary:
+    """Produce the lines of `source` that are not in the topic. Raises CommandError."""
+    async with connection:
+        await connection.partitions(topic)
+        run = _Run(connection, topic, source, options, file, clock or SystemClock())
+        return await run.run()
+
+
+class _Run:
+    """One run of the command, on one state file."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        topic: str,
+        source: Source,
+        options: ProduceOptions,
+        file: Path,
+        clock: Clock,
+    ) -> None:
+        self._connection = connection
+        self._source = source
+        self._options = options
+        self._file = file
+        self._clock = clock
+        self._summary = ProduceSummary(topic)
+        self._rest = b""
+        self._is_at_end = False
+        self._state = self._load(topic)
+
+    async def run(self) -> ProduceSummary:
+        loop = asyncio.get_running_loop()
+        started_s = loop.time()
+        try:
+            with SlowProgress("producing", self._source.size) as progress:
+                await self._skip(self._state.bytes)
+                if self._state.pending is not None:
+                    await self._send(await self._pending_batch(self._state.pending))
+                while True:
+                    batch, bad = await self._next_batch()
+                    if batch.lines:
+                        await self._send(batch)
+                    if bad is not None:
+                        raise BadLine(f"{bad} (lines 1 to {self._state.lines} are in the topic)")
+                    if not batch.lines:
+                        break
+                    progress.show(self._state.bytes)
+        except asyncio.CancelledError:
+            warn(f"interrupted: lines 1 to {self._state.lines} are in the topic")
+            raise
+        finally:
+            self._summary.retries = self._connection.retries
+            self._summary.seconds = loop.time() - started_s
+        return self._summary
+
+    # -- the file
+
+    def _load(self, topic: str) -> _State:
+        options = self._options
+        form = f"{options.media_type} {options.partition} {options.acks} {options.parse.form}"
+        try:
+            held = self._file.read_bytes()
+        except FileNotFoundError:
+            return _State(topic, form, self._clock.new_id().hex())
+        except OSError as error:
+            raise BadUsage(f"--state: cannot read {self._file}: {error.strerror}") from None
+        try:
+            state = msgspec.json.decode(held, type=_State)
+        except msgspec.MsgspecError as error:
+            raise BadUsage(f"--state: {self._file} is no state of produce: {error}") from None
+        if state.topic != topic:
+            raise BadUsage(f"--state: {self._file} belongs to topic {state.topic!r}, not {topic!r}")
+        if state.options != form:
+            raise BadUsage(
+                f"--state: {self._file} was begun with other options of the format, the partition "
+                "or acks: give the same ones"
+            )
+        pending = state.pending
+        if pending is not None and self._clock.now_ms() - pending.since_ms > PENDING_MS_MAX:
+            raise CommandError(
+                f"it is unknown whether lines {state.lines + 1} to {pending.lines} are in "
+                f"{topic}, and brokers may have dropped their Idempotency-Key: read the topic. "
+                f"If they are in it, set `lines` and `bytes` in {self._file} to the values in "
+                "`pending`. In both cases set `pending` to null"
+            )
+        return state
+
+    def _save(self) -> None:
+        """Replace the file. After a crash, it has the old or the new contents."""
+        new = self._file.with_name(f"{self._file.name}.new")
+        try:
+            with open(new, "wb") as out:
+                out.write(msgspec.json.format(msgspec.json.encode(self._state)) + b"\n")
+                out.flush()
+                os.fsync(out.fileno())
+            os.replace(new, self._file)
+            folder = os.open(self._file.parent, os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
+        except OSError as error:
+            raise CommandError(f"--state: cannot write {self._file}: {error.strerror}") from None
+
+    # -- the input
+
+    async def _more(self) -> bool:
+        """Read more input; return False if none arrives in IDLE_S, or at the end."""
+        taken = await asyncio.to_thread(self._source.read, IDLE_S)
+        if taken:
+            self._rest += taken
+        self._is_at_end = taken == b""
+        return bool(taken)
+
+    async def _skip(self, count: int) -> None:
+        """Skip the input that is in the topic."""
+        with contextlib.suppress(OSError):  # a pipe has no positions
+            if os.lseek(self._source.descriptor, 0, os.SEEK_CUR) == 0:
+                os.lseek(self._source.descriptor, count, os.SEEK_SET)
+                return
+        self._rest = (await self._read_exactly(count))[count:]
+
+    async def _read_exactly(self, count: int) -> bytes:
+        """Return the input that was read, `count` bytes or more. Raises CommandError."""
+        while len(self._rest) < count:
+            if not await self._more() and self._is_at_end:
+                raise CommandError(
+                    f"the input is shorter than {self._file} says: it is another one"
+                )
+        return self._rest
+
+    async def _pending_batch(self, pending: _Pending) -> _Batch:
+        """Cut the batch that an earlier run has begun to send. Raises CommandError."""
+        size = pending.bytes - self._state.bytes
+        octets = (await self._read_exactly(size))[:size]
+        if _digest(octets) != pending.digest:
+            raise CommandError(
+                f"lines {self._state.lines + 1} to {pending.lines} of the input have changed since "
+                f"the run that began to send them: {self._file} belongs to another input"
+            )
+        lines = octets.removesuffix(b"\n").split(b"\n")
+        texts = [text for line in lines if (text := self._record(line)) is not None]
+        self._rest = self._rest[size:]
+        return _Batch(texts, octets, len(lines))
+
+    async def _next_batch(self) -> tuple[_Batch, BadLine | None]:
+        """Cut the next batch: a full one, or what has arrived. Also return the error of the line
+        after it."""
+        texts: list[bytes] = []
+        size = used = lines = 0
+        while len(texts) < self._options.batch_records and size < self._options.batch_bytes:
+            end = self._rest.find(b"\n", used) + 1
+            if not end:
+                has_more = not self._is_at_end and await self._more()
+                if has_more or (not lines and not self._is_at_end):
+                    continue  # without a line, wait for one
+                if not self._is_at_end or used == len(self._rest):
+                    break
+                end = len(self._rest)  # the last line has no line break
+            line = self._rest[used:end].removesuffix(b"\n")
+            try:
+                text = self._record(line)
+            except BadLine as error:
+                batch = self._cut(texts, used, lines)
+                return batch, BadLine(f"line {self._state.lines + lines + 1}: {error}")
+            used = end
+            lines += 1
+            if text is not None:
+                texts.append(text)
+                size += len(text) + 1
+        return self._cut(texts, used, lines), None
+
+    def _cut(self, texts: list[bytes], used: int, lines: int) -> _Batch:
+        octets, self._rest = self._rest[:used], self._rest[used:]
+        return _Batch(texts, octets, lines)
+
+    def _record(self, line: bytes) -> bytes | None:
+        record = self._options.parse.record(line)
+        if record is None:
+            return None
+        partition = record.partition if record.partition is not None else self._options.partition
+        if partition is None:
+            return b"{%b}" % record.members
+        return b'{"partition":%d,%b}' % (partition, record.members)
+
+    # -- the topic
+
+    async def _send(self, batch: _Batch) -> None:
+        """Send a batch, and write down its end before and after."""
+        state = self._state
+        first, lines = state.lines + 1, state.lines + batch.lines
+        size = state.bytes + len(batch.octets)
+        if batch.texts:
+            if state.pending is None:
+                now_ms = self._clock.now_ms()
+                state.pending = _Pending(lines, size, _digest(batch.octets), now_ms)
+                self._save()
+            options = self._options.of_producer()
+            key = f"{state.run}-{first}"
+            try:
+                placed = await send_batch(self._connection, state.topic, batch.texts, key, options)
+            except ClientError as error:
+                if not isinstance(error, NotReachable):
+                    state.pending = None  # rejected: nothing is written
+                    self._save()
+                said = plural(state.lines, "line")
+                failed = failed_lines(command_error(error), first, lines)
+                failed.args = (f"{failed} ({said} of the input are in the topic)",)
+                raise failed from None
+            self._summary.add(placed, len(batch.octets))
+        state.lines, state.bytes, state.pending = lines, size, None
+        self._save()
+
+
+def _digest(octets: bytes) -> str:
+    return hashlib.blake2b(octets, digest_size=16).hexdigest()

@@ -1,0 +1,213 @@
+"""Records as brokers send them for output, and those that do not decode (`--on-error`).
+
+The broker converts keys and values to the format of the output. It marks a key or value that does
+not decode, and sends its bytes in base64 (`on_error=raw`). So such a record stops no other, and
+this module decides what happens to it.
+"""
+
+import binascii
+import json
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import msgspec
+from msgspec import Raw
+
+from tidelog.service.cli.results import CommandError, warn
+from tidelog.service.client.producer import AsyncProducer
+from tidelog.service.client.records import Header, Page, ReadFormat, Record
+
+MARK = b'_base64":'
+
+
+class _Fields(msgspec.Struct):
+    topic: str
+    partition: int
+    offset: int
+    key: Raw = Raw(b"null")
+    value: Raw = Raw(b"null")
+    timestamp: int | None = None
+    headers: list[Header] = []
+    key_base64: bytes | None = None
+    value_base64: bytes | None = None
+
+
+class Line(_Fields):
+    """A record as a broker sends it. `key_base64` or `value_base64` has a key or value that does
+    not decode. `text` is the JSON of the whole record, on one line."""
+
+    text: bytes = b""
+
+    @property
+    def is_undecodable(self) -> bool:
+        return self.key_base64 is not None or self.value_base64 is not None
+
+
+_decode = msgspec.json.Decoder(Line).decode
+_split = msgspec.json.Decoder(list[Raw]).decode
+
+
+def _line(text: bytes) -> Line:
+    line = _decode(text)
+    line.text = text
+    return line
+
+
+def _lines(body: bytes) -> list[Line]:
+    return [_line(text) for text in body.removesuffix(b"\n").split(b"\n")] if body else []
+
+
+def _array(body: bytes) -> list[Line]:
+    return [_line(_on_one_line(bytes(text))) for text in _split(body)]
+
+
+def _on_one_line(record: bytes) -> bytes:
+    """Remove line breaks that a producer may have sent between the tokens of a record's JSON."""
+    return msgspec.json.format(record, indent=-1) if b"\n" in record or b"\r" in record else record
+
+
+def read_format(embedded: str) -> ReadFormat:
+    """Return the format of reads for an output format: json, text or binary."""
+    return ReadFormat(embedded, "application/x-ndjson", _lines, _array)
+
+
+class UndecodableLine(CommandError):
+    """A record does not decode, and `--on-error stop` ends its partition."""
+
+
+class Shown(NamedTuple):
+    """Lines to print, and the offset after those that are done. `failure` is the error of the
+    record at that offset."""
+
+    lines: list[bytes]
+    next_offset: int
+    failure: UndecodableLine | None
+
+
+class LinePrinter:
+    """Turns pages into lines of output, by the options of the command. Counts skipped records."""
+
+    def __init__(
+        self,
+        embedded: str,
+        *,
+        is_ndjson: bool,
+        key_separator: str | None,
+        on_error: str,
+        dead_letters: tuple[AsyncProducer, str] | None = None,
+    ) -> None:
+        self._embedded = embedded
+        self._on_error = on_error
+        self._dead_letters = dead_letters
+        self._is_ndjson = is_ndjson
+        self._separator = None if key_separator is None else key_separator.encode()
+        self.skipped = 0
+        self.sent = 0
+        self._first = ""
+
+    async def shown(self, page: Page, count_max: int | None, end: int | None = None) -> Shown:
+        """Return the lines of at most `count_max` records of a page, below offset `end`. Send dead
+        letters; they are acknowledged when this returns. Raises ClientError."""
+        lines: list[bytes] = []
+        for record in page.records:
+            if end is not None and record.offset >= end:
+                return Shown(lines, end, None)
+            if count_max is not None and len(lines) >= count_max:
+                return Shown(lines, record.offset, None)
+            if not record.is_undecodable or self._on_error == "raw":
+                lines.append(self._text(record))
+            elif self._on_error == "escape":
+                lines.append(self._text(_escaped(record)))
+            elif self._on_error == "stop":
+                return Shown(lines, record.offset, self._failure(record))
+            else:
+                if self._dead_letters is not None:
+                    await self._send(record, *self._dead_letters)
+                self.skipped += 1
+                name = f"{record.topic}-{record.partition}@{record.offset}"
+                self._first = self._first or name
+        return Shown(lines, page.next_offset, None)
+
+    def show_skipped(self) -> None:
+        """If records were skipped, print their number and the first one on stderr."""
+        if self._dead_letters is not None and self.skipped:
+            topic = self._dead_letters[1]
+            warn(f"sent to {topic}, as they do not decode: {self.skipped}, first {self._first}")
+        elif self.skipped:
+            warn(f"skipped records that do not decode: {self.skipped}, first {self._first}")
+
+    def _text(self, line: Line) -> bytes:
+        if self._is_ndjson:
+            return line.text
+        value = self._part(line.value, line.value_base64)
+        if self._separator is None:
+            return value
+        return self._part(line.key, line.key_base64) + self._separator + value
+
+    def _part(self, text: Raw, octets: bytes | None) -> bytes:
+        if octets is not None:
+            return binascii.b2a_base64(octets, newline=False)
+        return _PARTS[self._embedded](text)
+
+    def _failure(self, line: Line) -> UndecodableLine:
+        part = "value" if line.value_base64 is not None else "key"
+        form = "UTF-8 text" if self._embedded == "text" else "JSON"
+        other = "binary" if self._embedded == "text" else "text or binary"
+        return UndecodableLine(
+            f"partition {line.topic}-{line.partition}, offset {line.offset}: the {part} is not "
+            f"{form} (try --format {other}, --on-error skip, raw or escape, or --dead-letter TOPIC)"
+        )
+
+    async def _send(self, line: Line, producer: AsyncProducer, topic: str) -> None:
+        record = Record(line.topic, line.partition, line.offset)
+        headers = [(each.key, each.value) for each in line.headers]
+        source = f"{record.topic}-{record.partition}@{record.offset}".encode()
+        sent = await producer.send(
+            topic,
+            _octets(self._embedded, line.value, line.value_base64),
+            _octets(self._embedded, line.key, line.key_base64),
+            headers=[*headers, ("tidelog.source", source)],
+            timestamp_ms=line.timestamp,
+        )
+        await sent
+        self.sent += 1
+
+
+def _octets(embedded: str, text: Raw, octets: bytes | None) -> bytes | None:
+    """Return the bytes of a key or value as they are in the log."""
+    if octets is not None:
+        return octets
+    if bytes(text) == b"null":
+        return None
+    if embedded == "text" or (embedded == "json" and bytes(text).startswith(b'"')):
+        return msgspec.json.decode(text, type=str).encode()
+    return bytes(text)
+
+
+def _escaped(line: Line) -> Line:
+    """Return the record with escapes such as \\xff in place of the bytes that are not UTF-8."""
+    fields = json.loads(line.text)
+    for part in ("key", "value"):
+        octets = fields.pop(f"{part}_base64", None)
+        if octets is not None:
+            decoded = binascii.a2b_base64(octets).decode("utf-8", "backslashreplace")
+            fields[part] = decoded
+    return _line(json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode())
+
+
+def _unquoted(text: Raw) -> bytes:
+    """Return the text of a JSON string; null is `null`."""
+    found = msgspec.json.decode(text, type=str | None)
+    return b"null" if found is None else found.encode()
+
+
+_PARTS: dict[str, Callable[[Raw], bytes]] = {
+    "json": bytes,
+    "text": _unquoted,
+    "binary": _unquoted,  # base64 needs no escapes
+}
+
+
+def joined(lines: Sequence[bytes]) -> bytes:
+    """Return lines as output."""
+    return b"".join(line + b"\n" for line in lines)

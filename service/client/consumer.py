@@ -1,0 +1,461 @@
+"""AsyncConsumer: which records are delivered, how they decode, and which offsets are committed.
+
+Delivered means returned by `poll`, or by the iterator. Done means that the caller asked for more
+after it: the next `poll` commits the records of the previous one, the next step of the iterator
+finishes the record before it. `commit` finishes everything that was delivered. So a record whose
+work ended with an exception is read again: at least once.
+
+A record that does not decode does not stop the others. `on_error` decides:
+- stop: all records before it and those of other partitions are delivered. Then `poll` raises
+  UndecodableRecord once. Its partition stays there; if the caller polls again, the others go on.
+- skip: it counts as delivered; `skipped` and `first_skipped` count and name such records.
+- a function: it gets the Record as bytes and the error. When it returns, the record counts as
+  delivered. `DeadLetters` is such a function: it sends the record to another topic.
+"""
+
+import asyncio
+import inspect
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import msgspec
+
+from tidelog.service.client.connection import Connection
+from tidelog.service.client.errors import (
+    BadArgument,
+    ClientError,
+    Closed,
+    UndecodableRecord,
+)
+from tidelog.service.client.group_reader import GroupReader
+from tidelog.service.client.partition_reader import PartitionReader
+from tidelog.service.client.producer import AsyncProducer
+from tidelog.service.client.records import BINARY, Header, Page, ReadFormat, Record, TopicPartition
+
+Decode: TypeAlias = Callable[[bytes], Any]
+OnUndecodable: TypeAlias = Callable[[Record, UndecodableRecord], Awaitable[None] | None]
+OnError: TypeAlias = Literal["stop", "skip"] | OnUndecodable
+Offsets: TypeAlias = dict[TopicPartition, int]
+POLL_S = 20.0
+"""Timeout of one read while the iterator waits for records."""
+READ_MS_MAX = 30_000
+"""A broker's bound of a read's timeout (`fetch_wait_ms_max`)."""
+
+
+class ConsumerOptions(NamedTuple):
+    """Choices of a consumer."""
+
+    auto_offset_reset: Literal["earliest", "latest", "none"] = "earliest"
+    """Where a partition without a committed offset begins. none, without a group only: an offset
+    out of range is an error."""
+    auto_commit: bool = True
+    decode_value: Decode | None = None
+    decode_key: Decode | None = None
+    """Functions of bytes; not called for null."""
+    on_error: OnError = "stop"
+    session_timeout_ms: int = 30_000
+    """A member that has crashed keeps its partitions for this time."""
+    fetch_bytes: int = 1024 * 1024
+    retry_s: float = 120.0
+    """How long `poll` tries to reach a broker, before it raises NotReachable."""
+    client_id: str = "tidelog-client"
+    read_format: ReadFormat = BINARY
+    broker_on_error: Literal["stop", "skip", "raw"] = "raw"
+    """`on_error` of the requests, for other read formats than binary."""
+
+
+class DeadLetters:
+    """An `on_error` that sends records to a topic, with headers that name source and error. It
+    waits for the acknowledgment, so the record is in that topic before its offset is committed."""
+
+    def __init__(self, producer: AsyncProducer, topic: str) -> None:
+        self._producer = producer
+        self._topic = topic
+        self.sent = 0
+
+    async def __call__(self, record: Record, error: UndecodableRecord) -> None:
+        headers = [
+            *record.headers,
+            Header("tidelog.source", f"{record.topic}-{record.partition}@{record.offset}".encode()),
+            Header("tidelog.error", error.why.encode()),
+        ]
+        sent = await self._producer.send(
+            self._topic,
+            record.value,
+            record.key,
+            headers=[(each.key, each.value) for each in headers],
+            timestamp_ms=record.timestamp_ms,
+        )
+        await sent
+        self.sent += 1
+
+
+class AsyncConsumer:
+    """A consumer of one process. Belongs to one event loop.
+
+    async with AsyncConsumer("http://127.0.0.1:8082", "flights", group="enrich") as consumer:
+        async for record in consumer:
+            print(record.offset, record.value)
+    """
+
+    def __init__(
+        self,
+        servers: str | Connection,
+        topics: str | Iterable[str],
+        group: str | None = None,
+        *,
+        key: str | None = None,
+        ca_file: str | None = None,
+        positions: Mapping[tuple[str, int], int] | None = None,
+        options: ConsumerOptions | None = None,
+        **choices: Any,
+    ) -> None:
+        """With a `group`, this consumer is a member of it and commits offsets; without one, it
+        reads all partitions of `topics`, or from `positions` the partitions in it, and commits
+        nothing. `choices` are fields of ConsumerOptions. A Connection as `servers` stays open at
+        the end; its `retry_s` holds. Raises BadArgument."""
+        try:
+            chosen = (options or ConsumerOptions())._replace(**choices)
+        except ValueError as error:
+            raise BadArgument(f"the consumer has no such option: {error}") from None
+        on_error = chosen.on_error
+        self._topics = [topics] if isinstance(topics, str) else list(topics)
+        if not self._topics and not positions:
+            raise BadArgument("a consumer needs a topic")
+        if group is not None and positions:
+            raise BadArgument("positions and group exclude each other: seek after the first poll")
+        if isinstance(on_error, str) and on_error not in {"stop", "skip"}:
+            raise BadArgument(f"on_error {on_error!r} is neither stop nor skip nor a function")
+        self._owns = not isinstance(servers, Connection)
+        self.connection = (
+            servers
+            if isinstance(servers, Connection)
+            else Connection(servers, key=key, ca_file=ca_file, retry_s=chosen.retry_s)
+        )
+        self._auto_commit = chosen.auto_commit
+        self._decode_value = chosen.decode_value
+        self._decode_key = chosen.decode_key
+        self._on_error = on_error
+        self.group = group
+        self.skipped = 0
+        self.first_skipped = ""
+        self._reader = self._reader_of(chosen, positions or {})
+        self._is_started = bool(positions)
+        self._is_closed = False
+        self._ahead: deque[Record] = deque()
+        """Records that were read and that the iterator has not delivered."""
+        self._delivered: Offsets = {}
+        """The next offsets after done records that are not committed."""
+        self._pending: Offsets = {}
+        """The next offsets after delivered records that are not done."""
+        self._pages: deque[Page] = deque()
+        """Pages that were read and that are not decoded, because `on_error` raised an error."""
+        self._ends: dict[TopicPartition, tuple[int, int]] = {}
+        """The last record of the newest page, and the offset after the page: they differ if records
+        after the last one were skipped."""
+        self._blocked: dict[TopicPartition, UndecodableRecord] = {}
+        self._failures: deque[UndecodableRecord] = deque()
+        """Errors of `stop` that `poll` raises next."""
+
+    def _reader_of(
+        self, chosen: ConsumerOptions, positions: Mapping[tuple[str, int], int]
+    ) -> GroupReader | PartitionReader:
+        if self.group is None:
+            reader = PartitionReader(
+                self.connection,
+                chosen.read_format,
+                fetch_bytes=chosen.fetch_bytes,
+                on_error=chosen.broker_on_error,
+                reset="" if chosen.auto_offset_reset == "none" else chosen.auto_offset_reset,
+            )
+            for where, offset in positions.items():
+                reader.positions[TopicPartition(*where)] = offset
+            return reader
+        config = {
+            "format": chosen.read_format.name,
+            "auto.offset.reset": "latest" if chosen.auto_offset_reset == "latest" else "earliest",
+            "auto.commit.enable": False,
+            "client.id": chosen.client_id,
+            "session.timeout.ms": chosen.session_timeout_ms,
+            "on.error": chosen.broker_on_error,
+        }
+        return GroupReader(
+            self.connection,
+            chosen.read_format,
+            self.group,
+            self._topics,
+            config,
+            fetch_bytes=chosen.fetch_bytes,
+        )
+
+    async def __aenter__(self) -> "AsyncConsumer":
+        await self.start()
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            self._pending.clear()  # the caller has not finished its work
+        await self.close()
+
+    async def start(self) -> None:
+        """Join the group, or find the positions. `poll` does this too. Raises ClientError."""
+        if self._is_started:
+            return
+        # A subscription to a missing topic would wait for the topic, so fail here.
+        counts = {topic: await self.connection.partitions(topic) for topic in self._topics}
+        if isinstance(self._reader, PartitionReader):
+            await self._reader.start(counts)
+        else:
+            await self._reader.start()
+        self._is_started = True
+
+    async def close(self) -> None:
+        """Commit what was delivered (with auto_commit), and leave the group: its other members get
+        the partitions at once. Takes two seconds at most. Never raises ClientError."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        try:
+            if self._auto_commit:
+                self._finish()
+                await self._commit_in(1.0)
+        finally:
+            await asyncio.shield(self._reader.close())
+            if self._owns:
+                await self.connection.close()
+
+    async def _commit_in(self, timeout_s: float) -> None:
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._commit_delivered()
+        except (ClientError, TimeoutError):
+            pass  # the records are read again
+
+    # -- records
+
+    def __aiter__(self) -> "AsyncConsumer":
+        return self
+
+    async def __anext__(self) -> Record:
+        self._finish()
+        while not self._ahead:
+            await self._read(POLL_S)
+        record = self._ahead.popleft()
+        self._pending[record.where] = self._after(record)
+        return record
+
+    async def poll(self, timeout_s: float = 1.0) -> list[Record]:
+        """Return the next records, or an empty list after `timeout_s`. With auto_commit, commit
+        those of the previous call first. Raises ClientError."""
+        self._finish()
+        if not self._ahead:
+            await self._read(timeout_s)
+        records = list(self._ahead)
+        self._ahead.clear()
+        for record in records:
+            self._pending[record.where] = self._after(record)
+        return records
+
+    async def poll_pages(self, timeout_s: float) -> list[Page]:
+        """Return the next records by partition, as the read format decodes them, and also empty
+        pages. The caller decodes further, and names what is done by `done`. Raises
+        ClientError."""
+        await self._open()
+        await self._commit_if_auto()
+        return await self._reader.read(min(round(timeout_s * 1000), READ_MS_MAX))
+
+    async def poll_arrow(self, timeout_s: float = 1.0) -> Any:
+        """Return the next records as a pyarrow.Table with the columns `topic`, `partition`,
+        `offset`, `timestamp`, `key`, `value`, `headers`; None after `timeout_s`. Needs pyarrow and
+        a group. Raises ClientError."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        if not isinstance(self._reader, GroupReader):
+            raise BadArgument("poll_arrow needs a group")
+        self._finish()
+        await self._commit_if_auto()
+        await self._open()
+        body = await self._reader.read_arrow(min(round(timeout_s * 1000), READ_MS_MAX))
+        if body is None:
+            return None
+        table = pa.ipc.open_stream(body).read_all()
+        grouped = table.group_by(["topic", "partition"]).aggregate([("offset", "max")])
+        for row in grouped.to_pylist():
+            where = TopicPartition(row["topic"], row["partition"])
+            position = self._reader.positions.get(where, -1)
+            if position >= 0:  # the broker may send delivered records again
+                is_here = (pc.field("topic") == where.topic) & (
+                    pc.field("partition") == where.partition
+                )
+                table = table.filter(~(is_here & (pc.field("offset") < position)))
+            self._reader.positions[where] = max(position, row["offset_max"] + 1)
+            self._pending[where] = self._reader.positions[where]
+        self._reader.is_in_doubt = False
+        return table if len(table) else None
+
+    async def _open(self) -> None:
+        if self._is_closed:
+            raise Closed("the consumer is closed")
+        await self.start()
+
+    async def _read(self, timeout_s: float) -> None:
+        """Read once into `_ahead`, after the commit of what is done. Raises the errors of
+        `stop`."""
+        await self._open()
+        await self._commit_if_auto()
+        if self._failures:
+            raise self._failures.popleft()
+        if not self._pages:
+            self._pages.extend(await self._reader.read(min(round(timeout_s * 1000), READ_MS_MAX)))
+        if isinstance(self._reader, GroupReader):
+            for where in self._reader.take_lost():
+                self._blocked.pop(where, None)
+        while self._pages:
+            page = self._pages[0]
+            if page.where not in self._blocked:
+                found, end = await self._decoded(page)
+                self._ahead += found
+                if found:
+                    self._ends[page.where] = (found[-1].offset, end)
+                elif page.records and end > page.records[0].offset:
+                    self._delivered[page.where] = end
+            self._pages.popleft()
+        if not self._ahead and self._failures:
+            raise self._failures.popleft()
+
+    async def _decoded(self, page: Page) -> tuple[list[Record], int]:
+        """Return the records of a page that decode, up to the first that stops its partition, and
+        the offset at which the partition goes on."""
+        if self._decode_value is None and self._decode_key is None:
+            return page.records, page.next_offset
+        records: list[Record] = []
+        for record in page.records:
+            key, value = record.key, record.value
+            try:
+                if self._decode_value is not None and value is not None:
+                    value = self._decode_value(value)
+                if self._decode_key is not None and key is not None:
+                    key = self._decode_key(key)
+            except Exception as error:  # noqa: BLE001 - a caller's function may raise anything
+                if not await self._passed(record, f"{type(error).__name__}: {error}"):
+                    return records, record.offset
+            else:
+                records.append(msgspec.structs.replace(record, key=key, value=value))
+        return records, page.next_offset
+
+    async def _passed(self, record: Record, why: str) -> bool:
+        """Handle a record that does not decode. Return whether its partition goes on."""
+        where = record.where
+        error = UndecodableRecord(*where, record.offset, why)
+        if self._on_error == "stop":
+            self._blocked[where] = error
+            self._failures.append(error)
+            if isinstance(self._reader, PartitionReader):
+                self._reader.pause(where)
+            return False
+        if callable(self._on_error):
+            waiting = self._on_error(record, error)
+            if inspect.isawaitable(waiting):
+                await waiting
+        self.skipped += 1
+        self.first_skipped = (
+            self.first_skipped or f"{where.topic}-{where.partition}@{record.offset}"
+        )
+        return True
+
+    def _after(self, record: Record) -> int:
+        """Return the offset to commit when this record and those before it are done."""
+        last, end = self._ends.get(record.where, (-1, 0))
+        return end if record.offset == last else record.offset + 1
+
+    # -- offsets
+
+    def positions(self) -> Offsets:
+        """Return the next offset to read of each partition that has delivered records, or, without
+        a group, of each partition."""
+        found = dict(self._reader.positions)
+        waiting = [record for page in self._pages for record in page.records]
+        for record in reversed([*self._ahead, *waiting]):
+            found[record.where] = record.offset
+        found |= {where: error.offset for where, error in self._blocked.items()}
+        return found
+
+    async def seek(self, topic: str, partition: int, offset: int) -> None:
+        """Read this partition from `offset` on. Raises BadArgument if it is not assigned."""
+        await self._open()
+        where = TopicPartition(topic, partition)
+        if isinstance(self._reader, GroupReader):
+            await self._reader.seek(where, offset)
+        else:
+            self._reader.seek(where, offset)
+            self._reader.paused.discard(where)
+        self._blocked.pop(where, None)
+        self._failures = deque(e for e in self._failures if (e.topic, e.partition) != where)
+        self._ahead = deque(each for each in self._ahead if each.where != where)
+        self._pages = deque(each for each in self._pages if each.where != where)
+        self._pending.pop(where, None)
+        self._delivered[where] = offset
+
+    def pause(self, topic: str, partition: int) -> None:
+        """Read no further records of a partition. Only without a group: pausing a member's
+        partition would keep it from the other members."""
+        if not isinstance(self._reader, PartitionReader):
+            raise BadArgument("a member of a group cannot pause a partition: leave the group")
+        self._reader.pause(TopicPartition(topic, partition))
+
+    def resume(self, topic: str, partition: int) -> None:
+        """Read a paused partition again."""
+        if isinstance(self._reader, PartitionReader):
+            self._reader.paused.discard(TopicPartition(topic, partition))
+
+    async def commit(self) -> None:
+        """Commit all delivered offsets, also that of the iterator's current record. Raises
+        ClientError. Offsets of partitions that this member has lost are not committed."""
+        self._finish()
+        await self._commit_delivered()
+
+    def done(self, offsets: Mapping[TopicPartition, int]) -> None:
+        """Count the records below these offsets as done. With auto_commit, the next poll commits
+        them, or `close`."""
+        self._delivered |= offsets
+
+    async def _commit_if_auto(self) -> None:
+        if self._auto_commit and self._delivered:
+            await self._commit_delivered()
+
+    async def _commit_delivered(self) -> None:
+        offsets = dict(self._delivered)
+        if isinstance(self._reader, GroupReader) and offsets:
+            await self._reader.commit(offsets)
+        self.committed_elsewhere(offsets)
+
+    def committed_elsewhere(self, offsets: Mapping[TopicPartition, int]) -> None:
+        """Forget delivered offsets, because they are committed."""
+        for where, offset in offsets.items():
+            if self._delivered.get(where) == offset:
+                del self._delivered[where]
+
+    def group_offsets(self) -> dict[str, Any] | None:
+        """Return all delivered offsets as a transaction's body has them, None if there are none.
+        Raises BadArgument without a group, or with auto_commit."""
+        if not isinstance(self._reader, GroupReader) or self._auto_commit:
+            raise BadArgument("a transaction needs a consumer with a group and auto_commit=False")
+        self._finish()
+        if not self._delivered:
+            return None
+        return {
+            "consumer_group_id": self._reader.group,
+            "generation": self._reader.generation,
+            "consumer_id": self._reader.name,
+            "offsets": [
+                {"topic_name": w.topic, "partition_id": w.partition, "offset": offset}
+                for w, offset in self._delivered.items()
+            ],
+        }
+
+    def _finish(self) -> None:
+        """Count all delivered records as done."""
+        self._delivered |= self._pending
+        self._pending.clear()

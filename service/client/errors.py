@@ -1,0 +1,76 @@
+"""Errors of the client. A message is one line: what happened, which object, what to do.
+
+A class exists only where a caller acts differently. `advice` names the part of the configuration
+that the caller may have to change; a program with other names for it (the command line) uses
+`message` and its own words.
+"""
+
+ADVICE = {
+    "server": "; start a broker (tidelog serve), or name another one",
+    "ca": ": name its CA by ca_file",
+    "key": " (give the client a key)",
+}
+
+
+class ClientError(Exception):
+    """Root of all errors of the client."""
+
+    def __init__(self, message: str, advice: str = "") -> None:
+        super().__init__(message + ADVICE.get(advice, ""))
+        self.message = message
+        self.advice = advice
+
+
+class BadArgument(ClientError):
+    """The caller's argument cannot be used. No request was sent."""
+
+
+class Closed(ClientError):
+    """The producer or consumer is closed."""
+
+
+class NotABroker(ClientError):
+    """The response is not one of a tidelog broker."""
+
+
+class NotReachable(ClientError):
+    """No broker served the request in time. Repeat it later.
+
+    `is_unknown`: a broker may have got the request, so its outcome is unknown. A repetition with
+    the same Idempotency-Key is safe.
+    """
+
+    def __init__(self, message: str, advice: str = "", *, is_unknown: bool = False) -> None:
+        super().__init__(message, advice)
+        self.is_unknown = is_unknown
+
+
+class Refused(ClientError):
+    """The broker rejected the request. It has changed nothing.
+
+    `status` is the HTTP status, `code` the `error_code` of the response (0: none).
+    """
+
+    def __init__(self, message: str, advice: str = "", *, status: int = 0, code: int = 0) -> None:
+        super().__init__(message, advice)
+        self.status = status
+        self.code = code
+
+
+class NotFound(Refused):
+    """The topic, partition, group or instance does not exist."""
+
+
+class UndecodableRecord(ClientError):
+    """A record does not decode. `topic`, `partition`, `offset` name it. The consumer delivers no
+    later record of this partition until the caller seeks to another offset."""
+
+    def __init__(self, topic: str, partition: int, offset: int, why: str) -> None:
+        super().__init__(
+            f"{topic}-{partition}@{offset} does not decode: {why} (seek to offset {offset + 1}, or "
+            "choose another on_error)"
+        )
+        self.topic = topic
+        self.partition = partition
+        self.offset = offset
+        self.why = why

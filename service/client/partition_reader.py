@@ -1,0 +1,191 @@
+"""Reads partitions without a group, each from an offset that the client keeps.
+
+Each partition has at most one request at a time. `read` returns as soon as one partition has
+records; the other requests go on, and a later `read` returns their responses. The memory is bounded
+by READS_AT_ONCE large responses, and a short one for each other partition.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from tidelog.service.client.connection import RESPONSE_S, Connection, quoted
+from tidelog.service.client.errors import BadArgument, Refused
+from tidelog.service.client.records import Page, ReadFormat, TopicPartition
+
+READS_AT_ONCE = 8
+"""Requests at a time that do not wait for new records."""
+OUT_OF_RANGE = 40002
+"""Code of invalid parameters, such as an offset that retention has removed."""
+
+
+class PartitionReader:
+    """Positions of partitions, and the requests under way. Belongs to one event loop."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        fmt: ReadFormat,
+        *,
+        fetch_bytes: int,
+        on_error: str,
+        reset: str,
+    ) -> None:
+        """`reset` is earliest, latest, or empty: then an offset out of range is an error."""
+        self._connection = connection
+        self._format = fmt
+        self._fetch_bytes = fetch_bytes
+        self._on_error = on_error
+        self._reset = reset
+        self._reads: dict[TopicPartition, asyncio.Task[Page]] = {}
+        self._gate = asyncio.Semaphore(READS_AT_ONCE)
+        self._polls: set[TopicPartition] = set()
+        """Those of `_reads` that wait at the broker for new records."""
+        self._caught_up: set[TopicPartition] = set()
+        """Partitions whose last page was short."""
+        self.paused: set[TopicPartition] = set()
+        self.positions: dict[TopicPartition, int] = {}
+
+    async def start(self, topics: Mapping[str, int]) -> None:
+        """Begin at the start or the end of all partitions of these topics (name: partitions)."""
+        places = [TopicPartition(name, p) for name, count in topics.items() for p in range(count)]
+        found = await asyncio.gather(*(self._gated(self.offsets(where)) for where in places))
+        for where, (first, end) in zip(places, found, strict=True):
+            self.positions[where] = end if self._reset == "latest" else first
+
+    async def offsets(self, where: TopicPartition, **params: int) -> tuple[int, int]:
+        """Return the log start offset and the end offset of a partition."""
+        path = f"/topics/{quoted(where.topic)}/partitions/{where.partition}/offsets"
+        found = await self._connection.get_json(path, params=params)
+        try:
+            return found["beginning_offset"], found["end_offset"]
+        except (LookupError, TypeError):
+            raise self._connection.is_no_broker() from None
+
+    async def read(self, wait_ms: int) -> list[Page]:
+        """Return the pages that have arrived, after up to `wait_ms`; with 0, after one read of each
+        partition. A page may be empty. Raises ClientError; then the other partitions keep their
+        requests."""
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + wait_ms / 1000
+        if not wait_ms:
+            for where in list(self._polls):
+                self._cancel(where)
+        tried: set[TopicPartition] = set()
+        pages: list[Page] = []
+        while True:
+            self._start_reads(wait_ms, tried)
+            if not self._reads:
+                return pages
+            done, _ = await asyncio.wait(
+                self._reads.values(),
+                timeout=max(deadline_s - loop.time(), 0) if wait_ms else None,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+            pages += self._taken(done)
+            if not done or any(page.records for page in pages):
+                return pages
+
+    def _start_reads(self, wait_ms: int, tried: set[TopicPartition]) -> None:
+        """Start the requests that may be under way. Only partitions whose last page was short wait
+        at the broker for new records: the other responses are large, so there are few of them."""
+        large = len(self._reads) - len(self._polls)
+        for where in list(self.positions):
+            if where in self._reads or where in self.paused or (not wait_ms and where in tried):
+                continue
+            is_poll = wait_ms > 0 and where in self._caught_up
+            if not is_poll and large >= READS_AT_ONCE:
+                continue
+            if is_poll:
+                self._polls.add(where)
+            else:
+                large += 1
+                self.positions[where] = self.positions.pop(where)  # the last one in its next turn
+            tried.add(where)
+            work = self._fetch(where, wait_ms if is_poll else 0)
+            self._reads[where] = asyncio.create_task(work)
+
+    def _taken(self, done: "set[asyncio.Task[Page]]") -> list[Page]:
+        pages = []
+        failures = []
+        for where, task in list(self._reads.items()):
+            if task not in done:
+                continue
+            del self._reads[where]
+            self._polls.discard(where)
+            error = task.exception()
+            if error is not None:
+                failures.append(error)
+                continue
+            page = task.result()
+            self.positions[where] = page.next_offset
+            pages.append(page)
+        if failures and not pages:
+            raise failures[0]
+        return pages
+
+    async def _fetch(self, where: TopicPartition, wait_ms: int) -> Page:
+        offset = self.positions[where]
+        params: dict[str, Any] = {
+            "offset": offset,
+            "timeout": wait_ms,
+            "max_bytes": self._fetch_bytes,
+            "format": self._format.name,
+            "on_error": self._on_error,
+        }
+        path = f"/topics/{quoted(where.topic)}/partitions/{where.partition}/records"
+        request = self._connection.get(
+            path,
+            params=params,
+            headers={"accept": self._format.accept},
+            answer_s=wait_ms / 1000 + RESPONSE_S,
+        )
+        try:
+            answer = await request
+        except Refused as error:
+            if error.code != OUT_OF_RANGE or not self._reset:
+                raise
+            first, end = await self.offsets(where)
+            if first <= offset <= end:
+                raise
+            return Page(where, [], end if self._reset == "latest" else first)
+        try:
+            next_offset = int(answer.headers["tidelog-next-offset"])
+            records = self._format.decode_fetch(answer.content)
+        except (LookupError, ValueError):
+            raise self._connection.is_no_broker() from None
+        self._connection.learn_soon()
+        if len(answer.content) < self._fetch_bytes / 2:
+            self._caught_up.add(where)
+        else:
+            self._caught_up.discard(where)
+        return Page(where, records, next_offset)
+
+    async def _gated(self, work: Any) -> Any:
+        async with self._gate:
+            return await work
+
+    def seek(self, where: TopicPartition, offset: int) -> None:
+        if where not in self.positions:
+            raise BadArgument(f"{where.topic}-{where.partition} is not read by this consumer")
+        self.positions[where] = offset
+        self._caught_up.discard(where)
+        self._cancel(where)
+
+    def pause(self, where: TopicPartition) -> None:
+        """Read no further records of this partition. A response under way is dropped."""
+        self.paused.add(where)
+        self._cancel(where)
+
+    def _cancel(self, where: TopicPartition) -> None:
+        read = self._reads.pop(where, None)
+        if read is not None:
+            read.cancel()
+        self._polls.discard(where)
+
+    async def close(self) -> None:
+        reads = list(self._reads.values())
+        self._reads.clear()
+        for read in reads:
+            read.cancel()
+        await asyncio.gather(*reads, return_exceptions=True)

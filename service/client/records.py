@@ -1,0 +1,206 @@
+"""Records, and their bytes in requests and responses. Pure.
+
+Keys and values are bytes. Requests and responses have them in base64 (the format `binary` of the
+dialects), which every record has. A producer with format `json` sends JSON values instead. The
+broker then stores their JSON text, and knows that it is JSON.
+"""
+
+import datetime as dt
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import msgspec
+
+from tidelog.service.client.errors import BadArgument
+
+ProduceFormat: TypeAlias = Literal["binary", "json"]
+Headers: TypeAlias = Iterable[tuple[str, bytes | str | None]]
+JSON_V2 = "application/vnd.kafka.json.v2+json"
+BINARY_V2 = "application/vnd.kafka.binary.v2+json"
+ARROW = "application/vnd.apache.arrow.stream"
+MEDIA_TYPES: dict[ProduceFormat, str] = {"binary": BINARY_V2, "json": JSON_V2}
+RECORD_BYTES = 64
+"""The size of a record in buffers is that of its text, and this number."""
+
+
+class TopicPartition(NamedTuple):
+    """A partition of a topic."""
+
+    topic: str
+    partition: int
+
+
+class Header(msgspec.Struct, frozen=True):
+    """A header of a record."""
+
+    key: str
+    value: bytes | None = None
+
+
+class Record(msgspec.Struct):
+    """A record of a topic. `key` and `value` are bytes, or None for null; with `decode_key` or
+    `decode_value` of the consumer, they are what these functions return. `timestamp_ms` is in
+    milliseconds since the epoch."""
+
+    topic: str
+    partition: int
+    offset: int
+    key: Any = None
+    value: Any = None
+    timestamp_ms: int | None = msgspec.field(name="timestamp", default=None)
+    headers: Sequence[Header] = ()
+
+    @property
+    def where(self) -> TopicPartition:
+        return TopicPartition(self.topic, self.partition)
+
+
+_BinaryRecord = msgspec.defstruct(
+    "Record", [("key", bytes | None, None), ("value", bytes | None, None)], bases=(Record,)
+)
+"""A Record whose key and value are base64 in JSON."""
+
+
+class Page(NamedTuple):
+    """Records of one partition from a response, in the order of their offsets, and the offset at
+    which the next read of the partition begins. A record has the fields topic, partition and
+    offset."""
+
+    where: TopicPartition
+    records: list[Any]
+    next_offset: int
+
+
+class ReadFormat(NamedTuple):
+    """How a consumer asks for records, and how it decodes a response into a list of records.
+
+    `name` is the format of an instance. `accept` and `decode_fetch` are for reads of one partition,
+    `decode_array` is for reads of an instance, whose responses are JSON arrays.
+    """
+
+    name: str
+    accept: str
+    decode_fetch: Callable[[bytes], list[Any]]
+    decode_array: Callable[[bytes], list[Any]]
+
+
+_decode_binary: Callable[[bytes], list[Any]] = msgspec.json.Decoder(
+    list[_BinaryRecord]  # type: ignore[valid-type]
+).decode
+BINARY = ReadFormat("binary", BINARY_V2, _decode_binary, _decode_binary)
+
+
+def pages(records: Iterable[Any]) -> list[Page]:
+    """Return the records of an instance's response by partition."""
+    found: dict[TopicPartition, list[Any]] = {}
+    for record in records:
+        found.setdefault(TopicPartition(record.topic, record.partition), []).append(record)
+    return [Page(where, each, each[-1].offset + 1) for where, each in found.items()]
+
+
+# -- requests
+
+
+class _OutBinary(msgspec.Struct, omit_defaults=True):
+    value: bytes | None
+    key: bytes | None = None
+    partition: int | None = None
+    timestamp: int | None = None
+    headers: tuple[Header, ...] = ()
+
+
+class _OutJson(msgspec.Struct, omit_defaults=True):
+    value: Any
+    key: Any = None
+    partition: int | None = None
+    timestamp: int | None = None
+    headers: tuple[Header, ...] = ()
+
+
+class Encoded(NamedTuple):
+    """A record of a produce request: its JSON object without the braces and without `partition`,
+    the bytes of its key, which choose the partition, and the partition if the caller names one."""
+
+    members: bytes
+    key: bytes | None
+    partition: int | None
+
+
+_encode = msgspec.json.Encoder().encode
+
+
+def encoded(
+    fmt: ProduceFormat,
+    value: Any,
+    key: Any = None,
+    headers: Headers = (),
+    partition: int | None = None,
+    timestamp_ms: int | None = None,
+) -> Encoded:
+    """Encode a record. In format binary, key and value are bytes, str (UTF-8) or None. In format
+    json they are anything that msgspec encodes. Raises BadArgument."""
+    if partition is not None and partition < 0:
+        raise BadArgument(f"partition {partition} is negative")
+    more = header_values(headers)
+    out: _OutBinary | _OutJson
+    if fmt == "binary":
+        key_bytes = as_bytes("key", key)
+        out = _OutBinary(as_bytes("value", value), key_bytes, None, timestamp_ms, more)
+        return Encoded(_encode(out)[1:-1], key_bytes, partition)
+    try:
+        text = None if key is None else _encode(key)
+        out = _OutJson(value, key, None, timestamp_ms, more)
+        return Encoded(_encode(out)[1:-1], text, partition)
+    except (TypeError, ValueError, msgspec.MsgspecError) as error:
+        raise BadArgument(f"the record cannot be JSON: {error}") from None
+
+
+def as_bytes(what: str, value: Any) -> bytes | None:
+    """Return bytes, or the UTF-8 of a str. Raises BadArgument for other types."""
+    match value:
+        case None | bytes():
+            return value
+        case str():
+            return value.encode()
+        case bytearray() | memoryview():
+            return bytes(value)
+        case _:
+            raise BadArgument(
+                f"{what}: {type(value).__name__} is not bytes, str or None: encode it, or use "
+                "format='json'"
+            )
+
+
+def header_values(headers: Headers) -> tuple[Header, ...]:
+    """Return headers with values as bytes. Raises BadArgument."""
+    found = []
+    for each in headers:
+        name, value = each
+        found.append(Header(name, as_bytes(f"header {name!r}", value)))
+    return tuple(found)
+
+
+def v3_record(
+    fmt: ProduceFormat,
+    value: Any,
+    key: Any = None,
+    headers: Headers = (),
+    partition: int | None = None,
+    timestamp_ms: int | None = None,
+) -> dict[str, Any]:
+    """Return a record in the form of the route of transactions. Raises BadArgument."""
+    record: dict[str, Any] = {}
+    if partition is not None:
+        record["partition_id"] = partition
+    for name, data in (("key", key), ("value", value)):
+        if data is not None and fmt == "json":
+            record[name] = {"type": "JSON", "data": data}
+        elif data is not None:
+            record[name] = {"type": "BINARY", "data": as_bytes(name, data)}
+    more = [{"name": each.key, "value": each.value} for each in header_values(headers)]
+    if more:
+        record["headers"] = more
+    if timestamp_ms is not None:
+        stamp = dt.datetime(1970, 1, 1, tzinfo=dt.UTC) + dt.timedelta(milliseconds=timestamp_ms)
+        record["timestamp"] = stamp.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return record

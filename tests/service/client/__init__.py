@@ -1,0 +1,1 @@
+"""tidelog.client on an application in this process, with faults between them."""

@@ -1,0 +1,341 @@
+"""tidelog.client and the commands on it, with real brokers: failover, signals, killed commands."""
+
+import collections
+import contextlib
+import hashlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.broker import Broker, environment, error_line, json_of, running, tidelog, until
+from tests.system.several import QUICK, brokers
+from tidelog.client import Admin, Consumer, NotFound, Producer
+
+ROUNDS = int(os.environ.get("CHURN_ROUNDS", "2"))
+"""Rounds of the churn: 50 by hand."""
+
+
+def urls(found: list[Broker]) -> str:
+    return ",".join(broker.base_url.removeprefix("http://") for broker in found)
+
+
+def test_when_brokers_end_nothing_is_lost(tmp_path: Path) -> None:
+    """One producer and one member, while each broker is killed in turn and comes back."""
+    with brokers(tmp_path, 3, **QUICK) as found:
+        found[0].create_topic("t", 6)
+        stop = threading.Event()
+        sent = []
+
+        def load() -> None:
+            with Producer(urls(found[:2])) as producer:
+                while not stop.is_set():
+                    number = len(sent)
+                    sent.append(producer.send("t", str(number), key=f"k{number % 50}"))
+                    time.sleep(0.002)
+
+        loading = threading.Thread(target=load)
+        loading.start()
+        seen: collections.Counter[int] = collections.Counter()
+        try:
+            with Consumer(urls(found[:2]), "t", group="g", session_timeout_ms=10_000) as consumer:
+                for broker in found:
+                    until(
+                        lambda: bool(seen.update(int(r.value) for r in consumer.poll(0.2)) or seen)
+                    )
+                    broker.kill()
+                    for _ in range(5):
+                        seen.update(int(record.value) for record in consumer.poll(0.2))
+                    broker.start()
+                stop.set()
+                loading.join()
+                servers = consumer.asynchronous.connection.servers
+                until(
+                    lambda: bool(
+                        seen.update(int(record.value) for record in consumer.poll(0.2))
+                        or (len(seen) == len(sent) and servers.learned)
+                    )
+                )
+        finally:
+            stop.set()
+            loading.join()
+        assert set(seen) == set(range(len(sent)))
+        places = [(done.result().partition, done.result().offset) for done in sent]
+        assert len(set(places)) == len(places)
+        with Admin(urls(found)) as admin:
+            assert sum(end for _, end in admin.offsets("t").values()) == len(sent), "none twice"
+            assert sum(each["lag"] for each in admin.lag("g")) == 0
+
+
+def test_several_servers_of_a_command(tmp_path: Path) -> None:
+    with Broker(tmp_path) as broker:
+        broker.create_topic("t")
+        servers = f"127.0.0.1:9,{broker.base_url}"
+        tidelog("produce", "t", "--server", servers, stdin="a\n")
+        for more in ([], ["--group", "g"]):
+            assert tidelog("consume", "t", "--server", servers, *more).stdout == b"a\n"
+
+
+# -- signals
+
+
+@contextmanager
+def member(broker: Broker, topic: str, out: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """`tidelog consume --group --follow` with its output in a file."""
+    with (
+        open(out, "wb") as file,
+        subprocess.Popen(
+            [
+                *(sys.executable, "-m", "tidelog.service.cli.main", "consume", topic),
+                *("--group", topic, "--follow", "--session-timeout-ms", "10000"),
+                *(
+                    "--client-id",
+                    out.name,
+                ),  # else the group holds the joins of a client that comes and goes
+            ],
+            env=environment(TIDELOG_URL=broker.base_url),
+            stdout=file,
+            stderr=subprocess.PIPE,
+        ) as process,
+    ):
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def members_of(broker: Broker, group: str) -> list[Any]:
+    done = broker.cli("groups", "describe", group, "--json", status=None)
+    if done.returncode == 4:  # without members and committed offsets, there is no group
+        return []
+    found: list[Any] = json_of(done)["members"]
+    return found
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_leaves_the_group(broker: Broker, topic: str, number: int, status: int) -> None:
+    broker.cli("produce", topic, stdin="a\n")
+    with running(broker, "consume", topic, "--group", topic, "--follow") as following:
+        assert following.stdout is not None
+        assert following.stdout.readline() == b"a\n"
+        following.send_signal(number)
+        assert following.wait(30) == status
+    assert members_of(broker, topic) == []
+    assert json_of(broker.cli("groups", "lag", topic, "--json"))["lag"] == 0
+
+
+def test_a_member_whose_reader_blocks_leaves_too(broker: Broker, topic: str) -> None:
+    broker.cli("produce", topic, stdin="line\n" * 50_000)
+    with running(broker, "consume", topic, "--group", topic, "--follow") as following:
+        assert following.stdout is not None
+        assert following.stdout.readline() == b"line\n"
+        following.send_signal(signal.SIGTERM)
+        assert following.wait(30) == 143
+    assert members_of(broker, topic) == []
+
+
+# -- members that come and go
+
+
+class Churn:
+    """Members of one group under a load, and what each of them has printed."""
+
+    def __init__(self, broker: Broker, topic: str, folder: Path) -> None:
+        self._broker, self._topic, self._folder = broker, topic, folder
+        self._stop = threading.Event()
+        self._loading = threading.Thread(target=self._load)
+        self.sent = 0
+        self.died: list[tuple[int, bytes]] = []
+        self.stack: list[tuple[Any, subprocess.Popen[bytes]]] = []
+        self.started = 0
+
+    def _load(self) -> None:
+        with Producer(self._broker.base_url, linger_ms=20) as producer:
+            while not self._stop.is_set():
+                for _ in range(20):
+                    producer.send(self._topic, f"v{self.sent}", key=f"k{self.sent % 997}")
+                    self.sent += 1
+                time.sleep(0.05)
+
+    def __enter__(self) -> "Churn":
+        self._loading.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._loading.join()
+        while self.stack:
+            self.end(signal.SIGKILL)
+
+    def start(self) -> None:
+        """Start a member, and wait until it has joined."""
+        name = f"out{self.started}"
+        context = member(self._broker, self._topic, self._folder / name)
+        self.started += 1
+        self.stack.append((context, context.__enter__()))
+        until(lambda: name in self._clients(), 60)
+
+    def _clients(self) -> set[str]:
+        with contextlib.suppress(NotFound), Admin(self._broker.base_url) as admin:
+            return {each["client_id"] for each in admin.group(self._topic)["consumers"]}
+        return set()
+
+    def end(self, number: int) -> None:
+        self.check()
+        context, process = self.stack.pop(0)
+        process.send_signal(number)
+        status = process.wait(60)
+        expected = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGKILL: -9}[number]
+        if status != expected:
+            assert process.stderr is not None
+            self.died.append((status, process.stderr.read()))
+        context.__exit__(None, None, None)
+
+    def check(self) -> None:
+        """Note members that ended by themselves."""
+        for pair in list(self.stack):
+            if pair[1].poll() is not None:
+                assert pair[1].stderr is not None
+                self.died.append((pair[1].returncode, pair[1].stderr.read()))
+                self.stack.remove(pair)
+                pair[0].__exit__(None, None, None)
+
+    def stop_load(self) -> None:
+        self._stop.set()
+        self._loading.join()
+
+    def printed(self) -> collections.Counter[bytes]:
+        found: collections.Counter[bytes] = collections.Counter()
+        for number in range(self.started):
+            found.update((self._folder / f"out{number}").read_bytes().splitlines())
+        return found
+
+
+@pytest.mark.slow
+def test_members_come_and_go_by_any_signal(tmp_path: Path) -> None:
+    """1 to 2 to 3 to 1 members on 64 partitions under load: none exits by itself, and no record is
+    missing."""
+    rng = random.Random(7)
+    signals = [signal.SIGINT, signal.SIGTERM, signal.SIGKILL]
+    with Broker(tmp_path / "broker") as broker:
+        broker.create_topic("churn", 64)
+        with Churn(broker, "churn", tmp_path) as churn:
+            for round in range(ROUNDS):
+                while len(churn.stack) < 3:
+                    churn.start()
+                    time.sleep(0.3)
+                    churn.check()
+                if round % 10 == 5:
+                    broker.restart()
+                while len(churn.stack) > 1:
+                    churn.end(signals[rng.randrange(3)])
+                    time.sleep(0.5)
+                    churn.check()
+            churn.stop_load()
+            wanted = {f"v{number}".encode() for number in range(churn.sent)}
+            until(lambda: set(churn.printed()) == wanted, 120)
+            churn.check()
+            assert churn.died == []
+            printed = churn.printed()
+            twice = sum(count - 1 for count in printed.values())
+            print(f"rounds {ROUNDS}, members {churn.started}, sent {churn.sent}, twice {twice}")
+
+
+# -- produce --state
+
+
+def lines_in(state: Path) -> int:
+    """The number of lines that are in the topic, as the state file says."""
+    return int(json.loads(state.read_text())["lines"]) if state.exists() else 0
+
+
+def test_a_killed_command_goes_on_where_it_was(tmp_path: Path) -> None:
+    """The command is killed at many moments, and run again: each line is in the topic once."""
+    count = 4000
+    lines = "".join(f"{number}\n" for number in range(count))
+    file, state = tmp_path / "lines", tmp_path / "state"
+    file.write_text(lines + "last without end")
+    rng = random.Random(3)
+    with Broker(tmp_path / "broker") as broker:
+        broker.create_topic("t", 3)
+        words = ["produce", "t", str(file), "--state", str(state), "--batch-records", "50"]
+        command = [sys.executable, "-m", "tidelog.service.cli.main", *words]
+        kills = 0
+        while True:
+            with subprocess.Popen(
+                command, env=environment(TIDELOG_URL=broker.base_url), stdout=subprocess.DEVNULL
+            ) as producing:
+                if kills == 6:
+                    assert producing.wait(200) == 0
+                    break
+                wanted = lines_in(state) + rng.randrange(1, 300)
+                while producing.poll() is None and lines_in(state) < wanted:
+                    time.sleep(0.005)
+                producing.kill()
+                kills += 1
+        assert json_of(broker.cli(*words, "--json"))["records"] == 0, "all is in"
+        values = [record["value"] for record in broker.records("t")]
+        assert len(values) == count + 1
+        assert set(values) == {*map(str, range(count)), "last without end"}
+        for partition in range(3):
+            held = broker.records("t", "-p", str(partition))
+            numbers = [int(each["value"]) for each in held if each["value"].isdigit()]
+            assert numbers == sorted(numbers)
+
+
+def test_a_request_under_way_is_sent_again_with_the_same_key(tmp_path: Path) -> None:
+    """The command was killed after the broker's commit, before it could write that down."""
+    state = tmp_path / "state"
+    with Broker(tmp_path / "broker") as broker:
+        broker.create_topic("t", 2)
+        words = ["produce", "t", "--state", str(state), "--batch-records", "2"]
+        broker.cli(*words, stdin="a\nb\n")
+        held = json.loads(state.read_text())
+        broker.cli(*words, stdin="a\nb\nc\nd\ne\n")
+        later = json.loads(state.read_text())
+        assert (held["lines"], later["lines"], later["pending"]) == (2, 5, None)
+        digest = hashlib.blake2b(b"c\nd\n", digest_size=16).hexdigest()
+        held["pending"] = {
+            "lines": 4,
+            "bytes": 8,
+            "digest": digest,
+            "since_ms": round(time.time() * 1000),
+        }
+        state.write_text(json.dumps(held))
+        said = json_of(broker.cli(*words, "--json", stdin="a\nb\nc\nd\n"))
+        assert said["records"] == 2
+        assert len(broker.records("t")) == 5, "c and d are there once"
+        state.write_text(json.dumps(held))
+        said = error_line(broker.cli(*words, stdin="a\nb\nC\nD\n", status=1))
+        assert "lines 3 to 4 of the input have changed" in said
+        held["pending"]["since_ms"] -= 3_600_000
+        state.write_text(json.dumps(held))
+        assert "it is unknown whether" in error_line(broker.cli(*words, stdin="a\n", status=1))
+
+
+def test_a_state_of_another_topic_or_with_a_bad_line(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    with Broker(tmp_path / "broker") as broker:
+        for name in ("t", "u"):
+            broker.create_topic(name)
+        words = ["--state", str(state), "--key-separator", ":"]
+        said = error_line(broker.cli("produce", "t", *words, stdin="k:1\nk:2\nbad\n", status=1))
+        assert "line 3" in said
+        assert "lines 1 to 2 are in the topic" in said
+        broker.cli("produce", "t", *words, stdin="k:1\nk:2\nk:3\n")
+        assert [each["value"] for each in broker.records("t")] == ["1", "2", "3"]
+        assert "belongs to topic 't'" in error_line(
+            broker.cli("produce", "u", *words, stdin="", status=2)
+        )
+        other = ["--state", str(state), "--key-separator", "="]
+        assert "other options" in error_line(broker.cli("produce", "t", *other, status=2))
