@@ -88,6 +88,10 @@ lint: $(VENV)/.has-all  ## Check lint, format, types, layers and vocabulary: all
 lint-deploy: $(VENV)/.has-all  ## Check deploy/ and terraform/ with promtool, kustomize, Terraform, checkov
 	$(BIN)/python -m deploy.lint $(ARGS)
 
+.PHONY: test-alerts
+test-alerts: $(VENV)/.has-all  ## Test which alerts fire, with promtool of Debian's package prometheus
+	PATH="$${PATH}:$(dir $(PROMTOOL))" $(BIN)/python -m pytest -rs -o "python_files=with_promtool.py" tests/service $(ARGS)
+
 .PHONY: bench
 bench: $(VENV)/.has-all  ## Run the benchmarks, in 20 minutes; ARGS are --quick, --only, --json
 	$(BIN)/python -m tests.bench $(ARGS)

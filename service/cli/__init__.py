@@ -1,12 +1,13 @@
 """The commands of `tidelog`.
 
-main             the application, serve, status; the commands of the other modules
+main             the application, serve; the commands of the other modules
+status           status: whether the cluster is well
 client           HTTP client of a broker, with retries and errors
 requests         options of client commands; the one request that most of them send
 results          error lines, JSON, tables, progress, confirmation
 topics           topics, seal
 defaults         defaults: list, alter
-groups           groups: list, describe, lag, reset, delete
+groups           groups: list, describe, lag, reset, export, delete
 kafka_clients    clients: the connected Kafka clients
 access           keys, acls, quotas
 produce_consume  produce, consume: their options and checks

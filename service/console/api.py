@@ -25,7 +25,8 @@ from tidelog.service.routes.dependencies import (
 )
 from tidelog.service.routes.group_resources_v3 import GroupState, assignor_of, state_of
 from tidelog.service.security.caller import CallerRights, may_describe_group
-from tidelog.service.telemetry.group_lags import GroupLags, group_ids
+from tidelog.service.telemetry.group_lags import GroupLags, LagTotals, group_ids
+from tidelog.service.telemetry.lag_times import LagTimes
 from tidelog.service.telemetry.log_metrics import tail_bytes, unsealed_since_ms
 from tidelog.service.telemetry.rates import (
     NAMES,
@@ -357,6 +358,7 @@ class GroupSummary(BaseModel):
     partitions: int = Field(description="partitions with a committed offset or a reader")
     total_lag: int
     max_lag: int
+    lag_seconds: float | None = Field(description="age of the oldest unread record, or null")
 
 
 class GroupLagHistory(BaseModel):
@@ -369,21 +371,24 @@ class GroupLagHistory(BaseModel):
 
 
 async def list_group_summaries(
-    log: FreshLog, rights: Rights, empty: EmptyListing, page: WantedPage
+    request: Request, log: FreshLog, rights: Rights, empty: EmptyListing, page: WantedPage
 ) -> Listing[GroupSummary]:
     """List every group that the caller may describe, with its members and its lag."""
+    totals: LagTotals = request.app.state.telemetry.lags
+    await totals.refresh_and_look()
 
     def summary(group_id: str) -> Awaitable[GroupSummary] | None:
-        return _group(log, group_id, rights) if may_describe_group(rights, group_id) else None
+        is_shown = may_describe_group(rights, group_id)
+        return _group(log, group_id, rights, totals.times) if is_shown else None
 
     ids = await in_order(group_ids(log), page.key(str))
     found: Listing[GroupSummary] = await answer_page(page, empty, ids, summary)
     return found
 
 
-async def _group(log: Broker, group_id: str, rights: CallerRights) -> GroupSummary:
+async def _group(log: Broker, group_id: str, rights: CallerRights, times: LagTimes) -> GroupSummary:
     held = log.state.members.get(group_id)
-    lags = await GroupLags.of(log, group_id)
+    lags = await GroupLags.of(log, group_id, times)
     behind = await lags.summary(lambda topic: rights.may(DESCRIBE, TOPIC, topic))
     return GroupSummary(
         consumer_group_id=group_id,
@@ -395,6 +400,7 @@ async def _group(log: Broker, group_id: str, rights: CallerRights) -> GroupSumma
         partitions=behind.partitions,
         total_lag=behind.total,
         max_lag=0 if behind.largest is None else behind.largest.lag,
+        lag_seconds=behind.seconds,
     )
 
 
