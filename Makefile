@@ -101,6 +101,10 @@ lint: has-all  ## Check lint, format, types, layers and vocabulary: all, even wh
 lint-deploy: has-all  ## Check deploy/ and terraform/ with promtool, Terraform, checkov
 	$(BIN)/python -m deploy.lint $(ARGS)
 
+.PHONY: test-alerts
+test-alerts: $(VENV)/.has-all  ## Test which alerts fire, with promtool of Debian's package prometheus
+	PATH="$${PATH}:$(dir $(PROMTOOL))" $(BIN)/python -m pytest -rs -o "python_files=with_promtool.py" tests/service $(ARGS)
+
 .PHONY: bench
 bench: has-all  ## Run the benchmarks, in 20 minutes; ARGS are --quick, --only, --json
 	$(BIN)/python -m tests.bench $(ARGS)

@@ -290,6 +290,7 @@ class _Scrub:
             object_keys.TOPICS,
             object_keys.BROKERS,
             object_keys.PROBE,
+            object_keys.MAINTENANCE,
         )
         async for info in self._cluster.store.list(""):
             of = topic_of(info.key) if info.key.startswith(object_keys.TOPICS) else None

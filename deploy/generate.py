@@ -79,15 +79,17 @@ METRIC_SECTIONS = {
         drafts_uploaded wakeups_sent wakeups_failed wakeups_received wakeups_useful
         peers_suspected""",
     "Topics": """topics partitions log_start_offset high_watermark unsealed_bytes
-        unsealed_age_seconds producer_partitions series_omitted""",
-    "Consumer groups": """group_lag group_lag_records group_lag_max group_generation group_size
+        unsealed_age_seconds hottest_partition_share hottest_partition_skew producer_partitions
+        series_omitted""",
+    "Consumer groups": """group_lag group_lag_records group_lag_max
+        group_lag_seconds group_generation group_size
         group_rebalances group_rebalance_seconds group_joins_held group_offsets group_members
         group_series_omitted""",
     "Reading": "cold_reads cache_bytes cache_bytes_max cache_hits cache_misses",
     "Sealing and maintenance": """sealed_segments sealed_records sealed_bytes seal_conflicts
         seal_failures tables_in_doubt damaged_tails holds care_rounds care_failures retentions
         garbage_objects garbage_bytes garbage_due_bytes garbage_waiting_bytes
-        garbage_oldest_seconds""",
+        garbage_oldest_seconds maintenance_age_seconds maintenance_failed scrub_damage""",
     "Kafka clients": """kafka_request_seconds kafka_errors kafka_bytes kafka_connections
         kafka_connections_closed""",
     "Behind a shared port": "workers workers_answered",

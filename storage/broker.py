@@ -16,7 +16,7 @@ import logging
 from pathlib import Path
 from typing import NamedTuple
 
-from tidelog.storage.broker_stats import BrokerStats, CacheStats, cache_stats
+from tidelog.storage.broker_stats import BrokerStats, CacheStats, PartitionFiles, cache_stats
 from tidelog.storage.cluster.announcer import NO_PEERS, PeerTransport
 from tidelog.storage.cluster.liveness import KafkaListener, Member, MembershipSettings
 from tidelog.storage.cluster.membership import Membership
@@ -35,7 +35,7 @@ from tidelog.storage.core.errors import (
     Unavailable,
     UnknownTopic,
 )
-from tidelog.storage.core.model import SKEW_MS_MAX, TopicPartition
+from tidelog.storage.core.model import TopicPartition
 from tidelog.storage.core.observer import NO_OBSERVER, Observer
 from tidelog.storage.groups.classic_groups import ClassicGroups
 from tidelog.storage.groups.instances import Instances
@@ -102,19 +102,6 @@ class Members(NamedTuple):
     @property
     def is_sequencer(self) -> bool:
         return self.sequencer.id == self.me.id
-
-
-class PartitionFiles(NamedTuple):
-    """A partition's sealed segments. `live` are the segments with offsets in [log start, sealed
-    end). `hot_start` is the first offset in this broker's memory. If no record of the partition is
-    in memory, `hot_start` is the high watermark. Key compaction has run up to `clean_end`. If the
-    table is damaged, there are no segments, and `damage` is the error."""
-
-    segments: SegmentColumns
-    live: SegmentColumns
-    clean_end: int
-    hot_start: int
-    damage: Corrupt | None = None
 
 
 class Broker(Log):
@@ -354,12 +341,9 @@ class Broker(Log):
     async def check_ready(self) -> None:
         """Raise Unavailable, with the reason, unless this broker can serve requests.
 
-        It can if it read the WAL to its end within the last READY_GRACE_S, its last writes
-        succeeded, it is not shutting down, and its clock is within SKEW_MS_MAX of the store's."""
-        if self._is_stopping or self.writer.task is None or self.writer.task.done():
-            raise Unavailable("this broker is shutting down")
-        if why := self.writer.why_failing() or self.membership.why_failing():
-            raise Unavailable(f"the store does not accept writes: {why}")
+        It read the WAL to its end within READY_GRACE_S, can write, and its clock is right."""
+        if why := self.why_not_writing():
+            raise Unavailable(why)
         try:
             async with asyncio.timeout(READY_WAIT_S):
                 await self.refresh()
@@ -370,12 +354,15 @@ class Broker(Log):
                 raise Unavailable(f"the WAL cannot be read: {why}") from error
         else:
             self._fresh_s = self.clock.boot_s()
-        skew_ms = self.store_time.skew_ms()
-        if abs(skew_ms) > SKEW_MS_MAX:
-            raise Unavailable(
-                f"this machine's clock is {abs(skew_ms) / 1000:.0f} s "
-                f"{'ahead of' if skew_ms > 0 else 'behind'} the store's: set it"
-            )
+        if why := self.store_time.why_wrong():
+            raise Unavailable(why)
+
+    def why_not_writing(self) -> str:
+        """Return why this broker cannot write, as far as it knows, or ""."""
+        if self._is_stopping or self.writer.task is None or self.writer.task.done():
+            return "this broker is shutting down"
+        why = self.writer.why_failing() or self.membership.why_failing()
+        return why and f"the store does not accept writes: {why}"
 
     @property
     def set_aside(self) -> int:
@@ -436,6 +423,8 @@ class Broker(Log):
             buffered_bytes_max=writer.settings.buffer_bytes_max,
             view_age_s=self.wal.view_age_s,
             set_aside=self.set_aside,
+            failing_seals=self.sealer.failing,
+            gone=self.membership.gone,
         )
 
     # -- API keys and permissions
@@ -493,6 +482,13 @@ class Broker(Log):
         """Return the WAL entry. If it was collected, return None."""
         try:
             return (await self.wal.objects.read(seq)).entry
+        except NotFound:
+            return None
+
+    async def read_maintenance(self, kind: str) -> bytes | None:
+        """Return the stored result of the last maintenance of this kind, or None."""
+        try:
+            return await self.store.get(object_keys.maintenance(kind))
         except NotFound:
             return None
 

@@ -274,6 +274,12 @@ ROWS: Sequence[tuple[str, Sequence[Panel]]] = (
                 "ops",
             ),
             Panel("Bytes sealed", [Query(rate("sealed_bytes_total"))], "Bps"),
+            Panel(
+                "Since the last maintenance",
+                [Query(f"min by (task) ({gauge('maintenance_age_seconds')})", "{{task}}")],
+                "s",
+                "time since the last complete retention, merge, collection and scrub",
+            ),
         ),
     ),
     (
@@ -314,6 +320,12 @@ ROWS: Sequence[tuple[str, Sequence[Panel]]] = (
                     )
                 ],
                 about="records after the committed offset",
+            ),
+            Panel(
+                "Oldest unread record",
+                [Query(f"max by (group) ({gauge('group_lag_seconds')})", "{{group}}")],
+                "s",
+                "age of the oldest record that the group has not read",
             ),
             Panel("Members", [Query(f"max({gauge('group_members')})", "members")]),
             Panel(

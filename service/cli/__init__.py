@@ -1,13 +1,14 @@
 """The commands of `tidelog`.
 
-main             the application, serve, status; the commands of the other modules
+main             the application, serve; the commands of the other modules
 dev              dev: a broker with live data, until Ctrl-C
+status           status: whether the cluster is well
 client           tidelog.service.client with the options and errors of commands; SIGTERM
 requests         options of client commands; the one request that most of them send
 results          error lines, JSON, tables, progress, confirmation
 topics           topics, seal
 defaults         defaults: list, alter
-groups           groups: list, describe, lag, reset, delete
+groups           groups: list, describe, lag, reset, export, delete
 kafka_clients    clients: the connected Kafka clients
 access           keys, acls, quotas
 produce_consume  produce, consume: their options and checks

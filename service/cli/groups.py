@@ -1,7 +1,10 @@
 """`tidelog groups ...`: clients of the v3 routes."""
 
 import datetime as dt
+import json
 import re
+import time
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -17,12 +20,15 @@ from tidelog.service.cli.requests import (
 )
 from tidelog.service.cli.results import (
     BadUsage,
+    NotReachable,
+    age,
     confirm,
     show,
     show_json,
     show_line,
     show_rows,
     show_table,
+    warn,
 )
 
 GroupArgument = Annotated[str, typer.Argument(metavar="GROUP", show_default=False)]
@@ -34,12 +40,52 @@ app = Commands(no_args_is_help=True, help="List, describe, reset, delete consume
 
 @app.command("list")
 def list_groups(
-    ctx: typer.Context, server: ServerOption = None, as_json: JsonOption = False
+    ctx: typer.Context,
+    watch: Annotated[
+        float | None,
+        typer.Option(
+            "--watch", "-w", min=0.1, metavar="SECONDS", help="list again after each interval"
+        ),
+    ] = None,
+    server: ServerOption = None,
+    as_json: JsonOption = False,
 ) -> None:
-    """List the groups that have members or committed offsets."""
-    listed = request(ctx, server, "GET", "{cluster}/consumer-groups")["data"]
-    groups = [_group(each) for each in listed]
-    show_rows(groups, ("group", "state", "generation", "assignor"), as_json=as_json)
+    """List the groups that have members or committed offsets, with their lag.
+
+    `oldest` is the age of the oldest record that a group has not read.
+
+    Example: tidelog groups list --watch 5
+    """
+    while True:
+        try:
+            listed = request(ctx, server, "GET", "/tidelog/v1/groups")["data"]
+        except NotReachable as error:
+            if watch is None:
+                raise
+            warn(str(error))
+        else:
+            _show_groups([_group(each) for each in listed], as_json=as_json)
+        if watch is None:
+            return
+        time.sleep(watch)
+        if not as_json:
+            show_line("")
+
+
+def _show_groups(groups: list[dict[str, Any]], *, as_json: bool) -> None:
+    columns = ("group", "state", "members", "lag", "oldest", "generation", "assignor", "topics")
+    rows = [
+        tuple(
+            age(each["lag_seconds"])
+            if name == "oldest"
+            else " ".join(each["topics"])
+            if name == "topics"
+            else each[name]
+            for name in columns
+        )
+        for each in groups
+    ]
+    show_rows(groups, columns, rows, as_json=as_json)
 
 
 @app.command("describe")
@@ -71,11 +117,16 @@ def describe_group(
                     ],
                 }
             )
+        lags = (await client.get_json(f"{path}/lags"))["data"]
         return {
-            **_group(held),
+            "group": held["consumer_group_id"],
+            "state": held["state"],
+            "generation": held["generation"],
+            "assignor": held["partition_assignor"],
             "coordinator": held["coordinator"]["related"].rpartition("/")[2],
             "members": members,
             "held": held.get("held_members") or [],
+            "positions": [_lag(each) for each in lags],
         }
 
     description = with_client(ctx, server, work)
@@ -99,7 +150,10 @@ def describe_group(
     if rows:
         show_table(("consumer", "instance", "client", "host", "partitions"), rows)
     else:
-        show_line(f"no members; its committed offsets: tidelog groups lag {group}")
+        show_line("no members")
+    if description["positions"]:
+        show_line("")
+        _show_lags(description["positions"])
     for each in description["held"]:
         show_line(
             f"held: {each['instance_id'] or each['consumer_id']}"
@@ -119,34 +173,67 @@ def show_lag(
 ) -> None:
     """Show the lag of a group for each partition."""
     found = request(ctx, server, "GET", f"{{cluster}}/consumer-groups/{quoted(group)}/lags")
-    fields = {
-        "topic": "topic_name",
-        "partition": "partition_id",
-        "offset": "current_offset",
-        "end": "log_end_offset",
-        "lag": "lag",
-        "consumer": "consumer_id",
-    }
-    rows = [{name: each[field] for name, field in fields.items()} for each in found["data"]]
+    rows = [_lag(each) for each in found["data"]]
     if as_json:
         show_json({"group": group, "lag": sum(each["lag"] for each in rows), "partitions": rows})
     else:
-        show_rows(rows, tuple(fields), as_json=False)
+        _show_lags(rows)
+
+
+def _lag(data: dict[str, Any]) -> dict[str, Any]:
+    """Return the lag in a partition with the field names of this command. `offset` is the committed
+    offset or, without one, the offset at which the member starts; `committed` is None then."""
+    return {
+        "topic": data["topic_name"],
+        "partition": data["partition_id"],
+        "offset": data["current_offset"],
+        "committed": data["current_offset"] if data["is_committed"] else None,
+        "end": data["log_end_offset"],
+        "lag": data["lag"],
+        "lag_seconds": data.get("lag_seconds"),
+        "consumer": data["consumer_id"],
+    }
+
+
+def _show_lags(rows: list[dict[str, Any]]) -> None:
+    shown = [
+        (
+            each["topic"],
+            each["partition"],
+            each["offset"],
+            "none" if each["committed"] is None else str(each["committed"]),
+            each["end"],
+            each["lag"],
+            age(each["lag_seconds"]),
+            each["consumer"],
+        )
+        for each in rows
+    ]
+    columns = ("topic", "partition", "position", "committed", "end", "lag", "oldest", "consumer")
+    show_table(columns, shown)
 
 
 @app.command("reset")
-def reset_group(
+def reset_group(  # noqa: PLR0913 - the options of the command
     ctx: typer.Context,
     group: GroupArgument,
     to: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--to",
             metavar="POSITION",
             help="beginning, end, an offset, @ and an ISO time, or a time before now: -90s, -15m, "
             "-6h, -2d",
         ),
-    ],
+    ] = None,
+    by: Annotated[
+        int | None,
+        typer.Option("--by", metavar="N", help="add N to each committed offset: -100 reads again"),
+    ] = None,
+    file: Annotated[
+        Path | None,
+        typer.Option("--file", metavar="FILE", help="the offsets of `groups export`"),
+    ] = None,
     topic: Annotated[
         str | None,
         typer.Option("--topic", "-t", help="default: all topics with committed offsets"),
@@ -163,23 +250,61 @@ def reset_group(
     server: ServerOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Set committed offsets of a group that has no members.
+    """Set committed offsets of a group that has no members: all or none.
 
-    Example: tidelog groups reset billing --topic events --to -6h --dry-run
+    \b
+    Examples:
+      tidelog groups reset billing --topic events --to -6h --dry-run
+      tidelog groups reset billing --topic events -p 3 --by -100
     """
+    if sum(each is not None for each in (to, by, file)) != 1:
+        raise BadUsage("give one of --to, --by and --file")
     if partition and topic is None:
         raise BadUsage("--partition needs --topic")
-    body = {"topic_name": topic, "partition_ids": partition, "validate_only": dry_run}
-    body |= _target(to)
+    if file is not None and topic is not None:
+        raise BadUsage("--file names the topics: it does not go with --topic")
+    body: dict[str, Any] = {"validate_only": dry_run}
+    if topic is not None:
+        body |= {"topic_name": topic, "partition_ids": partition or None}
+    if file is not None:
+        body |= {"to": "OFFSETS", "offsets": _exported(file)}
+    else:
+        body |= {"to": "SHIFT", "shift_by": by} if to is None else _target(to)
     path = f"{{cluster}}/consumer-groups/{quoted(group)}/offsets:reset"
+    missing = ""
+    if topic is None and file is None:
+        missing = f"group {group!r} has no committed offsets: name a topic with --topic"
     rows = [
         {"topic": each["topic_name"], "partition": each["partition_id"], "offset": each["offset"]}
-        for each in request(ctx, server, "POST", path, json=body)["data"]
+        for each in request(ctx, server, "POST", path, json=body, missing=missing)["data"]
     ]
     if as_json:
         show_json({"group": group, "is_dry_run": dry_run, "partitions": rows})
     else:
         show_rows(rows, ("topic", "partition", "offset"), as_json=False)
+
+
+@app.command("export")
+def export_group(ctx: typer.Context, group: GroupArgument, server: ServerOption = None) -> None:
+    """Print the committed offsets of a group as JSON, for `groups reset --file`.
+
+    Example: tidelog groups export billing > billing.json
+    """
+    path = f"{{cluster}}/consumer-groups/{quoted(group)}/offsets"
+    fields = ("topic_name", "partition_id", "offset")
+    rows = request(ctx, server, "GET", path)["data"]
+    show_json({"group": group, "offsets": [{name: row[name] for name in fields} for row in rows]})
+
+
+def _exported(file: Path) -> list[dict[str, Any]]:
+    """Return the offsets in a file of `groups export`. Raises BadUsage."""
+    try:
+        offsets: list[dict[str, Any]] = json.loads(file.read_bytes())["offsets"]
+    except OSError as error:
+        raise BadUsage(f"cannot read {file}: {error.strerror}") from None
+    except (ValueError, LookupError, TypeError):
+        raise BadUsage(f"{file} is not the output of `tidelog groups export`") from None
+    return offsets
 
 
 @app.command("delete")
@@ -204,6 +329,10 @@ def _group(data: dict[str, Any]) -> dict[str, Any]:
         "state": data["state"],
         "generation": data["generation"],
         "assignor": data["partition_assignor"],
+        "members": data["members"],
+        "lag": data["total_lag"],
+        "lag_seconds": data.get("lag_seconds"),
+        "topics": data["topics"],
     }
 
 

@@ -1,6 +1,6 @@
-"""`tidelog`: the application of the command line, with the commands `serve` and `status`.
+"""`tidelog`: the application of the command line, with the command `serve`, which runs a broker.
 
-`serve` runs a broker, and `status` shows a cluster. The other commands are in the other modules.
+The other commands are in the other modules.
 
 To start fast, a command imports HTTP, Arrow, uvicorn or Spark only when it runs. A command that
 fails raises CommandError; `main` prints its message as one line and returns the exit status.
@@ -25,23 +25,21 @@ from tidelog.service.cli import (
     groups,
     kafka_clients,
     produce_consume,
+    status,
     topics,
 )
 from tidelog.service.cli.dev.command import dev
-from tidelog.service.cli.requests import Commands, JsonOption, ServerOption
+from tidelog.service.cli.requests import Commands
 from tidelog.service.cli.results import (
     BadUsage,
     BrokenOutput,
     CommandError,
     GlobalOptions,
-    NotReachable,
     Terminated,
-    plural,
-    show_json,
     show_line,
     warn,
 )
-from tidelog.service.cli.stores import maintenance, repair, replay
+from tidelog.service.cli.stores import maintenance, repair, replay, scrub
 from tidelog.service.exit_status import (
     EXIT_INTERRUPTED,
     EXIT_OK,
@@ -139,7 +137,7 @@ def _global_options(
 def main() -> int:
     os.umask(PRIVATE_UMASK)
     try:
-        status = app(standalone_mode=False, prog_name="tidelog")
+        code = app(standalone_mode=False, prog_name="tidelog")
     except CommandError as error:
         warn(str(error))
         return error.status
@@ -151,7 +149,7 @@ def main() -> int:
         return EXIT_INTERRUPTED
     except Terminated:
         return EXIT_TERMINATED
-    return status if isinstance(status, int) else EXIT_OK
+    return code if isinstance(code, int) else EXIT_OK
 
 
 def _wrong_usage(error: Any) -> int:
@@ -266,6 +264,7 @@ app.command("produce")(produce_consume.produce)
 app.command("consume")(produce_consume.consume)
 app.command("seal")(topics.seal)
 app.command("clients")(kafka_clients.show_clients)
+app.command("status")(status.show_status)
 app.command("replay")(replay.replay)
 
 # -- maintenance of the store
@@ -274,50 +273,13 @@ app.command("retain")(maintenance.retain)
 app.command("delete-records")(maintenance.delete_records)
 app.command("compact")(maintenance.compact)
 app.command("collect")(maintenance.collect)
-app.command("scrub")(maintenance.scrub)
+app.command("scrub")(scrub.scrub)
 app.command("maintain")(maintenance.maintain)
 app.command("backup")(repair.backup)
 app.command("restore")(repair.restore)
 app.command("repair")(repair.repair)
 app.command("upgrade")(repair.upgrade)
 app.command("bounds")(repair.bounds)
-
-
-@app.command("status")
-def show_status(
-    ctx: typer.Context, server: ServerOption = None, as_json: JsonOption = False
-) -> None:
-    """Show the cluster, its brokers, and whether it is ready."""
-    from tidelog.service.cli.client import Client, with_client
-
-    async def work(client: Client) -> dict[str, Any]:
-        clusters = (await client.get_json("/v3/clusters"))["data"]
-        status = {
-            "server": client.server,
-            "cluster_id": clusters[0]["cluster_id"],
-            "brokers": (await client.get_json("/brokers"))["brokers"],
-            "is_ready": True,
-            "why_not": None,
-            "holds": 0,
-        }
-        try:
-            status["holds"] = (await client.get_json("/ready")).get("holds", 0)
-        except NotReachable as error:
-            status |= {"is_ready": False, "why_not": str(error)}
-        return status
-
-    status = with_client(ctx, server, work)
-    if as_json:
-        show_json(status)
-    else:
-        brokers = ", ".join(map(str, status["brokers"]))
-        show_line(f"{status['server']}: cluster {status['cluster_id']}, brokers {brokers}")
-        if status["holds"]:
-            show_line(f"nothing is collected: {plural(status['holds'], 'backup')} under way")
-    if not status["is_ready"]:
-        raise NotReachable(f"not ready: {status['why_not']}")
-    if not as_json:
-        show_line("ready")
 
 
 if __name__ == "__main__":

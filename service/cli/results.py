@@ -156,6 +156,18 @@ def plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
+def age(seconds: float | None) -> str:
+    """Return a duration in its largest units, or `unknown`."""
+    if seconds is None:
+        return "unknown"
+    whole = int(seconds)
+    for size, unit, below, smaller in ((86_400, "d", 3600, "h"), (3600, "h", 60, "min")):
+        if whole >= size:
+            rest = whole % size // below
+            return f"{whole // size} {unit}" + (f" {rest} {smaller}" if rest else "")
+    return f"{whole // 60} min" if whole >= 120 else f"{whole} s"
+
+
 def confirm(deed: str, name: str, question: str, *, yes: bool) -> None:
     """Ask for confirmation, unless `--yes` is given. `deed` names the action, such as `deleting`.
     Raises BadUsage if stdin is no terminal, and CommandError if the answer is no."""

@@ -224,6 +224,58 @@ def delete_topic(
     show({"name": name, "deleted": True}, f"deleted {name}", as_json=as_json)
 
 
+@app.command("skew")
+def show_skew(
+    ctx: typer.Context,
+    name: TopicArgument,
+    sample: Annotated[
+        int, typer.Option("--sample", min=1, max=1_000_000, help="newest records to read")
+    ] = 10_000,
+    keys: Annotated[int, typer.Option("--keys", min=1, max=1000, help="keys to show")] = 10,
+    salts: Annotated[
+        int, typer.Option("--salt", min=1, max=1000, help="keys that replace each shown key")
+    ] = 8,
+    server: ServerOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show the keys with the largest shares of a topic's newest records.
+
+    Also shows the share of the hottest partition, and what it would be if producers added a suffix
+    (a salt) of --salt values to each of the shown keys.
+    """
+    from tidelog.service.cli.client import Client, with_client
+    from tidelog.service.cli.records.key_skew import Skew, sampled, skew_of
+
+    async def work(client: Client) -> Skew | None:
+        found, partitions = await sampled(client, name, sample)
+        return skew_of(found, partitions, top=keys, salts=salts)
+
+    skew = with_client(ctx, server, work)
+    if skew is None:
+        raise CommandError(f"topic {name!r} has no records")
+    top = [
+        {
+            "key": None if key is None else key.decode("utf-8", "backslashreplace"),
+            "share": share,
+            "partition": number,
+            "partitions": places,
+        }
+        for key, number, share, places in skew.top
+    ]
+    if as_json:
+        show_json({"topic": name, **skew._asdict(), "top": top, "salts": salts})
+        return
+    show_table(
+        ("key", "share", "partition"),
+        [(str(each["key"]), f"{each['share']:.1%}", str(each["partition"])) for each in top],
+    )
+    hottest = f"partition {skew.hottest} has {skew.share:.1%}, the average is {skew.average:.1%}"
+    show_line(f"{plural(skew.sampled, 'record')} of {plural(skew.keys, 'key')}: {hottest}")
+    if top:
+        keys_text = f"{plural(salts, 'salt')} for each of the shown keys"
+        show_line(f"with {keys_text}, the hottest partition would have {skew.salted_share:.1%}")
+
+
 def seal(
     ctx: typer.Context,
     name: TopicArgument,

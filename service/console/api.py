@@ -3,7 +3,6 @@
 For everything else, the console uses the same routes as any other client.
 """
 
-from collections.abc import Awaitable
 from itertools import islice
 from typing import Annotated, Any, NamedTuple
 
@@ -23,9 +22,7 @@ from tidelog.service.routes.dependencies import (
     TopicName,
     broker_log,
 )
-from tidelog.service.routes.group_resources_v3 import GroupState, assignor_of, state_of
-from tidelog.service.security.caller import CallerRights, may_describe_group
-from tidelog.service.telemetry.group_lags import GroupLags, group_ids
+from tidelog.service.telemetry.group_lags import group_ids
 from tidelog.service.telemetry.log_metrics import tail_bytes, unsealed_since_ms
 from tidelog.service.telemetry.rates import (
     NAMES,
@@ -37,7 +34,7 @@ from tidelog.service.telemetry.rates import (
     summed,
 )
 from tidelog.storage.broker import Broker
-from tidelog.storage.core.acls import CLUSTER, DESCRIBE, GROUP, TOPIC
+from tidelog.storage.core.acls import CLUSTER, DESCRIBE, TOPIC
 from tidelog.storage.core.topic_configs import BROKER_NAMES, DEFAULTS
 from tidelog.storage.state.cluster_state import Topic
 
@@ -346,76 +343,6 @@ async def list_topic_configs() -> list[ConfigDoc]:
     ]
 
 
-# -- groups
-
-
-class GroupSummary(BaseModel):
-    consumer_group_id: str
-    state: GroupState
-    partition_assignor: str
-    generation: int
-    members: int
-    topics: list[str]
-    partitions: int = Field(description="partitions with a committed offset or a reader")
-    total_lag: int
-    max_lag: int
-
-
-class GroupLagHistory(BaseModel):
-    """Lag of a group by topic. A value is null if, at that time, the group had no committed offset
-    and no reader in the topic, or this broker did not measure the lag."""
-
-    step_ms: int
-    at_ms: list[int]
-    topics: dict[str, list[int | None]]
-
-
-async def list_group_summaries(
-    log: FreshLog, rights: Rights, empty: EmptyListing, page: WantedPage
-) -> Listing[GroupSummary]:
-    """List every group that the caller may describe, with its members and its lag."""
-
-    def summary(group_id: str) -> Awaitable[GroupSummary] | None:
-        return _group(log, group_id, rights) if may_describe_group(rights, group_id) else None
-
-    ids = await in_order(group_ids(log), page.key(str))
-    found: Listing[GroupSummary] = await answer_page(page, empty, ids, summary)
-    return found
-
-
-async def _group(log: Broker, group_id: str, rights: CallerRights) -> GroupSummary:
-    held = log.state.members.get(group_id)
-    lags = await GroupLags.of(log, group_id)
-    behind = await lags.summary(lambda topic: rights.may(DESCRIBE, TOPIC, topic))
-    return GroupSummary(
-        consumer_group_id=group_id,
-        state=state_of(held),
-        partition_assignor=assignor_of(held),
-        generation=0 if held is None else held.generation,
-        members=0 if held is None else len(held.members),
-        topics=sorted(behind.topics),
-        partitions=behind.partitions,
-        total_lag=behind.total,
-        max_lag=0 if behind.largest is None else behind.largest.lag,
-    )
-
-
-async def get_lag_history(
-    request: Request, consumer_group_id: str, rights: Rights
-) -> GroupLagHistory:
-    """Return the group's lag in each topic over the last half hour, as this broker measured it
-    since its start."""
-    rates: RateSampler = request.app.state.vitals
-    past = rates.lag_history(consumer_group_id)
-    count = max((len(values) for values in past.topics.values()), default=0)
-    first_ms = past.end_ms - (count - 1) * past.step_ms
-    at_ms = [first_ms + number * past.step_ms for number in range(count)]
-    shown = {
-        topic: past.topics[topic] for topic in past.topics if rights.may(DESCRIBE, TOPIC, topic)
-    }
-    return GroupLagHistory(step_ms=past.step_ms, at_ms=at_ms, topics=shown)
-
-
 # -- metadata
 
 
@@ -476,11 +403,9 @@ async def get_metadata(request: Request, log: FreshLog) -> MetadataPage:
 
 _DESCRIBE_CLUSTER = Permission(DESCRIBE, CLUSTER)
 _DESCRIBE_TOPIC = Permission(DESCRIBE, TOPIC, "topic_name")
-_DESCRIBE_GROUP = Permission(DESCRIBE, GROUP, "consumer_group_id")
 _CHECKED = RouteAccess.CHECKED_BY_HANDLER
 _LABEL = "console"
 _TOPIC = "/topics/{topic_name}"
-_LAG_HISTORY = "/groups/{consumer_group_id}/lag-history"
 _DOC = RouteDoc({503: ERRORS[503]})
 _LIST_DOC = RouteDoc({400: ERRORS[400], 503: ERRORS[503]})
 _TOPIC_DOC = RouteDoc({404: ERRORS[404], 503: ERRORS[503]})
@@ -490,7 +415,5 @@ ROUTES = (
     Route("GET", "/topics", list_topic_summaries, _CHECKED, _LABEL, TIDELOG, _LIST_DOC),
     Route("GET", _TOPIC, get_topic_layout, _DESCRIBE_TOPIC, _LABEL, TIDELOG, _TOPIC_DOC),
     Route("GET", "/topic-configs", list_topic_configs, RouteAccess.ANY_KEY, _LABEL, TIDELOG, _DOC),
-    Route("GET", "/groups", list_group_summaries, _CHECKED, _LABEL, TIDELOG, _LIST_DOC),
-    Route("GET", _LAG_HISTORY, get_lag_history, _DESCRIBE_GROUP, _LABEL, TIDELOG, _DOC),
     Route("GET", "/metadata", get_metadata, _DESCRIBE_CLUSTER, _LABEL, TIDELOG, _DOC),
 )

@@ -10,6 +10,7 @@ message.
 import json
 import logging
 import math
+import re
 from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any, NamedTuple, Protocol
@@ -39,6 +40,7 @@ from tidelog.storage.core.errors import (
     UnknownPartition,
     UnknownTopic,
 )
+from tidelog.storage.core.observer import PRINCIPAL
 
 log = logging.getLogger("tidelog.http")
 
@@ -47,6 +49,7 @@ MESSAGE_CHARS_MAX = 2000
 VALIDATION_ERRORS_MAX = 3
 """Maximum errors of one body that the message names."""
 INTERNAL_ERROR = (500, 50002, "internal error: the broker's log has the details")
+_TOPIC = re.compile(r"/topics/([^/]+)")
 UNKNOWN = "outcome unknown, retry with the same Idempotency-Key"
 
 _TABLE: Mapping[type[LogError], tuple[int, int]] = {
@@ -134,8 +137,8 @@ def answered(
 ) -> ErrorAnswer:
     """Convert any error of a request into its answer. Count the error, and log damage and bugs.
 
-    The log line names the method and the path. An unexpected exception is a bug, so the log has its
-    traceback.
+    The log has a line for each answer of 500 and more. It names the method and the path; as JSON,
+    it has fields (`_fields`). An unexpected exception is a bug, so the log has its traceback.
     """
     counter.refused(error, scope)
     request = f"{scope['method']} {scope['path']}"
@@ -143,17 +146,41 @@ def answered(
         request += f" (request {request_id})"
     if isinstance(error, LogError):
         answer = error_response(error)
-        if answer.status == HTTPStatus.INTERNAL_SERVER_ERROR:
-            log.error("%s: %s", request, error)
+        if answer.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+            is_damage = answer.status == HTTPStatus.INTERNAL_SERVER_ERROR
+            level = logging.ERROR if is_damage else logging.WARNING
+            fields = _fields(scope, request_id, answer.status, answer.code, error)
+            log.log(level, "%s: %s", request, error, extra={"fields": fields})
         return answer
     if isinstance(error, RequestValidationError):
         return _invalid_request(error)
     if isinstance(error, HTTPException):
         return _http_error(error)
-    log.error("bug in %s", request, exc_info=error)
     status, code, message = INTERNAL_ERROR
+    fields = _fields(scope, request_id, status, code, error)
+    log.error("bug in %s", request, exc_info=error, extra={"fields": fields})
     is_reading = request.startswith(("GET ", "HEAD "))
     return ErrorAnswer(status, code, message if is_reading else f"{message}; {UNKNOWN}", {})
+
+
+def _fields(
+    scope: Scope, request_id: str, status: int, code: int, error: BaseException
+) -> dict[str, str | int]:
+    """Return the fields of a log line about a request. `topic` is the topic in the path."""
+    fields: dict[str, str | int] = {
+        "method": scope["method"],
+        "path": scope["path"],
+        "status": status,
+        "error_code": code,
+        "error": type(error).__name__,
+    }
+    if request_id:
+        fields["request_id"] = request_id
+    if found := _TOPIC.search(scope["path"]):
+        fields["topic"] = found[1]
+    if principal := PRINCIPAL.get():
+        fields["principal"] = principal
+    return fields
 
 
 def error_response(error: LogError) -> ErrorAnswer:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 from tidelog.service.security.caller import CallerRights
@@ -19,6 +20,20 @@ class Client(NamedTuple):
     software: str
     """Name and version of the client's library, for example "librdkafka 2.16.0"; "" if unknown."""
     rights: CallerRights
+
+
+REQUEST: ContextVar[tuple[str, int, Client] | None] = ContextVar("kafka-request", default=None)
+"""The API, the correlation id and the client of the current request, for its log lines."""
+
+
+def fields_of(api: str, correlation_id: int, client: Client) -> dict[str, str | int]:
+    """Return the fields of a log line about a request."""
+    return {
+        "api": api,
+        "correlation_id": correlation_id,
+        "client_id": client.client_id,
+        "host": client.host,
+    }
 
 
 class Later:

@@ -10,7 +10,7 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from tidelog.service.http.admission import Budget
-from tidelog.service.kafka.client import Client
+from tidelog.service.kafka.client import REQUEST, Client, fields_of
 from tidelog.service.kafka.errors import Code, Kind, code_of
 from tidelog.service.routes.dependencies import decided
 from tidelog.service.security.caller import Unauthenticated
@@ -56,7 +56,7 @@ class Context:
 
     def failed(self, api: str, error: BaseException) -> None:
         """Log an exception that no handler expects."""
-        log.error("bug in Kafka's %s", api, exc_info=error)
+        log.error("bug in Kafka's %s", api, exc_info=error, extra={"fields": _fields(api)})
 
     def refusal(self, api: str, code: Code) -> Code:
         """Count an error of an answer, and return it."""
@@ -67,7 +67,8 @@ class Context:
         """Return the code for an error of the log, and count it. Log damage and bugs."""
         code = code_of(error, kind)
         if code is Code.UNKNOWN_SERVER_ERROR or isinstance(error, Corrupt):
-            log.error("Kafka's %s: %s", api, error)
+            fields = _fields(api) | {"error_code": code.value, "error": code.name}
+            log.error("Kafka's %s: %s", api, error, extra={"fields": fields})
         return self.refusal(api, code)
 
     def topic(self, name: str, topic_id: bytes | None) -> Topic | None:
@@ -157,3 +158,9 @@ def _scope(api: str, client: Client, name: str) -> dict[str, Any]:
         "client": (client.host, 0),
         "rights": client.rights,
     }
+
+
+def _fields(api: str) -> dict[str, str | int]:
+    """Return the fields of a log line about the current request."""
+    request = REQUEST.get()
+    return {"api": api} if request is None else fields_of(*request)

@@ -129,6 +129,10 @@ class LagData(_GroupResource):
     )
     log_end_offset: int
     lag: int
+    lag_seconds: float | None = Field(
+        description="age of the oldest record that the group has not read; null if it is not "
+        "known; not in Confluent's API"
+    )
     consumer_id: str
     instance_id: str | None
     client_id: str
@@ -143,6 +147,9 @@ class LagSummaryData(_GroupResource):
     max_lag_partition_id: int
     max_lag: int
     total_lag: int
+    lag_seconds: float | None = Field(
+        description="the largest of all partitions where it is known; not in Confluent's API"
+    )
     max_lag_consumer: Related
     max_lag_partition: Related
 
@@ -281,6 +288,7 @@ class GroupResources:
             is_committed=lag.is_committed,
             log_end_offset=lag.end_offset,
             lag=lag.lag,
+            lag_seconds=lag.seconds,
             consumer_id="" if member is None else member.member_id,
             instance_id=None if member is None else member.instance_id or None,
             client_id="" if member is None else member.config.client_id,
@@ -298,6 +306,7 @@ class GroupResources:
             **{f"max_lag_{name}": getattr(most, name) for name in MOST},
             max_lag=most.lag,
             total_lag=found.total,
+            lag_seconds=found.seconds,
             max_lag_consumer=self._make.related(*self._at, "consumers", most.consumer_id),
             max_lag_partition=self._make.related(
                 "topics", most.topic_name, "partitions", most.partition_id

@@ -44,15 +44,18 @@ from tidelog.service.routes.group_resources_v3 import (
 )
 from tidelog.service.security.caller import CallerRights, check_topics, may_describe_group
 from tidelog.service.telemetry.group_lags import GroupLags, group_ids
+from tidelog.service.telemetry.lag_times import LagTimes
 from tidelog.storage.broker import Broker
 from tidelog.storage.core.acls import DELETE, DESCRIBE, GROUP, READ, TOPIC
 from tidelog.storage.core.actions import CommitOffsets, GroupOffset
 from tidelog.storage.core.errors import GroupNotEmpty, UnknownPartition
 from tidelog.storage.core.model import OFFSET_MAX, TopicIdPartition, TopicPartition
-from tidelog.storage.state.committed_offsets import check_group_id
+from tidelog.storage.state.committed_offsets import CommittedOffset, check_group_id
 from tidelog.storage.state.group_types import NO_GENERATION, GroupMember
 
 GroupId = Annotated[str, Path(examples=["enrich"])]
+OFFSETS_MAX = 100_000
+"""Offsets in one reset."""
 ConsumerId = Annotated[str, Path(examples=["rest-consumer-1"])]
 
 
@@ -79,17 +82,32 @@ class GroupOffsetList(BaseModel):
     data: list[GroupOffsetData]
 
 
+class ResetOffset(StrictModel):
+    """An offset of one partition."""
+
+    topic_name: str
+    partition_id: WholeNumber
+    offset: WholeNumber = Field(ge=0, le=OFFSET_MAX)
+
+
 class Reset(StrictModel):
     """The new position of a group. If `topic_name` is absent, the reset is for all partitions in
     which the group has a committed offset."""
 
-    to: Literal["EARLIEST", "LATEST", "OFFSET", "TIMESTAMP", "DURATION"] = Field(
-        description="OFFSET needs `offset`, TIMESTAMP needs `timestamp`, and DURATION (before now) "
-        "needs `duration_ms`"
+    to: Literal["EARLIEST", "LATEST", "OFFSET", "SHIFT", "OFFSETS", "TIMESTAMP", "DURATION"] = (
+        Field(
+            description="OFFSET needs `offset`, SHIFT (of the committed offset) needs `shift_by`, "
+            "OFFSETS needs `offsets`, TIMESTAMP needs `timestamp`, and DURATION (before now) needs "
+            "`duration_ms`"
+        )
     )
     topic_name: str | None = Field(default=None, examples=["flights"])
     partition_ids: list[WholeNumber] | None = Field(default=None, description="all if absent")
     offset: WholeNumber | None = Field(default=None, ge=0, le=OFFSET_MAX)
+    shift_by: WholeNumber | None = Field(default=None, ge=-OFFSET_MAX, le=OFFSET_MAX)
+    offsets: list[ResetOffset] | None = Field(
+        default=None, max_length=OFFSETS_MAX, description="an offset for each partition to reset"
+    )
     timestamp: str | None = Field(default=None, examples=["2021-02-05T19:14:42Z"])
     duration_ms: WholeNumber | None = Field(default=None, ge=0, le=TIMESTAMP_MS_MAX)
     validate_only: bool = Field(default=False, description="respond, but change nothing")
@@ -102,6 +120,13 @@ class GroupContext(NamedTuple):
     group_id: str
     make: GroupResources
     rights: CallerRights
+    times: LagTimes
+
+    async def lags(self) -> GroupLags:
+        """Return the group's lags, with the times of some sealed records."""
+        found = await GroupLags.of(self.log, self.group_id, self.times)
+        await found.look(self.may_describe)
+        return found
 
     def may_describe(self, topic: str) -> bool:
         return self.rights.may(DESCRIBE, TOPIC, topic)
@@ -117,15 +142,15 @@ class GroupContext(NamedTuple):
 
 
 async def group_of_path(
-    consumer_group_id: GroupId, log: FreshLog, make: Resources, rights: Rights
+    request: Request, consumer_group_id: GroupId, log: FreshLog, make: Resources, rights: Rights
 ) -> GroupContext:
     """Return the group of the path. Raises NoSuchResource."""
     has_members = log.state.members.has_members(consumer_group_id)
     if not has_members and consumer_group_id not in log.state.committed_offsets:
         raise NoSuchResource(f"Consumer group {consumer_group_id} cannot be found.")
-    return GroupContext(
-        log, consumer_group_id, GroupResources(log, make, consumer_group_id), rights
-    )
+    resources = GroupResources(log, make, consumer_group_id)
+    times: LagTimes = request.app.state.telemetry.lags.times
+    return GroupContext(log, consumer_group_id, resources, rights, times)
 
 
 PathGroup = Annotated[GroupContext, Depends(group_of_path)]
@@ -182,11 +207,22 @@ async def reset_group_offsets(
         raise GroupNotEmpty(f"group {consumer_group_id!r} has members: stop them first")
     if body.topic_name is not None:
         await rights.check(READ, TOPIC, body.topic_name)
+    await check_topics(rights, READ, [each.topic_name for each in body.offsets or ()])
     wanted = _partitions(log, consumer_group_id, body)
     await check_topics(rights, READ, [each.topic for each in wanted])
+    given = {
+        TopicPartition(each.topic_name, each.partition_id): each.offset
+        for each in body.offsets or ()
+    }
+    committed = log.committed_offsets(consumer_group_id) if body.to == "SHIFT" else {}
     slices, found = Slices(), dict[TopicPartition, int]()
     for each in wanted:
-        found[each] = await _target(log, each, body)
+        if body.to == "OFFSETS":
+            found[each] = _within(log, each, given[each])
+        elif body.to == "SHIFT":
+            found[each] = _shifted(log, each, committed.get(each), body.shift_by)
+        else:
+            found[each] = await _target(log, each, body)
         await slices.pause()
     if not body.validate_only and found:
         offsets = [
@@ -218,13 +254,44 @@ def _offset(where: TopicPartition, offset: int, metadata: str) -> GroupOffsetDat
     )
 
 
+def _within(log: Broker, where: TopicPartition, offset: int) -> int:
+    """Return the existing offset that is nearest to `offset`."""
+    partition = log.state.partition(where.topic, where.partition)
+    return min(max(offset, partition.log_start_offset), partition.high_watermark)
+
+
+def _shifted(
+    log: Broker, where: TopicPartition, committed: CommittedOffset | None, shift_by: int | None
+) -> int:
+    if shift_by is None:
+        raise InvalidBody("shift_by is missing")
+    if committed is None:
+        raise InvalidBody(f"{where} has no committed offset to shift: name other partition_ids")
+    return _within(log, where, committed.offset + shift_by)
+
+
 def _partitions(log: Broker, group_id: str, body: Reset) -> list[TopicPartition]:
+    if body.to == "OFFSETS":
+        if not body.offsets:
+            raise InvalidBody("offsets are missing")
+        places = [
+            TopicPartition(
+                each.topic_name,
+                partition_number(log.state.topic(each.topic_name), str(each.partition_id)),
+            )
+            for each in body.offsets
+        ]
+        if len(set(places)) < len(places):
+            raise InvalidBody("offsets name a partition twice")
+        return places
     if body.topic_name is None:
         if body.partition_ids is not None:
             raise InvalidBody("partition_ids need a topic_name")
         committed = list(log.committed_offsets(group_id))
         if not committed:
-            raise NoSuchResource(f"Consumer group {group_id} has no committed offsets.")
+            raise NoSuchResource(
+                f"Consumer group {group_id} has no committed offsets: name a topic (topic_name)."
+            )
         return committed
     topic = log.state.topic(body.topic_name)
     numbers = body.partition_ids
@@ -245,7 +312,7 @@ async def _target(log: Broker, where: TopicPartition, body: Reset) -> int:
     if body.to == "OFFSET":
         if body.offset is None:
             raise InvalidBody("offset is missing")
-        return min(max(body.offset, partition.log_start_offset), partition.high_watermark)
+        return _within(log, where, body.offset)
     if body.to == "TIMESTAMP":
         if body.timestamp is None:
             raise InvalidBody("timestamp is missing")
@@ -342,7 +409,7 @@ async def get_lag_summary(group: PathGroup) -> LagSummaryData:
     """The total lag of a group, and the partition with the largest lag. Only topics that the caller
     may describe count. 404 if the group has no committed offset in them and no member that reads
     them."""
-    lags = await GroupLags.of(group.log, group.group_id)
+    lags = await group.lags()
     found = group.make.summary(await lags.summary(group.may_describe))
     if found is None:
         raise NoSuchResource(f"Consumer group {group.group_id} has no committed offsets.")
@@ -354,7 +421,7 @@ async def list_lags(group: PathGroup, make: Resources, page: WantedPage) -> LagL
 
     Without a committed offset, the lag counts from the offset at which the member starts. This is
     the offset of its seek or, without a seek, the offset that its `auto.offset.reset` selects."""
-    lags = await GroupLags.of(group.log, group.group_id)
+    lags = await group.lags()
     keys = lags.in_order(page.position(str, int))
     shell = LagList(metadata=make.listed("consumer-groups", group.group_id, "lags"), data=[])
     found: LagList = await answer_page(page, shell, keys, lambda key: group.lag(lags, *key))
@@ -367,7 +434,7 @@ async def get_lag(group: PathGroup, topic_name: str, partition_id: str) -> LagDa
     if topic is not None:
         with contextlib.suppress(UnknownPartition):
             number = partition_number(topic, partition_id)
-            lags = await GroupLags.of(group.log, group.group_id)
+            lags = await group.lags()
             found = group.lag(lags, topic_name, number)
             if found is not None:
                 return found

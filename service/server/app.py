@@ -42,7 +42,8 @@ from tidelog.service.routes.health import VERSION
 from tidelog.service.security.authenticator import Security
 from tidelog.service.server.router import ACK_LABELS, APP_ROUTES, HOT_ROUTES
 from tidelog.service.telemetry.kafka_clients import KafkaClients
-from tidelog.service.telemetry.metrics import HttpCounters, MaintenanceCounters, Telemetry, Worker
+from tidelog.service.telemetry.maintenance_metrics import MaintenanceCounters
+from tidelog.service.telemetry.metrics import HttpCounters, Telemetry, Worker
 from tidelog.service.telemetry.rates import Ask, RateSampler, nobody
 from tidelog.storage.broker import Broker
 from tidelog.storage.core.errors import LogError
@@ -139,7 +140,13 @@ def build_app(
     app.state.telemetry = telemetry = Telemetry(broker, counters, VERSION, maintenance, worker)
     number = 0 if worker is None else worker.number
     app.state.vitals = RateSampler(
-        broker, counters, VERSION, number, peers, ack_labels=ACK_LABELS, lags=telemetry.lags
+        broker,
+        counters,
+        VERSION,
+        number,
+        peers,
+        ack_labels=ACK_LABELS,
+        telemetry=telemetry,
     )
     app.state.kafka_clients = KafkaClients(broker)
     app.state.layouts = TopicLayouts(broker)

@@ -2,7 +2,8 @@
 
 A JSON event has `time` (RFC 3339, UTC, ms), `level`, `logger`, `message` and `process`. An event of
 an exception also has `exception`, the traceback as one text. An event of the audit log also has
-`audit`. In JSON, each line of stderr is exactly one event.
+`audit`. A line about a request has its fields (service.http.errors, service.kafka.context):
+`request_id`, `topic`, `error_code` and others. In JSON, each line of stderr is exactly one event.
 
 Clients and a failing store can cause any number of lines. Lines of one kind are bounded, so that
 they do not fill a disk. The next line of the kind has the number of lines that were left out.
@@ -35,6 +36,9 @@ class JsonFormatter(logging.Formatter):
             "message": _whole(record.getMessage()),
             "process": record.process,
         }
+        if (fields := getattr(record, "fields", None)) is not None:
+            texts = {name: _whole(each) for name, each in fields.items() if isinstance(each, str)}
+            event |= fields | texts
         if (audit := getattr(record, "audit", None)) is not None:
             event |= {"message": audit["event"], "audit": audit}
         if record.exc_info:

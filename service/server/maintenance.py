@@ -10,9 +10,11 @@ in which `delete-records` deleted a part of the records, and each of them once.
 """
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import random
+from collections.abc import Iterator
 from contextlib import AbstractAsyncContextManager
 
 from tidelog.compaction.collect import collect, plan
@@ -22,7 +24,8 @@ from tidelog.compaction.retention import retain
 from tidelog.compaction.session import MaintenanceSession, topics_of
 from tidelog.service.server.open_cluster import opened_cluster
 from tidelog.service.settings import Settings
-from tidelog.service.telemetry.metrics import MaintenanceCounters
+from tidelog.service.telemetry.maintenance_metrics import MaintenanceCounters
+from tidelog.service.telemetry.maintenance_results import Kind, result
 from tidelog.storage.core.errors import LogError, TableInDoubt
 from tidelog.storage.io.loop_thread import LoopThread
 from tidelog.storage.io.tasks import TASK_ENDS, lower_priority
@@ -48,6 +51,7 @@ async def run_maintenance(
     if not interval_s or settings.store.startswith("memory:"):
         return  # data in memory ends with the process
     counters = counters or MaintenanceCounters()
+    counters.is_running = True
     draws = random.Random(broker.clock.new_id())
     for number in itertools.count():
         # Jitter, so that brokers that started together do not run every round together.
@@ -95,13 +99,29 @@ async def maintain_once(
     counters = counters or MaintenanceCounters()
     session = MaintenanceSession.of_broker(broker)
     try:
-        await _retain(session, counters)
-        await _undo_rearrangements(session)
+        with _noted(broker, counters, "retain"):
+            await _retain(session, counters)
+            await _undo_rearrangements(session)
     finally:
         _note_doubts(broker, session)
         await session.close()
         if is_collecting:  # also after a failure, because one topic must not stop collection
-            await _collect_apart(settings, counters)
+            with _noted(broker, counters, "collect"):
+                await _collect_apart(settings, counters)
+
+
+@contextlib.contextmanager
+def _noted(broker: Log, counters: MaintenanceCounters, kind: Kind) -> Iterator[None]:
+    """Note the result of the block, unless the broker stops meanwhile."""
+    try:
+        yield
+    except TASK_ENDS:
+        raise
+    except BaseException as error:
+        failure = str(error) or type(error).__name__
+        counters.note(result(kind, broker.clock.now_ms(), failure), kind)
+        raise
+    counters.note(result(kind, broker.clock.now_ms()), kind)
 
 
 async def _collect_apart(settings: Settings, counters: MaintenanceCounters) -> None:

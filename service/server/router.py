@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from starlette.exceptions import HTTPException
 
-from tidelog.service.console import api, files, kafka_clients
+from tidelog.service.console import api, cluster_health, files, groups, kafka_clients
 from tidelog.service.http.admission import Admission, Limits
 from tidelog.service.http.call import HttpRequest, HttpResponse, Receive, Scope, Send
 from tidelog.service.http.cors import Cors, exposing
@@ -69,6 +69,8 @@ APP_ROUTES: tuple[Route, ...] = (
     *health.ROUTES,
     *topics.ROUTES,
     *api.ROUTES,
+    *groups.ROUTES,
+    *cluster_health.ROUTES,
     *kafka_clients.ROUTES,
     *keys.ROUTES,
     *files.ROUTES,

@@ -47,7 +47,8 @@ from tidelog.service.server.router import Router, limits_of
 from tidelog.service.settings import Settings
 from tidelog.service.telemetry.kafka_clients import KafkaClients
 from tidelog.service.telemetry.loop_probe import LoopProbe
-from tidelog.service.telemetry.metrics import HttpCounters, MaintenanceCounters, Worker, gathered
+from tidelog.service.telemetry.maintenance_metrics import MaintenanceCounters
+from tidelog.service.telemetry.metrics import HttpCounters, Worker, gathered
 from tidelog.service.telemetry.rates import RateSampler
 from tidelog.storage.broker import BACKGROUND_STOP_S, NO_OBSERVER, NO_PEERS, Broker
 from tidelog.storage.cluster.liveness import KafkaListener, Member

@@ -17,6 +17,7 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from tidelog.service.http.paging import Slices, sliced
+from tidelog.service.telemetry.lag_times import LagTimes, Unread
 from tidelog.storage.broker import Broker
 from tidelog.storage.core.model import TopicIdPartition, TopicPartition
 from tidelog.storage.state.cluster_state import Topic
@@ -32,6 +33,10 @@ the label OTHER_GROUPS."""
 OTHER_GROUPS = "(other)"
 HISTORIES_MAX = 500
 """Maximum pairs of group and topic with a lag history."""
+LOOKS = 20
+"""Sealed records that the answer to one request reads for lags in seconds."""
+UNREAD_MAX = 1_000
+"""Maximum sealed records whose times a reading asks for."""
 FEW_PARTITIONS = 10_000
 REST_S = 40e-6
 """After a reading of more than FEW_PARTITIONS partitions, the next reading waits for this time
@@ -47,10 +52,21 @@ class Lag(NamedTuple):
     end_offset: int
     member: GroupMember | None
     is_committed: bool
+    seconds: float | None
+    """The age (s) of the oldest unread record, 0 without lag, None if it is not known."""
+
+    @property
+    def unread(self) -> Unread:
+        return Unread(self.partition.topic, self.partition.partition, self.current_offset)
 
     @property
     def lag(self) -> int:
         return max(self.end_offset - self.current_offset, 0)
+
+
+def oldest(one: float | None, other: float | None) -> float | None:
+    """Return the greater age, or the one that is known."""
+    return max((age for age in (one, other) if age is not None), default=None)
 
 
 class LagSummary:
@@ -62,9 +78,12 @@ class LagSummary:
         self.total = 0
         self.largest: Lag | None = None
         self.topics: dict[str, int] = {}
+        self.seconds: float | None = None
+        """The largest lag in seconds that is known, None if none is known."""
 
     def add(self, one: Lag) -> None:
         behind, largest = max(one.end_offset - one.current_offset, 0), self.largest
+        self.seconds = oldest(self.seconds, one.seconds)
         self.partitions += 1
         self.total += behind
         topic = one.partition.topic
@@ -87,16 +106,18 @@ def group_ids(log: Broker) -> list[str]:
 class GroupLags:
     """The lags of one group. Made by `of`, for one answer."""
 
-    def __init__(self, log: Broker, group_id: str) -> None:
+    def __init__(self, log: Broker, group_id: str, times: LagTimes) -> None:
         self._log = log
         self._group_id = group_id
+        self._times = times
         self._readers: dict[TopicIdPartition, GroupMember] = {}
         self._read: dict[str, list[int]] = {}
 
     @classmethod
-    async def of(cls, log: Broker, group_id: str) -> "GroupLags":
-        """Find the member that reads each partition. Takes ~0.5 us for each partition."""
-        found, group = cls(log, group_id), log.state.members.get(group_id)
+    async def of(cls, log: Broker, group_id: str, times: LagTimes | None = None) -> "GroupLags":
+        """Find the member that reads each partition. Takes ~0.5 us for each partition. `times` has
+        times of sealed records."""
+        found, group = cls(log, group_id, times or LagTimes(log)), log.state.members.get(group_id)
         async for member in sliced([] if group is None else list(group.members.values())):
             for where in log.state.members.partitions_of(member):
                 if where not in found._readers:
@@ -135,7 +156,8 @@ class GroupLags:
         else:
             offset = end_offset
         at = TopicPartition(topic.name, number)
-        return Lag(at, offset, end_offset, reader, committed is not None)
+        seconds = self._times.seconds(topic, number, offset)
+        return Lag(at, offset, end_offset, reader, committed is not None, seconds)
 
     async def slices(
         self, may_describe: Callable[[str], bool] = any_topic
@@ -151,6 +173,17 @@ class GroupLags:
                     break
                 some = numbers[first : first + LAGS_AT_ONCE]
                 yield [one for number in some if (one := self.lag(topic, number)) is not None]
+
+    async def look(
+        self, may_describe: Callable[[str], bool] = any_topic, reads_max: int = LOOKS
+    ) -> None:
+        """Read the times of at most so many sealed records, for lags in seconds (LagTimes)."""
+        unread: list[Unread] = []
+        async for some in self.slices(may_describe):
+            unread += (one.unread for one in some if one.seconds is None)
+            if len(unread) >= reads_max:
+                break
+        await self._times.look(unread, reads_max)
 
     async def summary(self, may_describe: Callable[[str], bool] = any_topic) -> LagSummary:
         """Return the sum and the maximum of the lags in topics that the caller may describe."""
@@ -174,6 +207,8 @@ class TotalLag(NamedTuple):
 
     total: int
     largest: int
+    seconds: float | None = None
+    """The age (s) of the oldest unread record, None if it is known in no partition."""
 
 
 class LagTotals:
@@ -190,6 +225,8 @@ class LagTotals:
         have the key OTHER_GROUPS."""
         self.topics: dict[tuple[str, str], int] = {}
         """By group and topic, for the first HISTORIES_MAX pairs."""
+        self.times = LagTimes(broker)
+        self._unread: list[Unread] = []
         self._log = broker
         self._lock = asyncio.Lock()
         self._rests_until_s = 0.0
@@ -201,11 +238,22 @@ class LagTotals:
                 return
             found = LagTotals(self._log)
             async for group_id in sliced(group_ids(self._log)):
-                await found._add(group_id, await GroupLags.of(self._log, group_id))
+                await found._add(group_id, await GroupLags.of(self._log, group_id, self.times))
+            self._unread = found._unread
             self.partitions, self.series = found.partitions, found.series
             self.groups, self.topics = found.groups, found.topics
             if self.partitions > FEW_PARTITIONS:
                 self._rests_until_s = self._log.clock.boot_s() + REST_S * self.partitions
+
+    async def refresh_and_look(self) -> None:
+        """Read all lags, then some sealed records for lags in seconds, for one request."""
+        await self.refresh()
+        await self.look(LOOKS)
+
+    async def look(self, reads_max: int) -> None:
+        """Read at most so many sealed records, for lags in seconds that the last reading did not
+        know."""
+        await self.times.look(self._unread, reads_max)
 
     async def _add(self, group_id: str, lags: GroupLags) -> None:
         """Add the lags of a group."""
@@ -214,6 +262,8 @@ class LagTotals:
         async for some in lags.slices():
             for one in some:
                 summary.add(one)
+                if one.seconds is None and len(self._unread) < UNREAD_MAX:
+                    self._unread.append(one.unread)
             left = SERIES_MAX - len(self.series)
             for one in islice(some, max(left, 0)):
                 at = (group_id, one.partition.topic, str(one.partition.partition))
@@ -221,6 +271,10 @@ class LagTotals:
         self.partitions += summary.partitions
         known = self.groups.get(label, TotalLag(0, 0))
         largest = 0 if summary.largest is None else summary.largest.lag
-        self.groups[label] = TotalLag(known.total + summary.total, max(known.largest, largest))
+        self.groups[label] = TotalLag(
+            known.total + summary.total,
+            max(known.largest, largest),
+            oldest(known.seconds, summary.seconds),
+        )
         for topic, total in islice(summary.topics.items(), HISTORIES_MAX - len(self.topics)):
             self.topics[group_id, topic] = total

@@ -44,6 +44,12 @@ class GroupCollector(Collector):
         yield gauge("group_lag_records", doc, GROUP, [([one], lag.total) for one, lag in totals])
         doc = f"largest lag of the group in one partition{REST}the largest of all others"
         yield gauge("group_lag_max", doc, GROUP, [([one], lag.largest) for one, lag in totals])
+        doc = (
+            "age of the oldest record that the group has not read, of the partitions where it is "
+            f"known; absent if it is not known{REST}the largest of all others"
+        )
+        ages = [([one], lag.seconds) for one, lag in totals if lag.seconds is not None]
+        yield gauge("group_lag_seconds", doc, GROUP, ages)
         yield from self._states()
         yield from self._soft_states()
 

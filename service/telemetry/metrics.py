@@ -25,7 +25,7 @@ from collections.abc import (
 from typing import Any, NamedTuple, Protocol
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
@@ -35,6 +35,8 @@ from tidelog.service.telemetry.group_metrics import GroupCollector
 from tidelog.service.telemetry.kafka_counters import KafkaCollector, KafkaCounters
 from tidelog.service.telemetry.log_metrics import Labelled, LogCollector, counter, histogram
 from tidelog.service.telemetry.loop_probe import HELD_S
+from tidelog.service.telemetry.maintenance_metrics import MaintenanceCollector, MaintenanceCounters
+from tidelog.service.telemetry.partition_shares import PartitionShares, SharesCollector
 from tidelog.storage.broker import Broker
 from tidelog.storage.core.errors import LogError
 from tidelog.storage.core.histogram import SECONDS, Histogram
@@ -168,20 +170,6 @@ class HttpCounters:
         return self.topics.setdefault(topic, Traffic())
 
 
-class MaintenanceCounters:
-    """Counters of this broker's maintenance (service.server.maintenance). Written by one thread."""
-
-    def __init__(self) -> None:
-        self.rounds = 0
-        self.failures = 0
-        self.retentions = 0
-        self.collected_objects = 0
-        self.collected_bytes = 0
-        self.due_bytes = 0
-        self.waiting_bytes = 0
-        self.oldest_s = 0.0
-
-
 class Worker(NamedTuple):
     """One of several workers behind a port. `ask` returns the metrics texts of the other workers
     that answer in time."""
@@ -206,14 +194,17 @@ class Telemetry:
         self._log = broker
         self._http = http
         self._worker = worker
+        self.maintenance = maintenance or MaintenanceCounters()
         self.lags = LagTotals(broker)
+        self.shares = PartitionShares(broker)
         self._registry = CollectorRegistry()
         collectors = [
             LogCollector(broker, version, self.lags),
             GroupCollector(broker, self.lags),
+            SharesCollector(self.shares),
             _HttpCollector(http),
             KafkaCollector(http.kafka),
-            _MaintenanceCollector(maintenance or MaintenanceCounters()),
+            MaintenanceCollector(self.maintenance, broker),
             _AdmissionCollector(http.admission),
             _CertificateCollector(http.certificates, broker.clock),
             ProcessCollector(registry=None),
@@ -446,46 +437,3 @@ class _AdmissionCollector(Collector):
         for part, size in admission.bounds().items():
             most.add_metric([part], size)
         yield most
-
-
-class _MaintenanceCollector(Collector):
-    def __init__(self, counters: MaintenanceCounters) -> None:
-        self._counters = counters
-
-    def collect(self) -> Iterator[Metric]:
-        counters = self._counters
-        for name, doc, value in (
-            (
-                "care_rounds",
-                "retention rounds, every 12th also with collection",
-                counters.rounds,
-            ),
-            (
-                "care_failures",
-                "rounds that failed; the next round does their work",
-                counters.failures,
-            ),
-            ("retentions", "log starts moved by this broker", counters.retentions),
-            ("garbage_objects", "unreferenced objects deleted", counters.collected_objects),
-            ("garbage_bytes", "bytes of unreferenced objects deleted", counters.collected_bytes),
-        ):
-            yield CounterMetricFamily(f"tidelog_{name}", doc, value=value)
-        gauges: Sequence[tuple[str, str, float]] = (
-            (
-                "garbage_due_bytes",
-                "garbage found by the last collection and not deleted yet",
-                counters.due_bytes,
-            ),
-            (
-                "garbage_waiting_bytes",
-                "garbage found by the last collection, within its grace",
-                counters.waiting_bytes,
-            ),
-            (
-                "garbage_oldest_seconds",
-                "age of the oldest garbage that is due",
-                counters.oldest_s,
-            ),
-        )
-        for name, doc, number in gauges:
-            yield GaugeMetricFamily(f"tidelog_{name}", doc, value=number)

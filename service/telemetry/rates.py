@@ -14,8 +14,8 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 
 import msgspec
 
-from tidelog.service.telemetry.group_lags import LagTotals
-from tidelog.service.telemetry.metrics import HttpCounters
+from tidelog.service.telemetry.metrics import HttpCounters, Telemetry
+from tidelog.service.telemetry.signs import BrokerSigns, SignSampler
 from tidelog.storage.broker import Broker
 from tidelog.storage.core.histogram import SECONDS
 from tidelog.storage.io.tasks import surviving
@@ -25,6 +25,9 @@ log = logging.getLogger("tidelog")
 STEP_S = 5
 STEPS = 360
 """Half an hour of steps."""
+LOOKS_A_STEP = 1
+"""Sealed records that a step reads for lags in seconds: at most two GETs (service.telemetry.
+lag_times)."""
 RATE_STEPS = 3
 """A current rate is the average of the last RATE_STEPS steps."""
 
@@ -75,6 +78,8 @@ class BrokerRates(msgspec.Struct):
     """Length of the period of `recent`."""
     recent: Step
     steps: list[Step]
+    signs: BrokerSigns | None = None
+    """None from a broker of an older version."""
 
 
 class LagHistory(msgspec.Struct):
@@ -122,10 +127,12 @@ class RateSampler:
         ask: Ask = nobody,
         *,
         ack_labels: Collection[str],
-        lags: LagTotals | None = None,
+        telemetry: Telemetry | None = None,
     ) -> None:
         """`ack_labels` are the labels of the routes whose latency is the ack latency."""
-        self.lags = lags or LagTotals(broker)
+        self._telemetry = telemetry or Telemetry(broker, http, version)
+        self.lags = self._telemetry.lags
+        self._signs = SignSampler(broker)
         self._ack_labels = ack_labels
         self._log = broker
         self._http = http
@@ -144,12 +151,16 @@ class RateSampler:
             with surviving(log, "a step of the rates"):
                 await self.lags.refresh()
                 self.step()
+                await self._telemetry.shares.step()
+                await self.lags.look(LOOKS_A_STEP)
+                await self._telemetry.maintenance.stored(self._log).refresh()
 
     def step(self) -> None:
         number = round(self._log.clock.now_ms() / (STEP_S * 1000))
         sample = self._sample()
         self._steps.append(sample.since(self._samples[-1], number))
         self._samples.append(sample)
+        self._signs.step()
         self._look_at_lags(number)
 
     def encoded(self) -> bytes:
@@ -181,6 +192,11 @@ class RateSampler:
             seconds=now.at_s - self._samples[0].at_s,
             recent=now.since(self._samples[0], 0),
             steps=list(self._steps),
+            signs=self._signs.own(
+                self._http.admission.connections,
+                self._telemetry.maintenance.results,
+                maintains=self._telemetry.maintenance.is_running,
+            ),
         )
 
     def lag_history(self, group_id: str) -> LagHistory:

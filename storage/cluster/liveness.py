@@ -108,6 +108,11 @@ class LivenessTracker:
         return self._seen[key].changes if key in self._seen else 0
 
     @property
+    def listed(self) -> list[str]:
+        """Keys of all brokers, live or not."""
+        return list(self._seen)
+
+    @property
     def live(self) -> list[str]:
         """Keys of brokers with a heartbeat within the timeout."""
         timeout_s = self._settings.member_timeout_s

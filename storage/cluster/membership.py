@@ -58,6 +58,8 @@ class Membership:
         self.cluster_id = cluster_id
         self.others: list[Member] = []
         """Live peers, by their heartbeats in the store."""
+        self.gone: list[Member] = []
+        """Brokers whose heartbeats ended without a clean stop, until `sweep_after_s`."""
         self.ranking: list[Member] = [self.me]
         """The live peers and this broker, the sequencer first."""
         self._view = LivenessTracker(settings)
@@ -200,16 +202,31 @@ class Membership:
         """Find the live peers: one LIST, and one GET for each new broker."""
         now_s = self.clock.boot_s()
         self._view.look(now_s, [info async for info in self.store.list(object_keys.BROKERS)])
-        live = self._view.live
-        self._known = {key: self._known[key] for key in live if key in self._known}
-        mine = object_keys.broker(self.me.id)
-        for key in live:
-            if key not in self._known and key != mine:
+        live, mine = set(self._view.live), object_keys.broker(self.me.id)
+        listed = [key for key in self._view.listed if key != mine]
+        self._known = {key: self._known[key] for key in listed if key in self._known}
+        for key in listed:
+            if key not in self._known:
                 self._known[key] = await self._read(key)
-        self._set([member for member in self._known.values() if member is not None])
+        known = [(key in live, one) for key, one in self._known.items() if one is not None]
+        self._set([member for is_live, member in known if is_live])
+        self.gone = self._not_replaced([member for is_live, member in known if not is_live])
         if forgotten := [key for key in self._view.forgotten if key != mine]:
             log.info("deleting %d liveness objects of stopped brokers", len(forgotten))
             await self.store.delete(forgotten)
+
+    def _not_replaced(self, silent: list[Member]) -> list[Member]:
+        """Return the brokers without a live one of their name or address that started later."""
+        live = [self.me, *self.others]
+        return [
+            one
+            for one in silent
+            if not any(
+                one.started_ms <= other.started_ms
+                and (one.name == other.name or one.address == other.address)
+                for other in live
+            )
+        ]
 
     async def _read(self, key: str) -> Member | None:
         try:

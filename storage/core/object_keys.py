@@ -12,6 +12,7 @@ TOPICS = "topics/"
 SECRET = "secret.json"
 BROKERS = "brokers/"
 PROBE = "probe/"
+MAINTENANCE = "maintenance/"
 
 _SEGMENT = re.compile(r"partition=(\d+)/(\d{20})-(\d{20})-([0-9a-f]+)\.parquet")
 _LOG_FILE = re.compile(r"/_delta_log/(\d{20})\.(json|checkpoint\.parquet)$")
@@ -80,3 +81,8 @@ def log_version(key: str, kind: str = "") -> int | None:
 
 def broker(broker_id: str) -> str:
     return f"{BROKERS}{broker_id}.json"
+
+
+def maintenance(kind: str) -> str:
+    """Return the key of the result of the last maintenance of this kind."""
+    return f"{MAINTENANCE}{kind}.json"

@@ -32,6 +32,14 @@ class StoreTime:
         is negative. If no answer of the store had a time yet, return 0."""
         return self._skew_ms(self._clock.now_ms())
 
+    def why_wrong(self) -> str:
+        """Return why this machine's clock must be set, or "" if it is within SKEW_MS_MAX."""
+        skew_ms = self.skew_ms()
+        if abs(skew_ms) <= SKEW_MS_MAX:
+            return ""
+        side = "ahead of" if skew_ms > 0 else "behind"
+        return f"this machine's clock is {abs(skew_ms) / 1000:.0f} s {side} the store's: set it"
+
     def _skew_ms(self, own_ms: int) -> int:
         seen_ms, now_s = self._store.seen_ms, self._clock.boot_s()
         if seen_ms != self._seen_ms:

@@ -135,6 +135,11 @@ class Sealer:
     def close(self) -> None:
         self._segments.close()
 
+    @property
+    def failing(self) -> list[tuple[str, int]]:
+        """The due partitions whose last seal failed, by topic id and number."""
+        return list(self._set_aside)
+
     async def run(self, state_of: Callable[[], ClusterState]) -> None:
         """Seal the partitions that are due. Does not return. Topics are sealed side by side, and no
         topic waits for another. A partition whose seal fails, for whatever reason, waits for some

@@ -12,7 +12,7 @@ from tests.service.test_follow import NDJSON, SSE, Events, following, numbers
 from tidelog.service.routes import fetch
 from tidelog.service.server.maintenance import maintain_once
 from tidelog.service.settings import Settings
-from tidelog.service.telemetry.metrics import MaintenanceCounters
+from tidelog.service.telemetry.maintenance_metrics import MaintenanceCounters
 from tidelog.storage.io.folder import FolderStore
 from tidelog.storage.io.memory import MemoryStore
 

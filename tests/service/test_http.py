@@ -275,6 +275,10 @@ async def test_the_log_names_the_request(
         answer = await broker.http.get("/topics/t/partitions", headers={"x-request-id": "r-17"})
     assert answer.status_code == 500
     assert "r-17" in caplog.text
+    (line,) = (each for each in caplog.records if each.name == "tidelog.http")
+    fields = line.__dict__["fields"]
+    assert fields["request_id"] == "r-17"
+    assert (fields["topic"], fields["error_code"], fields["status"]) == ("t", 50002, 500)
 
 
 # -- Accept

@@ -35,6 +35,14 @@ def test_whatever_a_message_holds_is_one_line(text: str) -> None:
     assert event("%s", text)["message"] == text.replace("\ud800", "?")
 
 
+def test_the_fields_of_a_request_are_fields_of_its_event() -> None:
+    record = logging.LogRecord("tidelog.http", logging.ERROR, "f", 1, "it failed", (), None)
+    record.fields = {"request_id": "r-17", "topic": "\ud800t", "status": 503}
+    said = json.loads(JsonFormatter().format(record))
+    assert (said["request_id"], said["topic"], said["status"]) == ("r-17", "?t", 503)
+    assert said["message"] == "it failed"
+
+
 def test_a_traceback_is_part_of_its_event() -> None:
     try:
         raise ValueError("two\nlines")

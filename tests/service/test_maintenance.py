@@ -12,7 +12,8 @@ from tests.service.conftest import append, until
 from tests.support.records import rows
 from tidelog.service.server.maintenance import maintain_once, run_maintenance
 from tidelog.service.settings import Settings
-from tidelog.service.telemetry.metrics import HttpCounters, MaintenanceCounters, Telemetry
+from tidelog.service.telemetry.maintenance_metrics import MaintenanceCounters
+from tidelog.service.telemetry.metrics import HttpCounters, Telemetry
 from tidelog.storage.broker import Broker
 from tidelog.storage.core.bounds import Bounds
 from tidelog.storage.core.errors import StoreUnfit, Unavailable

@@ -27,7 +27,7 @@ RULES: list[dict[str, Any]] = [
     for rule in group["rules"]
 ]
 BY_SCRAPE = {"up"}
-LABELS_OF_SCRAPE = {"instance", "job", "le"}
+LABELS_OF_SCRAPE = {"cluster", "instance", "job", "le"}
 SUFFIXES = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count"), "info": ("_info",)}
 
 
@@ -106,15 +106,34 @@ async def test_what_is_summed_by_is_a_label_of_it(exported: dict[str, set[str]])
     assert grouped > 20
 
 
+def anchors() -> set[str]:
+    """The anchors of deploy/README.md, as the links of alerts and of `tidelog status` have them."""
+    titles = re.findall(r"^#+ (.+)$", (DEPLOY / "README.md").read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", each.lower()).strip().replace(" ", "-") for each in titles}
+
+
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule["alert"])
 def test_an_alert_says_what_to_do(rule: dict[str, Any]) -> None:
     assert rule["labels"]["severity"] in {"page", "ticket"}
-    page, _, anchor = rule["annotations"]["runbook"].partition("#")
-    text = (DEPLOY.parent / page).read_text()
-    anchors = {
-        re.sub(r"[^\w -]", "", title.lower()).strip().replace(" ", "-")
-        for title in re.findall(r"^#+ (.+)$", text, re.MULTILINE)
-    }
-    assert anchor in anchors, f"{page} has no part {anchor}"
+    page, _, anchor = rule["annotations"]["runbook_url"].partition("#")
+    assert page == "https://example.com/tidelog/deploy/README.md"
+    assert anchor in anchors(), f"deploy/README.md has no part {anchor}"
     assert rule["annotations"]["summary"]
     assert rule["annotations"]["description"]
+
+
+async def test_the_example_of_autoscaling_reads_a_metric(exported: dict[str, set[str]]) -> None:
+    path = DEPLOY / "kubernetes" / "autoscaling" / "consumer.yaml"
+    scaled = yaml.safe_load(path.read_text())
+    assert (scaled["apiVersion"], scaled["kind"]) == ("keda.sh/v1alpha1", "ScaledObject")
+    spec = scaled["spec"]
+    assert spec["scaleTargetRef"]["name"]
+    assert 0 <= spec["minReplicaCount"] < spec["maxReplicaCount"]
+    (trigger,) = spec["triggers"]
+    # KEDA reads the values of a trigger as text.
+    assert all(isinstance(value, str) for value in trigger["metadata"].values())
+    assert float(trigger["metadata"]["threshold"]) > 0
+    (selector,) = selectors(trigger["metadata"]["query"])
+    assert selector.name == "tidelog_group_lag"
+    labels = {matcher.name for matcher in selector.matchers.matchers}
+    assert labels <= exported["tidelog_group_lag"] | LABELS_OF_SCRAPE

@@ -213,17 +213,21 @@ def test_seal(broker: Broker, topic: str) -> None:
     assert broker.cli("consume", topic).stdout == b"a\nb\nc\nd\n"
 
 
-def test_status(broker: Broker) -> None:
+def test_status(broker: Broker, topic: str) -> None:
+    broker.cli("produce", topic, stdin="a\n")
     told = json_of(broker.cli("status", "--json"))
     assert told["server"] == broker.base_url
-    assert told["brokers"] == [1]
-    assert told["is_ready"]
-    assert told["cluster_id"] in broker.cli("status").stdout.decode()
+    assert [each["is_sequencer"] for each in told["brokers"]] == [True]
+    assert (told["is_well"], told["problems"]) == (True, [])
+    shown = broker.cli("status").stdout.decode()
+    assert told["cluster_id"] in shown
+    assert told["brokers"][0]["name"] in shown
+    assert shown.splitlines()[-1] == "well"
 
 
 def test_server_url_may_end_with_a_slash(broker: Broker) -> None:
     status = json_of(tidelog("status", "--json", "--server", broker.base_url + "/"))
-    assert status["is_ready"]
+    assert status["server"] == broker.base_url
 
 
 # -- serve
@@ -307,3 +311,15 @@ def test_a_broker_that_was_killed_comes_back_on_its_port(tmp_path: Path) -> None
         assert broker.cli("consume", "t").stdout == b"a\n"
         broker.restart()
         assert broker.cli("consume", "t").stdout == b"a\n"
+
+
+def test_the_skew_of_a_topic(broker: Broker) -> None:
+    broker.create_topic("skewed", 4)
+    lines = "".join(f"{'hot' if number % 4 else number}:v\n" for number in range(400))
+    broker.cli("produce", "skewed", "--key-separator", ":", stdin=lines)
+    told = json_of(broker.cli("topics", "skew", "skewed", "--salt", "64", "--json"))
+    assert (told["sampled"], told["keys"]) == (400, 101)
+    assert (told["top"][0]["key"], told["top"][0]["share"]) == ("hot", 0.75)
+    assert told["salted_share"] < told["share"]
+    assert "hot" in broker.cli("topics", "skew", "skewed", "--sample", "40").stdout.decode()
+    error_line(broker.cli("topics", "skew", "absent", status=4))

@@ -1,8 +1,11 @@
 """`tidelog groups` and `tidelog consume --group`, on a real broker."""
 
+import json
+from pathlib import Path
+
 import pytest
 
-from tests.support.broker import Broker, error_line, json_of, lines_of
+from tests.support.broker import Broker, error_line, json_of, lines_of, running
 
 
 @pytest.fixture
@@ -56,3 +59,48 @@ def test_wrong_usage(broker: Broker, topic: str) -> None:
     ):
         error_line(broker.cli(*arguments, status=2))
     error_line(broker.cli("groups", "describe", "nobody", status=4))
+
+
+def test_one_line_for_each_group_with_its_lag(broker: Broker, topic: str, read: str) -> None:
+    listed = json_of(broker.cli("groups", "list", "--json"))
+    (own,) = (one for one in listed if one["group"] == read)
+    assert (own["members"], own["lag"], own["topics"]) == (0, 2, [topic])
+    assert 0 <= own["lag_seconds"] < 3_600
+    with running(broker, "groups", "list", "--watch", "0.1", "--json") as watching:
+        assert watching.stdout is not None
+        for _ in range(2):
+            again = json.loads(watching.stdout.readline())
+            assert read in {one["group"] for one in again}
+
+
+def test_describe_shows_positions_beside_committed_offsets(broker: Broker, read: str) -> None:
+    (position,) = json_of(broker.cli("groups", "describe", read, "--json"))["positions"]
+    assert (position["committed"], position["end"], position["lag"]) == (3, 5, 2)
+    shown = broker.cli("groups", "describe", read).stdout.decode()
+    assert "no members" in shown
+    assert "committed" in shown
+
+
+def test_reset_by_shift_and_from_a_file(
+    broker: Broker, topic: str, read: str, tmp_path: Path
+) -> None:
+    def committed() -> int:
+        (one,) = json_of(broker.cli("groups", "lag", read, "--json"))["partitions"]
+        offset: int = one["committed"]
+        return offset
+
+    kept = tmp_path / "offsets.json"
+    kept.write_bytes(broker.cli("groups", "export", read).stdout)
+    broker.cli("groups", "reset", read, "--by", "-2", "-t", topic, "-p", "0")
+    assert committed() == 1
+    broker.cli("groups", "reset", read, "--file", str(kept))
+    assert committed() == 3
+    said = error_line(broker.cli("groups", "reset", "fresh", "--to", "end", status=4))
+    assert "--topic" in said
+    for arguments in (
+        ("--to", "end", "--by", "1"),
+        (),
+        ("--file", str(tmp_path / "none")),
+        ("--file", str(kept), "-t", topic),
+    ):
+        error_line(broker.cli("groups", "reset", read, *arguments, status=2))

@@ -323,15 +323,14 @@ def test_consume_from_beyond_the_end_of_one_partition_says_nothing(
     assert tidelog("consume", "uneven", "--from", "1", server=broker.base_url) == (0, "b\n", "")
 
 
-def test_a_group_without_members_leads_to_its_lag(
+def test_a_group_without_members_shows_its_lag(
     tidelog: Command, broker: Broker, topic: str
 ) -> None:
     broker.cli("produce", topic, stdin="a\n")
     broker.cli("consume", topic, "--group", "idle")
     said = tidelog("groups", "describe", "idle", server=broker.base_url)
-    assert said.out.splitlines()[1:] == [
-        "no members; its committed offsets: tidelog groups lag idle"
-    ]
+    assert said.out.splitlines()[1] == "no members"
+    assert said.out.splitlines()[-1].split()[:4] == [topic, "0", "1", "1"]
 
 
 @pytest.mark.parametrize("command", ["keys list", "acls list", "quotas list"])

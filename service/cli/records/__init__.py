@@ -1,4 +1,5 @@
-"""The work of `tidelog produce` and `tidelog consume`. service.cli.produce_consume has the options.
+"""The work of `tidelog produce`, `consume` and `topics skew`. The options of the first two are in
+service.cli.produce_consume.
 
 lines          input lines to records
 produce        lines to AsyncProducer
@@ -7,4 +8,5 @@ consume        records of partitions
 group_consume  consume --group
 undecodable    records as brokers send them, and --on-error
 output         stdout, by a thread
+key_skew       topics skew: shares of keys, and salts
 """

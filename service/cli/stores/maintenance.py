@@ -1,4 +1,4 @@
-"""`tidelog retain`, `compact`, `collect`, `scrub`, `delete-records`, `maintain`: a thin layer on
+"""`tidelog retain`, `compact`, `collect`, `delete-records`, `maintain`: a thin layer on
 compaction/.
 
 The commands work on the store, with or without running brokers, by hand or from cron. Commands that
@@ -9,6 +9,7 @@ loses a race reports the loss and leaves the data as it is.
 """
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
@@ -20,7 +21,6 @@ from tidelog.service.cli.results import (
     BadUsage,
     SlowProgress,
     command_errors,
-    plural,
     show_json,
     show_line,
     show_table,
@@ -46,9 +46,10 @@ if TYPE_CHECKING:
     from tidelog.compaction.compact import Compacted
     from tidelog.compaction.garbage import Grace
     from tidelog.compaction.retention import Retained
-    from tidelog.compaction.scrub import ScrubReport
-    from tidelog.compaction.scrub_checks import Finding
     from tidelog.compaction.session import MaintenanceSession
+    from tidelog.service.telemetry.maintenance_results import Kind
+    from tidelog.storage.io.clock import Clock
+    from tidelog.storage.io.object_store import ObjectStore
 
 WorkResult = TypeVar("WorkResult")
 Progress = Callable[[int], None]
@@ -57,8 +58,6 @@ TopicNames = Sequence[str] | None
 Work = Coroutine[Any, Any, "Done"]
 
 END = "end"
-FINDINGS_SHOWN = 100
-SCRUB_COUNTS = ("entries", "checkpoints", "topics", "partitions", "segments", "runs", "rows")
 PROGRESS_TICK_S = 0.2
 
 TopicsArgument = Annotated[
@@ -103,7 +102,8 @@ def retain(
     """
 
     def work(cluster: "MaintenanceSession", _: Progress) -> Work:
-        return _retain(cluster, topics, yes=yes)
+        step = _retain(cluster, topics, yes=yes)
+        return _recorded(cluster, "retain", step, yes and not topics)
 
     _apply(store, "retaining", work, yes=yes, as_json=as_json, is_reading=not yes)
 
@@ -156,7 +156,8 @@ def compact(
     choice = EngineChoice(engine, master, settings_of(store))
 
     def work(cluster: "MaintenanceSession", progress: Progress) -> Work:
-        return _compact(cluster, topics, choice, progress, yes=yes, force=force)
+        step = _compact(cluster, topics, choice, progress, yes=yes, force=force)
+        return _recorded(cluster, "compact", step, yes and not topics)
 
     _apply(store, "compacting", work, yes=yes, as_json=as_json, is_reading=not yes)
 
@@ -181,40 +182,10 @@ def collect(
 
     def work(cluster: "MaintenanceSession", progress: Progress) -> Work:
         grace = _grace(cluster, file_grace_ms)
-        return _collect(cluster, grace, progress, yes=yes, takes_unknown=unknown_topics)
+        step = _collect(cluster, grace, progress, yes=yes, takes_unknown=unknown_topics)
+        return _recorded(cluster, "collect", step, yes)
 
     _apply(store, "collecting", work, yes=yes, as_json=as_json)
-
-
-def scrub(
-    topics: TopicsArgument = None,
-    store: StoreOption = None,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="do not read the records of tables")
-    ] = False,
-    file_grace_ms: GraceOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Verify the log in the store.
-
-    Reads all objects and verifies checksums, offsets and references. The exit status is 1 if the
-    log is damaged.
-    """
-
-    async def work(cluster: "MaintenanceSession", progress: Progress) -> "ScrubReport":
-        from tidelog.compaction.garbage import Grace
-        from tidelog.compaction.scrub import scrub as look
-
-        grace = Grace(table_ms=file_grace_ms or 0)
-        return await look(cluster, topics, grace, is_quick=quick, on_bytes=progress)
-
-    report = run_on_store(store, "scrubbing", work, report_damage=False, is_reading=True)
-    if as_json:
-        show_json(_scrubbed(report))
-    else:
-        _show_report(report)
-    if not report.is_whole:
-        raise typer.Exit(EXIT_FAILED)
 
 
 def maintain(
@@ -234,11 +205,18 @@ def maintain(
 
     async def work(cluster: "MaintenanceSession", progress: Progress) -> Done:
         grace = _grace(cluster, file_grace_ms)
-        steps = [
-            await _retain(cluster, topics, yes=yes),
-            await _compact(cluster, topics, choice, progress, yes=yes, force=False),
-            await _collect(cluster, grace, progress, yes=yes),
+        is_recorded = yes and not topics
+        compacting = _compact(cluster, topics, choice, progress, yes=yes, force=False)
+        collecting = _collect(cluster, grace, progress, yes=yes)
+        works: list[tuple[Kind, Work]] = [
+            ("retain", _retain(cluster, topics, yes=yes)),
+            ("compact", compacting),
+            ("collect", collecting),
         ]
+        with contextlib.ExitStack() as unstarted:
+            for _, step in works:
+                unstarted.callback(step.close)  # a step is not begun if one before it fails
+            steps = [await _recorded(cluster, kind, step, is_recorded) for kind, step in works]
 
         def show() -> None:
             for step in steps:
@@ -251,6 +229,40 @@ def maintain(
 
 
 # -- the steps
+
+
+async def _recorded(
+    cluster: "MaintenanceSession", kind: "Kind", step: Work, is_recorded: bool
+) -> Done:
+    """Return the result of a step. If `is_recorded` is set, leave it in the store. A run of some
+    topics is not recorded: the kind is complete when all topics are. A run that is interrupted
+    records nothing."""
+    from tidelog.storage.core.errors import LogError
+
+    try:
+        done = await step
+    except (LogError, OSError) as error:
+        if is_recorded:
+            await record(cluster.store, cluster.clock, kind, str(error))
+        raise
+    if is_recorded:
+        why = "a part of the work failed: the output of the command has it"
+        await record(cluster.store, cluster.clock, kind, why if done.is_failed else "")
+    return done
+
+
+async def record(
+    store: "ObjectStore", clock: "Clock", kind: "Kind", failure: str, damage: int = 0
+) -> None:
+    """Leave a result in the store. If this is not possible, warn: the work itself is done."""
+    from tidelog.service.telemetry.maintenance_results import result, store_result
+    from tidelog.storage.core.errors import LogError
+
+    try:
+        now = result(kind, clock.now_ms(), failure, damage=damage)
+        await store_result(store, now, kind)
+    except (LogError, OSError) as error:
+        warn(f"the result is not recorded, so `tidelog status` does not show it: {error}")
 
 
 async def _retain(cluster: "MaintenanceSession", topics: TopicNames, *, yes: bool) -> Done:
@@ -368,32 +380,6 @@ def _show_plan(planned: "CollectionPlan") -> None:
     table("nothing to collect", ("what", "why", "objects", "bytes", "oldest, s"), rows)
     if planned.waiting:
         show_line(f"{planned.waiting:,} more bytes of garbage are in their grace period")
-
-
-def _scrubbed(report: "ScrubReport") -> dict[str, Any]:
-    return {
-        "is_whole": report.is_whole,
-        **{name: getattr(report, name) for name in SCRUB_COUNTS},
-        "bytes": report.size,
-        "findings": [finding._asdict() for finding in report.findings],
-    }
-
-
-def _show_report(report: "ScrubReport") -> None:
-    def row(finding: "Finding") -> tuple[str, str, str, str]:
-        return ("yes" if finding.is_damage else "no", finding.kind, finding.where, finding.what)
-
-    worst = sorted(report.findings, key=lambda finding: not finding.is_damage)
-    if worst:
-        columns = ("damage", "kind", "where", "what")
-        show_table(columns, [row(finding) for finding in worst[:FINDINGS_SHOWN]])
-    if len(worst) > FINDINGS_SHOWN:
-        show_line(f"... and {plural(len(worst) - FINDINGS_SHOWN, 'finding')} more, see --json")
-    show_line(
-        f"{'whole' if report.is_whole else 'DAMAGED'}: {plural(report.entries, 'WAL object')}"
-        f", {plural(report.checkpoints, 'checkpoint')}, {plural(report.segments, 'segment')}, "
-        f"{plural(report.rows, 'record')}, {report.size:,} bytes read"
-    )
 
 
 # -- helpers

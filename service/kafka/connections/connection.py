@@ -20,7 +20,14 @@ from typing import Any
 
 from tidelog.service.http.admission import Phase
 from tidelog.service.kafka.apis import API_VERSIONS, SASL_KEYS, versions_answer
-from tidelog.service.kafka.client import Client, CloseConnection, Encoded, Later
+from tidelog.service.kafka.client import (
+    REQUEST,
+    Client,
+    CloseConnection,
+    Encoded,
+    Later,
+    fields_of,
+)
 from tidelog.service.kafka.connections.frame import (
     MIB,
     AnswerShares,
@@ -262,6 +269,7 @@ class Connection:
 
     def _called(self, pending: Pending, request: Any) -> Any:
         api = pending.api
+        REQUEST.set((api.name, pending.correlation_id, pending.client))
         serve = api.serve or partial(self._handshake.serve, api)
         result = serve(request, pending.client)
         if type(result) is CoroutineType:
@@ -326,7 +334,9 @@ class Connection:
         elif isinstance(error, CloseConnection):
             self._refuse("acks=0", str(error), client_id)
         else:
-            log.error("bug in Kafka's %s", pending.api.name, exc_info=error)
+            name = pending.api.name
+            fields = fields_of(name, pending.correlation_id, pending.client)
+            log.error("bug in Kafka's %s", name, exc_info=error, extra={"fields": fields})
             self._end("bug")
 
     # -- answers
@@ -442,7 +452,9 @@ class Connection:
     def _refuse(self, reason: str, why: str, client_id: str) -> None:
         """End the connection because of a request, and log the first of its kind."""
         if self._server.is_logged((client_id or self._host, why[:40])):
-            log.warning("closing the connection of %s %r: %s", self._host, client_id, why)
+            fields = {"host": self._host, "client_id": client_id, "reason": reason}
+            line = "closing the connection of %s %r: %s"
+            log.warning(line, self._host, client_id, why, extra={"fields": fields})
         self._end(reason)
 
     def _end(self, reason: str) -> None:

@@ -1,0 +1,113 @@
+"""`tidelog status`: whether the cluster is well, from the broker's route `/tidelog/v1/health`."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import typer
+
+from tidelog.service.cli.requests import JsonOption, ServerOption
+from tidelog.service.cli.results import age, plural, show_json, show_line, show_table
+from tidelog.service.exit_status import EXIT_FAILED
+
+GROUPS_SHOWN = 20
+
+
+def show_status(
+    ctx: typer.Context, server: ServerOption = None, as_json: JsonOption = False
+) -> None:
+    """Show whether the cluster is well: brokers, store, sealing, maintenance, groups.
+
+    Names each problem and the section of deploy/README.md that says what to do. The exit status is
+    1 if there is a problem, and 3 if the broker cannot be reached.
+    """
+    from tidelog.service.cli.client import Client, with_client
+
+    async def work(client: Client) -> dict[str, Any]:
+        health = await client.get_json("/tidelog/v1/health")
+        return {"server": client.server, **health}
+
+    health = with_client(ctx, server, work)
+    if as_json:
+        show_json(health)
+    else:
+        _show(health)
+    if not health["is_well"]:
+        raise typer.Exit(EXIT_FAILED)
+
+
+def _show(health: dict[str, Any]) -> None:
+    where = f"cluster {health['cluster_id']} on {health['store_url']}, level {health['level']}"
+    show_line(f"{health['server']}: {where}")
+    show_line("")
+    show_table(
+        ("broker", "version", "age", "sequencer", "clock", "connections", "address"),
+        [_broker(each) for each in health["brokers"]],
+    )
+    show_line("")
+    for name, text in _lines(health):
+        show_line(f"{name:<12} {text}")
+    behind = [each for each in health["groups"] if each["lag"]]
+    if behind:
+        show_line("")
+        show_table(
+            ("group", "members", "lag", "oldest"),
+            [
+                (each["consumer_group_id"], each["members"], each["lag"], age(each["lag_seconds"]))
+                for each in behind[:GROUPS_SHOWN]
+            ],
+        )
+    if len(behind) > GROUPS_SHOWN:
+        show_line(
+            f"... and {plural(len(behind) - GROUPS_SHOWN, 'group')} more: tidelog groups list"
+        )
+    show_line("")
+    for problem in health["problems"]:
+        show_line(f"{problem['name']}: {problem['what']}")
+        show_line(f"    {problem['runbook']}")
+    count = len(health["problems"])
+    show_line(f"NOT WELL: {plural(count, 'problem')}" if count else "well")
+
+
+def _broker(each: dict[str, Any]) -> tuple[str | int, ...]:
+    clock_ms = each["clock_offset_ms"]
+    return (
+        each["name"],
+        each["version"] or "no answer",
+        age(each["age_s"]),
+        "yes" if each["is_sequencer"] else "",
+        "" if clock_ms is None else f"{clock_ms:+d} ms",
+        "" if each["connections"] is None else str(each["connections"]),
+        each["address"],
+    )
+
+
+def _lines(health: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    store, tails = health["store"], health["tails"]
+    if store["p50_ms"] is None:
+        yield "store", "no requests in the last minute"
+    else:
+        latency = f"p50 {store['p50_ms']:g} ms, p99 {store['p99_ms']:g} ms"
+        requests = f"{store['failures']:,} of {store['requests']:,} requests failed"
+        yield "store", f"{latency}; {requests} in the last minute"
+    cost = f"${store['cost_a_day_usd']:.2f} a day for requests at this pace (S3 Standard)"
+    yield "commits", f"{store['commits_per_minute']:g} a minute; {cost}"
+    if tails["oldest_s"] is None:
+        yield "tails", "all records are sealed"
+    else:
+        oldest = f"the oldest is {age(tails['oldest_s'])} old, in {tails['oldest_topic']}"
+        yield "tails", f"{plural(tails['records'], 'record')} are not sealed; {oldest}"
+    for each in health["maintenance"]:
+        yield each["task"], _task(each)
+    if health["holds"]:
+        yield "backups", f"{plural(health['holds'], 'backup')} under way: nothing is collected"
+
+
+def _task(each: dict[str, Any]) -> str:
+    since = f"{age(each['since_success_s'])} ago"
+    if each["damage"]:
+        return f"DAMAGE: {each['what']}, {since}"
+    if each["is_ok"] is None:
+        return "no run is known"
+    if not each["is_ok"]:
+        return f"failed: {each['what']}; the last complete run was {since}"
+    return f"complete {since}"

@@ -1,0 +1,114 @@
+"""`tidelog scrub`: verifies the log in the store, and leaves the result there."""
+
+import asyncio
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tidelog.service.cli.requests import JsonOption
+from tidelog.service.cli.results import plural, show_json, show_line, show_table, warn
+from tidelog.service.cli.stores.maintenance import (
+    GraceOption,
+    Progress,
+    TopicsArgument,
+    record,
+    run_on_store,
+)
+from tidelog.service.cli.stores.store_options import StoreOption, settings_of
+from tidelog.service.exit_status import EXIT_FAILED
+from tidelog.service.settings import Settings
+
+if TYPE_CHECKING:
+    from tidelog.compaction.scrub import ScrubReport
+    from tidelog.compaction.scrub_checks import Finding
+    from tidelog.compaction.session import MaintenanceSession
+
+FINDINGS_SHOWN = 100
+NAMED = 3
+"""Damaged objects that the recorded result names."""
+SCRUB_COUNTS = ("entries", "checkpoints", "topics", "partitions", "segments", "runs", "rows")
+
+
+def scrub(
+    topics: TopicsArgument = None,
+    store: StoreOption = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="do not read the records of tables")
+    ] = False,
+    file_grace_ms: GraceOption = None,
+    no_record: Annotated[
+        bool,
+        typer.Option("--no-record", help="do not leave the result in the store, for `status`"),
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Verify the log in the store.
+
+    Reads all objects and verifies checksums, offsets and references. The exit status is 1 if the
+    log is damaged. The result of a scrub of all topics, without --quick, is left in the store for
+    `tidelog status`.
+    """
+
+    is_recorded = not topics and not quick and not no_record
+
+    async def work(cluster: "MaintenanceSession", progress: Progress) -> "ScrubReport":
+        from tidelog.compaction.garbage import Grace
+        from tidelog.compaction.scrub import scrub as look
+
+        grace = Grace(table_ms=file_grace_ms or 0)
+        return await look(cluster, topics, grace, is_quick=quick, on_bytes=progress)
+
+    report = run_on_store(store, "scrubbing", work, report_damage=False, is_reading=True)
+    if is_recorded:
+        asyncio.run(_record(settings_of(store), report))
+    if as_json:
+        show_json(scrubbed_fields(report))
+    else:
+        _show_report(report)
+    if not report.is_whole:
+        raise typer.Exit(EXIT_FAILED)
+
+
+async def _record(settings: Settings, report: "ScrubReport") -> None:
+    """Leave the verdict in the store. A scrub itself opens the store for reading only."""
+    from tidelog.storage.core.errors import LogError
+    from tidelog.storage.io.clock import SystemClock
+    from tidelog.storage.io.open import open_store
+
+    damaged = [each for each in report.findings if each.is_damage]
+    named = "; ".join(f"{each.where}: {each.what}" for each in damaged[:NAMED])
+    try:
+        store = await open_store(settings.store, s3=settings.s3)
+    except (LogError, OSError) as error:
+        warn(f"the result is not recorded, so `tidelog status` does not show it: {error}")
+        return
+    try:
+        await record(store, SystemClock(), "scrub", named, len(damaged))
+    finally:
+        await store.close()
+
+
+def scrubbed_fields(report: "ScrubReport") -> dict[str, Any]:
+    return {
+        "is_whole": report.is_whole,
+        **{name: getattr(report, name) for name in SCRUB_COUNTS},
+        "bytes": report.size,
+        "findings": [finding._asdict() for finding in report.findings],
+    }
+
+
+def _show_report(report: "ScrubReport") -> None:
+    def row(finding: "Finding") -> tuple[str, str, str, str]:
+        return ("yes" if finding.is_damage else "no", finding.kind, finding.where, finding.what)
+
+    worst = sorted(report.findings, key=lambda finding: not finding.is_damage)
+    if worst:
+        columns = ("damage", "kind", "where", "what")
+        show_table(columns, [row(finding) for finding in worst[:FINDINGS_SHOWN]])
+    if len(worst) > FINDINGS_SHOWN:
+        show_line(f"... and {plural(len(worst) - FINDINGS_SHOWN, 'finding')} more, see --json")
+    show_line(
+        f"{'whole' if report.is_whole else 'DAMAGED'}: {plural(report.entries, 'WAL object')}"
+        f", {plural(report.checkpoints, 'checkpoint')}, {plural(report.segments, 'segment')}, "
+        f"{plural(report.rows, 'record')}, {report.size:,} bytes read"
+    )

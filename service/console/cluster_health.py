@@ -1,0 +1,291 @@
+"""The route of the cluster's health: it collects the facts that `service.telemetry.health` judges.
+
+It answers also while the store does not: it uses the state in memory. The results of commands of
+maintenance, the times of sealed records and the check of readiness need the store. They have
+timeouts, and their last known values stay.
+"""
+
+import asyncio
+import contextlib
+
+from fastapi import Request
+from pydantic import BaseModel, Field
+
+from tidelog.service.http.paging import sliced
+from tidelog.service.http.route import TIDELOG, Permission, Route, RouteDoc
+from tidelog.service.routes.dependencies import Rights, broker_log
+from tidelog.service.security.caller import CallerRights, may_describe_group
+from tidelog.service.telemetry.group_lags import GroupLags, group_ids
+from tidelog.service.telemetry.health import BrokerFacts, Facts, GroupFacts, TailFacts, judge
+from tidelog.service.telemetry.log_metrics import tail_bytes, unsealed_since_ms
+from tidelog.service.telemetry.metrics import Telemetry
+from tidelog.service.telemetry.rates import BrokerRates, RateSampler, quantile_s
+from tidelog.service.telemetry.signs import BrokerSigns
+from tidelog.storage.broker import Broker
+from tidelog.storage.core.acls import CLUSTER, DESCRIBE, TOPIC
+from tidelog.storage.core.errors import LogError
+
+READY_S = 2.0
+RESULTS_S = 2.0
+"""Timeouts of what asks the store."""
+GROUPS_MAX = 500
+"""Groups in an answer: those with the largest lag. All groups are judged."""
+PUT_USD, GET_USD = 5e-6, 0.4e-6
+"""Prices of S3 Standard in us-east-1: of a PUT or LIST, and of a GET."""
+DAY_S = 86_400
+
+
+class ProblemData(BaseModel):
+    """A problem. `name` is one word for programs."""
+
+    name: str = Field(examples=["seals-fail"])
+    what: str
+    runbook: str = Field(examples=["deploy/README.md#tails-are-not-sealed"])
+
+
+class BrokerHealth(BaseModel):
+    """A live broker. The fields from `version` on are the broker's own report, and null if it did
+    not answer."""
+
+    name: str
+    address: str
+    is_sequencer: bool
+    age_s: float
+    level: int = Field(description="the newest level of the format that the broker knows")
+    version: str | None = None
+    clock_offset_ms: int | None = Field(default=None, description="ahead of the store's clock")
+    connections: int | None = Field(default=None, description="of HTTP clients")
+    why_not_writing: str | None = None
+
+
+class StoreHealth(BaseModel):
+    """Requests to the store in the last minute, of all brokers that answered. Latencies are null if
+    there was none."""
+
+    requests: int
+    failures: int
+    p50_ms: float | None
+    p99_ms: float | None
+    commits_per_minute: float
+    cost_a_day_usd: float = Field(
+        description="of the requests, at this pace, with the prices of S3 Standard; without storage"
+    )
+
+
+class TailsHealth(BaseModel):
+    """Records that are not sealed yet. `oldest_s` is null if there is none."""
+
+    records: int
+    bytes: int
+    oldest_s: float | None
+    oldest_topic: str | None
+
+
+class MaintenanceHealth(BaseModel):
+    """The last run of a kind of maintenance, by a command or a broker. It is null if no run is
+    known."""
+
+    task: str
+    since_success_s: float = Field(description="or since the cluster was created")
+    last_ms: int | None
+    is_ok: bool | None
+    what: str | None = Field(description="the error of the last run")
+    damage: int | None = Field(description="that a scrub found")
+
+
+class GroupHealth(BaseModel):
+    consumer_group_id: str
+    members: int
+    lag: int
+    lag_seconds: float | None = Field(description="null if it is not known")
+
+
+class ClusterHealth(BaseModel):
+    """Whether the cluster is well, as this broker and its peers see it."""
+
+    is_well: bool
+    problems: list[ProblemData]
+    cluster_id: str
+    store_url: str
+    level: int
+    now_ms: int
+    brokers: list[BrokerHealth]
+    store: StoreHealth
+    tails: TailsHealth
+    maintenance: list[MaintenanceHealth]
+    groups: list[GroupHealth] = Field(
+        description=f"groups with a lag that the caller may describe, at most {GROUPS_MAX}"
+    )
+    holds: int = Field(description="backups that run: nothing is collected meanwhile")
+
+
+async def get_health(request: Request, rights: Rights) -> ClusterHealth:
+    """Whether the cluster is well, and if not, each problem with its runbook: brokers, store,
+    sealing, maintenance and groups. This route answers while the store does not."""
+    log, state = broker_log(request), request.app.state
+    telemetry: Telemetry = state.telemetry
+    sampler: RateSampler = state.vitals
+    answered = await sampler.all()
+    groups = await _groups(log, telemetry, rights)
+    tails, late = await _tails(log, rights)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(RESULTS_S):
+            await telemetry.maintenance.stored(log).refresh(age_max_s=0.0)
+    signs = [one.signs for one in answered if one.signs is not None]
+    maintenance = telemetry.maintenance.facts(log, [one.maintenance for one in signs])
+    live = _brokers(log, answered)
+    problems = judge(
+        Facts(
+            why_not_ready=await _why_not_ready(log),
+            brokers=[BrokerFacts(one.name, one.version or "", one.level, of) for one, of in live],
+            sequencers=[one.sequencer for one in answered],
+            gone=sorted(one.name for one in log.stats().gone),
+            tails=late,
+            maintenance=maintenance,
+            groups=groups,
+        )
+    )
+    worst = sorted((one for one in groups if one.lag), key=lambda one: -one.lag)
+    return ClusterHealth(
+        is_well=not problems,
+        problems=[ProblemData(**each._asdict()) for each in problems],
+        cluster_id=log.identity.cluster_id,
+        store_url=log.store_url,
+        level=log.state.level,
+        now_ms=log.clock.now_ms(),
+        brokers=[one for one, _ in live],
+        store=_store(signs),
+        tails=tails,
+        maintenance=[
+            MaintenanceHealth(
+                task=one.kind,
+                since_success_s=one.since_s,
+                last_ms=None if one.last is None else one.last.at_ms,
+                is_ok=None if one.last is None else one.last.is_ok,
+                what=None if one.last is None else one.last.what,
+                damage=None if one.last is None else one.last.damage,
+            )
+            for one in maintenance
+        ],
+        groups=[
+            GroupHealth(
+                consumer_group_id=one.group,
+                members=one.members,
+                lag=one.lag,
+                lag_seconds=one.lag_s,
+            )
+            for one in worst[:GROUPS_MAX]
+        ],
+        holds=len(log.state.holds),
+    )
+
+
+async def _why_not_ready(log: Broker) -> str:
+    try:
+        async with asyncio.timeout(READY_S):
+            await log.check_ready()
+    except LogError as error:
+        return str(error)
+    except TimeoutError:
+        return f"no answer of the store within {READY_S:.0f} s"
+    return ""
+
+
+def _brokers(
+    log: Broker, answered: list[BrokerRates]
+) -> list[tuple[BrokerHealth, BrokerSigns | None]]:
+    """Return the live brokers, the sequencer first, with their signs."""
+    me, _, sequencer, others = log.members()
+    by_id = {one.id: one for one in answered}
+    found = []
+    for member in [me, *others]:
+        one = by_id.get(member.id)
+        signs = None if one is None else one.signs
+        shown = BrokerHealth(
+            name=member.name,
+            address=member.address,
+            is_sequencer=member.id == sequencer.id,
+            age_s=max(log.clock.now_ms() - member.started_ms, 0) / 1000,
+            level=member.level,
+            version=None if one is None else one.version,
+            clock_offset_ms=None if signs is None else signs.clock_ms,
+            connections=None if signs is None else signs.connections,
+            why_not_writing=None if signs is None else signs.why_not_writing or None,
+        )
+        found.append((shown, signs))
+    return sorted(found, key=lambda pair: (not pair[0].is_sequencer, pair[0].name))
+
+
+def _store(signs: list[BrokerSigns]) -> StoreHealth:
+    latencies = [
+        sum(counts) for counts in zip(*(one.store.latencies for one in signs), strict=True)
+    ]
+    cost = 0.0
+    for one in signs:
+        asked = one.store.requests
+        paid = asked["create"] + asked["put"] + asked["list"]
+        cost += (paid * PUT_USD + asked["get"] * GET_USD) * DAY_S / one.seconds
+    p50_s, p99_s = quantile_s(latencies, 0.5), quantile_s(latencies, 0.99)
+    return StoreHealth(
+        requests=sum(sum(one.store.requests.values()) for one in signs),
+        failures=sum(one.store.failures for one in signs),
+        p50_ms=None if p50_s is None else round(p50_s * 1000, 2),
+        p99_ms=None if p99_s is None else round(p99_s * 1000, 2),
+        commits_per_minute=round(sum(one.commits * 60 / one.seconds for one in signs), 1),
+        cost_a_day_usd=round(cost, 4),
+    )
+
+
+async def _tails(log: Broker, rights: CallerRights) -> tuple[TailsHealth, list[TailFacts]]:
+    """Return the sizes of all tails, and the tails of topics that the caller may describe."""
+    records = size = 0
+    now_ms = log.clock.now_ms()
+    oldest_ms, oldest_topic = now_ms, ""
+    found: list[TailFacts] = []
+    async for topic in sliced(list(log.state.topics.values())):
+        size += tail_bytes(topic)
+        records += sum(
+            one.high_watermark - max(one.sealed_end, one.log_start_offset)
+            for one in topic.partitions
+        )
+        since_ms = unsealed_since_ms(topic, now_ms)
+        if not rights.may(DESCRIBE, TOPIC, topic.name):
+            continue
+        if since_ms < oldest_ms:
+            oldest_ms, oldest_topic = since_ms, topic.name
+        due_ms = since_ms + topic.config.segment_ms
+        found.append(TailFacts(topic.name, (now_ms - due_ms) / 1000))
+    tails = TailsHealth(
+        records=records,
+        bytes=size,
+        oldest_s=(now_ms - oldest_ms) / 1000 if oldest_topic else None,
+        oldest_topic=oldest_topic or None,
+    )
+    return tails, found
+
+
+async def _groups(log: Broker, telemetry: Telemetry, rights: CallerRights) -> list[GroupFacts]:
+    """Return the groups that the caller may describe, with their lag in all topics."""
+    await telemetry.lags.refresh_and_look()
+    found: list[GroupFacts] = []
+    async for group_id in sliced(group_ids(log)):
+        if may_describe_group(rights, group_id):
+            held = log.state.members.get(group_id)
+            lags = await GroupLags.of(log, group_id, telemetry.lags.times)
+            behind = await lags.summary(lambda topic: rights.may(DESCRIBE, TOPIC, topic))
+            members = 0 if held is None else len(held.members)
+            found.append(GroupFacts(group_id, members, behind.total, behind.seconds))
+    return found
+
+
+ROUTES = (
+    Route(
+        "GET",
+        "/health",
+        get_health,
+        Permission(DESCRIBE, CLUSTER),
+        "health",
+        TIDELOG,
+        RouteDoc(),
+    ),
+)

@@ -1,0 +1,109 @@
+"""The list of groups with their lag, and the history of a group's lag, for the console and the CLI."""
+
+from collections.abc import Awaitable
+
+from fastapi import Request
+from pydantic import BaseModel, Field
+
+from tidelog.service.http.paging import WantedPage, answer_page, in_order
+from tidelog.service.http.route import TIDELOG, Permission, Route, RouteAccess, RouteDoc
+from tidelog.service.routes.dependencies import ERRORS, EmptyListing, FreshLog, Listing, Rights
+from tidelog.service.routes.group_resources_v3 import GroupState, assignor_of, state_of
+from tidelog.service.security.caller import CallerRights, may_describe_group
+from tidelog.service.telemetry.group_lags import GroupLags, LagTotals, group_ids
+from tidelog.service.telemetry.lag_times import LagTimes
+from tidelog.service.telemetry.rates import RateSampler
+from tidelog.storage.broker import Broker
+from tidelog.storage.core.acls import DESCRIBE, GROUP, TOPIC
+
+
+class GroupSummary(BaseModel):
+    consumer_group_id: str
+    state: GroupState
+    partition_assignor: str
+    generation: int
+    members: int
+    topics: list[str]
+    partitions: int = Field(description="partitions with a committed offset or a reader")
+    total_lag: int
+    max_lag: int
+    lag_seconds: float | None = Field(description="age of the oldest unread record, or null")
+
+
+class GroupLagHistory(BaseModel):
+    """Lag of a group by topic. A value is null if, at that time, the group had no committed offset
+    and no reader in the topic, or this broker did not measure the lag."""
+
+    step_ms: int
+    at_ms: list[int]
+    topics: dict[str, list[int | None]]
+
+
+async def list_group_summaries(
+    request: Request, log: FreshLog, rights: Rights, empty: EmptyListing, page: WantedPage
+) -> Listing[GroupSummary]:
+    """List every group that the caller may describe, with its members and its lag."""
+    totals: LagTotals = request.app.state.telemetry.lags
+    await totals.refresh_and_look()
+
+    def summary(group_id: str) -> Awaitable[GroupSummary] | None:
+        is_shown = may_describe_group(rights, group_id)
+        return _group(log, group_id, rights, totals.times) if is_shown else None
+
+    ids = await in_order(group_ids(log), page.key(str))
+    found: Listing[GroupSummary] = await answer_page(page, empty, ids, summary)
+    return found
+
+
+async def _group(log: Broker, group_id: str, rights: CallerRights, times: LagTimes) -> GroupSummary:
+    held = log.state.members.get(group_id)
+    lags = await GroupLags.of(log, group_id, times)
+    behind = await lags.summary(lambda topic: rights.may(DESCRIBE, TOPIC, topic))
+    return GroupSummary(
+        consumer_group_id=group_id,
+        state=state_of(held),
+        partition_assignor=assignor_of(held),
+        generation=0 if held is None else held.generation,
+        members=0 if held is None else len(held.members),
+        topics=sorted(behind.topics),
+        partitions=behind.partitions,
+        total_lag=behind.total,
+        max_lag=0 if behind.largest is None else behind.largest.lag,
+        lag_seconds=behind.seconds,
+    )
+
+
+async def get_lag_history(
+    request: Request, consumer_group_id: str, rights: Rights
+) -> GroupLagHistory:
+    """Return the group's lag in each topic over the last half hour, as this broker measured it
+    since its start."""
+    rates: RateSampler = request.app.state.vitals
+    past = rates.lag_history(consumer_group_id)
+    count = max((len(values) for values in past.topics.values()), default=0)
+    first_ms = past.end_ms - (count - 1) * past.step_ms
+    at_ms = [first_ms + number * past.step_ms for number in range(count)]
+    shown = {
+        topic: past.topics[topic] for topic in past.topics if rights.may(DESCRIBE, TOPIC, topic)
+    }
+    return GroupLagHistory(step_ms=past.step_ms, at_ms=at_ms, topics=shown)
+
+
+_DESCRIBE_GROUP = Permission(DESCRIBE, GROUP, "consumer_group_id")
+_LABEL = "console"
+_LAG_HISTORY = "/groups/{consumer_group_id}/lag-history"
+_DOC = RouteDoc({503: ERRORS[503]})
+_LIST_DOC = RouteDoc({400: ERRORS[400], 503: ERRORS[503]})
+
+ROUTES = (
+    Route(
+        "GET",
+        "/groups",
+        list_group_summaries,
+        RouteAccess.CHECKED_BY_HANDLER,
+        _LABEL,
+        TIDELOG,
+        _LIST_DOC,
+    ),
+    Route("GET", _LAG_HISTORY, get_lag_history, _DESCRIBE_GROUP, _LABEL, TIDELOG, _DOC),
+)

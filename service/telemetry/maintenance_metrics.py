@@ -1,0 +1,134 @@
+"""Counters and metrics of maintenance: of this broker's rounds, and of commands' results."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from tidelog.service.telemetry.health import MaintenanceFacts
+from tidelog.service.telemetry.log_metrics import gauge
+from tidelog.service.telemetry.maintenance_results import (
+    KINDS,
+    Kind,
+    MaintenanceResult,
+    StoredResults,
+)
+from tidelog.storage.broker import Broker
+
+OF_BROKERS: frozenset[Kind] = frozenset({"retain", "collect"})
+"""The kinds of maintenance that brokers do themselves."""
+
+
+class MaintenanceCounters:
+    """Counters of this broker's maintenance (service.server.maintenance). Written by one thread."""
+
+    def __init__(self) -> None:
+        self.rounds = 0
+        self.failures = 0
+        self.retentions = 0
+        self.collected_objects = 0
+        self.collected_bytes = 0
+        self.due_bytes = 0
+        self.waiting_bytes = 0
+        self.oldest_s = 0.0
+        self.oldest_s = 0.0
+        self.is_running = False
+        """This broker runs rounds."""
+        self.results: dict[str, MaintenanceResult] = {}
+        """Of this broker's own rounds."""
+        self._stored: StoredResults | None = None
+
+    def note(self, now: MaintenanceResult, kind: Kind) -> None:
+        """Note the result of a round."""
+        before = self.results.get(kind)
+        self.results[kind] = now if before is None else before.followed_by(now)
+
+    def stored(self, broker: Broker) -> StoredResults:
+        """Return the results that commands left in the store."""
+        if self._stored is None:
+            self._stored = StoredResults(broker)
+        return self._stored
+
+    def facts(
+        self, broker: Broker, of_peers: Iterable[Mapping[str, MaintenanceResult]] = ()
+    ) -> list[MaintenanceFacts]:
+        """Return the last result of each kind, and the time (s) since a complete run. It counts
+        from the cluster's creation if there was none. For what brokers do themselves, it counts
+        from the start of this broker, because their results are in memory."""
+        own, now_ms = self.stored(broker).found, broker.clock.now_ms()
+        found = []
+        for kind in KINDS:
+            results = [results[kind] for results in (own, self.results) if kind in results]
+            results += [results[kind] for results in of_peers if kind in results]
+            last = max(results, key=lambda one: one.at_ms, default=None)
+            base_ms = broker.identity.created_ms
+            if self.is_running and kind in OF_BROKERS:
+                base_ms = max(base_ms, broker.members().me.started_ms)
+            since_ms = max([base_ms, *(one.success_ms for one in results)])
+            found.append(MaintenanceFacts(kind, max(now_ms - since_ms, 0) / 1000, last))
+        return found
+
+
+class MaintenanceCollector(Collector):
+    def __init__(self, counters: MaintenanceCounters, broker: Broker) -> None:
+        self._counters = counters
+        self._broker = broker
+
+    def collect(self) -> Iterator[Metric]:
+        counters = self._counters
+        for name, doc, value in (
+            (
+                "care_rounds",
+                "retention rounds, every 12th also with collection",
+                counters.rounds,
+            ),
+            (
+                "care_failures",
+                "rounds that failed; the next round does their work",
+                counters.failures,
+            ),
+            ("retentions", "log starts moved by this broker", counters.retentions),
+            ("garbage_objects", "unreferenced objects deleted", counters.collected_objects),
+            ("garbage_bytes", "bytes of unreferenced objects deleted", counters.collected_bytes),
+        ):
+            yield CounterMetricFamily(f"tidelog_{name}", doc, value=value)
+        gauges: Sequence[tuple[str, str, float]] = (
+            (
+                "garbage_due_bytes",
+                "garbage found by the last collection and not deleted yet",
+                counters.due_bytes,
+            ),
+            (
+                "garbage_waiting_bytes",
+                "garbage found by the last collection, within its grace",
+                counters.waiting_bytes,
+            ),
+            (
+                "garbage_oldest_seconds",
+                "age of the oldest garbage that is due",
+                counters.oldest_s,
+            ),
+        )
+        for name, doc, number in gauges:
+            yield GaugeMetricFamily(f"tidelog_{name}", doc, value=number)
+        facts = self._counters.facts(self._broker)
+        yield gauge(
+            "maintenance_age_seconds",
+            "time since the last complete maintenance of this kind that this broker knows: its own "
+            "or a command's; without one, since the cluster was created",
+            ["task"],
+            [([one.kind], one.since_s) for one in facts],
+        )
+        yield gauge(
+            "maintenance_failed",
+            "1 if the last maintenance of this kind that this broker knows failed",
+            ["task"],
+            [([one.kind], float(not one.last.is_ok)) for one in facts if one.last is not None],
+        )
+        scrubs = [one.last for one in facts if one.kind == "scrub" and one.last is not None]
+        yield gauge(
+            "scrub_damage",
+            "damage that the last scrub found; absent if there was no scrub",
+            [],
+            [([], one.damage) for one in scrubs],
+        )

@@ -1,0 +1,129 @@
+"""Signs of a broker's health: what it reports to the broker that answers `tidelog status`.
+
+Rates and latencies are of the last WINDOW_STEPS samples, which the sampler of the rates takes. The
+signs of a broker take no request to the store.
+"""
+
+from collections import deque
+from collections.abc import Mapping
+from itertools import islice
+
+import msgspec
+
+from tidelog.service.telemetry.maintenance_results import MaintenanceResult
+from tidelog.storage.broker import Broker
+from tidelog.storage.core.histogram import SECONDS
+from tidelog.storage.io.clock import Clock
+from tidelog.storage.io.metered import VERBS
+
+WINDOW_STEPS = 12
+"""Samples in the window: a minute of steps of 5 s."""
+NAMES_MAX = 5
+"""Names of topics and partitions in a report; the counts have all of them."""
+
+
+class StoreSigns(msgspec.Struct):
+    """Requests to the store in the window, by verb, and their latencies by bucket of SECONDS."""
+
+    requests: dict[str, int]
+    failures: int
+    latencies: list[int]
+
+
+class BrokerSigns(msgspec.Struct):
+    """The signs of one broker. `why_not_writing` is "" if it can write. `seals_failing`, `doubts`
+    and `damaged_tails` count partitions, topics and partitions; the lists have the first names."""
+
+    seconds: float
+    commits: float
+    store: StoreSigns
+    clock_ms: int = 0
+    connections: int = 0
+    view_age_s: float = 0.0
+    why_not_writing: str = ""
+    flush_failures: int = 0
+    seals_failing: int = 0
+    seals_failing_names: list[str] = []
+    doubts: int = 0
+    doubts_names: list[str] = []
+    damaged_tails: int = 0
+    damaged_tails_names: list[str] = []
+    set_aside: int = 0
+    maintenance: dict[str, MaintenanceResult] = {}
+    maintains: bool = False
+    """The broker runs retention and collection by itself."""
+
+
+class _Sample:
+    """The counters of a broker at one moment."""
+
+    def __init__(self, broker: Broker, clock: Clock) -> None:
+        stats = broker.stats()
+        self.at_s = clock.boot_s()
+        self.commits = stats.wal.entries_committed
+        self.flush_failures = stats.writer.flushes_failed
+        self.requests = dict.fromkeys(VERBS, 0)
+        self.failures = 0
+        self.latencies = [0] * (len(SECONDS) + 1)
+        if stats.store is not None:
+            self.requests = dict(stats.store.requests)
+            self.failures = sum(stats.store.failures.values())
+            counts = zip(*(one.counts for one in stats.store.seconds.values()), strict=True)
+            self.latencies = [sum(each) for each in counts]
+
+
+class SignSampler:
+    """The sampler of one broker's signs. Owned by one event loop."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._samples = deque([self._sample()], maxlen=WINDOW_STEPS + 1)
+        self.connections: Mapping[str, int] = {}
+
+    def step(self) -> None:
+        self._samples.append(self._sample())
+
+    def own(
+        self,
+        connections: int,
+        maintenance: Mapping[str, MaintenanceResult],
+        *,
+        maintains: bool,
+    ) -> BrokerSigns:
+        broker, now, first = self._broker, self._sample(), self._samples[0]
+        failing, doubts, damaged = (
+            broker.stats().failing_seals,
+            broker.doubts(),
+            broker.damaged_tails(),
+        )
+        known = ((broker.state.topic_of_id(topic_id), number) for topic_id, number in failing)
+        return BrokerSigns(
+            seconds=max(now.at_s - first.at_s, 0.001),
+            commits=now.commits - first.commits,
+            store=StoreSigns(
+                {verb: now.requests[verb] - first.requests[verb] for verb in VERBS},
+                now.failures - first.failures,
+                [late - early for late, early in zip(now.latencies, first.latencies, strict=True)],
+            ),
+            clock_ms=broker.store_time.skew_ms(),
+            connections=connections,
+            view_age_s=min(broker.stats().view_age_s, 1e9),
+            why_not_writing=broker.why_not_writing(),
+            flush_failures=now.flush_failures - first.flush_failures,
+            seals_failing=len(failing),
+            seals_failing_names=[
+                f"{topic.name}-{number}"
+                for topic, number in islice(known, NAMES_MAX)
+                if topic is not None
+            ],
+            doubts=len(doubts),
+            doubts_names=[*islice(doubts, NAMES_MAX)],
+            damaged_tails=len(damaged),
+            damaged_tails_names=[f"{at.topic}-{at.partition}" for at in islice(damaged, NAMES_MAX)],
+            set_aside=broker.set_aside,
+            maintenance=dict(maintenance),
+            maintains=maintains,
+        )
+
+    def _sample(self) -> _Sample:
+        return _Sample(self._broker, self._broker.clock)

@@ -1,0 +1,285 @@
+"""Whether a cluster is well: each fault is named, with its runbook; and the facts of a broker."""
+
+from collections.abc import Sequence
+
+import msgspec
+import pytest
+
+from tests.service.conftest import QUIET, append, serving
+from tests.service.conftest import Broker as Served
+from tests.service.test_monitoring import anchors
+from tidelog.service.settings import Settings
+from tidelog.service.telemetry import health
+from tidelog.service.telemetry.health import (
+    BrokerFacts,
+    Facts,
+    GroupFacts,
+    MaintenanceFacts,
+    TailFacts,
+    duration,
+    judge,
+)
+from tidelog.service.telemetry.maintenance_results import (
+    KINDS,
+    MaintenanceResult,
+    StoredResults,
+    result,
+    store_result,
+)
+from tidelog.service.telemetry.signs import BrokerSigns, StoreSigns
+from tidelog.storage.broker import Broker, MembershipSettings
+from tidelog.storage.core.errors import Unavailable
+from tidelog.storage.core.model import Part
+from tidelog.storage.io.clock import SystemClock
+from tidelog.storage.io.memory import MemoryStore
+from tidelog.storage.io.metered import VERBS, MeteredStore
+
+HOUR_S, DAY_S = 3600.0, 86_400.0
+REQUESTS = dict.fromkeys(VERBS, 20)
+SIGNS = BrokerSigns(seconds=60.0, commits=240.0, store=StoreSigns(REQUESTS, 0, [100]))
+FINE = MaintenanceResult("retain", 1_000, 1_000, True)
+
+
+def broker(name: str = "a", level: int = 4, **signs: object) -> BrokerFacts:
+    return BrokerFacts(name, "0.2.0", level, msgspec.structs.replace(SIGNS, **signs))
+
+
+def kept(kind: str, since_s: float = 60.0, **last: object) -> MaintenanceFacts:
+    return MaintenanceFacts(kind, since_s, msgspec.structs.replace(FINE, kind=kind, **last))
+
+
+WELL = Facts(
+    why_not_ready="",
+    brokers=[broker("a"), broker("b")],
+    sequencers=["a", "a"],
+    gone=[],
+    tails=[TailFacts("t", -100.0)],
+    maintenance=[kept(kind) for kind in KINDS],
+    groups=[GroupFacts("g", 2, 50, 3.0), GroupFacts("done", 0, 0, 0.0)],
+)
+FAILING = StoreSigns(REQUESTS, 30, [100])
+FAULTS = {
+    "not-ready": {"why_not_ready": "the WAL cannot be read: the store is dark"},
+    "store-fails": {"brokers": [broker(store=FAILING)]},
+    "view-old": {"brokers": [broker(view_age_s=90.0)]},
+    "set-aside": {"brokers": [broker(set_aside=2)]},
+    "broker-gone": {"gone": ["c"]},
+    "broker-silent": {"brokers": [broker("a"), BrokerFacts("b", "", 4, None)]},
+    "sequencers-differ": {"sequencers": ["a", "b"]},
+    "levels-differ": {"brokers": [broker("a", 4), broker("b", 3)]},
+    "clock": {"brokers": [broker(clock_ms=-40_000)]},
+    "seals-fail": {"brokers": [broker(seals_failing=7, seals_failing_names=["t-0", "t-1"])]},
+    "table-in-doubt": {"brokers": [broker(doubts=1, doubts_names=["t"])]},
+    "tail-damaged": {"brokers": [broker(damaged_tails=1, damaged_tails_names=["t-0"])]},
+    "tails-late": {"tails": [TailFacts("t", HOUR_S), TailFacts("u", -1.0)]},
+    "damage": {"maintenance": [kept("scrub", is_ok=False, damage=2, what="wal/1: is corrupt")]},
+    "compact-failed": {"maintenance": [kept("compact", is_ok=False, what="no disk space")]},
+    "retain-late": {"maintenance": [kept("retain", 7 * HOUR_S)]},
+    "collect-late": {"maintenance": [kept("collect", 2 * DAY_S)]},
+    "compact-late": {"maintenance": [kept("compact", 8 * DAY_S)]},
+    "scrub-late": {"maintenance": [MaintenanceFacts("scrub", 31 * DAY_S, None)]},
+    "group-without-members": {"groups": [GroupFacts("g", 0, 5, 3_000.0)]},
+    "group-behind": {"groups": [GroupFacts("g", 3, 5_000, 2 * HOUR_S)]},
+    "groups-behind": {"groups": [GroupFacts(f"g{n}", 0, 5, None) for n in range(30)]},
+}
+
+
+def test_a_cluster_without_a_fault_is_well() -> None:
+    assert judge(WELL) == []
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_each_fault_is_named_with_a_runbook_that_is_there(name: str) -> None:
+    found = judge(WELL._replace(**FAULTS[name]))
+    assert name in {problem.name for problem in found}
+    assert {problem.name for problem in found} <= {name, "group-without-members"}
+    for problem in found:
+        page, _, anchor = problem.runbook.partition("#")
+        assert page == "deploy/README.md"
+        assert anchor in anchors()
+        assert problem.what
+        assert "\n" not in problem.what
+
+
+def test_a_fault_names_its_place() -> None:
+    (found,) = judge(WELL._replace(**FAULTS["seals-fail"]))
+    assert "t-0, t-1 and 5 more" in found.what
+    (found,) = judge(WELL._replace(**FAULTS["broker-gone"]))
+    assert "broker c " in found.what
+    (found,) = judge(WELL._replace(**FAULTS["levels-differ"]))
+    assert "a knows 4, b knows 3" in found.what
+    (found,) = judge(WELL._replace(**FAULTS["damage"]))
+    assert "wal/1: is corrupt" in found.what
+    (found,) = judge(WELL._replace(**FAULTS["group-without-members"]))
+    assert "group g has no members and 5 unread records, the oldest is 50 min old" in found.what
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"brokers": [broker(store=StoreSigns(REQUESTS, 2, [100]))]},
+        {"brokers": [broker(clock_ms=4_000)]},
+        {"tails": [TailFacts("t", 60.0)]},
+        {"groups": [GroupFacts("g", 0, 5, 30.0), GroupFacts("h", 3, 10**9, None)]},
+        {"brokers": [], "sequencers": []},
+    ],
+)
+def test_what_is_no_fault(facts: dict[str, object]) -> None:
+    assert judge(WELL._replace(**facts)) == []  # type: ignore[arg-type]
+
+
+def test_durations_are_short() -> None:
+    seconds = (5, 90, 150, 3600, 5400, 90_000)
+    assert [duration(each) for each in seconds] == [
+        *("5 s", "90 s", "2 min", "1 h", "1 h 30 min", "1 d 1 h")
+    ]
+
+
+# -- results of maintenance
+
+
+async def test_a_failed_run_keeps_the_time_of_the_last_complete_one() -> None:
+    store = MemoryStore()
+    log = await Broker.open(store, QUIET, clock=SystemClock(), name="one")
+    results = StoredResults(log)
+    await results.refresh()
+    assert results.found == {}
+    await store_result(store, result("scrub", 1_000), "scrub")
+    await store_result(store, result("scrub", 5_000, "wal/1: is\ncorrupt", damage=1), "scrub")
+    await results.refresh()
+    assert results.found == {}, "they were read a moment ago"
+    await results.refresh(0.0)
+    found = results.found["scrub"]
+    assert (found.at_ms, found.success_ms, found.is_ok) == (5_000, 1_000, False)
+    assert (found.what, found.damage) == ("wal/1: is corrupt", 1)
+    await store.put("maintenance/scrub.json", [b"{"])
+    await results.refresh(0.0)
+    assert results.found == {}, "an object that cannot be decoded is no result"
+    await log.close()
+
+
+class DarkStore(MemoryStore):
+    """A store that answers no read while it is dark."""
+
+    is_dark = False
+
+    async def get(self, key: str) -> bytes:
+        if self.is_dark:
+            raise Unavailable("the store is dark")
+        return await super().get(key)
+
+
+async def test_a_store_that_is_away_leaves_the_last_results() -> None:
+    store = DarkStore()
+    log = await Broker.open(store, QUIET, clock=SystemClock(), name="one")
+    await store_result(store, result("scrub", 1_000), "scrub")
+    results = StoredResults(log)
+    await results.refresh(0.0)
+    store.is_dark = True
+    await results.refresh(0.0)
+    assert results.found["scrub"].at_ms == 1_000
+    store.is_dark = False
+    await log.close()
+
+
+# -- the route
+
+
+async def test_the_route_has_the_facts_of_the_broker() -> None:
+    clock = SystemClock()
+    log = await Broker.open(MeteredStore(MemoryStore(), clock), QUIET, clock=clock, name="one")
+    await log.create_topic("t", 2, {})
+    settings = Settings(store="memory://", seal_enabled=False, poll_interval_ms=60_000)
+    async with serving(log, settings) as served:
+        await append(log, b"a", b"b")
+        found = (await served.http.get("/tidelog/v1/health")).json()
+        assert found["is_well"], found["problems"]
+        assert found["problems"] == []
+        (own,) = found["brokers"]
+        assert (own["name"], own["is_sequencer"], own["why_not_writing"]) == ("one", True, None)
+        assert found["tails"]["records"] == 2
+        assert found["tails"]["oldest_topic"] == "t"
+        assert found["store"]["failures"] == 0
+        assert found["store"]["cost_a_day_usd"] > 0
+        assert [each["task"] for each in found["maintenance"]] == list(KINDS)
+        log.drain()
+        found = (await served.http.get("/tidelog/v1/health")).json()
+        assert not found["is_well"]
+        names = {problem["name"] for problem in found["problems"]}
+        assert names == {"not-ready", "store-fails"}
+    await log.close()
+
+
+class AwayStore(MemoryStore):
+    """A store that answers nothing while it is away."""
+
+    is_away = False
+
+    def _check(self) -> None:
+        if self.is_away:
+            raise Unavailable("the store is away")
+
+    async def get(self, key: str) -> bytes:
+        self._check()
+        return await super().get(key)
+
+    async def get_range(self, key: str, start: int, length: int) -> bytes:
+        self._check()
+        return await super().get_range(key, start, length)
+
+    async def put(self, key: str, parts: Sequence[Part]) -> None:
+        self._check()
+        await super().put(key, parts)
+
+
+class MovedClock(SystemClock):
+    """Both times, which a test moves."""
+
+    skipped_s = 0.0
+
+    def boot_s(self) -> float:
+        return super().boot_s() + self.skipped_s
+
+    def now_ms(self) -> int:
+        return super().now_ms() + int(self.skipped_s * 1000)
+
+
+async def names_of(served: Served) -> set[str]:
+    found = (await served.http.get("/tidelog/v1/health")).json()
+    return {problem["name"] for problem in found["problems"]}
+
+
+async def test_faults_of_a_running_broker_are_named() -> None:
+    store, clock = AwayStore(), MovedClock()
+    settings = QUIET._replace(membership=MembershipSettings(5.0, 15.0, 3600.0))
+    log = await Broker.open(MeteredStore(store, clock), settings, clock=clock, name="one")
+    await log.join("http://127.0.0.1:1")
+    async with serving(log, Settings(store="memory://")) as served:
+        assert await names_of(served) == set()
+        older = msgspec.structs.replace(
+            log.members().me, id="ab" * 8, name="old", address="http://old", level=3
+        )
+        await store.put("brokers/" + "ab" * 8 + ".json", [msgspec.json.encode(older)])
+        await log.membership.look()
+        assert await names_of(served) == {"levels-differ", "broker-silent"}
+        await log.membership.look()
+        for _ in range(3):
+            clock.skipped_s += 6.0
+            await log.membership.beat()
+            await log.membership.look()
+        assert await names_of(served) == {"broker-gone"}
+        store.is_away = True
+        clock.skipped_s += 100.0
+        for _ in range(5):  # requests that fail
+            found = await names_of(served)
+        assert {"not-ready", "store-fails", "view-old"} <= found
+        store.is_away = False
+        clock.skipped_s += 40 * DAY_S
+        await log.refresh()
+        late = {"retain-late", "collect-late", "compact-late", "scrub-late"}
+        assert late <= await names_of(served)
+    await log.close()
+
+
+def test_the_module_that_judges_uses_no_clock() -> None:
+    assert not {"time", "datetime", "asyncio", "random"} & set(vars(health))

@@ -1,0 +1,183 @@
+"""Lag in seconds: ages of unread records, of tails and of sealed records, at a bounded cost; and
+the share of a topic's hottest partition."""
+
+from array import array
+
+import pytest
+
+from tests.service.conftest import Broker as Served
+from tests.support.clock import ManualClock
+from tests.support.records import rows
+from tidelog.service.telemetry.group_lags import GroupLags, LagTotals
+from tidelog.service.telemetry.lag_times import LagTimes, Unread
+from tidelog.service.telemetry.partition_shares import WINDOW_S, PartitionShares, hottest
+from tidelog.storage.broker import Broker
+from tidelog.storage.core.actions import CommitOffsets, GroupOffset
+from tidelog.storage.core.chunk import Rows
+from tidelog.storage.io.memory import MemoryStore
+from tidelog.storage.log import LogSettings
+
+QUIET = LogSettings(poll_interval_s=60.0, is_sealing=False)
+
+
+async def broker_with(timestamps: list[int], clock: ManualClock) -> Broker:
+    """A log with a topic `t`, whose records have these timestamps, and a group `g` at offset 1."""
+    log = await Broker.open(MemoryStore(), QUIET, clock=clock, name="b")
+    await log.create_topic("t", 1, {"retention.ms": "-1"})
+    topic = log.state.topic("t")
+    for stamp in timestamps:
+        part = [(0, Rows([stamp], [None], [b"v"]))]
+        await log.append(topic, part, size=100, is_json=False)
+    await log.submit(CommitOffsets("g", -1, [GroupOffset(topic.topic_id, 0, 1)]))
+    return log
+
+
+async def test_the_age_of_a_record_of_the_tail_needs_no_request() -> None:
+    clock = ManualClock(1)
+    now_ms = clock.now_ms()
+    log = await broker_with([now_ms - 9_000, now_ms - 5_000, now_ms], clock)
+    times, topic = LagTimes(log), log.state.topic("t")
+    assert times.seconds(topic, 0, 3) == 0.0
+    assert times.seconds(topic, 0, 1) == pytest.approx(5.0, abs=0.5)
+    assert times.seconds(topic, 0, 0) == pytest.approx(9.0, abs=0.5)
+    await log.close()
+
+
+async def test_the_age_of_a_sealed_record_is_unknown_until_it_is_read() -> None:
+    clock = ManualClock(1)
+    now_ms = clock.now_ms()
+    log = await broker_with([now_ms - 9_000, now_ms - 5_000, now_ms], clock)
+    await log.seal("t")
+    log.tail.clear()
+    times, topic = LagTimes(log), log.state.topic("t")
+    assert times.seconds(topic, 0, 1) is None
+    await times.look([Unread("t", 0, 1)], 0)
+    assert times.seconds(topic, 0, 1) is None, "no reading was allowed"
+    await times.look([Unread("gone", 0, 0), Unread("t", 7, 0), Unread("t", 0, 1)], 1)
+    assert times.seconds(topic, 0, 1) == pytest.approx(5.0, abs=0.5)
+    assert times.seconds(topic, 0, 0) is None
+    lags = await GroupLags.of(log, "g", times)
+    assert (await lags.summary()).seconds == pytest.approx(5.0, abs=0.5)
+    await log.close()
+
+
+async def test_the_sampler_reads_few_records_at_a_time() -> None:
+    clock = ManualClock(1)
+    log = await broker_with([clock.now_ms() - 9_000, clock.now_ms() - 5_000], clock)
+    await log.seal("t")
+    log.tail.clear()
+    totals = LagTotals(log)
+    await totals.refresh()
+    assert (totals.groups["g"].total, totals.groups["g"].seconds) == (1, None)
+    await totals.look(1)
+    await totals.refresh()
+    assert totals.groups["g"].seconds == pytest.approx(5.0, abs=0.5)
+    await log.close()
+
+
+async def test_routes_show_the_lag_in_seconds(broker: Served, topic: str) -> None:
+    log = broker.log
+    stamp = log.clock.now_ms() - 60_000
+    held = log.state.topic(topic)
+    part = [(0, Rows([stamp, stamp], [None] * 2, [b"v"] * 2))]
+    await log.append(held, part, size=200, is_json=False)
+    await log.submit(CommitOffsets("g", -1, [GroupOffset(held.topic_id, 0, 0)]))
+    path = f"/v3/clusters/{log.identity.cluster_id}/consumer-groups/g"
+    (lag,) = (await broker.http.get(f"{path}/lags")).json()["data"]
+    assert 60 <= lag["lag_seconds"] < 3_600
+    assert (await broker.http.get(f"{path}/lag-summary")).json()["lag_seconds"] >= 60
+    (group,) = (await broker.http.get("/tidelog/v1/groups")).json()["data"]
+    assert (group["total_lag"], group["members"]) == (2, 0)
+    assert group["lag_seconds"] >= 60
+
+
+@pytest.mark.parametrize(
+    ("body", "offsets"),
+    [
+        ({"to": "SHIFT", "shift_by": -2}, {0: 3}),
+        ({"to": "SHIFT", "shift_by": -100}, {0: 0}),
+        ({"to": "SHIFT", "shift_by": 100}, {0: 9}),
+        (
+            {
+                "to": "OFFSETS",
+                "offsets": [
+                    {"topic_name": "TOPIC", "partition_id": 0, "offset": 7},
+                    {"topic_name": "TOPIC", "partition_id": 1, "offset": 5},
+                ],
+            },
+            {0: 7, 1: 0},
+        ),
+    ],
+)
+async def test_resets_by_shift_and_by_partition(
+    broker: Served, body: dict[str, object], offsets: dict[int, int]
+) -> None:
+    log = broker.log
+    await log.create_topic("two", 2, {})
+    held = log.state.topic("two")
+    await log.append(held, [(0, rows(*[b"v"] * 9))], size=900, is_json=False)
+    await log.submit(CommitOffsets("g", -1, [GroupOffset(held.topic_id, 0, 5)]))
+    for one in body.get("offsets", ()):  # type: ignore[attr-defined]
+        one["topic_name"] = "two"
+    path = f"/v3/clusters/{log.identity.cluster_id}/consumer-groups/g/offsets:reset"
+    answer = await broker.http.post(path, json=body)
+    assert answer.status_code == 200, answer.text
+    committed = log.committed_offsets("g")
+    assert {where.partition: one.offset for where, one in committed.items()} == (
+        {0: 5} | offsets if 1 in offsets else offsets
+    )
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({"to": "SHIFT"}, "shift_by is missing"),
+        ({"to": "OFFSETS"}, "offsets are missing"),
+        ({"to": "SHIFT", "shift_by": 1, "topic_name": "two"}, "two-1 has no committed offset"),
+        ({"to": "LATEST"}, None),
+    ],
+)
+async def test_resets_that_are_refused_change_nothing(
+    broker: Served, body: dict[str, object], words: str | None
+) -> None:
+    log = broker.log
+    await log.create_topic("two", 2, {})
+    held = log.state.topic("two")
+    await log.submit(CommitOffsets("g", -1, [GroupOffset(held.topic_id, 0, 0)]))
+    group = "g" if words else "new"
+    path = f"/v3/clusters/{log.identity.cluster_id}/consumer-groups/{group}/offsets:reset"
+    answer = await broker.http.post(path, json=body)
+    assert answer.status_code == (422 if words else 404)
+    assert (words or "name a topic") in answer.json()["message"]
+    assert len(log.committed_offsets("g")) == 1
+
+
+# -- shares of partitions
+
+
+def test_the_hottest_partition_is_that_with_the_most_new_records() -> None:
+    found = hottest(array("q", [0, 100]), array("q", [100, 1_900, 100, 0]))
+    assert found is not None
+    assert (found.partition, found.share, found.skew) == (1, 0.9, 3.6)
+    assert hottest(array("q", [0, 0]), array("q", [10, 0])) is None, "too few records"
+    assert hottest(array("q", [0]), array("q", [5_000])) is None, "one partition"
+
+
+async def test_shares_are_of_the_last_whole_window() -> None:
+    clock = ManualClock(1)
+    log = await Broker.open(MemoryStore(), QUIET, clock=clock, name="b")
+    await log.create_topic("t", 4, {})
+    shares, topic = PartitionShares(log), log.state.topic("t")
+    await shares.step()
+    many = Rows([1] * 1_500, [None] * 1_500, [b"v"] * 1_500)
+    await log.append(topic, [(2, many)], size=99_000, is_json=False)
+    await shares.step()
+    assert shares.hottest == {}, "the window is not over"
+    clock.advance(WINDOW_S + 1)
+    await shares.step()
+    assert shares.hottest["t"].partition == 2
+    assert shares.hottest["t"].skew == 4.0
+    clock.advance(WINDOW_S + 1)
+    await shares.step()
+    assert shares.hottest == {}
+    await log.close()

@@ -1,0 +1,71 @@
+"""`tidelog status` on a real broker: it names injected faults, with exit status 1."""
+
+import time
+from pathlib import Path
+
+import httpx
+
+from tests.support.broker import Broker, json_of, until
+
+V3 = {"content-type": "application/json"}
+
+
+def problems(broker: Broker) -> dict[str, str]:
+    """The problems of the cluster, by name."""
+    done = broker.cli("status", "--json", status=None)
+    found = json_of(done)
+    assert done.returncode == (0 if found["is_well"] else 1)
+    return {each["name"]: each["what"] for each in found["problems"]}
+
+
+def test_faults_are_named(tmp_path: Path) -> None:
+    with Broker(tmp_path, retention_check_interval_ms=0) as broker:
+        broker.create_topic("old")
+        assert problems(broker) == {}
+
+        # A group that has ended, and a record that is an hour old.
+        broker.cli("produce", "old", stdin="a\n")
+        broker.cli("consume", "old", "--group", "gone", "-n", "1")
+        cluster = httpx.get(f"{broker.base_url}/v3/clusters").json()["data"][0]["cluster_id"]
+        hour_ago = time.gmtime(time.time() - 3600)
+        record = {
+            "value": {"type": "STRING", "data": "b"},
+            "timestamp": time.strftime("%Y-%m-%dT%H:%M:%SZ", hour_ago),
+        }
+        url = f"{broker.base_url}/v3/clusters/{cluster}/topics/old/records"
+        httpx.post(url, json=record, headers=V3).raise_for_status()
+        assert "group gone has no members" in problems(broker)["group-without-members"]
+        assert "group-without-members" in broker.cli("status", status=1).stdout.decode()
+        broker.cli("groups", "reset", "gone", "--to", "end")
+        assert problems(broker) == {}
+
+        # Sealing that fails: the folder of a topic's table is a file.
+        (tmp_path / "store" / "topics").mkdir(exist_ok=True)
+        listed = httpx.get(f"{broker.base_url}/tidelog/v1/topics/old").json()
+        (tmp_path / "store" / "topics" / f"old-{listed['topic_id']}").write_text("no folder")
+        broker.cli("topics", "alter", "old", "-c", "segment.ms=100")
+        until(lambda: "seals-fail" in problems(broker))
+        assert "old-0" in problems(broker)["seals-fail"]
+
+        # Damage: a scrub finds an object of the WAL with a wrong byte.
+        (tmp_path / "store" / "topics" / f"old-{listed['topic_id']}").unlink()
+        until(lambda: "seals-fail" not in problems(broker))
+        assert broker.stop() == 0
+        entry = max((tmp_path / "store" / "wal").rglob("*"))
+        body = bytearray(entry.read_bytes())
+        body[-1] ^= 1
+        entry.chmod(0o600)
+        entry.write_bytes(body)
+        scrubbed = broker.cli("scrub", "--store", broker.store, status=None)
+        assert scrubbed.returncode == 1, scrubbed.stdout
+        record_path = tmp_path / "store" / "maintenance" / "scrub.json"
+        assert b'"damage":1' in record_path.read_bytes()
+        body[-1] ^= 1
+        entry.write_bytes(body)
+        broker.start()
+        assert "damage" in problems(broker)
+        broker.cli("scrub", "--store", broker.store)
+        broker.cli("maintain", "--store", broker.store, "--yes")
+        assert problems(broker) == {}
+        tasks = json_of(broker.cli("status", "--json"))["maintenance"]
+        assert [each["is_ok"] for each in tasks] == [True] * 4
