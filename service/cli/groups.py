@@ -1,17 +1,24 @@
 """`tidelog groups ...`: clients of the v3 routes."""
 
 import datetime as dt
-import re
 from typing import Annotated, Any
 
 import typer
 
-from tidelog.service.cli.positions import position
+from tidelog.service.cli.completion import group_names
+from tidelog.service.cli.positions import (
+    Ago,
+    Form,
+    forms_in_words,
+    in_words,
+    position,
+)
 from tidelog.service.cli.requests import (
     Commands,
     JsonOption,
     ServerOption,
     YesOption,
+    now,
     quoted,
     request,
 )
@@ -25,9 +32,10 @@ from tidelog.service.cli.results import (
     show_table,
 )
 
-GroupArgument = Annotated[str, typer.Argument(metavar="GROUP", show_default=False)]
-_DURATION = re.compile(r"-(\d{1,9})(s|m|h|d)")
-_UNIT_MS = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+GroupArgument = Annotated[
+    str, typer.Argument(metavar="GROUP", show_default=False, autocompletion=group_names)
+]
+RESET_TO = (Form.EDGES, Form.OFFSET, Form.TIME)
 
 app = Commands(no_args_is_help=True, help="List, describe, reset, delete consumer groups.")
 
@@ -143,8 +151,7 @@ def reset_group(
         typer.Option(
             "--to",
             metavar="POSITION",
-            help="beginning, end, an offset, @ and an ISO time, or a time before now: -90s, -15m, "
-            "-6h, -2d",
+            help=forms_in_words(RESET_TO),
         ),
     ],
     topic: Annotated[
@@ -180,6 +187,8 @@ def reset_group(
         show_json({"group": group, "is_dry_run": dry_run, "partitions": rows})
     else:
         show_rows(rows, ("topic", "partition", "offset"), as_json=False)
+        what = f"{group} {'would go' if dry_run else 'goes'}"
+        show_line(f"{what} to {in_words(position(to, RESET_TO), now())}")
 
 
 @app.command("delete")
@@ -208,10 +217,9 @@ def _group(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def _target(text: str) -> dict[str, Any]:
-    ago = _DURATION.fullmatch(text)
-    if ago is not None:
-        return {"to": "DURATION", "duration_ms": int(ago[1]) * _UNIT_MS[ago[2]]}
-    found = position(text)
+    found = position(text, RESET_TO)
+    if isinstance(found, Ago):
+        return {"to": "DURATION", "duration_ms": found.ms}
     if isinstance(found, int):
         return {"to": "OFFSET", "offset": found}
     if isinstance(found, dt.datetime):
