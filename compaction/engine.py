@@ -42,6 +42,9 @@ OnRows = Callable[[int], None]
 KEYS_BYTES_MAX = 256 * 1024 * 1024
 """Memory for keys and offsets. To group new rows with the known rows takes about four times this
 memory."""
+KEYS_PART = 4
+"""Divisor of `compact_memory_bytes`. A pass has the known keys, the new keys and their union in
+memory. The known keys may take one part, the new keys one part, and the union two parts."""
 MORE_SHARES = 4
 """Factor by which the number of shares grows after TooManyKeys. A share is a part of the keys, by
 their murmur2. For each share, `newest` reads the segments once."""

@@ -3,6 +3,7 @@
 Modules and packages. Each one imports only what stands above it in this list, which import-linter
 checks (pyproject.toml).
 
+    quantities      durations and sizes as text
     client          the Python client; tidelog.client has its public names
     exit_status     exit statuses of brokers and commands
     setting_fields  a setting as a field of a dataclass, with default, documentation and check

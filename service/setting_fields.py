@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Any
 
+from tidelog.service.quantities import DURATIONS, SIZES, with_unit
 from tidelog.storage.core.errors import LogError
 
 
@@ -36,8 +37,11 @@ def check(field: "dataclasses.Field[Any]", value: Any) -> None:
 
 
 def whole_number(name: str, text: str) -> int:
+    """Return the value of a setting that is a number. If the name says that it is a duration or a
+    size, the text may have a unit: `7d`, `1GiB`. Raises BadSettings."""
     try:
-        return int(text)
+        return int(with_unit(name, text))
     except ValueError:
-        unit = next((f" of {unit}" for unit in ("ms", "bytes") if unit in name), "")
+        units = {"ms": f" of ms (or {DURATIONS})", "bytes": f" of bytes (or {SIZES})"}
+        unit = next((units[word] for word in name.split("_") if word in units), "")
         raise BadSettings(f"{name}: {text!r} is not a whole number{unit}") from None

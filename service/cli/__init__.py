@@ -12,7 +12,8 @@ groups           groups: list, describe, lag, reset, export, delete
 kafka_clients    clients: the connected Kafka clients
 access           keys, acls, quotas
 produce_consume  produce, consume: their options and checks
-positions        positions and times in options
+positions        positions, times, durations and sizes in options
+completion       names of topics and groups, for the completion of a shell
 records          the work of produce and consume: lines to records, batches, group members
 stores           the commands that open a store: maintenance, repair, replay
 """

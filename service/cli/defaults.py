@@ -41,7 +41,7 @@ def alter_defaults(
             "--config",
             "-c",
             metavar="KEY=VALUE",
-            help="a default, for example log.retention.ms=86400000; repeatable",
+            help="a default, for example log.retention.ms=7d; repeatable",
         ),
     ] = None,
     unset: Annotated[
@@ -58,7 +58,7 @@ def alter_defaults(
     A default is in effect at once, for existing topics, too. A shorter retention
     deletes records. Either all these defaults change, or none of them.
 
-    Example: tidelog defaults alter -c log.retention.ms=86400000 -u num.partitions
+    Example: tidelog defaults alter -c log.retention.ms=7d -u num.partitions
     """
     changes: dict[str, str | None] = {**parsed_configs(config), **dict.fromkeys(unset or [])}
     if not changes:

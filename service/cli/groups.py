@@ -2,19 +2,26 @@
 
 import datetime as dt
 import json
-import re
 import time
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from tidelog.service.cli.positions import position
+from tidelog.service.cli.completion import group_names
+from tidelog.service.cli.positions import (
+    Ago,
+    Form,
+    forms_in_words,
+    in_words,
+    position,
+)
 from tidelog.service.cli.requests import (
     Commands,
     JsonOption,
     ServerOption,
     YesOption,
+    now,
     quoted,
     request,
 )
@@ -31,9 +38,10 @@ from tidelog.service.cli.results import (
     warn,
 )
 
-GroupArgument = Annotated[str, typer.Argument(metavar="GROUP", show_default=False)]
-_DURATION = re.compile(r"-(\d{1,9})(s|m|h|d)")
-_UNIT_MS = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+GroupArgument = Annotated[
+    str, typer.Argument(metavar="GROUP", show_default=False, autocompletion=group_names)
+]
+RESET_TO = (Form.EDGES, Form.OFFSET, Form.TIME)
 
 app = Commands(no_args_is_help=True, help="List, describe, reset, delete consumer groups.")
 
@@ -222,8 +230,7 @@ def reset_group(  # noqa: PLR0913 - the options of the command
         typer.Option(
             "--to",
             metavar="POSITION",
-            help="beginning, end, an offset, @ and an ISO time, or a time before now: -90s, -15m, "
-            "-6h, -2d",
+            help=forms_in_words(RESET_TO),
         ),
     ] = None,
     by: Annotated[
@@ -282,6 +289,9 @@ def reset_group(  # noqa: PLR0913 - the options of the command
         show_json({"group": group, "is_dry_run": dry_run, "partitions": rows})
     else:
         show_rows(rows, ("topic", "partition", "offset"), as_json=False)
+        if to is not None:
+            what = f"{group} {'would go' if dry_run else 'goes'}"
+            show_line(f"{what} to {in_words(position(to, RESET_TO), now())}")
 
 
 @app.command("export")
@@ -337,10 +347,9 @@ def _group(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def _target(text: str) -> dict[str, Any]:
-    ago = _DURATION.fullmatch(text)
-    if ago is not None:
-        return {"to": "DURATION", "duration_ms": int(ago[1]) * _UNIT_MS[ago[2]]}
-    found = position(text)
+    found = position(text, RESET_TO)
+    if isinstance(found, Ago):
+        return {"to": "DURATION", "duration_ms": found.ms}
     if isinstance(found, int):
         return {"to": "OFFSET", "offset": found}
     if isinstance(found, dt.datetime):

@@ -39,7 +39,7 @@ from tidelog.service.cli.results import (
     show_line,
     warn,
 )
-from tidelog.service.cli.stores import maintenance, repair, replay, scrub
+from tidelog.service.cli.stores import maintenance, repair, replay, scrub, upkeep
 from tidelog.service.exit_status import (
     EXIT_INTERRUPTED,
     EXIT_OK,
@@ -89,7 +89,6 @@ Examples:
   tidelog consume events --follow           print records as they arrive""",
     epilog=EPILOG,
     no_args_is_help=True,
-    add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},  # inherited by all sub-commands
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # rich's panels have only 20 columns for the text of a setting
@@ -123,6 +122,14 @@ def _global_options(
             "TIDELOG_CA_FILE, else well-known CAs)",
         ),
     ] = None,
+    server: Annotated[
+        str | None,
+        typer.Option(
+            "--server",
+            metavar="URL",
+            help="URL of the broker, for commands that take --server; also after the command",
+        ),
+    ] = None,
     _: Annotated[
         bool,
         typer.Option(
@@ -131,7 +138,7 @@ def _global_options(
     ] = False,
 ) -> None:
     """Run and use tidelog, a log service on object storage."""
-    ctx.obj = GlobalOptions(key_file, ca_file)
+    ctx.obj = GlobalOptions(key_file, ca_file, server)
 
 
 def main() -> int:
@@ -272,6 +279,7 @@ app.command("replay")(replay.replay)
 app.command("retain")(maintenance.retain)
 app.command("delete-records")(maintenance.delete_records)
 app.command("compact")(maintenance.compact)
+app.command("compactions")(upkeep.list_compactions)
 app.command("collect")(maintenance.collect)
 app.command("scrub")(scrub.scrub)
 app.command("maintain")(maintenance.maintain)

@@ -1,27 +1,254 @@
-"""Parse the positions and times that options of commands give as text."""
+"""Positions and times, as the options of all commands take them. This module reads no clock.
+
+beginning, end    the first offset that is kept; the offset that the next record gets
+17                an offset
+-10               the last ten records of each partition
+@TIME             an ISO 8601 time, for example @2026-01-31 or @2026-01-31T12:00:00+01:00. A time
+                  without a zone is UTC
+@-1h, -1h         the time one hour before now; units as in service/quantities.py
+0:17,1:end        a position for each of some partitions
+
+`position(text_of(place)) == place` for each position. Each command takes some of these forms. Its
+help and its errors name them (`forms_in_words`).
+"""
 
 import datetime as dt
+import re
+from collections.abc import Callable
+from enum import Enum
+from typing import Literal, NamedTuple, TypeAlias, TypeVar
 
+import typer
+
+from tidelog.service import quantities
 from tidelog.service.cli.results import BadUsage
 
+Number = TypeVar("Number", int, float)
 
-def position(text: str) -> "str | int | dt.datetime":
-    """Parse `beginning`, `end`, an offset, or `@` and a time."""
-    if text in {"beginning", "end"}:
-        return text
-    if text.isascii() and text.isdigit():
-        return int(text)
-    if text.startswith("@"):
-        return parse_time(text)
-    raise BadUsage(f"position {text!r}: expected beginning, end, an offset, or @ and an ISO time")
+BEGINNING: Literal["beginning"] = "beginning"
+END: Literal["end"] = "end"
+OFFSET_MAX = 2**63 - 1
 
 
-def parse_time(text: str) -> dt.datetime:
-    """Parse `@` and an ISO time. A time without a zone is UTC. Raises BadUsage."""
+class Last(NamedTuple):
+    """The last records of each partition."""
+
+    records: int
+
+
+class Ago(NamedTuple):
+    """A time before now."""
+
+    ms: int
+
+
+class PartitionOffsets(NamedTuple):
+    """A position for each of some partitions: pairs (partition, offset, or beginning or end)."""
+
+    of: tuple[tuple[int, int | str], ...]
+
+
+Position: TypeAlias = str | int | dt.datetime | Last | Ago | PartitionOffsets
+
+
+class Form(Enum):
+    """Forms of a position, in words."""
+
+    EDGES = "beginning, end"
+    OFFSET = "an offset (17)"
+    LAST = "the last N records of each partition (-10)"
+    TIME = "a time (@2026-01-31T12:00:00Z, or -1h for one hour before now)"
+    PARTITIONS = "PARTITION:OFFSET for each partition (0:17,1:end)"
+
+
+EVERY = tuple(Form)
+
+
+def position(text: str, forms: tuple[Form, ...] = EVERY) -> Position:
+    """Parse a position in one of the forms. Raises BadUsage."""
+    form, place = _parsed(text)
+    if form in forms and place is not None:
+        return place
+    if form is Form.TIME and Form.TIME in forms:
+        raise _no_time(text)
+    raise BadUsage(f"position {text!r}: expected {forms_in_words(forms)}")
+
+
+def forms_in_words(forms: tuple[Form, ...]) -> str:
+    """Return the forms that a command takes, for its help and its errors."""
+    words = [form.value for form in forms]
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])}, or {words[-1]}"
+
+
+def text_of(place: Position) -> str:
+    """Return the text of a position."""
+    match place:
+        case dt.datetime():
+            return f"@{place.isoformat()}"
+        case Last():
+            return f"-{place.records}"
+        case Ago():
+            return f"-{quantities.duration(place.ms)}"
+        case PartitionOffsets():
+            return ",".join(f"{number}:{offset}" for number, offset in place.of)
+        case _:
+            return str(place)
+
+
+def in_words(place: Position, now: dt.datetime) -> str:
+    """Return a position in words, as commands repeat it."""
+    match place:
+        case int():
+            return f"offset {place}"
+        case dt.datetime():
+            return _utc(place)
+        case Last():
+            return f"the last {place.records} of each partition"
+        case Ago():
+            moment = at_time(place, now)
+            assert isinstance(moment, dt.datetime)
+            return f"{_utc(moment)} ({quantities.duration(place.ms)} before now)"
+        case PartitionOffsets():
+            return ", ".join(
+                f"partition {number} at {offset if isinstance(offset, int) else f'its {offset}'}"
+                for number, offset in place.of
+            )
+        case _:
+            return f"the {place}"
+
+
+def at_time(place: Position, now: dt.datetime) -> str | int | dt.datetime | Last | PartitionOffsets:
+    """Return the position with the time that a time before now is."""
+    if not isinstance(place, Ago):
+        return place
     try:
-        when = dt.datetime.fromisoformat(text[1:])
+        return now - dt.timedelta(milliseconds=place.ms)
+    except OverflowError:
+        raise BadUsage(f"{text_of(place)} is before the year 1") from None
+
+
+def moment(text: str, now: dt.datetime) -> dt.datetime:
+    """Parse a time: an ISO 8601 time with or without @, or a time before now (-1h). Raises
+    BadUsage."""
+    form, place = _parsed(text if text.startswith(("@", "-")) else f"@{text}")
+    if form is not Form.TIME or place is None:
+        raise _no_time(text)
+    found = at_time(place, now)
+    assert isinstance(found, dt.datetime)
+    return found
+
+
+def _parsed(text: str) -> tuple[Form | None, Position | None]:
+    """Return the form of the text, and the position, None if it is wrong in this form."""
+    if text in {BEGINNING, END}:
+        return Form.EDGES, text
+    if (number := _offset(text)) is not None:
+        return Form.OFFSET, number
+    if text.startswith("@") and not text.startswith("@-"):
+        return Form.TIME, _iso(text[1:])
+    if text.startswith(("-", "@-")):
+        back = text.removeprefix("@")[1:]
+        if not text.startswith("@") and (number := _offset(back)) is not None:
+            return Form.LAST, Last(number)
+        try:
+            return Form.TIME, None if _offset(back) is not None else Ago(
+                quantities.milliseconds(back)
+            )
+        except ValueError:
+            return Form.TIME, None
+    if ":" in text:
+        return Form.PARTITIONS, _partitions(text)
+    return None, None
+
+
+def _offset(text: str) -> int | None:
+    is_number = text.isascii() and text.isdigit() and len(text) < 20
+    return int(text) if is_number and int(text) <= OFFSET_MAX else None
+
+
+def _iso(text: str) -> dt.datetime | None:
+    try:
+        when = dt.datetime.fromisoformat(text)
     except ValueError:
-        raise BadUsage(
-            f"{text!r} is not @ and an ISO 8601 time, for example @2026-01-31T12:00:00Z"
-        ) from None
+        return None
     return when if when.tzinfo is not None else when.replace(tzinfo=dt.UTC)
+
+
+def _partitions(text: str) -> PartitionOffsets | None:
+    found: dict[int, int | str] = {}
+    for part in text.split(","):
+        number, _, place = part.partition(":")
+        offset = place if place in {BEGINNING, END} else _offset(place)
+        if offset is None or not re.fullmatch("[0-9]{1,9}", number):
+            return None
+        if int(number) in found:
+            raise BadUsage(f"partition {int(number)} is given twice")
+        found[int(number)] = offset
+    return PartitionOffsets(tuple(found.items()))
+
+
+def _no_time(text: str) -> BadUsage:
+    return BadUsage(
+        f"{text!r} is not a time: give @ and an ISO 8601 time, for example @2026-01-31T12:00:00Z, "
+        "or a time before now, for example -90s, -6h or -2d"
+    )
+
+
+def _utc(when: dt.datetime) -> str:
+    shown = when.astimezone(dt.UTC).replace(tzinfo=None).isoformat(" ", timespec="seconds")
+    return f"{shown} UTC"
+
+
+# -- quantities
+
+
+def duration_ms(low: int = 0) -> Callable[[str], int]:
+    """Return a parser of an option in ms: `90s`, `7d`, or a number of ms of at least `low`."""
+    return _at_least(low, quantities.milliseconds, "ms")
+
+
+def size_bytes(low: int = 1) -> Callable[[str], int]:
+    """Return a parser of an option in bytes: `10MB`, `1GiB`, or a number, at least `low`."""
+    return _at_least(low, quantities.octets, "bytes")
+
+
+def duration_s() -> Callable[[str], float]:
+    """Return a parser of an option in seconds: `90s`, `1m`, or a number of seconds."""
+    return _at_least(0.0, quantities.seconds, "seconds")
+
+
+def _at_least(low: Number, parse: Callable[[str], Number], unit: str) -> Callable[[str], Number]:
+    def parsed(text: str) -> Number:
+        try:
+            value = parse(str(text))
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from None
+        if value < low:
+            raise typer.BadParameter(f"{text} is below {low} {unit}")
+        return value
+
+    return parsed
+
+
+def configs_with_units(configs: dict[str, str]) -> dict[str, str]:
+    """Return configs whose durations and sizes are numbers, as brokers take them: `retention.ms=7d`
+    becomes 604800000. Raises BadUsage."""
+    found = {}
+    for name, text in configs.items():
+        try:
+            found[name] = quantities.with_unit(name, text)
+        except ValueError as error:
+            raise BadUsage(f"{name}: {error}") from None
+    return found
+
+
+def config_in_words(name: str, text: str) -> str:
+    """Return NAME=VALUE, with the value in its unit if this is shorter to read."""
+    parse = quantities.parser_of(name)
+    if parse is None or not text.isascii() or not text.isdigit():
+        return f"{name}={text}"
+    shown = (quantities.duration if parse is quantities.milliseconds else quantities.size)(
+        int(text)
+    )
+    is_plain = shown in {f"{text}ms", f"{text}B"} or text == "0"
+    return f"{name}={text}" if is_plain else f"{name}={text} ({shown})"

@@ -7,8 +7,16 @@ from typing import Annotated
 
 import typer
 
-from tidelog.service.cli.positions import position
-from tidelog.service.cli.requests import JsonOption, ServerOption
+from tidelog.service.cli.positions import (
+    BEGINNING,
+    Form,
+    Last,
+    PartitionOffsets,
+    at_time,
+    forms_in_words,
+    position,
+)
+from tidelog.service.cli.requests import JsonOption, ServerOption, now
 from tidelog.service.cli.results import BadUsage, show
 from tidelog.service.cli.topics import TopicArgument
 
@@ -26,6 +34,10 @@ RetryOption = Annotated[
         "`consume --follow` retries without end",
     ),
 ]
+
+
+FROM = (Form.EDGES, Form.OFFSET, Form.LAST, Form.TIME, Form.PARTITIONS)
+UNTIL = (Form.EDGES, Form.OFFSET, Form.TIME)
 
 
 class LineFormat(StrEnum):
@@ -67,6 +79,13 @@ class AcksName(StrEnum):
     ALL = "all"
     LOCAL = "1"
     NONE = "0"
+
+
+def _place(
+    text: str, forms: tuple[Form, ...]
+) -> "str | int | dt.datetime | Last | PartitionOffsets":
+    """Return the position in the text. A time before now becomes a time. Raises BadUsage."""
+    return at_time(position(text, forms), now())
 
 
 def produce(  # noqa: PLR0913 - a command's options are its arguments
@@ -207,17 +226,24 @@ def consume(  # noqa: PLR0913 - as above
     ] = None,
     start: Annotated[
         str,
-        typer.Option(
-            "--from", metavar="POSITION", help="beginning, end, an offset, or @ and an ISO time"
-        ),
+        typer.Option("--from", metavar="POSITION", help=forms_in_words(FROM)),
     ] = "beginning",
+    last: Annotated[
+        int | None,
+        typer.Option(
+            "--last",
+            min=0,
+            metavar="N",
+            help="print the last N records of each partition, as --from -N",
+        ),
+    ] = None,
     until: Annotated[
         str,
         typer.Option(
             "--until",
             metavar="POSITION",
-            help="stop before this position: end (the end offset when the command starts), an "
-            "offset, or @ and an ISO time",
+            help="stop before this position; end is the end offset when the command starts. "
+            f"{forms_in_words(UNTIL)}",
         ),
     ] = "end",
     count: Annotated[
@@ -300,6 +326,15 @@ def consume(  # noqa: PLR0913 - as above
             "--key-separator and --json exclude each other: the JSON objects have the keys"
         )
 
+    if last is not None:
+        if start != BEGINNING:
+            raise BadUsage("--last and --from exclude each other")
+        start = f"-{last}"
+    begin = _place(start, FROM)
+    if isinstance(begin, PartitionOffsets):
+        if partition:
+            raise BadUsage(f"--from {start} names the partitions: remove --partition")
+        partition = [number for number, _ in begin.of]
     if group is not None and (partition or until != "end" or start not in {"beginning", "end"}):
         raise BadUsage(
             "--group excludes --partition, --until, and --from other than beginning or end"
@@ -308,7 +343,7 @@ def consume(  # noqa: PLR0913 - as above
         raise BadUsage("--dead-letter and --on-error exclude each other")
     if dead_letter == topic:
         raise BadUsage(f"--dead-letter {topic}: the command would read its own dead letters")
-    end = None if follow and until == "end" else position(until)
+    end = None if follow and until == "end" else _place(until, UNTIL)
     if follow and isinstance(end, dt.datetime):
         raise BadUsage(
             "--follow excludes --until with a time, because a later record may have an earlier "
@@ -321,7 +356,7 @@ def consume(  # noqa: PLR0913 - as above
 
     options = cli_consume.ConsumeOptions(
         partitions=partition or [],
-        start=position(start),
+        start=begin,
         until=end,
         count_max=count,
         follow=follow,

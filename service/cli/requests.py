@@ -1,6 +1,7 @@
 """Options of client commands, and the one request that most of these commands send."""
 
 import contextlib
+import datetime as dt
 import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Annotated, Any
@@ -11,6 +12,7 @@ from typer.core import TyperCommand
 from typer.models import CommandFunctionType
 
 from tidelog.service.cli.results import NotThere
+from tidelog.storage.io.clock import SystemClock
 
 
 class _Command(TyperCommand):
@@ -29,13 +31,20 @@ class Commands(typer.Typer):
         return super().command(name, cls=_Command, **options)
 
 
+def given_server(ctx: typer.Context, value: str | None) -> str | None:
+    """Return the value of `--server` after the command's name, else the one before it."""
+    return value if value is not None or ctx.obj is None else ctx.obj.server
+
+
 ServerOption = Annotated[
     str | None,
     typer.Option(
         "--server",
         metavar="URL",
+        callback=given_server,
         help="URL of the broker, or HOST:PORT, or several with commas: after a failure, the next "
-        "one gets the requests (default http://127.0.0.1:8082; TIDELOG_URL)",
+        "one gets the requests; also before the command (default http://127.0.0.1:8082; "
+        "TIDELOG_URL)",
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="print JSON")]
@@ -83,6 +92,11 @@ def missing_is(message: str) -> Iterator[None]:
         if not message:
             raise
         raise NotThere(message) from None
+
+
+def now() -> dt.datetime:
+    """Return the time of this machine's clock."""
+    return dt.datetime.fromtimestamp(SystemClock().now_ms() / 1000, dt.UTC)
 
 
 def no_topic(name: str) -> str:

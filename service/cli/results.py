@@ -34,6 +34,7 @@ class GlobalOptions(NamedTuple):
 
     key_file: str | None
     ca_file: str | None
+    server: str | None = None
 
 
 class CommandError(Exception):

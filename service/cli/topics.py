@@ -6,6 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
+from tidelog.service.cli.completion import topic_names
+from tidelog.service.cli.positions import config_in_words, configs_with_units
 from tidelog.service.cli.requests import (
     Commands,
     JsonOption,
@@ -30,14 +32,16 @@ from tidelog.service.cli.results import (
 )
 from tidelog.storage.io.tasks import together
 
-TopicArgument = Annotated[str, typer.Argument(metavar="TOPIC", show_default=False)]
+TopicArgument = Annotated[
+    str, typer.Argument(metavar="TOPIC", show_default=False, autocompletion=topic_names)
+]
 ConfigOption = Annotated[
     list[str] | None,
     typer.Option(
         "--config",
         "-c",
         metavar="KEY=VALUE",
-        help="config of the topic, for example segment.ms=60000; repeatable",
+        help="config of the topic, for example retention.ms=7d or segment.bytes=1GiB; repeatable",
     ),
 ]
 
@@ -75,12 +79,14 @@ def create_topic(
 ) -> None:
     """Create a topic.
 
-    Example: tidelog topics create events -p 8 -c retention.ms=86400000
+    Example: tidelog topics create events -p 8 -c retention.ms=7d
     """
     configs = [{"name": key, "value": value} for key, value in parsed_configs(config).items()]
     body = {"topic_name": name, "partitions_count": partitions, "configs": configs}
     count = request(ctx, server, "POST", "{cluster}/topics", json=body)["partitions_count"]
     text = f"created {name} with {plural(count, 'partition')}"
+    if configs:
+        text += f": {changes_in_words({each['name']: each['value'] for each in configs})}"
     show({"name": name, "partitions": count}, text, as_json=as_json)
 
 
@@ -177,7 +183,7 @@ def alter_topic(
 
     Either all these configs change, or none of them.
 
-    Example: tidelog topics alter events -c segment.ms=60000 -u retention.ms
+    Example: tidelog topics alter events -c segment.ms=60s -u retention.ms
     """
     from tidelog.service.cli.client import Client, with_client
 
@@ -319,7 +325,7 @@ def source_of(config: dict[str, Any]) -> str:
 def changes_in_words(changes: Mapping[str, str | None]) -> str:
     """Return changes of configs as text. None stands for a reset."""
     return ", ".join(
-        f"{key} reset to its default" if text is None else f"{key}={text}"
+        f"{key} reset to its default" if text is None else config_in_words(key, text)
         for key, text in changes.items()
     )
 
@@ -331,4 +337,4 @@ def parsed_configs(given: list[str] | None) -> dict[str, str]:
         if not separator or not key:
             raise BadUsage(f"--config {text!r} does not have the form KEY=VALUE")
         configs[key] = value
-    return configs
+    return configs_with_units(configs)

@@ -26,6 +26,7 @@ GROUP_CONFIRM = f"/peers/v{PROTOCOL}/group-confirmations"
 METRICS = f"/peers/v{PROTOCOL}/metrics"
 VITALS = f"/peers/v{PROTOCOL}/vitals"
 KAFKA_CLIENTS = f"/peers/v{PROTOCOL}/kafka-clients"
+COMPACTIONS = f"/peers/v{PROTOCOL}/compactions"
 
 OK = 200
 UNKNOWN_OUTCOMES = (500, 504)

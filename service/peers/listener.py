@@ -1,6 +1,6 @@
 """The listener for other brokers (peers), on a port of its own.
 
-It has seven routes:
+It has eight routes:
 
 - a forwarded draft;
 - announced entries;
@@ -8,7 +8,8 @@ It has seven routes:
 - confirmations that the answers to such requests arrived;
 - this broker's metrics, for a worker that shares its port for clients;
 - this broker's rates, for a broker that shows the whole cluster;
-- the Kafka clients that are connected to this broker, for the same purpose.
+- the Kafka clients that are connected to this broker, for the same purpose;
+- the compactions that clients have started at this broker, for the same purpose.
 
 A peer authenticates with a signature (service.security.signatures) and with the token in this
 broker's liveness object. A process that can read the bucket knows the token. Without security there
@@ -39,6 +40,7 @@ from tidelog.service.http.errors import error_response
 from tidelog.service.http.sockets import Server
 from tidelog.service.peers.client import (
     ANNOUNCE,
+    COMPACTIONS,
     GROUP_CONFIRM,
     GROUP_REQUEST,
     HAND_OVER,
@@ -55,7 +57,7 @@ from tidelog.storage.core.errors import Corrupt, LogError, RecordTooLarge, Unava
 
 log = logging.getLogger("tidelog.peers")
 
-REPORTS = frozenset({METRICS, VITALS, KAFKA_CLIENTS})
+REPORTS = frozenset({METRICS, VITALS, KAFKA_CLIENTS, COMPACTIONS})
 ROUTES = REPORTS | {HAND_OVER, ANNOUNCE, GROUP_REQUEST, GROUP_CONFIRM}
 PEER_BODY_BYTES_MAX = 32 * 1024 * 1024
 """Bound of a request's body. A draft with uploaded chunks is only a header, of about 60 bytes a

@@ -41,6 +41,7 @@ from tidelog.service.routes.dependencies import V2Response, check_cluster_id
 from tidelog.service.routes.health import VERSION
 from tidelog.service.security.authenticator import Security
 from tidelog.service.server.router import ACK_LABELS, APP_ROUTES, HOT_ROUTES
+from tidelog.service.telemetry.compactions import Compactions
 from tidelog.service.telemetry.kafka_clients import KafkaClients
 from tidelog.service.telemetry.maintenance_metrics import MaintenanceCounters
 from tidelog.service.telemetry.metrics import HttpCounters, Telemetry, Worker
@@ -149,6 +150,7 @@ def build_app(
         telemetry=telemetry,
     )
     app.state.kafka_clients = KafkaClients(broker)
+    app.state.compactions = Compactions(broker)
     app.state.layouts = TopicLayouts(broker)
     app.state.wal_page = WalPage(broker)
     app.state.started_s = broker.clock.boot_s()

@@ -4,9 +4,11 @@ A broker does the same work as `tidelog retain` and `tidelog collect`, with the 
 number of brokers may do it at once, and may crash meanwhile. Retention uses the broker's view, so a
 round does not load the cluster again. Collection runs on its own thread, with its own view and
 connections, at the lowest priority, because a listing of 100,000 objects must not delay a fetch. A
-broker does not merge or compact, because both read and write existing data many times over.
-`tidelog compact` does both, on a machine with spare capacity. A broker rewrites only small segments
-in which `delete-records` deleted a part of the records, and each of them once.
+broker does not merge or compact by itself, because both read and write existing data many times
+over. `tidelog compact` does both, on a machine with spare capacity, and a broker does both if a
+client asks it (`tidelog compact --server`): one topic at a time, on a thread as for collection. A
+broker rewrites only small segments in which `delete-records` deleted a part of the records, and
+each of them once.
 """
 
 import asyncio
@@ -14,16 +16,20 @@ import contextlib
 import itertools
 import logging
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
+from typing import Any
 
 from tidelog.compaction.collect import collect, plan
+from tidelog.compaction.compact import Compacted, compact
+from tidelog.compaction.engine import KEYS_PART, InProcess
 from tidelog.compaction.garbage import Grace
 from tidelog.compaction.repair_tables import undo_rearrangement
 from tidelog.compaction.retention import retain
 from tidelog.compaction.session import MaintenanceSession, topics_of
 from tidelog.service.server.open_cluster import opened_cluster
 from tidelog.service.settings import Settings
+from tidelog.service.telemetry.compactions import Compact, CompactionJob, no_store
 from tidelog.service.telemetry.maintenance_metrics import MaintenanceCounters
 from tidelog.service.telemetry.maintenance_results import Kind, result
 from tidelog.storage.core.errors import LogError, TableInDoubt
@@ -135,6 +141,40 @@ async def _collect_apart(settings: Settings, counters: MaintenanceCounters) -> N
         await lane.run(lambda cluster: _collect(cluster, counters))
     finally:
         await lane.close()
+
+
+def compactor(settings: Settings) -> Compact:
+    """Return the work of compactions that clients start. Each runs on a thread of its own, with its
+    own view and connections, at the lowest priority."""
+    if settings.store.startswith("memory:"):
+        return no_store
+
+    def resource() -> AbstractAsyncContextManager[MaintenanceSession]:
+        lower_priority()
+        return opened_cluster(settings)
+
+    async def work(job: CompactionJob, on_rows: Callable[[int], None]) -> Sequence[dict[str, Any]]:
+        async def run(cluster: MaintenanceSession) -> list[Compacted]:
+            engine = InProcess(
+                cluster.store, cluster.clock, settings.compact_memory_bytes // KEYS_PART
+            )
+            return await compact(
+                cluster,
+                [job.topic],
+                is_dry=job.is_dry_run,
+                is_forced=job.is_forced,
+                engine=engine,
+                on_rows=on_rows,
+            )
+
+        lane = LoopThread(resource, name="tidelog-compaction")
+        try:
+            await lane.open()
+            return [each._asdict() for each in await lane.run(run)]
+        finally:
+            await lane.close()
+
+    return work
 
 
 def _note_doubts(broker: Log, session: MaintenanceSession) -> None:

@@ -42,6 +42,7 @@ from tidelog.service.routes import (
     transactions,
 )
 from tidelog.service.routes.followers import topic as topic_follower
+from tidelog.service.routes.upkeep import topic as topic_upkeep
 from tidelog.service.security.audit import open_audit
 from tidelog.service.security.authenticator import READING, Security
 from tidelog.service.security.caller import ALL_RIGHTS, charge_request, rights_of
@@ -79,6 +80,7 @@ APP_ROUTES: tuple[Route, ...] = (
     *topics_v3.ROUTES,
     *groups_v3.ROUTES,
     *acls_v3.ROUTES,
+    *topic_upkeep.ROUTES,
 )
 ACK_LABELS = frozenset(route.label for route in HOT_ROUTES if route.is_ack)
 

@@ -25,7 +25,7 @@ from tidelog.service.exit_status import EXIT_FAILED, EXIT_OK, EXIT_UNREACHABLE, 
 from tidelog.service.formats.shared_pages import SHARED_BYTES_MAX
 from tidelog.service.http.admission import Admission
 from tidelog.service.http.sockets import Server, bound_sockets
-from tidelog.service.peers.client import KAFKA_CLIENTS, METRICS, VITALS, HttpPeers
+from tidelog.service.peers.client import COMPACTIONS, KAFKA_CLIENTS, METRICS, VITALS, HttpPeers
 from tidelog.service.peers.forwarding import Forwarder, GroupPeers
 from tidelog.service.peers.listener import BODIES_BYTES_MAX, PeerApp, PeerListener, reachable
 from tidelog.service.routes.health import VERSION
@@ -40,11 +40,12 @@ from tidelog.service.server.banner import announce, facts
 from tidelog.service.server.broker_files import check_files, hot_dir
 from tidelog.service.server.drain import Drain
 from tidelog.service.server.log_lines import last_words, log_to_stderr
-from tidelog.service.server.maintenance import check_tables, run_maintenance
+from tidelog.service.server.maintenance import check_tables, compactor, run_maintenance
 from tidelog.service.server.open_files import client_limits
 from tidelog.service.server.return_memory import return_memory
 from tidelog.service.server.router import Router, limits_of
 from tidelog.service.settings import Settings
+from tidelog.service.telemetry.compactions import Compactions
 from tidelog.service.telemetry.kafka_clients import KafkaClients
 from tidelog.service.telemetry.loop_probe import LoopProbe
 from tidelog.service.telemetry.maintenance_metrics import MaintenanceCounters
@@ -221,9 +222,10 @@ async def _serve_cluster(
     watching = asyncio.create_task(tls.watch(), name="tidelog-tls")
     async with contextlib.AsyncExitStack() as stack:
         try:
-            app, peer_app, rates, kafka_server = await _build_apps(
+            app, peer_app, rates, kafka_server, compactions = await _build_apps(
                 settings, serving, counters, admission
             )
+            stack.push_async_callback(compactions.close, BACKGROUND_STOP_S)
             if _has_peers(settings):
                 host = settings.peer_host or settings.host
                 listener = PeerListener(
@@ -272,9 +274,9 @@ async def _build_apps(
     serving: _Serving,
     maintenance: MaintenanceCounters,
     admission: "Admission[Any]",
-) -> tuple[Router, PeerApp, RateSampler, kafka.KafkaServer | None]:
-    """Return the ASGI applications for clients and for peers, the sampler of the rates, and the
-    listener for Kafka clients."""
+) -> tuple[Router, PeerApp, RateSampler, kafka.KafkaServer | None, Compactions]:
+    """Return the ASGI applications for clients and for peers, the sampler of the rates, the
+    listener for Kafka clients, and the compactions."""
     broker, traces = serving.broker, serving.traces
     counters = HttpCounters(admission, kafka.counters_of(admission.limits.connections_max))
     counters.certificates.update(serving.tls.by_port())
@@ -307,6 +309,8 @@ async def _build_apps(
         kafka_server = kafka.KafkaServer(settings, broker, counters, security, named, certificate)
     connected = () if kafka_server is None else kafka_server.listener.connections
     app.state.kafka_clients = KafkaClients(broker, connected, lambda: ask(KAFKA_CLIENTS))
+    compactions = Compactions(broker, compactor(settings), lambda: ask(COMPACTIONS))
+    app.state.compactions = compactions
     forwarder = Forwarder(GroupPeers(broker.members, serving.peers))
     kind = Router if traces is None else traces.router()
     router = kind(app, broker, settings, counters, broker.groups, forwarder, security, admission)
@@ -314,9 +318,10 @@ async def _build_apps(
         METRICS: app.state.telemetry.text,
         VITALS: app.state.vitals.encoded,
         KAFKA_CLIENTS: app.state.kafka_clients.encoded,
+        COMPACTIONS: compactions.encoded,
     }
     peer_app = PeerApp(broker, router.forwarded, reports, serving.peers.signatures)
-    return router, peer_app, app.state.vitals, kafka_server
+    return router, peer_app, app.state.vitals, kafka_server, compactions
 
 
 async def _serve_http(

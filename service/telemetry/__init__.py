@@ -5,6 +5,7 @@ log_metrics    the metrics of the log, read from its counters at each scrape
 group_metrics  metrics of consumer groups, by group
 kafka_counters  counters of the listener for Kafka's protocol, and their metrics
 kafka_clients  the connected clients of Kafka's protocol, of all brokers
+compactions    the compactions that clients have started, of all brokers
 group_lags     the lags of groups, for the routes and for metrics
 lag_times      lag in seconds: the age of the oldest unread record
 partition_shares  the share of each topic's hottest partition

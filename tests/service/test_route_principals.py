@@ -37,6 +37,7 @@ BY_HANDLER: dict[tuple[str, str], set[str]] = {
             "/topics",
             "/tidelog/v1/topics",
             "/tidelog/v1/groups",
+            "/tidelog/v1/compactions",
             f"{CLUSTER_ID}/topics",
             f"{CLUSTER_ID}/topics/-/configs",
             f"{CLUSTER_ID}/brokers/{{broker_id}}/partition-replicas",

@@ -21,7 +21,7 @@ def test_flags_win_over_variables_and_variables_over_defaults() -> None:
     [
         ({"prot": "1"}, "unknown setting 'prot': is port meant?"),
         ({"no_such": "1"}, "unknown setting 'no_such': see the settings table"),
-        ({"flush_interval_ms": "250ms"}, "flush_interval_ms: '250ms' is not a whole number of ms"),
+        ({"flush_interval_ms": "250y"}, "flush_interval_ms: '250y' is not a whole number of ms"),
         ({"flush_bytes": "8M"}, "flush_bytes: '8M' is not a whole number of bytes"),
         ({"port": "eighty"}, "port: 'eighty' is not a whole number"),
         ({"port": "70000"}, "port: 70000 is above 65535"),

@@ -154,7 +154,7 @@ def test_a_wrong_value_is_named(tidelog: Command, words: str, line: str) -> None
 
 def test_a_wrong_time_is_told_by_an_example(tidelog: Command) -> None:
     said = tidelog("consume", "a", "--from", "@2026-13-01")
-    assert said.line.startswith("'@2026-13-01' is not @ and an ISO 8601 time, for example @2026-")
+    assert said.line.startswith("'@2026-13-01' is not a time: give @ and an ISO 8601 time, for")
 
 
 # -- servers that are none
@@ -283,7 +283,7 @@ def test_alter_says_what_it_has_changed(tidelog: Command, broker: Broker) -> Non
     broker.create_topic("altered", 4)
     config = ["-c", "retention.ms=86400000"]
     said = tidelog("topics", "alter", "altered", *config, server=broker.base_url)
-    assert said.out == "altered altered: retention.ms=86400000\n"
+    assert said.out == "altered altered: retention.ms=86400000 (1d)\n"
     said = tidelog("topics", "alter", "altered", "-u", "retention.ms", "-p", "5")
     assert said.out == "altered altered: retention.ms reset to its default, 5 partitions\n"
 

@@ -129,6 +129,52 @@ def test_a_key_made_at_one_broker_opens_the_other_until_it_is_deleted(pair: Pair
     assert secret not in unknown
 
 
+def test_upkeep_of_a_topic_with_a_key_and_without_the_store(pair: Pair) -> None:
+    """The commands know only the broker's URL and the key: no store, no rights on one."""
+    pair.cli("topics", "create", "kept", "-p", "1", "-c", "cleanup.policy=compact")
+    may = key_for(pair, "keeper", *[(one, "TOPIC", "kept") for one in ("ALTER", "DELETE", "WRITE")])
+    reader = key_for(pair, "looker", ("DESCRIBE", "TOPIC", "kept"))
+    for value in range(3):
+        pair.cli(
+            "produce", "kept", "--key-separator", "=", key=may, stdin=f"k={value}\nl={value}\n"
+        )
+    assert json_of(pair.cli("seal", "kept", "--json", key=may))["sealed_records"] == 6
+
+    there = ("--server", pair.two.base_url)
+    deletion = ("delete-records", "kept", "0:2", *there)
+    named = "not authorized: User:looker may not {} topic 'kept'"
+    assert error_line(pair.cli(*deletion, key=reader, status=1)) == named.format("DELETE")
+    assert "dry run" in pair.cli(*deletion, key=may).stdout.decode()
+    moved = {"topic": "kept", "partition": 0, "was": 0, "log_start_offset": 2}
+    for more, is_dry, was in (((), True, 0), (("--yes",), False, 0), (("--yes",), False, 2)):
+        said = json_of(pair.cli(*deletion, "--json", *more, key=may))
+        assert said == {"is_dry": is_dry, "moved": [{**moved, "was": was}]}
+    for wrong, why in (("0:7", "2 to 6"), ("3:0", "partition 3")):
+        done = pair.cli("delete-records", "kept", wrong, *there, key=may, status=None)
+        assert done.returncode in {1, 4}
+        assert why in error_line(done)
+    done = pair.cli(*deletion, "--store", "x", key=may, status=2)
+    assert "exclude each other" in error_line(done)
+
+    compaction = ("compact", "kept", "--force", *there)
+    assert error_line(pair.cli(*compaction, key=reader, status=1)) == named.format("ALTER")
+    due = json_of(pair.cli(*compaction, "--json", key=may))
+    assert [each["what"] for each in due["compacted"]] == ["compact"]
+    assert due["compacted"][0]["rows_after"] == -1
+    done = pair.cli(*compaction, "--yes", key=may).stdout.decode()
+    assert "with 2 rows" in done
+    assert lines_of(pair.cli("consume", "kept", "--json", key=ADMIN_KEY))
+    jobs = json_of(pair.cli("compactions", "--json", key=reader, at=0))  # the other broker has them
+    assert [(job["state"], job["is_dry_run"], job["broker"]) for job in jobs] == [
+        ("done", False, "two"),
+        ("done", True, "two"),
+    ]
+    assert "kept" in pair.cli("compactions", key=may, at=1).stdout.decode()
+    stranger = key_for(pair, "stranger")
+    assert json_of(pair.cli("compactions", "--json", key=stranger)) == []
+    pair.cli("topics", "delete", "kept", "--yes")
+
+
 def test_without_a_key_a_command_says_what_is_missing(pair: Pair) -> None:
     done = tidelog("topics", "list", TIDELOG_URL=pair.one.base_url, status=1)
     assert "authentication required" in error_line(done)

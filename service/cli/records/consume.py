@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias
 
+from tidelog.service.cli.positions import Last, PartitionOffsets
 from tidelog.service.cli.records.output import Output
 from tidelog.service.cli.records.undecodable import (
     LinePrinter,
@@ -23,7 +24,7 @@ from tidelog.service.client.consumer import AsyncConsumer
 from tidelog.service.client.producer import AsyncProducer
 from tidelog.service.client.records import Page, TopicPartition
 
-Position: TypeAlias = str | int | dt.datetime
+Position: TypeAlias = str | int | dt.datetime | Last | PartitionOffsets
 
 READS_AT_ONCE = 8
 ENDS_SHOWN = 4
@@ -121,6 +122,10 @@ class Consuming:
         async def offset(position: Position) -> int:
             if isinstance(position, int):
                 return position
+            if isinstance(position, Last):
+                return int(max(low, high - position.records))
+            if isinstance(position, PartitionOffsets):
+                return await offset(dict(position.of)[number])
             if isinstance(position, str):
                 return int(low if position == "beginning" else high)
             stamp = max(0, math.floor(position.timestamp() * 1000))

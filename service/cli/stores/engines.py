@@ -21,10 +21,6 @@ if TYPE_CHECKING:
     from tidelog.compaction.engine import Engine
     from tidelog.compaction.session import MaintenanceSession
 
-KEYS_PART = 4
-"""Divisor of `compact_memory_bytes`. A pass has the known keys, the new keys and their union in
-memory. The known keys may take one part, the new keys one part, and the union two parts."""
-
 
 class EngineName(StrEnum):
     """Values of `--engine`."""
@@ -70,7 +66,7 @@ async def started(
     choice: EngineChoice, size: int, cluster: "MaintenanceSession"
 ) -> AsyncIterator["Engine"]:
     """Start the engine for `size` bytes; stop it at the end of the block."""
-    from tidelog.compaction.engine import InProcess
+    from tidelog.compaction.engine import KEYS_PART, InProcess
     from tidelog.storage.io.malloc import keep_freed_columns
 
     keep_freed_columns()

@@ -8,42 +8,53 @@ loses a race reports the loss and leaves the data as it is.
 **On a crash**: a command may be killed at any moment; run it again.
 """
 
-import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tidelog.service.cli.positions import (
+    BEGINNING,
+    END,
+    Form,
+    PartitionOffsets,
+    duration_ms,
+    position,
+)
 from tidelog.service.cli.requests import JsonOption
 from tidelog.service.cli.results import (
     BadUsage,
-    SlowProgress,
-    command_errors,
-    show_json,
     show_line,
-    show_table,
     warn,
 )
+from tidelog.service.cli.stores import upkeep
 from tidelog.service.cli.stores.engines import (
     EngineChoice,
     EngineName,
     EngineOption,
     started,
 )
+from tidelog.service.cli.stores.on_store import (
+    Done,
+    Progress,
+    Row,
+    finish,
+    run_on_store,
+    table,
+)
 from tidelog.service.cli.stores.store_options import (
+    BrokerOption,
     MasterOption,
     StoreOption,
-    default_store_hint,
+    at_broker,
     settings_of,
 )
 from tidelog.service.cli.topics import TopicArgument
-from tidelog.service.exit_status import EXIT_FAILED
 
 if TYPE_CHECKING:
     from tidelog.compaction.collect import CollectionPlan
-    from tidelog.compaction.compact import Compacted
     from tidelog.compaction.garbage import Grace
     from tidelog.compaction.retention import Retained
     from tidelog.compaction.session import MaintenanceSession
@@ -51,14 +62,9 @@ if TYPE_CHECKING:
     from tidelog.storage.io.clock import Clock
     from tidelog.storage.io.object_store import ObjectStore
 
-WorkResult = TypeVar("WorkResult")
-Progress = Callable[[int], None]
-Row = tuple[str | int, ...]
 TopicNames = Sequence[str] | None
 Work = Coroutine[Any, Any, "Done"]
 
-END = "end"
-PROGRESS_TICK_S = 0.2
 
 TopicsArgument = Annotated[
     list[str] | None, typer.Argument(metavar="TOPIC", help="default: all topics")
@@ -71,21 +77,13 @@ GraceOption = Annotated[
     int | None,
     typer.Option(
         "--file-grace-ms",
-        min=0,
+        parser=duration_ms(),
+        metavar="DURATION",
         help="time between removal of a file from its table and deletion of the file. The minimum "
         "and the default are the cluster's file grace (tidelog bounds). A file that no commit "
         "references yet is kept for at least a day",
     ),
 ]
-
-
-class Done(NamedTuple):
-    """Result of a command, or of its dry run: as JSON and as text."""
-
-    fields: dict[str, Any]
-    show: Callable[[], None]
-    is_failed: bool = False
-    """A part failed, but the other parts are done. The exit status is 1."""
 
 
 def retain(
@@ -109,25 +107,32 @@ def retain(
 
 
 def delete_records(
+    ctx: typer.Context,
     topic: TopicArgument,
     before: Annotated[
         list[str],
         typer.Argument(metavar="PARTITION:OFFSET", help=f"first offset to keep; {END} keeps none"),
     ],
     store: StoreOption = None,
+    server: BrokerOption = None,
     yes: ApplyOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Delete the records of a topic before given offsets.
 
     Sealed records are removed immediately, other records at the first retention after their seal.
-    Older versions of the table keep the removed records until collection. Backups keep them, too.
+    With --server, a broker deletes the records for clients immediately, and its retention removes
+    them from the table within minutes; the key needs the right DELETE on the topic. Older versions
+    of the table keep the removed records until collection. Backups keep them, too.
 
     Example: tidelog delete-records events 0:1000 1:end --yes
     """
-    from tidelog.compaction.retention import delete_records as delete
-
     offsets = _offsets(before)
+    if at_broker(server, store):
+        upkeep.delete_records(ctx, server, topic, offsets, yes=yes, as_json=as_json)
+        return
+
+    from tidelog.compaction.retention import delete_records as delete
 
     async def work(cluster: "MaintenanceSession", _: Progress) -> Done:
         found = await delete(cluster, topic, offsets, is_dry=not yes)
@@ -136,9 +141,11 @@ def delete_records(
     _apply(store, "deleting", work, yes=yes, as_json=as_json, is_reading=not yes)
 
 
-def compact(
+def compact(  # noqa: PLR0913 - a command's options are its arguments
+    ctx: typer.Context,
     topics: TopicsArgument = None,
     store: StoreOption = None,
+    server: BrokerOption = None,
     force: Annotated[
         bool, typer.Option("--force", help="compact even below min.cleanable.dirty.ratio")
     ] = False,
@@ -149,10 +156,17 @@ def compact(
 ) -> None:
     """Merge small segments, and compact by key.
 
-    Topics with compact in cleanup.policy keep only the newest record of each key.
+    Topics with compact in cleanup.policy keep only the newest record of each key. With --server, a
+    broker does the work, one topic after the other, and the key needs the rights ALTER and DESCRIBE
+    on the topics. The work goes on if this command is interrupted: see tidelog compactions.
 
     Example: tidelog compact events --engine in-process --yes
     """
+    if at_broker(server, store):
+        if engine is EngineName.SPARK or master is not None:
+            raise BadUsage("--server excludes --engine spark and --master: a broker has no Spark")
+        upkeep.compact(ctx, server, topics, yes=yes, force=force, as_json=as_json)
+        return
     choice = EngineChoice(engine, master, settings_of(store))
 
     def work(cluster: "MaintenanceSession", progress: Progress) -> Work:
@@ -318,23 +332,12 @@ async def _compact(
             )
 
     def show() -> None:
-        columns = ("topic", "partition", "what", "why", "segments", "rows", "bytes", "becomes")
-        table("nothing to compact", columns, [(*each[:7], _becomes(each)) for each in found])
+        upkeep.show_compacted([each._asdict() for each in found])
         if found:
             show_line(f"engine: {name}")
 
     fields = {"compacted": [each._asdict() for each in found], "engine": name}
     return Done(fields, show, any(each.is_damaged for each in found))
-
-
-def _becomes(each: "Compacted") -> str:
-    if each.is_damaged:
-        return "DAMAGED: unchanged"
-    if each.is_lost:
-        return "another run was faster: unchanged"
-    if each.segments_after < 0:
-        return ""
-    return f"{each.segments_after:,} with {each.rows_after:,} rows, {each.size_after:,} bytes"
 
 
 async def _collect(
@@ -386,16 +389,12 @@ def _show_plan(planned: "CollectionPlan") -> None:
 
 
 def _offsets(before: Sequence[str]) -> dict[int, int]:
-    offsets: dict[int, int] = {}
-    for text in before:
-        number, colon, offset = text.partition(":")
-        is_number = offset.isascii() and offset.isdigit() and number.isascii()
-        if not (colon and number.isdigit() and (is_number or offset == END)):
-            raise BadUsage(f"{text!r} does not have the form PARTITION:OFFSET, as 0:17 or 0:{END}")
-        if int(number) in offsets:
-            raise BadUsage(f"partition {number} is given twice")
-        offsets[int(number)] = -1 if offset == END else int(offset)
-    return offsets
+    """Return the first offsets to keep, by partition; -1 stands for the end."""
+    place = position(",".join(before), (Form.PARTITIONS,))
+    assert isinstance(place, PartitionOffsets)
+    if any(offset == BEGINNING for _, offset in place.of):
+        raise BadUsage(f"nothing is before the {BEGINNING}: give an offset or {END}")
+    return {number: offset if isinstance(offset, int) else -1 for number, offset in place.of}
 
 
 def _grace(cluster: "MaintenanceSession", file_grace_ms: int | None) -> "Grace":
@@ -410,52 +409,6 @@ def _grace(cluster: "MaintenanceSession", file_grace_ms: int | None) -> "Grace":
     return Grace(table_ms=file_grace_ms or least)
 
 
-def run_on_store(
-    store: str | None,
-    what: str,
-    work: "Callable[[MaintenanceSession, Progress], Coroutine[Any, Any, WorkResult]]",
-    *,
-    report_damage: bool = True,
-    is_reading: bool = False,
-) -> WorkResult:
-    """Run the work on the cluster in the store. Raises errors of the log as CommandError. Work with
-    `is_reading` writes nothing, so the store may be read-only."""
-    settings = settings_of(store, warn)
-
-    async def session() -> WorkResult:
-        from tidelog.service.server.open_cluster import check_cluster, opened_cluster
-
-        # Opening a store for writing creates folders, so check first that there is a cluster.
-        await check_cluster(settings)
-        async with opened_cluster(
-            settings, report_damage=report_damage, is_reading=is_reading
-        ) as cluster:
-            return await with_progress(what, lambda progress: work(cluster, progress))
-
-    with command_errors(default_store_hint(settings)):
-        return asyncio.run(session())
-
-
-async def with_progress(
-    what: str, work: "Callable[[Progress], Coroutine[Any, Any, WorkResult]]"
-) -> WorkResult:
-    done = 0
-
-    def progress(count: int) -> None:
-        nonlocal done
-        done = count
-
-    task = asyncio.create_task(work(progress))
-    try:
-        with SlowProgress(what) as bar:
-            while not (await asyncio.wait({task}, timeout=PROGRESS_TICK_S))[0]:
-                bar.show(done)
-            return task.result()
-    finally:
-        if task.cancel():  # interrupted: end the work before the store is closed
-            await asyncio.wait({task})
-
-
 def _apply(
     store: str | None,
     what: str,
@@ -466,21 +419,3 @@ def _apply(
     is_reading: bool = False,
 ) -> None:
     finish(run_on_store(store, what, work, is_reading=is_reading), yes=yes, as_json=as_json)
-
-
-def finish(done: Done, *, yes: bool, as_json: bool) -> None:
-    if as_json:
-        show_json({"is_dry": not yes, **done.fields})
-    else:
-        done.show()
-        if not yes:
-            show_line("dry run: nothing was changed; --yes applies the changes")
-    if done.is_failed:
-        raise typer.Exit(EXIT_FAILED)
-
-
-def table(nothing: str, columns: Sequence[str], rows: Sequence[Row]) -> None:
-    if rows:
-        show_table(columns, rows)
-    else:
-        show_line(nothing)

@@ -11,18 +11,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tidelog.service.cli.positions import parse_time
-from tidelog.service.cli.requests import JsonOption
+from tidelog.service.cli.positions import duration_ms, moment, size_bytes
+from tidelog.service.cli.requests import JsonOption, now
 from tidelog.service.cli.results import BadUsage, command_errors, plural, show_line, warn
-from tidelog.service.cli.stores.maintenance import (
-    ApplyOption,
+from tidelog.service.cli.stores.maintenance import ApplyOption, TopicsArgument, skipped_topics
+from tidelog.service.cli.stores.on_store import (
     Done,
     Progress,
     Row,
-    TopicsArgument,
     finish,
     run_on_store,
-    skipped_topics,
     table,
     with_progress,
 )
@@ -212,16 +210,25 @@ def upgrade(
 def bounds(
     view_age_ms: Annotated[
         int | None,
-        typer.Option(min=1, help="a view of the WAL that is not refreshed for this time expires"),
+        typer.Option(
+            parser=duration_ms(1),
+            metavar="DURATION",
+            help="a view of the WAL that is not refreshed for this time expires",
+        ),
     ] = None,
     wal_retention_ms: Annotated[
         int | None,
-        typer.Option(min=1, help="minimum time that WAL entries are kept; at least 4 view ages"),
+        typer.Option(
+            parser=duration_ms(1),
+            metavar="DURATION",
+            help="minimum time that WAL entries are kept; at least 4 view ages",
+        ),
     ] = None,
     file_grace_ms: Annotated[
         int | None,
         typer.Option(
-            min=0,
+            parser=duration_ms(),
+            metavar="DURATION",
             help="time between removal of a file from its table and deletion of the file; must "
             "exceed the duration of a read",
         ),
@@ -235,7 +242,7 @@ def bounds(
     A lowered retention or grace takes effect after the old retention or grace plus ten minutes.
     This is elapsed time, which passes only while the log gets new entries.
 
-    Example: tidelog bounds --file-grace-ms 172800000 --store s3://bucket/prefix --yes
+    Example: tidelog bounds --file-grace-ms 2d --store s3://bucket/prefix --yes
     """
     from tidelog.storage.core.actions import SetBounds
 
@@ -287,9 +294,10 @@ def backup(
         int | None,
         typer.Option(
             "--max-bytes-per-s",
-            metavar="N",
-            min=1,
-            help="read at most N bytes a second on average (default: no limit)",
+            metavar="SIZE",
+            parser=size_bytes(),
+            help="read at most this many bytes a second on average, for example 50MB (default: no "
+            "limit)",
         ),
     ] = None,
     as_json: JsonOption = False,
@@ -362,7 +370,8 @@ def restore(
         typer.Option(
             "--at",
             metavar="TIME",
-            help="ISO time: restore the commits up to this time (default: the newest backup)",
+            help="restore the commits up to this time: an ISO time, or -2h for two hours before "
+            "now (default: the newest backup)",
         ),
     ] = None,
     cluster_id: Annotated[
@@ -383,7 +392,7 @@ def restore(
     Example: tidelog restore s3://backups/events --store s3://bucket/new
     """
     _refuse_memory(place, store)
-    at_ms = None if at is None else int(parse_time(f"@{at}").timestamp() * 1000)
+    at_ms = None if at is None else int(moment(at, now()).timestamp() * 1000)
     s3 = settings_of(store, warn).s3
 
     async def work(progress: Progress) -> "Restored":

@@ -5,6 +5,7 @@ seconds.
 """
 
 import contextlib
+import datetime as dt
 import json
 import os
 import sys
@@ -18,8 +19,16 @@ from urllib.parse import unquote, urlsplit
 
 import typer
 
-from tidelog.service.cli.positions import parse_time
-from tidelog.service.cli.requests import JsonOption
+from tidelog.service.cli.positions import (
+    BEGINNING,
+    END,
+    Form,
+    PartitionOffsets,
+    at_time,
+    forms_in_words,
+    position,
+)
+from tidelog.service.cli.requests import JsonOption, now
 from tidelog.service.cli.results import (
     BadUsage,
     CommandError,
@@ -45,8 +54,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 NO_SPARK = "Spark is not installed: pip install 'tidelog[spark]'"
+FORMS = (Form.EDGES, Form.TIME, Form.PARTITIONS)
 POSITIONS = (
-    "beginning, end, @ and an ISO time, or JSON with an offset for each partition: "
+    f"{forms_in_words(FORMS)}. Name all partitions, also as JSON: "
     """'{"0": 17, "1": -2}'; -2 is the beginning, -1 (in --until) the end"""
 )
 
@@ -268,18 +278,31 @@ def positions(topic: str, start: str, until: str) -> dict[str, str]:
     for text, prefix, default in ((start, "starting", "beginning"), (until, "ending", "end")):
         if text == default:
             continue
-        if text.startswith("@"):
-            options[f"{prefix}Timestamp"] = str(max(0, int(parse_time(text).timestamp() * 1000)))
+        place = text if text.startswith("{") else at_time(position(text, FORMS), now())
+        if isinstance(place, dt.datetime):
+            options[f"{prefix}Timestamp"] = str(max(0, int(place.timestamp() * 1000)))
             options["startingOffsetsByTimestampStrategy"] = "latest"
             continue
-        try:
-            offsets: Any = json.loads(text)
-        except ValueError:
-            offsets = None
+        if isinstance(place, PartitionOffsets):
+            edges = {BEGINNING: -2, END: -1}
+            offsets: Any = {
+                str(number): offset if isinstance(offset, int) else edges[offset]
+                for number, offset in place.of
+            }
+        else:
+            offsets = _json_object(text)
         if not isinstance(offsets, dict):
             raise BadUsage(f"position {text!r}: expected {POSITIONS}")
         options[f"{prefix}Offsets"] = json.dumps(offsets if topic in offsets else {topic: offsets})
     return options
+
+
+def _json_object(text: str) -> Any:
+    """Return the value of the text as JSON, None if it is not JSON."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return None
 
 
 def _first_line(error: Exception) -> str:

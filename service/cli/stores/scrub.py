@@ -7,13 +7,8 @@ import typer
 
 from tidelog.service.cli.requests import JsonOption
 from tidelog.service.cli.results import plural, show_json, show_line, show_table, warn
-from tidelog.service.cli.stores.maintenance import (
-    GraceOption,
-    Progress,
-    TopicsArgument,
-    record,
-    run_on_store,
-)
+from tidelog.service.cli.stores.maintenance import GraceOption, TopicsArgument, record
+from tidelog.service.cli.stores.on_store import Progress, run_on_store
 from tidelog.service.cli.stores.store_options import StoreOption, settings_of
 from tidelog.service.exit_status import EXIT_FAILED
 from tidelog.service.settings import Settings

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from tidelog.service.cli.requests import given_server
 from tidelog.service.cli.results import BadUsage
 from tidelog.service.setting_fields import BadSettings
 from tidelog.service.settings import Settings, load
@@ -14,6 +15,17 @@ StoreOption = Annotated[
     str | None,
     typer.Option(
         "--store", metavar="URL", help="URL of the store, as for `tidelog serve` (TIDELOG_STORE)"
+    ),
+]
+
+BrokerOption = Annotated[
+    str | None,
+    typer.Option(
+        "--server",
+        metavar="URL",
+        callback=given_server,
+        help="let this broker do it, not this process: needs no rights on the store (default: work "
+        "on the store)",
     ),
 ]
 
@@ -33,6 +45,13 @@ def settings_of(
         return load({} if store is None else {"store": store}, warn=on_old_name)
     except BadSettings as error:
         raise BadUsage(str(error)) from None
+
+
+def at_broker(server: str | None, store: str | None) -> bool:
+    """Whether a broker does the work. Raises BadUsage if both a broker and a store are given."""
+    if server is not None and store is not None:
+        raise BadUsage("--server and --store exclude each other: a broker has its own store")
+    return server is not None
 
 
 def default_store_hint(settings: Settings) -> str:

@@ -1,0 +1,102 @@
+"""Work on the cluster in a store, for one command: it opens the store, shows the progress, and
+shows the result."""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+import typer
+
+from tidelog.service.cli.results import (
+    SlowProgress,
+    command_errors,
+    show_json,
+    show_line,
+    show_table,
+    warn,
+)
+from tidelog.service.cli.stores.store_options import default_store_hint, settings_of
+from tidelog.service.exit_status import EXIT_FAILED
+
+if TYPE_CHECKING:
+    from tidelog.compaction.session import MaintenanceSession
+
+WorkResult = TypeVar("WorkResult")
+Progress = Callable[[int], None]
+Row = tuple[str | int, ...]
+
+PROGRESS_TICK_S = 0.2
+DRY_RUN = "dry run: nothing was changed; --yes applies the changes"
+
+
+class Done(NamedTuple):
+    """Result of a command, or of its dry run: as JSON and as text."""
+
+    fields: dict[str, Any]
+    show: Callable[[], None]
+    is_failed: bool = False
+    """A part failed, but the other parts are done. The exit status is 1."""
+
+
+def run_on_store(
+    store: str | None,
+    what: str,
+    work: "Callable[[MaintenanceSession, Progress], Coroutine[Any, Any, WorkResult]]",
+    *,
+    report_damage: bool = True,
+    is_reading: bool = False,
+) -> WorkResult:
+    """Run the work on the cluster in the store. Raises errors of the log as CommandError. Work with
+    `is_reading` writes nothing, so the store may be read-only."""
+    settings = settings_of(store, warn)
+
+    async def session() -> WorkResult:
+        from tidelog.service.server.open_cluster import check_cluster, opened_cluster
+
+        # Opening a store for writing creates folders, so check first that there is a cluster.
+        await check_cluster(settings)
+        async with opened_cluster(
+            settings, report_damage=report_damage, is_reading=is_reading
+        ) as cluster:
+            return await with_progress(what, lambda progress: work(cluster, progress))
+
+    with command_errors(default_store_hint(settings)):
+        return asyncio.run(session())
+
+
+async def with_progress(
+    what: str, work: "Callable[[Progress], Coroutine[Any, Any, WorkResult]]"
+) -> WorkResult:
+    done = 0
+
+    def progress(count: int) -> None:
+        nonlocal done
+        done = count
+
+    task = asyncio.create_task(work(progress))
+    try:
+        with SlowProgress(what) as bar:
+            while not (await asyncio.wait({task}, timeout=PROGRESS_TICK_S))[0]:
+                bar.show(done)
+            return task.result()
+    finally:
+        if task.cancel():  # interrupted: end the work before the store is closed
+            await asyncio.wait({task})
+
+
+def finish(done: Done, *, yes: bool, as_json: bool) -> None:
+    if as_json:
+        show_json({"is_dry": not yes, **done.fields})
+    else:
+        done.show()
+        if not yes:
+            show_line(DRY_RUN)
+    if done.is_failed:
+        raise typer.Exit(EXIT_FAILED)
+
+
+def table(nothing: str, columns: Sequence[str], rows: Sequence[Row]) -> None:
+    if rows:
+        show_table(columns, rows)
+    else:
+        show_line(nothing)

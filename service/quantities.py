@@ -1,0 +1,98 @@
+"""Durations and sizes as text: `90s`, `7d`, `10MB`, `1GiB`. Settings, options of commands and
+configs of topics have the same units.
+
+For each type, the text of a value parses to the same value: `milliseconds(duration(ms)) == ms` and
+`octets(size(count)) == count`.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+
+MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
+"""Milliseconds of each unit of time."""
+BYTES = {"B": 1} | {
+    f"{letter}{middle}B": base**power
+    for power, letter in enumerate("KMGTP", 1)
+    for middle, base in (("i", 1024), ("", 1000))
+}
+"""Bytes of each unit of size: 1 KiB is 1024 bytes, 1 KB is 1000 bytes."""
+DURATIONS = "a number of ms, or a number and ms, s, m, h, d or w, for example 90s or 7d"
+SIZES = "a number of bytes, or a number and a unit, for example 10MB or 1GiB"
+
+_NUMBER = re.compile(r"([0-9]{1,18})([A-Za-z]*)")
+_UNITS_OF_SIZE = {name.upper(): count for name, count in BYTES.items()}
+
+
+def milliseconds(text: str) -> int:
+    """Parse a duration. A number without a unit is in milliseconds. Raises ValueError."""
+    return _parsed(text, MS, f"duration: give {DURATIONS}")
+
+
+def seconds(text: str) -> float:
+    """Parse a duration. A number without a unit is in seconds, and may have decimals. Raises
+    ValueError."""
+    if re.fullmatch(r"[0-9]{1,12}(\.[0-9]{1,6})?", text):
+        return float(text)
+    try:
+        return milliseconds(text) / 1000
+    except ValueError:
+        raise ValueError(
+            f"{text!r} is not a duration: give a number of seconds, or a number and ms, s, m, h, d "
+            "or w, for example 90s"
+        ) from None
+
+
+def octets(text: str) -> int:
+    """Parse a size in bytes. The case of the unit does not matter. Raises ValueError."""
+    number = _NUMBER.fullmatch(text)
+    upper = text if number is None else number[1] + number[2].upper()
+    try:
+        return _parsed(upper, _UNITS_OF_SIZE, "")
+    except ValueError:
+        raise ValueError(f"{text!r} is not a size: give {SIZES}") from None
+
+
+def duration(ms: int) -> str:
+    """Return a duration as text, in the largest unit that needs no fraction."""
+    return _shown(ms, MS)
+
+
+def size(count: int) -> str:
+    """Return a number of bytes as text, in the unit with the smallest number and no fraction."""
+    return _shown(count, BYTES)
+
+
+def with_unit(name: str, text: str) -> str:
+    """Return the text of a value as a number if the value's name says that it is a duration in ms
+    or a size in bytes, as `retention.ms` and `segment.bytes` do. Other texts are unchanged, as are
+    numbers. Raises ValueError."""
+    if re.fullmatch(r"[+-]?[0-9]+", text):
+        return text
+    parse = parser_of(name)
+    return text if parse is None else str(parse(text))
+
+
+def parser_of(name: str) -> Callable[[str], int] | None:
+    """Return the parser of a value by the words of its name, None if it has no unit."""
+    words = re.split(r"[._-]", name)
+    if "ms" in words:
+        return milliseconds
+    return octets if "bytes" in words else None
+
+
+def _parsed(text: str, units: Mapping[str, int], kind: str) -> int:
+    number = _NUMBER.fullmatch(text)
+    if number is not None:
+        factor = units.get(number[2]) if number[2] else 1
+        if factor is not None:
+            return int(number[1]) * factor
+    raise ValueError(f"{text!r} is not a {kind}")
+
+
+def _shown(value: int, units: Mapping[str, int]) -> str:
+    name = max(
+        (unit for unit in units if value % units[unit] == 0 and value),
+        key=units.__getitem__,
+        default="",
+    )
+    return f"{value // units[name]}{name}" if name else f"0{next(iter(units))}"

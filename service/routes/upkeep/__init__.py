@@ -1,0 +1,4 @@
+"""The routes for the upkeep of topics without rights on the object store.
+
+topic  deletion of records, compactions
+"""

@@ -1,0 +1,151 @@
+"""Routes for the upkeep of a topic without rights on the object store: deletion of records, and
+compaction. The seal is in service.routes.topics."""
+
+from typing import Annotated, Any
+
+import msgspec
+from fastapi import Request
+from pydantic import BaseModel, Field
+
+from tidelog.service.formats.bodies import StrictModel, WholeNumber
+from tidelog.service.http.parameters import partition_number
+from tidelog.service.http.route import TIDELOG, Permission, Route, RouteAccess, RouteDoc
+from tidelog.service.routes.dependencies import (
+    CHANGE_ERRORS,
+    ERRORS,
+    FreshLog,
+    Rights,
+    TopicName,
+    decided,
+)
+from tidelog.service.telemetry.compactions import CompactionJob, Compactions
+from tidelog.storage.core.acls import ALTER, DELETE, DESCRIBE, TOPIC
+from tidelog.storage.core.errors import InvalidRequest
+from tidelog.storage.core.topic_configs import PARTITIONS_MAX
+
+END = -1
+
+
+class RecordsBefore(StrictModel):
+    partition_id: WholeNumber
+    offset: WholeNumber = Field(
+        ge=END, description="first offset to keep; -1: the end, no record is kept"
+    )
+
+
+class DeleteRecords(StrictModel):
+    partitions: Annotated[list[RecordsBefore], Field(min_length=1, max_length=PARTITIONS_MAX)] = (
+        Field(examples=[[{"partition_id": 0, "offset": 17}]])
+    )
+    validate_only: bool = Field(default=False, description="change nothing")
+
+
+class MovedLogStart(BaseModel):
+    partition_id: int
+    was: int = Field(description="log start offset before the request")
+    log_start_offset: int = Field(description="first offset that is kept")
+
+
+class DeletedRecords(BaseModel):
+    topic_name: str
+    validate_only: bool
+    partitions: list[MovedLogStart]
+
+
+class NewCompaction(StrictModel):
+    validate_only: bool = Field(default=False, description="find what is due, change nothing")
+    is_forced: bool = Field(
+        default=False, description="compact even below `min.cleanable.dirty.ratio`"
+    )
+
+
+class CompactionData(BaseModel):
+    """A compaction of a topic that a client has started."""
+
+    job_id: str
+    broker: str = Field(description="name of the broker that runs it")
+    broker_id: int
+    topic: str
+    is_dry_run: bool
+    is_forced: bool
+    started_ms: int
+    state: str = Field(description="running, done, failed, or stopped with its broker")
+    ended_ms: int | None
+    rows_read: int = Field(description="rows that were read so far, some of them twice")
+    error: str
+    results: list[dict[str, Any]] = Field(description="merges and compactions, at the end")
+    has_more_results: bool = Field(description="only the first 1,000 results are here")
+
+
+class CompactionList(BaseModel):
+    data: list[CompactionData]
+
+
+async def delete_records(
+    topic_name: TopicName, body: DeleteRecords, log: FreshLog
+) -> DeletedRecords:
+    """Delete the records before given offsets, as Kafka's DeleteRecords does. Consumers see the
+    change at once; retention removes the records from the table within minutes.
+
+    All offsets are checked before the first change. The partitions change one after the other; if
+    an error comes between, send the request again: a log start never moves back."""
+    topic = log.state.topic(topic_name)
+    wanted: dict[int, int] = {}
+    for each in body.partitions:
+        number = partition_number(topic, str(each.partition_id))
+        if number in wanted:
+            raise InvalidRequest(f"partition {number} is given twice")
+        held = topic.partitions[number]
+        end = held.high_watermark if each.offset == END else each.offset
+        if end > held.log_start_offset:
+            log.check_range(topic_name, number, end, held)
+        wanted[number] = each.offset
+    moved = []
+    for number, offset in wanted.items():
+        held = topic.partitions[number]
+        was = held.log_start_offset
+        if body.validate_only:
+            start = max(was, held.high_watermark if offset == END else offset)
+        else:
+            start = await decided(log.delete_records(topic_name, number, offset))
+        moved.append(MovedLogStart(partition_id=number, was=was, log_start_offset=start))
+    return DeletedRecords(topic_name=topic_name, validate_only=body.validate_only, partitions=moved)
+
+
+async def start_compaction(
+    request: Request, topic_name: TopicName, body: NewCompaction, log: FreshLog
+) -> CompactionData:
+    """Start a compaction of a topic on this broker: merge small segments and, if the topic's
+    cleanup.policy has `compact`, keep the newest record of each key. The job goes on after the
+    response. A broker runs one job at a time."""
+    log.state.topic(topic_name)  # raises UnknownTopic
+    jobs: Compactions = request.app.state.compactions
+    job = jobs.start(topic_name, is_dry_run=body.validate_only, is_forced=body.is_forced)
+    return _data(job)
+
+
+async def list_compactions(request: Request, rights: Rights) -> CompactionList:
+    """The last compactions that clients have started, of all brokers that answer within a second,
+    the newest first. A broker keeps its last 20 until it stops."""
+    jobs: Compactions = request.app.state.compactions
+    shown = [job for job in await jobs.all() if rights.may(DESCRIBE, TOPIC, job.topic)]
+    return CompactionList(data=[_data(job) for job in shown])
+
+
+def _data(job: CompactionJob) -> CompactionData:
+    return CompactionData(**msgspec.structs.asdict(job))
+
+
+_RECORDS = "/topics/{topic_name}/records:delete"
+_COMPACT = "/topics/{topic_name}/compactions"
+_DELETE = Permission(DELETE, TOPIC, "topic_name")
+_ALTER = Permission(ALTER, TOPIC, "topic_name")
+_CHECKED = RouteAccess.CHECKED_BY_HANDLER
+_DELETE_DOC = RouteDoc(ERRORS | CHANGE_ERRORS)
+_COMPACT_DOC = RouteDoc(ERRORS | {409: "40904: the broker runs a compaction already"}, 202)
+
+ROUTES = (
+    Route("POST", _RECORDS, delete_records, _DELETE, "topics", TIDELOG, _DELETE_DOC),
+    Route("POST", _COMPACT, start_compaction, _ALTER, "topics", TIDELOG, _COMPACT_DOC),
+    Route("GET", "/compactions", list_compactions, _CHECKED, "topics", TIDELOG, RouteDoc()),
+)

@@ -1,0 +1,89 @@
+"""`tidelog` in a shell, against a broker process: where `--server` stands, completion, units."""
+
+import pytest
+
+from tests.support.broker import Broker, error_line, json_of, tidelog
+from tests.support.ports import free_port
+
+
+def completed(words: str, url: str = "") -> list[str]:
+    """Return what bash would offer after these words; the last one is incomplete."""
+    count = str(len(words.split(" ")) - 1)
+    done = tidelog(
+        is_fresh=True,
+        _TIDELOG_COMPLETE="complete_bash",
+        COMP_WORDS=words,
+        COMP_CWORD=count,
+        TIDELOG_URL=url or "http://127.0.0.1:1",
+    )
+    assert not done.stderr
+    return done.stdout.decode().split()
+
+
+def test_the_server_stands_before_or_after_the_command(broker: Broker, topic: str) -> None:
+    here, nowhere = ("--server", broker.base_url), ("--server", f"http://127.0.0.1:{free_port()}")
+    for words in ((*here, "topics", "list"), ("topics", "list", *here)):
+        assert topic in {each["name"] for each in json_of(tidelog(*words, "--json"))}
+    tidelog(*nowhere, "topics", "list", *here)
+    assert nowhere[1] in error_line(tidelog(*here, "topics", "list", *nowhere, status=3))
+
+
+def test_a_shell_completes_commands_topics_and_groups(broker: Broker, topic: str) -> None:
+    assert set(completed("tidelog topics de")) == {"describe", "delete"}
+    assert completed(f"tidelog topics describe {topic}", broker.base_url) == [topic]
+    assert completed(f"tidelog --server {broker.base_url} consume {topic}") == [topic]
+    tidelog("produce", topic, "--server", broker.base_url, stdin="a\n")
+    tidelog("consume", topic, "--group", f"of-{topic}", "--server", broker.base_url)
+    assert completed(f"tidelog --server {broker.base_url} groups lag of-{topic}") == [f"of-{topic}"]
+    assert completed(f"tidelog topics describe {topic}") == []
+
+
+def test_times_before_now(broker: Broker, topic: str) -> None:
+    there = ("--server", broker.base_url)
+    tidelog("produce", topic, *there, stdin="a\nb\n")
+    for back, lines in (("-1h", b"a\nb\n"), ("@-1h", b"a\nb\n"), ("@-0s", b"")):
+        assert tidelog("consume", topic, "--from", back, *there).stdout == lines
+    assert tidelog("consume", topic, "--until", "-1h", *there).stdout == b""
+    done = tidelog("groups", "reset", "g", "--to", "@-1h", "-t", topic, "--dry-run", *there)
+    assert "g would go to 20" in done.stdout.decode()
+    assert "UTC (1h before now)" in done.stdout.decode()
+
+
+def test_the_last_records_and_offsets_of_partitions(broker: Broker) -> None:
+    there = ("--server", broker.base_url)
+    tidelog("topics", "create", "two", "-p", "2", *there)
+    for number in ("0", "1"):
+        lines = "".join(f"{number}{letter}\n" for letter in "abc")
+        tidelog("produce", "two", "-p", number, *there, stdin=lines)
+    for words, wanted in (
+        (("--last", "1"), b"0c 1c"),
+        (("--from", "-2"), b"0b 0c 1b 1c"),
+        (("--last", "9", "-p", "1"), b"1a 1b 1c"),
+        (("--last", "0"), b""),
+        (("--from", "0:2,1:1"), b"0c 1b 1c"),
+        (("--from", "1:end"), b""),
+    ):
+        assert sorted(tidelog("consume", "two", *words, *there).stdout.split()) == wanted.split()
+    for words in (("--last", "1", "--from", "3"), ("--from", "0:1", "-p", "0"), ("--until", "-1")):
+        tidelog("consume", "two", *words, *there, status=2)
+    for start in ("-1", "0:1"):
+        tidelog("consume", "two", "--group", "g", "--from", start, *there, status=2)
+
+
+def test_configs_with_units(broker: Broker) -> None:
+    there = ("--server", broker.base_url)
+    given = ("-c", "retention.ms=7d", "-c", "segment.bytes=32MiB")
+    said = tidelog("topics", "create", "units", *given, *there).stdout.decode()
+    assert "retention.ms=604800000 (1w), segment.bytes=33554432 (32MiB)" in said
+    configs = json_of(tidelog("topics", "describe", "units", "--json", *there))["configs"]
+    assert configs["retention.ms"]["value"] == "604800000"
+    said = tidelog("topics", "alter", "units", "-c", "retention.ms=36h", *there).stdout.decode()
+    assert said == "altered units: retention.ms=129600000 (36h)\n"
+    refused = tidelog("topics", "alter", "units", "-c", "retention.ms=7y", *there, status=2)
+    assert error_line(refused).startswith("retention.ms: '7y' is not a duration")
+
+
+@pytest.mark.parametrize("place", ["-10", "0:17", "noon", "@noon", "-1y"])
+def test_positions_that_a_command_does_not_take(place: str) -> None:
+    said = error_line(tidelog("groups", "reset", "g", "--to", place, status=2))
+    assert repr(place) in said
