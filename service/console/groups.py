@@ -1,4 +1,4 @@
-"""The list of groups with their lag, and the history of a group's lag, for the console and the CLI."""
+"""The list of groups with their lag, and the history of a lag, for the console and the CLI."""
 
 from collections.abc import Awaitable
 
