@@ -216,7 +216,7 @@ async def test_a_client_that_comes_and_goes_is_held_and_named(
     )
     assert_refused(answer, 429, 42901, V2)
     message = answer.json()["message"]
-    assert "(client.id 'etl') came and went 5 times in 300 s" in message
+    assert "(client.id 'etl') joined and left 5 times in 300 s" in message
     assert "its member 'm9' must wait" in message
     assert 0 < int(answer.headers["retry-after"]) <= PAUSE_S
     described = await groups.get("/g")
