@@ -1,4 +1,5 @@
-"""Settings of the listener for Kafka's own protocol, and settings below the cluster's defaults."""
+"""Settings of the listener for Kafka's own protocol, and settings for which the cluster may have a
+default."""
 
 import re
 from typing import Any

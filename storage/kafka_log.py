@@ -1,8 +1,9 @@
-"""The log for Kafka's protocol: record batches are appended as they come, and read as they lie.
+"""The log for Kafka's protocol: record batches are appended as producers send them, and read as
+they are stored.
 
-From level 4 on, a chunk keeps the batches of producers as they are; below it, and for records of
-other clients, batches are converted to and from columns here. Offsets, tiers and guarantees are
-those of `Log`.
+From level 4 on, a chunk keeps the batches of producers as they are. Below level 4, and for records
+of other clients, this module converts batches to columns and columns to batches. Offsets,
+guarantees and the places of a read (tail and table) are those of `Log`.
 """
 
 import asyncio
@@ -82,8 +83,8 @@ class KafkaLog:
     async def read(self, topic: Topic, partition: int, offset: int, bytes_max: int) -> BatchesRead:
         """Return the batches from the one that contains `offset` on: as many as fit into
         `bytes_max`, but at least one if there is a record. If `bytes_max` is 0, return none. Does
-        not wait for new records. Records that other brokers acknowledged before this call are
-        there, if `refresh` was called since.
+        not wait for new records. The result has the records that other brokers acknowledged before
+        the last call of `refresh`.
 
         Raises UnknownTopic, UnknownPartition, OffsetOutOfRange, Corrupt, Unavailable.
         """

@@ -1,4 +1,4 @@
-"""The table of APIs: what is in it is served, and `ApiVersions` lists it."""
+"""The table of the APIs that a broker serves. The answer to `ApiVersions` lists these APIs."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
@@ -37,9 +37,10 @@ class Api:
         is_pipelined: bool = False,
         is_waiting: bool = False,
     ) -> None:
-        """`serve(request, client)` returns the response, or a coroutine or a future of it; None if
-        the connection answers itself. If `is_pipelined`, requests begin before earlier ones are
-        answered. If `is_waiting`, a request ends with its connection."""
+        """`serve(request, client)` returns the response, or a coroutine, a future or a `Later` of
+        the response. `serve` is None for an API that the connection itself serves. If
+        `is_pipelined`, a request may begin before the earlier requests of its connection are
+        answered. If `is_waiting`, a request is cancelled when its connection ends."""
         assert request.api_key is not None, request
         self.key: int = request.api_key
         self.name = request.__name__.removesuffix("Request")
@@ -55,7 +56,7 @@ class Api:
         """Decode a request. Raises MalformedMessage."""
         decode = self._decoders.get(version)
         if decode is None:
-            # librdkafka has bytes after some requests, which Kafka ignores, too.
+            # librdkafka sends bytes after the end of some requests. Kafka ignores these bytes, too.
             decode = decoder(self.request, version, to_the_end=False)
             self._decoders[version] = decode
         return decode(frame, position)
@@ -177,8 +178,8 @@ def table(handlers: Handlers) -> dict[int, Api]:
 
 def versions_answer(apis: Mapping[int, Api], *, is_known: bool) -> handshake.ApiVersionsResponse:
     """Return the versions of all APIs. For a request of an unknown version, return the error and
-    the versions of ApiVersions alone: a client that took the whole list from it would not send
-    the request again, and so not its name.
+    only the versions of ApiVersions. With the whole list, a client would not send the request
+    again, and the broker would not get the name of the client's library.
 
     Produce is listed from version 0 on, because librdkafka needs that (KAFKA-18659).
     """

@@ -1,4 +1,5 @@
-"""The client of a request, as handlers see it, and what a handler may return beside a response."""
+"""The client of a request, as its handler gets it, and what a handler may return instead of a
+response."""
 
 import asyncio
 from collections.abc import Callable
@@ -14,7 +15,7 @@ class Client(NamedTuple):
     version: int
     """The version of the request's API, for handlers whose answer depends on it."""
     client_id: str
-    """The text that the client calls itself; "" if it gives none."""
+    """The name that the client gives itself; "" if it gives none."""
     host: str
     """The client's address."""
     software: str
@@ -38,7 +39,8 @@ def fields_of(api: str, correlation_id: int, client: Client) -> dict[str, str | 
 
 class Later:
     """An answer that is not known yet: the connection sets `on_answer`, and the handler calls it
-    once with the response. It costs less than a future, which would need a turn of the event loop.
+    once with the response. A Later costs less than a future: a future needs one more turn of the
+    event loop.
 
     While `begun` is not done, the request has not reached the log, and the next request of its
     connection does not begin. So batches keep their order.
@@ -52,7 +54,7 @@ class Later:
 
 
 class Encoded(NamedTuple):
-    """An answer in bytes. `release` is called when the socket has taken it."""
+    """An answer in bytes. `release` is called when the socket has taken all its bytes."""
 
     pieces: list[bytes | memoryview]
     release: Callable[[], object] | None = None
@@ -60,4 +62,5 @@ class Encoded(NamedTuple):
 
 
 class CloseConnection(Exception):
-    """A request that has no answer, and whose client must learn that it failed."""
+    """The failure of a request that gets no answer (acks=0). The end of the connection shows the
+    failure to the client."""

@@ -26,7 +26,7 @@ from tidelog.storage.state.committed_offsets import check_group_id
 log = logging.getLogger("tidelog.kafka")
 
 _KINDS = {TOPIC: Kind.FETCH, GROUP: Kind.GROUP, CLUSTER: Kind.ADMIN}
-"""The kind of request whose codes name the right to a resource of this type."""
+"""By type of resource: the kind of request whose code for Forbidden names this type."""
 
 T = TypeVar("T")
 
@@ -51,7 +51,7 @@ class Context:
         self.answers = answers
         """The memory of the answers with records, over all protocols."""
         self.is_draining = False
-        """Whether the broker is stopping. Then it refuses records and reads with the code that
+        """Whether the broker is stopping. Then it refuses appends and reads with the code that
         sends clients to another broker."""
 
     def failed(self, api: str, error: BaseException) -> None:

@@ -38,7 +38,7 @@ from tidelog.storage.kafka.layout import CorruptBatch, TransactionalBatch
 
 
 class Code(IntEnum):
-    """Kafka's error codes, as far as a broker answers them."""
+    """The error codes of Kafka that a broker uses in its answers."""
 
     UNKNOWN_SERVER_ERROR = -1
     NONE = 0

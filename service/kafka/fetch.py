@@ -1,8 +1,8 @@
 """Fetch: record batches of several partitions, with a long poll.
 
-The answer has at least one batch if there is one, also if the batch is larger than the client's
-bounds, because a smaller answer would stop the client. The isolation level makes no difference:
-transactions would be in the log whole or not at all.
+If there is a batch, the answer has at least one, even if this batch is larger than the client's
+bounds: after an empty answer, the client would send the same request again, without end. The
+isolation level has no effect, because the log has no transactions.
 """
 
 import asyncio
@@ -36,7 +36,8 @@ API = "Fetch"
 FIRST_BY_ID = 13
 """The first version of Fetch that names topics by id."""
 ROOM_S, ROOM_S_MAX = 0.05, 0.4
-"""Time between two attempts if there is no memory for an answer. It doubles."""
+"""Time between two attempts if there is no memory for an answer. The time doubles after each
+attempt."""
 UNKNOWN = -1
 
 
@@ -98,7 +99,8 @@ class Fetch:
     async def _plan(
         self, topics: list[FetchTopic], client: Client, response: FetchResponse
     ) -> list[_Wanted]:
-        """Put an empty answer for each partition into the response. Return those to read."""
+        """Put an empty answer for each partition into the response. Return the partitions to
+        read."""
         context, by_id = self._context, client.version >= FIRST_BY_ID
         if any(self._topic(each, by_id) is None for each in topics):
             await self._broker.refresh()
@@ -197,7 +199,8 @@ class Fetch:
         return not answer.error_code
 
     def _charge(self, wanted: list[_Wanted], client: Client, size: int) -> None:
-        """Charge the bytes. Empty the answer of topics that the client may not read any more."""
+        """Charge the bytes to the quota. Remove the records of topics that the client may no longer
+        read."""
         client.rights.check_valid()
         for each in wanted:
             if not client.rights.may(READ, TOPIC, each.topic):

@@ -1,7 +1,8 @@
-"""Fetch sessions (KIP-227): what a consumer asked for, so that it sends and gets only changes.
+"""Fetch sessions (KIP-227): the partitions of a consumer, so that requests and answers have only
+changes.
 
-A session is memory of one broker. If it is lost, the broker refuses its id, and the client sends
-all its partitions again. So a session needs no store, and may be evicted at any time.
+A session is in the memory of one broker only. If it is lost, the broker refuses its id, and the
+client sends all its partitions again. So a session needs no store, and may be evicted at any time.
 """
 
 from collections import OrderedDict
@@ -22,7 +23,7 @@ SESSIONS_MAX = 1_000
 PARTITIONS_MAX = 200_000
 """Bound of the partitions of all sessions, of ~400 bytes each."""
 IDLE_S = 120.0
-"""A session without requests for so long makes room for a new one, as in Kafka."""
+"""A session without requests for this time may be removed for a new one, as in Kafka."""
 NO_SESSION = 0
 BEGIN_EPOCH, NO_SESSION_EPOCH = 0, -1
 _INT32_MAX = 2**31 - 1
@@ -37,7 +38,7 @@ class SessionRefused(Exception):
 
 
 class _Name(NamedTuple):
-    """The names of a partition, as its client names it."""
+    """A partition, by the names that a request uses."""
 
     topic: str
     topic_id: bytes
@@ -71,7 +72,7 @@ class Session:
         self.session_id = session_id
         self.principal = principal
         self.is_by_id = is_by_id
-        """Whether requests name topics by id. A client does not change it within a session."""
+        """Whether requests name topics by id. All requests of a session must be alike in this."""
         self.epoch = 1
         self.used_s = 0.0
         self._kept: OrderedDict[_Name, _Kept] = OrderedDict()
@@ -103,8 +104,9 @@ class Session:
         return topics
 
     def remove_unchanged(self, response: FetchResponse, *, is_full: bool) -> None:
-        """Note the answers, and remove those that the client has, unless `is_full`. A partition
-        with records is read last next time, so that each has its turn."""
+        """Store the answers in the session. Unless `is_full`, remove the answers that the client
+        has. The next request reads a partition with records last, so that the other partitions get
+        room in an answer."""
         for topic in response.responses:
             changed = []
             for answer in topic.partitions:
@@ -123,8 +125,8 @@ class FetchSessions:
     """The sessions of one broker."""
 
     def __init__(self, first_id: int) -> None:
-        """`first_id` differs from that of other processes: a client may continue with the id of a
-        broker that was restarted."""
+        """`first_id` must differ from that of other processes, because a client may send a session
+        id that it got before a restart of the broker."""
         self._next_id = first_id
         self._sessions: OrderedDict[int, Session] = OrderedDict()  # the least recently used first
         self._partitions = 0
@@ -135,8 +137,9 @@ class FetchSessions:
     def open(
         self, request: FetchRequest, principal: str, now_s: float, *, is_by_id: bool
     ) -> Session | None:
-        """Return the session that an incremental request continues, updated. If the request names
-        all its partitions, end the session that it names, and return None.
+        """Return the session that an incremental request continues, with the changes of the
+        request. If the request is not incremental, end the session whose id it has, and return
+        None.
 
         Raises SessionRefused.
         """

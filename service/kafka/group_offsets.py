@@ -24,16 +24,18 @@ from tidelog.storage.state.committed_offsets import check_offset
 BY_ID = 10
 """The first version of OffsetCommit and OffsetFetch that names topics by id."""
 RESETS = (-1, -2)
-"""The latest and the earliest offset. kafkajs commits them to reset a group: then the group has no
-offset in that partition, and its next member begins where that member's own settings say."""
+"""The latest and the earliest offset. kafkajs commits one of the two to reset a partition of a
+group. Then the group has no offset in that partition, and the settings of its next member decide
+where the member begins."""
 GROUPS_FROM = 8
 """The first version of OffsetFetch with several groups."""
 NO_OFFSET = -1
 CONSUMER = "consumer"
 AUDITED_S = 60.0
 """An admin client that sets the offsets of a group is no member of it. A consumer that chooses its
-partitions itself is no member, either, and commits every few seconds. The requests are alike. So
-the commits of one principal and address to one group have one audit line in this time."""
+partitions itself is no member, either, and commits every few seconds. A broker cannot distinguish
+their requests. So the commits of one principal and address to one group have one audit line in this
+time."""
 AUDITED_MAX = 1_000
 """Groups, by principal and address, whose last audit line is remembered (I10)."""
 
@@ -76,7 +78,8 @@ class GroupOffsets:
         self._broker = context.broker
         self._groups = context.broker.classic_groups
         self._audited: dict[tuple[str, str, str], float] = {}
-        """When a commit by no member got its audit line, by group, principal and address."""
+        """When the commit of a client that is no member got its audit line, by group, principal and
+        address."""
 
     def apis(self) -> Iterable[Api]:
         """Return the rows of these APIs."""
@@ -91,7 +94,8 @@ class GroupOffsets:
     async def commit(
         self, request: messages.OffsetCommitRequest, client: Client
     ) -> messages.OffsetCommitResponse:
-        """Answer OffsetCommit. One commit has all valid offsets, and deletes those of `RESETS`."""
+        """Answer OffsetCommit. One commit has all valid offsets, and deletes the offsets of
+        partitions that are reset."""
         api, context = "OffsetCommit", self._context
         refusal = await context.group_refusal(api, client, READ, request.group_id)
         codes: dict[tuple[int, int], Code] = {}
@@ -146,7 +150,8 @@ class GroupOffsets:
         return code
 
     def _audit_commit(self, group_id: str, client: Client, code: Code) -> None:
-        """Write an audit line about a commit by no member of the group, within AUDITED_S."""
+        """Write an audit line about the commit of a client that is no member of the group: at most
+        one in AUDITED_S."""
         by, now_s = (group_id, client.rights.principal, client.host), self._broker.clock.boot_s()
         if now_s < self._audited.get(by, -math.inf) + AUDITED_S:
             return
@@ -162,8 +167,8 @@ class GroupOffsets:
         topic: Topic | None,
         each: messages.OffsetCommitRequestPartition,
     ) -> Code:
-        """Add the offset to `valid`, or its partition to `gone` if its offset is to be deleted, or
-        return why it cannot be committed."""
+        """Add the offset to `valid`. If the offset is one of `RESETS`, add its partition to `gone`.
+        If the offset cannot be committed, return the code."""
         if topic is None or not 0 <= each.partition_index < len(topic.partitions):
             return self._context.refusal("OffsetCommit", Code.UNKNOWN_TOPIC_OR_PARTITION)
         if each.committed_offset in RESETS:
@@ -210,7 +215,7 @@ class GroupOffsets:
         asked = None
         if request.topics is not None:
             asked = [_Asked(one.name, ZERO_UUID, one.partition_indexes) for one in request.topics]
-        if refusal and client.version < 2:  # it has no error of the whole request
+        if refusal and client.version < 2:  # version 1 has no error of the request
             found = [
                 _Topic(name, topic_id, [_none(number, refusal) for number in numbers])
                 for name, topic_id, numbers in asked or ()
@@ -325,12 +330,13 @@ class GroupOffsets:
         )
 
     def _subscribed(self, group_id: str) -> tuple[Code, set[str] | None]:
-        """Return why no offset of the group can be deleted, and the topics to which its members
-        subscribe. They are None if a member's metadata does not decode: then all topics are."""
+        """Return the code if no offset of the group can be deleted, and the topics to which its
+        members subscribe. If a member's metadata does not decode, the topics are None: then each
+        topic counts as subscribed."""
         if not self._groups.is_coordinator(group_id):
             return self._context.refusal("OffsetDelete", Code.NOT_COORDINATOR), None
         state = self._broker.state
-        if state.level < levels.KAFKA:  # no process could read such an entry
+        if state.level < levels.KAFKA:  # an older broker cannot read such an entry
             return self._context.refusal("OffsetDelete", Code.UNSUPPORTED_VERSION), None
         described = self._groups.describe(group_id)
         if described is not None and described.phase is not Phase.EMPTY:

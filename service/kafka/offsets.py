@@ -1,7 +1,7 @@
 """ListOffsets and OffsetForLeaderEpoch.
 
-An offset by time is exact to the record: it is that of the first record with this timestamp or a
-later one.
+The offset for a time is exact: it is the offset of the first record with this timestamp or a later
+one.
 """
 
 from tidelog.service.http.paging import sliced
@@ -30,7 +30,7 @@ from tidelog.storage.state.cluster_state import Topic
 LATEST, EARLIEST, MAX_TIMESTAMP = -1, -2, -3
 EARLIEST_LOCAL, LATEST_TIERED, EARLIEST_PENDING_UPLOAD = -4, -5, -6
 FIRST_VERSION = {MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9, EARLIEST_PENDING_UPLOAD: 11}
-"""The first version of ListOffsets that has the word."""
+"""By special timestamp: the first version of ListOffsets that has it."""
 
 
 class Offsets:
@@ -98,8 +98,8 @@ class Offsets:
         return Code.UNKNOWN_LEADER_EPOCH if epoch > LEADER_EPOCH else Code.NONE
 
     async def _find(self, topic: Topic, number: int, timestamp: int) -> tuple[int, int]:
-        """Return the offset for a time or a word, and the timestamp of its record, each -1 if there
-        is none."""
+        """Return the offset for a time or a special timestamp, and the timestamp of its record.
+        Each is -1 if there is none."""
         partition = topic.partitions[number]
         match timestamp:
             case -1:

@@ -1,7 +1,8 @@
-"""DescribeLogDirs and ListPartitionReassignments: where partitions lie, as Kafka's tools ask it.
+"""DescribeLogDirs and ListPartitionReassignments: where partitions are stored, for Kafka's tools.
 
-All data is in the object store. Each broker names one directory, the store, with the partitions
-whose leader it is. So a tool that adds up the sizes of all brokers counts each partition once.
+All data is in the object store. The answer of a broker has one directory, the store, with the
+partitions that this broker leads. So a tool that adds up the sizes of all brokers counts each
+partition once.
 """
 
 import contextlib

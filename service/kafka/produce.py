@@ -1,7 +1,7 @@
 """Produce and InitProducerId.
 
 Each batch of a request is checked, then appended by a commit of its own, so that the refusal of one
-partition leaves the others alone. The answer is sent when each batch has an outcome. A request is
+batch does not affect the others. The answer is sent when each batch has an outcome. A request is
 checked on the event loop if that is quick, else in a thread; the next request of the connection
 then waits, so that batches keep their order.
 
@@ -44,7 +44,8 @@ ACKS = (0, 1, -1)
 FIRST_BY_ID = 13
 """The first version of Produce that names topics by id."""
 INLINE_COST = 1024 * 1024
-"""Cost of a request that the event loop checks: about 3 ms. A thread takes about 0.1 ms more."""
+"""Highest cost of a request that the event loop checks itself: about 3 ms. A thread takes about 0.1
+ms more."""
 BYTE_COSTS = (1, 256, 21, 8, 32, 32, 32, 32)
 """Cost of a byte by codec (none, gzip, snappy, lz4, zstd), because packed bytes take more time."""
 RECORD_COST, PART_COST = 80, 2_000
@@ -70,7 +71,7 @@ class _Part(NamedTuple):
 
 
 class _Append(Later):
-    """One Produce request on its way."""
+    """One Produce request, until it is answered."""
 
     __slots__ = ("_at", "_batches", "_context", "_left", "client", "is_begun", "parts", "response")
 
@@ -114,8 +115,8 @@ class _Append(Later):
         self._batches = check_all([part.records for part in self.parts])
 
     def run(self) -> Throttled | None:
-        """Append the next PARTS_MAX batches. If the write buffer of the log is full, return its
-        error. Another call continues, until `is_begun`."""
+        """Append the next PARTS_MAX batches. If the write buffer of the log is full, return
+        Throttled. The caller calls again, until `is_begun`."""
         if self._batches is None:
             self.check()
         parts, batches = self.parts, self._batches
@@ -153,14 +154,14 @@ class _Append(Later):
         return self._context.topic(data.name, topic_id)
 
     def refuse(self, error: LogError) -> None:
-        """Answer all batches that are not appended with this error."""
+        """Give this error to each batch that is not appended."""
         for part in self.parts[self._at :]:
             self._fail(part, error, None)
         self._at = len(self.parts)
         self.is_begun = True
 
     def refuse_with(self, code: Code, why: str) -> ProduceResponse:
-        """Answer all batches with this code."""
+        """Give this code to all batches."""
         self._context.refusal(API, code)
         for part in self.parts:
             part.answer.error_code, part.answer.error_message = code, why
@@ -250,7 +251,8 @@ class Produce:
         return None
 
     def _unanswered(self, work: _Append) -> Later:
-        """Return an answer of no bytes that comes when the batches of `work` are appended."""
+        """Return a Later without an answer (acks=0). It is done when the batches of `work` are
+        appended."""
         later = Later()
         begun = later.begun = work.begun
         assert begun is not None
@@ -269,8 +271,8 @@ class Produce:
         work.response.throttle_time_ms = min(math.ceil(throttle_s * 1000), 0x7FFF_FFFF)
 
     def _is_unknown(self, request: ProduceRequest, client: Client) -> bool:
-        """Whether a topic is not in the view, or the client may not write to it as far as this
-        broker knows. Then the view must be refreshed."""
+        """Whether a topic or a partition is not in the view, or the view has no permission of the
+        client to write to the topic. Then the view must be refreshed."""
         rights = client.rights
         for data in request.topic_data:
             topic_id = data.topic_id if client.version >= FIRST_BY_ID else None
@@ -360,7 +362,8 @@ class Produce:
         )
 
     async def _may_write(self, rights: CallerRights) -> bool:
-        """Whether the client may write to any topic, which implies idempotent writes (Kafka)."""
+        """Whether the client may write to at least one topic. As in Kafka, this implies idempotent
+        writes."""
         if rights.may(IDEMPOTENT_WRITE, CLUSTER, CLUSTER_NAME):
             return True
         async for name in sliced(list(self._broker.state.topics)):
@@ -370,7 +373,7 @@ class Produce:
 
 
 def _cost(parts: list[_Part]) -> int:
-    """Return the cost of the check, about 3 ns each."""
+    """Return the cost of the check, in units of about 3 ns."""
     cost = len(parts) * PART_COST
     for part in parts:
         records = part.records
@@ -382,7 +385,7 @@ def _cost(parts: list[_Part]) -> int:
 
 
 def _without_key(batch: Batch) -> list[BatchIndexAndErrorMessage]:
-    """Return the records of a batch that have no key, and so no place in a compacted topic."""
+    """Return the records of a batch that have no key. A compacted topic cannot have them."""
     rows = decode([KeptBatch(batch.data, batch.count)], "").rows
     keys = rows.column("key").is_null().to_pylist()
     why = "the topic is compacted by key"

@@ -1,13 +1,14 @@
 """Where clients send their requests: node ids, live brokers, leaders of partitions, coordinators.
 
 Every broker serves every partition. The leader that Metadata names only spreads the load: it is the
-live broker with the greatest rendezvous hash, among those of the client's zone if there are any. So
-brokers that see different live brokers for a moment name different leaders, without harm. The
-leader epoch is always 0, because clients ignore metadata with an epoch below one that they know.
+live broker with the greatest rendezvous hash, among those of the client's zone if there are any.
+For a moment, brokers with different views of the live brokers may name different leaders; this does
+no harm. The leader epoch is always 0, because clients ignore metadata with an epoch below one that
+they know.
 
-A client names its zone in its client id, because requests of producers have no other place for it:
-`az=ZONE`, separated by commas, pipes or blanks. The names that Inkless and WarpStream use are read,
-too.
+A client names its zone in its client id, because requests of producers have no field for it. The
+client id contains `az=ZONE`, with a comma, a pipe or a blank between this and other text. A broker
+also reads the names that Inkless and WarpStream use instead of `az`.
 """
 
 import asyncio
@@ -105,7 +106,8 @@ def nodes_of(me: Node, started_ms: int, peers: Sequence[Member]) -> list[Node]:
 
 
 class Routing:
-    """The APIs of metadata. One per listener. `listener` is what clients of this broker use."""
+    """The APIs of metadata. One per listener. `listener` has the address that clients of this
+    broker use."""
 
     def __init__(self, context: Context, listener: KafkaListener) -> None:
         self._context = context
@@ -226,7 +228,8 @@ class Routing:
     async def _topic_of(
         self, named: MetadataRequestTopic, request: MetadataRequest, client: Client
     ) -> Topic | MetadataResponseTopic:
-        """Return the topic, or the answer with the error. If the settings allow it, create it."""
+        """Return the topic, or the answer with the error. Create a missing topic if the request and
+        `auto.create.topics.enable` allow it."""
         state, rights, name = self._broker.state, client.rights, named.name
         if name is None:
             topic = state.topic_of_id(named.topic_id.hex())
@@ -411,7 +414,7 @@ class Routing:
     async def _coordinator(self, key: str, key_type: int, client: Client) -> Coordinator:
         api, context = "FindCoordinator", self._context
         if key_type == TRANSACTION_KEY:
-            # Java's transactional producer stops at this error; at another one it waits long.
+            # Java's transactional producer stops at this error. At other errors, it waits long.
             code = context.refusal(api, Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
             why = "transactions are not supported: use no transactional.id"
         elif key_type != GROUP_KEY:

@@ -8,7 +8,8 @@
 
 A drain without connections and requests ends after QUIET_S. A second signal ends it at once.
 
-**On a crash** in a drain: as on every crash; the peers that know of the drain lose no time.
+**On a crash** in a drain: as on every crash; a peer that has already taken a role continues at
+once.
 """
 
 import asyncio
@@ -67,7 +68,8 @@ class Drain:
         repeat_s: float = 0.0,
     ) -> None:
         """`now_s` is a clock that does not go back. A signal within `repeat_s` after the first one
-        is not the second: a worker gets one from the terminal and one from its parent."""
+        does not count as the second, because a worker gets one from the terminal and one from its
+        parent."""
         self._broker = broker
         self._clients = clients
         self._kafka = kafka

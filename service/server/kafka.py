@@ -1,7 +1,7 @@
 """Composition of the listener for Kafka's protocol.
 
-The ports are bound before the store is opened, and the listener accepts connections only after the
-broker has registered: the liveness object has the address that clients get from all brokers.
+The ports are bound before the store is opened. The listener accepts connections only after the
+broker has registered: the liveness object has the address that all brokers give to clients.
 """
 
 import asyncio

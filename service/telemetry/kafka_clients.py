@@ -1,8 +1,8 @@
 """The clients of Kafka's protocol that are connected to the brokers of a cluster.
 
 A client is a row: all connections to one broker with the same client id, library, principal and
-address. Each broker makes its rows from its open connections when it is asked, so connections pay
-only for their own counters. One broker asks the others (service.peers). An answer has at most
+address. A broker makes its rows from its open connections only at a request, so the only cost of a
+connection is its counters. One broker asks the others (service.peers). An answer has at most
 ROWS_MAX rows, those with the most connections (I10). No row has a secret.
 """
 
@@ -71,7 +71,7 @@ class BrokerClients(msgspec.Struct):
 
 class ClusterClients(NamedTuple):
     """The clients of all brokers. `missing` has the names of the live brokers that did not answer
-    in time; `connections` has the connections to the others."""
+    in time; `connections` counts the connections to the brokers that answered."""
 
     connections: int
     rows: list[tuple[BrokerClients, ClientRow]]
@@ -128,7 +128,7 @@ class KafkaClients:
         answers = await self._ask()
         found = [await self.own(), *(one for text in answers if (one := _decoded(text)))]
         answered = {one.id for one in found}
-        # A live broker that does not answer is asked no more, but clients may be connected to it.
+        # `_ask` does not ask a silent broker again, but clients may still be connected to it.
         live = self._broker.members().live
         missing = [one.name for one in live if one.id not in answered]
         rows = [(broker, row) for broker in found for row in broker.rows]
@@ -149,7 +149,7 @@ def _row(one: ConnectionNow, connected_ms: int) -> ClientRow:
 
 
 def _shown(text: str) -> str:
-    """Return a client's text without control characters, which a terminal would obey."""
+    """Return a client's text without control characters, which a terminal would interpret."""
     text = text[:TEXT_CHARS_MAX]
     return text if text.isprintable() else text.encode("unicode_escape").decode()
 

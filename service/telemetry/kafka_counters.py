@@ -24,9 +24,9 @@ class KafkaCounters:
         self.errors: Counter[tuple[str, str]] = Counter()
         """Errors in answers, by API and by Kafka's name of the error."""
         self.bytes_in: Counter[str] = Counter()
-        """By API."""
+        """Bytes of requests, by API."""
         self.bytes_out: Counter[str] = Counter()
-        """By API."""
+        """Bytes of answers, by API."""
         self.closed: Counter[str] = Counter()
         """Connections that the broker closed because of their requests, by reason."""
 

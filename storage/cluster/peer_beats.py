@@ -1,8 +1,9 @@
 """Ask each live peer every half second whether it answers. Liveness objects change more rarely.
 
-Clients of Kafka's protocol connect to the brokers that Metadata names, so a killed broker must not
-stay there for more than 2 s. The question is a message without announcements. A peer that is about
-to stop refuses it. This is soft state: a wrong result costs a refresh of Metadata, or a rebalance.
+Clients of Kafka's protocol connect to the brokers that Metadata names, so Metadata must not name a
+killed broker for more than 2 s. The question is a message without announcements. A peer that is
+about to stop refuses it. This is soft state: a wrong result costs a refresh of Metadata, or a
+rebalance.
 """
 
 import asyncio
@@ -21,7 +22,8 @@ log = logging.getLogger("tidelog.members")
 BEAT_S = 0.5
 """Interval of the questions to a peer."""
 ANSWER_S = 1.0
-"""Longest wait for an answer, with the connection. A killed machine is out after both times."""
+"""Longest wait for an answer, with the connection. After both times together, a broker on a killed
+machine counts as silent."""
 
 
 class PeerBeats:

@@ -2,9 +2,9 @@
 defaults, validation of values, and the cluster's defaults.
 
 The effective value of a topic's config is the value that the topic sets. If the topic sets none, it
-is the cluster's default; if the cluster has none, it is the built-in default. Each config is valid
-or not by its own value, whatever the other configs are. So a new default of the cluster never makes
-the configs of a topic invalid. Pure.
+is the cluster's default; if the cluster has none, it is the built-in default. Whether a value is
+valid never depends on the other configs. So a new default of the cluster never makes the configs of
+a topic invalid. Pure.
 """
 
 import contextlib
@@ -137,8 +137,8 @@ def _inert(
     default: str, why: str, low: int | None = None, words: tuple[str, ...] = ()
 ) -> ConfigKey:
     """Return a config that has no effect. With `words`, a value must be one of them. With `low`, it
-    must be a whole number from `low` on. With neither, any text is valid. `words` omits each value
-    that requests what no broker does."""
+    must be a whole number from `low` on. With neither, any text is valid. `words` does not contain
+    a value that would request a function which brokers do not have."""
     parse: Callable[[str], object] = str if low is None else _integer(low)
     if words:
         parse = _one_of(*words)
@@ -222,7 +222,8 @@ DEFAULTS: Mapping[str, ConfigKey] = {
     **{BROKER_NAMES[name]: key for name, key in CONFIGS.items()},
 }
 """Everything that can have a default of the cluster. The default of a ConfigKey is the built-in
-one. For AUTO_CREATE and NUM_PARTITIONS, settings of the broker have precedence over it."""
+one. For AUTO_CREATE and NUM_PARTITIONS, settings of the broker have precedence over the built-in
+one."""
 
 
 class Source(enum.IntEnum):
@@ -235,7 +236,7 @@ class Source(enum.IntEnum):
 
 
 class ConfigValue(NamedTuple):
-    """A value, its source, and the name that the config has there."""
+    """A value, its source, and the name of the config in this source."""
 
     name: str
     value: str
@@ -346,8 +347,8 @@ def in_words(changes: Mapping[str, str | None]) -> str:
 
 
 def shown(configs: Mapping[str, str]) -> list[str]:
-    """Return the names of the configs in the list of a topic that sets `configs`: all with an
-    effect, and the others that the topic sets."""
+    """Return the names of the configs in the list of a topic that sets `configs`: all configs with
+    an effect, and those without an effect that the topic sets."""
     return [*CONFIGS, *sorted(configs.keys() & WITHOUT_EFFECT.keys())]
 
 
@@ -402,7 +403,7 @@ class TopicDefaults:
 
     @cached_property
     def of_plain_topics(self) -> "TopicConfig":
-        """The effective configs of all topics that set none. Most topics are such."""
+        """The effective configs of a topic that sets no config. Most topics set none."""
         return _parsed({}, self.configs)
 
     def changed(self, changes: Mapping[str, str | None]) -> "TopicDefaults":

@@ -3,14 +3,14 @@
 A rebalance has two phases. In the join phase, all members send JoinGroup; at its end each member
 gets the next generation, and one member, the leader, gets the list of all members. In the sync
 phase, the leader sends the assignments of all members with SyncGroup. The coordinator commits them
-(`SettleGroup`), and only then answers the SyncGroup of each member. Nothing before that commit is
-in the WAL: who has joined, the members' votes for an assignor, and member ids that wait for their
-first JoinGroup.
+(`SettleGroup`), and only then answers the SyncGroup of each member. Before that commit, the WAL has
+nothing of a rebalance: not the members that joined, not their votes for an assignor, not the member
+ids that wait for their first JoinGroup.
 
-ClassicGroup is a state machine. It takes requests and the time, answers each request through its
-callback, now or later, and puts the actions that its owner must commit into `actions`. The owner
-calls `settled` with the result of each SettleGroup, and `tick` when the time in `wake_s` has come.
-Times are seconds of a clock that never goes back. Pure.
+ClassicGroup is a state machine. It takes requests and the time. It answers each request through the
+callback of the request, now or later. It puts the actions that its owner must commit into
+`actions`. The owner calls `settled` with the result of each SettleGroup, and `tick` when the time
+in `wake_s` has come. Times are seconds of a clock that never goes back. Pure.
 
 The answers are those of Kafka's GroupMetadataManager, with one exception: a member that changes its
 assignors is compared with the other members only, and not with its own last assignors.
@@ -47,11 +47,12 @@ from tidelog.storage.state.group_types import (
 SESSION_MS_MIN, SESSION_MS_MAX = 6_000, 1_800_000
 """Kafka's `group.min.session.timeout.ms` and `group.max.session.timeout.ms`."""
 PROTOCOL_BYTES_MAX = 4 * GROUP_BYTES_MAX
-"""Bound of the metadata for all assignors of all members (I10). One assignor's are committed."""
+"""Bound of the metadata for all assignors of all members (I10). Only those for one assignor are
+committed."""
 MEMBER_ID_S = 5.0
 """A new member must join again with its new id within this time, because the others wait for it."""
 STATIC_WAIT_S = 1.0
-"""If no member but absent static members is left, the shortest time until the group looks again."""
+"""If only absent static members are left, the join phase goes on for at least this time."""
 
 GroupChange: TypeAlias = SettleGroup | LeaveGroup | ExpireMember
 
@@ -69,8 +70,8 @@ class _Replacement:
 class ClassicGroup:
     """A group in one term of its coordinator. `term` is 0 until the cluster state has the group.
     `settled_generation` is the generation in the cluster state. `new_id` makes unique texts. The
-    first rebalance of an empty group waits `delay_s` for more members. The next generation is
-    greater than `generation_floor`, too."""
+    first rebalance of an empty group waits `delay_s` for more members. Each new generation is also
+    greater than `generation_floor`."""
 
     group_id: str
     coordinator: str
@@ -94,13 +95,14 @@ class ClassicGroup:
     _join_ends_s: float = math.inf
     _delay_ends_s: float = math.inf
     _sync_ends_s: float = math.inf
-    _look_s: float = 0.0  # no session ends before
+    _look_s: float = 0.0  # no session ends before this time
 
     @classmethod
     def restored(
         cls, held: ConsumerGroup, new_id: Callable[[], str], delay_s: float, now_s: float
     ) -> "ClassicGroup":
-        """Continue a group of the cluster state, without a rebalance. Each session begins again."""
+        """Continue a group of the cluster state. Each session begins again. Only a group that
+        `is_preparing` begins a rebalance."""
         group = cls(held.group_id, held.coordinator, held.term, held.generation, new_id, delay_s)
         group.settled_generation = held.generation
         members = [one for one in held.members.values() if isinstance(one, ClientMember)]
@@ -161,7 +163,7 @@ class ClassicGroup:
         if self.phase is Phase.STABLE:
             reply(Synced(Code.NONE, self.protocol_type, self.protocol, member.assignment))
             return
-        member.answer_sync(Synced(Code.REBALANCE_IN_PROGRESS))  # an earlier SyncGroup of it
+        member.answer_sync(Synced(Code.REBALANCE_IN_PROGRESS))  # the member's earlier SyncGroup
         member.syncing = reply
         if member.member_id == self.leader and self._settling is None:
             self._settling = self._settlement(request.assignments)
@@ -189,8 +191,8 @@ class ClassicGroup:
         return code
 
     def check_commit(self, who: Identity, generation: int, now_s: float) -> Code:
-        """Return whether this member may commit offsets now. It counts as a heartbeat. While the
-        group is empty, every client may commit without a generation."""
+        """Return NONE if this member may commit offsets now, else the error. A commit counts as a
+        heartbeat. While the group is empty, every client may commit without a generation."""
         if generation < 0 and not self.members:
             return Code.NONE
         code = self._check(who, generation)
@@ -211,11 +213,11 @@ class ClassicGroup:
 
     @property
     def is_idle(self) -> bool:
-        """Whether the group has nothing that is not in the cluster state."""
+        """Whether the group has neither members nor open work, so that its owner may release it."""
         return not (self.members or self._pending or self.actions or self._replacements)
 
     def tick(self, now_s: float) -> None:
-        """End what has ended: sessions, and the phases of a rebalance."""
+        """End the sessions and the phases of a rebalance whose time is over."""
         if now_s >= self._look_s:
             self._expire(now_s)
         if self._unsynced and now_s >= self._sync_ends_s:
@@ -255,8 +257,8 @@ class ClassicGroup:
         self._look_s = 0.0
 
     def lose(self, reply: OnJoined | OnSynced, now_s: float) -> None:
-        """Note that the client of a request is gone, if the request waits. The member's session
-        ends if it does not come back."""
+        """Remove a waiting request whose client is gone. If the client sends no other request, the
+        session of its member ends."""
         for member in self.members:
             if reply in (member.joining, member.syncing):
                 member.joining = member.syncing = None
@@ -306,7 +308,8 @@ class ClassicGroup:
         return code
 
     def _name(self, request: JoinRequest) -> str:
-        """Return a new member id. It begins with the instance id or the client id, for people."""
+        """Return a new member id. It begins with the instance id or the client id, so that people
+        recognise the member."""
         start = request.who.instance_id or request.client_id
         start = "".join(each if each.isprintable() else "_" for each in start)
         unique = self.new_id()
@@ -358,7 +361,7 @@ class ClassicGroup:
         answer = self._joined(member)
         if was_leader and request.may_skip:
             answer = answer._replace(skip_assignment=True)
-        elif was_leader:  # no member must compute assignments: name a leader that is gone
+        elif was_leader:  # no member may compute assignments: name the old id as leader
             answer = answer._replace(leader=old_id, members=())
         assignments = {one.member_id: one.assignment for one in self.members}
         self._replacements.append(_Replacement(self._settlement(assignments), answer, reply))

@@ -1,16 +1,16 @@
 """The groups of Kafka's classic protocol that this broker coordinates.
 
-`classic_group` is the protocol of one group; this module gives it time and a log. It takes the
-group over (`TakeGroup`), sets timers, commits the actions of the group one after the other, and
-lets requests wait for their answers.
+`classic_group` is the protocol of one group. This module takes a group over (`TakeGroup`), sets its
+timers, commits its actions one after the other, and lets requests wait for their answers.
 
 **On a crash** of the coordinator: another broker takes the group and continues from the cluster
-state: the same generation, members and assignments, a whole session for each member. It does not
-know a rebalance in progress: members whose JoinGroup or SyncGroup waited lose their connection, ask
-for the coordinator and join again. Assignments that were not committed were not answered.
+state: the same generation, members and assignments, a whole session for each member. A rebalance in
+progress is lost: members whose JoinGroup or SyncGroup waited lose their connection, ask for the
+coordinator and join again. No member got assignments that were not committed.
 
-A coordinator that was replaced and does not know it yet commits no assignments, because `apply`
-refuses its term. `apply` also refuses offsets of an older generation that such a broker accepts.
+A coordinator may be replaced before it has the entry that says so. It cannot commit assignments
+then, because `apply` refuses its term. `apply` also refuses offsets of an older generation that
+such a broker accepts.
 """
 
 import asyncio
@@ -73,11 +73,11 @@ Gone: TypeAlias = Sequence[TopicIdPartition]
 TICK_S = 0.25
 """Period of the check whether sessions have ended."""
 ADOPT_TICKS = 4
-"""Each so many ticks, the broker takes groups whose coordinator is gone."""
+"""After this number of ticks, the broker takes the groups whose coordinator is gone."""
 AWAKE_S = 5.0
 """If two ticks are further apart, the process was suspended: all sessions begin again."""
 TIMER_S = 0.001
-"""The shortest timer. Without it, a clock that lags behind the loop's could stop the loop."""
+"""The shortest timer. Timers of 0 s would occupy the loop if its clock is ahead of `boot_s`."""
 RETRY_S = 1.0
 """Time until a failed removal of members is committed again."""
 PROTOCOL_BYTES_MAX = 4 * CLIENT_BYTES_MAX
@@ -86,8 +86,8 @@ PROTOCOL_BYTES_MAX = 4 * CLIENT_BYTES_MAX
 
 @dataclass(slots=True, eq=False)
 class _Held:
-    """A group, the task that commits its actions, and its timer. Each of `removals` is done when
-    the removals of members that were requested before it were tried."""
+    """A group, the task that commits its actions, and its timer. A future in `removals` is done
+    when the broker has tried to commit the removals of members that were requested before it."""
 
     group: ClassicGroup
     task: asyncio.Task[None] | None = None
@@ -102,7 +102,7 @@ class ClassicGroups:
     task; requests also work without it."""
 
     def __init__(self, broker: Log, instances: Instances, delay_s: float) -> None:
-        """`instances` are the groups of the other kind: both have the same coordinators."""
+        """`instances` are the REST groups. Groups of both kinds have the same coordinators."""
         self._log = broker
         self._coordinator = instances.coordinator
         self._commits = instances.commits
@@ -200,8 +200,8 @@ class ClassicGroups:
     # -- reading
 
     def describe(self, group_id: str) -> Description | None:
-        """Return the group as this broker knows it, or None if it knows no member of it and the
-        cluster state has no such group of Kafka's clients."""
+        """Return the group, or None if this broker has no member of the group and the cluster state
+        has no client group of this name."""
         held, group = self._held.get(group_id), self._log.state.members.get(group_id)
         if held is not None and held.group.members:
             own = held.group

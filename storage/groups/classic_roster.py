@@ -20,8 +20,8 @@ from tidelog.storage.state.group_types import ClientMember, ConsumerGroup
 
 @dataclass(slots=True, eq=False)
 class Member:
-    """A member of the group. `joining` and `syncing` answer its waiting request. `heard_s` is the
-    time of its last request."""
+    """A member of the group. `joining` or `syncing` is the callback of its waiting request.
+    `heard_s` is the time of its last request."""
 
     member_id: str
     request: JoinRequest
@@ -32,7 +32,8 @@ class Member:
 
     @classmethod
     def restored(cls, one: ClientMember, group: ConsumerGroup, now_s: float) -> "Member":
-        """Continue a member of the cluster state. Of its assignors, only the chosen is known."""
+        """Continue a member of the cluster state. Of its assignors, the state has only the chosen
+        one."""
         request = JoinRequest(
             Identity(one.member_id, one.instance_id),
             one.config.client_id,
@@ -90,8 +91,8 @@ class Member:
 
 
 class Roster:
-    """The members by id, in the order of their joins, and by instance id. It counts how many of
-    them know each assignor. `size` is the sum of their requests' sizes."""
+    """The members by id, in the order of their joins, and by instance id. The roster counts how
+    many members have each assignor. `size` is the sum of their requests' sizes."""
 
     def __init__(self) -> None:
         self.size = 0
@@ -116,7 +117,7 @@ class Roster:
         return self._members.get(who.member_id or self._static.get(who.instance_id, ""))
 
     def check(self, who: Identity) -> Code:
-        """Return why this is no member, or NONE."""
+        """Return NONE if this is the identity of a member, else the error."""
         if who.instance_id:
             holder = self._static.get(who.instance_id)
             if holder is not None and holder != who.member_id:
@@ -161,13 +162,13 @@ class Roster:
     # -- assignors
 
     def is_compatible(self, request: JoinRequest, own: Member | None) -> bool:
-        """Return whether all members, except `own`, know one of the request's assignors."""
+        """Return whether the request has an assignor that all members except `own` have."""
         others = len(self) - (own is not None)
         mine = set() if own is None else {name for name, _ in own.request.protocols}
         return any(self._support[name] - (name in mine) == others for name, _ in request.protocols)
 
     def elect(self) -> str:
-        """Return the assignor that most members prefer among those that all members know."""
+        """Return the assignor that most members prefer, of those that all members have."""
         common = {name for name, count in self._support.items() if count == len(self)}
         votes = Counter(
             next(name for name, _ in one.request.protocols if name in common)

@@ -205,8 +205,8 @@ class Coordinator:
         return Instance(now_s, now_s, client, now_s)
 
     def admit(self, group_id: str, member_id: str, client: ClientId) -> None:
-        """Accept a join. Raises MemberHeld if the client's members came and went too often. In a
-        group without other members, every join is accepted. Takes ~0.1 us for each member of the
+        """Accept a join. Raises MemberHeld if the client had too many short lives. In a group
+        without other members, every join is accepted. Takes ~0.1 us for each member of the
         group."""
         led, group = self.led.get(group_id), self._log.state.members.get(group_id)
         if led is None or group is None:

@@ -13,9 +13,10 @@ from collections.abc import Awaitable, Callable, Iterator
 from tidelog.storage.core.errors import LogError
 
 RELEASE_S = 2.0
-"""Longest wait for the requests under way. Only a client that does not take its answer needs it."""
+"""Longest wait for the requests under way. A request needs this time only if its client does not
+take the answer."""
 COMMIT_S = 1.0
-"""Longest wait for the commit of offsets. Without it, members read some records again."""
+"""Longest wait for the commit of offsets. Without the commit, members read some records again."""
 
 
 class GroupRequests:

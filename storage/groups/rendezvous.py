@@ -1,6 +1,7 @@
 """The choice of the broker that coordinates a group.
 
-Pure. Brokers may choose differently for a while; the term in the cluster state decides who acts.
+Pure. Brokers may choose differently for a while; the term in the cluster state decides which broker
+is the coordinator.
 """
 
 from collections.abc import Callable, Iterable
@@ -21,7 +22,7 @@ class Coordinators(Protocol):
         live and does not leave."""
 
     def has_released(self, holder: str) -> bool:
-        """Return whether `holder` said that it serves no member of a REST group any more."""
+        """Return whether `holder` has announced that it no longer serves members of REST groups."""
 
 
 class Rendezvous:

@@ -1,19 +1,19 @@
-"""Clients whose members come and go: their next join must wait, so that the group's other members
-are not rebalanced each time.
+"""Short lives of members: a client with many of them must wait before its next join, so that the
+other members of the group are not rebalanced each time.
 
-A member that joins and goes costs its group two rebalances, and a client in a crash loop would cost
-the group two rebalances every second. So the coordinator counts the short lives of each client in
-each group. A life is short if less than LIFE_S passes between the join and the last request. A
+A member that joins and leaves costs its group two rebalances, and a client in a crash loop would
+cost the group two rebalances every second. So the coordinator counts the short lives of each client
+in each group. A life is short if less than LIFE_S passes between the join and the last request. A
 client with SHORT_LIVES_MAX short lives in WINDOW_S may join at most once in PAUSE_S. The
 coordinator refuses its other joins, with the time to wait. If a member changes its subscription
 within LIFE_S, this counts as a short life, too. Pure: callers give the times. The counts are soft
 state, so after a crash the next coordinator counts from zero.
 
-The numbers. Members that start together, and members that a roll-out replaces after more than a
-minute, have no short lives: no join is held, whatever their number. The first five joins never
-wait, so a deployment that fails at first is not delayed. After that, 2 joins a minute cost at most
-4 generations a minute. The pause is shorter than Kubernetes' pause from the third restart on (40
-s), and a job that joins once a minute never waits.
+These are the reasons for the numbers. Members that start together, and members that a roll-out
+replaces after more than a minute, have no short lives: no join is held, whatever their number. The
+first five joins never wait, so a deployment that fails at first is not delayed. After that, 2 joins
+a minute cost at most 4 generations a minute. The pause is shorter than Kubernetes' pause from the
+third restart on (40 s), and a job that joins once a minute never waits.
 """
 
 import math
@@ -38,7 +38,7 @@ CLIENTS_MAX = 1_000
 
 
 class MemberHeld(Throttled):
-    """The refusal of a join: the client's members came and went too often."""
+    """The refusal of a join: the client had too many short lives."""
 
 
 class ClientId(NamedTuple):
@@ -139,7 +139,7 @@ class ShortLives:
         return HeldMember(client, member_id, lives, wait_s)
 
     def is_to_be_named(self, client: ClientId, now_s: float) -> bool:
-        """Return whether a line of the log should name the client: once in WINDOW_S."""
+        """Return whether a log line should name the client: once in WINDOW_S."""
         known = self._known(client)
         is_due = now_s - known.named_s >= WINDOW_S
         if is_due:
@@ -167,8 +167,9 @@ class ShortLives:
 def refusal(held: HeldMember, group_id: str) -> MemberHeld:
     """Return the error of a refused join."""
     return MemberHeld(
-        f"{held.client} came and went {held.short_lives} times in {WINDOW_S:.0f} s and rebalanced "
-        f"the other members of group {group_id!r} each time: its member {held.member_id!r} must "
-        f"wait {math.ceil(held.wait_s)} s; find out why its members end or change subscriptions",
+        f"{held.client} joined and left {held.short_lives} times in {WINDOW_S:.0f} s and "
+        f"rebalanced the other members of group {group_id!r} each time: its member "
+        f"{held.member_id!r} must wait {math.ceil(held.wait_s)} s; find out why its members end or "
+        "change subscriptions",
         retry_after_ms=math.ceil(held.wait_s * 1000),
     )

@@ -5,6 +5,6 @@ codecs        gzip, snappy, lz4 and zstd, with a bound of the memory
 records       the records of batches: check them, read them into columns
 record_bytes  the bytes of records, from columns
 batch         check a producer's batch, place it for a consumer; split, decode and build batches
-kept          batches in requests, chunks and caches, as they came
+kept          batches in requests, chunks and caches, as their producers sent them
 consumer_protocol  the assignments of consumers
 """

@@ -2,8 +2,8 @@
 
 A broker keeps a producer's batch as it came, compressed or not. A chunk of codec `kafka` has the
 batches of one partition back to back (`split`). Consumers of Kafka's protocol get these bytes with
-another base offset (`placed`). The sealer and other readers get columns (`decode`). Rows that came
-otherwise are built into batches when a Kafka consumer reads them (`build`).
+another base offset (`placed`). The sealer and other readers get columns (`decode`). Records that
+are stored as rows are built into batches when a Kafka consumer reads them (`build`).
 """
 
 import struct
@@ -41,8 +41,8 @@ from tidelog.storage.kafka.layout import (
 from tidelog.storage.kafka.records import Walked
 
 BATCH_BYTES = 256 << 10
-"""`build` closes a batch before its records weigh more. A consumer gets whole batches, and asks for
-1 MiB a partition by default, so a few batches fill an answer."""
+"""`build` ends a batch before the weight of its records is above this. A consumer gets whole
+batches, and asks for 1 MiB a partition by default, so a few batches fill an answer."""
 UNDECODABLE = "tidelog.undecodable"
 """The name of a header: see `decode`."""
 
@@ -106,8 +106,8 @@ def check(sent: memoryview) -> Batch:
 
 
 def check_all(sent: Sequence[memoryview | None]) -> list[Batch | LogError]:
-    """Do `check` for the batches of a request, and return errors. None is a partition without
-    records.
+    """Do `check` for the batches of a request. Return the errors; do not raise them. None is a
+    partition without records.
 
     This is faster than one after the other: numpy needs ~70 us for any number of records.
     """
@@ -189,8 +189,9 @@ def _batch(opened: _Opened, walked: Walked) -> Batch:
     sent, header = opened.sent, opened.header
     data = sent
     if header.max_timestamp != walked.timestamp_max or header.attributes & LOG_APPEND_TIME:
-        # As Kafka's broker does: sarama, for example, sends no maximum timestamp. Consumers and
-        # searches by time rely on it. With the bit, all records would have the maximum timestamp.
+        # Kafka's broker does the same. sarama, for example, sends no maximum timestamp, but
+        # consumers and searches by time use it. With the bit LOG_APPEND_TIME, consumers would give
+        # all records the maximum timestamp.
         head = _changed(sent, header.attributes & ~LOG_APPEND_TIME, walked.timestamp_max)
         data = memoryview(bytes(head) + sent[HEADER_SIZE:])
     return Batch(
@@ -247,7 +248,7 @@ def _check_values(header: Header) -> None:
             f"a batch has {header.count} records, more than {RECORDS_MAX}: send smaller batches"
         )
     producer = (header.producer_id, header.producer_epoch, header.base_sequence)
-    # As in Kafka: without an id, the others have no meaning. aiokafka sends the sequence 0.
+    # As in Kafka: without an id, epoch and sequence have no meaning. aiokafka sends sequence 0.
     if header.producer_id != -1 and min(producer) < 0:
         raise InvalidBatch(f"producer id, epoch and sequence {producer} must all be 0 or more")
 
@@ -255,8 +256,8 @@ def _check_values(header: Header) -> None:
 def placed(batch: memoryview, base_offset: int, append_ms: int = -1) -> list[bytes | memoryview]:
     """Return the bytes of a checked batch for a consumer, as parts, with its place in the log.
 
-    With `append_ms` >= 0 that is the timestamp of all records (LogAppendTime). `batch` stays as it
-    is. The second part is a view of it.
+    If `append_ms` >= 0, it becomes the timestamp of all records (LogAppendTime). `batch` stays as
+    it is. The second part is a view of it.
     """
     if append_ms < 0:
         length = batch.nbytes - LENGTH_FROM
@@ -286,7 +287,8 @@ def _crc(data: bytearray | memoryview, before: int = 0) -> int:
 
 
 def split(body: memoryview, key: str) -> list[KeptBatch]:
-    """Return the batches that lie back to back in a chunk; `key` names its object in an error.
+    """Return the batches that lie back to back in a chunk; `key` names the object of the chunk in
+    an error.
 
     Raises Corrupt if the bytes are no whole batches. This reads no records and no checksums.
     """
@@ -310,10 +312,10 @@ def decode(batches: Sequence[KeptBatch], key: str) -> Decoded:
     """Return the records of batches of a chunk, one or more, as rows.
 
     The timestamps are the producer's; `append_ms` is not used. Raises Corrupt if the unpacked
-    records are too large for one chunk. A broker decodes only what it accepted, so only an error of
-    the broker can make a batch undecodable; it must not stop the sealing of the partition. Then the
-    batch becomes `count` rows without keys. The first has the whole batch as its value, and each
-    has the header UNDECODABLE, whose value is the reason.
+    records are too large for one chunk. A broker decodes only batches that it accepted, so a batch
+    is undecodable only because of a bug. Such a batch must not stop the seal of the partition: the
+    batch becomes `count` rows without keys. The first row has the whole batch as its value, and
+    each row has the header UNDECODABLE, whose value is the reason.
     """
     try:
         return Decoded(_read(batches, key), 0)
@@ -329,7 +331,7 @@ def decode(batches: Sequence[KeptBatch], key: str) -> Decoded:
     return Decoded(chunk.concat(parts), undecodable)
 
 
-# No memory error: it says nothing of the batch.
+# MemoryError is not here: the batch is not its cause.
 _READ_ERRORS = (InvalidBatch, pa.ArrowInvalid, ValueError, IndexError, OverflowError)
 
 
@@ -369,12 +371,13 @@ def _undecodable(item: KeptBatch, reason: str) -> pa.RecordBatch:
 
 
 def build(rows: pa.RecordBatch, start_offset: int, end_offset: int) -> list[bytes]:
-    """Return batches for the offsets [start_offset, end_offset), of which `rows` has those that
-    still have a record, in order (RECORD_SCHEMA).
+    """Return batches for the offsets [start_offset, end_offset). `rows` has the records that still
+    exist at these offsets, in order (RECORD_SCHEMA).
 
     Compaction removes records, so batches have gaps. Each batch begins behind the one before, and
-    the last reaches the end offset, so a consumer gets past the gaps. Without rows it is one batch
-    without records. (A gap of 2**31 offsets is between two batches or at the end.)
+    the last reaches the end offset, so a consumer continues behind the gaps. Without rows, the
+    result is one batch without records. (A gap of 2**31 offsets is between two batches or at the
+    end.)
     """
     offsets = rows.column("offset").to_numpy()
     stamps = chunk.timestamps_us(rows.column("timestamp")) // chunk.US_PER_MS
@@ -409,7 +412,7 @@ def build(rows: pa.RecordBatch, start_offset: int, end_offset: int) -> list[byte
 def _built(
     base_offset: int, end_offset: int, body: bytes | memoryview, stamps: np.ndarray
 ) -> bytes:
-    """Return a batch without compression of records that have these timestamps in ms."""
+    """Return an uncompressed batch of records with these timestamps in ms."""
     head = bytearray(
         HEADER.pack(
             base_offset,

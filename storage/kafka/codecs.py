@@ -1,9 +1,9 @@
 """Unpack the records of a batch: gzip, snappy, lz4 and zstd, with a bound of the memory. Pure.
 
-A client may send few bytes that unpack to gigabytes. Each codec here stops at the bound, and none
-takes a size from the bytes as the size of an allocation before it is compared with the bound. Every
-error is InvalidBatch. A broker serves a compressed batch as it came, so this module is as strict as
-the clients that read it: for example, Java's consumer reads the first frame of lz4 alone.
+A client may send few bytes that unpack to gigabytes. Each codec here stops at the bound. A size in
+the packed bytes is compared with the bound before memory of this size is allocated. Every error is
+InvalidBatch. A broker serves a compressed batch as it came, so this module is as strict as the
+clients that read the batch. For example, Java's consumer reads only the first frame of lz4.
 """
 
 import zlib
@@ -22,13 +22,13 @@ UNPACKED_MIN = 16 << 20
 UNPACKED_MAX = 256 << 20
 """The bound of unpacked bytes is RATIO_MAX times the packed bytes, but at least UNPACKED_MIN and at
 most UNPACKED_MAX. Records of equal bytes have a ratio of 1,000 and more, but a client's batch has
-1 MiB by default, so UNPACKED_MIN is enough for them."""
+at most 1 MiB of unpacked bytes by default, so UNPACKED_MIN is enough."""
 WINDOW_MAX = 8 << 20
-"""The largest window of zstd in bytes: RFC 8878 asks each decoder for it. Levels up to 19 need no
-more."""
+"""The largest window of zstd in bytes: RFC 8878 recommends that each decoder supports it. Levels up
+to 19 need no more."""
 BLOCKS_MAX = 10_000
-"""Bound of the blocks or members in a batch: an empty one costs CPU, but as few as 3 bytes. Clients
-make blocks of 32 KiB and more."""
+"""Bound of the blocks or members in a batch: an empty block costs CPU time, but has only 3 bytes.
+Clients make blocks of 32 KiB and more."""
 
 _STEP = 64 << 10
 _XERIAL = b"\x82SNAPPY\0"
@@ -108,7 +108,8 @@ def _lz4(packed: bytes, bound: int) -> bytes:
 
 
 def _check_lz4_frame(packed: bytes) -> None:
-    """Check that the bytes are one whole frame: a reader of one frame gets all records."""
+    """Check that the bytes are one whole frame, so that a client that reads one frame gets all
+    records."""
     if packed[:4] != _LZ4_MAGIC:
         raise OSError("there is no frame")
     flags = packed[4]
@@ -133,7 +134,7 @@ def _zstd(packed: bytes, bound: int) -> bytes:
         while not last:
             header = int.from_bytes(packed[at : at + 3], "little")
             last = header & 1 if at + 3 <= len(packed) else 1
-            at += 3 + (1 if header >> 1 & 3 == 1 else header >> 3)  # one byte for a run of a byte
+            at += 3 + (1 if header >> 1 & 3 == 1 else header >> 3)  # a run has one byte
             blocks += 1
             _check_blocks(blocks)
         at += checksum_size
@@ -165,8 +166,9 @@ def _zstd_frame(packed: bytes, at: int, bound: int) -> tuple[int, int]:
 
 
 def _stream(packed: bytes, name: Literal["lz4", "zstd"], bound: int) -> bytes:
-    """Unpack by steps. Arrow's one call `Codec.decompress` would need the exact size: it returns a
-    buffer of the given size, with memory that was not written behind the content."""
+    """Unpack in steps. Arrow's `Codec.decompress` does this in one call, but needs the exact size.
+    Its buffer has the given size, and the bytes behind the content are memory that was not
+    written."""
     stream = pa.CompressedInputStream(pa.BufferReader(packed), name)
     pieces, size, step = [], 0, max(_STEP, 8 * len(packed))
     while piece := stream.read(min(step, bound + 1 - size)):

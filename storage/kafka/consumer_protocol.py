@@ -1,4 +1,4 @@
-"""The assignments that Kafka's consumers give each other, inside the opaque bytes of a group. Pure.
+"""The format of the assignments of Kafka's consumers, which a group stores as bytes. Pure.
 
 A broker reads an assignment only to show a member's partitions. All numbers are big-endian:
 
@@ -8,7 +8,7 @@ A broker reads an assignment only to show a member's partitions. All numbers are
 import struct
 
 PARTITIONS_MAX = 20_000
-"""A reader of one assignment takes at most this many partitions (I10)."""
+"""Bound of the partitions of one assignment (I10). `assigned` returns none for a larger one."""
 _COUNT = struct.Struct(">i")
 _LENGTH = struct.Struct(">h")
 

@@ -68,7 +68,8 @@ class KeptBatches:
         self, base_offset: int, offset: int
     ) -> Iterator[tuple[int, list[bytes | memoryview]]]:
         """Yield the batches from the one that contains `offset`, each as its end offset and the
-        parts of its bytes for a consumer. The first record of all has `base_offset`."""
+        parts of its bytes for a consumer. The first record of these KeptBatches has the offset
+        `base_offset`."""
         first = bisect_right(self._ends, offset - base_offset)
         if first:
             base_offset += self._ends[first - 1]
@@ -118,7 +119,8 @@ def encode(batches: Sequence[Batch]) -> tuple[EncodedChunk, KeptBatches]:
 
 
 def open_chunk(body: Part, *, crc: int, rows: int, key: str) -> KeptBatches:
-    """Return the batches of a chunk. Raises Corrupt with the object's key if any bit is wrong."""
+    """Return the batches of a chunk. Raises Corrupt, with the object's key, if the checksum, a
+    batch or the number of rows is wrong."""
     if crc32c(body) != crc:
         raise Corrupt(key, "checksum of a chunk differs")
     kept = KeptBatches(kafka.split(memoryview(body), key))

@@ -1,7 +1,7 @@
 """The layout of a Kafka record batch of magic 2, and the errors of batches that clients send. Pure.
 
 A batch is a header of 61 bytes and its records; the records may be compressed together. All numbers
-of the header are big-endian. The CRC-32C covers the bytes from the attributes to the end, so a
+of the header are big-endian. The CRC-32C covers the bytes from the attributes to the end. So a
 broker may change the base offset and the leader epoch of a batch without a new checksum.
 """
 
@@ -57,4 +57,4 @@ CONTROL = 1 << 5
 RECORD_SIZE_MIN = 7
 """The least bytes of a record: one for each field, without a key, a value and headers."""
 TIMESTAMP_MS_MAX = (2**63 - 1) // 1000
-"""A timestamp must fit into the microseconds of a column; so must its negative."""
+"""Largest timestamp in ms. In microseconds, it and its negative fit into the int64 of a column."""

@@ -17,7 +17,8 @@ _JOIN_MIN = 120
 def write(
     rows: pa.RecordBatch, timestamp_deltas: np.ndarray, offset_deltas: np.ndarray
 ) -> tuple[memoryview, np.ndarray]:
-    """Return the rows as records, back to back, and where each starts, with the end behind them.
+    """Return the rows as records, back to back, and the place where each record starts. The last
+    place is the end.
 
     The deltas are int64; those of offsets are 0 or more and fit into 31 bits. The rows have the
     columns of CHUNK_SCHEMA, and maybe others.

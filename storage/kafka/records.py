@@ -5,9 +5,9 @@ value length, value, number of headers, headers. A header is: name length, name,
 value. A length of -1 is a null. All numbers are zigzag varints of at most 5 bytes; the timestamp
 delta has at most 10.
 
-A loop in Python costs ~0.4 us a record, numpy ~70 us a call and 0.14 us a record. So `walk` has
-both. Both accept the same bytes. A broker serves a batch as it came, so they refuse what any client
-refuses to read.
+A loop in Python costs ~0.4 us a record, numpy ~70 us a call and 0.14 us a record. So `walk` uses
+the loop for few records and numpy for many. Both accept the same bytes. A broker serves a batch as
+it came, so both refuse each batch that some client cannot read.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ HEADERS_MAX = 100_000
 COLUMNS_MIN = 200
 """From this number of records on, numpy is faster than the loop."""
 _INT_MAX, _LONG_MAX = (5, 32), (10, 64)
-"""The bytes of a varint and the bits of its number."""
+"""For an int and a long: the most bytes of a varint, and the bits of its number."""
 
 Strings = list[str]
 Values = list[bytes | None]
@@ -100,7 +100,7 @@ def read(
     bounds[0] = 0
     bounds[1::4], bounds[2::4] = found.key_at, found.key_at + np.maximum(found.key_size, 0)
     bounds[3::4], bounds[4::4] = found.value_at, found.value_at + np.maximum(found.value_size, 0)
-    # Arrow does not check these bounds, so forged ones would read outside of `raw`.
+    # Arrow does not check these bounds, so with forged bounds it would read outside of `raw`.
     if int(bounds[-1]) > len(raw) or (bounds[1:] < bounds[:-1]).any():
         raise _cut_off()
     buffers = [None, pa.py_buffer(bounds.data), pa.py_buffer(raw)]
@@ -290,7 +290,8 @@ class _Fields:
                 raise _stray()
             buffer = np.frombuffer(raw, dtype=np.uint8)
             first_at = np.array(record_starts, dtype=np.int64)
-            # The loop above read no sign: compare where a record must end with the next start.
+            # `_record_starts` ignores the sign of a length, so compare each end with the next
+            # start.
             length, at = _varints(buffer, first_at)
             stops = at + length
             last = np.cumsum(np.array(counts, dtype=np.int64)) - 1
@@ -336,8 +337,8 @@ class _Fields:
         base = np.array(base_timestamps, dtype=np.int64)
         if len(counts) > 1:
             base = np.repeat(base, counts)
-        # Two numbers below 2**62 have a sum without overflow. Others are out of range, or nearly:
-        # `walk` in Python has no overflow, so it is compared with exact numbers here too.
+        # The sum of two numbers below 2**62 has no overflow. Larger numbers are out of range, or
+        # nearly. They are added as exact integers, so that the result is that of `_walk`.
         if _is_large(delta) or _is_large(base):
             base = base.astype(object)
         stamps = base + delta
@@ -347,8 +348,9 @@ class _Fields:
         self.timestamps = stamps.astype(np.int64)
 
     def headers(self) -> tuple[Strings, Values, np.ndarray, np.ndarray]:
-        """Return the names and the values of all headers, the number of headers before each record
-        (int32, with the total at the end), and the weight of the headers of each record."""
+        """Return the names of all headers, the values, the number of headers before each record,
+        and the weight of the headers of each record. The numbers are int32, with the total at the
+        end."""
         before = np.zeros(len(self.timestamps) + 1, dtype=np.int32)
         names, values = Strings(), Values()
         weight = np.zeros(len(self.timestamps), dtype=np.int64)
@@ -418,7 +420,7 @@ def _varints(
     if not byte.size or byte.max() < 128:
         number = byte.astype(np.int64)
         return (number >> 1) ^ -(number & 1), at + 1
-    # Most numbers have at most two bytes. The byte after the last one is not used.
+    # Most numbers have at most two bytes. `following` is not used for a number of one byte.
     is_long = byte >> 7
     following = buffer.take(at + 1, mode="clip")
     if (following & -is_long).max() > 127:

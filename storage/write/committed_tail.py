@@ -1,5 +1,5 @@
-"""The records of this broker's commits, put into the tail cache, because most reads want the newest
-records."""
+"""The step after a commit that puts its records into the tail cache, because most reads are of the
+newest records."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
@@ -12,8 +12,8 @@ from tidelog.storage.write.hot_segment import ClosedSegment, EncodedDraft
 
 
 class CommittedTail:
-    """Caches what was committed, in the reader's tail cache. `state` is the newest state, which has
-    the commit."""
+    """Puts committed records into the reader's tail cache. `state` returns the newest cluster
+    state, which has the commit."""
 
     def __init__(self, reader: Reader, state: Callable[[], ClusterState]) -> None:
         self._reader = reader
@@ -29,7 +29,7 @@ class CommittedTail:
                 continue
             partition = topic.partitions[chunk.partition]
             if (at := partition.tail_index(run.base_offset)) < 0:
-                continue  # a seal has trimmed them from the tail
+                continue  # a seal has removed these records from the tail
             self._reader.close_gap(topic, chunk.partition, run.base_offset)
             records = encoded.records[run.chunk].slice(run.first_row, run.count)
             assert records is not None, "an append has whole batches"
@@ -53,7 +53,7 @@ class _Run(NamedTuple):
 
 
 def _runs(appends: Iterable[tuple[int, int, int, AppendedRange]]) -> Iterator[_Run]:
-    """Join appends that follow each other in their chunk and in the partition. Yield those of a
+    """Join appends that follow each other in their chunk and in the partition. Yield the runs of a
     partition in the order of their offsets."""
     last: dict[tuple[str, int], _Run] = {}
     for number, first, count, placement in appends:

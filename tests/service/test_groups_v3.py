@@ -104,7 +104,9 @@ async def test_lag(broker: Broker, topic: str, groups: Groups) -> None:
         for each in listed
     ] == [(0, 1, 3, 2), (1, 1, 1, 0), (2, 0, 0, 0)]
     assert [each["is_committed"] for each in listed] == [True, True, False]
-    assert await groups.get("/g/lags/t/partitions/0") == listed[0]
+    alone = await groups.get("/g/lags/t/partitions/0")
+    assert alone.pop("lag_seconds") >= listed[0].pop("lag_seconds") >= 0
+    assert alone == listed[0]
     assert listed[0]["consumer_id"] == "c1"
     summary = await groups.get("/g/lag-summary")
     assert (summary["max_lag"], summary["total_lag"], summary["max_lag_partition_id"]) == (2, 2, 0)
@@ -216,7 +218,7 @@ async def test_a_client_that_comes_and_goes_is_held_and_named(
     )
     assert_refused(answer, 429, 42901, V2)
     message = answer.json()["message"]
-    assert "(client.id 'etl') came and went 5 times in 300 s" in message
+    assert "(client.id 'etl') joined and left 5 times in 300 s" in message
     assert "its member 'm9' must wait" in message
     assert 0 < int(answer.headers["retry-after"]) <= PAUSE_S
     described = await groups.get("/g")

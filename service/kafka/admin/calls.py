@@ -3,7 +3,7 @@
 Each change of a request has an outcome of its own, and each counts once in the quota of mutations,
 as one request of REST does. The changes of a request run together, up to CHANGES_AT_ONCE, so that
 they share commits. **On a crash** during a request, some of its changes may be committed; the
-client has no answer and asks again.
+client gets no answer and sends the request again.
 """
 
 import asyncio
@@ -56,7 +56,8 @@ class AdminCall:
     async def for_each(
         self, items: Sequence[T], serve: Callable[[T], Coroutine[Any, Any, R]]
     ) -> list[R]:
-        """Serve the items of the request, in groups; return the results in their order."""
+        """Serve the items of the request, up to CHANGES_AT_ONCE at a time. Return the results in
+        the order of the items."""
         found: list[R] = []
         for at in range(0, len(items), CHANGES_AT_ONCE):
             found += await asyncio.gather(*map(serve, items[at : at + CHANGES_AT_ONCE]))

@@ -1,9 +1,10 @@
 """DescribeConfigs, AlterConfigs, IncrementalAlterConfigs.
 
-Configs of topics are those of REST (storage.core.topic_configs): names that Kafka has and tidelog
-does not need are kept and shown, and every other name is refused. The broker resource without a
-name has the defaults that the cluster sets, under the names that Kafka's brokers have for them; a
-request may change them. A broker shows the defaults in effect. Changes of one broker are refused.
+Topic configs are those of storage.core.topic_configs, the same as in REST. They include configs of
+Kafka that have no effect here: a broker stores and shows them. A broker refuses every unknown name.
+The broker resource without a name has the cluster's defaults, by Kafka's names for configs of
+brokers. A request may change these defaults. The resource of one broker shows the defaults that are
+in effect at this broker. A request that changes the resource of one broker is refused.
 """
 
 import asyncio
@@ -49,8 +50,8 @@ INLINE_MAX = 20
 
 
 class Entry(NamedTuple):
-    """One config as clients see it. `values` has the effective value first, then those that it
-    replaces."""
+    """One config of an answer. `values` has the effective value first, then the values of lower
+    precedence."""
 
     name: str
     values: Sequence[ConfigValue]
@@ -60,7 +61,7 @@ class Entry(NamedTuple):
 
 class Changed(NamedTuple):
     """The target of a request: the configs of a topic, or the defaults of the cluster. `own` are
-    the texts that it sets now; `values` returns the values of a known name, as an Entry has
+    the texts that the target sets now; `values` returns the values of a known name, as an Entry has
     them."""
 
     known: Mapping[str, ConfigKey]
@@ -69,8 +70,8 @@ class Changed(NamedTuple):
 
 
 def entries_of(configs: Mapping[str, str], defaults: TopicDefaults) -> list[Entry]:
-    """Return the configs of a topic that sets `configs`: those with an effect, and the others that
-    the topic sets."""
+    """Return the configs of a topic that sets `configs`: all configs with an effect, and those
+    without an effect that the topic sets."""
     return [_entry(name, configs, defaults) for name in topic_configs.shown(configs)]
 
 
@@ -96,7 +97,8 @@ def _kind(name: str, known: ConfigKey) -> int:
 
 
 class Configs:
-    """The APIs of configs. One per listener, whose node id clients give."""
+    """The APIs of configs. One per listener. `node_id` is the node id of the listener, which is the
+    name of its broker resource."""
 
     def __init__(self, context: Context, node_id: int) -> None:
         self._context = context
@@ -145,7 +147,8 @@ class Configs:
         return await asyncio.to_thread(encode)
 
     async def _check(self, call: AdminCall, resource: DescribeConfigsResource) -> None:
-        """Raise unless the client may see the configs of a resource, and it has some."""
+        """Raise an error if the client may not see the configs of a resource, or if the broker does
+        not know the resource or its type."""
         kind, name = resource.resource_type, resource.resource_name
         if kind == OF_TOPIC:
             await call.rights.check(DESCRIBE_CONFIGS, TOPIC, name)
@@ -320,8 +323,8 @@ class Configs:
             await call.commit(name, self._broker.alter_topic(name, changes))
 
     async def _begin_defaults(self, call: AdminCall, kind: int, name: str) -> None:
-        """Check that the client may change the cluster's defaults, and charge one change. Raise the
-        refusal of every resource except the brokers of the whole cluster."""
+        """Check that the client may change the cluster's defaults, and charge one change. Raise
+        Refused for every resource except the broker resource without a name."""
         await call.rights.check(ALTER_CONFIGS, CLUSTER, CLUSTER_NAME)
         if kind != OF_BROKER:
             raise Refused(Code.INVALID_REQUEST, f"resources of type {kind} have no configs")

@@ -1,7 +1,8 @@
 """CreateTopics, DeleteTopics, CreatePartitions, DeleteRecords.
 
-The object store replicates, so each replication factor is accepted, and the answer is 1. Of an
-assignment of partitions to brokers, only the number of partitions counts.
+The object store replicates, so each valid replication factor is accepted, and the answer has the
+factor 1. If a request assigns partitions to brokers, a broker uses only the number of these
+partitions.
 """
 
 from tidelog.service.kafka.admin.calls import AdminCall, Refused, repeated
@@ -135,7 +136,7 @@ class Topics:
     def _created(
         self, call: AdminCall, wanted: CreatableTopic, validate_only: bool
     ) -> CreatableTopicResult:
-        """Return the answer for a topic that is created, or could be."""
+        """Return the answer for a topic that was created, or only checked (`validate_only`)."""
         topic = None if validate_only else self._broker.state.topics.get(wanted.name)
         result = CreatableTopicResult(
             name=wanted.name,
@@ -183,7 +184,7 @@ class Topics:
         return DeleteTopicsResponse(throttle_time_ms=call.throttle_ms, responses=results)
 
     async def _delete(self, call: AdminCall, result: DeletableTopicResult, is_twice: bool) -> None:
-        """Delete a topic, and complete its name and its id in the result."""
+        """Delete a topic, and put its name and its id into the result."""
         name, topic_id = result.name, result.topic_id
         if is_twice or (name is None) == (topic_id == ZERO_UUID):
             raise Refused(
@@ -254,7 +255,7 @@ class Topics:
             return
         try:
             await call.commit(name, self._broker.add_partitions(name, count))
-        except InvalidRequest as error:  # another client was faster
+        except InvalidRequest as error:  # another client has added partitions
             raise Refused(Code.INVALID_PARTITIONS, str(error)) from error
 
     # -- DeleteRecords

@@ -5,8 +5,8 @@ other request begins when all earlier requests of its connection are answered, a
 client has too many unanswered requests, or does not take its answers, the broker does not read from
 its connection.
 
-A request that cannot be read ends the connection, after CLOSE_DELAY_S: a client's library may
-connect again at once, each time.
+If a request cannot be read, the broker closes the connection after CLOSE_DELAY_S, because a
+client's library may connect again at once, each time.
 """
 
 import asyncio
@@ -50,12 +50,12 @@ UNANSWERED_MAX = 16
 """Requests of one connection that are read and not answered."""
 UNANSWERED_BYTES_MAX = 32 * MIB
 UNSENT_BYTES_MAX = 1 * MIB
-"""Bytes of answers that wait for the socket; above it no answer is made."""
+"""Bytes of answers that wait for the socket. Above this bound, no request begins."""
 TURN_S = 0.004
 """Time after which a connection lets other callbacks of the event loop run."""
 DECODE_INLINE_BYTES = 64 * 1024
-"""Requests up to this size are decoded on the event loop, and so are all Produce requests, most of
-whose bytes are not looked at. A thread for the others takes about 0.1 ms."""
+"""The event loop decodes requests up to this size. It also decodes all Produce requests: the
+decoder reads no records. A thread, which takes about 0.1 ms, decodes the others."""
 CLOSE_DELAY_S = 1.0
 MUTE_S_MAX = 30.0
 """Longest time for which a quota stops the reading of a connection."""
@@ -98,7 +98,7 @@ class Connection:
     # -- the socket
 
     def opened(self, transport: Transport, host: str) -> None:
-        """Begin. The caller closes connections above the bounds."""
+        """Begin to serve the socket. The caller closes connections above the bounds."""
         self._transport, self._host = transport, host
         self._connected_s = self._server.loop.time()
 
@@ -180,7 +180,7 @@ class Connection:
 
     def on_memory(self) -> None:
         """Go on with the frame that waited for memory (frame.Taker). A connection that may not go
-        on now must not hold back the others; it asks for memory again later."""
+        on now must not delay the others, so it leaves, and requests memory later."""
         self.advance()
         if self.frames.is_blocked and (self._is_ending or self._is_muted or self._is_full()):
             self._server.memory.leave(self)
@@ -358,7 +358,7 @@ class Connection:
         self._write_answers()
 
     def _charge(self, pending: Pending, response: Any) -> float:
-        """Charge the request's time. Return how long the connection must not be read, in s."""
+        """Charge one request. Return how long the broker must not read the connection, in s."""
         rights = self._handshake.rights
         throttle_s: float = getattr(response, "throttle_time_ms", 0) / 1000
         rights.record(REQUEST_RATE, 1)
@@ -450,7 +450,7 @@ class Connection:
     # -- the end
 
     def _refuse(self, reason: str, why: str, client_id: str) -> None:
-        """End the connection because of a request, and log the first of its kind."""
+        """End the connection because of a request, and log the first such request."""
         if self._server.is_logged((client_id or self._host, why[:40])):
             fields = {"host": self._host, "client_id": client_id, "reason": reason}
             line = "closing the connection of %s %r: %s"
@@ -474,7 +474,7 @@ class Connection:
         return not (self._begun or self._waiting or unsent)
 
     def end_quietly(self) -> None:
-        """Close after the answers that are written."""
+        """Close the connection when the written answers are sent."""
         self._is_ending = True
         if self._transport is not None:
             self._transport.close()

@@ -1,12 +1,13 @@
 """The frames of connections: bytes from sockets are cut into requests, within bounds. Pure.
 
-A frame is a size of four bytes and a request. The size is the word of the client, so it is checked
-against the bound of its API before memory is used, and the buffer of a frame grows with the bytes
+A frame is a size of four bytes and a request. The client gives the size, so the reader compares it
+with the bound of the API before it uses memory. The buffer of a large frame grows with the bytes
 that have arrived. `RequestMemory` bounds the bytes of the frames of all connections. A large frame
 takes its whole size before it is received, and each frame gives its size back when its request is
 answered. So large requests that are partly received cannot use up the memory that one of them needs
-to its end. A small frame takes its size when it has arrived, from memory that large frames cannot
-take. So a client that stops in the middle of a frame delays no small request of another client.
+until its end. A small frame takes its size when it has arrived, from memory that large frames
+cannot take. So a client that stops in the middle of a frame delays no small request of another
+client.
 """
 
 import struct
@@ -41,11 +42,12 @@ class Taker(Protocol):
     """The owner of a frame that waits for memory."""
 
     def on_memory(self) -> None:
-        """Take the frame's bytes again: there may be room now."""
+        """Try again to take the memory of the frame: there may be room now."""
 
 
 class MemoryPool:
-    """Bytes of requests that the broker has not answered, of one class of sizes."""
+    """The bytes of unanswered requests within a bound: one pool for small requests, one for large
+    ones."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -83,8 +85,8 @@ class MemoryPool:
             self.wake()
 
     def _is_later(self, taker: Taker) -> bool:
-        """Whether another taker came first, so that a large frame waits no longer than small
-        ones."""
+        """Whether another taker came first. A frame must not pass the frames before it, because
+        small frames could then delay a large one without end."""
         return bool(self._waiting) and next(iter(self._waiting)) is not taker
 
 
@@ -154,7 +156,7 @@ class FrameReader:
         return memoryview(frame)[self._filled :]
 
     def received(self, shared: memoryview, count: int) -> None:
-        """Take note of `count` bytes in the memory that `buffer` returned."""
+        """Count `count` new bytes in the memory that `buffer` returned."""
         if self._frame is not None and self._filled < self._size:
             self._filled += count
         else:

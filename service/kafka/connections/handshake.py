@@ -2,8 +2,8 @@
 
 With SASL, a client proves its principal by the user and the secret of an API key. The keys are
 those of HTTP, and so are the checks (service.security.authenticator). A wrong secret is answered
-after FAILED_DELAY_S, because librdkafka connects again at once. If the key expires, the answer
-gives the time that is left, and the client authenticates again on the same connection.
+after FAILED_DELAY_S, because librdkafka connects again at once. If the key has a time of expiry,
+the answer gives the time until then, and the client authenticates again on the same connection.
 """
 
 import asyncio

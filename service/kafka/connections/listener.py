@@ -1,7 +1,7 @@
 """The listener: sockets, connections within bounds, drain and stop.
 
 Connections have an Admission of their own (service.http.admission), because Kafka's clients stay
-idle for minutes. The clocks of all connections are checked in rounds of a second.
+idle for minutes. Once a second, the listener checks how long each connection has waited.
 """
 
 import asyncio
@@ -28,13 +28,14 @@ IDLE_S = 600.0
 """As in Kafka; Java's client closes its own idle connections after nine minutes."""
 ANSWER_S = 10.0
 DRAIN_S_MIN, DRAIN_S_MAX = 0.5, 2.0
-"""How long a stopping broker refuses requests before it closes connections: at least, so that
-clients ask another broker, and at most, if they do not get quiet."""
+"""How long a stopping broker refuses requests before it closes the connections. The minimum gives
+clients the time to ask another broker. The maximum is for connections that still have requests."""
 CONNECTION_BYTES = 2 * UNPROVED_BYTES_MAX + UNSENT_BYTES_MAX
 
 
 def limits_of(connections_max: int) -> Limits:
-    """Return the limits of the listener. As for HTTP, an address may have a quarter of them."""
+    """Return the limits of the listener. As for HTTP, an address may have a quarter of the
+    connections."""
     most = connections_max
     return Limits(
         connections_max=connections_max,
@@ -157,7 +158,7 @@ class Listener:
     """The servers of one broker for Kafka's protocol: `bind`, `listen`, `drain`, `close`."""
 
     def __init__(self, server: Server, tls: Callable[[], ssl.SSLContext] | None = None) -> None:
-        """With `tls`, connections use TLS. A new connection gets the context that it returns."""
+        """With `tls`, connections use TLS. A new connection gets the context that `tls` returns."""
         self.server = server
         self._tls = tls
         self.shared = memoryview(bytearray(SHARED_BYTES))
@@ -185,7 +186,7 @@ class Listener:
     def admit(
         self, connection: "PlainConnection | TlsConnection", transport: asyncio.Transport
     ) -> None:
-        """Count a new connection; close it, or an unproved one, above the bounds."""
+        """Count a new connection. Above the bounds, close this connection or an unproved one."""
         admission = self.server.admission
         self.connections.add(connection)
         displaced = admission.arrive(connection, _host_of(transport))
@@ -195,7 +196,7 @@ class Listener:
             transport.abort()
 
     def refuse_handshake(self, error: ssl.SSLError) -> None:
-        """Count a failed TLS handshake, and log some."""
+        """Count a failed TLS handshake, and log it within the rate of log lines."""
         admission = self.server.admission
         admission.ended["handshake"] += 1
         unlogged = admission.line(self.server.loop.time())

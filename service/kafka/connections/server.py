@@ -1,4 +1,4 @@
-"""The parts of a listener that its connections share, and a request on its way."""
+"""The parts of a listener that its connections share, and the class of unanswered requests."""
 
 import asyncio
 import time
@@ -13,7 +13,7 @@ from tidelog.service.kafka.context import Context
 from tidelog.service.security.authenticator import Security
 
 LOGGED_MAX = 1000
-"""Most bad requests that are remembered as logged, by client and API."""
+"""Bound of the set `logged` of bad requests, by client and reason."""
 
 
 class Transport(Protocol):
@@ -40,8 +40,8 @@ class Server(NamedTuple):
     logged: set[tuple[str, str]]
 
     def is_logged(self, key: tuple[str, str]) -> bool:
-        """Whether to log this bad request: the first of a client and API, within the rate of log
-        lines."""
+        """Whether to log this bad request: the first of a client with this reason, within the rate
+        of log lines."""
         if key in self.logged:
             return False
         if len(self.logged) >= LOGGED_MAX:

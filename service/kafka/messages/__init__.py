@@ -1,11 +1,11 @@
-"""The messages of Kafka's protocol: typed classes that are the schema, to and from bytes.
+"""The messages of Kafka's protocol: typed classes, which are also the schema, and their bytes.
 
 `decoder` and `encoder` of `compiler` serve every message; `header` frames them.
 
 schema             the notation of messages: a class is the schema
 primitives         varints, tagged fields, the error MalformedMessage
-decoding           the source of decoders
-encoding           the source of encoders
+decoding           writes the Python source of decoders
+encoding           writes the Python source of encoders
 compiler           decoders and encoders of one version, compiled at the first use
 header             the header of a request, the frame of a response
 handshake          ApiVersions, SaslHandshake, SaslAuthenticate

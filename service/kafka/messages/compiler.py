@@ -1,10 +1,10 @@
 """Decoders and encoders of one message and version, compiled from its class at the first use.
 
-A decoder is a plain Python function: neighbours of a fixed size, with the length that follows them,
-are one `struct` call; a varint of one byte needs no call; `memoryview` fields are slices of the
-frame, not copies. A decoder checks an array's length against the bytes left before it makes the
-list, and the end of the message against the end of the frame. Slices over the end are short, so
-the last check refuses them too.
+A decoder is a plain Python function. One `struct` call reads neighbour fields of a fixed size, with
+the length that follows them. A varint of one byte needs no call. `memoryview` fields are slices of
+the frame, not copies. A decoder checks an array's length against the bytes left before it makes the
+list, and the end of the message against the end of the frame. A slice over the end of the frame is
+too short; the check of the end refuses it, too.
 
 `decoding` and `encoding` write the source; a traceback shows it.
 """
@@ -26,7 +26,7 @@ _PRIMITIVES = {name: getattr(primitives, name) for name in vars(primitives) if n
 
 
 def decoder(message: type[M], version: int, *, to_the_end: bool = True) -> Decoder[M]:
-    """Return `decode(frame, position) -> message`, which raises `MalformedMessage` and no other.
+    """Return `decode(frame, position) -> message`, which raises no error except `MalformedMessage`.
 
     The message must end where the frame ends, unless `to_the_end` is false. Slices of `memoryview`
     fields keep the whole frame in memory. Raises `ValueError` for a version that the message lacks.
@@ -35,7 +35,7 @@ def decoder(message: type[M], version: int, *, to_the_end: bool = True) -> Decod
 
 
 def encoder(message: type[M], version: int) -> Encoder[M]:
-    """Return `encode(message) -> pieces`, to be sent behind each other.
+    """Return `encode(message) -> pieces`. The pieces in their order are the bytes of the message.
 
     `encode` raises `ValueError` if a value does not fit: None where the version has no null, an
     integer or a string that is too large. Raises `ValueError` for a version that the message lacks.
@@ -66,6 +66,6 @@ def _check(message: type[Message], version: int) -> None:
 def _compile(name: str, source: str, constants: dict[str, Any]) -> Any:
     linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
     names = {**_PRIMITIVES, **constants, "struct": struct}
-    # The source is made of the classes of this package, never of input: the reason for `exec`.
+    # `exec` is safe: the source is made from the classes of this package, never from input.
     exec(compile(source, name, "exec"), names)  # noqa: S102
     return names["run"]

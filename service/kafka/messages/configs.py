@@ -13,7 +13,7 @@ from tidelog.service.kafka.messages.schema import (
 
 
 class DescribeConfigsResource(Structure):
-    """A topic or a broker, and the configs of it; null keys ask for all."""
+    """A topic or a broker, and the names of its configs; null asks for all."""
 
     resource_type: Int8
     resource_name: str
@@ -29,7 +29,7 @@ class DescribeConfigsRequest(Message, api_key=32, versions="1-4", flexible="4+")
 
 
 class DescribeConfigsSynonym(Structure):
-    """Another place that sets the same config."""
+    """A value of the config, and the place that sets it."""
 
     name: str
     value: str | None

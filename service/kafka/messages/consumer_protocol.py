@@ -1,10 +1,10 @@
 """The subscriptions and assignments that consumers send each other within group messages.
 
-A broker reads a subscription to learn the topics of a group, and writes both to show the members
-of a REST group. It reads assignments with storage.kafka.consumer_protocol. Each begins with its
-version.
-A consumer may send a version that is newer than ours: its fields begin with those of the newest
-version that we know, so what follows them is ignored.
+A broker reads a subscription to learn the topics of a group, and writes subscriptions and
+assignments to show the members of a REST group. It reads assignments with
+storage.kafka.consumer_protocol. A subscription or an assignment begins with its version. A consumer
+may send a newer version than the newest one of this module. Its fields begin with the fields of the
+newest one of this module, so the decoder ignores the bytes behind them.
 """
 
 import struct

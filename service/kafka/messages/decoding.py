@@ -1,4 +1,4 @@
-"""The source of decoders. Pure text: `compiler` makes functions of it."""
+"""The Python source of decoders. `compiler` makes functions from the source. Pure."""
 
 import struct
 from typing import Any
@@ -8,7 +8,7 @@ from msgspec import NODEFAULT
 from tidelog.service.kafka.messages.schema import Member, Message, Structure, members_of
 
 _FIXED_MAX = 3
-"""Letters of a fixed form: "q", "16s"; other forms are words."""
+"""Most characters of a form of fixed size, such as "q" or "16s". Other forms are longer words."""
 
 
 def is_fixed(form: str | type[Structure]) -> bool:
@@ -17,7 +17,7 @@ def is_fixed(form: str | type[Structure]) -> bool:
 
 
 def source(message: type[Message], version: int, to_the_end: bool) -> tuple[str, dict[str, Any]]:
-    """Return the source of `run(b, p)`, and the values that it names."""
+    """Return the source of `run(b, p)`, and the constants that the source names."""
     writer = _DecoderSource(message, version)
     writer.message(to_the_end)
     return "\n".join([*writer.lines, ""]), writer.constants
@@ -46,9 +46,10 @@ def _smallest_of(member: Member, version: int, flexible: bool) -> int:
 class _DecoderSource:
     """Collects the lines of one decoder.
 
-    The names in it: b the frame, m its memoryview, p the position, size the end of the frame, left
-    the elements and tags that may still come, n a length, t a count of tags, k, s and e a tagged
-    field's number, beginning and end. A field has its own name with its structure's depth.
+    The names in the source: b is the frame, m its memoryview, p the position, q the end of a value,
+    size the end of the frame. left is the number of elements and tags that may still come. n is a
+    length, t a count of tags, k and e a tagged field's number and end. The variable of a field is
+    its name and the depth of its structure.
     """
 
     def __init__(self, message: type[Message], version: int) -> None:
@@ -93,7 +94,7 @@ class _DecoderSource:
         return name
 
     def read_fixed(self) -> None:
-        """Write the read of the values of fixed size that wait for it."""
+        """Write the code that reads the values in `fixed`."""
         fixed, self.fixed = self.fixed, []
         letters = "".join(letter for letter, _ in fixed)
         if letters == "B":
@@ -105,7 +106,7 @@ class _DecoderSource:
             self.line(f"{names}= {read}(b, p); p += {layout.size}")
 
     def structure(self, structure: type[Structure], depth: int) -> str:
-        """Write the reads of all fields; returns the expression of the new instance."""
+        """Write the code that reads all fields. Return the expression of the new instance."""
         present = [member for member in members_of(structure) if self.version in member.versions]
         for member in members_of(structure):
             optional = self.version not in member.versions or member.tag is not None
@@ -142,7 +143,7 @@ class _DecoderSource:
         return self.version in member.null_versions
 
     def length(self, *, small: bool) -> None:
-        """Write the read of a length: n is the length, plus one in flexible versions."""
+        """Write the code that reads a length: n is the length, plus one in flexible versions."""
         self.fixed.append(("B" if self.flexible else "h" if small else "i", "n"))
         self.read_fixed()
         if self.flexible:
@@ -150,7 +151,7 @@ class _DecoderSource:
             self.line(f"if n > 127: n, p = {read}(b, p - 1)")
 
     def content(self, form: str, target: str, fault: str, nullable: bool) -> None:
-        """Write the read of n bytes."""
+        """Write the code that reads n bytes."""
         end = "p + n - 1" if self.flexible else "p + n"
         empty = 1 if self.flexible else 0
         nothing = {"text": "''", "bytes": "b''", "records": "m[:0]", "pieces": "[m[:0]]"}[form]
@@ -206,9 +207,9 @@ class _DecoderSource:
         self.line(f"else: raise MalformedMessage(f'{member.name} has {{n}} elements')")
 
     def single(self, member: Member, form: type[Structure], target: str, depth: int) -> None:
-        """Write the read of a structure that is no array's element.
+        """Write the code that reads a structure that is not an element of an array.
 
-        Where it can be null, a signed byte stands before it: negative for null.
+        If the structure can be null, a signed byte is before it, which is negative for null.
         """
         if not self.can_be_null(member):
             made = self.structure(form, depth + 1)

@@ -1,4 +1,4 @@
-"""The source of encoders. Pure text: `compiler` makes functions of it."""
+"""The Python source of encoders. `compiler` makes functions from the source. Pure."""
 
 import struct
 from typing import Any
@@ -8,7 +8,7 @@ from tidelog.service.kafka.messages.schema import Member, Message, Structure, me
 
 
 def source(message: type[Message], version: int) -> tuple[str, dict[str, Any]]:
-    """Return the source of `run(message)`, and the values that it names."""
+    """Return the source of `run(message)`, and the constants that the source names."""
     writer = _EncoderSource(message, version)
     writer.message()
     return "\n".join([*writer.lines, ""]), writer.constants
@@ -17,7 +17,8 @@ def source(message: type[Message], version: int) -> tuple[str, dict[str, Any]]:
 class _EncoderSource:
     """Collects the lines of one encoder.
 
-    The names in it: w appends a piece, v with a depth is a structure, s a value, n its length.
+    The names in the source: w appends a piece, v with a depth is a structure, s a value, n its
+    length.
     """
 
     def __init__(self, message: type[Message], version: int) -> None:
@@ -49,7 +50,7 @@ class _EncoderSource:
         self.lines.append("    " * self.indent + text)
 
     def write_fixed(self) -> None:
-        """Write the values of fixed size that wait for it, with one call."""
+        """Write the code that encodes the values in `fixed`, with one call."""
         fixed, self.fixed = self.fixed, []
         letters = "".join(letter for letter, _ in fixed)
         values = ", ".join(value for _, value in fixed if value)

@@ -92,7 +92,8 @@ class AbortedTransaction(Structure):
 
 
 class FetchablePartitionResponse(Structure):
-    """Record batches of a partition, or the error; errors have empty records, not null."""
+    """Record batches of a partition, or the error. With an error, the records are empty, not
+    null."""
 
     partition_index: Int32
     error_code: Int16

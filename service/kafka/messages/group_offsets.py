@@ -89,7 +89,7 @@ class OffsetFetchRequestGroup(Structure):
 
 
 class OffsetFetchRequest(Message, api_key=9, versions="1-10", flexible="6+"):
-    """Asks for committed offsets: of one group up to version 7, null topics for all."""
+    """Asks for committed offsets. Null topics ask for all. Up to version 7, it has one group."""
 
     group_id: Annotated[str, Field("1-7")] = ""
     topics: Annotated[list[OffsetFetchRequestTopic] | None, Field("1-7", null="2-7")] = []

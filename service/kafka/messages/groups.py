@@ -62,7 +62,7 @@ class SyncGroupRequestAssignment(Structure):
 
 
 class SyncGroupRequest(Message, api_key=14, versions="0-5", flexible="4+"):
-    """Asks for the assignment of the member; the leader brings those of all."""
+    """Asks for the assignment of the member. The leader's request has the assignments of all."""
 
     group_id: str
     generation_id: Int32
@@ -174,7 +174,7 @@ class DescribedGroupMember(Structure):
 
 
 class DescribedGroup(Structure):
-    """A group and its members, or the error of it."""
+    """A group and its members, or the error for this group."""
 
     error_code: Int16
     error_message: Annotated[str | None, Field("6+")] = None

@@ -1,8 +1,8 @@
 """The header of a request, and the frame of a response.
 
-A frame is four bytes of size (without themselves), a header and a message. A request's header has
-version 1, or version 2 where the request is flexible: the same with tagged fields at its end. The
-client id is a string with a length of two bytes in both.
+A frame is a size of four bytes, a header and a message. The size does not count its own four bytes.
+A request's header has version 1. If the request is flexible, the header has version 2, with tagged
+fields at its end. The client id is a string with a length of two bytes in both.
 """
 
 import struct
@@ -43,8 +43,8 @@ FIRST_FLEXIBLE = {
     60: 0,
     75: 0,
 }
-"""Of each API with flexible versions: the first. Apart from the messages, so that the header of a
-request is read before its API is known to be served."""
+"""By API, the first flexible version. This table does not use the classes of the messages, because
+a broker reads the header of a request before it looks for the API."""
 
 _HEAD = struct.Struct(">hhih")
 _SIZE_AND_ID = struct.Struct(">ii")
@@ -65,7 +65,7 @@ class RequestHeader(NamedTuple):
 def decode_header(frame: bytes | bytearray) -> RequestHeader:
     """Read the header of a request from its frame without the size.
 
-    Knows nothing of the versions that are served. Raises `MalformedMessage`.
+    Does not check whether the broker serves the version. Raises `MalformedMessage`.
     """
     try:
         api_key, version, correlation_id, length = _HEAD.unpack_from(frame)
@@ -94,7 +94,7 @@ def frame_response(
     """Return the frame of an encoded response, in pieces: size, header, message.
 
     The header ends with tagged fields where the response is flexible, but never for ApiVersions: a
-    client reads that one before it knows the versions of the broker.
+    client reads that answer before it knows the versions of the broker.
     """
     size = sum(map(len, message))
     if api_key != API_VERSIONS and api_version >= FIRST_FLEXIBLE.get(api_key, _NEVER):

@@ -68,7 +68,7 @@ class MetadataResponsePartition(Structure):
 
 
 class MetadataResponseTopic(Structure):
-    """A topic, or the error of it."""
+    """A topic, or the error for this topic."""
 
     error_code: Int16
     name: Annotated[str | None, Field(null="12+")]
@@ -158,7 +158,7 @@ class DescribeTopicPartitionsResponsePartition(Structure):
 
 
 class DescribeTopicPartitionsResponseTopic(Structure):
-    """A topic and its partitions, or the error of it."""
+    """A topic and its partitions, or the error for this topic."""
 
     error_code: Int16
     name: str | None

@@ -1,12 +1,13 @@
 """Varints, tagged fields and the one error of the decoders.
 
 Kafka's compact lengths are unsigned varints: seven bits a byte, the lowest first, the highest bit
-set in all bytes but the last. A length is stored plus one, and zero is null.
+set in all bytes but the last. The stored number is the length plus one, and zero stands for null.
 """
 
 ELEMENTS_MAX = 100_000
-"""Elements of all arrays of one message, integers apart, and its tagged fields: a Produce request
-may have 100 MiB, a small element uses up to fifty times its bytes, and all take 0.1 s of CPU."""
+"""Bound of the elements of all arrays of one message, without integers, and of its tagged fields. A
+Produce request may have 100 MiB, and a small element uses up to fifty times its bytes in memory. So
+many elements take 0.1 s of CPU time."""
 TEXT_BYTES_MAX = 0x7FFF
 """Bytes of one string, also where its length is a varint (Kafka's own limit)."""
 OPERATIONS_NOT_ASKED = -(2**31)
@@ -25,7 +26,8 @@ class MalformedMessage(Exception):
 def varint(data: bytes | bytearray, position: int) -> tuple[int, int]:
     """Read an unsigned varint of at most five bytes; returns it and the position behind it.
 
-    Raises `MalformedMessage` if it is above 2**31 - 1, `IndexError` if the data end in it.
+    Raises `MalformedMessage` if it is above 2**31 - 1, `IndexError` if the data end within the
+    varint.
     """
     number = shift = 0
     for index in range(position, position + 5):
@@ -50,8 +52,8 @@ def text_length(data: bytes | bytearray, position: int) -> tuple[int, int]:
 def skip_tags(data: bytes | bytearray, position: int, left: int) -> tuple[int, int]:
     """Skip a structure's tagged fields, the count included.
 
-    Returns how many more elements the message may have after them, of `left`, and the position
-    behind them.
+    Returns `left` minus the count of the fields, and the position behind the fields. `left` is the
+    number of elements that the message may still have.
     """
     left, count, position = tag_count(data, position, left)
     for _ in range(count):
@@ -68,7 +70,8 @@ def tag_count(data: bytes | bytearray, position: int, left: int) -> tuple[int, i
 
 
 def tag_header(data: bytes | bytearray, position: int) -> tuple[int, int, int]:
-    """Read a tagged field's number; returns it and the positions where its value begins, ends."""
+    """Read a tagged field's number and size. Return the number, and where its value begins and
+    ends."""
     number, position = varint(data, position)
     size, position = varint(data, position)
     if size > len(data) - position:

@@ -31,7 +31,8 @@ VERSION_MAX = 0x7FFF
 
 
 class Field(NamedTuple):
-    """The versions of a field ("3+", "3-12", "4"; "" for all), those with null, the tag."""
+    """The versions of a field ("3+", "3-12", "4"; "" for all), the versions that allow null, the
+    tag."""
 
     versions: str = ""
     null: str = ""
@@ -51,7 +52,7 @@ Int64 = Annotated[int, Wire("q")]
 Uuid = Annotated[bytes, Wire("16s")]
 """16 bytes; `ZERO_UUID` means none."""
 Pieces = Annotated[list[bytes | memoryview], Wire("pieces")]
-"""Record batches in pieces: the encoder writes them behind each other and copies none."""
+"""Record batches in pieces: the encoder writes them one after the other, without a copy."""
 
 _PYTHON_TYPES = {
     str: Wire("text"),
@@ -62,7 +63,7 @@ _PYTHON_TYPES = {
 
 
 class StructureMeta(msgspec.StructMeta):
-    """Makes classes of keyword-only fields, and keeps what a `Message` says of its versions."""
+    """The metaclass of structures: fields are keyword-only, and a `Message` has its versions."""
 
     def __new__(
         mcs,
@@ -102,7 +103,7 @@ class Member(NamedTuple):
     null_versions: range
     tag: int | None
     default: Any
-    """`msgspec.NODEFAULT` if the field is required; of an array, an empty tuple."""
+    """`msgspec.NODEFAULT` if the field is required. The default of an array is an empty tuple."""
 
 
 def versions_of(text: str) -> range:

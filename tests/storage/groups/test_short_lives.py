@@ -155,7 +155,7 @@ async def _one_loop() -> None:
         assert group.generation - before <= 4 * 4
         with pytest.raises(MemberHeld) as found:
             await life(consumers, "m9")
-        assert str(found.value).startswith(f"the client at {HOST} (no client.id) came and went ")
+        assert str(found.value).startswith(f"the client at {HOST} (no client.id) joined and left ")
         assert 0 < found.value.retry_after_ms <= PAUSE_S * 1000
         (held,) = consumers.coordinator.held("g")
         assert (held.client.host, held.member_id) == (HOST, "m9")
@@ -215,7 +215,7 @@ async def test_a_static_member_that_takes_its_place_again_is_not_held() -> None:
         before = log.state.members.get("g").generation
         for number in range(20, 20 + SHORT_LIVES_MAX):
             await life(consumers, f"m{number}", instance_id="pod")
-        with pytest.raises(MemberHeld, match="static member 'pod' came and went 5 times"):
+        with pytest.raises(MemberHeld, match="static member 'pod' joined and left 5 times"):
             await life(consumers, "m30", instance_id="pod")
         assert log.state.members.get("g").generation > before
 
