@@ -112,8 +112,8 @@ def with_client(
 
 
 def run_until_signal(work: Coroutine[Any, Any, Result]) -> Result:
-    """Run a command that may take long. SIGTERM cancels it, as SIGINT does, so that it can leave
-    its group. Raises Terminated after SIGTERM."""
+    """Run a command that may take long. SIGTERM cancels the command, as SIGINT does, so that it can
+    leave its group. Raises Terminated after SIGTERM."""
     is_terminated = False
 
     async def session() -> Result:

@@ -48,8 +48,8 @@ PAUSE_FIRST_S = 0.1
 PAUSE_MAX_S = 5.0
 LEARN_S = 60.0
 LEARN_AGAIN_S = 1.0
-"""Periods after which a client asks again for the brokers of the cluster: after a response, and
-after a failure."""
+"""Times after which a client asks again for the brokers of the cluster: LEARN_S after a success,
+LEARN_AGAIN_S after a failure."""
 
 
 class _Failure(NamedTuple):
@@ -318,13 +318,13 @@ def _why(error: httpx.RequestError) -> tuple[str, str]:
     for cause in _causes(error):
         match cause:
             case ssl.SSLError(reason="WRONG_VERSION_NUMBER"):
-                return "the server does not speak TLS: use http://", ""
+                return "the server does not use TLS: use http://", ""
             case ssl.SSLCertVerificationError(verify_message=message):
                 return f"the broker's certificate is not accepted ({message})", "ca"
             case ConnectionRefusedError():
                 return "connection refused", "server"
             case socket.gaierror():
-                return f"the name of the host gives no address ({cause.strerror})", ""
+                return f"the name of the host has no address ({cause.strerror})", ""
             case OSError(errno=errno.ENETUNREACH | errno.EHOSTUNREACH):
                 return "no route to this host", ""
             case _:

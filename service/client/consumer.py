@@ -7,7 +7,8 @@ work ended with an exception is read again: at least once.
 
 A record that does not decode does not stop the others. `on_error` decides:
 - stop: all records before it and those of other partitions are delivered. Then `poll` raises
-  UndecodableRecord once. Its partition stays there; if the caller polls again, the others go on.
+  UndecodableRecord once. If the caller polls again, the other partitions continue, and this one
+  does not.
 - skip: it counts as delivered; `skipped` and `first_skipped` count and name such records.
 - a function: it gets the Record as bytes and the error. When it returns, the record counts as
   delivered. `DeadLetters` is such a function: it sends the record to another topic.
@@ -111,10 +112,10 @@ class AsyncConsumer:
         options: ConsumerOptions | None = None,
         **choices: Any,
     ) -> None:
-        """With a `group`, this consumer is a member of it and commits offsets; without one, it
-        reads all partitions of `topics`, or from `positions` the partitions in it, and commits
-        nothing. `choices` are fields of ConsumerOptions. A Connection as `servers` stays open at
-        the end; its `retry_s` holds. Raises BadArgument."""
+        """With a `group`, this consumer is a member of it and commits offsets. Without one, it
+        commits nothing, and reads all partitions of `topics`, or only those in `positions`, from
+        these offsets on. `choices` are fields of ConsumerOptions. A Connection as `servers` stays
+        open at the end; its `retry_s` is used. Raises BadArgument."""
         try:
             chosen = (options or ConsumerOptions())._replace(**choices)
         except ValueError as error:

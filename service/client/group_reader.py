@@ -39,7 +39,7 @@ NO_INSTANCE = 40403
 ILLEGAL_STATE = 409
 EXISTS = 40902
 COMMIT_TRIES = 10
-"""Commits of one position, each after a new generation, before this member gives the offsets up."""
+"""Tries of one commit, each after a new generation. After the last one, nothing is committed."""
 LEAVE_S = 1.0
 """Time for the last commit and for the deletion of the instance, each."""
 

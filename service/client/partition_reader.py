@@ -40,7 +40,7 @@ class PartitionReader:
         self._reads: dict[TopicPartition, asyncio.Task[Page]] = {}
         self._gate = asyncio.Semaphore(READS_AT_ONCE)
         self._polls: set[TopicPartition] = set()
-        """Those of `_reads` that wait at the broker for new records."""
+        """Partitions of `_reads` whose requests wait at the broker for new records."""
         self._caught_up: set[TopicPartition] = set()
         """Partitions whose last page was short."""
         self.paused: set[TopicPartition] = set()

@@ -8,8 +8,8 @@ to choose the partition. Records without a key go to one partition until a batch
 to the next one. If partitions are added to a topic, this client continues with the old
 number. A key then stays in its lane, so the records of one key keep their order.
 
-A request is atomic. If the broker rejects it (400, 413, 422), the lane sends its halves, down to
-the record at fault. Only this record fails.
+A request is atomic. If the broker rejects it (400, 413, 422), the lane sends its halves in
+requests of their own, until a request has one record. So only the rejected record fails.
 
 **On a crash** of the caller: records whose future is not done may be in the log or not.
 """
@@ -56,7 +56,7 @@ class Delivered(NamedTuple):
 
 
 class Outcome(Protocol):
-    """The end of a record's way: asyncio's or concurrent.futures' Future."""
+    """The future of a record's outcome: asyncio's or concurrent.futures'."""
 
     def done(self) -> bool: ...
     def set_result(self, result: Delivered) -> None: ...
@@ -84,7 +84,7 @@ class ProducerOptions(NamedTuple):
 
 
 class Item:
-    """A record on its way. `number` counts the records for its topic, from 0."""
+    """A record without an outcome yet. `number` counts the records for its topic, from 0."""
 
     __slots__ = ("added_s", "number", "outcome", "partition", "size", "tag", "text")
 

@@ -20,7 +20,7 @@ BINARY_V2 = "application/vnd.kafka.binary.v2+json"
 ARROW = "application/vnd.apache.arrow.stream"
 MEDIA_TYPES: dict[ProduceFormat, str] = {"binary": BINARY_V2, "json": JSON_V2}
 RECORD_BYTES = 64
-"""The size of a record in buffers is that of its text, and this number."""
+"""The size of a record in a buffer is the length of its text plus this number."""
 
 
 class TopicPartition(NamedTuple):

@@ -3,8 +3,8 @@
 One request is the whole transaction, so nothing is in the log before `commit`, and readers see all
 of it or nothing. The request has an Idempotency-Key: `commit` repeats it for up to `delivery_s`, on
 any broker. If the outcome stays unknown, a later `commit` of the same object repeats the same
-request. A caller that survives its own crash gives an `idempotency_key` of its input, for example
-of the first offset that it has read.
+request. A caller that continues after its own crash passes an `idempotency_key` that it can compute
+again from its input, for example from the first offset that it has read.
 """
 
 import os

@@ -96,7 +96,7 @@ async def log_out(request: Request, security: RequiredSecurity) -> Response:
 
 
 async def get_me(request: Request) -> Me:
-    """Whether security is on, and the caller."""
+    """Show whether security is on, and the caller's principal."""
     rights = rights_of(request.scope)
     return _me(rights) if isinstance(rights, Caller) else Me(security="off")
 

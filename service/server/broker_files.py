@@ -1,4 +1,4 @@
-"""A broker's files on its machine: the folder of the hot log, and who may read a folder store."""
+"""A broker's files on its machine: the folder of the hot log, permissions of a folder store."""
 
 import hashlib
 import logging

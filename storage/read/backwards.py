@@ -2,8 +2,8 @@
 
 All tiers are read forwards. So a read backwards tries ranges of offsets, the newest range first. If
 a range does not fit the bounds, the next try is its newer half. If it fits, the next range, before
-it, is twice as long. Offsets are no counts: key compaction leaves ranges with few records or none,
-and the number of reads over such a hole grows with the logarithm of its length.
+it, is twice as long. A range can have fewer records than offsets, or none, because of key
+compaction. The number of reads over a range without records grows with the logarithm of its length.
 """
 
 from typing import NamedTuple, Protocol
@@ -39,9 +39,9 @@ async def fetch_before(
     one record if there is any. `start` is the log start offset, and `end` is at most the high
     watermark.
 
-    Each read returns at most `bounds.bytes_max` bytes. If a retention moves the log start
-    meanwhile, the result begins there. If an older record is damaged, return the records after it.
-    Raises the errors of `Log.fetch`.
+    Each read returns at most `bounds.bytes_max` bytes. If retention moves the log start meanwhile,
+    the result begins at the new log start. If an older record is damaged, return the records after
+    it. Raises the errors of `Log.fetch`.
     """
     pieces: list[ReadBatch] = []
     budget, records = bounds.bytes_max, bounds.records_max

@@ -194,13 +194,13 @@ def test_a_closed_port(tidelog: Command) -> None:
 def test_https_to_a_server_without_tls(tidelog: Command, other_server: str) -> None:
     said = tidelog("status", server=f"https://{other_server}")
     assert said.status == 3
-    assert said.line.endswith(f"{other_server}: the server does not speak TLS: use http://")
+    assert said.line.endswith(f"{other_server}: the server does not use TLS: use http://")
 
 
 def test_a_host_without_an_address(tidelog: Command) -> None:
     said = tidelog("status", server="http://nosuchhost.invalid")
     assert said.status == 3
-    assert "the name of the host gives no address" in said.line
+    assert "the name of the host has no address" in said.line
 
 
 async def test_a_server_that_accepts_and_says_nothing() -> None:

@@ -1,4 +1,4 @@
-"""`tidelog dev`: a broker with live data, to look at until Ctrl-C.
+"""`tidelog dev`: a broker with live data, until Ctrl-C.
 
 The broker is a child process. This process is its client: it produces departures of invented
 flights, and reads them as the members of two groups, of which one is slower than the data. The log

@@ -1,6 +1,6 @@
 """The live data of `tidelog dev`: departures of invented flights, and two groups that read them.
 
-The number of a departure is its place among all of them: a later start continues with the next one.
+The departures are numbered from 0; a later start continues with the next number.
 """
 
 import asyncio
@@ -46,7 +46,7 @@ GROUPS = (Group("dashboard", 1000, 0.5), Group("report", 5, 0.5))
 
 
 def departure(number: int) -> dict[str, Any]:
-    """Return the record of one departure. Equal numbers have equal records."""
+    """Return the record of one departure. The record follows from the number alone."""
     chance = random.Random(SEED * 1_000_003 + number)
     carrier = chance.choice(_CARRIERS)
     plane = chance.randrange(_PLANES)
@@ -96,7 +96,7 @@ async def _produce(client: "Client", number: int, rate: int) -> None:
     loop = asyncio.get_running_loop()
     due, sent_s = 0.0, loop.time()
     while True:
-        # After a pause of the machine, go on at the same rate: do not make up for the pause.
+        # After a pause of the machine, continue at the same rate: omit the departures of the pause.
         now_s = loop.time()
         due, sent_s = due + min(now_s - sent_s, 1.0) * rate, now_s
         count = int(due)

@@ -1,7 +1,7 @@
-"""Output of records by a thread, so that a reader of the pipe that blocks holds nothing else: the
-member of a group stays alive, and SIGTERM ends the command.
+"""Output of records by a thread. If the reader of the pipe blocks, only this thread waits: the
+command sends the heartbeats of its group, and SIGTERM ends it.
 
-The thread is a daemon and writes by `os.write`: a write that never ends does not keep the process.
+The thread is a daemon and writes by `os.write`, so the process can end during a write.
 """
 
 import asyncio

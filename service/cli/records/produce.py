@@ -40,7 +40,7 @@ class ProduceOptions(NamedTuple):
             batch_records=self.batch_records,
             batch_bytes=self.batch_bytes,
             in_flight=self.in_flight,
-            # Each lane has a batch on its way and one that is filled meanwhile.
+            # Each lane has a batch in flight, and fills the next one meanwhile.
             buffer_bytes=max(2 * self.in_flight, 4) * max(self.batch_bytes, 1024 * 1024),
             delivery_s=self.retry_s,
         )

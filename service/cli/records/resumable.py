@@ -1,12 +1,13 @@
 """`tidelog produce --state FILE`: each line of an input once, also if this command is killed.
 
 The file says how many lines are in the topic. Before a request, it also gets the end of the batch
-under way (`pending`), so a later run cuts the same batch, and sends it with the same
-Idempotency-Key: the broker answers with the first outcome if it has one. One request at a time.
+under way (`pending`), so a later run takes the same batch, and sends it with the same
+Idempotency-Key: the broker answers with the first outcome if it has one. The command sends one
+request at a time.
 
 **On a crash** before a request, its batch is sent by the next run. After the request, the next run
 sends it again, and the broker writes nothing. Brokers keep an Idempotency-Key for an hour; after
-that, the outcome of the pending batch cannot be found out, and the next run refuses to guess.
+that, the outcome of the pending batch is unknown, and the next run ends with an error.
 """
 
 import asyncio

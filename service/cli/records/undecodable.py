@@ -1,8 +1,8 @@
 """Records as brokers send them for output, and those that do not decode (`--on-error`).
 
 The broker converts keys and values to the format of the output. It marks a key or value that does
-not decode, and sends its bytes in base64 (`on_error=raw`). So such a record stops no other, and
-this module decides what happens to it.
+not decode, and sends its bytes in base64 (`on_error=raw`). So such a record stops no other record,
+and this module handles it by `--on-error`.
 """
 
 import binascii

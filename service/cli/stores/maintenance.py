@@ -3,7 +3,7 @@ compaction/.
 
 The commands work on the store, with or without running brokers, by hand or from cron. Commands that
 delete or rewrite are dry runs without `--yes`. Two runs at once are safe, because the run that
-loses a race reports the loss and leaves the data as it is.
+loses a race reports this and changes no data.
 
 **On a crash**: a command may be killed at any moment; run it again.
 """

@@ -33,14 +33,14 @@ export function Acls() {
   return html`<${Loaded} state=${state}>${({ acls }) => html`<${List} acls=${acls} search=${search} setSearch=${setSearch} create=${() => setCreates(true)} remove=${setGone} />`}<//>
     ${creates && html`<${Create} base=${state.data.base} onClose=${() => setCreates(false)} done=${() => { setCreates(false); state.again(); }} />`}
     ${gone && html`<${Dialog} title="Remove an ACL" danger submit="Remove" onClose=${() => setGone(null)} onSubmit=${remove}>
-      <p>${sentence(gone)} ${gone.permission === "DENY" ? "After removal, this is no longer forbidden." : "After removal, this is allowed only if another ACL allows it."}</p><//>`}`;
+      <p>${sentence(gone)} ${gone.permission === "DENY" ? "After removal, this ACL no longer denies it." : "After removal, this is allowed only if another ACL allows it."}</p><//>`}`;
 }
 
 function List({ acls, search, setSearch, create, remove }) {
   const button = html`<button type="button" class="primary" data-new onClick=${create}>Add ACL</button>`;
   if (!acls.length) {
     return html`<${Card} title="Access control lists" actions=${button}>
-      <${Empty} title="Nothing is allowed yet">Super users may do everything. Other principals may do what an ACL allows and no ACL forbids.<//><//>`;
+      <${Empty} title="Nothing is allowed yet">Super users have all permissions. Other principals have the permissions that an ACL allows and no ACL denies.<//><//>`;
   }
   const wanted = search.trim().toLowerCase();
   const found = acls.filter((acl) => `${acl.principal} ${acl.resource_name} ${acl.operation}`.toLowerCase().includes(wanted));

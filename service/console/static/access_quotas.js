@@ -55,7 +55,7 @@ function Edit({ quota, onClose, done }) {
     done();
   };
   return html`<${Dialog} title="Set quotas" ready=${who !== ""} onClose=${onClose} onSubmit=${act}>
-    ${isNew ? html`<${Field} label="Principal" note="* is the default, for principals without quotas of their own.">
+    ${isNew ? html`<${Field} label="Principal" note="* sets the default quotas, for principals without quotas of their own.">
       <input data-first name="principal" autocomplete="off" spellcheck=${false} value=${who} onInput=${(e) => setWho(e.target.value)} /><//>`
       : html`<p>Quotas of <strong>${shown(who)}</strong>.</p>`}
     <div class="fields">

@@ -63,7 +63,7 @@ async function refusal(answer) {
   try {
     said = await answer.json();
   } catch {
-    // Not an answer of tidelog, but a proxy's page or nothing: show the status alone.
+    // The answer is not tidelog's, but a proxy's page or empty: show only the status.
   }
   return new ApiError(answer.status, said.error_code, said.message || `HTTP ${answer.status}`);
 }

@@ -77,7 +77,7 @@ function ThemeToggle() {
     aria-label=${`Theme: ${THEMES[theme]}`}><span aria-hidden="true">◐</span> ${THEMES[theme]}</button>`;
 }
 
-/** Return the user; `unknown` if the broker does not answer: then each page finds out. */
+/** Return the user, or `unknown` if the broker does not answer; then each page shows the error. */
 async function whoAmI() {
   try {
     return await get("tidelog/v1/me");

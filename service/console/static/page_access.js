@@ -13,7 +13,7 @@ const TABS = [["keys", "Keys"], ["acls", "ACLs"], ["quotas", "Quotas"]];
 export function Access({ tab, me }) {
   if (me.security !== "keys") {
     return html`<header class="page-head"><h1>Access</h1></header><${Card}>
-      <${Empty} title="Security is off">Every client that reaches this port may do everything. With <code>security=keys</code> and an <code>admin_key</code>
+      <${Empty} title="Security is off">Every client that reaches this port has all permissions. With <code>security=keys</code> and an <code>admin_key</code>
       every request needs a key, and access control lists define what its principal may do.<//><//>`;
   }
   return html`<header class="page-head"><h1>Access</h1>

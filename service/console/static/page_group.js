@@ -72,7 +72,7 @@ function Held({ held }) {
     { name: "Short lives", right: true, of: (h) => h.short_lives, show: (h) => count(h.short_lives) },
     { name: "Next join in", right: true, of: (h) => h.retry_after_ms, show: (h) => `${Math.ceil(h.retry_after_ms / 1000)} s` },
   ];
-  return html`<${Card} title="Held members" flush note="they come and go: their joins wait, so that the others are not rebalanced each time">
+  return html`<${Card} title="Held members" flush note="clients that join and leave too often: their next join waits, so that the other members are not rebalanced each time">
     <${Table} label="Held members" columns=${columns} rows=${held} id=${(h) => `${h.instance_id}-${h.client_id}-${h.host}`} /><//>`;
 }
 

@@ -62,7 +62,7 @@ function AddPartitions({ base, has, onClose, done }) {
     done();
   };
   return html`<${Dialog} title="Add partitions" submit="Add" ready=${Number(wanted) > has} onClose=${onClose} onSubmit=${grow}>
-    <${Field} label="Partitions" note=${`Now ${has}. The number can never shrink.`}>
+    <${Field} label="Partitions" note=${`Now ${has}. Partitions cannot be removed.`}>
       <input data-first type="number" min=${has + 1} max="10000" value=${wanted} onInput=${(e) => setWanted(e.target.value)} /><//>
   <//>`;
 }

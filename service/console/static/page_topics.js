@@ -58,7 +58,7 @@ function Create({ onClose }) {
     <${Field} label="Name" note=${name && !isName ? "Letters, digits, dot, dash and underscore; at most 222 characters." : ""}>
       <input data-first name="name" autocomplete="off" spellcheck=${false} value=${name} onInput=${(e) => setName(e.target.value)} /><//>
     <div class="fields">
-      <${Field} label="Partitions" note="Can grow later, never shrink.">
+      <${Field} label="Partitions" note="You can add partitions later, but not remove them.">
         <input type="number" name="partitions" min="1" max="10000" value=${partitions} onInput=${(e) => setPartitions(e.target.value)} /><//>
       <${Field} label="Cleanup policy">
         <select value=${policy} onChange=${(e) => setPolicy(e.target.value)}>

@@ -104,7 +104,7 @@ export function Card({ title, note, actions, children, flush = false }) {
   </section>`;
 }
 
-/** Bound of the rows: more are too many to read, and too slow to draw every few seconds. */
+/** Maximum number of rows: more rows are too many to read, and too slow to draw every few seconds. */
 const ROWS_MAX = 500;
 
 /**

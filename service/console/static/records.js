@@ -71,8 +71,8 @@ function Browser({ topic, query }) {
 const keyHas = (record, text) => !text || decode(record.key).text.toLowerCase().includes(text.toLowerCase());
 
 // A page: {records, first, next, start, end, seen}. It has all matching records of [first, next).
-// Offsets are no counts, because key compaction removes records: the page before it is the newest
-// records before `first`, and the page after it begins at `next`.
+// Key compaction removes records, so a page can span more offsets than it has records: the previous
+// page has the newest records before `first`, and the next page begins at `next`.
 
 /** Return the records from `place` (an offset or a time) on. */
 async function pageAfter(topic, partition, place, filter, signal, onProgress) {
