@@ -13,9 +13,11 @@ import heapq
 import json
 import sys
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
-from typing import Annotated, Any, NamedTuple, TypeAlias, TypeVar
+from typing import Annotated, Any, ClassVar, NamedTuple, TypeAlias, TypeVar
 from urllib.parse import urlencode
+from weakref import WeakKeyDictionary
 
 from fastapi import Depends, Query, Request, Response
 from pydantic import BaseModel
@@ -34,6 +36,40 @@ K = TypeVar("K", bound=Key)
 T = TypeVar("T")
 
 
+class _Turns:
+    """The handlers that wait for their next slice. The event loop runs one slice between two of its
+    turns, so many handlers together do not hold it for longer than one."""
+
+    _of_loops: ClassVar["WeakKeyDictionary[asyncio.AbstractEventLoop, _Turns]"] = (
+        WeakKeyDictionary()
+    )
+
+    def __init__(self) -> None:
+        self._waiting: deque[asyncio.Future[None]] = deque()
+
+    @classmethod
+    async def wait(cls) -> None:
+        """Wait for the turn of this handler."""
+        loop = asyncio.get_running_loop()
+        turns = cls._of_loops.get(loop)
+        if turns is None:
+            turns = cls._of_loops[loop] = cls()
+        if not turns._waiting:
+            loop.call_soon(turns._next)
+        turn = loop.create_future()
+        turns._waiting.append(turn)
+        await turn
+
+    def _next(self) -> None:
+        while self._waiting:
+            turn = self._waiting.popleft()
+            if not turn.done():  # else the handler was cancelled
+                turn.set_result(None)
+                break
+        if self._waiting:
+            asyncio.get_running_loop().call_soon(self._next)
+
+
 class Slices:
     """The slices of one handler's work. The handler calls `pause` after each piece of the work."""
 
@@ -45,7 +81,7 @@ class Slices:
     async def pause(self) -> None:
         """If the slice has taken SLICE_S, let the event loop run other callbacks."""
         if time.perf_counter() >= self._end_s:
-            await asyncio.sleep(0)
+            await _Turns.wait()
             self._end_s = time.perf_counter() + SLICE_S
 
 

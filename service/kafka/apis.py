@@ -94,12 +94,18 @@ def table(handlers: Handlers) -> dict[int, Api]:
             is_pipelined=True,
         ),
         Api(fetch.FetchRequest, fetch.FetchResponse, handlers.fetch.fetch, is_waiting=True),
-        Api(fetch.ListOffsetsRequest, fetch.ListOffsetsResponse, offsets.list_offsets),
+        Api(
+            fetch.ListOffsetsRequest,
+            fetch.ListOffsetsResponse,
+            offsets.list_offsets,
+            is_waiting=True,
+        ),
         Api(metadata.MetadataRequest, metadata.MetadataResponse, routing.metadata),
         Api(
             metadata.FindCoordinatorRequest,
             metadata.FindCoordinatorResponse,
             routing.find_coordinator,
+            is_waiting=True,
         ),
         Api(handshake.SaslHandshakeRequest, handshake.SaslHandshakeResponse, None),
         Api(handshake.ApiVersionsRequest, handshake.ApiVersionsResponse, None),
@@ -112,6 +118,7 @@ def table(handlers: Handlers) -> dict[int, Api]:
             fetch.OffsetForLeaderEpochRequest,
             fetch.OffsetForLeaderEpochResponse,
             offsets.offset_for_leader_epoch,
+            is_waiting=True,
         ),
         Api(handshake.SaslAuthenticateRequest, handshake.SaslAuthenticateResponse, None),
         Api(
@@ -123,11 +130,13 @@ def table(handlers: Handlers) -> dict[int, Api]:
             metadata.DescribeTopicPartitionsRequest,
             metadata.DescribeTopicPartitionsResponse,
             routing.describe_topic_partitions,
+            is_waiting=True,
         ),
         Api(
             topics.DescribeLogDirsRequest,
             topics.DescribeLogDirsResponse,
             handlers.placement.describe_log_dirs,
+            is_waiting=True,
         ),
         Api(
             topics.ListPartitionReassignmentsRequest,
@@ -158,6 +167,7 @@ def table(handlers: Handlers) -> dict[int, Api]:
             configs.DescribeConfigsRequest,
             configs.DescribeConfigsResponse,
             handlers.configs.describe_configs,
+            is_waiting=True,
         ),
         Api(
             configs.AlterConfigsRequest,

@@ -15,7 +15,8 @@ class Client(NamedTuple):
     version: int
     """The version of the request's API, for handlers whose answer depends on it."""
     client_id: str
-    """The name that the client gives itself; "" if it gives none."""
+    """The first 255 characters of the name that the client gives itself; "" if it
+    gives none."""
     host: str
     """The client's address."""
     software: str

@@ -5,12 +5,13 @@ configs, records and groups. The audit log of REST writes these lines, within th
 (service.security.audit).
 """
 
+import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, TypeVar
 
 from tidelog.service.http.admission import Budget
-from tidelog.service.kafka.client import REQUEST, Client, fields_of
+from tidelog.service.kafka.client import REQUEST, Client, Encoded, fields_of
 from tidelog.service.kafka.errors import Code, Kind, code_of
 from tidelog.service.routes.dependencies import decided
 from tidelog.service.security.caller import Unauthenticated
@@ -25,6 +26,8 @@ from tidelog.storage.state.committed_offsets import check_group_id
 
 log = logging.getLogger("tidelog.kafka")
 
+WIDE_AT_ONCE = 2
+"""Wide answers that are built at the same time."""
 _KINDS = {TOPIC: Kind.FETCH, GROUP: Kind.GROUP, CLUSTER: Kind.ADMIN}
 """By type of resource: the kind of request whose code for Forbidden names this type."""
 
@@ -50,9 +53,16 @@ class Context:
         """Counts the records and bytes of topics, over all protocols."""
         self.answers = answers
         """The memory of the answers with records, over all protocols."""
+        self._turn = asyncio.Semaphore(WIDE_AT_ONCE)
         self.is_draining = False
         """Whether the broker is stopping. Then it refuses appends and reads with the code that
         sends clients to another broker."""
+
+    async def encoded(self, encode: Callable[[], Iterable[bytes | memoryview]]) -> Encoded:
+        """Build a wide answer in a thread, WIDE_AT_ONCE at a time: its parts use many times the
+        memory of its bytes."""
+        async with self._turn:
+            return Encoded([await asyncio.to_thread(lambda: b"".join(encode()))])
 
     def failed(self, api: str, error: BaseException) -> None:
         """Log an exception that no handler expects."""

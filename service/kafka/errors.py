@@ -9,7 +9,6 @@ it is only for requests that a client must not repeat.
 from collections.abc import Mapping
 from enum import IntEnum
 
-from tidelog.service.http.errors import MESSAGE_CHARS_MAX
 from tidelog.service.security.caller import Forbidden, Unauthenticated
 from tidelog.storage.core.errors import (
     CommitUnknown,
@@ -156,8 +155,5 @@ def code_of(error: LogError, kind: Kind) -> Code:
 
 
 def message_of(error: LogError) -> str:
-    """Return the text for a client. It has a bound, because messages quote requests."""
-    text = str(error)
-    if len(text) > MESSAGE_CHARS_MAX:
-        text = text[:MESSAGE_CHARS_MAX] + "..."
-    return text.encode("utf-8", "replace").decode()
+    """Return the text for a client. The encoders bound it, because messages quote requests."""
+    return str(error).encode("utf-8", "replace").decode()

@@ -38,6 +38,11 @@ FIRST_BY_ID = 13
 ROOM_S, ROOM_S_MAX = 0.05, 0.4
 """Time between two attempts if there is no memory for an answer. The time doubles after each
 attempt."""
+ENCODED_INLINE_MAX = 2_000
+"""Partitions of an answer that the event loop encodes. A thread encodes larger answers."""
+WIDE_MIN, WIDE_WAIT_MS_MAX = 1_000, 500
+"""A request of more partitions waits for no longer than this time. Meanwhile, each of its
+partitions uses 500 bytes, and other large requests wait for this memory."""
 UNKNOWN = -1
 
 
@@ -86,7 +91,11 @@ class Fetch:
                 session.remove_unchanged(response, is_full=False)
             elif begun := self._sessions.begin(request, rights.principal, now_s, is_by_id=by_id):
                 begun.remove_unchanged(response, is_full=True)
-            pieces = encoder(FetchResponse, client.version)(response)
+            encode = encoder(FetchResponse, client.version)
+            if len(wanted) <= ENCODED_INLINE_MAX:
+                pieces = encode(response)
+            else:
+                pieces = await asyncio.to_thread(encode, response)
         except BaseException:
             share.set(0)
             raise
@@ -116,6 +125,7 @@ class Fetch:
                 code = await context.topic_refusal(API, client, READ, topic, name)
             answers = []
             for asked in each.partitions:
+                await slices.pause()
                 answer = _empty(asked, code)
                 answers.append(answer)
                 if topic is not None and not code:
@@ -152,7 +162,8 @@ class Fetch:
         """Read the partitions, or wait for `min_bytes` of records. If there is an error already, do
         not wait. Return the bytes of records."""
         loop, settings = asyncio.get_running_loop(), self._context.settings
-        wait_s = min(max(request.max_wait_ms, 0), settings.fetch_wait_ms_max) / 1000
+        wait_ms_max = WIDE_WAIT_MS_MAX if len(wanted) > WIDE_MIN else settings.fetch_wait_ms_max
+        wait_s = min(max(request.max_wait_ms, 0), wait_ms_max) / 1000
         deadline_s = loop.time() + wait_s
         pause_s = ROOM_S
         while True:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from tidelog.service.http.paging import sliced
+from tidelog.service.http.paging import Slices, sliced
 from tidelog.service.kafka.apis import Api
 from tidelog.service.kafka.client import Client
 from tidelog.service.kafka.context import Context
@@ -58,8 +58,16 @@ class _Asked(NamedTuple):
     partitions: list[int]
 
     @classmethod
-    def of(cls, one: messages.OffsetFetchRequestTopics) -> "_Asked":
-        return cls(one.name, one.topic_id, one.partition_indexes)
+    def of(
+        cls, topics: Iterable[messages.OffsetFetchRequestTopics | messages.OffsetFetchRequestTopic]
+    ) -> list["_Asked"]:
+        """Return each partition once. A request may name it thousands of times, and the answer has
+        up to METADATA_BYTES_MAX bytes for each."""
+        found: dict[tuple[str, bytes], dict[int, None]] = {}
+        for one in topics:
+            key = one.name, getattr(one, "topic_id", ZERO_UUID)
+            found.setdefault(key, {}).update(dict.fromkeys(one.partition_indexes))
+        return [cls(*key, list(numbers)) for key, numbers in found.items()]
 
 
 class _Topic(NamedTuple):
@@ -85,7 +93,12 @@ class GroupOffsets:
         """Return the rows of these APIs."""
         return (
             Api(messages.OffsetCommitRequest, messages.OffsetCommitResponse, self.commit),
-            Api(messages.OffsetFetchRequest, messages.OffsetFetchResponse, self.fetch),
+            Api(
+                messages.OffsetFetchRequest,
+                messages.OffsetFetchResponse,
+                self.fetch,
+                is_waiting=True,
+            ),
             Api(messages.OffsetDeleteRequest, messages.OffsetDeleteResponse, self.delete),
         )
 
@@ -101,10 +114,13 @@ class GroupOffsets:
         codes: dict[tuple[int, int], Code] = {}
         valid: list[GroupOffset] = []
         gone: list[TopicIdPartition] = []
+        slices = Slices()
         for at, topic in enumerate([] if refusal else request.topics):
+            await slices.pause()
             found = self._topic(topic.name, topic.topic_id, client)
             why = await context.topic_refusal(api, client, READ, found, topic.name)
             for number, each in enumerate(topic.partitions):
+                await slices.pause()
                 code = why or self._add(valid, gone, found, each)
                 if code:
                     codes[at, number] = code
@@ -123,7 +139,7 @@ class GroupOffsets:
                         for number, each in enumerate(topic.partitions)
                     ],
                 )
-                for at, topic in enumerate(request.topics)
+                async for at, topic in sliced(enumerate(request.topics))
             ]
         )
 
@@ -200,12 +216,14 @@ class GroupOffsets:
             code = self._context.code("OffsetFetch", error, Kind.GROUP)
         if client.version >= GROUPS_FROM:
             groups = []
-            for group in request.groups:
+            # Each group once, or twice: with all its topics, and with some.
+            distinct = {(each.group_id, each.topics is None): each for each in request.groups}
+            async for group in sliced(distinct.values()):
                 refusal = code or await self._context.group_refusal(
                     "OffsetFetch", client, DESCRIBE, group.group_id
                 )
                 topics = group.topics
-                asked = None if topics is None else [_Asked.of(one) for one in topics]
+                asked = None if topics is None else _Asked.of(topics)
                 found = [] if refusal else await self._fetch(group.group_id, asked, client)
                 groups.append(_of_group(group.group_id, found, refusal))
             return messages.OffsetFetchResponse(groups=groups)
@@ -214,7 +232,7 @@ class GroupOffsets:
         )
         asked = None
         if request.topics is not None:
-            asked = [_Asked(one.name, ZERO_UUID, one.partition_indexes) for one in request.topics]
+            asked = _Asked.of(request.topics)
         if refusal and client.version < 2:  # version 1 has no error of the request
             found = [
                 _Topic(name, topic_id, [_none(number, refusal) for number in numbers])
@@ -300,7 +318,7 @@ class GroupOffsets:
             return messages.OffsetDeleteResponse(error_code=refusal, throttle_time_ms=0, topics=[])
         gone: list[TopicIdPartition] = []
         answers = []
-        for topic in request.topics:
+        async for topic in sliced(request.topics):
             held = self._broker.state.topics.get(topic.name)
             code = await context.topic_refusal(api, client, READ, held, topic.name)
             if not code and (subscribed is None or topic.name in subscribed):

@@ -35,7 +35,6 @@ from tidelog.storage.groups.classic_requests import (
 )
 from tidelog.storage.state.group_types import GroupMember
 
-CLIENT_ID_CHARS_MAX = 255
 GROUPS_MAX = 1_000
 """Groups in one request for descriptions or deletions."""
 TYPE = "classic"
@@ -61,7 +60,7 @@ class Groups:
         timeout_ms = request.rebalance_timeout_ms
         joining = JoinRequest(
             Identity(request.member_id, request.group_instance_id or ""),
-            client.client_id[:CLIENT_ID_CHARS_MAX],
+            client.client_id,
             f"/{client.host}",
             client.rights.principal,
             request.session_timeout_ms,
@@ -147,10 +146,12 @@ class Groups:
             leaving = [messages.MemberIdentity(member_id=request.member_id)]
         codes: list[Code] = []
         if not code:
-            who = [_identity(each.member_id, each.group_instance_id) for each in leaving]
+            who = [
+                _identity(each.member_id, each.group_instance_id) async for each in sliced(leaving)
+            ]
             found = await self._groups.leave(request.group_id, who)
             if isinstance(found, list):
-                codes = [self._counted("LeaveGroup", each) for each in found]
+                codes = [self._counted("LeaveGroup", each) async for each in sliced(found)]
             else:
                 code = self._counted("LeaveGroup", found)
         if client.version < 3:
@@ -163,7 +164,7 @@ class Groups:
                     group_instance_id=one.group_instance_id,
                     error_code=each,
                 )
-                for one, each in zip(leaving, codes, strict=False)
+                async for one, each in sliced(zip(leaving, codes, strict=False))
             ],
         )
 
@@ -204,7 +205,7 @@ class Groups:
         """Answer DescribeGroups."""
         found = [
             await self._described_group(group_id, request, client)
-            for group_id in request.groups[:GROUPS_MAX]
+            async for group_id in sliced([*dict.fromkeys(request.groups)][:GROUPS_MAX])
         ]
         return messages.DescribeGroupsResponse(groups=found)
 
@@ -292,7 +293,7 @@ class Groups:
             messages.DeletableGroupResult(
                 group_id=group_id, error_code=await self._delete(group_id, client)
             )
-            for group_id in request.groups_names[:GROUPS_MAX]
+            async for group_id in sliced([*dict.fromkeys(request.groups_names)][:GROUPS_MAX])
         ]
         return messages.DeleteGroupsResponse(throttle_time_ms=0, results=results)
 
@@ -334,8 +335,18 @@ def group_apis(context: Context) -> Iterable[Api]:
         ),
         Api(messages.HeartbeatRequest, messages.HeartbeatResponse, groups.heartbeat),
         Api(messages.LeaveGroupRequest, messages.LeaveGroupResponse, groups.leave),
-        Api(messages.ListGroupsRequest, messages.ListGroupsResponse, groups.list),
-        Api(messages.DescribeGroupsRequest, messages.DescribeGroupsResponse, groups.describe),
+        Api(
+            messages.ListGroupsRequest,
+            messages.ListGroupsResponse,
+            groups.list,
+            is_waiting=True,
+        ),
+        Api(
+            messages.DescribeGroupsRequest,
+            messages.DescribeGroupsResponse,
+            groups.describe,
+            is_waiting=True,
+        ),
         Api(messages.DeleteGroupsRequest, messages.DeleteGroupsResponse, groups.delete),
         *offsets.apis(),
     )

@@ -4,7 +4,7 @@ The offset for a time is exact: it is the offset of the first record with this t
 one.
 """
 
-from tidelog.service.http.paging import sliced
+from tidelog.service.http.paging import Slices
 from tidelog.service.kafka.client import Client
 from tidelog.service.kafka.context import Context
 from tidelog.service.kafka.errors import Code, Kind
@@ -47,18 +47,24 @@ class Offsets:
     ) -> ListOffsetsResponse:
         """Answer ListOffsets, from a view that has all records acknowledged before the request."""
         api, refusal = "ListOffsets", await self._refresh("ListOffsets")
-        topics = []
+        topics, slices, seen = [], Slices(), set[tuple[str, int]]()
         for each in request.topics:
             topic = self._broker.state.topics.get(each.name)
             code = refusal or await self._context.topic_refusal(
                 api, client, DESCRIBE, topic, each.name
             )
-            answers = [
-                await self._offset(topic, asked, client.version)
-                if topic is not None and not code
-                else _failed(asked, code)
-                async for asked in sliced(each.partitions)
-            ]
+            answers = []
+            for asked in each.partitions:
+                await slices.pause()
+                why, key = code, (each.name, asked.partition_index)
+                if not why and key in seen:  # as in Kafka: a search takes time
+                    why = self._context.refusal(api, Code.INVALID_REQUEST)
+                seen.add(key)
+                if topic is None or why:
+                    answers.append(_failed(asked, why))
+                else:
+                    answers.append(await self._offset(topic, asked, client.version))
+            await slices.pause()
             topics.append(ListOffsetsTopicResponse(name=each.name, partitions=answers))
         return ListOffsetsResponse(topics=topics)
 
@@ -147,14 +153,17 @@ class Offsets:
     ) -> OffsetForLeaderEpochResponse:
         """Answer OffsetForLeaderEpoch. The only epoch is 0, and it ends at the high watermark."""
         api, refusal = "OffsetForLeaderEpoch", await self._refresh("OffsetForLeaderEpoch")
-        topics = []
+        topics, slices = [], Slices()
         for each in request.topics:
             topic = self._broker.state.topics.get(each.topic)
             code = refusal or await self._context.topic_refusal(
                 api, client, DESCRIBE, topic, each.topic
             )
-            asked_all = sliced(each.partitions)
-            answers = [self._epoch_end(topic, asked, code) async for asked in asked_all]
+            answers = []
+            for asked in each.partitions:
+                await slices.pause()
+                answers.append(self._epoch_end(topic, asked, code))
+            await slices.pause()
             topics.append(OffsetForLeaderTopicResult(topic=each.topic, partitions=answers))
         return OffsetForLeaderEpochResponse(throttle_time_ms=0, topics=topics)
 

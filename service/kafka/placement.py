@@ -44,7 +44,10 @@ class Placement:
         if request.topics is None:
             wanted = {name: range(len(topic.partitions)) for name, topic in state.topics.items()}
         else:
-            wanted = {each.topic: each.partitions for each in request.topics}  # type: ignore[misc]
+            wanted = {
+                each.topic: dict.fromkeys(each.partitions)  # type: ignore[misc]
+                for each in request.topics
+            }
         topics, slices = [], Slices()
         for name, numbers in wanted.items():
             topic = state.topics.get(name)

@@ -309,12 +309,15 @@ class Produce:
 
     async def _refresh(self, request: ProduceRequest, client: Client) -> None:
         """Refresh the view: another broker may have created a topic, or given a permission."""
-        for data in request.topic_data:
+        is_refreshed = False
+        async for data in sliced(request.topic_data):
             topic_id = data.topic_id if client.version >= FIRST_BY_ID else None
             topic = self._context.topic(data.name, topic_id)
             indexes = [part.index for part in data.partition_data]
             if topic is None or max(indexes, default=0) >= len(topic.partitions):
-                await self._broker.refresh()
+                if not is_refreshed:  # one refresh is for all topics of the request
+                    await self._broker.refresh()
+                    is_refreshed = True
                 topic = self._context.topic(data.name, topic_id)
             if topic is not None:
                 with contextlib.suppress(Forbidden):  # `run` refuses the part

@@ -11,7 +11,6 @@ client id contains `az=ZONE`, with a comma, a pipe or a blank between this and o
 also reads the names that Inkless and WarpStream use instead of `az`.
 """
 
-import asyncio
 import re
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -180,8 +179,14 @@ class Routing:
                 await self._broker.refresh()
             found, failed = [], []
             slices = Slices()
+            # A topic is described once, as in Kafka: a request may name it thousands of times.
+            seen = set[str | bytes]()
             for each in named:
                 await slices.pause()
+                key = each.topic_id if each.name is None else each.name
+                if key in seen:
+                    continue
+                seen.add(key)
                 topic = await self._topic_of(each, request, client)
                 (found if isinstance(topic, Topic) else failed).append(topic)  # type: ignore[arg-type]
         response = self._without_topics(request, rights)
@@ -195,11 +200,11 @@ class Routing:
             describe()
             return response
 
-        def encode() -> Encoded:
+        def encode() -> list[bytes | memoryview]:
             describe()
-            return Encoded(encoder(MetadataResponse, client.version)(response))
+            return encoder(MetadataResponse, client.version)(response)
 
-        return await asyncio.to_thread(encode)
+        return await self._context.encoded(encode)
 
     def _without_topics(self, request: MetadataRequest, rights: CallerRights) -> MetadataResponse:
         operations = NOT_ASKED

@@ -16,6 +16,7 @@ from tidelog.service.kafka.admin.topics import Topics
 from tidelog.service.kafka.apis import Handlers, table
 from tidelog.service.kafka.connections.frame import RequestMemory
 from tidelog.service.kafka.connections.listener import Listener, limits_of
+from tidelog.service.kafka.connections.outbox import UnsentAnswers
 from tidelog.service.kafka.connections.server import Server
 from tidelog.service.kafka.context import Context
 from tidelog.service.kafka.fetch import Fetch
@@ -35,6 +36,7 @@ from tidelog.storage.broker import Broker
 from tidelog.storage.cluster.liveness import KafkaListener
 from tidelog.storage.core.checksum import crc32c
 
+UNSENT_ALL_BYTES_MAX = 128 * 1024 * 1024
 ROLE = "for Kafka clients "
 
 
@@ -110,6 +112,7 @@ class KafkaServer:
             RequestMemory(settings.buffer_bytes_max),
             security,
             set(),
+            UnsentAnswers(UNSENT_ALL_BYTES_MAX),
         )
         self.listener = Listener(server, certificate.server if certificate else None)
         self._draining: asyncio.Task[None] | None = None

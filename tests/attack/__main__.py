@@ -18,6 +18,7 @@ import httpx
 from tests.attack.attacks import VICTIM, Attack, attacks
 from tests.attack.measure import NEIGHBOUR, TYPE, Result, measured
 from tests.support.broker import Broker
+from tests.support.ports import free_port
 
 REST_S = 5.0
 BIG = "big"
@@ -45,7 +46,7 @@ class BrokerOf(Broker):
     """A broker of the checkout `tree`; None is this checkout."""
 
     def __init__(self, folder: Path, tree: Path | None) -> None:
-        super().__init__(folder, is_fresh=True)
+        super().__init__(folder, is_fresh=True, kafka_port=free_port())
         self._tree = tree
 
     @property

@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 import pyarrow as pa
 
+from tests.attack.kafka_attacks import kafka_attacks
 from tests.attack.measure import MIB, TYPE
 from tests.findings.test_s1_views_behind_nulls import SLOTS, WAYS, views
 from tests.findings.test_s3_unpacked_bytes import TYPE as ARROW_TYPE
@@ -138,4 +139,4 @@ def attacks(scale: float) -> dict[str, Attack]:
     }
     for name, data in CONNECTIONS.items():
         found[f"connections: {name}"] = functools.partial(held, data, scale)
-    return found
+    return found | kafka_attacks(scale)

@@ -42,12 +42,16 @@ class Result(NamedTuple):
     slowest_s: float
     is_alive: bool
     faults: tuple[str, ...] = ()
+    bugs: tuple[str, ...] = ()
+    """Lines of the log about errors that no handler expects."""
 
     @property
     def why_failed(self) -> str:
         """Return the limit that the broker exceeded; empty if it withstood the attack."""
         if not self.is_alive:
             return "the broker ended"
+        if self.bugs:
+            return f"a bug: {self.bugs[0]}"
         if self.peak_mib > PEAK_MIB_MAX:
             return f"memory above {PEAK_MIB_MAX} MiB"
         return f"the neighbour failed: {self.faults[0]}" if self.failed else ""
@@ -98,7 +102,7 @@ def measured(broker: Broker, name: str, attack: Callable[[Broker], str], rest_s:
     """Run the attack while the probes run; then give the broker `rest_s` to free memory. The attack
     returns its answers as a text for the table."""
     health, neighbour = _Probe(broker, "stall", HEALTH), _Probe(broker, NEIGHBOUR, RECORD)
-    peaks = [before := resident_mib(broker.pid)]
+    peaks, logged = [before := resident_mib(broker.pid)], len(broker.log())
 
     def watch(end: threading.Event) -> None:
         while not end.wait(EACH_S["memory"]):
@@ -123,7 +127,13 @@ def measured(broker: Broker, name: str, attack: Callable[[Broker], str], rest_s:
         max(neighbour.times_s, default=0.0),
         after > 0,
         tuple(neighbour.faults),
+        bugs_in(broker.log()[logged:]),
     )
+
+
+def bugs_in(log: str) -> tuple[str, ...]:
+    """Return the lines of a broker's log about errors that no handler expects."""
+    return tuple(line for line in log.splitlines() if " bug in " in line or "Traceback" in line)
 
 
 @contextmanager

@@ -1,11 +1,13 @@
 """Listings of the v3 dialect in pages."""
 
+import asyncio
 import base64
 
 import httpx
 import pytest
 
 from tests.service.conftest import Broker, assert_refused
+from tidelog.service.http.paging import Slices
 
 TOPICS = ["a", "b", "c", "d", "e"]
 
@@ -81,3 +83,37 @@ async def test_v2_has_no_pages(broker: Broker, base: str) -> None:
     partitions = (await broker.http.get("/topics/a/partitions")).json()
     assert [each["partition"] for each in partitions] == [0, 1]
     assert (await broker.http.get("/topics/a")).json()["partitions"] == partitions
+
+
+async def test_many_handlers_have_slices_in_turn() -> None:
+    order = list[int]()
+
+    async def work(number: int) -> None:
+        slices = Slices()
+        for _ in range(3):
+            slices._end_s = 0.0  # as if the slice had taken its time
+            await slices.pause()
+            order.append(number)
+
+    async def others() -> None:
+        for _ in range(12):
+            await asyncio.sleep(0)
+            order.append(-1)
+
+    await asyncio.gather(*map(work, range(4)), others())
+    assert sorted(order) == [-1] * 12 + [number for number in range(4) for _ in range(3)]
+    text = "".join("." if number < 0 else "w" for number in order)
+    assert "ww" not in text[: text.rindex(".")], "one slice between two turns of the loop"
+
+
+async def test_a_handler_that_is_cancelled_loses_its_turn() -> None:
+    async def work() -> None:
+        slices = Slices()
+        slices._end_s = 0.0
+        await slices.pause()
+
+    first, second = asyncio.create_task(work()), asyncio.create_task(work())
+    await asyncio.sleep(0)
+    first.cancel()
+    await asyncio.wait_for(second, 20)
+    assert first.cancelled()

@@ -7,10 +7,10 @@ brokers. A request may change these defaults. The resource of one broker shows t
 in effect at this broker. A request that changes the resource of one broker is refused.
 """
 
-import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from tidelog.service.http.paging import sliced
 from tidelog.service.kafka.admin.calls import AdminCall, Refused, repeated
 from tidelog.service.kafka.client import Client, Encoded
 from tidelog.service.kafka.context import Context
@@ -120,7 +120,7 @@ class Configs:
                 failed = [_undescribed(each, code, message) for each in wanted.values()]
                 return DescribeConfigsResponse(throttle_time_ms=0, results=failed)
         results, described = [], list[tuple[DescribeConfigsResult, Topic | None]]()
-        for each in wanted.values():
+        async for each in sliced(wanted.values()):
             is_topic = each.resource_type == OF_TOPIC
             forbidden = (
                 Code.TOPIC_AUTHORIZATION_FAILED if is_topic else Code.CLUSTER_AUTHORIZATION_FAILED
@@ -140,11 +140,11 @@ class Configs:
             describe()
             return response
 
-        def encode() -> Encoded:
+        def encode() -> list[bytes | memoryview]:
             describe()
-            return Encoded(encoder(DescribeConfigsResponse, client.version)(response))
+            return encoder(DescribeConfigsResponse, client.version)(response)
 
-        return await asyncio.to_thread(encode)
+        return await self._context.encoded(encode)
 
     async def _check(self, call: AdminCall, resource: DescribeConfigsResource) -> None:
         """Raise an error if the client may not see the configs of a resource, or if the broker does

@@ -44,6 +44,8 @@ DEFAULT = -1
 """In a request: the default number of partitions, or the default replication factor."""
 FIRST_BY_ID = 6
 """The first version of DeleteTopics that has ids."""
+CREATED_MAX = 1_000
+"""Topics that one request may create: the answer has 2 KiB of configs for each."""
 NO_OFFSET = -1
 
 
@@ -63,10 +65,13 @@ class Topics:
         call = AdminCall(self._context, "CreateTopics", client)
         twice = repeated(each.name for each in request.topics)
         topics = list({each.name: each for each in request.topics}.values())
+        are_many = len(topics) > CREATED_MAX
 
         async def serve(wanted: CreatableTopic) -> CreatableTopicResult:
             outcome = await call.outcome(
-                self._create(call, wanted, wanted.name in twice, request.validate_only)
+                _too_many()
+                if are_many
+                else self._create(call, wanted, wanted.name in twice, request.validate_only)
             )
             if outcome.code:
                 return CreatableTopicResult(
@@ -296,6 +301,12 @@ class Topics:
         change = self._broker.delete_records(name, wanted.partition_index, wanted.offset)
         label = f"{name}-{wanted.partition_index} below {wanted.offset}"
         result.low_watermark = await call.commit(label, change)
+
+
+async def _too_many() -> None:
+    raise Refused(
+        Code.INVALID_REQUEST, f"a request creates at most {CREATED_MAX} topics: send several"
+    )
 
 
 def _check_assignments(brokers: list[list[int]]) -> None:

@@ -20,22 +20,11 @@ from typing import Any
 
 from tidelog.service.http.admission import Phase
 from tidelog.service.kafka.apis import API_VERSIONS, SASL_KEYS, versions_answer
-from tidelog.service.kafka.client import (
-    REQUEST,
-    Client,
-    CloseConnection,
-    Encoded,
-    Later,
-    fields_of,
-)
-from tidelog.service.kafka.connections.frame import (
-    MIB,
-    AnswerShares,
-    FrameReader,
-    FrameRefused,
-)
+from tidelog.service.kafka.client import REQUEST, Client, CloseConnection, Encoded, Later, fields_of
+from tidelog.service.kafka.connections.frame import DECODED_BYTES_MIN, FrameReader, FrameRefused
 from tidelog.service.kafka.connections.handshake import Handshake
-from tidelog.service.kafka.connections.server import Pending, Server, Transport
+from tidelog.service.kafka.connections.outbox import Outbox, Transport
+from tidelog.service.kafka.connections.server import Pending, Server, served_large, throttle_s_of
 from tidelog.service.kafka.messages.header import decode_header, frame_response
 from tidelog.service.kafka.messages.primitives import MalformedMessage
 from tidelog.service.security.caller import NO_RIGHTS, Unauthenticated
@@ -48,14 +37,14 @@ log = logging.getLogger("tidelog.kafka")
 
 UNANSWERED_MAX = 16
 """Requests of one connection that are read and not answered."""
-UNANSWERED_BYTES_MAX = 32 * MIB
-UNSENT_BYTES_MAX = 1 * MIB
-"""Bytes of answers that wait for the socket. Above this bound, no request begins."""
+UNANSWERED_BYTES_MAX = 32 * 1024 * 1024
+UNSENT_BYTES_MAX = 1024 * 1024  # of answers. Above this bound, no request begins.
 TURN_S = 0.004
 """Time after which a connection lets other callbacks of the event loop run."""
-DECODE_INLINE_BYTES = 64 * 1024
+DECODE_INLINE_BYTES = 8 * 1024
 """The event loop decodes requests up to this size. It also decodes all Produce requests: the
-decoder reads no records. A thread, which takes about 0.1 ms, decodes the others."""
+decoder reads no records. A thread, which takes about 0.1 ms, decodes the others and encodes their
+answers."""
 CLOSE_DELAY_S = 1.0
 MUTE_S_MAX = 30.0
 """Longest time for which a quota stops the reading of a connection."""
@@ -88,8 +77,7 @@ class Connection:
         self._unanswered_bytes = 0
         self._requests = 0
         self._read = 0
-        self._written = 0
-        self._shares = AnswerShares()
+        self._outbox = Outbox(self, server.unsent)
         self._is_paused = self._is_muted = self._is_turn_due = False
         self._is_ending = self._is_closed = False
         self._is_writable = True
@@ -101,6 +89,7 @@ class Connection:
         """Begin to serve the socket. The caller closes connections above the bounds."""
         self._transport, self._host = transport, host
         self._connected_s = self._server.loop.time()
+        self._outbox.opened(transport)
 
     def closed(self) -> None:
         """Release all that the connection holds. Requests that reached the log go on."""
@@ -110,19 +99,33 @@ class Connection:
         server = self._server
         server.admission.leave(self)
         server.memory.leave(self)
-        held = [len(pending.frame) for pending in (*self._begun, *(p for p, _ in self._waiting))]
         for pending in self._begun:
-            if pending.task is not None and pending.api.is_waiting:
-                pending.task.cancel()
+            if pending.task is not None:
+                if pending.api.is_waiting:
+                    pending.task.cancel()
+                # The request holds its memory to its end. Else clients could send large requests
+                # and close, again and again.
+                pending.task.add_done_callback(partial(self._give, pending))
+            else:
+                self._give(pending)
             if pending.answer is not None and pending.answer.release is not None:
                 pending.answer.release()
+        for pending, _ in self._waiting:
+            self._give(pending)
         self._begun.clear()
         self._waiting.clear()
-        self._shares.release_all()
+        self._outbox.close()
         self._handshake.close()
-        for size in (*held, self.frames.frame_bytes):
-            if size:
-                server.memory.give(size)
+        if size := self.frames.frame_bytes:
+            server.memory.give(size)
+        self.frames.drop()
+
+    def _give(self, pending: Pending, _: object = None) -> None:
+        """Give the memory of a request back."""
+        memory = self._server.memory
+        memory.give(len(pending.frame))
+        if pending.decoded_bytes:
+            memory.decoded.give(pending.decoded_bytes)
 
     def advance(self) -> None:
         """Read the requests that have arrived, begin those that may begin. After TURN_S, the next
@@ -171,7 +174,7 @@ class Connection:
         """Stop or resume the writing of answers."""
         self._is_writable = is_writable
         if is_writable:
-            self._release_taken()
+            self._outbox.settle()
             self._write_answers()
             self.advance()
 
@@ -184,6 +187,8 @@ class Connection:
         self.advance()
         if self.frames.is_blocked and (self._is_ending or self._is_muted or self._is_full()):
             self._server.memory.leave(self)
+        if not self._may_begin():
+            self._server.memory.decoded.leave(self)
 
     # -- requests
 
@@ -231,13 +236,21 @@ class Connection:
         pending, position = self._waiting[0]
         if self._begun and (self._is_serial or not pending.api.is_pipelined):
             return False
-        if self._gate is not None or self._is_muted or not self._is_writable:
+        if not self._may_begin():
             return False
+        size = len(pending.frame)
+        if size > DECODED_BYTES_MIN and not pending.api.is_pipelined:
+            if not self._server.memory.decoded.take(self, size):
+                return False  # `on_memory` is called when there is room
+            pending.decoded_bytes = size
         self._waiting.popleft()
         self._begun.append(pending)
         self._is_serial = not pending.api.is_pipelined
         self._begin(pending, position)
         return True
+
+    def _may_begin(self) -> bool:
+        return not (self._is_ending or self._is_muted or self._gate) and self._is_writable
 
     def _begin(self, pending: Pending, position: int) -> None:
         """Call the handler of a request."""
@@ -253,19 +266,12 @@ class Connection:
                 request = api.decode(pending.frame, position, version)
                 result = self._variables.run(self._called, pending, request)
             else:
-                large = self._begin_large(pending, position)
+                large = served_large(self._context, pending, position, self._called)
                 result = self._variables.run(self._server.loop.create_task, large)
         except Exception as error:  # noqa: BLE001 no caller handles it
             self._refuse_by(pending, error)
         else:
             self._receive(pending, result)
-
-    async def _begin_large(self, pending: Pending, position: int) -> Any:
-        """Decode a large request in a thread, then call its handler."""
-        decode, version = pending.api.decode, pending.client.version
-        request = await asyncio.to_thread(decode, pending.frame, position, version)
-        result = self._called(pending, request)
-        return await result if isinstance(result, asyncio.Future) else result
 
     def _called(self, pending: Pending, request: Any) -> Any:
         api = pending.api
@@ -360,7 +366,7 @@ class Connection:
     def _charge(self, pending: Pending, response: Any) -> float:
         """Charge one request. Return how long the broker must not read the connection, in s."""
         rights = self._handshake.rights
-        throttle_s: float = getattr(response, "throttle_time_ms", 0) / 1000
+        throttle_s = throttle_s_of(response)
         rights.record(REQUEST_RATE, 1)
         for quota in (REQUEST_RATE, REQUEST_PERCENTAGE):
             throttle_s = max(throttle_s, rights.throttle_s(quota))
@@ -380,23 +386,17 @@ class Connection:
             if answer.pieces and not transport.is_closing():
                 api, version = pending.api, max(pending.client.version, 0)
                 framed = frame_response(api.key, version, pending.correlation_id, answer.pieces)
-                size_out = sum(map(len, framed))
-                self._written += size_out
-                transport.writelines(framed)
+                size_out = self._outbox.write(framed, is_counted=answer.release is not None)
             if answer.release is not None:
-                self._shares.add(self._written, answer.release)
-                self._server.loop.call_soon(self._release_taken)
+                self._outbox.release_when_taken(answer.release)
+                self._server.loop.call_soon(self._outbox.settle)
             self._context.counters.observe(
                 pending.api.name, time.perf_counter() - pending.started_s, size_in, size_out
             )
             self._unanswered_bytes -= size_in
-            self._server.memory.give(size_in)
+            self._give(pending)
             if answer.throttle_s:
                 self._mute(answer.throttle_s)
-
-    def _release_taken(self) -> None:
-        if self._transport is not None:
-            self._shares.taken(self._written - self._transport.get_write_buffer_size())
 
     def _mute(self, seconds: float) -> None:
         """Read nothing for a time, because a quota of the principal is used up."""
@@ -444,7 +444,7 @@ class Connection:
             self._server.loop.time() - self._connected_s,
             self._requests,
             self._read,
-            self._written,
+            self._outbox.written,
         )
 
     # -- the end
@@ -470,8 +470,7 @@ class Connection:
     @property
     def is_quiet(self) -> bool:
         """Whether no request is under way, and all answers are sent."""
-        unsent = self._transport is not None and self._transport.get_write_buffer_size()
-        return not (self._begun or self._waiting or unsent)
+        return not (self._begun or self._waiting or self._outbox.unsent)
 
     def end_quietly(self) -> None:
         """Close the connection when the written answers are sent."""
@@ -481,16 +480,19 @@ class Connection:
 
     def observed(self) -> tuple[Phase, int]:
         """Return what the connection waits for, and its progress (admission.Guest)."""
-        transport = self._transport
-        unsent = 0 if transport is None else transport.get_write_buffer_size()
-        self._shares.taken(self._written - unsent)
-        if unsent:
-            return Phase.ANSWER, self._written - unsent
+        self._outbox.settle()
+        if unsent := self._outbox.unsent:
+            return Phase.ANSWER, self._outbox.written - unsent
         if self._begun or self._waiting or self._is_paused:
             return Phase.SERVED, 0
         if self.frames.is_inside and self.frames.is_proved:
             return Phase.HEAD, self._requests
         return Phase.IDLE, self._requests
+
+    def end_unread(self) -> None:
+        """End the connection, because all clients together have not taken too many bytes."""
+        self._context.counters.closed["unread"] += 1
+        self.end_late()
 
     def end_late(self) -> None:
         """End the connection, because its time for a phase is over."""

@@ -11,7 +11,6 @@ client.
 """
 
 import struct
-from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
@@ -27,6 +26,10 @@ SHARED_BYTES = 64 * 1024
 """Size of the buffer for all connections of a listener that are not inside a frame."""
 SMALL_BYTES_MAX = SHARED_BYTES
 """Largest frame that is received before it takes memory. A connection has no more than one."""
+DECODED_BYTES_MIN = 2 * 1024
+"""A decoded request uses up to twenty-five times the memory of its bytes. So larger requests, apart
+from Produce requests, whose records are not decoded, also take their size from `decoded`."""
+DECODED_PART = 32
 FRAME_BYTES_MIN = 10
 """The least size of a request: its header with a client id."""
 
@@ -97,6 +100,9 @@ class RequestMemory:
     def __init__(self, limit: int) -> None:
         self.small = MemoryPool(limit // 4)
         self.large = MemoryPool(limit - limit // 4)
+        self.decoded = MemoryPool(limit // DECODED_PART)
+        """The bytes of the requests that are decoded and not answered. A frame that is partly
+        received has none of them, so it delays no other request."""
 
     @property
     def used(self) -> int:
@@ -112,8 +118,8 @@ class RequestMemory:
 
     def leave(self, taker: Taker) -> None:
         """Forget a taker that waits."""
-        self.small.leave(taker)
-        self.large.leave(taker)
+        for pool in (self.small, self.large, self.decoded):
+            pool.leave(taker)
 
 
 class FrameReader:
@@ -144,6 +150,11 @@ class FrameReader:
     def frame_bytes(self) -> int:
         """The memory that `take` has given for a frame that was not pulled."""
         return 0 if self._frame is None or self._size <= SMALL_BYTES_MAX else self._size
+
+    def drop(self) -> None:
+        """Free the bytes that have arrived: the connection has ended, and the garbage collector
+        finds it later."""
+        self._data, self._at, self._frame, self._filled, self._size = b"", 0, None, 0, 0
 
     def buffer(self, shared: memoryview) -> memoryview:
         """Return the memory for the next bytes from the socket: the rest of a frame, or `shared`.
@@ -245,26 +256,3 @@ class FrameReader:
         elif self._at or not isinstance(self._data, bytes):
             self._data = bytes(self._data[self._at :])
         self._at = 0
-
-
-class AnswerShares:
-    """The memory of answers that a connection has written and the socket has not taken. Owned by
-    one connection."""
-
-    __slots__ = ("_held",)
-
-    def __init__(self) -> None:
-        self._held: deque[tuple[int, Callable[[], object]]] = deque()
-
-    def add(self, end: int, release: Callable[[], object]) -> None:
-        """Call `release` when the socket has taken `end` bytes of this connection."""
-        self._held.append((end, release))
-
-    def taken(self, end: int) -> None:
-        """Release the answers that end at or before `end`."""
-        while self._held and self._held[0][0] <= end:
-            self._held.popleft()[1]()
-
-    def release_all(self) -> None:
-        while self._held:
-            self._held.popleft()[1]()

@@ -2,30 +2,20 @@
 
 import asyncio
 import time
-from collections.abc import Mapping
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, NamedTuple
 
 from tidelog.service.http.admission import Admission
 from tidelog.service.kafka.apis import Api
 from tidelog.service.kafka.client import Client, Encoded
 from tidelog.service.kafka.connections.frame import RequestMemory
+from tidelog.service.kafka.connections.outbox import UnsentAnswers
 from tidelog.service.kafka.context import Context
 from tidelog.service.security.authenticator import Security
 
 LOGGED_MAX = 1000
 """Bound of the set `logged` of bad requests, by client and reason."""
-
-
-class Transport(Protocol):
-    """The transport of a connection, with or without TLS."""
-
-    def writelines(self, pieces: list[bytes | memoryview]) -> None: ...
-    def close(self) -> None: ...
-    def abort(self) -> None: ...
-    def is_closing(self) -> bool: ...
-    def pause_reading(self) -> None: ...
-    def resume_reading(self) -> None: ...
-    def get_write_buffer_size(self) -> int: ...
 
 
 class Server(NamedTuple):
@@ -38,6 +28,7 @@ class Server(NamedTuple):
     memory: RequestMemory
     security: Security | None
     logged: set[tuple[str, str]]
+    unsent: UnsentAnswers
 
     def is_logged(self, key: tuple[str, str]) -> bool:
         """Whether to log this bad request: the first of a client with this reason, within the rate
@@ -53,7 +44,16 @@ class Server(NamedTuple):
 class Pending:
     """A request that is not answered."""
 
-    __slots__ = ("answer", "api", "client", "correlation_id", "frame", "started_s", "task")
+    __slots__ = (
+        "answer",
+        "api",
+        "client",
+        "correlation_id",
+        "decoded_bytes",
+        "frame",
+        "started_s",
+        "task",
+    )
 
     def __init__(
         self, api: Api, client: Client, correlation_id: int, frame: bytes | bytearray
@@ -63,5 +63,30 @@ class Pending:
         self.correlation_id = correlation_id
         self.frame = frame
         self.answer: Encoded | None = None
+        self.decoded_bytes = 0
+        """The bytes that the request holds of `RequestMemory.decoded`."""
         self.task: asyncio.Task[Any] | None = None
         self.started_s = time.perf_counter()
+
+
+async def served_large(
+    context: Context, pending: Pending, position: int, call: Callable[[Pending, Any], Any]
+) -> Any:
+    """Decode a large request in a thread, call its handler, and encode the answer in a thread."""
+    api, version = pending.api, pending.client.version
+    request = await asyncio.to_thread(api.decode, pending.frame, position, version)
+    result = call(pending, request)
+    if isinstance(result, asyncio.Future):
+        result = await result
+    if result is None or isinstance(result, Encoded):
+        return result
+    encoded = await context.encoded(partial(api.encode, result, version))
+    return encoded._replace(throttle_s=throttle_s_of(result))
+
+
+def throttle_s_of(response: Any) -> float:
+    """Return for how long the handler throttles the client."""
+    if isinstance(response, Encoded):
+        return response.throttle_s
+    throttle_ms: int = getattr(response, "throttle_time_ms", 0)
+    return throttle_ms / 1000

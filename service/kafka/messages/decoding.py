@@ -68,7 +68,7 @@ class _DecoderSource:
         self.line("def run(b, p):")
         self.indent = 1
         self.line("size = len(b)")
-        self.line("left = ELEMENTS_MAX")
+        self.line(f"left = {self.title.elements_max}")
         self.line("try:")
         self.indent = 2
         made = self.structure(self.title, 0)
@@ -184,12 +184,12 @@ class _DecoderSource:
         self.indent += 1
         fixed = is_fixed(form)
         self.line(f"if n * {smallest} > size - p: raise {many}")
+        self.line("left -= n")
+        self.line(f"if left < 0: raise {many}")
         if fixed:
             self.line(f"q = p + n * {smallest}")
             self.line(f"{target} = list(struct.unpack_from(f'>{{n}}{form}', b, p)); p = q")
         else:
-            self.line("left -= n")
-            self.line(f"if left < 0: raise {many}")
             self.line(f"{target} = []")
             self.line("for _ in range(n):")
             self.indent += 1

@@ -77,6 +77,8 @@ class _EncoderSource:
             self.single(member.form, value, depth, nullable)
         elif is_fixed(member.form):
             self.fixed.append((member.form, value))
+        elif member.name == "error_message":
+            self.content(member.form, f"shown({value})", nullable)
         else:
             self.content(member.form, value, nullable)
 

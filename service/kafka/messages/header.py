@@ -46,6 +46,10 @@ FIRST_FLEXIBLE = {
 """By API, the first flexible version. This table does not use the classes of the messages, because
 a broker reads the header of a request before it looks for the API."""
 
+CLIENT_ID_CHARS_MAX = 255
+"""Characters of a client id that the broker keeps (I10). A client may send 32,767 bytes, on each of
+thousands of connections, before it has proved its principal."""
+
 _HEAD = struct.Struct(">hhih")
 _SIZE_AND_ID = struct.Struct(">ii")
 _SIZE_ID_AND_NO_TAGS = struct.Struct(">iix")
@@ -72,7 +76,7 @@ def decode_header(frame: bytes | bytearray) -> RequestHeader:
         position = _HEAD.size
         client_id = None
         if length >= 0:
-            client_id = frame[position : position + length].decode()
+            client_id = frame[position : position + length].decode()[:CLIENT_ID_CHARS_MAX]
             position += length
         elif length != -1:
             raise MalformedMessage(f"request header: the client id has {length} bytes")

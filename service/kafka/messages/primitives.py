@@ -5,11 +5,13 @@ set in all bytes but the last. The stored number is the length plus one, and zer
 """
 
 ELEMENTS_MAX = 100_000
-"""Bound of the elements of all arrays of one message, without integers, and of its tagged fields. A
-Produce request may have 100 MiB, and a small element uses up to fifty times its bytes in memory. So
-many elements take 0.1 s of CPU time."""
+"""Bound of the elements of all arrays of one message, and of its tagged fields. A small element
+uses up to fifty times its bytes in memory. So many elements take 0.1 s of CPU time."""
 TEXT_BYTES_MAX = 0x7FFF
 """Bytes of one string, also where its length is a varint (Kafka's own limit)."""
+ERROR_CHARS_MAX = 2_000
+"""Characters of an error's message. A message quotes the request: four characters for each control
+character of a name of TEXT_BYTES_MAX. Without the bound, the answer could not be encoded."""
 OPERATIONS_NOT_ASKED = -(2**31)
 """Authorized operations (a bit mask) that the client did not ask for."""
 ZERO_UUID = bytes(16)
@@ -77,6 +79,13 @@ def tag_header(data: bytes | bytearray, position: int) -> tuple[int, int, int]:
     if size > len(data) - position:
         raise MalformedMessage(f"the tagged field {number} at byte {position} is cut off")
     return number, position, position + size
+
+
+def shown(message: str | None) -> str | None:
+    """Return an error's message within ERROR_CHARS_MAX."""
+    if message is None or len(message) <= ERROR_CHARS_MAX:
+        return message
+    return message[:ERROR_CHARS_MAX] + "..."
 
 
 def encode_varint(number: int) -> bytes:

@@ -27,6 +27,8 @@ from typing import get_origin as origin_of
 
 import msgspec
 
+from tidelog.service.kafka.messages.primitives import ELEMENTS_MAX
+
 VERSION_MAX = 0x7FFF
 
 
@@ -73,10 +75,11 @@ class StructureMeta(msgspec.StructMeta):
         /,
         **options: Any,
     ) -> "StructureMeta":
-        """Make a class; `options` are `api_key`, `versions` and `flexible`, of messages only."""
+        """Make a class; `options` are those of messages: `api_key`, `versions`, `flexible`, and
+        `elements_max`."""
         made = super().__new__(mcs, name, bases, namespace, kw_only=True, gc=False)
         for option, value in options.items():
-            setattr(made, option, value if option == "api_key" else versions_of(value))
+            setattr(made, option, versions_of(value) if isinstance(value, str) else value)
         return made
 
 
@@ -89,6 +92,7 @@ class Message(Structure):
     """A request, a response, or another message with versions of its own."""
 
     api_key: ClassVar[int | None] = None
+    elements_max: ClassVar[int] = ELEMENTS_MAX
     versions: ClassVar[range]
     flexible: ClassVar[range]
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import struct
 from collections.abc import Awaitable, Callable
 from functools import partial
 from types import SimpleNamespace
@@ -13,10 +14,16 @@ from tests.service.kafka.wire import MemoryTransport, answer, framed
 from tests.support import vloop
 from tidelog.service.http.admission import Admission, Limits, Phase
 from tidelog.service.kafka.apis import Api
-from tidelog.service.kafka.client import Client, CloseConnection, Encoded, Later
+from tidelog.service.kafka.client import (
+    Client,
+    CloseConnection,
+    Encoded,
+    Later,
+)
 from tidelog.service.kafka.connections import connection as connections
 from tidelog.service.kafka.connections.connection import CLOSE_DELAY_S, UNANSWERED_MAX, Connection
 from tidelog.service.kafka.connections.frame import RequestMemory
+from tidelog.service.kafka.connections.outbox import UnsentAnswers
 from tidelog.service.kafka.connections.server import Server
 from tidelog.service.kafka.errors import Code
 from tidelog.service.kafka.messages.fetch import FetchRequest, FetchResponse
@@ -26,7 +33,12 @@ from tidelog.service.kafka.messages.handshake import (
     SaslHandshakeRequest,
     SaslHandshakeResponse,
 )
-from tidelog.service.kafka.messages.metadata import MetadataRequest, MetadataResponse
+from tidelog.service.kafka.messages.header import CLIENT_ID_CHARS_MAX
+from tidelog.service.kafka.messages.metadata import (
+    MetadataRequest,
+    MetadataRequestTopic,
+    MetadataResponse,
+)
 from tidelog.service.kafka.messages.produce import ProduceRequest, ProduceResponse
 from tidelog.service.telemetry.kafka_counters import KafkaCounters
 
@@ -53,10 +65,14 @@ class Peer:
             Api(ApiVersionsRequest, ApiVersionsResponse, None),
             Api(SaslHandshakeRequest, SaslHandshakeResponse, None),
         ]
-        context: Any = SimpleNamespace(counters=self.counters, audit_refusal=lambda *_: None)
+        context: Any = SimpleNamespace(
+            counters=self.counters, audit_refusal=lambda *_: None, encoded=self._encoded
+        )
         table = {api.key: api for api in apis}
         loop = asyncio.get_running_loop()
-        self.server = Server(loop, context, table, self.admission, self.memory, None, set())
+        self.server = Server(
+            loop, context, table, self.admission, self.memory, None, set(), UnsentAnswers(1 << 20)
+        )
         self.transport, self.connection = self.connect()
 
     def connect(self) -> tuple[MemoryTransport, Connection]:
@@ -81,6 +97,9 @@ class Peer:
             later.begun = asyncio.get_running_loop().create_future()
         self.laters.append(later)
         return later
+
+    async def _encoded(self, encode: Callable[[], list[bytes | memoryview]]) -> Encoded:
+        return Encoded(encode())
 
     async def _metadata(self, request: Any, client: Client) -> MetadataResponse:
         self.begun.append("metadata")
@@ -325,7 +344,9 @@ async def test_a_wait_ends_with_its_connection() -> None:
     peer.send(framed(FETCH, 12))
     await asyncio.sleep(1)
     peer.connection.closed()
+    assert peer.memory.used, "the request is not at its end"
     await ended.wait()
+    await asyncio.sleep(0.1)
     assert peer.memory.used == 0
 
 
@@ -370,3 +391,77 @@ async def test_sasl_where_no_key_is_needed() -> None:
     (frame,) = peer.transport.frames()
     found = answer(frame, SaslHandshakeResponse, 1)[1]
     assert found.error_code == Code.ILLEGAL_SASL_STATE
+
+
+@virtual
+async def test_a_long_client_id_is_cut() -> None:
+    peer = Peer()
+    for number in range(20):
+        peer.send(framed(PRODUCE, 9, number, f"{number:03}{chr(0x1F600)}" + "x" * 32_000))
+        peer.finish(number)
+    assert {len(each.client_id) for each in peer.clients} == {CLIENT_ID_CHARS_MAX}
+    assert {each.client_id[:3] for each in peer.clients} == {f"{n:03}" for n in range(20)}
+
+
+@virtual
+async def test_a_change_holds_its_memory_to_its_end_after_the_connection() -> None:
+    peer = Peer()
+    peer.send(framed(METADATA, 9))
+    held = peer.memory.used
+    peer.connection.closed()
+    assert peer.memory.used == held > 0
+    await asyncio.sleep(2)
+    assert peer.memory.used == 0
+
+
+@virtual
+async def test_a_connection_that_ends_frees_the_part_of_a_frame() -> None:
+    peer = Peer()
+    peer.send(struct.pack(">ih", 1 << 20, 0) + bytes(1 << 19))
+    assert peer.connection.frames.is_inside
+    peer.connection.closed()
+    assert not peer.connection.frames.is_inside
+    assert peer.memory.used == 0
+
+
+@virtual
+async def test_large_requests_share_the_memory_of_decoded_requests() -> None:
+    peer = Peer(memory=64 * 10_000)
+    topics = [MetadataRequestTopic(name=f"{number:05}") for number in range(2_000)]
+    large = framed(MetadataRequest(topics=topics), 9)
+    _, second = peer.connect()
+    peer.send(large)
+    second.frames.push(large)
+    second.advance()
+    await asyncio.sleep(0.5)
+    assert peer.begun == ["metadata"], "the second request waits for memory"
+    assert peer.memory.decoded.used == len(large) - 4
+    peer.connection.closed()
+    await asyncio.sleep(5)
+    assert peer.begun == ["metadata"] * 2
+    assert peer.memory.decoded.used == peer.memory.used == 0
+
+
+class _Unread:
+    def __init__(self) -> None:
+        self.is_ended = False
+
+    def end_unread(self) -> None:
+        self.is_ended = True
+
+
+def test_the_client_that_takes_nothing_for_the_longest_time_is_closed() -> None:
+    first, second, third = (_Unread() for _ in range(3))
+    unsent = UnsentAnswers(100)
+    unsent.note(first, 50)
+    unsent.note(second, 50)
+    unsent.note(first, 40)  # it takes some
+    unsent.note(third, 60)
+    assert [each.is_ended for each in (first, second, third)] == [False, True, False]
+    assert unsent.used == 100
+    unsent.note(first, 0)
+    unsent.note(third, 0)
+    unsent.note(second, 0)
+    assert unsent.used == 0
+    unsent.note(first, 101)
+    assert first.is_ended, "one answer alone is bounded, too"

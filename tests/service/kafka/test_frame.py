@@ -11,12 +11,12 @@ from tidelog.service.kafka.connections.frame import (
     REQUEST_BYTES_MAX,
     SHARED_BYTES,
     UNPROVED_BYTES_MAX,
-    AnswerShares,
     FrameReader,
     FrameRefused,
     MemoryPool,
     RequestMemory,
 )
+from tidelog.service.kafka.connections.outbox import AnswerShares
 
 
 def _framed(key: int, size: int) -> bytes:

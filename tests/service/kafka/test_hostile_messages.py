@@ -13,10 +13,11 @@ from tests.service.kafka.every_message import every_version, instance_of
 from tidelog.service.kafka.messages.compiler import decoder, encoder
 from tidelog.service.kafka.messages.consumer_protocol import decode_subscription
 from tidelog.service.kafka.messages.fetch import FetchRequest
+from tidelog.service.kafka.messages.group_offsets import OffsetFetchRequest
 from tidelog.service.kafka.messages.header import decode_header
 from tidelog.service.kafka.messages.metadata import MetadataRequest
 from tidelog.service.kafka.messages.primitives import ELEMENTS_MAX, MalformedMessage
-from tidelog.service.kafka.messages.produce import ProduceRequest
+from tidelog.service.kafka.messages.produce import PRODUCE_ELEMENTS_MAX, ProduceRequest
 from tidelog.service.kafka.messages.schema import Message
 from tidelog.storage.kafka.consumer_protocol import assigned
 
@@ -104,12 +105,24 @@ def test_the_elements_of_all_arrays_are_bounded() -> None:
         return b"\0\xff\xff\0\0\x75\x30" + write_varint(topics + 1) + topic * topics + b"\0"
 
     tracemalloc.start()
-    made = decoder(ProduceRequest, 9)(frame(ELEMENTS_MAX), 0)
+    made = decoder(ProduceRequest, 9)(frame(PRODUCE_ELEMENTS_MAX), 0)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert len(made.topic_data) == ELEMENTS_MAX
+    assert len(made.topic_data) == PRODUCE_ELEMENTS_MAX
     assert peak < MEMORY_MAX
-    assert_refused(ProduceRequest, 9, frame(ELEMENTS_MAX + 1), "too many")
+    assert_refused(ProduceRequest, 9, frame(PRODUCE_ELEMENTS_MAX + 1), "too many")
+
+
+def test_integers_are_elements_too() -> None:
+    group = b"\2\2g\2\2t"  # one group with one topic
+
+    def asked(count: int) -> bytes:
+        return group + write_varint(count + 1) + bytes(4 * count) + b"\0\0\0\0"
+
+    made = decoder(OffsetFetchRequest, 8)(asked(ELEMENTS_MAX - 2), 0)
+    assert made.groups[0].topics is not None
+    assert len(made.groups[0].topics[0].partition_indexes) == ELEMENTS_MAX - 2
+    assert_refused(OffsetFetchRequest, 8, asked(ELEMENTS_MAX - 1), "too many")
 
 
 def test_a_varint_without_end_is_refused() -> None:
@@ -138,15 +151,15 @@ def test_a_message_ends_where_its_frame_ends() -> None:
 def test_tagged_fields_are_bounded() -> None:
     body = b"\0\xff\xff\0\0\x75\x30\1"
     unknown = b"\x64\3abc"
-    for count in (1, 200, ELEMENTS_MAX):
+    for count in (1, 200, PRODUCE_ELEMENTS_MAX):
         taken = body + write_varint(count) + unknown * count
         assert decoder(ProduceRequest, 9)(taken, 0).acks == -1
-    many = ELEMENTS_MAX + 1
+    many = PRODUCE_ELEMENTS_MAX + 1
     assert_refused(ProduceRequest, 9, body + write_varint(many) + unknown * many, "too many")
     assert_refused(ProduceRequest, 9, body + b"\1\x64\4abc", "cut off")
     assert_refused(ProduceRequest, 9, body + b"\1\x64\xff\xff\xff\xff\x07abc", "cut off")
     topic = b"\1\1\2" + unknown * 2  # no name, no partitions, two tags: three elements
-    topics = ELEMENTS_MAX // 3 + 1
+    topics = PRODUCE_ELEMENTS_MAX // 3 + 1
     all_topics = body[:-1] + write_varint(topics + 1) + topic * topics
     assert_refused(ProduceRequest, 9, all_topics + b"\0", "2 tagged fields at byte .* are too many")
 

@@ -1,0 +1,268 @@
+"""The attacks on the port for Kafka clients, in the style of `attacks`.
+
+Each request is within the bounds of its frame. It asks for much: an array of the greatest length,
+the same name again and again, answers that no client takes, members that do not go on.
+"""
+
+import functools
+import struct
+import time
+from collections import Counter
+from collections.abc import Callable
+
+import httpx
+
+from tests.attack.kafka_arrays import MIB, WIDE, cut, long_arrays
+from tests.attack.kafka_client import asked, open_connections, sent
+from tests.attack.kafka_values import wrong_values_sent
+from tests.attack.measure import NEIGHBOUR
+from tests.service.kafka.wire import framed
+from tests.support.broker import Broker
+from tidelog.service.kafka.messages import (
+    fetch,
+    group_offsets,
+    groups,
+    metadata,
+)
+from tidelog.service.kafka.messages.handshake import ApiVersionsRequest
+
+HOLD_S = 10.0
+ASKERS = 40
+Attack = Callable[[Broker], str]
+
+
+def made_wide(broker: Broker, scale: float) -> int:
+    """Create a topic with many partitions; return their number."""
+    count = max(int(10_000 * scale), 10)
+    body = {"topic_name": WIDE, "partitions_count": count}
+    httpx.post(f"{broker.base_url}/admin/topics", json=body, timeout=120)
+    return count
+
+
+def long_array(name: str, scale: float, broker: Broker) -> str:
+    made_wide(broker, scale)
+    return sent(broker, [long_arrays(scale)[name]()] * 4, at_once=2)
+
+
+def repeated_group(scale: float, broker: Broker) -> str:
+    """Commit offsets with long metadata; then name the group many times in one OffsetFetch."""
+    count = made_wide(broker, scale)
+    for first in range(0, count, 200):
+        request = group_offsets.OffsetCommitRequest(
+            group_id="g",
+            member_id="",
+            topics=[
+                group_offsets.OffsetCommitRequestTopic(
+                    name=WIDE,
+                    partitions=[
+                        group_offsets.OffsetCommitRequestPartition(
+                            partition_index=number,
+                            committed_offset=0,
+                            committed_metadata="m" * 4096,
+                        )
+                        for number in range(first, min(first + 200, count))
+                    ],
+                )
+            ],
+        )
+        asked(broker, request, group_offsets.OffsetCommitResponse, 8)
+    return sent(broker, [long_arrays(scale)["OffsetFetch"]()])
+
+
+def described_group(scale: float, broker: Broker) -> str:
+    """Describe one group with much metadata many times in a request."""
+    joins = [
+        framed(
+            groups.JoinGroupRequest(
+                group_id="fat",
+                session_timeout_ms=60_000,
+                rebalance_timeout_ms=100,
+                member_id="",
+                protocol_type="consumer",
+                protocols=[
+                    groups.JoinGroupRequestProtocol(name="range", metadata=b"x" * (MIB - 1000))
+                ],
+            ),
+            3,
+        )
+    ] * 3
+    answers = sent(broker, joins, at_once=3)
+    request = groups.DescribeGroupsRequest(groups=["fat"] * max(int(1000 * scale), 10))
+    return answers + "; " + sent(broker, [framed(request, 5)] * 4, at_once=4)
+
+
+# -- connections
+
+
+def waiting(scale: float, broker: Broker) -> str:
+    """Fetches of many partitions, which wait for records."""
+    made_wide(broker, scale)
+    parts = [
+        fetch.FetchPartition(partition=n, fetch_offset=0, partition_max_bytes=1)
+        for n in range(max(int(10_000 * scale), 10))
+    ]
+    asked_for = [fetch.FetchTopic(topic=WIDE, partitions=parts)] * 3
+    request = fetch.FetchRequest(max_wait_ms=30_000, min_bytes=MIB, topics=asked_for)
+    with open_connections(broker, [cut(request, 12)] * max(int(250 * scale), 3)):
+        time.sleep(HOLD_S * scale)
+    return ""
+
+
+def waiting_small(scale: float, broker: Broker) -> str:
+    """Many fetches of one partition, all of which a record ends."""
+    parts = [fetch.FetchPartition(partition=0, fetch_offset=10**9, partition_max_bytes=1)]
+    request = fetch.FetchRequest(
+        max_wait_ms=30_000,
+        min_bytes=MIB,
+        topics=[fetch.FetchTopic(topic=NEIGHBOUR, partitions=parts)],
+    )
+    parts[0].fetch_offset = 1
+    with open_connections(broker, [framed(request, 12)] * max(int(2_400 * scale), 3)):
+        time.sleep(HOLD_S * scale)
+    return ""
+
+
+def client_ids(scale: float, broker: Broker) -> str:
+    """Send many long client ids on each connection."""
+    texts = ["\U0001f600" + str(number) + "x" * 32_000 for number in range(16)]
+    requests = [framed(ApiVersionsRequest(), 0, 1, text) for text in texts]
+    with open_connections(broker, [b"".join(requests)] * max(int(2_400 * scale), 3)):
+        time.sleep(HOLD_S * scale)
+    return ""
+
+
+def leaving(name: str, scale: float, broker: Broker) -> str:
+    """Send large requests, and close the connection at once, again and again."""
+    made_wide(broker, scale)
+    data = long_arrays(min(scale * 1.0, 1.0))[name]()
+    for _ in range(max(int(300 * scale), 5)):
+        with open_connections(broker, [data]):
+            time.sleep(0.02)
+    return ""
+
+
+def half_frames(scale: float, broker: Broker) -> str:
+    """Begin large Produce requests, and stop before their end."""
+    head = struct.pack(">ihhih", 50 * MIB, 0, 9, 1, -1)
+    kinds = [head + bytes(MIB), struct.pack(">ihhih", 60_000, 3, 9, 1, -1) + bytes(50_000), b"\0\0"]
+    with open_connections(broker, kinds * max(int(500 * scale), 3)):
+        time.sleep(HOLD_S * scale)
+    return ""
+
+
+def wrong_sizes(scale: float, broker: Broker) -> str:
+    sizes = [0, 1, 9, -1, -(2**31), 2**31 - 1, 100 * MIB + 1]
+    frames = [struct.pack(">ihhih", size, 3, 9, 1, -1) + bytes(20) for size in sizes]
+    return sent(broker, frames * max(int(40 * scale), 1), at_once=20)
+
+
+def unread(scale: float, broker: Broker) -> str:
+    """Ask for large answers, and read none."""
+    made_wide(broker, scale)
+    request = framed(metadata.MetadataRequest(topics=None), 9)
+    with open_connections(broker, [request * 20] * max(int(400 * scale), 3)):
+        time.sleep(HOLD_S * scale)
+    return ""
+
+
+def unread_fetches(scale: float, broker: Broker) -> str:
+    parts = [fetch.FetchPartition(partition=0, fetch_offset=0, partition_max_bytes=64 * MIB)]
+    request = fetch.FetchRequest(
+        max_wait_ms=0, min_bytes=1, topics=[fetch.FetchTopic(topic="big", partitions=parts)]
+    )
+    with open_connections(broker, [framed(request, 12) * 90] * max(int(600 * scale), 3)):
+        time.sleep(HOLD_S * scale)
+    return ""
+
+
+def sessions(scale: float, broker: Broker) -> str:
+    """Open fetch sessions with many partitions, and forget some of them."""
+    count = made_wide(broker, scale)
+    parts = [
+        fetch.FetchPartition(partition=n, fetch_offset=0, partition_max_bytes=1)
+        for n in range(count)
+    ]
+    begin = fetch.FetchRequest(
+        max_wait_ms=0,
+        min_bytes=0,
+        session_epoch=0,
+        topics=[fetch.FetchTopic(topic=WIDE, partitions=parts)],
+    )
+    found: Counter[str] = Counter()
+    for _ in range(max(int(60 * scale), 2)):
+        made = asked(broker, begin, fetch.FetchResponse, 12)
+        found[f"session {bool(made.session_id)}"] += 1
+        for epoch in (1, 2, 2):
+            next_one = fetch.FetchRequest(
+                max_wait_ms=0,
+                min_bytes=0,
+                session_id=made.session_id,
+                session_epoch=epoch,
+                topics=[],
+                forgotten_topics_data=[
+                    fetch.ForgottenTopic(topic=WIDE, partitions=list(range(count // 2)))
+                ],
+            )
+            found[f"error {asked(broker, next_one, fetch.FetchResponse, 12).error_code}"] += 1
+    return str(dict(found))
+
+
+def many_at_once(name: str, scale: float, broker: Broker) -> str:
+    """Send a request with a long array on many connections at once."""
+    made_wide(broker, scale)
+    data = long_arrays(scale)[name]()
+    return sent(broker, [data] * max(int(ASKERS * scale), 4), at_once=ASKERS)
+
+
+def joins(scale: float, broker: Broker) -> str:
+    """Let members join groups, and send no SyncGroup."""
+
+    def join(number: int, group: str, size: int) -> bytes:
+        return framed(
+            groups.JoinGroupRequest(
+                group_id=group,
+                session_timeout_ms=6_000,
+                rebalance_timeout_ms=500,
+                member_id="",
+                protocol_type="consumer",
+                protocols=[groups.JoinGroupRequestProtocol(name="range", metadata=b"x" * size)],
+            ),
+            3,
+        )
+
+    count = max(int(1_000 * scale), 3)
+    found = []
+    for size, of_group in ((10, 1), (10, 1000), (200_000, 10)):
+        data = [join(n, f"g{n // of_group}-{size}", size) for n in range(count)]
+        with open_connections(broker, data):
+            time.sleep(HOLD_S * scale / 2)
+        found.append(f"{len(data)} joins of {size} bytes")
+    return "; ".join(found)
+
+
+def kafka_attacks(scale: float) -> dict[str, Attack]:
+    """Return the attacks on the port for Kafka clients, by name."""
+    found: dict[str, Attack] = {
+        f"kafka array: {name}": functools.partial(long_array, name, scale)
+        for name in long_arrays(scale)
+    }
+    for name in ("Metadata of new names", "ListOffsets by time"):
+        found[f"kafka arrays at once: {name}"] = functools.partial(many_at_once, name, scale)
+    for name in ("ListOffsets by time", "DeleteTopics"):
+        found[f"kafka left: {name}"] = functools.partial(leaving, name, scale)
+    for run in (
+        repeated_group,
+        described_group,
+        waiting,
+        waiting_small,
+        client_ids,
+        half_frames,
+        wrong_sizes,
+        unread,
+        unread_fetches,
+        sessions,
+        joins,
+        wrong_values_sent,
+    ):
+        found[f"kafka: {run.__name__.replace('_', ' ')}"] = functools.partial(run, scale)
+    return found
