@@ -20,12 +20,7 @@ import msgspec
 
 from tidelog.service.cli.client import command_error
 from tidelog.service.cli.records.lines import BadLine, Source
-from tidelog.service.cli.records.produce import (
-    IDLE_S,
-    ProduceOptions,
-    ProduceSummary,
-    failed_lines,
-)
+from tidelog.service.cli.records.produce import IDLE_S, ProduceOptions, ProduceSummary
 from tidelog.service.cli.results import BadUsage, CommandError, SlowProgress, plural, warn
 from tidelog.service.client.connection import Connection
 from tidelog.service.client.errors import ClientError, NotReachable
@@ -279,8 +274,10 @@ class _Run:
                     state.pending = None  # rejected: nothing is written
                     self._save()
                 said = plural(state.lines, "line")
-                failed = failed_lines(command_error(error), first, lines)
-                failed.args = (f"{failed} ({said} of the input are in the topic)",)
+                failed = command_error(error)
+                failed.args = (
+                    f"lines {first} to {lines}: {failed} ({said} of the input are in the topic)",
+                )
                 raise failed from None
             self._summary.add(placed, len(batch.octets))
         state.lines, state.bytes, state.pending = lines, size, None
