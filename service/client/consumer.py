@@ -108,7 +108,6 @@ class AsyncConsumer(Connected):
         key: str | None = None,
         ca_file: str | None = None,
         positions: Mapping[tuple[str, int], int] | None = None,
-        options: ConsumerOptions | None = None,
         **choices: Any,
     ) -> None:
         """With a `group`, this consumer is a member of it and commits offsets; without one, it
@@ -116,7 +115,7 @@ class AsyncConsumer(Connected):
         nothing. `choices` are fields of ConsumerOptions. A Connection as `servers` stays open at
         the end; its `retry_s` holds. Raises BadArgument."""
         try:
-            chosen = (options or ConsumerOptions())._replace(**choices)
+            chosen = ConsumerOptions()._replace(**choices)
         except ValueError as error:
             raise BadArgument(f"the consumer has no such option: {error}") from None
         on_error = chosen.on_error

@@ -87,13 +87,14 @@ async def _run(settings: Settings, rate: int, *, is_browser_wanted: bool) -> int
     exit status: that of the broker."""
     from tidelog.service.cli.dev.departures import GROUPS, Member, live
     from tidelog.service.client.connection import Connection
+    from tidelog.service.http.urls import host_of_url
 
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, ended.set)
-    host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    url = local(f"{'https' if settings.tls_cert_file else 'http'}://{host}:{settings.port}")
+    scheme = "https" if settings.tls_cert_file else "http"
+    url = local(f"{scheme}://{host_of_url(settings.host)}:{settings.port}")
     async with _broker(settings, ended) as process:
         key, ca_file = client_key(), client_ca_file()
         async with Connection(url, key=key, retry_s=math.inf, ca_file=ca_file) as connection:

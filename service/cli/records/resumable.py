@@ -25,7 +25,7 @@ from tidelog.service.cli.results import BadUsage, CommandError, SlowProgress, pl
 from tidelog.service.client.connection import Connection
 from tidelog.service.client.errors import ClientError, NotReachable
 from tidelog.service.client.producer import send_batch
-from tidelog.storage.io.clock import Clock, SystemClock
+from tidelog.storage.io.clock import SystemClock
 
 PENDING_MS_MAX = 50 * 60 * 1000
 """Brokers keep an Idempotency-Key for an hour; ten minutes are for differences of clocks and for
@@ -67,13 +67,11 @@ async def produce_with_state(
     source: Source,
     options: ProduceOptions,
     file: Path,
-    clock: Clock | None = None,
 ) -> ProduceSummary:
     """Produce the lines of `source` that are not in the topic. Raises CommandError."""
     async with connection:
         await connection.partitions(topic)
-        run = _Run(connection, topic, source, options, file, clock or SystemClock())
-        return await run.run()
+        return await _Run(connection, topic, source, options, file).run()
 
 
 class _Run:
@@ -86,13 +84,12 @@ class _Run:
         source: Source,
         options: ProduceOptions,
         file: Path,
-        clock: Clock,
     ) -> None:
         self._connection = connection
         self._source = source
         self._options = options
         self._file = file
-        self._clock = clock
+        self._clock = SystemClock()
         self._summary = ProduceSummary(topic)
         self._rest = b""
         self._is_at_end = False
