@@ -6,7 +6,7 @@ import typer
 
 from tidelog.service.cli.requests import Commands, JsonOption, ServerOption, request
 from tidelog.service.cli.results import BadUsage, show, show_rows
-from tidelog.service.cli.topics import changes_in_words, parsed_configs, source_of
+from tidelog.service.cli.topics import body_of, changes_in_words, parsed_changes, source_of
 
 PATH = "{cluster}/broker-configs"
 
@@ -60,17 +60,9 @@ def alter_defaults(
 
     Example: tidelog defaults alter -c log.retention.ms=7d -u num.partitions
     """
-    changes: dict[str, str | None] = {**parsed_configs(config), **dict.fromkeys(unset or [])}
+    changes = parsed_changes(config, unset)
     if not changes:
         raise BadUsage("nothing to alter: give --config or --unset")
-    if twice := sorted({*parsed_configs(config)} & {*(unset or [])}):
-        raise BadUsage(f"{twice[0]} is given to --config and to --unset")
-    data = [
-        {"name": name, "operation": "DELETE"}
-        if value is None
-        else {"name": name, "value": value, "operation": "SET"}
-        for name, value in changes.items()
-    ]
-    request(ctx, server, "POST", f"{PATH}:alter", json={"data": data})
+    request(ctx, server, "POST", f"{PATH}:alter", json=body_of(changes))
     text = f"altered the cluster's defaults: {changes_in_words(changes)}"
     show({"configs": changes}, text, as_json=as_json)

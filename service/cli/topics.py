@@ -187,11 +187,7 @@ def alter_topic(
     """
     from tidelog.service.cli.client import Client, with_client
 
-    changes: list[dict[str, str]] = [
-        {"name": key, "value": value, "operation": "SET"}
-        for key, value in parsed_configs(config).items()
-    ]
-    changes += [{"name": key, "operation": "DELETE"} for key in unset or []]
+    changes = parsed_changes(config, unset)
     if not changes and partitions is None:
         raise BadUsage("nothing to alter: give --config, --unset or --partitions")
 
@@ -202,14 +198,13 @@ def alter_topic(
             if partitions is not None:
                 _check_larger(name, (await client.get_json(path))["partitions_count"], partitions)
             if changes:
-                await client.post(f"{path}/configs:alter", json={"data": changes})
+                await client.post(f"{path}/configs:alter", json=body_of(changes))
             if partitions is not None:
                 await client.call("PATCH", path, json={"partitions_count": partitions})
 
     with_client(ctx, server, work)
-    configs = {each["name"]: each.get("value") for each in changes}
-    value = {"name": name, "configs": configs, "partitions": partitions}
-    words = [changes_in_words(configs)] if configs else []
+    value = {"name": name, "configs": changes, "partitions": partitions}
+    words = [changes_in_words(changes)] if changes else []
     if partitions is not None:
         words.append(plural(partitions, "partition"))
     show(value, f"altered {name}: {', '.join(words)}", as_json=as_json)
@@ -328,6 +323,25 @@ def changes_in_words(changes: Mapping[str, str | None]) -> str:
         f"{key} reset to its default" if text is None else config_in_words(key, text)
         for key, text in changes.items()
     )
+
+
+def parsed_changes(config: list[str] | None, unset: list[str] | None) -> dict[str, str | None]:
+    """Return the changes of `--config` and `--unset`. None stands for a reset. Raises BadUsage."""
+    configs = parsed_configs(config)
+    if twice := sorted({*configs} & {*(unset or [])}):
+        raise BadUsage(f"{twice[0]} is given to --config and to --unset")
+    return {**configs, **dict.fromkeys(unset or [])}
+
+
+def body_of(changes: Mapping[str, str | None]) -> dict[str, Any]:
+    """Return the body of a request that changes configs."""
+    data = [
+        {"name": name, "operation": "DELETE"}
+        if value is None
+        else {"name": name, "value": value, "operation": "SET"}
+        for name, value in changes.items()
+    ]
+    return {"data": data}
 
 
 def parsed_configs(given: list[str] | None) -> dict[str, str]:

@@ -6,10 +6,10 @@ Results are the JSON of the v3 routes (service/API.md), with the items of all pa
 from collections.abc import Mapping
 from typing import Any
 
-from tidelog.service.client.connection import Connection, quoted
+from tidelog.service.client.connection import Connected, Connection, quoted
 
 
-class AsyncAdmin:
+class AsyncAdmin(Connected):
     """Requests that describe and change a cluster. Belongs to one event loop.
 
     Reads are repeated for `retry_s`. Changes are sent once, because a repetition could fail after
@@ -25,12 +25,7 @@ class AsyncAdmin:
         ca_file: str | None = None,
         retry_s: float = 30.0,
     ) -> None:
-        self._owns = not isinstance(servers, Connection)
-        self.connection = (
-            servers
-            if isinstance(servers, Connection)
-            else Connection(servers, key=key, ca_file=ca_file, retry_s=retry_s)
-        )
+        super().__init__(servers, key=key, ca_file=ca_file, retry_s=retry_s)
 
     async def __aenter__(self) -> "AsyncAdmin":
         return self
@@ -39,8 +34,7 @@ class AsyncAdmin:
         await self.close()
 
     async def close(self) -> None:
-        if self._owns:
-            await self.connection.close()
+        await self._disconnect()
 
     # -- topics
 
@@ -90,8 +84,7 @@ class AsyncAdmin:
         """Return the log start offset and the end offset of each partition."""
         found = {}
         for number in range(await self.connection.partitions(name)):
-            path = f"/topics/{quoted(name)}/partitions/{number}/offsets"
-            both = await self.connection.get_json(path)
+            both = await self.connection.offsets(name, number)
             found[number] = (both["beginning_offset"], both["end_offset"])
         return found
 

@@ -11,8 +11,8 @@ import asyncio
 import concurrent.futures
 import math
 import threading
-from collections.abc import Coroutine, Iterable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from typing import Any, Generic, TypeVar
 
 from tidelog.service.client.admin import AsyncAdmin
 from tidelog.service.client.consumer import AsyncConsumer, DeadLetters
@@ -21,6 +21,7 @@ from tidelog.service.client.records import Headers, Record, TopicPartition, enco
 from tidelog.service.client.transactions import AsyncTransaction
 
 Result = TypeVar("Result")
+Asynchronous = TypeVar("Asynchronous", AsyncProducer, AsyncConsumer, AsyncAdmin)
 
 
 class _Loop:
@@ -57,12 +58,17 @@ class _Loop:
 _shared = _Loop()
 
 
-class _Blocking:
-    """A user of the loop, until `_leave`."""
+class _Blocking(Generic[Asynchronous]):
+    """An asynchronous object and the thread in which it works, until `_end`."""
 
-    def __init__(self) -> None:
+    def __init__(self, kind: type[Asynchronous], *arguments: Any, **options: Any) -> None:
         self._loop = _shared.__enter__()
         self._is_open = True
+        try:
+            self.asynchronous: Asynchronous = self._run(_made(kind, *arguments, **options))
+        except BaseException:
+            self._leave()
+            raise
 
     def _run(self, work: Coroutine[Any, Any, Result]) -> Result:
         if not self._is_open:
@@ -75,10 +81,17 @@ class _Blocking:
             future.cancel()  # after KeyboardInterrupt, the work must not go on
             raise
 
-    def _leave(self) -> None:
+    def _end(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Close the object by `work`, unless it is closed."""
         if self._is_open:
-            self._is_open = False
-            _shared.__exit__()
+            try:
+                self._run(work())
+            finally:
+                self._leave()
+
+    def _leave(self) -> None:
+        self._is_open = False
+        _shared.__exit__()
 
 
 async def _made(kind: type[Result], *arguments: Any, **options: Any) -> Result:
@@ -129,7 +142,7 @@ class Transaction:
         self._producer.commit(self._transaction)
 
 
-class Producer(_Blocking):
+class Producer(_Blocking[AsyncProducer]):
     """A producer: see AsyncProducer. `with` flushes and closes it.
 
     with Producer("http://127.0.0.1:8082") as producer:
@@ -137,12 +150,7 @@ class Producer(_Blocking):
     """
 
     def __init__(self, servers: str, **options: Any) -> None:
-        super().__init__()
-        try:
-            self.asynchronous = self._run(_made(AsyncProducer, servers, **options))
-        except BaseException:
-            self._leave()
-            raise
+        super().__init__(AsyncProducer, servers, **options)
 
     def __enter__(self) -> "Producer":
         return self
@@ -186,14 +194,10 @@ class Producer(_Blocking):
 
     def close(self, flush_s: float = math.inf) -> None:
         """Flush for up to `flush_s` seconds, then end."""
-        if self._is_open:
-            try:
-                self._run(self.asynchronous.close(flush_s))
-            finally:
-                self._leave()
+        self._end(lambda: self.asynchronous.close(flush_s))
 
 
-class Consumer(_Blocking):
+class Consumer(_Blocking[AsyncConsumer]):
     """A consumer: see AsyncConsumer. `with` commits what is done, and leaves the group.
 
     with Consumer("http://127.0.0.1:8082", "flights", group="enrich") as consumer:
@@ -204,12 +208,7 @@ class Consumer(_Blocking):
     def __init__(
         self, servers: str, topics: str | Iterable[str], group: str | None = None, **options: Any
     ) -> None:
-        super().__init__()
-        try:
-            self.asynchronous = self._run(_made(AsyncConsumer, servers, topics, group, **options))
-        except BaseException:
-            self._leave()
-            raise
+        super().__init__(AsyncConsumer, servers, topics, group, **options)
 
     def __enter__(self) -> "Consumer":
         try:
@@ -258,14 +257,10 @@ class Consumer(_Blocking):
         self._close(None)
 
     def _close(self, kind: type[BaseException] | None) -> None:
-        if self._is_open:
-            try:
-                self._run(self.asynchronous.__aexit__(kind))
-            finally:
-                self._leave()
+        self._end(lambda: self.asynchronous.__aexit__(kind))
 
 
-class Admin(_Blocking):
+class Admin(_Blocking[AsyncAdmin]):
     """Descriptions and changes of a cluster: the methods of AsyncAdmin, which wait for their
     result.
 
@@ -274,12 +269,7 @@ class Admin(_Blocking):
     """
 
     def __init__(self, servers: str, **options: Any) -> None:
-        super().__init__()
-        try:
-            self.asynchronous = self._run(_made(AsyncAdmin, servers, **options))
-        except BaseException:
-            self._leave()
-            raise
+        super().__init__(AsyncAdmin, servers, **options)
 
     def __enter__(self) -> "Admin":
         return self
@@ -288,11 +278,7 @@ class Admin(_Blocking):
         self.close()
 
     def close(self) -> None:
-        if self._is_open:
-            try:
-                self._run(self.asynchronous.close())
-            finally:
-                self._leave()
+        self._end(self.asynchronous.close)
 
     def __getattr__(self, name: str) -> Any:
         """Return a method of AsyncAdmin that waits."""

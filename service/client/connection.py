@@ -35,9 +35,9 @@ from tidelog.service.client.errors import (
 )
 from tidelog.service.client.servers import Servers
 
-RETRIED = frozenset({429, 502, 503, 504})
 UNREACHABLE = frozenset({502, 503, 504})
 THROTTLED = 429
+RETRIED = UNREACHABLE | {THROTTLED}
 OUTCOME_UNKNOWN = frozenset({502, 504})
 NO_ROUTE = "HTTP 404 Not Found"
 """A broker's message if none of its routes has the path of the request."""
@@ -57,10 +57,23 @@ class _Failure(NamedTuple):
 
     failure: ClientError
     was_sent: bool
-    is_unknown: bool
     is_repeatable: bool = True
     is_throttled: bool = False
     retry_after_s: float = 0.0
+
+
+class Connected:
+    """A user of a Connection: that of its caller, or one of its own, which it closes."""
+
+    def __init__(self, servers: "str | Connection", **options: Any) -> None:
+        self._owns = not isinstance(servers, Connection)
+        self.connection = (
+            servers if isinstance(servers, Connection) else Connection(servers, **options)
+        )
+
+    async def _disconnect(self) -> None:
+        if self._owns:
+            await self.connection.close()
 
 
 class Connection:
@@ -143,8 +156,8 @@ class Connection:
             one = await self._attempt(method, server, path, answer_s, request)
             if isinstance(one, httpx.Response):
                 return one
-            is_unknown |= one.is_unknown
             if isinstance(one.failure, NotReachable):
+                is_unknown |= one.failure.is_unknown
                 one.failure.is_unknown = is_unknown
             if not one.is_repeatable:
                 raise one.failure
@@ -173,15 +186,16 @@ class Connection:
         except httpx.InvalidURL as error:
             raise BadArgument(f"server {server!r}: {error}") from None
         except httpx.RequestError as error:
+            why, advice = _why(error)
             was_sent = not isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
-            return _Failure(_not_reached(server, error), was_sent=was_sent, is_unknown=was_sent)
+            failure = NotReachable(f"cannot reach {server}: {why}", advice, is_unknown=was_sent)
+            return _Failure(failure, was_sent=was_sent)
         if answer.is_success:
             return answer
         status = answer.status_code
         return _Failure(
             refusal(answer),
             was_sent=True,
-            is_unknown=status in OUTCOME_UNKNOWN,
             is_repeatable=status in RETRIED,
             is_throttled=status == THROTTLED,
             retry_after_s=_retry_after_s(answer),
@@ -235,6 +249,15 @@ class Connection:
             raise self.is_no_broker()
         return len(listed)
 
+    async def offsets(self, topic: str, partition: int, **params: int) -> dict[str, Any]:
+        """Return the `beginning_offset` and the `end_offset` of a partition, and with `timestamp`
+        (ms) the `timestamp_offset`, which is None if no record is so new."""
+        path = f"/topics/{quoted(topic)}/partitions/{partition}/offsets"
+        found = await self.get_json(path, params=params)
+        if not isinstance(found, dict) or not found.keys() >= {"beginning_offset", "end_offset"}:
+            raise self.is_no_broker()
+        return found
+
     def learn_soon(self) -> None:
         """If the last time is LEARN_S ago, begin to ask for the brokers of the cluster."""
         now_s = asyncio.get_running_loop().time()
@@ -286,13 +309,6 @@ def _trust(ca_file: str | None, *, is_tls: bool) -> ssl.SSLContext | bool:
     except OSError as error:
         why = "no such file" if isinstance(error, FileNotFoundError) else error.strerror
         raise BadArgument(f"cannot read {ca_file}: {why}") from None
-
-
-def _not_reached(server: str, error: httpx.RequestError) -> NotReachable:
-    """Return the error for a request without a response."""
-    why, advice = _why(error)
-    was_sent = not isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
-    return NotReachable(f"cannot reach {server}: {why}", advice, is_unknown=was_sent)
 
 
 def refusal(answer: httpx.Response) -> ClientError:

@@ -22,7 +22,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
-from tidelog.service.client.connection import Connection
+from tidelog.service.client.connection import Connected, Connection
 from tidelog.service.client.errors import (
     BadArgument,
     ClientError,
@@ -72,7 +72,7 @@ class DeadLetters:
 
     def __init__(self, producer: AsyncProducer, topic: str) -> None:
         self._producer = producer
-        self._topic = topic
+        self.topic = topic
         self.sent = 0
 
     async def __call__(self, record: Record, error: UndecodableRecord) -> None:
@@ -82,7 +82,7 @@ class DeadLetters:
             Header("tidelog.error", error.why.encode()),
         ]
         sent = await self._producer.send(
-            self._topic,
+            self.topic,
             record.value,
             record.key,
             headers=[(each.key, each.value) for each in headers],
@@ -92,7 +92,7 @@ class DeadLetters:
         self.sent += 1
 
 
-class AsyncConsumer:
+class AsyncConsumer(Connected):
     """A consumer of one process. Belongs to one event loop.
 
     async with AsyncConsumer("http://127.0.0.1:8082", "flights", group="enrich") as consumer:
@@ -109,7 +109,6 @@ class AsyncConsumer:
         key: str | None = None,
         ca_file: str | None = None,
         positions: Mapping[tuple[str, int], int] | None = None,
-        options: ConsumerOptions | None = None,
         **choices: Any,
     ) -> None:
         """With a `group`, this consumer is a member of it and commits offsets. Without one, it
@@ -117,7 +116,7 @@ class AsyncConsumer:
         these offsets on. `choices` are fields of ConsumerOptions. A Connection as `servers` stays
         open at the end; its `retry_s` is used. Raises BadArgument."""
         try:
-            chosen = (options or ConsumerOptions())._replace(**choices)
+            chosen = ConsumerOptions()._replace(**choices)
         except ValueError as error:
             raise BadArgument(f"the consumer has no such option: {error}") from None
         on_error = chosen.on_error
@@ -128,12 +127,7 @@ class AsyncConsumer:
             raise BadArgument("positions and group exclude each other: seek after the first poll")
         if isinstance(on_error, str) and on_error not in {"stop", "skip"}:
             raise BadArgument(f"on_error {on_error!r} is neither stop nor skip nor a function")
-        self._owns = not isinstance(servers, Connection)
-        self.connection = (
-            servers
-            if isinstance(servers, Connection)
-            else Connection(servers, key=key, ca_file=ca_file, retry_s=chosen.retry_s)
-        )
+        super().__init__(servers, key=key, ca_file=ca_file, retry_s=chosen.retry_s)
         self._auto_commit = chosen.auto_commit
         self._decode_value = chosen.decode_value
         self._decode_key = chosen.decode_key
@@ -223,8 +217,7 @@ class AsyncConsumer:
                 await self._commit_in(1.0)
         finally:
             await asyncio.shield(self._reader.close())
-            if self._owns:
-                await self.connection.close()
+            await self._disconnect()
 
     async def _commit_in(self, timeout_s: float) -> None:
         try:

@@ -38,7 +38,6 @@ class PartitionReader:
         self._on_error = on_error
         self._reset = reset
         self._reads: dict[TopicPartition, asyncio.Task[Page]] = {}
-        self._gate = asyncio.Semaphore(READS_AT_ONCE)
         self._polls: set[TopicPartition] = set()
         """Partitions of `_reads` whose requests wait at the broker for new records."""
         self._caught_up: set[TopicPartition] = set()
@@ -49,18 +48,20 @@ class PartitionReader:
     async def start(self, topics: Mapping[str, int]) -> None:
         """Begin at the start or the end of all partitions of these topics (name: partitions)."""
         places = [TopicPartition(name, p) for name, count in topics.items() for p in range(count)]
-        found = await asyncio.gather(*(self._gated(self.offsets(where)) for where in places))
+
+        async def ends(where: TopicPartition) -> tuple[int, int]:
+            async with gate:
+                return await self._ends(where)
+
+        gate = asyncio.Semaphore(READS_AT_ONCE)
+        found = await asyncio.gather(*map(ends, places))
         for where, (first, end) in zip(places, found, strict=True):
             self.positions[where] = end if self._reset == "latest" else first
 
-    async def offsets(self, where: TopicPartition, **params: int) -> tuple[int, int]:
+    async def _ends(self, where: TopicPartition) -> tuple[int, int]:
         """Return the log start offset and the end offset of a partition."""
-        path = f"/topics/{quoted(where.topic)}/partitions/{where.partition}/offsets"
-        found = await self._connection.get_json(path, params=params)
-        try:
-            return found["beginning_offset"], found["end_offset"]
-        except (LookupError, TypeError):
-            raise self._connection.is_no_broker() from None
+        found = await self._connection.offsets(*where)
+        return found["beginning_offset"], found["end_offset"]
 
     async def read(self, wait_ms: int) -> list[Page]:
         """Return the pages that have arrived, after up to `wait_ms`; with 0, after one read of each
@@ -145,7 +146,7 @@ class PartitionReader:
         except Refused as error:
             if error.code != OUT_OF_RANGE or not self._reset:
                 raise
-            first, end = await self.offsets(where)
+            first, end = await self._ends(where)
             if first <= offset <= end:
                 raise
             return Page(where, [], end if self._reset == "latest" else first)
@@ -160,10 +161,6 @@ class PartitionReader:
         else:
             self._caught_up.discard(where)
         return Page(where, records, next_offset)
-
-    async def _gated(self, work: Any) -> Any:
-        async with self._gate:
-            return await work
 
     def seek(self, where: TopicPartition, offset: int) -> None:
         if where not in self.positions:

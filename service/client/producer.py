@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from tidelog.service.client.connection import Connection, quoted
+from tidelog.service.client.connection import Connected, Connection, quoted
 from tidelog.service.client.errors import (
     BadArgument,
     ClientError,
@@ -184,7 +184,7 @@ class _Topic:
         """Partition of the next records without a key, until a batch of it is sent."""
 
 
-class AsyncProducer:
+class AsyncProducer(Connected):
     """A producer of one process. Belongs to one event loop.
 
     async with AsyncProducer("http://127.0.0.1:8082") as producer:
@@ -208,12 +208,7 @@ class AsyncProducer:
             self.options = (options or ProducerOptions())._replace(**bounds)
         except ValueError as error:
             raise BadArgument(f"the producer has no such option: {error}") from None
-        self._owns = not isinstance(servers, Connection)
-        self.connection = (
-            servers
-            if isinstance(servers, Connection)
-            else Connection(servers, key=key, ca_file=ca_file)
-        )
+        super().__init__(servers, key=key, ca_file=ca_file)
         self._on_delivered = on_delivered
         self._run_id = os.urandom(16).hex()
         self._requests = 0
@@ -317,8 +312,7 @@ class AsyncProducer:
                 topic.waiting.clear()
                 self._fail(topic, left, error)
             self._changed.set()
-            if self._owns:
-                await self.connection.close()
+            await self._disconnect()
 
     def transaction(self, idempotency_key: str | None = None) -> AsyncTransaction:
         """Return a transaction: records and offsets of groups that are committed together."""

@@ -22,6 +22,7 @@ import uvicorn
 
 from tidelog.service.http.admission import Admission
 from tidelog.service.http.protocol import Config, Protocol
+from tidelog.service.http.urls import host_of_url
 from tidelog.storage.core.errors import LogError
 
 log = logging.getLogger("tidelog.http")
@@ -148,8 +149,7 @@ class Server(uvicorn.Server):
             raise cannot_listen(host, port, self._role, error) from error
         host, port = self.servers[0].sockets[0].getsockname()[:2]
         scheme = "http" if self.config.tls is None else "https"  # type: ignore[attr-defined]
-        host = f"[{host}]" if ":" in host else host
-        self._on_listening(f"{scheme}://{host}:{port}")
+        self._on_listening(f"{scheme}://{host_of_url(host)}:{port}")
 
     def _log_started_message(self, listeners: Sequence[socket.SocketType]) -> None:
         """Omit uvicorn's line, which would name the port for peers before the port for clients."""

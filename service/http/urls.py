@@ -44,6 +44,11 @@ def clean_path(path: str) -> str:
     return path if path == "/" else path.removesuffix("/")
 
 
+def host_of_url(host: str) -> str:
+    """Return a host name or an address as a URL has it: an IPv6 address in brackets."""
+    return f"[{host}]" if ":" in host else host
+
+
 def client_url(scope: Scope, advertised: str = "") -> ClientUrl:
     """Return this broker's address for the client of a request. If `advertised` is set, return
     it."""
@@ -54,7 +59,7 @@ def client_url(scope: Scope, advertised: str = "") -> ClientUrl:
         name.decode("latin-1").lower(): text.decode("latin-1") for name, text in scope["headers"]
     }
     server = scope.get("server") or ("localhost", None)
-    host = f"[{server[0]}]" if ":" in server[0] else server[0]
+    host = host_of_url(server[0])
     return origin(
         headers,
         clean_path(scope["path"]),

@@ -38,6 +38,7 @@ from tidelog.service.http.admission import Admission, Budget, Limits
 from tidelog.service.http.call import HttpRequest, IncompleteBody, Receive, Scope, Send
 from tidelog.service.http.errors import error_response
 from tidelog.service.http.sockets import Server
+from tidelog.service.http.urls import host_of_url
 from tidelog.service.peers.client import (
     ANNOUNCE,
     COMPACTIONS,
@@ -217,7 +218,7 @@ class PeerListener:
                 self._task.result()
             await asyncio.sleep(0.01)
         port = self._server.servers[0].sockets[0].getsockname()[1]
-        return address or f"{self._scheme}://{reachable(self._host)}:{port}"
+        return address or f"{self._scheme}://{host_of_url(reachable(self._host))}:{port}"
 
     async def close(self) -> None:
         self._server.stop()
@@ -229,11 +230,11 @@ class PeerListener:
 def reachable(host: str) -> str:
     """Return the host name or address at which peers reach this machine."""
     if host not in ("0.0.0.0", "::", ""):
-        return f"[{host}]" if ":" in host else host
+        return host
     family = socket.AF_INET6 if host == "::" else socket.AF_INET
     far = "2001:db8::1" if host == "::" else "192.0.2.1"
     with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect((far, 9))  # sends nothing, but chooses a route and with it a local address
         found: str = probe.getsockname()[0]
-        return f"[{found}]" if ":" in found else found
+        return found
     return socket.gethostname()

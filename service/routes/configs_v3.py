@@ -268,7 +268,6 @@ _SHOW = Permission(DESCRIBE_CONFIGS, CLUSTER)
 _CHANGE = Permission(ALTER_CONFIGS, CLUSTER)
 _LABEL = "v3 configs"
 _READ_DOC = RouteDoc(ERRORS)
-_DEFAULTS_DOC = RouteDoc(ERRORS | CREATE_ERRORS, 204)
 _DOC = RouteDoc(ERRORS | CREATE_ERRORS)
 _CHANGE_DOC = RouteDoc(ERRORS | CREATE_ERRORS, 204)
 
@@ -282,8 +281,8 @@ ROUTES = (
     Route("POST", f"{_TOPIC}/configs:alter", alter_configs, _ALTER, _LABEL, V3, _CHANGE_DOC),
     Route("GET", _CLUSTER_CONFIGS, list_cluster_configs, _SHOW, _LABEL, V3, _READ_DOC),
     Route("GET", _CLUSTER_CONFIG, get_cluster_config, _SHOW, _LABEL, V3, _READ_DOC),
-    Route("PUT", _CLUSTER_CONFIG, set_cluster_config, _CHANGE, _LABEL, V3, _DEFAULTS_DOC),
-    Route("DELETE", _CLUSTER_CONFIG, reset_cluster_config, _CHANGE, _LABEL, V3, _DEFAULTS_DOC),
+    Route("PUT", _CLUSTER_CONFIG, set_cluster_config, _CHANGE, _LABEL, V3, _CHANGE_DOC),
+    Route("DELETE", _CLUSTER_CONFIG, reset_cluster_config, _CHANGE, _LABEL, V3, _CHANGE_DOC),
     Route(
         "POST",
         f"{_CLUSTER_CONFIGS}:alter",
@@ -291,7 +290,7 @@ ROUTES = (
         _CHANGE,
         _LABEL,
         V3,
-        _DEFAULTS_DOC,
+        _CHANGE_DOC,
     ),
     Route("GET", _ALL_OF_BROKERS, list_all_broker_configs, _SHOW, _LABEL, V3, _READ_DOC),
     Route("GET", f"{_BROKER}/configs", list_broker_configs, _SHOW, _LABEL, V3, _READ_DOC),

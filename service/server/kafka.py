@@ -63,7 +63,7 @@ def bind(settings: Settings, worker: int, stack: contextlib.ExitStack) -> KafkaP
     if settings.kafka_advertised:
         advertised, port = address_of(settings.kafka_advertised)
         return KafkaPorts(sockets, advertised, port + worker)
-    return KafkaPorts(sockets, reachable(host).strip("[]"), own)
+    return KafkaPorts(sockets, reachable(host), own)
 
 
 def advertised(

@@ -184,7 +184,7 @@ class _Serving(NamedTuple):
 def _peer_host(settings: Settings) -> str:
     """Return the host name or address at which other brokers reach this one."""
     host = urlsplit(settings.peer_address).hostname
-    return host or reachable(settings.peer_host or settings.host).strip("[]")
+    return host or reachable(settings.peer_host or settings.host)
 
 
 def _has_peers(settings: Settings) -> bool:

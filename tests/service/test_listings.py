@@ -53,6 +53,7 @@ WITHOUT_PAGES = {
     "/tidelog/v1/overview": "sums, the live brokers, and at most 1,000 damaged places",
     "/tidelog/v1/metadata": "sums, 25 entries and 25 checkpoints",
     "/tidelog/v1/topics/{topic_name}": "`first` and `count` are its pages",
+    "/tidelog/v1/kafka-clients": "at most 1,000 rows, those with the most connections",
     "/tidelog/v1/topic-configs": CONFIGS,
     "/tidelog/v1/groups/{consumer_group_id}/lag-history": "500 series of half an hour",
     "/tidelog/v1/me": "the operations on one resource",

@@ -5,8 +5,9 @@ import json
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import Any
 
 from tests.support.broker import until
@@ -41,6 +42,20 @@ class Failed(Exception):
     """A request failed; the load has counted it."""
 
 
+@contextmanager
+def at_work(works: Iterable[Callable[[], None]], stop: threading.Event) -> Iterator[None]:
+    """Run each function in a thread. At the end of the block, set `stop`, and wait for them."""
+    threads = [threading.Thread(target=work) for work in works]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+
+
 class RestartLoad:
     """Threads that send requests of every kind. `asked` counts the requests by kind, `failures` are
     all that failed, `acked` the values that brokers acknowledged."""
@@ -54,21 +69,10 @@ class RestartLoad:
         self._stop = threading.Event()
         works = [self._produce] * 2 + [self._fetch, self._topics] + [self._poll] * 2
         works += [self._member] * 2 + [self._come_and_go]
-        self._threads = [
-            threading.Thread(target=self._run, args=(work, number))
-            for number, work in enumerate(works)
-        ]
+        self._works = [partial(self._run, work, number) for number, work in enumerate(works)]
 
-    @contextmanager
-    def at_work(self) -> Iterator[None]:
-        for thread in self._threads:
-            thread.start()
-        try:
-            yield
-        finally:
-            self._stop.set()
-            for thread in self._threads:
-                thread.join()
+    def at_work(self) -> AbstractContextManager[None]:
+        return at_work(self._works, self._stop)
 
     def wait_for(self, more: int) -> None:
         wanted = self.asked.total() + more

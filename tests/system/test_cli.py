@@ -54,6 +54,7 @@ def test_without_a_command_it_says_which_there_are() -> None:
         ["topics", "create", "t", "--partitions", "0"],
         ["topics", "create", "t", "--config", "segment.ms"],
         ["topics", "alter", "t"],
+        ["topics", "alter", "t", "-c", "retention.ms=1", "-u", "retention.ms"],
         ["topics", "delete", "t"],
         ["topics", "list", "--server", "localhost"],
         ["produce"],

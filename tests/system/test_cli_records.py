@@ -329,7 +329,8 @@ def test_escape_and_dead_letters(broker: Broker, mixed: str) -> None:
         assert error_line(done).endswith(f"{dead}, as they do not decode: 1, first {mixed}-0@1")
     letters = lines_of(broker.cli("consume", dead, "--json", "-f", "binary"))
     assert [each["value"] for each in letters] == ["/w==", "/w=="]
-    assert letters[0]["headers"][0]["key"] == "tidelog.source"
+    names = [each["key"] for each in letters[0]["headers"]]
+    assert names == ["tidelog.source", "tidelog.error"]
     told = json_of(broker.cli("groups", "lag", f"{mixed}-letters", "--json"))
     assert told["lag"] == 0
     refused = broker.cli("consume", mixed, "--dead-letter", dead, "--on-error", "skip", status=2)

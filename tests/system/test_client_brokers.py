@@ -77,13 +77,11 @@ def test_when_brokers_end_nothing_is_lost(tmp_path: Path) -> None:
             assert sum(each["lag"] for each in admin.lag("g")) == 0
 
 
-def test_several_servers_of_a_command(tmp_path: Path) -> None:
-    with Broker(tmp_path) as broker:
-        broker.create_topic("t")
-        servers = f"127.0.0.1:9,{broker.base_url}"
-        tidelog("produce", "t", "--server", servers, stdin="a\n")
-        for more in ([], ["--group", "g"]):
-            assert tidelog("consume", "t", "--server", servers, *more).stdout == b"a\n"
+def test_several_servers_of_a_command(broker: Broker, topic: str) -> None:
+    servers = f"127.0.0.1:9,{broker.base_url}"
+    tidelog("produce", topic, "--server", servers, stdin="a\n")
+    for more in ([], ["--group", topic]):
+        assert tidelog("consume", topic, "--server", servers, *more).stdout == b"a\n"
 
 
 # -- signals
@@ -259,83 +257,85 @@ def lines_in(state: Path) -> int:
     return int(json.loads(state.read_text())["lines"]) if state.exists() else 0
 
 
-def test_a_killed_command_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_a_killed_command_goes_on_where_it_was(broker: Broker, tmp_path: Path) -> None:
     """The command is killed at many moments, and run again: each line is in the topic once."""
     count = 4000
     lines = "".join(f"{number}\n" for number in range(count))
     file, state = tmp_path / "lines", tmp_path / "state"
     file.write_text(lines + "last without end")
     rng = random.Random(3)
-    with Broker(tmp_path / "broker") as broker:
-        broker.create_topic("t", 3)
-        words = ["produce", "t", str(file), "--state", str(state), "--batch-records", "50"]
-        command = [sys.executable, "-m", "tidelog.service.cli.main", *words]
-        kills = 0
-        while True:
-            with subprocess.Popen(
-                command, env=environment(TIDELOG_URL=broker.base_url), stdout=subprocess.DEVNULL
-            ) as producing:
-                if kills == 6:
-                    assert producing.wait(200) == 0
-                    break
-                wanted = lines_in(state) + rng.randrange(1, 300)
-                while producing.poll() is None and lines_in(state) < wanted:
-                    time.sleep(0.005)
-                producing.kill()
-                kills += 1
-        assert json_of(broker.cli(*words, "--json"))["records"] == 0, "all is in"
-        values = [record["value"] for record in broker.records("t")]
-        assert len(values) == count + 1
-        assert set(values) == {*map(str, range(count)), "last without end"}
-        for partition in range(3):
-            held = broker.records("t", "-p", str(partition))
-            numbers = [int(each["value"]) for each in held if each["value"].isdigit()]
-            assert numbers == sorted(numbers)
+    broker.create_topic("killed", 3)
+    words = ["produce", "killed", str(file), "--state", str(state), "--batch-records", "50"]
+    command = [sys.executable, "-m", "tidelog.service.cli.main", *words]
+    kills = 0
+    while True:
+        with subprocess.Popen(
+            command, env=environment(TIDELOG_URL=broker.base_url), stdout=subprocess.DEVNULL
+        ) as producing:
+            if kills == 6:
+                assert producing.wait(200) == 0
+                break
+            wanted = lines_in(state) + rng.randrange(1, 300)
+            while producing.poll() is None and lines_in(state) < wanted:
+                time.sleep(0.005)
+            producing.kill()
+            kills += 1
+    assert json_of(broker.cli(*words, "--json"))["records"] == 0, "all is in"
+    records = broker.records("killed")
+    values = [record["value"] for record in records]
+    assert len(values) == count + 1
+    assert set(values) == {*map(str, range(count)), "last without end"}
+    for partition in range(3):
+        held = [each["value"] for each in records if each["partition"] == partition]
+        numbers = [int(value) for value in held if value.isdigit()]
+        assert numbers == sorted(numbers)
 
 
-def test_a_request_under_way_is_sent_again_with_the_same_key(tmp_path: Path) -> None:
+def test_a_request_under_way_is_sent_again_with_the_same_key(
+    broker: Broker, tmp_path: Path
+) -> None:
     """The command was killed after the broker's commit, before it could write that down."""
     state = tmp_path / "state"
-    with Broker(tmp_path / "broker") as broker:
-        broker.create_topic("t", 2)
-        words = ["produce", "t", "--state", str(state), "--batch-records", "2"]
-        broker.cli(*words, stdin="a\nb\n")
-        held = json.loads(state.read_text())
-        broker.cli(*words, stdin="a\nb\nc\nd\ne\n")
-        later = json.loads(state.read_text())
-        assert (held["lines"], later["lines"], later["pending"]) == (2, 5, None)
-        digest = hashlib.blake2b(b"c\nd\n", digest_size=16).hexdigest()
-        held["pending"] = {
-            "lines": 4,
-            "bytes": 8,
-            "digest": digest,
-            "since_ms": round(time.time() * 1000),
-        }
-        state.write_text(json.dumps(held))
-        said = json_of(broker.cli(*words, "--json", stdin="a\nb\nc\nd\n"))
-        assert said["records"] == 2
-        assert len(broker.records("t")) == 5, "c and d are there once"
-        state.write_text(json.dumps(held))
-        said = error_line(broker.cli(*words, stdin="a\nb\nC\nD\n", status=1))
-        assert "lines 3 to 4 of the input have changed" in said
-        held["pending"]["since_ms"] -= 3_600_000
-        state.write_text(json.dumps(held))
-        assert "it is unknown whether" in error_line(broker.cli(*words, stdin="a\n", status=1))
+    broker.create_topic("again", 2)
+    words = ["produce", "again", "--state", str(state), "--batch-records", "2"]
+    broker.cli(*words, stdin="a\nb\n")
+    held = json.loads(state.read_text())
+    broker.cli(*words, stdin="a\nb\nc\nd\ne\n")
+    later = json.loads(state.read_text())
+    assert (held["lines"], later["lines"], later["pending"]) == (2, 5, None)
+    digest = hashlib.blake2b(b"c\nd\n", digest_size=16).hexdigest()
+    held["pending"] = {
+        "lines": 4,
+        "bytes": 8,
+        "digest": digest,
+        "since_ms": round(time.time() * 1000),
+    }
+    state.write_text(json.dumps(held))
+    said = json_of(broker.cli(*words, "--json", stdin="a\nb\nc\nd\n"))
+    assert said["records"] == 2
+    assert len(broker.records("again")) == 5, "c and d are there once"
+    state.write_text(json.dumps(held))
+    said = error_line(broker.cli(*words, stdin="a\nb\nC\nD\n", status=1))
+    assert "lines 3 to 4 of the input have changed" in said
+    held["pending"]["since_ms"] -= 3_600_000
+    state.write_text(json.dumps(held))
+    assert "it is unknown whether" in error_line(broker.cli(*words, stdin="a\n", status=1))
 
 
-def test_a_state_of_another_topic_or_with_a_bad_line(tmp_path: Path) -> None:
+def test_a_state_of_another_topic_or_with_a_bad_line(
+    broker: Broker, topic: str, tmp_path: Path
+) -> None:
     state = tmp_path / "state"
-    with Broker(tmp_path / "broker") as broker:
-        for name in ("t", "u"):
-            broker.create_topic(name)
-        words = ["--state", str(state), "--key-separator", ":"]
-        said = error_line(broker.cli("produce", "t", *words, stdin="k:1\nk:2\nbad\n", status=1))
-        assert "line 3" in said
-        assert "lines 1 to 2 are in the topic" in said
-        broker.cli("produce", "t", *words, stdin="k:1\nk:2\nk:3\n")
-        assert [each["value"] for each in broker.records("t")] == ["1", "2", "3"]
-        assert "belongs to topic 't'" in error_line(
-            broker.cli("produce", "u", *words, stdin="", status=2)
-        )
-        other = ["--state", str(state), "--key-separator", "="]
-        assert "other options" in error_line(broker.cli("produce", "t", *other, status=2))
+    other_topic = f"{topic}-other"
+    broker.create_topic(other_topic)
+    words = ["--state", str(state), "--key-separator", ":"]
+    said = error_line(broker.cli("produce", topic, *words, stdin="k:1\nk:2\nbad\n", status=1))
+    assert "line 3" in said
+    assert "lines 1 to 2 are in the topic" in said
+    broker.cli("produce", topic, *words, stdin="k:1\nk:2\nk:3\n")
+    assert [each["value"] for each in broker.records(topic)] == ["1", "2", "3"]
+    assert f"belongs to topic {topic!r}" in error_line(
+        broker.cli("produce", other_topic, *words, stdin="", status=2)
+    )
+    other = ["--state", str(state), "--key-separator", "="]
+    assert "other options" in error_line(broker.cli("produce", topic, *other, status=2))

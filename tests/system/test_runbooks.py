@@ -2,74 +2,45 @@
 
 import shutil
 import threading
-import time
-from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from datetime import UTC, datetime
+from functools import partial
+from itertools import count
 from pathlib import Path
-
-import httpx
 
 from tests.support.broker import Broker, error_line, json_of, tidelog, until
 from tests.system.checks import json_values
+from tests.system.restart_load import at_work
+from tidelog.client import Producer
 
-JSON = "application/vnd.kafka.json.v2+json"
-STOP_S = 10.0
 WHOLE = "&max_bytes=10000000"
 
 
 class Clients:
-    """Producers through one URL, each with one request at a time, retried under its key until it is
-    acked. `tries` counts the answers by what they were."""
+    """Producers, each with one record at a time. `acked` has the acknowledged values."""
 
-    def __init__(self, url: str, count: int) -> None:
-        self.tries: Counter[str] = Counter()
+    def __init__(self, url: str, producers: int) -> None:
         self.acked: list[str] = []
         self._url = url
-        self._lock = threading.Lock()
+        self._producers = producers
         self._stop = threading.Event()
-        self._threads = [
-            threading.Thread(target=self._run, args=(number,)) for number in range(count)
-        ]
 
-    @contextmanager
-    def at_work(self) -> Iterator[None]:
-        for thread in self._threads:
-            thread.start()
-        try:
-            yield
-        finally:
-            self._stop.set()
-            for thread in self._threads:
-                thread.join()
+    def at_work(self) -> AbstractContextManager[None]:
+        return at_work(
+            [partial(self._run, number) for number in range(self._producers)], self._stop
+        )
 
     def wait_for(self, more: int) -> None:
         wanted = len(self.acked) + more
         until(lambda: len(self.acked) >= wanted)
 
-    def _run(self, producer: int) -> None:
-        with httpx.Client(base_url=self._url, timeout=120) as client:
-            number = 0
+    def _run(self, number: int) -> None:
+        values = (f"{number}-{each}" for each in count())
+        with Producer(self._url, format="json", linger_ms=0) as producer:
             while not self._stop.is_set():
-                value = f"{producer}-{number}"
-                number += 1
-                while not self._is_acked(client, value):
-                    time.sleep(0.01)
-
-    def _is_acked(self, client: httpx.Client, value: str) -> bool:
-        headers = {"content-type": JSON, "idempotency-key": f'"{value}"'}
-        try:
-            body = {"records": [{"value": value}]}
-            answer = client.post("/topics/t", json=body, headers=headers)
-            word = str(answer.status_code)
-        except httpx.TransportError as error:
-            word = type(error).__name__
-        with self._lock:
-            self.tries[word] += 1
-            if word == "200":
+                value = next(values)
+                producer.send("t", value).result()
                 self.acked.append(value)
-        return word == "200"
 
 
 def test_a_running_cluster_is_backed_up_and_restored(tmp_path: Path) -> None:

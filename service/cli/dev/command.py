@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tidelog.service.cli.dev.departures import GROUPS, TOPIC, Member, live
 from tidelog.service.cli.results import BadUsage
 from tidelog.service.exit_status import EXIT_OK
 from tidelog.service.server.banner import Fact, banner, command, console_of, local
@@ -32,6 +31,8 @@ from tidelog.storage.io.open import folder_of
 if TYPE_CHECKING:
     from multiprocessing.context import SpawnProcess
     from multiprocessing.synchronize import Event
+
+    from tidelog.service.cli.dev.departures import Member
 
 START_S = 240.0
 """A broker needs 1.5 s of CPU to start; a busy machine takes longer."""
@@ -75,25 +76,30 @@ def dev(
         raise BadUsage("tidelog dev runs one broker on a port that it knows: set port, not workers")
     if importlib.util.find_spec("uvicorn") is None:
         raise ModuleNotFoundError(name="uvicorn")  # the message names the extra
-    raise typer.Exit(asyncio.run(_run(settings, rate, is_browser_wanted=browser)))
+    from tidelog.service.cli.client import client_errors
+
+    with client_errors():
+        raise typer.Exit(asyncio.run(_run(settings, rate, is_browser_wanted=browser)))
 
 
 async def _run(settings: Settings, rate: int, *, is_browser_wanted: bool) -> int:
     """Run the broker and its clients until SIGINT or SIGTERM, or until the broker ends. Return the
     exit status: that of the broker."""
-    from tidelog.service.cli.client import Client
+    from tidelog.service.cli.dev.departures import GROUPS, Member, live
+    from tidelog.service.client.connection import Connection
+    from tidelog.service.http.urls import host_of_url
 
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, ended.set)
-    host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    url = local(f"{'https' if settings.tls_cert_file else 'http'}://{host}:{settings.port}")
+    scheme = "https" if settings.tls_cert_file else "http"
+    url = local(f"{scheme}://{host_of_url(settings.host)}:{settings.port}")
     async with _broker(settings, ended) as process:
-        client = Client(url, key=client_key(), retry_s=math.inf, ca_file=client_ca_file())
-        async with client:
-            members = [Member(client, group) for group in GROUPS]
-            work = asyncio.create_task(live(client, members, rate))
+        key, ca_file = client_key(), client_ca_file()
+        async with Connection(url, key=key, retry_s=math.inf, ca_file=ca_file) as connection:
+            members = [Member(connection, group) for group in GROUPS]
+            work = asyncio.create_task(live(connection, members, rate))
             greeting = asyncio.create_task(
                 _greet(members, _banner(url, settings, rate), url if is_browser_wanted else "")
             )
@@ -103,9 +109,6 @@ async def _run(settings: Settings, rate: int, *, is_browser_wanted: bool) -> int
             for task in (work, greeting, stop):
                 task.cancel()
             await asyncio.gather(work, greeting, stop, return_exceptions=True)
-            client.retry_s = 0.0
-            for member in members:
-                await member.leave()
             if has_failed:
                 work.result()  # raises the error that ended it
     return EXIT_OK if process.exitcode is None else abs(process.exitcode)
@@ -152,7 +155,7 @@ def _serve(settings: Settings, is_up: "Event", parent: int) -> None:
     leave(run(settings, on_listening=is_up.set))
 
 
-async def _greet(members: Sequence[Member], text: str, browser_url: str) -> None:
+async def _greet(members: "Sequence[Member]", text: str, browser_url: str) -> None:
     """Print the banner when each member has read. Then open the console, if `browser_url` is not
     empty and this is a terminal."""
     for member in members:
@@ -163,6 +166,8 @@ async def _greet(members: Sequence[Member], text: str, browser_url: str) -> None
 
 
 def _banner(url: str, settings: Settings, rate: int) -> str:
+    from tidelog.service.cli.dev.departures import GROUPS, TOPIC
+
     folder = folder_of(settings.store)
     store = settings.store if folder is None else str(folder.absolute())
     facts = [console_of(url), Fact("store", store)]

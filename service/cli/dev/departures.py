@@ -4,26 +4,29 @@ The departures are numbered from 0; a later start continues with the next number
 """
 
 import asyncio
-import contextlib
+import math
 import random
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from tidelog.service.cli.requests import quoted
-from tidelog.service.cli.results import CommandError, NotThere
+import msgspec
 
-if TYPE_CHECKING:
-    from tidelog.service.cli.client import Client
+from tidelog.service.client.admin import AsyncAdmin
+from tidelog.service.client.connection import Connection
+from tidelog.service.client.consumer import AsyncConsumer
+from tidelog.service.client.errors import NotFound
+from tidelog.service.client.producer import ProducerOptions, send_batch
+from tidelog.storage.io.clock import SystemClock
+from tidelog.storage.io.tasks import together
 
 TOPIC = "departures"
 PARTITIONS = 4
 CONFIGS = {"segment.ms": "60000", "retention.ms": "86400000"}
 """After a minute, the topic has a table to look at. After a day, departures are deleted."""
-MEDIA_TYPE = "application/vnd.kafka.json.v2+json"
 SEED = 2013
 PRODUCE_S = 0.2
 """Time between two requests of the producer: each is a commit, and an object in the folder."""
-POLL_MS = 2000
+POLL_S = 2.0
 SESSION_MS = 10_000
 """If this process was killed, the next one gets the partitions after this time."""
 
@@ -34,15 +37,15 @@ _PLANES = 400
 
 
 class Group(NamedTuple):
-    """A group of one member. A member reads at most `records` records each `pause_s` seconds."""
+    """A group of one member, which reads at most `fetch_bytes` each `pause_s` seconds."""
 
     name: str
-    records: int
+    fetch_bytes: int
     pause_s: float
 
 
-GROUPS = (Group("dashboard", 1000, 0.5), Group("report", 5, 0.5))
-"""The group `report` reads 10 records a second, so it lags."""
+GROUPS = (Group("dashboard", 1024 * 1024, 0.5), Group("report", 1000, 0.5))
+"""The group `report` reads about 10 records a second, so it lags."""
 
 
 def departure(number: int) -> dict[str, Any]:
@@ -63,35 +66,26 @@ def departure(number: int) -> dict[str, Any]:
     return {"key": f"N{10_000 + plane}{carrier}", "value": value}
 
 
-async def live(client: "Client", members: Sequence["Member"], rate: int) -> None:
-    """Produce and read without end. Raises CommandError."""
-    from tidelog.storage.io.tasks import together
+async def live(connection: Connection, members: Sequence["Member"], rate: int) -> None:
+    """Produce and read without end. Raises ClientError. When the task is cancelled, the members
+    leave their groups."""
+    first = await _create(connection)
+    await together(_produce(connection, first, rate), *(member.run() for member in members))
 
-    first = await _create(client)
-    await together(_produce(client, first, rate), *(member.run() for member in members))
 
-
-async def _create(client: "Client") -> int:
+async def _create(connection: Connection) -> int:
     """Create the topic if it does not exist; return the number of its records so far."""
-    path = f"/topics/{TOPIC}"
+    admin = AsyncAdmin(connection)
     try:
-        partitions = await client.get_json(f"{path}/partitions")
-    except NotThere:
-        configs = [{"name": name, "value": value} for name, value in CONFIGS.items()]
-        body = {"topic_name": TOPIC, "partitions_count": PARTITIONS, "configs": configs}
-        await client.post(f"{await client.cluster()}/topics", json=body)
+        return sum(end for _, end in (await admin.offsets(TOPIC)).values())
+    except NotFound:
+        await admin.create_topic(TOPIC, PARTITIONS, CONFIGS)
         return 0
-    ends = [
-        (await client.get_json(f"{path}/partitions/{each['partition']}/offsets"))["end_offset"]
-        for each in partitions
-    ]
-    return int(sum(ends))
 
 
-async def _produce(client: "Client", number: int, rate: int) -> None:
+async def _produce(connection: Connection, number: int, rate: int) -> None:
     """Produce departures from `number` on, `rate` of them each second."""
-    from tidelog.storage.io.clock import SystemClock
-
+    options = ProducerOptions(format="json", delivery_s=math.inf)
     run_id = SystemClock().new_id().hex()
     loop = asyncio.get_running_loop()
     due, sent_s = 0.0, loop.time()
@@ -102,59 +96,34 @@ async def _produce(client: "Client", number: int, rate: int) -> None:
         count = int(due)
         if count:
             due -= count
-            body = {"records": [departure(number + each) for each in range(count)]}
-            headers = {"content-type": MEDIA_TYPE, "idempotency-key": f'"dev-{run_id}-{number}"'}
-            await client.post(f"/topics/{TOPIC}", json=body, headers=headers)
+            texts = [msgspec.json.encode(departure(number + each)) for each in range(count)]
+            await send_batch(connection, TOPIC, texts, f"dev-{run_id}-{number}", options)
             number += count
         await asyncio.sleep(PRODUCE_S)
 
 
 class Member:
-    """The member of one group, from `run` to `leave`. `has_read` is set after its first commit."""
+    """The member of one group. `has_read` is set after its first commit."""
 
-    def __init__(self, client: "Client", group: Group) -> None:
+    def __init__(self, connection: Connection, group: Group) -> None:
         self.has_read = asyncio.Event()
-        self._client = client
+        self._connection = connection
         self._group = group
-        self._base = f"/consumers/{quoted(group.name)}"
-        self._instance = ""
 
     async def run(self) -> None:
-        """Read and commit until the task is cancelled. Raises CommandError."""
-        while True:
-            try:
-                await self._join()
-                while True:
-                    await self._read()
-                    await asyncio.sleep(self._group.pause_s)
-            except NotThere:
-                self._instance = ""  # it expired, as after a suspend of the machine: join again
-
-    async def leave(self) -> None:
-        """Delete the instance, so that the next start gets its partitions at once."""
-        if self._instance:
-            with contextlib.suppress(CommandError):  # without a broker, it expires
-                await self._client.call("DELETE", self._instance)
-
-    async def _join(self) -> None:
-        body = {
-            "format": "json",
-            "auto.offset.reset": "earliest",
-            "auto.commit.enable": False,
-            "max.poll.records": self._group.records,
-            "session.timeout.ms": SESSION_MS,
-            "on.error": "skip",  # records that a user produced in another form
-            "client.id": "tidelog-dev",
-        }
-        created = self._client.json_of(await self._client.post(self._base, json=body))
-        self._instance = f"{self._base}/instances/{quoted(created['instance_id'])}"
-        await self._client.post(f"{self._instance}/subscription", json={"topics": [TOPIC]})
-
-    async def _read(self) -> None:
-        path = f"{self._instance}/records"
-        answer = await self._client.get(
-            path, params={"timeout": POLL_MS}, headers={"accept": MEDIA_TYPE}
-        )
-        if self._client.json_of(answer):
-            await self._client.post(f"{self._instance}/offsets")  # all that was read
-            self.has_read.set()
+        """Read and commit until the task is cancelled. Then leave the group, so that the next start
+        gets the partitions at once. Raises ClientError."""
+        async with AsyncConsumer(
+            self._connection,
+            TOPIC,
+            self._group.name,
+            auto_commit=False,
+            session_timeout_ms=SESSION_MS,
+            fetch_bytes=self._group.fetch_bytes,
+            client_id="tidelog-dev",
+        ) as consumer:
+            while True:
+                if await consumer.poll(POLL_S):
+                    await consumer.commit()
+                    self.has_read.set()
+                await asyncio.sleep(self._group.pause_s)

@@ -3,12 +3,11 @@
 Reads are stateless, so the client repeats a failed request from the same offset, on any broker.
 """
 
-import asyncio
 import datetime as dt
 import math
 import sys
 from collections.abc import Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from tidelog.service.cli.positions import Last, PartitionOffsets
 from tidelog.service.cli.records.output import Output
@@ -19,17 +18,16 @@ from tidelog.service.cli.records.undecodable import (
     read_format,
 )
 from tidelog.service.cli.results import SlowProgress, warn
-from tidelog.service.client.connection import Connection, quoted
-from tidelog.service.client.consumer import AsyncConsumer
+from tidelog.service.client.connection import Connection
+from tidelog.service.client.consumer import POLL_S, AsyncConsumer, DeadLetters
 from tidelog.service.client.producer import AsyncProducer
-from tidelog.service.client.records import Page, TopicPartition
+from tidelog.service.client.records import Page
+from tidelog.storage.io.tasks import together
 
 Position: TypeAlias = str | int | dt.datetime | Last | PartitionOffsets
 
 READS_AT_ONCE = 8
 ENDS_SHOWN = 4
-POLL_S = 20.0
-"""Timeout of a long poll at the end of a partition with `--follow`."""
 
 
 class ConsumeOptions(NamedTuple):
@@ -65,7 +63,7 @@ def line_printer(connection: Connection, options: ConsumeOptions) -> LinePrinter
     dead_letters = None
     if options.dead_letter is not None:
         producer = AsyncProducer(connection, linger_ms=0, delivery_s=options.retry_s)
-        dead_letters = (producer, options.dead_letter)
+        dead_letters = DeadLetters(producer, options.dead_letter)
     return LinePrinter(
         options.embedded,
         is_ndjson=options.is_ndjson,
@@ -80,9 +78,8 @@ async def consume(connection: Connection, topic: str, options: ConsumeOptions) -
     async with connection:
         numbers = options.partitions or range(await connection.partitions(topic))
         consuming = Consuming(connection, topic, options)
-        ranges = await asyncio.gather(
-            *(consuming.resolve(number) for number in dict.fromkeys(numbers))
-        )
+        resolving = map(consuming.resolve, dict.fromkeys(numbers))
+        ranges = await together(*resolving, at_once=READS_AT_ONCE)
         # Retry only after the broker has answered once, so that a wrong URL fails immediately.
         connection.retry_s = math.inf if options.follow else options.retry_s
         consuming.warn_beyond(ranges)
@@ -102,22 +99,13 @@ class Consuming:
         """Ranges that are not at their end, by partition."""
         self._printed = 0
         self._failure: UndecodableLine | None = None
-        self._reads = asyncio.Semaphore(READS_AT_ONCE)
         self._printer = line_printer(connection, options)
         self._output = Output()
 
     async def resolve(self, number: int) -> _Range:
         """Return the range of offsets of one partition. It has no offset below the log start."""
-        async with self._reads:
-            start, end = await self._resolve(number)
-        return _Range(number, start, end)
-
-    async def _resolve(self, number: int) -> tuple[int, int | None]:
-        held = await self._offsets(number, {})
-        try:
-            low, high = held["beginning_offset"], held["end_offset"]
-        except (LookupError, TypeError):
-            raise self._connection.is_no_broker() from None
+        held = await self._connection.offsets(self._topic, number)
+        low, high = held["beginning_offset"], held["end_offset"]
 
         async def offset(position: Position) -> int:
             if isinstance(position, int):
@@ -129,18 +117,19 @@ class Consuming:
             if isinstance(position, str):
                 return int(low if position == "beginning" else high)
             stamp = max(0, math.floor(position.timestamp() * 1000))
-            found = (await self._offsets(number, {"timestamp": stamp}))["timestamp_offset"]
-            return int(high if found is None else found)
+            found = await self._connection.offsets(self._topic, number, timestamp=stamp)
+            at = found["timestamp_offset"]
+            return int(high if at is None else at)
 
         start = max(low, await offset(self._options.start))
         if start > high:
             self._ends[number] = high
         if self._options.until is None:
-            return start, None
+            return _Range(number, start, None)
         end = await offset(self._options.until)
         if self._options.follow and isinstance(self._options.until, int):
-            return start, end
-        return start, min(end, high)
+            return _Range(number, start, end)
+        return _Range(number, start, min(end, high))
 
     def warn_beyond(self, ranges: Sequence[_Range]) -> None:
         """If all partitions end before the start of their range, warn and name their ends. With
@@ -152,11 +141,6 @@ class Consuming:
                 f"no record from offset {ranges[0].start} on: {self._topic} ends before it "
                 f"({', '.join(ends[:ENDS_SHOWN])}{more})"
             )
-
-    async def _offsets(self, number: int, params: dict[str, int]) -> dict[str, Any]:
-        path = f"/topics/{quoted(self._topic)}/partitions/{number}/offsets"
-        found: dict[str, Any] = await self._connection.get_json(path, params=params)
-        return found
 
     async def run(self, ranges: Sequence[_Range]) -> None:
         """Print all ranges, but at most `count_max` records. If a record does not decode, its
@@ -211,4 +195,4 @@ class Consuming:
             is_over = True
         if is_over:
             del self._left[number]
-            consumer.pause(*TopicPartition(self._topic, number))
+            consumer.pause(*page.where)

@@ -13,13 +13,12 @@ from tidelog.service.cli.records.consume import ConsumeOptions, line_printer
 from tidelog.service.cli.records.output import Output
 from tidelog.service.cli.records.undecodable import LinePrinter, Shown, joined, read_format
 from tidelog.service.client.connection import Connection
-from tidelog.service.client.consumer import AsyncConsumer
+from tidelog.service.client.consumer import POLL_S, AsyncConsumer
 from tidelog.service.client.records import Page
 
 WAIT_S = 2.0
 """Timeout of a read without --follow; an empty response means the end of this member's
 partitions."""
-FOLLOW_S = 20.0
 
 
 async def consume_as_member(
@@ -55,7 +54,7 @@ async def _print_all(
     loop = asyncio.get_running_loop()
     output = Output()
     printed = 0
-    wait_s = FOLLOW_S if options.follow else WAIT_S
+    wait_s = POLL_S if options.follow else WAIT_S
     while options.count_max is None or printed < options.count_max:
         started_s = loop.time()
         pages = await consumer.poll_pages(wait_s)

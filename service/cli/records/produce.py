@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from tidelog.service.cli.client import command_error
 from tidelog.service.cli.records.lines import BadLine, Parser, Source
-from tidelog.service.cli.results import CommandError, SlowProgress, plural, warn
+from tidelog.service.cli.results import SlowProgress, plural, warn
 from tidelog.service.client.connection import Connection
 from tidelog.service.client.errors import ClientError
 from tidelog.service.client.producer import AsyncProducer, Delivered, Item, ProducerOptions
@@ -204,9 +204,3 @@ class _Run:
         outcome = _Line(self, self._lines)
         if not self._producer.try_put(self._topic, record, outcome, len(line) + 1):
             await self._producer.put(self._topic, record, outcome, len(line) + 1)
-
-
-def failed_lines(error: CommandError, first: int, last: int) -> CommandError:
-    """Return the error of a request with the numbers of its lines."""
-    error.args = (f"lines {first} to {last}: {error}",)
-    return error

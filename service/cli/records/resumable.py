@@ -21,17 +21,12 @@ import msgspec
 
 from tidelog.service.cli.client import command_error
 from tidelog.service.cli.records.lines import BadLine, Source
-from tidelog.service.cli.records.produce import (
-    IDLE_S,
-    ProduceOptions,
-    ProduceSummary,
-    failed_lines,
-)
+from tidelog.service.cli.records.produce import IDLE_S, ProduceOptions, ProduceSummary
 from tidelog.service.cli.results import BadUsage, CommandError, SlowProgress, plural, warn
 from tidelog.service.client.connection import Connection
 from tidelog.service.client.errors import ClientError, NotReachable
 from tidelog.service.client.producer import send_batch
-from tidelog.storage.io.clock import Clock, SystemClock
+from tidelog.storage.io.clock import SystemClock
 
 PENDING_MS_MAX = 50 * 60 * 1000
 """Brokers keep an Idempotency-Key for an hour; ten minutes are for differences of clocks and for
@@ -73,13 +68,11 @@ async def produce_with_state(
     source: Source,
     options: ProduceOptions,
     file: Path,
-    clock: Clock | None = None,
 ) -> ProduceSummary:
     """Produce the lines of `source` that are not in the topic. Raises CommandError."""
     async with connection:
         await connection.partitions(topic)
-        run = _Run(connection, topic, source, options, file, clock or SystemClock())
-        return await run.run()
+        return await _Run(connection, topic, source, options, file).run()
 
 
 class _Run:
@@ -92,13 +85,12 @@ class _Run:
         source: Source,
         options: ProduceOptions,
         file: Path,
-        clock: Clock,
     ) -> None:
         self._connection = connection
         self._source = source
         self._options = options
         self._file = file
-        self._clock = clock
+        self._clock = SystemClock()
         self._summary = ProduceSummary(topic)
         self._rest = b""
         self._is_at_end = False
@@ -280,8 +272,10 @@ class _Run:
                     state.pending = None  # rejected: nothing is written
                     self._save()
                 said = plural(state.lines, "line")
-                failed = failed_lines(command_error(error), first, lines)
-                failed.args = (f"{failed} ({said} of the input are in the topic)",)
+                failed = command_error(error)
+                failed.args = (
+                    f"lines {first} to {lines}: {failed} ({said} of the input are in the topic)",
+                )
                 raise failed from None
             self._summary.add(placed, len(batch.octets))
         state.lines, state.bytes, state.pending = lines, size, None

@@ -14,7 +14,8 @@ import msgspec
 from msgspec import Raw
 
 from tidelog.service.cli.results import CommandError, warn
-from tidelog.service.client.producer import AsyncProducer
+from tidelog.service.client.consumer import DeadLetters
+from tidelog.service.client.errors import UndecodableRecord
 from tidelog.service.client.records import Header, Page, ReadFormat, Record
 
 MARK = b'_base64":'
@@ -94,7 +95,7 @@ class LinePrinter:
         is_ndjson: bool,
         key_separator: str | None,
         on_error: str,
-        dead_letters: tuple[AsyncProducer, str] | None = None,
+        dead_letters: DeadLetters | None = None,
     ) -> None:
         self._embedded = embedded
         self._on_error = on_error
@@ -102,7 +103,6 @@ class LinePrinter:
         self._is_ndjson = is_ndjson
         self._separator = None if key_separator is None else key_separator.encode()
         self.skipped = 0
-        self.sent = 0
         self._first = ""
 
     async def shown(self, page: Page, count_max: int | None, end: int | None = None) -> Shown:
@@ -122,7 +122,7 @@ class LinePrinter:
                 return Shown(lines, record.offset, self._failure(record))
             else:
                 if self._dead_letters is not None:
-                    await self._send(record, *self._dead_letters)
+                    await self._dead_letters(*self._dead_letter(record))
                 self.skipped += 1
                 name = f"{record.topic}-{record.partition}@{record.offset}"
                 self._first = self._first or name
@@ -131,7 +131,7 @@ class LinePrinter:
     def show_skipped(self) -> None:
         """If records were skipped, print their number and the first one on stderr."""
         if self._dead_letters is not None and self.skipped:
-            topic = self._dead_letters[1]
+            topic = self._dead_letters.topic
             warn(f"sent to {topic}, as they do not decode: {self.skipped}, first {self._first}")
         elif self.skipped:
             warn(f"skipped records that do not decode: {self.skipped}, first {self._first}")
@@ -150,27 +150,26 @@ class LinePrinter:
         return _PARTS[self._embedded](text)
 
     def _failure(self, line: Line) -> UndecodableLine:
-        part = "value" if line.value_base64 is not None else "key"
-        form = "UTF-8 text" if self._embedded == "text" else "JSON"
         other = "binary" if self._embedded == "text" else "text or binary"
         return UndecodableLine(
-            f"partition {line.topic}-{line.partition}, offset {line.offset}: the {part} is not "
-            f"{form} (try --format {other}, --on-error skip, raw or escape, or --dead-letter TOPIC)"
+            f"partition {line.topic}-{line.partition}, offset {line.offset}: {self._why(line)} "
+            f"(try --format {other}, --on-error skip, raw or escape, or --dead-letter TOPIC)"
         )
 
-    async def _send(self, line: Line, producer: AsyncProducer, topic: str) -> None:
-        record = Record(line.topic, line.partition, line.offset)
-        headers = [(each.key, each.value) for each in line.headers]
-        source = f"{record.topic}-{record.partition}@{record.offset}".encode()
-        sent = await producer.send(
-            topic,
-            _octets(self._embedded, line.value, line.value_base64),
-            _octets(self._embedded, line.key, line.key_base64),
-            headers=[*headers, ("tidelog.source", source)],
+    def _why(self, line: Line) -> str:
+        part = "value" if line.value_base64 is not None else "key"
+        return f"the {part} is not {'UTF-8 text' if self._embedded == 'text' else 'JSON'}"
+
+    def _dead_letter(self, line: Line) -> tuple[Record, UndecodableRecord]:
+        where = line.topic, line.partition, line.offset
+        record = Record(
+            *where,
+            key=_octets(self._embedded, line.key, line.key_base64),
+            value=_octets(self._embedded, line.value, line.value_base64),
             timestamp_ms=line.timestamp,
+            headers=line.headers,
         )
-        await sent
-        self.sent += 1
+        return record, UndecodableRecord(*where, self._why(line))
 
 
 def _octets(embedded: str, text: Raw, octets: bytes | None) -> bytes | None:

@@ -121,10 +121,7 @@ class Configs:
                 return DescribeConfigsResponse(throttle_time_ms=0, results=failed)
         results, described = [], list[tuple[DescribeConfigsResult, Topic | None]]()
         async for each in sliced(wanted.values()):
-            is_topic = each.resource_type == OF_TOPIC
-            forbidden = (
-                Code.TOPIC_AUTHORIZATION_FAILED if is_topic else Code.CLUSTER_AUTHORIZATION_FAILED
-            )
+            forbidden = _forbidden(each.resource_type)
             code, message = await call.outcome(self._check(call, each), forbidden)
             results.append(_undescribed(each, code, message))
             if not code:
@@ -290,10 +287,7 @@ class Configs:
                 await self._alter_defaults(call, resource, changes_of, validate_only)
 
         async def serve(resource: "AnyResource") -> AlterConfigsResourceResponse:
-            is_topic = resource.resource_type == OF_TOPIC
-            forbidden = (
-                Code.TOPIC_AUTHORIZATION_FAILED if is_topic else Code.CLUSTER_AUTHORIZATION_FAILED
-            )
+            forbidden = _forbidden(resource.resource_type)
             code, message = await call.outcome(change(resource), forbidden)
             return AlterConfigsResourceResponse(
                 error_code=code,
@@ -355,6 +349,12 @@ class Configs:
 
 
 AnyResource = AlterConfigsResource | IncrementalAlterConfigsResource
+
+
+def _forbidden(kind: int) -> Code:
+    """Return the code of a refused right to a resource of this type."""
+    is_topic = kind == OF_TOPIC
+    return Code.TOPIC_AUTHORIZATION_FAILED if is_topic else Code.CLUSTER_AUTHORIZATION_FAILED
 
 
 def _undescribed(

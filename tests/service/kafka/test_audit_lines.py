@@ -9,7 +9,7 @@ from tests.service.kafka.conftest import Client, Kafka, batch, broker
 from tests.service.kafka.test_fetch import _fetch, _wanted
 from tests.service.kafka.test_groups import committed, member
 from tests.service.kafka.test_produce import _produce, _request
-from tests.service.kafka.test_security import _authenticate, _client_of
+from tests.service.kafka.test_security import JOINING, _authenticate, _client_of
 from tests.service.keyed import ADMIN_KEY, SETTINGS, allow
 from tidelog.service.kafka import group_offsets
 from tidelog.service.kafka.connections import connection, handshake
@@ -22,14 +22,6 @@ from tidelog.service.security import audit
 from tidelog.storage.core.actions import DeleteKey
 
 Lines = list[dict[str, Any]]
-GROUP = groups.JoinGroupRequest(
-    group_id="g",
-    session_timeout_ms=10_000,
-    rebalance_timeout_ms=10_000,
-    member_id="",
-    protocol_type="consumer",
-    protocols=[groups.JoinGroupRequestProtocol(name="range", metadata=b"")],
-)
 COMMIT = offsets.OffsetCommitRequest(group_id="g", member_id="", topics=[])
 BEAT = groups.HeartbeatRequest(group_id="g", generation_id=1, member_id="m")
 LISTED = fetch.ListOffsetsRequest(
@@ -64,7 +56,7 @@ REFUSED: dict[str, tuple[Message, type[Message], int, str]] = {
         3,
         "DESCRIBE group 'g'",
     ),
-    "JoinGroup": (GROUP, groups.JoinGroupResponse, 3, "READ group 'g'"),
+    "JoinGroup": (JOINING, groups.JoinGroupResponse, 3, "READ group 'g'"),
     "Heartbeat": (BEAT, groups.HeartbeatResponse, 3, "READ group 'g'"),
     "OffsetCommit": (COMMIT, offsets.OffsetCommitResponse, 7, "READ group 'g'"),
     "OffsetFetch": (

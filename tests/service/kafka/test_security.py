@@ -34,6 +34,15 @@ from tidelog.service.kafka.messages.produce import (
 from tidelog.storage.core.actions import DeleteKey, SetQuotas
 from tidelog.storage.core.observer import PRINCIPAL
 
+JOINING = groups.JoinGroupRequest(
+    group_id="g",
+    session_timeout_ms=10_000,
+    rebalance_timeout_ms=10_000,
+    member_id="",
+    protocol_type="consumer",
+    protocols=[groups.JoinGroupRequestProtocol(name="range", metadata=b"")],
+)
+
 
 @pytest.fixture
 async def secured(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Kafka]:
@@ -192,14 +201,6 @@ async def test_connections_without_a_principal_are_the_first_to_go(secured: Kafk
 
 async def test_acls_of_groups(secured: Kafka) -> None:
     client = await _client_of(secured, "gina")
-    joining = groups.JoinGroupRequest(
-        group_id="g",
-        session_timeout_ms=10_000,
-        rebalance_timeout_ms=10_000,
-        member_id="",
-        protocol_type="consumer",
-        protocols=[groups.JoinGroupRequestProtocol(name="range", metadata=b"")],
-    )
     committing = group_offsets.OffsetCommitRequest(
         group_id="g",
         member_id="",
@@ -231,10 +232,10 @@ async def test_acls_of_groups(secured: Kafka) -> None:
         ]
 
     group, topic = Code.GROUP_AUTHORIZATION_FAILED, Code.TOPIC_AUTHORIZATION_FAILED
-    joined = await client.ask(joining, groups.JoinGroupResponse, 3)
+    joined = await client.ask(JOINING, groups.JoinGroupResponse, 3)
     assert [joined.error_code, *await codes()] == [group] * 5
     await allow(secured.log, "User:gina", "READ", "GROUP", "g")
-    joined = await client.ask(joining, groups.JoinGroupResponse, 3)
+    joined = await client.ask(JOINING, groups.JoinGroupResponse, 3)
     assert [joined.error_code, *await codes()] == [Code.NONE, topic, Code.NONE, Code.NONE, group]
     await allow(secured.log, "User:gina", "READ", "TOPIC", "t")
     await allow(secured.log, "User:gina", "DELETE", "GROUP", "g")
