@@ -16,6 +16,7 @@ from typing import Any, Generic, TypeVar
 
 from tidelog.service.client.admin import AsyncAdmin
 from tidelog.service.client.consumer import AsyncConsumer, DeadLetters
+from tidelog.service.client.errors import Closed
 from tidelog.service.client.producer import AsyncProducer, Delivered
 from tidelog.service.client.records import Headers, Record, TopicPartition, encoded
 from tidelog.service.client.transactions import AsyncTransaction
@@ -73,7 +74,7 @@ class _Blocking(Generic[Asynchronous]):
     def _run(self, work: Coroutine[Any, Any, Result]) -> Result:
         if not self._is_open:
             work.close()
-            raise RuntimeError(f"{type(self).__name__} is closed")
+            raise Closed(f"the {type(self).__name__.lower()} is closed")
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()
