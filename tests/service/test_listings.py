@@ -54,6 +54,8 @@ WITHOUT_PAGES = {
     "/tidelog/v1/metadata": "sums, 25 entries and 25 checkpoints",
     "/tidelog/v1/topics/{topic_name}": "`first` and `count` are its pages",
     "/tidelog/v1/kafka-clients": "at most 1,000 rows, those with the most connections",
+    "/tidelog/v1/compactions": "at most 20 jobs of each broker",
+    "/tidelog/v1/health": "the live brokers, one problem of each kind, and at most 500 groups",
     "/tidelog/v1/topic-configs": CONFIGS,
     "/tidelog/v1/groups/{consumer_group_id}/lag-history": "500 series of half an hour",
     "/tidelog/v1/me": "the operations on one resource",

@@ -195,7 +195,7 @@ def test_what_the_broker_refuses_is_status_1(broker: Broker, topic: str) -> None
     for arguments, words in [
         (["create", topic], "already exists"),
         (["create", "new", "-c", "nope=1"], "nope"),
-        (["create", "new", "-c", "segment.ms=soon"], "segment.ms"),
+        (["create", "new", "-c", "segment.ms=0"], "segment.ms"),
         (["create", "a b"], "illegal"),
         (["alter", topic, "--partitions", "1"], "partition"),
         (["alter", topic, "--unset", "nope"], "nope"),
