@@ -78,5 +78,7 @@ if __name__ == "__main__":
             produce(options.server, sys.stdin)
         else:
             count(options.store)
+    except KeyboardInterrupt:
+        sys.exit(130)
     except ClientError as error:
         sys.exit(f"site_activity: {error}")

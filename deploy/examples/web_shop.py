@@ -111,9 +111,9 @@ if __name__ == "__main__":
     commands.add_parser("relay")
     commands.add_parser("invoice")
     options = parser.parse_args()
-    shop = sqlite3.connect(options.shop, timeout=60.0)
-    shop.executescript(TABLES)
     try:
+        shop = sqlite3.connect(options.shop, timeout=60.0)
+        shop.executescript(TABLES)
         match options.command:
             case "order":
                 order(shop, options.customer, options.pieces, options.item)
