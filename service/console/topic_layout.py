@@ -103,7 +103,9 @@ class TopicLayouts:
         known = self._totals.get(topic.topic_id)
         if known is not None and now_ms - known.measured_ms < TOTALS_AGE_MS:
             return known
-        found = _totals(await self.of(topic, range(len(topic.partitions))), now_ms)
+        found = _no_totals(now_ms)
+        async for number in sliced(range(len(topic.partitions))):
+            _add(found, await self._partition(topic, number))
         if len(topic.partitions) > FRESH_PARTITIONS_MAX:
             self._totals.pop(topic.topic_id, None)
             self._totals[topic.topic_id] = found
@@ -153,18 +155,28 @@ class TopicLayouts:
         )
 
 
-def _totals(rows: list[PartitionLayout], now_ms: int) -> LayoutTotals:
-    since = [row.unsealed_since_ms for row in rows if row.unsealed_since_ms is not None]
+def _no_totals(now_ms: int) -> LayoutTotals:
     return LayoutTotals(
-        records=sum(row.table_records + row.high_watermark - row.sealed_end_offset for row in rows),
-        table_bytes=sum(row.table_bytes for row in rows),
-        files=sum(row.files for row in rows),
-        tail_bytes=sum(row.tail_bytes for row in rows),
-        unsealed_since_ms=min(since, default=None),
-        due=sum(row.compaction.is_due for row in rows),
-        merges=sum(row.compaction.merges for row in rows),
+        records=0,
+        table_bytes=0,
+        files=0,
+        tail_bytes=0,
+        unsealed_since_ms=None,
+        due=0,
+        merges=0,
         measured_ms=now_ms,
     )
+
+
+def _add(totals: LayoutTotals, row: PartitionLayout) -> None:
+    totals.records += row.table_records + row.high_watermark - row.sealed_end_offset
+    totals.table_bytes += row.table_bytes
+    totals.files += row.files
+    totals.tail_bytes += row.tail_bytes
+    since = [ms for ms in (totals.unsealed_since_ms, row.unsealed_since_ms) if ms is not None]
+    totals.unsealed_since_ms = min(since, default=None)
+    totals.due += row.compaction.is_due
+    totals.merges += row.compaction.merges
 
 
 def _segments(files: PartitionFiles) -> Iterator[Segments]:

@@ -31,12 +31,12 @@ ASSIGNMENT = {
 LAG = {
     *("kind", "metadata", "cluster_id", "consumer_group_id", "topic_name", "partition_id"),
     *("current_offset", "is_committed", "log_end_offset", "lag", "consumer_id", "instance_id"),
-    "client_id",
+    *("client_id", "lag_seconds"),
 }
 SUMMARY = {
     *("kind", "metadata", "cluster_id", "consumer_group_id", "max_lag_consumer_id"),
     *("max_lag_instance_id", "max_lag_client_id", "max_lag_topic_name", "max_lag_partition_id"),
-    *("max_lag", "total_lag", "max_lag_consumer", "max_lag_partition"),
+    *("max_lag", "total_lag", "max_lag_consumer", "max_lag_partition", "lag_seconds"),
 }
 
 
