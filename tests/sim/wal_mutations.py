@@ -136,7 +136,7 @@ MUTATIONS: tuple[tuple[str, Callable[[], list[Patch]], tuple[str, ...], int], ..
         "an unknown PUT that is absent goes to the next number",
         _unknown_goes_to_the_next_number,
         ("brokers",),
-        10,
+        40,
     ),
     ("acked before the PUT", _ack_before_the_put, ("brokers",), 5),
     ("announced to peers before the PUT", _tell_before_the_put, ("brokers",), 40),
