@@ -35,7 +35,7 @@ from tidelog.service.security.request_time import in_thread
 from tidelog.storage.core.acls import CLUSTER, CLUSTER_NAME, IDEMPOTENT_WRITE, TOPIC, WRITE
 from tidelog.storage.core.errors import CommitUnknown, LogError, Throttled, UnknownTopic
 from tidelog.storage.core.model import AppendedRange
-from tidelog.storage.kafka.batch import Batch, KeptBatch, check_all, decode
+from tidelog.storage.kafka.batch import Batch, KeptBatch, check, decode
 from tidelog.storage.kafka.layout import HEADER_SIZE, InvalidBatch
 from tidelog.storage.state.access import PRODUCER_BYTE_RATE
 from tidelog.storage.state.cluster_state import Topic
@@ -112,7 +112,7 @@ class _Append(Later):
 
     def check(self) -> None:
         """Check all batches. A thread may do this."""
-        self._batches = check_all([part.records for part in self.parts])
+        self._batches = check([part.records for part in self.parts])
 
     def run(self) -> Throttled | None:
         """Append the next PARTS_MAX batches. If the write buffer of the log is full, return

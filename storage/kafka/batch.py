@@ -48,7 +48,7 @@ UNDECODABLE = "tidelog.undecodable"
 
 _INT32_MAX = 2**31 - 1
 _GROUP_BYTES = 4 << 20
-"""Unpacked bytes that `check_all` holds at once, if no batch alone has more."""
+"""Unpacked bytes that `check` holds at once, if no batch alone has more."""
 _COPY_MAX = 4096  # up to this size, a copy is cheaper than a buffer of Arrow
 _KNOWN_BITS = CODEC_BITS | LOG_APPEND_TIME | TRANSACTIONAL | CONTROL
 _EXTENT = struct.Struct(">8xi4xb6xi30xi")  # length, magic, last offset delta, count
@@ -95,21 +95,14 @@ class Decoded(NamedTuple):
     undecodable: int
 
 
-def check(sent: memoryview) -> Batch:
-    """Check one partition's records of a produce request: exactly one batch, header and records.
+def check(sent: Sequence[memoryview | None]) -> list[Batch | LogError]:
+    """Check the records of the partitions of a produce request. Each partition must have exactly
+    one batch; None is a partition without records. Return a checked batch or an error for each.
 
-    Raises InvalidBatch, TransactionalBatch, CorruptBatch (the checksum differs) and RecordTooLarge
-    (more than RECORDS_MAX records: a producer may send them as two batches).
-    """
-    opened = _opened(sent)
-    return _batch(opened, _walked(opened))
-
-
-def check_all(sent: Sequence[memoryview | None]) -> list[Batch | LogError]:
-    """Do `check` for the batches of a request. Return the errors; do not raise them. None is a
-    partition without records.
-
-    This is faster than one after the other: numpy needs ~70 us for any number of records.
+    The errors are InvalidBatch, TransactionalBatch, CorruptBatch (the checksum differs) and
+    RecordTooLarge (more than RECORDS_MAX records: a producer may send them as two batches). All
+    batches together are faster than one after the other: numpy needs ~70 us for any number of
+    records.
     """
     checked = list[Batch | LogError]()
     group, size = list[_Opened | LogError](), 0

@@ -6,6 +6,7 @@ from aiokafka.record.default_records import DefaultRecordBatchBuilder
 from aiokafka.record.memory_records import MemoryRecords
 
 from tidelog.storage.core.chunk import Headers, Rows
+from tidelog.storage.core.errors import LogError
 from tidelog.storage.kafka import batch
 from tidelog.storage.kafka.batch import Batch
 
@@ -26,8 +27,16 @@ def sent(rows: Rows, producer: tuple[int, int, int] = NO_PRODUCER, codec: int = 
     return bytes(build.build())
 
 
+def check_one(data: bytes | memoryview) -> Batch:
+    """Check one batch; raise its error."""
+    (outcome,) = batch.check([memoryview(data)])
+    if isinstance(outcome, LogError):
+        raise outcome
+    return outcome
+
+
 def checked(rows: Rows, producer: tuple[int, int, int] = NO_PRODUCER, codec: int = 0) -> Batch:
-    return batch.check(memoryview(sent(rows, producer, codec)))
+    return check_one(sent(rows, producer, codec))
 
 
 class Consumed(NamedTuple):

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tests.storage.kafka.golden import GOLDEN
 from tests.storage.kafka.reference import BUILDERS, AiokafkaBuilder, Record, sent, with_header
 from tests.support.properties import examples
+from tests.support.record_batches import check_one
 from tidelog.storage.core import chunk
 from tidelog.storage.core.errors import Corrupt, InvalidRequest, LogError, RecordTooLarge
 from tidelog.storage.kafka import batch, codecs, record_bytes, records
@@ -58,7 +59,7 @@ def decoded(*sent_batches: bytes) -> pa.RecordBatch:
 @pytest.mark.parametrize("codec", codecs.NAMES)
 def test_the_bytes_of_a_client_have_these_records(codec: str) -> None:
     golden = bytes.fromhex(GOLDEN[codec])
-    checked = batch.check(memoryview(golden))
+    checked = check_one(golden)
     expected = rows_of(THREE)
     assert checked == (
         *(golden, 3, codecs.NAMES.index(codec), NOW - 1, NOW + 5, 97, chunk.weight(expected), True),
@@ -74,7 +75,7 @@ def test_what_clients_build_is_accepted_as_it_is(
     if builder is not AiokafkaBuilder:
         codec = min(codec, codecs.GZIP)
     built = sent(drawn, codec, builder, producer=(7, 1, 5))
-    checked = batch.check(memoryview(built))
+    checked = check_one(built)
     expected = rows_of(drawn)
     stamps = [record[0] for record in drawn]
     assert bytes(checked.data) == built
@@ -102,7 +103,7 @@ def test_a_large_batch_is_checked_by_columns() -> None:
         (NOW + 7 * i, b"k%d" % i, b"v" * (i % 90), [("h", b"%d" % i)] * (i % 3)) for i in range(999)
     ]
     built = sent(drawn, codecs.LZ4)
-    checked = batch.check(memoryview(built))
+    checked = check_one(built)
     raw = built_raw(built)
     assert (
         checked_walk(checked) == records._walk(raw, 0, 999, NOW) == records.walk(raw, 0, 999, NOW)
@@ -228,7 +229,7 @@ def test_a_producer_may_not_send_it(
     monkeypatch.setattr(records, "COLUMNS_MIN", 0 if by_columns else 10**9)
     body, error, text = REFUSED[name]
     with pytest.raises(error) as raised:
-        batch.check(memoryview(body))
+        check_one(body)
     assert type(raised.value) is error
     assert "\n" not in str(raised.value)
     if not by_columns or "key" not in name:  # columns see a key's end before the next field
@@ -256,17 +257,17 @@ def test_the_batches_of_a_request_are_checked_as_each_alone(
     for _ in range(40):
         drawn = rng.choices(right, k=4) + rng.choices(wrong, k=rng.choice([0, 0, 1, 2]))
         rng.shuffle(drawn)
-        outcomes = batch.check_all([memoryview(body) for body in drawn])
+        outcomes = batch.check([memoryview(body) for body in drawn])
         for body, outcome in zip(drawn, outcomes, strict=True):
             assert result(outcome) == result(checked_or_error(body))
     too_many = memoryview(sent(headers * 3))
-    outcomes = batch.check_all([memoryview(PLAIN), too_many, None])
+    outcomes = batch.check([memoryview(PLAIN), too_many, None])
     assert [type(outcome) for outcome in outcomes] == [batch.Batch, InvalidBatch, InvalidBatch]
 
 
 def checked_or_error(body: bytes) -> batch.Batch | LogError:
     try:
-        return batch.check(memoryview(body))
+        return check_one(body)
     except LogError as error:
         return error
 
@@ -278,7 +279,7 @@ def result(outcome: batch.Batch | LogError) -> object:
 def test_the_refusals_have_two_kinds() -> None:
     assert issubclass(InvalidBatch, InvalidRequest)
     assert not issubclass(CorruptBatch, InvalidRequest)
-    assert batch.check(memoryview(with_raw(MINIMAL, 1))).count == 1
+    assert check_one(with_raw(MINIMAL, 1)).count == 1
 
 
 def test_a_false_maximum_timestamp_and_a_set_bit_are_put_right() -> None:
@@ -286,7 +287,7 @@ def test_a_false_maximum_timestamp_and_a_set_bit_are_put_right() -> None:
     for codec in (codecs.NONE, codecs.ZSTD):
         built = sent(THREE, codec)
         for wrong in ({"max_timestamp": -1}, {"attributes": codec | 8}):
-            checked = batch.check(memoryview(with_header(built, **wrong)))
+            checked = check_one(with_header(built, **wrong))
             assert bytes(checked.data) == built
 
 
@@ -358,16 +359,16 @@ def test_a_batch_that_does_not_decode_becomes_rows() -> None:
 def test_the_bound_of_headers_is_for_each_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(records, "HEADERS_MAX", 3)
     three = sent([(NOW, b"k", b"v", [("h", b"x")] * 3)])
-    assert batch.check(memoryview(three)).count == 1
+    assert check_one(three).count == 1
     raw, size = three[HEADER_SIZE:], len(three) - HEADER_SIZE
     starts, ends = [0, size, 2 * size], [size, 2 * size, 3 * size]
     assert records.read(raw * 3, starts, ends, [1] * 3, [NOW] * 3).num_rows == 3
     four = memoryview(sent([(NOW, b"k", b"v", [("h", b"x")] * 2)] * 2))
     with pytest.raises(InvalidBatch, match="more than 3 headers"):
-        batch.check(four)
+        check_one(four)
     monkeypatch.setattr(records, "COLUMNS_MIN", 0)
     with pytest.raises(InvalidBatch, match="more than 3 headers"):
-        batch.check(four)
+        check_one(four)
 
 
 def test_a_chunk_that_unpacks_too_large_is_corrupt(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -433,7 +434,7 @@ def test_built_batches_are_whole_and_lie_end_to_end() -> None:
         header = Header._make(HEADER.unpack_from(item))
         assert header.base_offset == at
         at += header.last_offset_delta + 1
-        again = batch.check(memoryview(with_header(item, base_offset=0)))
+        again = check_one(with_header(item, base_offset=0))
         assert again.timestamp_max == header.max_timestamp
     assert at == 1009
 
@@ -458,5 +459,5 @@ def test_a_gap_over_the_bits_of_a_delta_is_between_two_batches() -> None:
 
 
 def test_a_sequence_without_a_producer_has_no_meaning() -> None:
-    found = batch.check(memoryview(with_header(PLAIN, base_sequence=0)))
+    found = check_one(with_header(PLAIN, base_sequence=0))
     assert found.producer_id == -1
