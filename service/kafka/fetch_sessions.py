@@ -24,7 +24,6 @@ PARTITIONS_MAX = 200_000
 """Bound of the partitions of all sessions, of ~400 bytes each."""
 IDLE_S = 120.0
 """A session without requests for this time may be removed for a new one, as in Kafka."""
-NO_SESSION = 0
 BEGIN_EPOCH, NO_SESSION_EPOCH = 0, -1
 _INT32_MAX = 2**31 - 1
 
