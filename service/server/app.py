@@ -45,7 +45,7 @@ from tidelog.service.telemetry.compactions import Compactions
 from tidelog.service.telemetry.kafka_clients import KafkaClients
 from tidelog.service.telemetry.maintenance_metrics import MaintenanceCounters
 from tidelog.service.telemetry.metrics import HttpCounters, Telemetry, Worker
-from tidelog.service.telemetry.rates import Ask, RateSampler, nobody
+from tidelog.service.telemetry.rates import Ask, RateSampler, no_answers
 from tidelog.storage.broker import Broker
 from tidelog.storage.core.errors import LogError
 from tidelog.storage.core.topic_configs import of_settings
@@ -115,7 +115,7 @@ def build_app(
     routes: Sequence[Route] = (),
     maintenance: MaintenanceCounters | None = None,
     worker: Worker | None = None,
-    peers: Ask = nobody,
+    peers: Ask = no_answers,
     security: Security | None = None,
 ) -> FastAPI:
     """Build the application on an open log. `routes` are served beside APP_ROUTES.

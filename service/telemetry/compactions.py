@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from tidelog.service.telemetry.rates import Ask, nobody
+from tidelog.service.telemetry.rates import Ask, no_answers
 from tidelog.storage.broker import Broker
 from tidelog.storage.core.errors import InvalidRequest, LogError
 from tidelog.storage.io.tasks import TASK_ENDS
@@ -71,7 +71,7 @@ async def no_store(job: CompactionJob, on_rows: Callable[[int], None]) -> Sequen
 class Compactions:
     """The compactions of one broker and, through `ask`, of its peers. Owned by one event loop."""
 
-    def __init__(self, broker: Broker, work: Compact = no_store, ask: Ask = nobody) -> None:
+    def __init__(self, broker: Broker, work: Compact = no_store, ask: Ask = no_answers) -> None:
         self._broker = broker
         self._work = work
         self._ask = ask

@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from tidelog.service.http.paging import sliced
-from tidelog.service.telemetry.rates import Ask, nobody
+from tidelog.service.telemetry.rates import Ask, no_answers
 from tidelog.storage.broker import Broker
 
 ROWS_MAX = 1_000
@@ -90,7 +90,7 @@ class KafkaClients:
     event loop."""
 
     def __init__(
-        self, broker: Broker, connections: Collection[Connected] = (), ask: Ask = nobody
+        self, broker: Broker, connections: Collection[Connected] = (), ask: Ask = no_answers
     ) -> None:
         """`connections` has the open connections at each time."""
         self._broker = broker

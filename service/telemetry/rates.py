@@ -109,7 +109,7 @@ class _Sample:
 Ask = Callable[[], Awaitable[Sequence[bytes]]]
 
 
-async def nobody() -> Sequence[bytes]:
+async def no_answers() -> Sequence[bytes]:
     """Return no answers: the default of a broker without peers."""
     return ()
 
@@ -124,7 +124,7 @@ class RateSampler:
         http: HttpCounters,
         version: str,
         worker: int = 0,
-        ask: Ask = nobody,
+        ask: Ask = no_answers,
         *,
         ack_labels: Collection[str],
         telemetry: Telemetry | None = None,
