@@ -20,6 +20,7 @@ from tidelog.service.exit_status import (
     EXIT_USAGE,
     UNREACHABLE_ERRORS,
 )
+from tidelog.service.quantities import rounded
 from tidelog.storage.core.errors import LogError, UnknownPartition, UnknownTopic
 
 if TYPE_CHECKING:
@@ -159,14 +160,7 @@ def plural(count: int, noun: str) -> str:
 
 def age(seconds: float | None) -> str:
     """Return a duration in its largest units, or `unknown`."""
-    if seconds is None:
-        return "unknown"
-    whole = int(seconds)
-    for size, unit, below, smaller in ((86_400, "d", 3600, "h"), (3600, "h", 60, "min")):
-        if whole >= size:
-            rest = whole % size // below
-            return f"{whole // size} {unit}" + (f" {rest} {smaller}" if rest else "")
-    return f"{whole // 60} min" if whole >= 120 else f"{whole} s"
+    return "unknown" if seconds is None else rounded(seconds)
 
 
 def confirm(deed: str, name: str, question: str, *, yes: bool) -> None:

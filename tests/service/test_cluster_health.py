@@ -16,7 +16,6 @@ from tidelog.service.telemetry.health import (
     GroupFacts,
     MaintenanceFacts,
     TailFacts,
-    duration,
     judge,
 )
 from tidelog.service.telemetry.maintenance_results import (
@@ -126,13 +125,6 @@ def test_a_fault_names_its_place() -> None:
 )
 def test_what_is_no_fault(facts: dict[str, object]) -> None:
     assert judge(WELL._replace(**facts)) == []  # type: ignore[arg-type]
-
-
-def test_durations_are_short() -> None:
-    seconds = (5, 90, 150, 3600, 5400, 90_000)
-    assert [duration(each) for each in seconds] == [
-        *("5 s", "90 s", "2 min", "1 h", "1 h 30 min", "1 d 1 h")
-    ]
 
 
 # -- results of maintenance
