@@ -125,9 +125,9 @@ def _noted(broker: Log, counters: MaintenanceCounters, kind: Kind) -> Iterator[N
         raise
     except BaseException as error:
         failure = str(error) or type(error).__name__
-        counters.note(result(kind, broker.clock.now_ms(), failure), kind)
+        counters.note(result(kind, broker.clock.now_ms(), failure))
         raise
-    counters.note(result(kind, broker.clock.now_ms()), kind)
+    counters.note(result(kind, broker.clock.now_ms()))
 
 
 async def _collect_apart(settings: Settings, counters: MaintenanceCounters) -> None:

@@ -136,8 +136,8 @@ async def test_a_failed_run_keeps_the_time_of_the_last_complete_one() -> None:
     results = StoredResults(log)
     await results.refresh()
     assert results.found == {}
-    await store_result(store, result("scrub", 1_000), "scrub")
-    await store_result(store, result("scrub", 5_000, "wal/1: is\ncorrupt", damage=1), "scrub")
+    await store_result(store, result("scrub", 1_000))
+    await store_result(store, result("scrub", 5_000, "wal/1: is\ncorrupt", damage=1))
     await results.refresh()
     assert results.found == {}, "they were read a moment ago"
     await results.refresh(0.0)
@@ -164,7 +164,7 @@ class DarkStore(MemoryStore):
 async def test_a_store_that_is_away_leaves_the_last_results() -> None:
     store = DarkStore()
     log = await Broker.open(store, QUIET, clock=SystemClock(), name="one")
-    await store_result(store, result("scrub", 1_000), "scrub")
+    await store_result(store, result("scrub", 1_000))
     results = StoredResults(log)
     await results.refresh(0.0)
     store.is_dark = True

@@ -274,7 +274,7 @@ async def record(
 
     try:
         now = result(kind, clock.now_ms(), failure, damage=damage)
-        await store_result(store, now, kind)
+        await store_result(store, now)
     except (LogError, OSError) as error:
         warn(f"the result is not recorded, so `tidelog status` does not show it: {error}")
 
