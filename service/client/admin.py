@@ -82,11 +82,8 @@ class AsyncAdmin(Connected):
 
     async def offsets(self, name: str) -> dict[int, tuple[int, int]]:
         """Return the log start offset and the end offset of each partition."""
-        found = {}
-        for number in range(await self.connection.partitions(name)):
-            both = await self.connection.offsets(name, number)
-            found[number] = (both["beginning_offset"], both["end_offset"])
-        return found
+        count = await self.connection.partitions(name)
+        return {number: await self.connection.ends(name, number) for number in range(count)}
 
     # -- groups
 
