@@ -186,6 +186,7 @@ def alter_topic(
     Example: tidelog topics alter events -c segment.ms=60s -u retention.ms
     """
     from tidelog.service.cli.client import Client, with_client
+    from tidelog.service.client.admin import config_changes
 
     changes = parsed_changes(config, unset)
     if not changes and partitions is None:
@@ -198,7 +199,7 @@ def alter_topic(
             if partitions is not None:
                 _check_larger(name, (await client.get_json(path))["partitions_count"], partitions)
             if changes:
-                await client.post(f"{path}/configs:alter", json=body_of(changes))
+                await client.post(f"{path}/configs:alter", json=config_changes(changes))
             if partitions is not None:
                 await client.call("PATCH", path, json={"partitions_count": partitions})
 
@@ -331,17 +332,6 @@ def parsed_changes(config: list[str] | None, unset: list[str] | None) -> dict[st
     if twice := sorted({*configs} & {*(unset or [])}):
         raise BadUsage(f"{twice[0]} is given to --config and to --unset")
     return {**configs, **dict.fromkeys(unset or [])}
-
-
-def body_of(changes: Mapping[str, str | None]) -> dict[str, Any]:
-    """Return the body of a request that changes configs."""
-    data = [
-        {"name": name, "operation": "DELETE"}
-        if value is None
-        else {"name": name, "value": value, "operation": "SET"}
-        for name, value in changes.items()
-    ]
-    return {"data": data}
 
 
 def parsed_configs(given: list[str] | None) -> dict[str, str]:
