@@ -1,6 +1,5 @@
 """`tidelog topics ...` and `tidelog seal`: clients of the v3 routes."""
 
-import asyncio
 from collections.abc import Mapping
 from typing import Annotated, Any
 
@@ -21,7 +20,6 @@ from tidelog.service.cli.requests import (
 from tidelog.service.cli.results import (
     BadUsage,
     CommandError,
-    SlowProgress,
     confirm,
     plural,
     show,
@@ -29,6 +27,7 @@ from tidelog.service.cli.results import (
     show_line,
     show_rows,
     show_table,
+    with_progress,
 )
 from tidelog.storage.io.tasks import together
 
@@ -291,13 +290,10 @@ def seal(
     from tidelog.service.cli.client import Client, with_client
 
     async def work(client: Client) -> int:
-        with SlowProgress(f"sealing {name}") as progress:
-            path = f"/admin/topics/{quoted(name)}/seal"
-            sealing = asyncio.create_task(client.post(path, answer_s=None))
-            while not (await asyncio.wait({sealing}, timeout=0.2))[0]:
-                progress.show(0)
-            sealed: int = sealing.result().json()["sealed_records"]
-            return sealed
+        path = f"/admin/topics/{quoted(name)}/seal"
+        sealing = with_progress(f"sealing {name}", lambda _: client.post(path, answer_s=None))
+        sealed: int = (await sealing).json()["sealed_records"]
+        return sealed
 
     sealed = with_client(ctx, server, work)
     text = f"sealed {plural(sealed, 'record')} of {name}"
