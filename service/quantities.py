@@ -2,7 +2,7 @@
 configs of topics have the same units.
 
 For each type, the text of a value parses to the same value: `milliseconds(duration(ms)) == ms` and
-`octets(size(count)) == count`.
+`octets(size(count)) == count`. Only the text of `rounded` cannot be parsed.
 """
 
 import re
@@ -60,6 +60,17 @@ def duration(ms: int) -> str:
 def size(count: int) -> str:
     """Return a number of bytes as text, in the unit with the smallest number and no fraction."""
     return _shown(count, BYTES)
+
+
+def rounded(seconds: float) -> str:
+    """Return a duration as text for people, in its two largest units and rounded down: `3 d 4 h`,
+    `12 min`, `8 s`."""
+    whole = int(seconds)
+    for length, unit, below, smaller in ((86_400, "d", 3600, "h"), (3600, "h", 60, "min")):
+        if whole >= length:
+            rest = whole % length // below
+            return f"{whole // length} {unit}" + (f" {rest} {smaller}" if rest else "")
+    return f"{whole // 60} min" if whole >= 120 else f"{whole} s"
 
 
 def with_unit(name: str, text: str) -> str:

@@ -6,7 +6,7 @@ import typer
 
 from tidelog.service.cli.requests import Commands, JsonOption, ServerOption, request
 from tidelog.service.cli.results import BadUsage, show, show_rows
-from tidelog.service.cli.topics import body_of, changes_in_words, parsed_changes, source_of
+from tidelog.service.cli.topics import changes_in_words, parsed_changes, source_of
 
 PATH = "{cluster}/broker-configs"
 
@@ -60,9 +60,11 @@ def alter_defaults(
 
     Example: tidelog defaults alter -c log.retention.ms=7d -u num.partitions
     """
+    from tidelog.service.client.admin import config_changes
+
     changes = parsed_changes(config, unset)
     if not changes:
         raise BadUsage("nothing to alter: give --config or --unset")
-    request(ctx, server, "POST", f"{PATH}:alter", json=body_of(changes))
+    request(ctx, server, "POST", f"{PATH}:alter", json=config_changes(changes))
     text = f"altered the cluster's defaults: {changes_in_words(changes)}"
     show({"configs": changes}, text, as_json=as_json)

@@ -9,7 +9,6 @@ not installed, the error names it.
 """
 
 import dataclasses
-import importlib.metadata
 import inspect
 import logging
 import os
@@ -97,6 +96,8 @@ Examples:
 
 def _show_version(is_asked: bool) -> None:
     if is_asked:
+        import importlib.metadata  # slow to import
+
         show_line(importlib.metadata.version("tidelog"))
         raise typer.Exit
 

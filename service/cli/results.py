@@ -10,8 +10,8 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from tidelog.service.exit_status import (
     EXIT_FAILED,
@@ -20,12 +20,16 @@ from tidelog.service.exit_status import (
     EXIT_USAGE,
     UNREACHABLE_ERRORS,
 )
+from tidelog.service.quantities import rounded
 from tidelog.storage.core.errors import LogError, UnknownPartition, UnknownTopic
 
 if TYPE_CHECKING:
-    from rich.progress import Progress
+    import rich.progress
 
+WorkResult = TypeVar("WorkResult")
+Progress = Callable[[int], None]
 PROGRESS_AFTER_S = 2.0
+PROGRESS_TICK_S = 0.2
 PIPE_COLUMNS = 1000
 
 
@@ -159,14 +163,7 @@ def plural(count: int, noun: str) -> str:
 
 def age(seconds: float | None) -> str:
     """Return a duration in its largest units, or `unknown`."""
-    if seconds is None:
-        return "unknown"
-    whole = int(seconds)
-    for size, unit, below, smaller in ((86_400, "d", 3600, "h"), (3600, "h", 60, "min")):
-        if whole >= size:
-            rest = whole % size // below
-            return f"{whole // size} {unit}" + (f" {rest} {smaller}" if rest else "")
-    return f"{whole // 60} min" if whole >= 120 else f"{whole} s"
+    return "unknown" if seconds is None else rounded(seconds)
 
 
 def confirm(deed: str, name: str, question: str, *, yes: bool) -> None:
@@ -190,7 +187,7 @@ class SlowProgress:
         self._total = total
         self._is_wanted = is_wanted and sys.stderr.isatty()
         self._started = time.perf_counter()
-        self._bar: Progress | None = None
+        self._bar: rich.progress.Progress | None = None
 
     def __enter__(self) -> "SlowProgress":
         return self
@@ -200,10 +197,10 @@ class SlowProgress:
         if not self._is_wanted or time.perf_counter() - self._started < PROGRESS_AFTER_S:
             return
         if self._bar is None:
+            from rich import progress
             from rich.console import Console
-            from rich.progress import Progress
 
-            self._bar = Progress(console=Console(stderr=True), transient=True)
+            self._bar = progress.Progress(console=Console(stderr=True), transient=True)
             self._bar.add_task(self._what, total=self._total)
             self._bar.start()
         self._bar.update(self._bar.task_ids[0], completed=done)
@@ -211,3 +208,26 @@ class SlowProgress:
     def __exit__(self, *_: object) -> None:
         if self._bar is not None:
             self._bar.stop()
+
+
+async def with_progress(
+    what: str, work: Callable[[Progress], Coroutine[Any, Any, WorkResult]]
+) -> WorkResult:
+    """Do the work, and show how much of it is done."""
+    import asyncio
+
+    done = 0
+
+    def progress(count: int) -> None:
+        nonlocal done
+        done = count
+
+    task = asyncio.create_task(work(progress))
+    try:
+        with SlowProgress(what) as bar:
+            while not (await asyncio.wait({task}, timeout=PROGRESS_TICK_S))[0]:
+                bar.show(done)
+            return task.result()
+    finally:
+        if task.cancel():  # interrupted: end the work before its store or connection is closed
+            await asyncio.wait({task})

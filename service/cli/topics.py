@@ -1,6 +1,5 @@
 """`tidelog topics ...` and `tidelog seal`: clients of the v3 routes."""
 
-import asyncio
 from collections.abc import Mapping
 from typing import Annotated, Any
 
@@ -21,7 +20,6 @@ from tidelog.service.cli.requests import (
 from tidelog.service.cli.results import (
     BadUsage,
     CommandError,
-    SlowProgress,
     confirm,
     plural,
     show,
@@ -29,6 +27,7 @@ from tidelog.service.cli.results import (
     show_line,
     show_rows,
     show_table,
+    with_progress,
 )
 from tidelog.storage.io.tasks import together
 
@@ -186,6 +185,7 @@ def alter_topic(
     Example: tidelog topics alter events -c segment.ms=60s -u retention.ms
     """
     from tidelog.service.cli.client import Client, with_client
+    from tidelog.service.client.admin import config_changes
 
     changes = parsed_changes(config, unset)
     if not changes and partitions is None:
@@ -198,7 +198,7 @@ def alter_topic(
             if partitions is not None:
                 _check_larger(name, (await client.get_json(path))["partitions_count"], partitions)
             if changes:
-                await client.post(f"{path}/configs:alter", json=body_of(changes))
+                await client.post(f"{path}/configs:alter", json=config_changes(changes))
             if partitions is not None:
                 await client.call("PATCH", path, json={"partitions_count": partitions})
 
@@ -290,13 +290,10 @@ def seal(
     from tidelog.service.cli.client import Client, with_client
 
     async def work(client: Client) -> int:
-        with SlowProgress(f"sealing {name}") as progress:
-            path = f"/admin/topics/{quoted(name)}/seal"
-            sealing = asyncio.create_task(client.post(path, answer_s=None))
-            while not (await asyncio.wait({sealing}, timeout=0.2))[0]:
-                progress.show(0)
-            sealed: int = sealing.result().json()["sealed_records"]
-            return sealed
+        path = f"/admin/topics/{quoted(name)}/seal"
+        sealing = with_progress(f"sealing {name}", lambda _: client.post(path, answer_s=None))
+        sealed: int = (await sealing).json()["sealed_records"]
+        return sealed
 
     sealed = with_client(ctx, server, work)
     text = f"sealed {plural(sealed, 'record')} of {name}"
@@ -331,17 +328,6 @@ def parsed_changes(config: list[str] | None, unset: list[str] | None) -> dict[st
     if twice := sorted({*configs} & {*(unset or [])}):
         raise BadUsage(f"{twice[0]} is given to --config and to --unset")
     return {**configs, **dict.fromkeys(unset or [])}
-
-
-def body_of(changes: Mapping[str, str | None]) -> dict[str, Any]:
-    """Return the body of a request that changes configs."""
-    data = [
-        {"name": name, "operation": "DELETE"}
-        if value is None
-        else {"name": name, "value": value, "operation": "SET"}
-        for name, value in changes.items()
-    ]
-    return {"data": data}
 
 
 def parsed_configs(given: list[str] | None) -> dict[str, str]:

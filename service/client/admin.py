@@ -72,21 +72,13 @@ class AsyncAdmin(Connected):
 
     async def alter_configs(self, name: str, configs: Mapping[str, str | None]) -> None:
         """Set configs of a topic, all or none. The value None returns a config to its default."""
-        data = [
-            {"name": key, "operation": "DELETE"}
-            if value is None
-            else {"name": key, "value": value, "operation": "SET"}
-            for key, value in configs.items()
-        ]
-        await self._change("POST", f"/topics/{quoted(name)}/configs:alter", {"data": data})
+        path = f"/topics/{quoted(name)}/configs:alter"
+        await self._change("POST", path, config_changes(configs))
 
     async def offsets(self, name: str) -> dict[int, tuple[int, int]]:
         """Return the log start offset and the end offset of each partition."""
-        found = {}
-        for number in range(await self.connection.partitions(name)):
-            both = await self.connection.offsets(name, number)
-            found[number] = (both["beginning_offset"], both["end_offset"])
-        return found
+        count = await self.connection.partitions(name)
+        return {number: await self.connection.ends(name, number) for number in range(count)}
 
     # -- groups
 
@@ -162,3 +154,14 @@ class AsyncAdmin(Connected):
         answer = await self.connection.call(method, f"{cluster}{path}", json=body, retry_s=0.0)
         found: dict[str, Any] = self.connection.json_of(answer) if answer.content else {}
         return found
+
+
+def config_changes(configs: Mapping[str, str | None]) -> dict[str, Any]:
+    """Return the body of a request that changes configs. None stands for the default."""
+    data = [
+        {"name": name, "operation": "DELETE"}
+        if value is None
+        else {"name": name, "value": value, "operation": "SET"}
+        for name, value in configs.items()
+    ]
+    return {"data": data}

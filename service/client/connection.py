@@ -258,6 +258,11 @@ class Connection:
             raise self.is_no_broker()
         return found
 
+    async def ends(self, topic: str, partition: int) -> tuple[int, int]:
+        """Return the log start offset and the end offset of a partition."""
+        found = await self.offsets(topic, partition)
+        return found["beginning_offset"], found["end_offset"]
+
     def learn_soon(self) -> None:
         """If the last time is LEARN_S ago, begin to ask for the brokers of the cluster."""
         now_s = asyncio.get_running_loop().time()

@@ -15,6 +15,7 @@ A record that does not decode does not stop the others. `on_error` decides:
 """
 
 import asyncio
+import contextlib
 import inspect
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -29,7 +30,7 @@ from tidelog.service.client.errors import (
     Closed,
     UndecodableRecord,
 )
-from tidelog.service.client.group_reader import GroupReader
+from tidelog.service.client.group_reader import LEAVE_S, GroupReader
 from tidelog.service.client.partition_reader import PartitionReader
 from tidelog.service.client.producer import AsyncProducer
 from tidelog.service.client.records import BINARY, Header, Page, ReadFormat, Record, TopicPartition
@@ -214,17 +215,13 @@ class AsyncConsumer(Connected):
         try:
             if self._auto_commit:
                 self._finish()
-                await self._commit_in(1.0)
+                # If the commit fails, the records are read again.
+                with contextlib.suppress(ClientError, TimeoutError):
+                    async with asyncio.timeout(LEAVE_S):
+                        await self._commit_delivered()
         finally:
             await asyncio.shield(self._reader.close())
             await self._disconnect()
-
-    async def _commit_in(self, timeout_s: float) -> None:
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._commit_delivered()
-        except (ClientError, TimeoutError):
-            pass  # the records are read again
 
     # -- records
 
@@ -257,7 +254,7 @@ class AsyncConsumer(Connected):
         ClientError."""
         await self._open()
         await self._commit_if_auto()
-        return await self._reader.read(min(round(timeout_s * 1000), READ_MS_MAX))
+        return await self._reader.read(_wait_ms(timeout_s))
 
     async def poll_arrow(self, timeout_s: float = 1.0) -> Any:
         """Return the next records as a pyarrow.Table with the columns `topic`, `partition`,
@@ -271,7 +268,7 @@ class AsyncConsumer(Connected):
         self._finish()
         await self._commit_if_auto()
         await self._open()
-        body = await self._reader.read_arrow(min(round(timeout_s * 1000), READ_MS_MAX))
+        body = await self._reader.read_arrow(_wait_ms(timeout_s))
         if body is None:
             return None
         table = pa.ipc.open_stream(body).read_all()
@@ -302,7 +299,7 @@ class AsyncConsumer(Connected):
         if self._failures:
             raise self._failures.popleft()
         if not self._pages:
-            self._pages.extend(await self._reader.read(min(round(timeout_s * 1000), READ_MS_MAX)))
+            self._pages.extend(await self._reader.read(_wait_ms(timeout_s)))
         if isinstance(self._reader, GroupReader):
             for where in self._reader.take_lost():
                 self._blocked.pop(where, None)
@@ -453,3 +450,8 @@ class AsyncConsumer(Connected):
         """Count all delivered records as done."""
         self._delivered |= self._pending
         self._pending.clear()
+
+
+def _wait_ms(timeout_s: float) -> int:
+    """Return the timeout of one read."""
+    return min(round(timeout_s * 1000), READ_MS_MAX)

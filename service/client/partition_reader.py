@@ -51,17 +51,12 @@ class PartitionReader:
 
         async def ends(where: TopicPartition) -> tuple[int, int]:
             async with gate:
-                return await self._ends(where)
+                return await self._connection.ends(*where)
 
         gate = asyncio.Semaphore(READS_AT_ONCE)
         found = await asyncio.gather(*map(ends, places))
         for where, (first, end) in zip(places, found, strict=True):
             self.positions[where] = end if self._reset == "latest" else first
-
-    async def _ends(self, where: TopicPartition) -> tuple[int, int]:
-        """Return the log start offset and the end offset of a partition."""
-        found = await self._connection.offsets(*where)
-        return found["beginning_offset"], found["end_offset"]
 
     async def read(self, wait_ms: int) -> list[Page]:
         """Return the pages that have arrived, after up to `wait_ms`; with 0, after one read of each
@@ -146,7 +141,7 @@ class PartitionReader:
         except Refused as error:
             if error.code != OUT_OF_RANGE or not self._reset:
                 raise
-            first, end = await self._ends(where)
+            first, end = await self._connection.ends(*where)
             if first <= offset <= end:
                 raise
             return Page(where, [], end if self._reset == "latest" else first)

@@ -268,7 +268,6 @@ class AsyncProducer(Connected):
             found = self._topics[topic] = _Topic(topic)
             self._start(self._open(found))
         item = Item(record.members, found.count, outcome, tag)
-        item.size = size
         found.count += 1
         self._buffered += size
         if found.lanes:

@@ -1,5 +1,6 @@
 """The route that lists the connected Kafka clients, for the console and `tidelog clients`."""
 
+import msgspec
 from fastapi import Request
 from pydantic import BaseModel, Field
 
@@ -54,21 +55,7 @@ async def list_kafka_clients(request: Request) -> KafkaClients:
         is_truncated=found.is_truncated,
         missing_brokers=found.missing,
         clients=[
-            KafkaClient(
-                broker=broker.name,
-                broker_id=broker.number,
-                client_id=row.client_id,
-                software_name=row.software_name,
-                software_version=row.software_version,
-                principal=row.principal,
-                address=row.address,
-                is_tls=row.is_tls,
-                connections=row.connections,
-                requests=row.requests,
-                bytes_in=row.bytes_in,
-                bytes_out=row.bytes_out,
-                connected_ms=row.connected_ms,
-            )
+            KafkaClient(broker=broker.name, broker_id=broker.number, **msgspec.structs.asdict(row))
             for broker, row in found.rows
         ],
     )

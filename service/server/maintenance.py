@@ -16,9 +16,9 @@ import contextlib
 import itertools
 import logging
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Any
+from typing import Any, TypeVar
 
 from tidelog.compaction.collect import collect, plan
 from tidelog.compaction.compact import Compacted, compact
@@ -39,6 +39,8 @@ from tidelog.storage.log import Log
 from tidelog.storage.state.cluster_state import Topic
 
 log = logging.getLogger("tidelog.care")
+
+WorkResult = TypeVar("WorkResult")
 
 REWRITE_BYTES_MAX = 128 * 1024 * 1024
 """Size of the largest segment that a broker rewrites after `delete-records`: twice the default of
@@ -113,7 +115,7 @@ async def maintain_once(
         await session.close()
         if is_collecting:  # also after a failure, because one topic must not stop collection
             with _noted(broker, counters, "collect"):
-                await _collect_apart(settings, counters)
+                await _apart(settings, "tidelog-care", lambda own: _collect(own, counters))
 
 
 @contextlib.contextmanager
@@ -125,33 +127,35 @@ def _noted(broker: Log, counters: MaintenanceCounters, kind: Kind) -> Iterator[N
         raise
     except BaseException as error:
         failure = str(error) or type(error).__name__
-        counters.note(result(kind, broker.clock.now_ms(), failure), kind)
+        counters.note(result(kind, broker.clock.now_ms(), failure))
         raise
-    counters.note(result(kind, broker.clock.now_ms()), kind)
+    counters.note(result(kind, broker.clock.now_ms()))
 
 
-async def _collect_apart(settings: Settings, counters: MaintenanceCounters) -> None:
+async def _apart(
+    settings: Settings,
+    name: str,
+    work: Callable[[MaintenanceSession], Coroutine[Any, Any, WorkResult]],
+) -> WorkResult:
+    """Do the work on a thread of its own, with its own view and connections, at the lowest
+    priority."""
+
     def resource() -> AbstractAsyncContextManager[MaintenanceSession]:
-        lower_priority()  # of the thread that the collection runs on
+        lower_priority()  # of the thread that the work runs on
         return opened_cluster(settings)
 
-    lane = LoopThread(resource, name="tidelog-care")
+    lane = LoopThread(resource, name=name)
     try:
         await lane.open()
-        await lane.run(lambda cluster: _collect(cluster, counters))
+        return await lane.run(work)
     finally:
         await lane.close()
 
 
 def compactor(settings: Settings) -> Compact:
-    """Return the work of compactions that clients start. Each runs on a thread of its own, with its
-    own view and connections, at the lowest priority."""
+    """Return the work of compactions that clients start."""
     if settings.store.startswith("memory:"):
         return no_store
-
-    def resource() -> AbstractAsyncContextManager[MaintenanceSession]:
-        lower_priority()
-        return opened_cluster(settings)
 
     async def work(job: CompactionJob, on_rows: Callable[[int], None]) -> Sequence[dict[str, Any]]:
         async def run(cluster: MaintenanceSession) -> list[Compacted]:
@@ -167,12 +171,7 @@ def compactor(settings: Settings) -> Compact:
                 on_rows=on_rows,
             )
 
-        lane = LoopThread(resource, name="tidelog-compaction")
-        try:
-            await lane.open()
-            return [each._asdict() for each in await lane.run(run)]
-        finally:
-            await lane.close()
+        return [each._asdict() for each in await _apart(settings, "tidelog-compaction", run)]
 
     return work
 

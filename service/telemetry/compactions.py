@@ -6,7 +6,6 @@ a killed `tidelog compact`: whole. One broker asks the others for their jobs (se
 """
 
 import asyncio
-import contextlib
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
@@ -14,7 +13,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from tidelog.service.telemetry.rates import Ask, no_answers
+from tidelog.service.telemetry.rates import Ask, answers, no_answers
 from tidelog.storage.broker import Broker
 from tidelog.storage.core.errors import InvalidRequest, LogError
 from tidelog.storage.io.tasks import TASK_ENDS
@@ -112,9 +111,8 @@ class Compactions:
     async def all(self) -> list[CompactionJob]:
         """Return the jobs of every broker that answers in time, the newest first."""
         found = list(self._jobs)
-        for text in await self._ask():
-            with contextlib.suppress(msgspec.MsgspecError):  # a broker of another version
-                found += msgspec.msgpack.decode(text, type=list[CompactionJob])
+        for jobs in answers(await self._ask(), list[CompactionJob]):
+            found += jobs
         return sorted(found, key=lambda job: (-job.started_ms, job.job_id))
 
     async def _run(self, job: CompactionJob) -> None:

@@ -8,6 +8,7 @@ collects the facts; the command `tidelog status` and the console show the result
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
+from tidelog.service.quantities import rounded
 from tidelog.service.telemetry.maintenance_results import MaintenanceResult
 from tidelog.service.telemetry.signs import BrokerSigns
 
@@ -127,7 +128,7 @@ def _store(facts: Facts) -> _Found:
             why = f"{signs.flush_failures:,} flushes of broker {broker.name} failed"
             yield "store-fails", "the-store-fails", why
         if signs.view_age_s > VIEW_AGE_S_MAX:
-            age = f"broker {broker.name} has not read the WAL for {duration(signs.view_age_s)}"
+            age = f"broker {broker.name} has not read the WAL for {rounded(signs.view_age_s)}"
             yield "view-old", "a-broker-is-down", age
         if signs.set_aside:
             why = f"{signs.set_aside:,} requests with acks=1 on the disk of broker {broker.name}"
@@ -173,7 +174,7 @@ def _sealing(facts: Facts) -> _Found:
     if late:
         worst = max(late, key=lambda tail: tail.late_s)
         why = f"{len(late):,} topics have tails that are not sealed: that of {worst.topic} is due"
-        yield "tails-late", "tails-are-not-sealed", f"{why} for {duration(worst.late_s)}"
+        yield "tails-late", "tails-are-not-sealed", f"{why} for {rounded(worst.late_s)}"
 
 
 def _maintenance(facts: Facts) -> _Found:
@@ -188,7 +189,7 @@ def _maintenance(facts: Facts) -> _Found:
             why = f"the last {kind} failed: {last.what}"
             yield f"{kind}-failed", "maintenance-does-not-run", why
         if since_s > LATE_S[kind]:
-            why = f"no {kind} was complete for {duration(since_s)}: {COMMANDS[kind]}"
+            why = f"no {kind} was complete for {rounded(since_s)}: {COMMANDS[kind]}"
             yield f"{kind}-late", "maintenance-does-not-run", why
 
 
@@ -220,19 +221,9 @@ def _is_old(lag_s: float | None) -> bool:
 
 
 def _oldest(lag_s: float | None) -> str:
-    return "" if lag_s is None else f", the oldest is {duration(lag_s)} old"
+    return "" if lag_s is None else f", the oldest is {rounded(lag_s)} old"
 
 
 def _some(count: int, names: Sequence[str], noun: str) -> str:
     more = f" and {count - len(names):,} more" if count > len(names) else ""
     return f"{', '.join(names)}{more}" if names else f"{count:,} {noun}s"
-
-
-def duration(seconds: float) -> str:
-    """Return a duration in its two largest units: `3 d 4 h`, `12 min`, `8 s`."""
-    whole = int(seconds)
-    for size, unit, below, smaller in ((86_400, "d", 3600, "h"), (3600, "h", 60, "min")):
-        if whole >= size:
-            rest = whole % size // below
-            return f"{whole // size} {unit}" + (f" {rest} {smaller}" if rest else "")
-    return f"{whole // 60} min" if whole >= 120 else f"{whole} s"

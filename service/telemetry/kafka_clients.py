@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from tidelog.service.http.paging import sliced
-from tidelog.service.telemetry.rates import Ask, no_answers
+from tidelog.service.telemetry.rates import Ask, answers, no_answers
 from tidelog.storage.broker import Broker
 
 ROWS_MAX = 1_000
@@ -125,8 +125,8 @@ class KafkaClients:
 
     async def all(self) -> ClusterClients:
         """Return the clients of every broker that answers in time, and the names of the others."""
-        answers = await self._ask()
-        found = [await self.own(), *(one for text in answers if (one := _decoded(text)))]
+        others = await self._ask()
+        found = [await self.own(), *answers(others, BrokerClients)]
         answered = {one.id for one in found}
         # `_ask` does not ask a silent broker again, but clients may still be connected to it.
         live = self._broker.members().live
@@ -152,12 +152,3 @@ def _shown(text: str) -> str:
     """Return a client's text without control characters, which a terminal would interpret."""
     text = text[:TEXT_CHARS_MAX]
     return text if text.isprintable() else text.encode("unicode_escape").decode()
-
-
-def _decoded(text: bytes) -> BrokerClients | None:
-    """Decode the clients of a broker. If they have the format of another version, return None, as
-    if the broker had not answered."""
-    try:
-        return msgspec.msgpack.decode(text, type=BrokerClients)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
-        return None

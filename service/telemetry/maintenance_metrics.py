@@ -31,17 +31,16 @@ class MaintenanceCounters:
         self.due_bytes = 0
         self.waiting_bytes = 0
         self.oldest_s = 0.0
-        self.oldest_s = 0.0
         self.is_running = False
         """This broker runs rounds."""
         self.results: dict[str, MaintenanceResult] = {}
         """Of this broker's own rounds."""
         self._stored: StoredResults | None = None
 
-    def note(self, now: MaintenanceResult, kind: Kind) -> None:
+    def note(self, now: MaintenanceResult) -> None:
         """Note the result of a round."""
-        before = self.results.get(kind)
-        self.results[kind] = now if before is None else before.followed_by(now)
+        before = self.results.get(now.kind)
+        self.results[now.kind] = now if before is None else before.followed_by(now)
 
     def stored(self, broker: Broker) -> StoredResults:
         """Return the results that commands left in the store."""

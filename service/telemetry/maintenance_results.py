@@ -59,10 +59,10 @@ def decoded(body: bytes | None) -> MaintenanceResult | None:
         return None
 
 
-async def store_result(store: "ObjectStore", now: MaintenanceResult, kind: Kind) -> None:
+async def store_result(store: "ObjectStore", now: MaintenanceResult) -> None:
     """Store the result in place of the last one of its kind. Raises LogError. If two commands end
     together, one of the results stays."""
-    key = object_keys.maintenance(kind)
+    key = object_keys.maintenance(now.kind)
     try:
         before = decoded(await store.get(key))
     except NotFound:

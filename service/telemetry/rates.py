@@ -8,9 +8,11 @@ them up. The rings are in memory only: they are empty after a restart.
 """
 
 import asyncio
+import contextlib
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
+from typing import TypeVar
 
 import msgspec
 
@@ -106,7 +108,16 @@ class _Sample:
         )
 
 
+Answer = TypeVar("Answer")
 Ask = Callable[[], Awaitable[Sequence[bytes]]]
+
+
+def answers(texts: Iterable[bytes], kind: type[Answer]) -> Iterator[Answer]:
+    """Decode the answers of peers. Omit those that have the format of another version, as if these
+    brokers had not answered."""
+    for text in texts:
+        with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError):
+            yield msgspec.msgpack.decode(text, type=kind)
 
 
 async def no_answers() -> Sequence[bytes]:
@@ -168,7 +179,8 @@ class RateSampler:
 
     async def all(self) -> list[BrokerRates]:
         """Return the rates of every broker that answers in time, this one first."""
-        others = [one for text in await self._ask() if (one := _decoded(text)) is not None]
+        found = answers(await self._ask(), BrokerRates)
+        others = [one for one in found if _has_our_counters(one)]
         return [self.own(), *sorted(others, key=lambda one: one.name)]
 
     def own(self) -> BrokerRates:
@@ -246,15 +258,11 @@ class RateSampler:
         return _Sample(self._log.clock.boot_s(), values, acks)
 
 
-def _decoded(text: bytes) -> BrokerRates | None:
-    """Decode the rates of a broker. If they have the format of another version, return None. The
-    console shows such a broker without rates."""
-    try:
-        rates = msgspec.msgpack.decode(text, type=BrokerRates)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
-        return None
+def _has_our_counters(rates: BrokerRates) -> bool:
+    """Whether the rates have the counters of this version. The console shows a broker of another
+    version without rates."""
     sizes = {(len(step.added), len(step.acks)) for step in [rates.recent, *rates.steps]}
-    return rates if sizes == {(len(NAMES), len(SECONDS) + 1)} else None
+    return sizes == {(len(NAMES), len(SECONDS) + 1)}
 
 
 def summed(brokers: Iterable[BrokerRates]) -> list[Step]:

@@ -78,7 +78,6 @@ class SignSampler:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._samples = deque([self._sample()], maxlen=WINDOW_STEPS + 1)
-        self.connections: Mapping[str, int] = {}
 
     def step(self) -> None:
         self._samples.append(self._sample())
@@ -91,11 +90,8 @@ class SignSampler:
         maintains: bool,
     ) -> BrokerSigns:
         broker, now, first = self._broker, self._sample(), self._samples[0]
-        failing, doubts, damaged = (
-            broker.stats().failing_seals,
-            broker.doubts(),
-            broker.damaged_tails(),
-        )
+        stats, doubts, damaged = broker.stats(), broker.doubts(), broker.damaged_tails()
+        failing = stats.failing_seals
         known = ((broker.state.topic_of_id(topic_id), number) for topic_id, number in failing)
         return BrokerSigns(
             seconds=max(now.at_s - first.at_s, 0.001),
@@ -107,7 +103,7 @@ class SignSampler:
             ),
             clock_ms=broker.store_time.skew_ms(),
             connections=connections,
-            view_age_s=min(broker.stats().view_age_s, 1e9),
+            view_age_s=min(stats.view_age_s, 1e9),
             why_not_writing=broker.why_not_writing(),
             flush_failures=now.flush_failures - first.flush_failures,
             seals_failing=len(failing),

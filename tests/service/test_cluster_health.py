@@ -16,7 +16,6 @@ from tidelog.service.telemetry.health import (
     GroupFacts,
     MaintenanceFacts,
     TailFacts,
-    duration,
     judge,
 )
 from tidelog.service.telemetry.maintenance_results import (
@@ -128,13 +127,6 @@ def test_what_is_no_fault(facts: dict[str, object]) -> None:
     assert judge(WELL._replace(**facts)) == []  # type: ignore[arg-type]
 
 
-def test_durations_are_short() -> None:
-    seconds = (5, 90, 150, 3600, 5400, 90_000)
-    assert [duration(each) for each in seconds] == [
-        *("5 s", "90 s", "2 min", "1 h", "1 h 30 min", "1 d 1 h")
-    ]
-
-
 # -- results of maintenance
 
 
@@ -144,8 +136,8 @@ async def test_a_failed_run_keeps_the_time_of_the_last_complete_one() -> None:
     results = StoredResults(log)
     await results.refresh()
     assert results.found == {}
-    await store_result(store, result("scrub", 1_000), "scrub")
-    await store_result(store, result("scrub", 5_000, "wal/1: is\ncorrupt", damage=1), "scrub")
+    await store_result(store, result("scrub", 1_000))
+    await store_result(store, result("scrub", 5_000, "wal/1: is\ncorrupt", damage=1))
     await results.refresh()
     assert results.found == {}, "they were read a moment ago"
     await results.refresh(0.0)
@@ -172,7 +164,7 @@ class DarkStore(MemoryStore):
 async def test_a_store_that_is_away_leaves_the_last_results() -> None:
     store = DarkStore()
     log = await Broker.open(store, QUIET, clock=SystemClock(), name="one")
-    await store_result(store, result("scrub", 1_000), "scrub")
+    await store_result(store, result("scrub", 1_000))
     results = StoredResults(log)
     await results.refresh(0.0)
     store.is_dark = True

@@ -47,6 +47,13 @@ def test_a_quantity_is_read_as_it_is_printed(value: int) -> None:
     assert quantities.octets(quantities.size(value)) == value
 
 
+def test_durations_for_people_are_short() -> None:
+    seconds = (5, 90, 150, 3600, 5400, 90_000)
+    assert [quantities.rounded(each) for each in seconds] == [
+        *("5 s", "90 s", "2 min", "1 h", "1 h 30 min", "1 d 1 h")
+    ]
+
+
 @given(st.text(max_size=12))
 def test_every_other_text_is_refused_by_one_line(text: str) -> None:
     refused = []

@@ -104,8 +104,7 @@ class Consuming:
 
     async def resolve(self, number: int) -> _Range:
         """Return the range of offsets of one partition. It has no offset below the log start."""
-        held = await self._connection.offsets(self._topic, number)
-        low, high = held["beginning_offset"], held["end_offset"]
+        low, high = await self._connection.ends(self._topic, number)
 
         async def offset(position: Position) -> int:
             if isinstance(position, int):

@@ -42,11 +42,8 @@ async def sampled(client: Client, topic: str, size: int) -> tuple[Sample, int]:
     path = f"/topics/{quoted(topic)}/partitions"
     count = await client.partitions(topic)
 
-    async def offsets(number: int) -> tuple[int, int]:
-        held = await client.get_json(f"{path}/{number}/offsets")
-        return held["beginning_offset"], held["end_offset"]
-
-    ranges = await together(*map(offsets, range(count)), at_once=READS_AT_ONCE)
+    finding = (client.ends(topic, number) for number in range(count))
+    ranges = await together(*finding, at_once=READS_AT_ONCE)
     total = sum(end - start for start, end in ranges)
     found: Sample = Counter()
 

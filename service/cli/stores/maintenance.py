@@ -26,6 +26,7 @@ from tidelog.service.cli.positions import (
 from tidelog.service.cli.requests import JsonOption
 from tidelog.service.cli.results import (
     BadUsage,
+    Progress,
     show_line,
     warn,
 )
@@ -38,7 +39,6 @@ from tidelog.service.cli.stores.engines import (
 )
 from tidelog.service.cli.stores.on_store import (
     Done,
-    Progress,
     Row,
     finish,
     run_on_store,
@@ -274,9 +274,13 @@ async def record(
 
     try:
         now = result(kind, clock.now_ms(), failure, damage=damage)
-        await store_result(store, now, kind)
+        await store_result(store, now)
     except (LogError, OSError) as error:
-        warn(f"the result is not recorded, so `tidelog status` does not show it: {error}")
+        warn_unrecorded(error)
+
+
+def warn_unrecorded(error: Exception) -> None:
+    warn(f"the result is not recorded, so `tidelog status` does not show it: {error}")
 
 
 async def _retain(cluster: "MaintenanceSession", topics: TopicNames, *, yes: bool) -> Done:

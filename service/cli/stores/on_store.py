@@ -3,17 +3,19 @@ shows the result."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
 
 from tidelog.service.cli.results import (
-    SlowProgress,
+    Progress,
+    WorkResult,
     command_errors,
     show_json,
     show_line,
     show_table,
     warn,
+    with_progress,
 )
 from tidelog.service.cli.stores.store_options import default_store_hint, settings_of
 from tidelog.service.exit_status import EXIT_FAILED
@@ -21,11 +23,8 @@ from tidelog.service.exit_status import EXIT_FAILED
 if TYPE_CHECKING:
     from tidelog.compaction.session import MaintenanceSession
 
-WorkResult = TypeVar("WorkResult")
-Progress = Callable[[int], None]
 Row = tuple[str | int, ...]
 
-PROGRESS_TICK_S = 0.2
 DRY_RUN = "dry run: nothing was changed; --yes applies the changes"
 
 
@@ -62,26 +61,6 @@ def run_on_store(
 
     with command_errors(default_store_hint(settings)):
         return asyncio.run(session())
-
-
-async def with_progress(
-    what: str, work: "Callable[[Progress], Coroutine[Any, Any, WorkResult]]"
-) -> WorkResult:
-    done = 0
-
-    def progress(count: int) -> None:
-        nonlocal done
-        done = count
-
-    task = asyncio.create_task(work(progress))
-    try:
-        with SlowProgress(what) as bar:
-            while not (await asyncio.wait({task}, timeout=PROGRESS_TICK_S))[0]:
-                bar.show(done)
-            return task.result()
-    finally:
-        if task.cancel():  # interrupted: end the work before the store is closed
-            await asyncio.wait({task})
 
 
 def finish(done: Done, *, yes: bool, as_json: bool) -> None:

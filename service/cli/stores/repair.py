@@ -13,16 +13,22 @@ import typer
 
 from tidelog.service.cli.positions import duration_ms, moment, size_bytes
 from tidelog.service.cli.requests import JsonOption, now
-from tidelog.service.cli.results import BadUsage, command_errors, plural, show_line, warn
+from tidelog.service.cli.results import (
+    BadUsage,
+    Progress,
+    command_errors,
+    plural,
+    show_line,
+    warn,
+    with_progress,
+)
 from tidelog.service.cli.stores.maintenance import ApplyOption, TopicsArgument, skipped_topics
 from tidelog.service.cli.stores.on_store import (
     Done,
-    Progress,
     Row,
     finish,
     run_on_store,
     table,
-    with_progress,
 )
 from tidelog.service.cli.stores.store_options import StoreOption, settings_of
 

@@ -6,9 +6,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tidelog.service.cli.requests import JsonOption
-from tidelog.service.cli.results import plural, show_json, show_line, show_table, warn
-from tidelog.service.cli.stores.maintenance import GraceOption, TopicsArgument, record
-from tidelog.service.cli.stores.on_store import Progress, run_on_store
+from tidelog.service.cli.results import Progress, plural, show_json, show_line, show_table
+from tidelog.service.cli.stores.maintenance import (
+    GraceOption,
+    TopicsArgument,
+    record,
+    warn_unrecorded,
+)
+from tidelog.service.cli.stores.on_store import run_on_store
 from tidelog.service.cli.stores.store_options import StoreOption, settings_of
 from tidelog.service.exit_status import EXIT_FAILED
 from tidelog.service.settings import Settings
@@ -75,7 +80,7 @@ async def _record(settings: Settings, report: "ScrubReport") -> None:
     try:
         store = await open_store(settings.store, s3=settings.s3)
     except (LogError, OSError) as error:
-        warn(f"the result is not recorded, so `tidelog status` does not show it: {error}")
+        warn_unrecorded(error)
         return
     try:
         await record(store, SystemClock(), "scrub", named, len(damaged))
