@@ -153,7 +153,7 @@ class Churn:
         self._stop = threading.Event()
         self._loading = threading.Thread(target=self._load)
         self.sent = 0
-        self.died: list[tuple[int, bytes]] = []
+        self.ended: list[tuple[int, bytes]] = []
         self.stack: list[tuple[Any, subprocess.Popen[bytes]]] = []
         self.started = 0
 
@@ -196,7 +196,7 @@ class Churn:
         expected = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGKILL: -9}[number]
         if status != expected:
             assert process.stderr is not None
-            self.died.append((status, process.stderr.read()))
+            self.ended.append((status, process.stderr.read()))
         context.__exit__(None, None, None)
 
     def check(self) -> None:
@@ -204,7 +204,7 @@ class Churn:
         for pair in list(self.stack):
             if pair[1].poll() is not None:
                 assert pair[1].stderr is not None
-                self.died.append((pair[1].returncode, pair[1].stderr.read()))
+                self.ended.append((pair[1].returncode, pair[1].stderr.read()))
                 self.stack.remove(pair)
                 pair[0].__exit__(None, None, None)
 
@@ -243,7 +243,7 @@ def test_members_come_and_go_by_any_signal(tmp_path: Path) -> None:
             wanted = {f"v{number}".encode() for number in range(churn.sent)}
             until(lambda: set(churn.printed()) == wanted, 120)
             churn.check()
-            assert churn.died == []
+            assert churn.ended == []
             printed = churn.printed()
             twice = sum(count - 1 for count in printed.values())
             print(f"rounds {ROUNDS}, members {churn.started}, sent {churn.sent}, twice {twice}")
