@@ -15,8 +15,8 @@ from pathlib import Path
 
 import httpx
 
-from tests.attack.attacks import VICTIM, Attack, attacks
-from tests.attack.measure import NEIGHBOUR, TYPE, Result, measured
+from tests.attack.attacks import attacks
+from tests.attack.measure import NEIGHBOUR, TYPE, VICTIM, Attack, Result, measured
 from tests.support.broker import Broker
 from tests.support.ports import free_port
 

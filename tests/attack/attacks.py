@@ -8,7 +8,7 @@ import functools
 import io
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -16,7 +16,7 @@ import httpx
 import pyarrow as pa
 
 from tests.attack.kafka_attacks import kafka_attacks
-from tests.attack.measure import MIB, TYPE
+from tests.attack.measure import HOLD_S, MIB, TYPE, VICTIM, Attack, scaled
 from tests.findings.test_s1_views_behind_nulls import SLOTS, WAYS, views
 from tests.findings.test_s3_unpacked_bytes import TYPE as ARROW_TYPE
 from tests.findings.test_s3_unpacked_bytes import packed
@@ -24,11 +24,7 @@ from tests.support.broker import Broker
 from tests.system.test_admission import ATTACKS as CONNECTIONS
 from tests.system.test_admission import attacked
 
-VICTIM = "t"
 TIMEOUT_S = 120.0
-HOLD_S = 10.0
-"""How long an attack keeps its silent connections open, at scale 1."""
-Attack = Callable[[Broker], str]
 
 
 def sent(broker: Broker, requests: Iterable[tuple[str, str, Any]], at_once: int = 1) -> str:
@@ -82,7 +78,7 @@ def unpacked(way: str, scale: float, broker: Broker) -> str:
     """Send one body that unpacks to more than a request may have, and four smaller ones that a
     broker may accept."""
     rows = [480, 120, 120, 120, 120]  # of half a MiB each
-    bodies = [packed(MIB // 2, max(int(count * scale), 1))[way] for count in rows]
+    bodies = [packed(MIB // 2, scaled(count, scale, 1))[way] for count in rows]
     return sent(broker, produced(bodies, ARROW_TYPE), at_once=5)
 
 
@@ -100,7 +96,7 @@ def empty_records(scale: float, broker: Broker) -> str:
 
 
 def many_partitions(scale: float, broker: Broker) -> str:
-    count = max(int(10_000 * scale), 1)
+    count = scaled(10_000, scale, 1)
     body = {"topic_name": "p", "partitions_count": count}
     made = sent(broker, [("POST", "/admin/topics", {"json": body})])
     cluster = httpx.get(f"{broker.base_url}/v3/clusters", timeout=TIMEOUT_S).json()["data"][0]
@@ -118,7 +114,7 @@ def woken(accept: str, query: str, scale: float, broker: Broker) -> str:
     """Open readers that wait for the same records, then produce these records."""
     head = f"GET /topics/{VICTIM}/partitions/0/records?offset=latest&{query} HTTP/1.1\r\n"
     data = f"{head}Host: x\r\nAccept: {accept}\r\n\r\n".encode()
-    bodies = [b'{"records":[{"value":"%b"}]}' % (b"x" * 1000)] * max(int(100 * scale), 5)
+    bodies = [b'{"records":[{"value":"%b"}]}' % (b"x" * 1000)] * scaled(100, scale, 5)
     with attacked(broker, data):
         return sent(broker, produced(bodies, TYPE))
 

@@ -4,7 +4,7 @@ import struct
 import time
 from collections.abc import Callable, Mapping
 
-from tests.attack.measure import NEIGHBOUR
+from tests.attack.measure import MIB, NEIGHBOUR, VICTIM, scaled
 from tests.service.kafka.wire import framed
 from tests.support.record_batches import sent as batch_of
 from tidelog.service.kafka.messages import (
@@ -20,8 +20,6 @@ from tidelog.service.kafka.messages.primitives import encode_varint
 from tidelog.service.kafka.messages.schema import Message
 from tidelog.storage.core.chunk import Rows
 
-MIB = 1 << 20
-VICTIM = "t"
 WIDE = "wide"
 """The name of a topic with many partitions."""
 ELEMENTS = 99_000
@@ -45,20 +43,19 @@ def names(count: int, size: int = 1) -> list[str]:
     return [f"{number:x}".rjust(size, "n") for number in range(count)]
 
 
+def wide_fetch(partitions: int) -> fetch.FetchTopic:
+    """Return the part of a Fetch for the first partitions of the wide topic, a byte of each."""
+    parts = [
+        fetch.FetchPartition(partition=n, fetch_offset=0, partition_max_bytes=1)
+        for n in range(partitions)
+    ]
+    return fetch.FetchTopic(topic=WIDE, partitions=parts)
+
+
 def long_arrays(scale: float) -> Mapping[str, Callable[[], bytes]]:
     """Return a request for each API whose request has an array, with as many elements as fit."""
-    many = max(int(ELEMENTS * scale), 10)
-    fit = max(int(40_000 * scale), 10)
-
-    def fetched(wait_ms: int, version: int = 12) -> bytes:
-        parts = [
-            fetch.FetchPartition(partition=n, fetch_offset=0, partition_max_bytes=1)
-            for n in range(max(int(30_000 * scale), 10))
-        ]
-        asked_for = fetch.FetchTopic(topic=WIDE, partitions=parts)
-        return cut(
-            fetch.FetchRequest(max_wait_ms=wait_ms, min_bytes=MIB, topics=[asked_for]), version
-        )
+    many = scaled(ELEMENTS, scale, 10)
+    fit = scaled(40_000, scale, 10)
 
     def listed(timestamp: int) -> bytes:
         parts = [
@@ -85,7 +82,12 @@ def long_arrays(scale: float) -> Mapping[str, Callable[[], bytes]]:
             ),
             9,
         ),
-        "Fetch": lambda: fetched(0),
+        "Fetch": lambda: cut(
+            fetch.FetchRequest(
+                max_wait_ms=0, min_bytes=MIB, topics=[wide_fetch(scaled(30_000, scale, 10))]
+            ),
+            12,
+        ),
         "Fetch of unknown topics": lambda: cut(
             fetch.FetchRequest(
                 max_wait_ms=0,
@@ -275,7 +277,7 @@ def long_arrays(scale: float) -> Mapping[str, Callable[[], bytes]]:
                                 name="cleanup.policy", config_operation=2, value="delete"
                             )
                         ]
-                        * (fit),
+                        * fit,
                     )
                 ],
                 validate_only=False,
@@ -292,7 +294,7 @@ def long_arrays(scale: float) -> Mapping[str, Callable[[], bytes]]:
                         partition_data=[
                             produce.PartitionProduceData(index=0, records=memoryview(batch()))
                         ]
-                        * max(int(PRODUCE_ELEMENTS * scale), 10),
+                        * scaled(PRODUCE_ELEMENTS, scale, 10),
                     )
                 ],
             ),
@@ -305,7 +307,7 @@ def long_arrays(scale: float) -> Mapping[str, Callable[[], bytes]]:
                 timeout_ms=1000,
                 topic_data=[
                     produce.TopicProduceData(name=each, partition_data=[])
-                    for each in names(max(int(PRODUCE_ELEMENTS * scale), 10))
+                    for each in names(scaled(PRODUCE_ELEMENTS, scale, 10))
                 ],
             ),
             9,

@@ -8,14 +8,14 @@ import functools
 import struct
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Sequence
 
 import httpx
 
-from tests.attack.kafka_arrays import MIB, WIDE, cut, long_arrays
+from tests.attack.kafka_arrays import WIDE, cut, long_arrays, wide_fetch
 from tests.attack.kafka_client import asked, open_connections, sent
 from tests.attack.kafka_values import wrong_values_sent
-from tests.attack.measure import NEIGHBOUR
+from tests.attack.measure import HOLD_S, MIB, NEIGHBOUR, Attack, scaled
 from tests.service.kafka.wire import framed
 from tests.support.broker import Broker
 from tidelog.service.kafka.messages import (
@@ -26,14 +26,12 @@ from tidelog.service.kafka.messages import (
 )
 from tidelog.service.kafka.messages.handshake import ApiVersionsRequest
 
-HOLD_S = 10.0
 ASKERS = 40
-Attack = Callable[[Broker], str]
 
 
 def made_wide(broker: Broker, scale: float) -> int:
     """Create a topic with many partitions; return their number."""
-    count = max(int(10_000 * scale), 10)
+    count = scaled(10_000, scale, 10)
     body = {"topic_name": WIDE, "partitions_count": count}
     httpx.post(f"{broker.base_url}/admin/topics", json=body, timeout=120)
     return count
@@ -69,73 +67,67 @@ def repeated_group(scale: float, broker: Broker) -> str:
     return sent(broker, [long_arrays(scale)["OffsetFetch"]()])
 
 
+def joined(group: str, size: int, **timeouts: int) -> bytes:
+    """Return a JoinGroup of a new member, with metadata of this size."""
+    request = groups.JoinGroupRequest(
+        group_id=group,
+        member_id="",
+        protocol_type="consumer",
+        protocols=[groups.JoinGroupRequestProtocol(name="range", metadata=b"x" * size)],
+        **timeouts,
+    )
+    return framed(request, 3)
+
+
 def described_group(scale: float, broker: Broker) -> str:
     """Describe one group with much metadata many times in a request."""
-    joins = [
-        framed(
-            groups.JoinGroupRequest(
-                group_id="fat",
-                session_timeout_ms=60_000,
-                rebalance_timeout_ms=100,
-                member_id="",
-                protocol_type="consumer",
-                protocols=[
-                    groups.JoinGroupRequestProtocol(name="range", metadata=b"x" * (MIB - 1000))
-                ],
-            ),
-            3,
-        )
-    ] * 3
-    answers = sent(broker, joins, at_once=3)
-    request = groups.DescribeGroupsRequest(groups=["fat"] * max(int(1000 * scale), 10))
+    data = joined("fat", MIB - 1000, session_timeout_ms=60_000, rebalance_timeout_ms=100)
+    answers = sent(broker, [data] * 3, at_once=3)
+    request = groups.DescribeGroupsRequest(groups=["fat"] * scaled(1000, scale, 10))
     return answers + "; " + sent(broker, [framed(request, 5)] * 4, at_once=4)
 
 
 # -- connections
 
 
-def waiting(scale: float, broker: Broker) -> str:
-    """Fetches of many partitions, which wait for records."""
-    made_wide(broker, scale)
-    parts = [
-        fetch.FetchPartition(partition=n, fetch_offset=0, partition_max_bytes=1)
-        for n in range(max(int(10_000 * scale), 10))
-    ]
-    asked_for = [fetch.FetchTopic(topic=WIDE, partitions=parts)] * 3
-    request = fetch.FetchRequest(max_wait_ms=30_000, min_bytes=MIB, topics=asked_for)
-    with open_connections(broker, [cut(request, 12)] * max(int(250 * scale), 3)):
+def held(scale: float, broker: Broker, sends: Sequence[bytes]) -> str:
+    """Send on a connection for each of `sends`, and keep the connections open."""
+    with open_connections(broker, sends):
         time.sleep(HOLD_S * scale)
     return ""
 
 
+def waiting(scale: float, broker: Broker) -> str:
+    """Fetches of many partitions, which wait for records."""
+    made_wide(broker, scale)
+    asked_for = [wide_fetch(scaled(10_000, scale, 10))] * 3
+    request = fetch.FetchRequest(max_wait_ms=30_000, min_bytes=MIB, topics=asked_for)
+    return held(scale, broker, [cut(request, 12)] * scaled(250, scale, 3))
+
+
 def waiting_small(scale: float, broker: Broker) -> str:
     """Many fetches of one partition, all of which a record ends."""
-    parts = [fetch.FetchPartition(partition=0, fetch_offset=10**9, partition_max_bytes=1)]
+    parts = [fetch.FetchPartition(partition=0, fetch_offset=1, partition_max_bytes=1)]
     request = fetch.FetchRequest(
         max_wait_ms=30_000,
         min_bytes=MIB,
         topics=[fetch.FetchTopic(topic=NEIGHBOUR, partitions=parts)],
     )
-    parts[0].fetch_offset = 1
-    with open_connections(broker, [framed(request, 12)] * max(int(2_400 * scale), 3)):
-        time.sleep(HOLD_S * scale)
-    return ""
+    return held(scale, broker, [framed(request, 12)] * scaled(2_400, scale, 3))
 
 
 def client_ids(scale: float, broker: Broker) -> str:
     """Send many long client ids on each connection."""
     texts = ["\U0001f600" + str(number) + "x" * 32_000 for number in range(16)]
     requests = [framed(ApiVersionsRequest(), 0, 1, text) for text in texts]
-    with open_connections(broker, [b"".join(requests)] * max(int(2_400 * scale), 3)):
-        time.sleep(HOLD_S * scale)
-    return ""
+    return held(scale, broker, [b"".join(requests)] * scaled(2_400, scale, 3))
 
 
 def leaving(name: str, scale: float, broker: Broker) -> str:
     """Send large requests, and close the connection at once, again and again."""
     made_wide(broker, scale)
-    data = long_arrays(min(scale * 1.0, 1.0))[name]()
-    for _ in range(max(int(300 * scale), 5)):
+    data = long_arrays(scale)[name]()
+    for _ in range(scaled(300, scale, 5)):
         with open_connections(broker, [data]):
             time.sleep(0.02)
     return ""
@@ -145,24 +137,20 @@ def half_frames(scale: float, broker: Broker) -> str:
     """Begin large Produce requests, and stop before their end."""
     head = struct.pack(">ihhih", 50 * MIB, 0, 9, 1, -1)
     kinds = [head + bytes(MIB), struct.pack(">ihhih", 60_000, 3, 9, 1, -1) + bytes(50_000), b"\0\0"]
-    with open_connections(broker, kinds * max(int(500 * scale), 3)):
-        time.sleep(HOLD_S * scale)
-    return ""
+    return held(scale, broker, kinds * scaled(500, scale, 3))
 
 
 def wrong_sizes(scale: float, broker: Broker) -> str:
     sizes = [0, 1, 9, -1, -(2**31), 2**31 - 1, 100 * MIB + 1]
     frames = [struct.pack(">ihhih", size, 3, 9, 1, -1) + bytes(20) for size in sizes]
-    return sent(broker, frames * max(int(40 * scale), 1), at_once=20)
+    return sent(broker, frames * scaled(40, scale, 1), at_once=20)
 
 
 def unread(scale: float, broker: Broker) -> str:
     """Ask for large answers, and read none."""
     made_wide(broker, scale)
     request = framed(metadata.MetadataRequest(topics=None), 9)
-    with open_connections(broker, [request * 20] * max(int(400 * scale), 3)):
-        time.sleep(HOLD_S * scale)
-    return ""
+    return held(scale, broker, [request * 20] * scaled(400, scale, 3))
 
 
 def unread_fetches(scale: float, broker: Broker) -> str:
@@ -170,26 +158,17 @@ def unread_fetches(scale: float, broker: Broker) -> str:
     request = fetch.FetchRequest(
         max_wait_ms=0, min_bytes=1, topics=[fetch.FetchTopic(topic="big", partitions=parts)]
     )
-    with open_connections(broker, [framed(request, 12) * 90] * max(int(600 * scale), 3)):
-        time.sleep(HOLD_S * scale)
-    return ""
+    return held(scale, broker, [framed(request, 12) * 90] * scaled(600, scale, 3))
 
 
 def sessions(scale: float, broker: Broker) -> str:
     """Open fetch sessions with many partitions, and forget some of them."""
     count = made_wide(broker, scale)
-    parts = [
-        fetch.FetchPartition(partition=n, fetch_offset=0, partition_max_bytes=1)
-        for n in range(count)
-    ]
     begin = fetch.FetchRequest(
-        max_wait_ms=0,
-        min_bytes=0,
-        session_epoch=0,
-        topics=[fetch.FetchTopic(topic=WIDE, partitions=parts)],
+        max_wait_ms=0, min_bytes=0, session_epoch=0, topics=[wide_fetch(count)]
     )
     found: Counter[str] = Counter()
-    for _ in range(max(int(60 * scale), 2)):
+    for _ in range(scaled(60, scale, 2)):
         made = asked(broker, begin, fetch.FetchResponse, 12)
         found[f"session {bool(made.session_id)}"] += 1
         for epoch in (1, 2, 2):
@@ -211,31 +190,17 @@ def many_at_once(name: str, scale: float, broker: Broker) -> str:
     """Send a request with a long array on many connections at once."""
     made_wide(broker, scale)
     data = long_arrays(scale)[name]()
-    return sent(broker, [data] * max(int(ASKERS * scale), 4), at_once=ASKERS)
+    return sent(broker, [data] * scaled(ASKERS, scale, 4), at_once=ASKERS)
 
 
 def joins(scale: float, broker: Broker) -> str:
     """Let members join groups, and send no SyncGroup."""
-
-    def join(number: int, group: str, size: int) -> bytes:
-        return framed(
-            groups.JoinGroupRequest(
-                group_id=group,
-                session_timeout_ms=6_000,
-                rebalance_timeout_ms=500,
-                member_id="",
-                protocol_type="consumer",
-                protocols=[groups.JoinGroupRequestProtocol(name="range", metadata=b"x" * size)],
-            ),
-            3,
-        )
-
-    count = max(int(1_000 * scale), 3)
+    timeouts = {"session_timeout_ms": 6_000, "rebalance_timeout_ms": 500}
+    count = scaled(1_000, scale, 3)
     found = []
     for size, of_group in ((10, 1), (10, 1000), (200_000, 10)):
-        data = [join(n, f"g{n // of_group}-{size}", size) for n in range(count)]
-        with open_connections(broker, data):
-            time.sleep(HOLD_S * scale / 2)
+        data = [joined(f"g{n // of_group}-{size}", size, **timeouts) for n in range(count)]
+        held(scale / 2, broker, data)
         found.append(f"{len(data)} joins of {size} bytes")
     return "; ".join(found)
 

@@ -3,9 +3,8 @@ ends. Each of them must be answered."""
 
 from collections import Counter
 
-from tests.attack.kafka_arrays import VICTIM
 from tests.attack.kafka_client import sent
-from tests.attack.measure import NEIGHBOUR
+from tests.attack.measure import NEIGHBOUR, VICTIM
 from tests.service.kafka.wire import framed
 from tests.support.broker import Broker
 from tidelog.service.kafka.messages import (
@@ -21,6 +20,24 @@ from tidelog.service.kafka.messages.schema import Message
 
 LONG = "\x01" * 32_767
 """A message quotes each of these characters with four."""
+PARTITIONS = (-(2**31), -1, 0, 2**31 - 1)
+OFFSETS = (-(2**63), -2, -1, 0, 2**63 - 1)
+
+
+def fetched(bytes_max: int) -> fetch.FetchTopic:
+    parts = [
+        fetch.FetchPartition(partition=n, fetch_offset=o, partition_max_bytes=bytes_max)
+        for n in PARTITIONS
+        for o in (-(2**63), -1, 0, 2**63 - 1)
+    ]
+    return fetch.FetchTopic(topic=VICTIM, partitions=parts)
+
+
+def grown(times: int) -> topics.CreatePartitionsRequest:
+    wanted = topics.CreatePartitionsTopic(name=LONG, count=5, assignments=None)
+    return topics.CreatePartitionsRequest(
+        topics=[wanted] * times, timeout_ms=1, validate_only=False
+    )
 
 
 def wrong_values() -> list[tuple[Message, int]]:
@@ -73,22 +90,8 @@ def wrong_values() -> list[tuple[Message, int]]:
         (topics.CreateTopicsRequest(topics=[creatable, creatable]), 2),
         (topics.CreateTopicsRequest(topics=[creatable, bad_config]), 2),
         (topics.CreateTopicsRequest(topics=[creatable, bad_config]), 7),
-        (
-            topics.CreatePartitionsRequest(
-                topics=[topics.CreatePartitionsTopic(name=LONG, count=5, assignments=None)] * 2,
-                timeout_ms=1,
-                validate_only=False,
-            ),
-            0,
-        ),
-        (
-            topics.CreatePartitionsRequest(
-                topics=[topics.CreatePartitionsTopic(name=LONG, count=5, assignments=None)],
-                timeout_ms=1,
-                validate_only=False,
-            ),
-            0,
-        ),
+        (grown(2), 0),
+        (grown(1), 0),
         (topics.DeleteTopicsRequest(topic_names=[LONG, LONG], timeout_ms=1), 1),
         (topics.DeleteTopicsRequest(topic_names=[LONG], timeout_ms=1), 5),
         (alter, 0),
@@ -162,18 +165,7 @@ def wrong_values() -> list[tuple[Message, int]]:
                 max_bytes=-(2**31),
                 session_id=-(2**31),
                 session_epoch=-(2**31),
-                topics=[
-                    fetch.FetchTopic(
-                        topic=VICTIM,
-                        partitions=[
-                            fetch.FetchPartition(
-                                partition=n, fetch_offset=o, partition_max_bytes=-(2**31)
-                            )
-                            for n in (-(2**31), -1, 0, 2**31 - 1)
-                            for o in (-(2**63), -1, 0, 2**63 - 1)
-                        ],
-                    )
-                ],
+                topics=[fetched(-(2**31))],
             ),
             8,
         ),
@@ -182,18 +174,7 @@ def wrong_values() -> list[tuple[Message, int]]:
                 max_wait_ms=0,
                 min_bytes=0,
                 max_bytes=2**31 - 1,
-                topics=[
-                    fetch.FetchTopic(
-                        topic=VICTIM,
-                        partitions=[
-                            fetch.FetchPartition(
-                                partition=n, fetch_offset=o, partition_max_bytes=2**31 - 1
-                            )
-                            for n in (-(2**31), -1, 0, 2**31 - 1)
-                            for o in (-(2**63), -1, 0, 2**63 - 1)
-                        ],
-                    )
-                ],
+                topics=[fetched(2**31 - 1)],
             ),
             8,
         ),
@@ -205,7 +186,7 @@ def wrong_values() -> list[tuple[Message, int]]:
                         name=NEIGHBOUR,
                         partitions=[
                             fetch.ListOffsetsPartition(partition_index=n, timestamp=at)
-                            for n in (-(2**31), -1, 0, 2**31 - 1)
+                            for n in PARTITIONS
                             for at in (-(2**63), -7, -6, -5, -4, -3, -2, -1, 0, 2**62, 2**63 - 1)
                         ],
                     )
@@ -220,8 +201,8 @@ def wrong_values() -> list[tuple[Message, int]]:
                         name=VICTIM,
                         partitions=[
                             topics.DeleteRecordsPartition(partition_index=n, offset=at)
-                            for n in (-(2**31), -1, 0, 2**31 - 1)
-                            for at in (-(2**63), -2, -1, 0, 2**63 - 1)
+                            for n in PARTITIONS
+                            for at in OFFSETS
                         ],
                     )
                 ],
@@ -244,8 +225,8 @@ def wrong_values() -> list[tuple[Message, int]]:
                                 committed_leader_epoch=-(2**31),
                                 committed_metadata="\x00" * 4096,
                             )
-                            for n in (-(2**31), -1, 0, 2**31 - 1)
-                            for at in (-(2**63), -2, -1, 0, 2**63 - 1)
+                            for n in PARTITIONS
+                            for at in OFFSETS
                         ],
                     )
                 ],

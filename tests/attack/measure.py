@@ -4,14 +4,21 @@ which is another client."""
 import http.client
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from tests.support.broker import Broker
+from tests.support.threads import Threads
 
 MIB = 1 << 20
+VICTIM = "t"
+"""The name of the topic that attacks write to and read."""
+HOLD_S = 10.0
+"""How long an attack keeps its silent connections open, at scale 1."""
+Attack = Callable[[Broker], str]
 PEAK_MIB_MAX = 1024
 NEIGHBOUR = "neighbour"
 EACH_S = {"memory": 0.02, "stall": 0.01, NEIGHBOUR: 0.05}
@@ -25,6 +32,11 @@ RECORD: Sequence[Request] = [
     ("POST", f"/topics/{NEIGHBOUR}", b'{"records":[{"value":1}]}', TYPE),
     ("GET", f"/topics/{NEIGHBOUR}/partitions/0/records?offset=0&max_bytes=1", None, {}),
 ]
+
+
+def scaled(count: int, scale: float, least: int) -> int:
+    """Return the count at this scale of an attack, but at least `least`."""
+    return max(int(count * scale), least)
 
 
 class Result(NamedTuple):
@@ -104,11 +116,14 @@ def measured(broker: Broker, name: str, attack: Callable[[Broker], str], rest_s:
     health, neighbour = _Probe(broker, "stall", HEALTH), _Probe(broker, NEIGHBOUR, RECORD)
     peaks, logged = [before := resident_mib(broker.pid)], len(broker.log())
 
-    def watch(end: threading.Event) -> None:
+    end = threading.Event()
+
+    def watch() -> None:
         while not end.wait(EACH_S["memory"]):
             peaks.append(resident_mib(broker.pid))
 
-    with _running(watch, health.run, neighbour.run):
+    works = [partial(each, end) for each in (health.run, neighbour.run)]
+    with Threads(watch, *works, stop=end):
         try:
             answers = attack(broker)
         except OSError as error:  # of a connection: the broker may have ended
@@ -134,17 +149,3 @@ def measured(broker: Broker, name: str, attack: Callable[[Broker], str], rest_s:
 def bugs_in(log: str) -> tuple[str, ...]:
     """Return the lines of a broker's log about errors that no handler expects."""
     return tuple(line for line in log.splitlines() if " bug in " in line or "Traceback" in line)
-
-
-@contextmanager
-def _running(*tasks: Callable[[threading.Event], None]) -> Iterator[None]:
-    end = threading.Event()
-    threads = [threading.Thread(target=task, args=(end,)) for task in tasks]
-    for thread in threads:
-        thread.start()
-    try:
-        yield
-    finally:
-        end.set()
-        for thread in threads:
-            thread.join()

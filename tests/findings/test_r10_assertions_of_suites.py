@@ -2,25 +2,14 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
-from tests.service.conftest import Broker, append, assert_refused, broker_on, listening
+from tests.service.conftest import Broker, append, assert_refused, listening
 from tests.service.instances import subscribed
-from tidelog.storage.io.memory import MemoryStore
 
 AVRO = "application/vnd.kafka.avro.v2+json"
-
-
-@pytest.fixture
-async def broker() -> AsyncIterator[Broker]:
-    store = MemoryStore()
-    async with broker_on(store) as broker:
-        await broker.log.create_topic("t", 1, {})
-        yield broker
-    await store.close()
 
 
 @pytest.mark.parametrize("how", ["", "/beginning", "/end"])

@@ -3,19 +3,17 @@
 import asyncio
 import json
 import shutil
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
-from tests.service.conftest import JSON, QUIET, V2, Broker, broker_on, ends, listening, stored
+from tests.service.conftest import JSON, QUIET, V2, Broker, ends, listening, stored
 from tests.service.instances import created
 from tidelog.service.peers.client import ANNOUNCE, METRICS
 from tidelog.service.peers.listener import PeerApp, PeerListener
 from tidelog.storage.broker import Broker as LogBroker
 from tidelog.storage.io.clock import SystemClock
 from tidelog.storage.io.folder import FolderStore
-from tidelog.storage.io.memory import MemoryStore
 
 CLIENT_S = 60.0
 OFFER = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAA\r\n"
@@ -54,15 +52,6 @@ class Offering {
     }
 }
 """
-
-
-@pytest.fixture
-async def broker() -> AsyncIterator[Broker]:
-    store = MemoryStore()
-    async with broker_on(store) as broker:
-        await broker.log.create_topic("t", 1, {})
-        yield broker
-    await store.close()
 
 
 async def run(*command: str) -> str:

@@ -1,27 +1,16 @@
 """R4 and S13: a record that is not JSON stops no reader of the records around it."""
 
 import json
-from collections.abc import AsyncIterator
 
 import httpx
 import orjson
 import pytest
 
-from tests.service.conftest import JSON, Broker, append, broker_on, listening
+from tests.service.conftest import JSON, Broker, append, listening
 from tests.service.instances import subscribed
 from tests.service.test_follow import NDJSON, PATH, SSE, Events, following
-from tidelog.storage.io.memory import MemoryStore
 
 BAD = b"no json"
-
-
-@pytest.fixture
-async def broker() -> AsyncIterator[Broker]:
-    store = MemoryStore()
-    async with broker_on(store) as broker:
-        await broker.log.create_topic("t", 1, {})
-        yield broker
-    await store.close()
 
 
 async def get(broker: Broker, accept: str = JSON, **query: str) -> httpx.Response:

@@ -14,16 +14,6 @@ from tidelog.service.server.maintenance import maintain_once
 from tidelog.service.settings import Settings
 from tidelog.service.telemetry.maintenance_metrics import MaintenanceCounters
 from tidelog.storage.io.folder import FolderStore
-from tidelog.storage.io.memory import MemoryStore
-
-
-@pytest.fixture
-async def broker() -> AsyncIterator[Broker]:
-    store = MemoryStore()
-    async with broker_on(store) as broker:
-        await broker.log.create_topic("t", 1, {})
-        yield broker
-    await store.close()
 
 
 @pytest.fixture

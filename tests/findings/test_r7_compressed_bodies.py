@@ -1,21 +1,10 @@
 """R7: a compressed body is decoded, or refused as one."""
 
 import gzip
-from collections.abc import AsyncIterator
 
 import pytest
 
-from tests.service.conftest import JSON, V2, Broker, broker_on
-from tidelog.storage.io.memory import MemoryStore
-
-
-@pytest.fixture
-async def broker() -> AsyncIterator[Broker]:
-    store = MemoryStore()
-    async with broker_on(store) as broker:
-        await broker.log.create_topic("t", 1, {})
-        yield broker
-    await store.close()
+from tests.service.conftest import JSON, V2, Broker
 
 
 @pytest.mark.parametrize(

@@ -1,21 +1,9 @@
 """R9: a request that will be refused is refused before it acts."""
 
-from collections.abc import AsyncIterator
-
 import pytest
 
-from tests.service.conftest import V2, Broker, assert_refused, broker_on
+from tests.service.conftest import V2, Broker, assert_refused
 from tests.service.instances import created, subscribed
-from tidelog.storage.io.memory import MemoryStore
-
-
-@pytest.fixture
-async def broker() -> AsyncIterator[Broker]:
-    store = MemoryStore()
-    async with broker_on(store) as broker:
-        await broker.log.create_topic("t", 1, {})
-        yield broker
-    await store.close()
 
 
 @pytest.mark.parametrize("accept", ["application/xml", "garbage"])

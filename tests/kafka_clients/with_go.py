@@ -26,21 +26,26 @@ SARAMA_VERSIONS = ("0.11.0.0", "1.0.0", "2.8.0", "4.1.0")
 """The versions of Kafka in sarama's settings. It uses the requests of that version."""
 
 
+def _folder(name: str) -> Path:
+    """Download the modules of the programs; return a folder of the cache for what is built."""
+    needs("go")
+    folder = CACHE / name
+    folder.mkdir(parents=True, exist_ok=True)
+    download(["go", "mod", "download"], PROGRAMS)
+    return folder
+
+
+def _go(*arguments: str, at: Path) -> str:
+    done = subprocess.run(["go", *arguments], cwd=at, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 @pytest.fixture(scope="module")
 def go() -> Path:
     """Build the programs; return their folder."""
-    needs("go")
-    folder = CACHE / "go"
-    folder.mkdir(parents=True, exist_ok=True)
-    download(["go", "mod", "download"], PROGRAMS)
-    done = subprocess.run(
-        ["go", "build", "-o", f"{folder}{os.sep}", "./..."],
-        cwd=PROGRAMS,
-        check=False,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
+    folder = _folder("go")
+    _go("build", "-o", f"{folder}{os.sep}", "./...", at=PROGRAMS)
     return folder
 
 
@@ -59,18 +64,11 @@ def test_franz_go(cluster: Cluster, go: Path) -> None:
 @pytest.fixture(scope="module")
 def kgos_tests() -> Path:
     """Build franz-go's own tests, from the sources of its module."""
-    needs("go")
-    folder = CACHE / "kgo"
-    folder.mkdir(parents=True, exist_ok=True)
-    download(["go", "mod", "download"], PROGRAMS)
-    named = ["go", "list", "-m", "-f", "{{.Dir}}", "github.com/twmb/franz-go"]
-    found = subprocess.run(named, cwd=PROGRAMS, check=True, capture_output=True, text=True)
-    module = Path(found.stdout.strip())
+    program = _folder("kgo") / "kgo.test"
+    found = _go("list", "-m", "-f", "{{.Dir}}", "github.com/twmb/franz-go", at=PROGRAMS)
+    module = Path(found.strip())
     download(["go", "mod", "download"], module)
-    program = folder / "kgo.test"
-    command = ["go", "test", "-c", "-o", str(program), "./pkg/kgo"]
-    done = subprocess.run(command, cwd=module, check=False, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    _go("test", "-c", "-o", str(program), "./pkg/kgo", at=module)
     return program
 
 

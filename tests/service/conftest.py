@@ -258,6 +258,18 @@ async def append(log: Log, *values: bytes | None, partition: int = 0, at: int = 
     await log.append(log.state.topic("t"), [(partition, rows)], size=size, is_json=False)
 
 
+async def values(broker: Broker, **query: Any) -> list[str]:
+    """Records of the topic `t` as text; they must be dense."""
+    path = "/topics/t/partitions/0/records"
+    answer = await broker.http.get(path, headers={"accept": TEXT}, params=query)
+    assert answer.status_code == 200, answer.text
+    records = answer.json()
+    if records:
+        first = records[0]["offset"]
+        assert [record["offset"] for record in records] == [*range(first, first + len(records))]
+    return [record["value"] for record in records]
+
+
 def positions(answer: httpx.Response) -> tuple[int, int, int]:
     """(next offset, high watermark, log start)."""
     names = ("next-offset", "high-watermark", "log-start-offset")

@@ -22,7 +22,7 @@ class Stage:
         self.kafka = KafkaStage(self) if has_kafka else None
         self._hand_over_s = hand_over_s
 
-    def tell(self, what: str) -> None:
+    def note(self, what: str) -> None:
         self.calls.append((what, round(asyncio.get_running_loop().time(), 2)))
 
     @property
@@ -34,18 +34,18 @@ class Stage:
         return self.connections, self.requests
 
     async def hand_over(self) -> None:
-        self.tell("hand over")
+        self.note("hand over")
         await asyncio.sleep(self._hand_over_s)
-        self.tell("handed over")
+        self.note("handed over")
 
     def drain(self) -> None:
-        self.tell("drain")
+        self.note("drain")
 
     def begin_drain(self) -> None:
-        self.tell("close each connection")
+        self.note("close each connection")
 
     def stop(self) -> None:
-        self.tell("stop")
+        self.note("stop")
 
 
 class KafkaStage:
@@ -59,7 +59,7 @@ class KafkaStage:
         return self._stage.is_drained
 
     def begin_drain(self) -> None:
-        self._stage.tell("send Kafka clients away")
+        self._stage.note("send Kafka clients away")
 
 
 def drained(

@@ -26,6 +26,7 @@ from tests.service.conftest import (
     post,
     serving,
     until,
+    values,
 )
 from tests.support.properties import examples
 from tests.support.vloop import VirtualLoop
@@ -45,17 +46,6 @@ def anyio_backend() -> tuple[str, dict[str, object]]:
 async def get(broker: Broker, accept: str | None = None, **query: Any) -> httpx.Response:
     headers = {} if accept is None else {"accept": accept}
     return await broker.http.get(PATH, headers=headers, params=query)
-
-
-async def values(broker: Broker, **query: Any) -> list[str]:
-    """Records as text; they must be dense."""
-    answer = await get(broker, TEXT, **query)
-    assert answer.status_code == 200, answer.text
-    records = answer.json()
-    if records:
-        first = records[0]["offset"]
-        assert [record["offset"] for record in records] == [*range(first, first + len(records))]
-    return [record["value"] for record in records]
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from tests.service.conftest import (
     append,
     assert_refused,
     post,
+    values,
 )
 from tests.support.views import flip
 from tidelog.storage.io.memory import MemoryStore
@@ -24,17 +25,6 @@ PATH = "/topics/t/partitions/0/records"
 
 async def get(broker: Broker, accept: str = TEXT, **query: Any) -> httpx.Response:
     return await broker.http.get(PATH, headers={"accept": accept}, params=query)
-
-
-async def values(broker: Broker, **query: Any) -> list[str]:
-    """Records as text; they must be dense."""
-    answer = await get(broker, TEXT, **query)
-    assert answer.status_code == 200, answer.text
-    records = answer.json()
-    if records:
-        first = records[0]["offset"]
-        assert [record["offset"] for record in records] == [*range(first, first + len(records))]
-    return [record["value"] for record in records]
 
 
 # -- both tiers

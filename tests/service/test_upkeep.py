@@ -103,10 +103,10 @@ async def test_a_job_ends_with_its_broker(held: tuple[Held, Compactions]) -> Non
 async def test_the_jobs_of_peers_are_listed_and_other_versions_are_left_out(broker: Broker) -> None:
     own = Compactions(broker.log)
     own.start("mine", is_dry_run=True, is_forced=False)
-    told = await own.encoded()
+    answer = await own.encoded()
 
     async def ask() -> Sequence[bytes]:
-        return [told, b"\xc1", b""]
+        return [answer, b"\xc1", b""]
 
     assert [job.topic for job in await Compactions(broker.log, ask=ask).all()] == ["mine"]
 

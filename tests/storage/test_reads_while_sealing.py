@@ -2,15 +2,10 @@
 
 import asyncio
 
-from tests.support.logs import COLD, closing, opened, store_of
-from tests.support.records import rows
+from tests.support.logs import COLD, append, closing, opened, store_of
 from tests.support.vloop import run
 from tidelog.storage.io.memory import MemoryStore
-from tidelog.storage.log import FetchResult, Log
-
-
-async def append(log: Log, *values: str) -> None:
-    await log.append(log.state.topic("t"), [(0, rows(*values))], size=1, is_json=False)
+from tidelog.storage.log import FetchResult
 
 
 def offsets(fetched: FetchResult) -> list[int]:

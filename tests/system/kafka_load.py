@@ -9,12 +9,13 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import confluent_kafka as librdkafka
 
 from tests.sim import history
 from tests.support.history import Place, Request, Written
+from tests.support.threads import Threads
 from tests.system.client import wait_until
 from tests.system.recorded import OPS_OF_ONE
 
@@ -37,13 +38,14 @@ class _Sent(NamedTuple):
     begun_s: float
 
 
-class KafkaProducer:
+class KafkaProducer(Threads):
     """An idempotent producer of librdkafka in a thread, from `with` to `finish`. In a history, each
     producer has another `number`."""
 
     def __init__(
         self, addresses: str, topic: str, partitions: int, number: int, *, pause_s: float = 0.002
     ) -> None:
+        super().__init__(self._run)
         self._config: dict[str, Any] = {
             "bootstrap.servers": addresses,
             "enable.idempotence": True,
@@ -53,20 +55,10 @@ class KafkaProducer:
         self.number = number
         self._pause_s = pause_s
         self._history = history.Recorder(number * OPS_OF_ONE)
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run)
         self._failures: list[object] = []
         self.requests: list[Request] = []
         self.acks = 0
         self.longest_ack_s = 0.0
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
 
     @property
     def events(self) -> list[history.Event]:
@@ -74,7 +66,7 @@ class KafkaProducer:
 
     def finish(self) -> list[Request]:
         """End, after all acks; raise what went wrong. Return the requests in their order."""
-        self.__exit__()
+        self.end()
         assert not self._failures, self._failures[:3]
         return self.requests
 
@@ -136,13 +128,14 @@ class KafkaProducer:
         self._history.add(history.Unknown(time.monotonic(), sent.op, str(error)))
 
 
-class KafkaGroup:
+class KafkaGroup(Threads):
     """Members of a group, each with librdkafka in a thread, from `with` to the end of the block.
     A member commits what it has read, about every 0.2 s."""
 
     def __init__(
         self, addresses: str, topic: str, group: str, members: int = 3, **config: Any
     ) -> None:
+        super().__init__(*[self._run] * members)
         self._topic = topic
         self._config = {
             "bootstrap.servers": addresses,
@@ -155,9 +148,7 @@ class KafkaGroup:
             "fetch.wait.max.ms": 200,
             **config,
         }
-        self._stop = threading.Event()
         self._lock = threading.Lock()
-        self._threads = [threading.Thread(target=self._run) for _ in range(members)]
         self.failures: list[object] = []
         self.errors: list[str] = []
         """Errors that the application got, and after which the client went on."""
@@ -166,16 +157,6 @@ class KafkaGroup:
         self.rebalances = 0
         self.longest_gap_s = 0.0
         self._last_s: dict[int, float] = {}
-
-    def __enter__(self) -> Self:
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        for thread in self._threads:
-            thread.join()
 
     def count(self) -> int:
         return sum(len(each) for each in self.read.values())

@@ -5,13 +5,14 @@ given up after an attempt of unknown outcome, so that logs with unknown requests
 outcome of every attempt is recorded for `tests.support.history`."""
 
 import random
-import threading
 import time
 from collections.abc import Sequence
-from typing import NamedTuple, Self
+from functools import partial
+from typing import NamedTuple
 
 from tests.sim.history import Event
 from tests.support.history import Request, Written
+from tests.support.threads import Threads
 from tests.system.client import (
     WAIT_S_MAX,
     Client,
@@ -46,7 +47,7 @@ class Sent(NamedTuple):
     form: Form
 
 
-class Load:
+class Load(Threads):
     """Runs from `with` to the end of the block, or `finish`. Drawn from a seed; threads and
     processes are not, so a run cannot be repeated to the step."""
 
@@ -56,25 +57,14 @@ class Load:
         self._base_url = base_url
         self.events: list[list[Event]] = []
         self._mix = mix
-        self._stop = threading.Event()
         self._sent: list[list[Sent]] = [[] for _ in range(mix.producers)]
         self._failures: list[BaseException] = []
-        self._threads = [
-            threading.Thread(
-                target=self._run, args=(number, random.Random(f"{seed}/{mix.first + number}"))
+        super().__init__(
+            *(
+                partial(self._run, number, random.Random(f"{seed}/{mix.first + number}"))
+                for number in range(mix.producers)
             )
-            for number in range(mix.producers)
-        ]
-
-    def __enter__(self) -> Self:
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        for thread in self._threads:
-            thread.join()
+        )
 
     def finish(self) -> list[Sent]:
         """Let each producer have its last answer; all that was sent, a producer's in order."""

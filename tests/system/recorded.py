@@ -3,13 +3,12 @@ serves both (tests.sim.checker)."""
 
 import abc
 import random
-import threading
 import time
 from collections.abc import Sequence
-from typing import Self
 
 from tests.sim import history
 from tests.support.history import Log, Request
+from tests.support.threads import Threads
 from tests.system.client import AnswerLost, Balanced, Client, Form, NotSent, NotServed
 
 OPS_OF_ONE = 10**9
@@ -79,22 +78,13 @@ class Recorded(Balanced):
         return answer
 
 
-class Watching(abc.ABC):
+class Watching(Threads, abc.ABC):
     """Reads in a thread, from `with` to the end of the block; `failures` is what was wrong."""
 
     def __init__(self, client: Client) -> None:
+        super().__init__(self._run)
         self._client = client
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run)
         self.failures: list[str] = []
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
 
     @abc.abstractmethod
     def _read(self) -> None:

@@ -5,12 +5,12 @@ import json
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from tests.support.broker import until
+from tests.support.threads import Threads
 
 JSON = "application/vnd.kafka.json.v2+json"
 V2 = "application/vnd.kafka.v2+json"
@@ -42,21 +42,7 @@ class Failed(Exception):
     """A request failed; the load has counted it."""
 
 
-@contextmanager
-def at_work(works: Iterable[Callable[[], None]], stop: threading.Event) -> Iterator[None]:
-    """Run each function in a thread. At the end of the block, set `stop`, and wait for them."""
-    threads = [threading.Thread(target=work) for work in works]
-    for thread in threads:
-        thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join()
-
-
-class RestartLoad:
+class RestartLoad(Threads):
     """Threads that send requests of every kind. `asked` counts the requests by kind, `failures` are
     all that failed, `acked` the values that brokers acknowledged."""
 
@@ -66,13 +52,9 @@ class RestartLoad:
         self.acked: list[str] = []
         self._port = port
         self._lock = threading.Lock()
-        self._stop = threading.Event()
         works = [self._produce] * 2 + [self._fetch, self._topics] + [self._poll] * 2
         works += [self._member] * 2 + [self._come_and_go]
-        self._works = [partial(self._run, work, number) for number, work in enumerate(works)]
-
-    def at_work(self) -> AbstractContextManager[None]:
-        return at_work(self._works, self._stop)
+        super().__init__(*(partial(self._run, work, n) for n, work in enumerate(works)))
 
     def wait_for(self, more: int) -> None:
         wanted = self.asked.total() + more

@@ -148,15 +148,15 @@ def test_the_life_of_a_topic(broker: Broker) -> None:
     assert f"{name} " in broker.cli("topics", "list").stdout.decode()
 
     broker.cli("produce", name, stdin="a\nb\n")
-    told = json_of(broker.cli("topics", "describe", name, "--json"))
-    assert told["name"] == name
-    assert [part["partition"] for part in told["partitions"]] == [0, 1, 2]
-    assert sum(part["high_watermark"] for part in told["partitions"]) == 2
-    assert {part["log_start_offset"] for part in told["partitions"]} == {0}
+    described = json_of(broker.cli("topics", "describe", name, "--json"))
+    assert described["name"] == name
+    assert [part["partition"] for part in described["partitions"]] == [0, 1, 2]
+    assert sum(part["high_watermark"] for part in described["partitions"]) == 2
+    assert {part["log_start_offset"] for part in described["partitions"]} == {0}
     own = {"value": "60000", "is_default": False, "source": "topic"}
-    assert told["configs"]["segment.ms"] == own
+    assert described["configs"]["segment.ms"] == own
     built_in = {"value": "delete", "is_default": True, "source": "default"}
-    assert told["configs"]["cleanup.policy"] == built_in
+    assert described["configs"]["cleanup.policy"] == built_in
     assert "segment.ms" in broker.cli("topics", "describe", name).stdout.decode()
 
     changes = ["-c", "retention.ms=1000", "--unset", "segment.ms", "--partitions", "4"]
@@ -180,9 +180,9 @@ def test_defaults_of_the_cluster(broker: Broker) -> None:
     assert found["log.roll.ms"] == ("61000", "cluster")
     assert found["auto.create.topics.enable"] == ("false", "broker")
     assert found["log.retention.ms"] == ("604800000", "default")
-    told = json_of(broker.cli("topics", "describe", "plain", "--json"))
+    described = json_of(broker.cli("topics", "describe", "plain", "--json"))
     shown = {"value": "61000", "is_default": False, "source": "cluster"}
-    assert told["configs"]["segment.ms"] == shown
+    assert described["configs"]["segment.ms"] == shown
     assert json_of(broker.cli("topics", "create", "two", "--json"))["partitions"] == 2
     unset = broker.cli("defaults", "alter", "-u", "log.roll.ms", "-u", "num.partitions", "--json")
     assert json_of(unset) == {"configs": {"log.roll.ms": None, "num.partitions": None}}
@@ -216,13 +216,13 @@ def test_seal(broker: Broker, topic: str) -> None:
 
 def test_status(broker: Broker, topic: str) -> None:
     broker.cli("produce", topic, stdin="a\n")
-    told = json_of(broker.cli("status", "--json"))
-    assert told["server"] == broker.base_url
-    assert [each["is_sequencer"] for each in told["brokers"]] == [True]
-    assert (told["is_well"], told["problems"]) == (True, [])
+    status = json_of(broker.cli("status", "--json"))
+    assert status["server"] == broker.base_url
+    assert [each["is_sequencer"] for each in status["brokers"]] == [True]
+    assert (status["is_well"], status["problems"]) == (True, [])
     shown = broker.cli("status").stdout.decode()
-    assert told["cluster_id"] in shown
-    assert told["brokers"][0]["name"] in shown
+    assert status["cluster_id"] in shown
+    assert status["brokers"][0]["name"] in shown
     assert shown.splitlines()[-1] == "well"
 
 
@@ -318,9 +318,9 @@ def test_the_skew_of_a_topic(broker: Broker) -> None:
     broker.create_topic("skewed", 4)
     lines = "".join(f"{'hot' if number % 4 else number}:v\n" for number in range(400))
     broker.cli("produce", "skewed", "--key-separator", ":", stdin=lines)
-    told = json_of(broker.cli("topics", "skew", "skewed", "--salt", "64", "--json"))
-    assert (told["sampled"], told["keys"]) == (400, 101)
-    assert (told["top"][0]["key"], told["top"][0]["share"]) == ("hot", 0.75)
-    assert told["salted_share"] < told["share"]
+    skew = json_of(broker.cli("topics", "skew", "skewed", "--salt", "64", "--json"))
+    assert (skew["sampled"], skew["keys"]) == (400, 101)
+    assert (skew["top"][0]["key"], skew["top"][0]["share"]) == ("hot", 0.75)
+    assert skew["salted_share"] < skew["share"]
     assert "hot" in broker.cli("topics", "skew", "skewed", "--sample", "40").stdout.decode()
     error_line(broker.cli("topics", "skew", "absent", status=4))

@@ -321,19 +321,19 @@ def test_escape_and_dead_letters(broker: Broker, mixed: str) -> None:
     assert done.stdout == b"a\n\\xff\nb\n"
     done = broker.cli("consume", mixed, "-p", "0", "--on-error", "escape", "--json", "-f", "text")
     assert [each["value"] for each in lines_of(done)] == ["a", "\\xff", "b"]
-    dead = f"{mixed}-dead"
-    broker.create_topic(dead)
+    target = f"{mixed}-dead"
+    broker.create_topic(target)
     for more in ([], ["--group", f"{mixed}-letters"]):
-        done = broker.cli("consume", mixed, "--dead-letter", dead, *more)
+        done = broker.cli("consume", mixed, "--dead-letter", target, *more)
         assert sorted(done.stdout.split()) == [b"a", b"b", b"x", b"y"]
-        assert error_line(done).endswith(f"{dead}, as they do not decode: 1, first {mixed}-0@1")
-    letters = lines_of(broker.cli("consume", dead, "--json", "-f", "binary"))
+        assert error_line(done).endswith(f"{target}, as they do not decode: 1, first {mixed}-0@1")
+    letters = lines_of(broker.cli("consume", target, "--json", "-f", "binary"))
     assert [each["value"] for each in letters] == ["/w==", "/w=="]
     names = [each["key"] for each in letters[0]["headers"]]
     assert names == ["tidelog.source", "tidelog.error"]
-    told = json_of(broker.cli("groups", "lag", f"{mixed}-letters", "--json"))
-    assert told["lag"] == 0
-    refused = broker.cli("consume", mixed, "--dead-letter", dead, "--on-error", "skip", status=2)
+    lag = json_of(broker.cli("groups", "lag", f"{mixed}-letters", "--json"))
+    assert lag["lag"] == 0
+    refused = broker.cli("consume", mixed, "--dead-letter", target, "--on-error", "skip", status=2)
     assert "exclude" in error_line(refused)
 
 

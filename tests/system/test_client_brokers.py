@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from tests.support.broker import Broker, environment, error_line, json_of, running, tidelog, until
+from tests.support.threads import Threads
 from tests.system.several import QUICK, brokers
 from tidelog.client import Admin, Consumer, NotFound, Producer
 
@@ -44,31 +45,25 @@ def test_when_brokers_end_nothing_is_lost(tmp_path: Path) -> None:
                     sent.append(producer.send("t", str(number), key=f"k{number % 50}"))
                     time.sleep(0.002)
 
-        loading = threading.Thread(target=load)
-        loading.start()
         seen: collections.Counter[int] = collections.Counter()
-        try:
-            with Consumer(urls(found[:2]), "t", group="g", session_timeout_ms=10_000) as consumer:
-                for broker in found:
-                    until(
-                        lambda: bool(seen.update(int(r.value) for r in consumer.poll(0.2)) or seen)
-                    )
-                    broker.kill()
-                    for _ in range(5):
-                        seen.update(int(record.value) for record in consumer.poll(0.2))
-                    broker.start()
-                stop.set()
-                loading.join()
-                servers = consumer.asynchronous.connection.servers
-                until(
-                    lambda: bool(
-                        seen.update(int(record.value) for record in consumer.poll(0.2))
-                        or (len(seen) == len(sent) and servers.learned)
-                    )
+        with (
+            Threads(load, stop=stop) as loading,
+            Consumer(urls(found[:2]), "t", group="g", session_timeout_ms=10_000) as consumer,
+        ):
+            for broker in found:
+                until(lambda: bool(seen.update(int(r.value) for r in consumer.poll(0.2)) or seen))
+                broker.kill()
+                for _ in range(5):
+                    seen.update(int(record.value) for record in consumer.poll(0.2))
+                broker.start()
+            loading.end()
+            servers = consumer.asynchronous.connection.servers
+            until(
+                lambda: bool(
+                    seen.update(int(record.value) for record in consumer.poll(0.2))
+                    or (len(seen) == len(sent) and servers.learned)
                 )
-        finally:
-            stop.set()
-            loading.join()
+            )
         assert set(seen) == set(range(len(sent)))
         places = [(done.result().partition, done.result().offset) for done in sent]
         assert len(set(places)) == len(places)
@@ -145,15 +140,14 @@ def test_a_member_whose_reader_blocks_leaves_too(broker: Broker, topic: str) -> 
 # -- members that come and go
 
 
-class Churn:
+class Churn(Threads):
     """Members of one group under a load, and what each of them has printed."""
 
     def __init__(self, broker: Broker, topic: str, folder: Path) -> None:
+        super().__init__(self._load)
         self._broker, self._topic, self._folder = broker, topic, folder
-        self._stop = threading.Event()
-        self._loading = threading.Thread(target=self._load)
         self.sent = 0
-        self.died: list[tuple[int, bytes]] = []
+        self.exits: list[tuple[int, bytes]] = []
         self.stack: list[tuple[Any, subprocess.Popen[bytes]]] = []
         self.started = 0
 
@@ -165,15 +159,10 @@ class Churn:
                     self.sent += 1
                 time.sleep(0.05)
 
-    def __enter__(self) -> "Churn":
-        self._loading.start()
-        return self
-
     def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._loading.join()
+        self.end()
         while self.stack:
-            self.end(signal.SIGKILL)
+            self.end_member(signal.SIGKILL)
 
     def start(self) -> None:
         """Start a member, and wait until it has joined."""
@@ -188,7 +177,7 @@ class Churn:
             return {each["client_id"] for each in admin.group(self._topic)["consumers"]}
         return set()
 
-    def end(self, number: int) -> None:
+    def end_member(self, number: int) -> None:
         self.check()
         context, process = self.stack.pop(0)
         process.send_signal(number)
@@ -196,7 +185,7 @@ class Churn:
         expected = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGKILL: -9}[number]
         if status != expected:
             assert process.stderr is not None
-            self.died.append((status, process.stderr.read()))
+            self.exits.append((status, process.stderr.read()))
         context.__exit__(None, None, None)
 
     def check(self) -> None:
@@ -204,13 +193,9 @@ class Churn:
         for pair in list(self.stack):
             if pair[1].poll() is not None:
                 assert pair[1].stderr is not None
-                self.died.append((pair[1].returncode, pair[1].stderr.read()))
+                self.exits.append((pair[1].returncode, pair[1].stderr.read()))
                 self.stack.remove(pair)
                 pair[0].__exit__(None, None, None)
-
-    def stop_load(self) -> None:
-        self._stop.set()
-        self._loading.join()
 
     def printed(self) -> collections.Counter[bytes]:
         found: collections.Counter[bytes] = collections.Counter()
@@ -236,14 +221,14 @@ def test_members_come_and_go_by_any_signal(tmp_path: Path) -> None:
                 if round % 10 == 5:
                     broker.restart()
                 while len(churn.stack) > 1:
-                    churn.end(signals[rng.randrange(3)])
+                    churn.end_member(signals[rng.randrange(3)])
                     time.sleep(0.5)
                     churn.check()
-            churn.stop_load()
+            churn.end()
             wanted = {f"v{number}".encode() for number in range(churn.sent)}
             until(lambda: set(churn.printed()) == wanted, 120)
             churn.check()
-            assert churn.died == []
+            assert churn.exits == []
             printed = churn.printed()
             twice = sum(count - 1 for count in printed.values())
             print(f"rounds {ROUNDS}, members {churn.started}, sent {churn.sent}, twice {twice}")

@@ -52,8 +52,8 @@ def test_clients_of_all_brokers_and_a_broker_that_does_not_answer(tmp_path: Path
         ]
         with stopped(b), httpx.Client(base_url=a.base_url, timeout=60) as http:
             for _ in range(3):  # before and after `a` knows that `b` is silent
-                told = http.get("/tidelog/v1/kafka-clients").json()
-                assert told["missing_brokers"] == ["b"]
-                assert {each["broker"] for each in told["clients"]} == {"a"}
+                answer = http.get("/tidelog/v1/kafka-clients").json()
+                assert answer["missing_brokers"] == ["b"]
+                assert {each["broker"] for each in answer["clients"]} == {"a"}
             said = a.cli("clients")
             assert b"broker b did not answer: its clients are not shown" in said.stderr

@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import confluent_kafka as librdkafka
 import pytest
@@ -64,40 +64,47 @@ class Cluster:
         return {each.partition: each.offset for each in found[group].result().topic_partitions}
 
 
+class Clients(NamedTuple):
+    """Two producers and a group, whose topic has PARTITIONS partitions."""
+
+    topic: str
+    producers: list[KafkaProducer]
+    group: KafkaGroup
+
+    def wait_for_acks(self, more: int = ACKS) -> None:
+        for each in self.producers:
+            each.wait_for_acks(more)
+
+    def check(self, given: Cluster) -> None:
+        """End the producers, wait for the group, and compare both with the log."""
+        requests = [request for each in self.producers for request in each.finish()]
+        log = the_log(given.brokers[1], self.topic, PARTITIONS)
+        assert violations(requests, log) == []
+        events = [each.events for each in self.producers]
+        assert check_all(history_of(self.topic, events, log)) == []
+        self.group.wait_for([len(log[number]) for number in range(PARTITIONS)])
+        assert self.group.wrong(log) == []
+
+
 @contextlib.contextmanager
-def cluster(folder: Path, **settings: Any) -> Iterator[Cluster]:
-    ports = [free_port() for _ in range(3)]
+def under_load(folder: Path, **configs: Any) -> Iterator[tuple[Cluster, Clients]]:
+    """Three brokers, and clients at work; `configs` are those of the topic."""
+    ports, topic = [free_port() for _ in range(3)], new_topic()
     own = [{"kafka_port": port, "kafka_node_id": n} for n, port in enumerate(ports, start=1)]
-    with brokers(folder, own=own, **(PATIENT | settings)) as found:
-        yield Cluster(found, ports)
-
-
-def _producers(given: Cluster, topic: str) -> list[KafkaProducer]:
-    return [KafkaProducer(given.addresses, topic, PARTITIONS, number) for number in (1, 2)]
-
-
-def _check(
-    given: Cluster, topic: str, producers: list[KafkaProducer], group: KafkaGroup | None
-) -> None:
-    """End the producers, wait for the group, and compare both with the log."""
-    requests = [request for each in producers for request in each.finish()]
-    log = the_log(given.brokers[1], topic, PARTITIONS)
-    assert violations(requests, log) == []
-    assert check_all(history_of(topic, [each.events for each in producers], log)) == []
-    if group is not None:
-        group.wait_for([len(log[number]) for number in range(PARTITIONS)])
-        assert group.wrong(log) == []
+    with brokers(folder, own=own, **PATIENT) as found, contextlib.ExitStack() as running:
+        given = Cluster(found, ports)
+        found[0].create_topic(topic, PARTITIONS, **configs)
+        producers = [KafkaProducer(given.addresses, topic, PARTITIONS, n) for n in (1, 2)]
+        group = running.enter_context(KafkaGroup(given.addresses, topic, "g"))
+        for each in producers:
+            running.enter_context(each).wait_for_acks(ACKS)
+        yield given, Clients(topic, producers, group)
 
 
 def test_kafka_clients_survive_the_kill_and_the_stop_of_brokers(tmp_path: Path) -> None:
     """The first broker that is killed coordinates the group, and leaves the others' Metadata."""
-    topic = new_topic()
-    with cluster(tmp_path) as given, contextlib.ExitStack() as running:
-        given.brokers[0].create_topic(topic, PARTITIONS)
-        producers = _producers(given, topic)
-        group = running.enter_context(KafkaGroup(given.addresses, topic, "g"))
-        for each in producers:
-            running.enter_context(each).wait_for_acks(ACKS)
+    with under_load(tmp_path) as (given, clients):
+        group = clients.group
         group.wait_for([1] * PARTITIONS)
         killed = given.coordinator("g")
         others = [number for number in range(3) if number != killed]
@@ -110,9 +117,8 @@ def test_kafka_clients_survive_the_kill_and_the_stop_of_brokers(tmp_path: Path) 
         given.wait_until_named(ports, others)
         out_s = time.monotonic() - killed_s
         assert is_within(out_s, 2.0), f"{out_s:.2f} s until the killed broker left Metadata"
-        for each in producers:
-            each.wait_for_acks(ACKS)
-        acks = [round(each.longest_ack_s, 2) for each in producers]
+        clients.wait_for_acks()
+        acks = [round(each.longest_ack_s, 2) for each in clients.producers]
         print(f"out of Metadata after {out_s:.2f} s, longest acks {acks} s, longest gap", end=" ")
         print(f"of a partition {group.longest_gap_s:.2f} s, assignments {rebalances}", end=" ")
         print(f"before, {group.rebalances} after")
@@ -122,33 +128,25 @@ def test_kafka_clients_survive_the_kill_and_the_stop_of_brokers(tmp_path: Path) 
         given.brokers[killed].start()
         given.wait_until_named(given.ports, [*range(3)])
         assert given.brokers[others[0]].stop() == 0
-        for each in producers:
-            each.wait_for_acks(ACKS)
+        clients.wait_for_acks()
         given.brokers[others[0]].start()
-        _check(given, topic, producers, group)
+        clients.check(given)
 
 
 def test_a_rolling_restart_is_no_error_for_kafka_clients(tmp_path: Path) -> None:
     """The group moves from coordinator to coordinator, without a new generation."""
-    topic = new_topic()
-    with cluster(tmp_path) as given, contextlib.ExitStack() as running:
-        given.brokers[0].create_topic(topic, PARTITIONS)
-        producers = _producers(given, topic)
-        group = running.enter_context(KafkaGroup(given.addresses, topic, "g"))
-        for each in producers:
-            running.enter_context(each).wait_for_acks(ACKS)
+    with under_load(tmp_path) as (given, clients):
+        group = clients.group
         group.wait_for([1] * PARTITIONS)
         rebalances = group.rebalances
         group.start_gap()
         for broker in given.brokers:
             assert broker.stop() == 0, broker.log()
-            for each in producers:
-                each.wait_for_acks(ACKS // 4)
+            clients.wait_for_acks(ACKS // 4)
             broker.start()
-            for each in producers:
-                each.wait_for_acks(ACKS // 4)
-        _check(given, topic, producers, group)
-        acks = [round(each.longest_ack_s, 2) for each in producers]
+            clients.wait_for_acks(ACKS // 4)
+        clients.check(given)
+        acks = [round(each.longest_ack_s, 2) for each in clients.producers]
         print(f"longest acks {acks} s, longest gap of a partition {group.longest_gap_s:.2f} s,")
         print(f"assignments {rebalances} before, {group.rebalances} after")
         assert group.errors == []
@@ -157,21 +155,15 @@ def test_a_rolling_restart_is_no_error_for_kafka_clients(tmp_path: Path) -> None
 
 def test_kafka_clients_go_on_while_the_level_of_the_format_rises(tmp_path: Path) -> None:
     """Below level 4, brokers store the columns of record batches, from level 4 on the batches."""
-    topic, store = new_topic(), tmp_path / "store"
+    store = tmp_path / "store"
     store.mkdir()
     identity = {"format": levels.KAFKA - 1, "cluster_id": "c0ffee", "created_ms": 1}
     (store / "cluster.json").write_text(json.dumps(identity))
-    with cluster(tmp_path) as given, contextlib.ExitStack() as running:
-        given.brokers[0].create_topic(topic, PARTITIONS, segment_ms="1000")
-        producers = _producers(given, topic)
-        group = running.enter_context(KafkaGroup(given.addresses, topic, "g"))
-        for each in producers:
-            running.enter_context(each).wait_for_acks(ACKS)
+    with under_load(tmp_path, segment_ms="1000") as (given, clients):
         for broker in given.brokers:  # the roll: each broker stops and starts under load
             assert broker.stop() == 0
             broker.start()
-            for each in producers:
-                each.wait_for_acks(ACKS // 4)
+            clients.wait_for_acks(ACKS // 4)
         fast = {
             f"TIDELOG_{name.upper()}": str(value)
             for name, value in PATIENT.items()
@@ -180,9 +172,8 @@ def test_kafka_clients_go_on_while_the_level_of_the_format_rises(tmp_path: Path)
         done = tidelog("upgrade", "--yes", "--store", given.brokers[0].store, **fast)
         before, after = levels.KAFKA - 1, levels.NEWEST
         assert done.stdout == b"level of the format: %d to %d\n" % (before, after)
-        for each in producers:
-            each.wait_for_acks(ACKS)
-        _check(given, topic, producers, group)
+        clients.wait_for_acks()
+        clients.check(given)
 
 
 @pytest.fixture(autouse=True)

@@ -4,6 +4,7 @@ import json
 import threading
 import time
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -12,6 +13,7 @@ import pytest
 from tests.support.broker import Broker
 from tests.support.pace import slowness
 from tests.support.seaweed import Seaweed
+from tests.support.threads import Threads
 from tests.system.lossy import LossyProxy
 
 DARK_S = 20.0
@@ -47,10 +49,8 @@ def test_a_broker_is_at_full_speed_soon_after_a_dark_store(
                         time.sleep(0.1)
                     number += PRODUCERS
 
-        threads = [threading.Thread(target=produce, args=(first,)) for first in range(PRODUCERS)]
-        for thread in threads:
-            thread.start()
-        try:
+        works = [partial(produce, first) for first in range(PRODUCERS)]
+        with Threads(*works, stop=ended):
             time.sleep(6.0)
             before = by_second[int(time.monotonic()) - 2]
             with proxy.losing(answers=1.0, requests=1.0):
@@ -59,10 +59,6 @@ def test_a_broker_is_at_full_speed_soon_after_a_dark_store(
             light_s = time.monotonic()
             time.sleep(FULL_SPEED_S * slowness() + 3.0)
             assert httpx.get(f"{broker.base_url}/ready").status_code == 200
-        finally:
-            ended.set()
-            for thread in threads:
-                thread.join()
         after = [number for second, number in by_second.items() if second > light_s]
         assert before > 0
         assert max(after, default=0) >= before / 3, "the machine may be slower now, not so much"

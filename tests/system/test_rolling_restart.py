@@ -36,8 +36,7 @@ def test_no_request_fails_while_brokers_are_restarted(
         with balancer(tmp_path, ports, program=program) as port:
             made[0].create_topic("t", 3)
             made[0].create_topic("empty")
-            load = RestartLoad(port)
-            with load.at_work():
+            with RestartLoad(port) as load:
                 for broker in made * rolls:
                     load.wait_for(wanted // (4 * rolls))
                     assert broker.stop() == 0, broker.log()

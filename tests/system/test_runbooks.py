@@ -1,34 +1,26 @@
 """A procedure of deploy/README.md under load: a cluster is backed up as it runs, and restored."""
 
 import shutil
-import threading
-from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from functools import partial
 from itertools import count
 from pathlib import Path
 
 from tests.support.broker import Broker, error_line, json_of, tidelog, until
+from tests.support.threads import Threads
 from tests.system.checks import json_values
-from tests.system.restart_load import at_work
 from tidelog.client import Producer
 
 WHOLE = "&max_bytes=10000000"
 
 
-class Clients:
+class Clients(Threads):
     """Producers, each with one record at a time. `acked` has the acknowledged values."""
 
     def __init__(self, url: str, producers: int) -> None:
+        super().__init__(*(partial(self._run, number) for number in range(producers)))
         self.acked: list[str] = []
         self._url = url
-        self._producers = producers
-        self._stop = threading.Event()
-
-    def at_work(self) -> AbstractContextManager[None]:
-        return at_work(
-            [partial(self._run, number) for number in range(self._producers)], self._stop
-        )
 
     def wait_for(self, more: int) -> None:
         wanted = len(self.acked) + more
@@ -48,8 +40,7 @@ def test_a_running_cluster_is_backed_up_and_restored(tmp_path: Path) -> None:
     store, place = tmp_path / "store", (tmp_path / "backups").as_uri()
     with Broker(tmp_path / "a", store.as_uri()) as broker:
         broker.create_topic("t", 1, segment_ms="200")
-        clients = Clients(broker.base_url, 4)
-        with clients.at_work():
+        with Clients(broker.base_url, 4) as clients:
             for _ in range(2):
                 clients.wait_for(25)
                 until(lambda: list((store / "topics").rglob("*.parquet")) != [])

@@ -132,10 +132,10 @@ def test_answers_to_clients_are_true(
         requests = [each.request for each in sent]
         assert violations(requests + by_kafka, logs[0]) == []
         assert group.wrong(logs[0]) == []
-        told = [events for load in loads for events in load.events]
-        told += [each.events for each in producers]
-        told += [witness.events for witness in witnesses]
-        events = history_of(topic, told, logs[0])
+        recorded = [events for load in loads for events in load.events]
+        recorded += [each.events for each in producers]
+        recorded += [witness.events for witness in witnesses]
+        events = history_of(topic, recorded, logs[0])
         assert check_all(events) == []
         check_retries(found[0], topic, [each for each in sent if each.request.is_acked][-20:])
         check(_transformed(urls[1], names))

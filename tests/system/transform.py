@@ -2,11 +2,11 @@
 
 import json
 import random
-import threading
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
+from tests.support.threads import Threads
 from tests.system.client import WAIT_S_MAX, Answer, AnswerLost, Balanced, Client, NotSent
 
 RETRY_S = 0.01
@@ -43,7 +43,7 @@ class _Stopped(Exception):
     """In the middle of a request: its outcome is unknown."""
 
 
-class Worker:
+class Worker(Threads):
     """Reads a partition and commits what it makes of it, in a thread; whatever happens, it goes on
     from what is committed."""
 
@@ -57,6 +57,7 @@ class Worker:
         seed: int,
     ) -> None:
         """Ends at an offset, or with the block. Several URLs are brokers behind a balancer."""
+        super().__init__(self._run)
         with Client(base_urls[0]) as client:
             cluster = cluster_of(client)
         self._end = end
@@ -65,22 +66,12 @@ class Worker:
         self._partition = partition
         self._draw = random.Random(seed)
         self._client = Balanced(base_urls, answer_s=10.0)
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run)
         self.commits = self.unknown = 0
         self.failure: BaseException | None = None
 
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
-
     @property
     def is_done(self) -> bool:
-        return not self._thread.is_alive()
+        return not self._threads[0].is_alive()
 
     def _run(self) -> None:
         try:

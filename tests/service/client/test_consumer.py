@@ -316,8 +316,8 @@ async def test_dead_letters_are_in_their_topic_before_the_commit(
 ) -> None:
     await broker.log.create_topic("dead", 1, {})
     async with connection(broker) as client, AsyncProducer(client) as producer:
-        dead = DeadLetters(producer, "dead")
-        options: dict[str, Any] = {"decode_value": odd, "on_error": dead}
+        dead_letters = DeadLetters(producer, "dead")
+        options: dict[str, Any] = {"decode_value": odd, "on_error": dead_letters}
         async with AsyncConsumer(client, filled, "g", **options) as consumer:
             assert len(await read(consumer, 58)) == 58
         async with AsyncConsumer(client, "dead") as consumer:

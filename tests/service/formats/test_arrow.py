@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.service.conftest import arrow_of
 from tests.support.properties import examples
 from tidelog.service.formats.arrow import decode_arrow, encode_arrow
 from tidelog.service.formats.json_in import TIMESTAMP_MS_MAX, InvalidBody
@@ -43,15 +44,6 @@ BATCH = batch_of_rows(
 )
 
 
-def stream(*batches: pa.RecordBatch, compression: Any = None) -> bytes:
-    sink = pa.BufferOutputStream()
-    options = pa.ipc.IpcWriteOptions(compression=compression)
-    with pa.ipc.new_stream(sink, batches[0].schema, options=options) as writer:
-        for batch in batches:
-            writer.write_batch(batch)
-    return sink.getvalue().to_pybytes()
-
-
 def batch_of(**columns: pa.Array) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
 
@@ -75,7 +67,7 @@ VALUE = pa.array([b"v", b"w"])
 @pytest.mark.parametrize("compression", [None, "lz4", "zstd"])
 def test_all_columns_in_any_number_of_batches(compression: str | None) -> None:
     empty = BATCH.slice(0, 0)
-    body = stream(BATCH, empty, BATCH.slice(1), compression=compression)
+    body = arrow_of(BATCH, empty, BATCH.slice(1), compression=compression)
     assert decoded(body).to_pylist() == [*BATCH.to_pylist(), *BATCH.to_pylist()[1:]]
 
 
@@ -84,7 +76,7 @@ def test_what_was_fetched_can_be_produced() -> None:
 
 
 def test_value_alone() -> None:
-    rows = decoded(stream(batch_of(value=VALUE)))
+    rows = decoded(arrow_of(batch_of(value=VALUE)))
     now = datetime.fromtimestamp(NOW / 1000, UTC)
     assert rows.to_pylist() == [
         {"timestamp": now, "key": None, "value": value, "headers": None} for value in (b"v", b"w")
@@ -110,7 +102,7 @@ OCTETS: list[tuple[Any, list[Any]]] = [
 @pytest.mark.parametrize("name", ["key", "value"])
 def test_types_of_key_and_value(kind: pa.DataType, values: list[Any], name: str) -> None:
     columns: dict[str, Any] = {"value": pa.nulls(len(values))} | {name: pa.array(values, kind)}
-    rows = decoded(stream(batch_of(**columns), batch_of(**columns)))
+    rows = decoded(arrow_of(batch_of(**columns), batch_of(**columns)))
     expected = [value.encode() if isinstance(value, str) else value for value in values]
     assert rows.column(name).to_pylist() == expected * 2
 
@@ -129,7 +121,7 @@ def test_types_of_key_and_value(kind: pa.DataType, values: list[Any], name: str)
     ids=str,
 )
 def test_types_of_timestamps(column: pa.Array, expected_us: int) -> None:
-    rows = decoded(stream(batch_of(value=VALUE, timestamp=column)))
+    rows = decoded(arrow_of(batch_of(value=VALUE, timestamp=column)))
     assert rows.column("timestamp").view(pa.int64()).to_pylist() == [expected_us, NOW * 1000]
 
 
@@ -145,7 +137,7 @@ def test_types_of_headers(listed: Callable[[Any], pa.DataType], kind: pa.DataTyp
         listed(struct_type),
     )
     batch = batch_of(value=pa.array([b"v"] * 4), headers=column)
-    rows = decoded(stream(batch.slice(1), batch))
+    rows = decoded(arrow_of(batch.slice(1), batch))
     expected = [
         None if row is None else [{"key": k, "value": v and v.encode()} for k, v in row]
         for row in PAIRS
@@ -156,7 +148,7 @@ def test_types_of_headers(listed: Callable[[Any], pa.DataType], kind: pa.DataTyp
 
 @pytest.mark.parametrize("kind", [pa.int64(), pa.int8(), pa.uint16(), pa.uint64()], ids=str)
 def test_partitions(kind: pa.DataType) -> None:
-    body = stream(batch_of(value=VALUE, partition=pa.array([3, None], kind)))
+    body = arrow_of(batch_of(value=VALUE, partition=pa.array([3, None], kind)))
     said = decode_arrow(body, NOW, bytes_max=MIB).partitions
     assert isinstance(said, pa.Array)
     assert said.to_pylist() == [3, None]
@@ -164,9 +156,9 @@ def test_partitions(kind: pa.DataType) -> None:
 
 def test_partitions_that_say_nothing() -> None:
     for kind in (pa.int32(), pa.null()):
-        body = stream(batch_of(value=VALUE, partition=pa.array([None, None], kind)))
+        body = arrow_of(batch_of(value=VALUE, partition=pa.array([None, None], kind)))
         assert decode_arrow(body, NOW, bytes_max=MIB).partitions is None
-    assert decode_arrow(stream(BATCH), NOW, bytes_max=MIB).partitions is None
+    assert decode_arrow(arrow_of(BATCH), NOW, bytes_max=MIB).partitions is None
 
 
 # --- what is refused
@@ -215,11 +207,11 @@ REFUSED: dict[str, pa.RecordBatch] = {
 @pytest.mark.parametrize("batch", REFUSED.values(), ids=REFUSED.keys())
 def test_refusals(batch: pa.RecordBatch) -> None:
     with pytest.raises(InvalidBody) as refused:
-        decoded(stream(batch))
+        decoded(arrow_of(batch))
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize("body", [b"", b"\xff" * 8, b"{}", b"ARROW1\0\0", stream(BATCH)[:100]])
+@pytest.mark.parametrize("body", [b"", b"\xff" * 8, b"{}", b"ARROW1\0\0", arrow_of(BATCH)[:100]])
 def test_no_stream(body: bytes) -> None:
     with pytest.raises(InvalidBody):
         decoded(body)
@@ -231,7 +223,7 @@ def test_no_stream(body: bytes) -> None:
 def test_compressed_bombs() -> None:
     batch = batch_of(value=pa.array([b"\0" * (8 * MIB)]))
     for compression in ("zstd", "lz4"):
-        body = stream(batch, compression=compression)
+        body = arrow_of(batch, compression=compression)
         assert len(body) < MIB
         with pytest.raises(RecordTooLarge):
             decoded(body)
@@ -241,11 +233,11 @@ def test_compressed_bombs() -> None:
 def test_a_compressed_dictionary_counts() -> None:
     column = pa.array([b"\0" * (8 * MIB)]).dictionary_encode()
     with pytest.raises(RecordTooLarge):
-        decoded(stream(batch_of(value=column), compression="zstd"))
+        decoded(arrow_of(batch_of(value=column), compression="zstd"))
 
 
 def test_a_false_size_is_not_allocated() -> None:
-    body = bytearray(stream(batch_of(value=pa.array([b"\0" * 10_000])), compression="zstd"))
+    body = bytearray(arrow_of(batch_of(value=pa.array([b"\0" * 10_000])), compression="zstd"))
     at = body.rindex(struct.pack("<q", 10_000))
     before = pa.default_memory_pool().max_memory() or 0
     for size in (1 << 40, 1 << 62, (1 << 63) - 1, -2):
@@ -259,21 +251,21 @@ def test_many_references_to_one_long_value() -> None:
     long = b"x" * 100_000
     dictionary = pa.DictionaryArray.from_arrays(pa.array([0] * 1000, pa.int8()), pa.array([long]))
     with pytest.raises(RecordTooLarge):
-        decoded(stream(batch_of(value=dictionary)))
+        decoded(arrow_of(batch_of(value=dictionary)))
     view = pa.array([long], pa.binary_view())
     _, one, data = view.buffers()
     assert one is not None
     many = pa.py_buffer(one.to_pybytes() * 1000)
     views = pa.Array.from_buffers(pa.binary_view(), 1000, [None, many, data])
     with pytest.raises(RecordTooLarge):
-        decoded(stream(batch_of(value=views)))
-    assert decoded(stream(batch_of(value=views.slice(0, 3)))).num_rows == 3
+        decoded(arrow_of(batch_of(value=views)))
+    assert decoded(arrow_of(batch_of(value=views.slice(0, 3)))).num_rows == 3
 
 
 def test_rows_of_nothing() -> None:
     nothing = pa.Array.from_buffers(pa.null(), 1 << 30, [None])
     with pytest.raises(RecordTooLarge):
-        decoded(stream(batch_of(value=nothing)))
+        decoded(arrow_of(batch_of(value=nothing)))
 
 
 # --- broken bytes
@@ -288,12 +280,12 @@ def test_any_bytes(body: bytes) -> None:
 
 
 BASES = [
-    stream(BATCH, BATCH),
-    stream(BATCH, compression="lz4"),
-    stream(BATCH, compression="zstd"),
-    stream(batch_of(value=pa.array(["a", "b"]).dictionary_encode(), partition=pa.array([0, 1]))),
-    stream(batch_of(value=pa.array(["a" * 20, "b"], pa.string_view()))),
-    stream(batch_of(value=pa.array(["a" * 20, None, "b"], pa.string_view()))),
+    arrow_of(BATCH, BATCH),
+    arrow_of(BATCH, compression="lz4"),
+    arrow_of(BATCH, compression="zstd"),
+    arrow_of(batch_of(value=pa.array(["a", "b"]).dictionary_encode(), partition=pa.array([0, 1]))),
+    arrow_of(batch_of(value=pa.array(["a" * 20, "b"], pa.string_view()))),
+    arrow_of(batch_of(value=pa.array(["a" * 20, None, "b"], pa.string_view()))),
 ]
 
 
