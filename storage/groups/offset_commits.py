@@ -6,6 +6,11 @@ PUT costs money. `apply` applies a commit of the log whole or refuses it. After 
 module sends each member's commit again alone, so that a member's mistake does not stop the commits
 of other members.
 
+A rebalance may overtake a commit: the commit names the generation before it, and is refused. A
+client of the REST dialects names no generation, so it cannot know. If the member still owns all
+partitions of the commit in the very next generation, this module sends the commit again with that
+generation: no other member owned these partitions in between.
+
 **On a crash**: a client without an answer commits again, which sets the same offsets.
 """
 
@@ -15,8 +20,10 @@ from collections.abc import Mapping, Sequence
 from contextvars import Context, copy_context
 from typing import NamedTuple
 
+from msgspec import structs
+
 from tidelog.storage.core.actions import CommitOffsets, GroupOffset
-from tidelog.storage.core.errors import CommitUnknown, LogError
+from tidelog.storage.core.errors import CommitUnknown, IllegalGeneration, LogError
 from tidelog.storage.core.model import TopicIdPartition
 from tidelog.storage.core.observer import PRINCIPAL
 from tidelog.storage.groups.coordinator import (
@@ -92,7 +99,7 @@ class OffsetCommits:
         if self._log.state.committed_offsets.check(action) is None:
             return self._add(action, principal)
         # The log would refuse it: send it alone, to delay no other member.
-        return asyncio.create_task(self._log.submit(action), context=_context(principal))
+        return asyncio.create_task(self._submit(action), context=_context(principal))
 
     async def commit_due(self, session: MemberSession) -> None:
         """Commit the member's delivered offsets."""
@@ -126,6 +133,27 @@ class OffsetCommits:
                 principal = session.member.config.principal
                 commits.append(self.commit(session, _rows(offsets), principal))
         await all_of(commits)
+
+    async def _submit(self, *actions: CommitOffsets) -> None:
+        """Submit the commits. A single one is sent again if a rebalance has overtaken it."""
+        try:
+            await self._log.submit(*actions)
+        except IllegalGeneration:
+            if len(actions) > 1 or (again := self._in_next_generation(actions[0])) is None:
+                raise
+            await self._log.submit(again)
+
+    def _in_next_generation(self, action: CommitOffsets) -> CommitOffsets | None:
+        """Return the commit in the group's current generation, if that is the next one and the
+        member owns all partitions of the commit."""
+        group = self._log.state.members.get(action.group_id)
+        member = None if group is None else group.members.get(action.member_id)
+        if group is None or member is None or group.generation != action.generation + 1:
+            return None
+        if group.is_assigned_by_clients:  # Kafka's clients name their generation
+            return None
+        owned = (member.owns(each.topic_id, each.partition) for each in action.offsets)
+        return structs.replace(action, generation=group.generation) if all(owned) else None
 
     def _due(self, session: MemberSession) -> dict[TopicIdPartition, int]:
         """Return the member's delivered offsets that are not committed, without deleted topics."""
@@ -165,7 +193,7 @@ class OffsetCommits:
     async def _commit(self, together: Sequence[_WaitingCommit]) -> None:
         actions = [waiting.action for waiting in together]
         try:
-            await self._log.submit(*actions)
+            await self._submit(*actions)
         except LogError as error:
             if len(together) == 1 or is_of_all(error):
                 _fail(together, error)

@@ -3,14 +3,27 @@ one member does not stop the commits of others. In virtual time."""
 
 import asyncio
 import random
+from collections.abc import Iterable
 
 import pytest
 
 from tests.support import vloop
-from tests.support.instances import SingleBroker
-from tests.support.logs import append, closing, opened
-from tidelog.storage.core.actions import LeaveGroup, MemberConfig, SetQuotas
-from tidelog.storage.core.errors import OffsetMetadataTooLarge, Throttled, UnknownMember
+from tests.support.instances import SingleBroker, joined
+from tests.support.logs import append, closing, opened, store_of
+from tidelog.storage.core import object_keys
+from tidelog.storage.core.actions import (
+    LeaveGroup,
+    MemberAction,
+    MemberConfig,
+    SetQuotas,
+    Subscribe,
+)
+from tidelog.storage.core.errors import (
+    IllegalGeneration,
+    OffsetMetadataTooLarge,
+    Throttled,
+    UnknownMember,
+)
 from tidelog.storage.core.model import ReadBounds, TopicPartition
 from tidelog.storage.core.observer import PRINCIPAL
 from tidelog.storage.groups import offset_commits
@@ -144,6 +157,50 @@ async def test_what_is_refused_together_is_tried_one_by_one() -> None:
         assert isinstance(said[1], UnknownMember)
         assert log.writer.counters.requests == before + 4, "together, and then each"
         assert (committed(log, names[0], 0), committed(log, names[2], 2)) == (5, 5)
+        await consumers.close()
+
+
+async def _overtaken(
+    log: Log, consumers: Instances, change: MemberAction, partitions: Iterable[int]
+) -> None:
+    """Commit offset 5 for member "a" while the WAL entry of `change` is under way. `change` begins
+    the next generation of the group "g"."""
+    heard = await consumers.heartbeat("g", "a")
+    generation = heard.group.generation
+    gate = store_of(log).hold("create", object_keys.wal(log.state.seq + 1))
+    changing = asyncio.create_task(log.submit(change))
+    await gate.reached.wait()
+    offsets = {TopicPartition("t", number): (5, "") for number in partitions}
+    committing = asyncio.create_task(consumers.commit(heard, offsets))
+    await asyncio.sleep(0.001)
+    gate.opened.set()
+    await changing
+    assert heard.group.generation == generation + 1
+    await committing
+
+
+@virtual
+async def test_a_commit_that_a_rebalance_overtakes_succeeds_for_partitions_that_stay() -> None:
+    log = await opened(MemoryStore())
+    async with closing(log):
+        consumers = await _started(log, 2)
+        await joined(consumers, "a", "b", config=BY_HAND)
+        (kept,) = (await consumers.heartbeat("g", "a")).member.owned
+        await _overtaken(log, consumers, LeaveGroup("g", "b"), [kept.partition])
+        assert committed(log, "g", kept.partition) == 5
+        await consumers.close()
+
+
+@virtual
+async def test_a_commit_that_a_rebalance_overtakes_is_refused_for_a_moved_partition() -> None:
+    log = await opened(MemoryStore())
+    async with closing(log):
+        consumers = await _started(log, 2)
+        await joined(consumers, "a", config=BY_HAND)
+        await consumers.join("g", "b", BY_HAND)
+        with pytest.raises(IllegalGeneration):
+            await _overtaken(log, consumers, Subscribe("g", "b", ["t"]), range(2))
+        assert [committed(log, "g", number) for number in range(2)] == [None, None]
         await consumers.close()
 
 
