@@ -43,8 +43,8 @@ class Later:
     once with the response. A Later costs less than a future: a future needs one more turn of the
     event loop.
 
-    While `begun` is not done, the request has not reached the log, and the next request of its
-    connection does not begin. So batches keep their order.
+    While `begun` is not done, the next request of its connection does not begin, so that batches
+    keep their order.
     """
 
     __slots__ = ("begun", "on_answer")

@@ -7,7 +7,7 @@ are stored as rows are built into batches when a Kafka consumer reads them (`bui
 """
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -43,6 +43,9 @@ from tidelog.storage.kafka.records import Walked
 BATCH_BYTES = 256 << 10
 """`build` ends a batch before the weight of its records is above this. A consumer gets whole
 batches, and asks for 1 MiB a partition by default, so a few batches fill an answer."""
+DECODED_RECORDS = 20_000
+"""`decode` reads about so many records at once. With five times as many, the arrays of numbers do
+not fit into the processor's cache, and a record takes 0.4 us instead of 0.2 us."""
 UNDECODABLE = "tidelog.undecodable"
 """The name of a header: see `decode`."""
 
@@ -310,25 +313,45 @@ def decode(batches: Sequence[KeptBatch], key: str) -> Decoded:
     batch becomes `count` rows without keys. The first row has the whole batch as its value, and
     each row has the header UNDECODABLE, whose value is the reason.
     """
-    try:
-        return Decoded(_read(batches, key), 0)
-    except _READ_ERRORS:
-        pass  # read the batches one by one, to find those that cause it
-    parts, undecodable = list[pa.RecordBatch](), 0
-    for item in batches:
+    parts, undecodable, left = list[pa.RecordBatch](), 0, chunk.RAW_SIZE_MAX
+    for group in _groups(batches):
         try:
-            parts.append(_read([item], key))
-        except _READ_ERRORS as error:
-            parts.append(_undecodable(item, str(error)))
-            undecodable += 1
+            part, size = _read(group, key, left)
+        except _READ_ERRORS:
+            pass  # read the batches one by one, to find those that cause it
+        else:
+            parts.append(part)
+            left -= size
+            continue
+        for item in group:
+            try:
+                part, size = _read([item], key, left)
+                left -= size
+            except _READ_ERRORS as error:
+                part = _undecodable(item, str(error))
+                undecodable += 1
+            parts.append(part)
     return Decoded(chunk.concat(parts), undecodable)
+
+
+def _groups(batches: Sequence[KeptBatch]) -> Iterator[Sequence[KeptBatch]]:
+    """Yield the batches in groups of at least DECODED_RECORDS records; the last may have fewer."""
+    first = records = 0
+    for number, item in enumerate(batches, start=1):
+        records += item.count
+        if records >= DECODED_RECORDS:
+            yield batches[first:number]
+            first, records = number, 0
+    if first < len(batches):
+        yield batches[first:]
 
 
 # MemoryError is not here: the batch is not its cause.
 _READ_ERRORS = (InvalidBatch, pa.ArrowInvalid, ValueError, IndexError, OverflowError)
 
 
-def _read(batches: Sequence[KeptBatch], key: str) -> pa.RecordBatch:
+def _read(batches: Sequence[KeptBatch], key: str, left: int) -> tuple[pa.RecordBatch, int]:
+    """Return the records, and the bytes that they have unpacked: `left` at most, else Corrupt."""
     pieces = list[bytes | memoryview]()
     starts, ends, counts, base_timestamps = list[int](), list[int](), list[int](), list[int]()
     size = 0
@@ -345,9 +368,10 @@ def _read(batches: Sequence[KeptBatch], key: str) -> pa.RecordBatch:
         ends.append(size)
         counts.append(count)
         base_timestamps.append(base_timestamp)
-        if size > chunk.RAW_SIZE_MAX:
+        if size > left:
             raise Corrupt(key, f"a chunk has more than {chunk.RAW_SIZE_MAX} unpacked bytes")
-    return records.read(b"".join(pieces), starts, ends, counts, base_timestamps)
+    rows = records.read(b"".join(pieces), starts, ends, counts, base_timestamps)
+    return rows, size
 
 
 def _undecodable(item: KeptBatch, reason: str) -> pa.RecordBatch:

@@ -74,14 +74,11 @@ class Connection:
         self._begun: deque[Pending] = deque()
         self._gate: asyncio.Future[None] | None = None
         self._is_serial = False  # the request under way is not a Produce request
-        self._unanswered_bytes = 0
-        self._requests = 0
-        self._read = 0
+        self._unanswered_bytes = self._requests = self._read = 0
         self._outbox = Outbox(self, server.unsent)
-        self._is_paused = self._is_muted = self._is_turn_due = False
-        self._is_ending = self._is_closed = False
-        self._is_writable = True
-        self._is_first_frame = True
+        self._is_paused = self._is_muted = self._is_turn_due = self._is_ending = False
+        self._is_closed = False
+        self._is_writable = self._is_first_frame = True
 
     # -- the socket
 
@@ -106,8 +103,8 @@ class Connection:
                 # The request holds its memory to its end. Else clients could send large requests
                 # and close, again and again.
                 pending.task.add_done_callback(partial(self._give, pending))
-            else:
-                self._give(pending)
+            elif not pending.is_later:
+                self._give(pending)  # else `_resolved` does
             if pending.answer is not None and pending.answer.release is not None:
                 pending.answer.release()
         for pending, _ in self._waiting:
@@ -288,6 +285,7 @@ class Connection:
         """Take the result of a handler: an answer, or a future of it."""
         if isinstance(result, Later):
             result.on_answer = partial(self._resolved, pending)
+            pending.is_later = True
             if result.begun is not None:
                 self._gate = result.begun
                 result.begun.add_done_callback(self._on_gate)
@@ -303,7 +301,9 @@ class Connection:
         self.advance()
 
     def _resolved(self, pending: Pending, response: Any) -> None:
+        pending.is_later = False
         if self._is_closed:
+            self._give(pending)
             return
         if isinstance(response, CloseConnection):
             self._refuse("acks=0", str(response), pending.client.client_id)

@@ -51,6 +51,7 @@ class Pending:
         "correlation_id",
         "decoded_bytes",
         "frame",
+        "is_later",
         "started_s",
         "task",
     )
@@ -66,6 +67,8 @@ class Pending:
         self.decoded_bytes = 0
         """The bytes that the request holds of `RequestMemory.decoded`."""
         self.task: asyncio.Task[Any] | None = None
+        self.is_later = False
+        """Whether a `Later` will give the answer."""
         self.started_s = time.perf_counter()
 
 
