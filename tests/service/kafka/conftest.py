@@ -22,6 +22,7 @@ from tidelog.storage.broker import Broker, LogSettings
 from tidelog.storage.cluster.liveness import KafkaListener
 from tidelog.storage.io.clock import SystemClock
 from tidelog.storage.io.memory import MemoryStore
+from tidelog.storage.io.object_store import ObjectStore
 
 M = TypeVar("M", bound=Message)
 NOW_MS = 1_790_000_000_000
@@ -62,14 +63,21 @@ class Client:
                 future.set_exception(ConnectionError("the broker closed the connection"))
             self._answers.clear()
 
+    def send(self, request: Message, version: int, client_id: str | None = "test") -> None:
+        """Send a request that gets no answer."""
+        self._send(framed(request, version, next(self._numbers), client_id))
+
+    def _send(self, frame: bytes) -> None:
+        self.connection.frames.push(frame)
+        self.connection.advance()
+
     async def ask(
         self, request: Message, kind: type[M], version: int, client_id: str | None = "test"
     ) -> M:
         """Send a request; return its answer."""
         number = next(self._numbers)
         future = self._answers[number] = asyncio.get_running_loop().create_future()
-        self.connection.frames.push(framed(request, version, number, client_id))
-        self.connection.advance()
+        self._send(framed(request, version, number, client_id))
         frame = await asyncio.wait_for(future, 20)
         found: M = answer(frame, kind, version)[1]
         return found
@@ -113,11 +121,13 @@ async def kafka_on(log: Broker, **settings: Any) -> AsyncIterator[Kafka]:
 
 
 @asynccontextmanager
-async def broker(log_settings: LogSettings = QUIET, **settings: Any) -> AsyncIterator[Kafka]:
-    """A broker of its own in memory, with a listener."""
+async def broker(
+    log_settings: LogSettings = QUIET, *, at: ObjectStore | None = None, **settings: Any
+) -> AsyncIterator[Kafka]:
+    """A broker of its own in memory or `at` a store, with a listener."""
     chosen = Settings(**{"store": "memory://", **settings})
     log = await Broker.open(
-        MemoryStore(),
+        at or MemoryStore(),
         log_settings,
         clock=SystemClock(),
         name="broker-1",
