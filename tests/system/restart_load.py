@@ -17,6 +17,8 @@ V2 = "application/vnd.kafka.v2+json"
 READ = "/topics/t/partitions/0/records?timeout=0&max_records=20&format=json"
 POLL = "/topics/empty/partitions/0/records?offset=0&timeout=3000"
 PAUSE_S = 0.003
+MEMBERS = 2
+"""Of the shared group."""
 OK_MAX = 299
 
 
@@ -52,8 +54,9 @@ class RestartLoad(Threads):
         self.acked: list[str] = []
         self._port = port
         self._lock = threading.Lock()
+        self._subscribed: set[str] = set()
         works = [self._produce] * 2 + [self._fetch, self._topics] + [self._poll] * 2
-        works += [self._member] * 2 + [self._come_and_go]
+        works += [self._member] * MEMBERS + [self._come_and_go]
         super().__init__(*(partial(self._run, work, n) for n, work in enumerate(works)))
 
     def wait_for(self, more: int) -> None:
@@ -106,8 +109,16 @@ class RestartLoad(Threads):
         assert "t" in self._ask(client, "topics", "GET", "/topics")
 
     def _member(self, client: Plain, number: int) -> None:
-        """A member of a group that others share: it reads and commits until the end."""
-        self._life(client, "shared", f"m{number}-{time.monotonic_ns()}", self._stop.is_set)
+        """A member of a group that others share: it reads and commits until the end. It begins when
+        all have subscribed: the commit of a partition that has just moved would be refused."""
+        name = f"m{number}-{time.monotonic_ns()}"
+
+        def is_over() -> bool:
+            self._subscribed.add(name)
+            until(lambda: len(self._subscribed) >= MEMBERS or self._stop.is_set())
+            return self._stop.is_set()
+
+        self._life(client, "shared", name, is_over)
 
     def _come_and_go(self, client: Plain, _: int) -> None:
         """A member that leaves after two reads, each time in a new group."""
