@@ -76,6 +76,7 @@ class Append(Later):
         "_variables",
         "batches",
         "client",
+        "cost",
         "deadline_s",
         "is_answered",
         "is_begun",
@@ -115,17 +116,8 @@ class Append(Later):
                 )
             )
         self.response = ProduceResponse(responses=responses)
-
-    @property
-    def cost(self) -> int:
-        """The cost of the check, in units of about 3 ns."""
-        cost = len(self.parts) * PART_COST
-        for _, records, _ in self.parts:
-            if records is not None and records.nbytes >= HEADER_SIZE:
-                (count,) = _COUNT.unpack_from(records)
-                cost += records.nbytes * BYTE_COSTS[records[_CODEC_AT] & 7]
-                cost += max(count, 0) * RECORD_COST
-        return cost
+        self.cost = sum([_cost(part.records) for part in self.parts])
+        """The cost of the check."""
 
     def check(self) -> None:
         """Check all batches. A thread may do this."""
@@ -319,6 +311,15 @@ class AppendQueue:
         for each in group:
             each.batches = []
             each.refuse(LogError(BUG))
+
+
+def _cost(records: memoryview | None) -> int:
+    """Return the cost of the check of a batch, in units of about 3 ns."""
+    if records is None or records.nbytes < HEADER_SIZE:
+        return PART_COST
+    (count,) = _COUNT.unpack_from(records)
+    unpacking = records.nbytes * BYTE_COSTS[records[_CODEC_AT] & 7]
+    return PART_COST + unpacking + max(count, 0) * RECORD_COST
 
 
 def _without_key(batch: Batch) -> list[BatchIndexAndErrorMessage]:
