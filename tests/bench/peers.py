@@ -76,12 +76,14 @@ offsets.topic.replication.factor=1
 transaction.state.log.replication.factor=1
 transaction.state.log.min.isr=1
 """
+LARGE_BATCHES = ("batch.size=131072", "linger.ms=20")
 LOADS = (
-    ("default producer, 16 KiB batches", (), 1),
-    ("batches of 128 KiB, linger.ms=20", ("batch.size=131072", "linger.ms=20"), 1),
-    ("batch.size=0, one producer", ("batch.size=0",), 50),
+    ("default producer, 16 KiB batches", (), 1, RECORD_BYTES),
+    ("batches of 128 KiB, linger.ms=20", LARGE_BATCHES, 1, RECORD_BYTES),
+    ("the same, records of 1 KiB", LARGE_BATCHES, 10, 1024),
+    ("batch.size=0, one producer", ("batch.size=0",), 50, RECORD_BYTES),
 )
-"""Name, properties of the producer, and by what to divide the number of records."""
+"""Name, properties of the producer, by what to divide the number of records, bytes of a record."""
 RAW = ((1, 64), (100, 64), (1_000, 8))
 """Records of a request, and connections: each sends its next request when it has the answer."""
 RAW_S = 8.0
@@ -117,6 +119,8 @@ def table(
             where = place
         with store_folder(folder) as (store, place):
             rows += tidelog_by_kafka(store, jars, records)
+        with store_folder(folder) as (store, place):
+            rows += tidelog_acks(store)
     rows.append([*PROXY, "", "", "", ""])
     for case in cases:
         pool = bodies.pool(case.kind, case.records, distinct)
@@ -146,73 +150,101 @@ def jars_of(folder: Path) -> Path | str:
 
 
 def kafka(store: Path, jars: Path, records: int) -> list[list[str]]:
+    server = f"Apache Kafka {VERSION}"
     with _kafka(store, jars) as (port, pid):
-        return _by_kafkas_tools(f"Apache Kafka {VERSION}", jars, port, pid, records)
+        rows = _by_kafkas_tools(server, jars, port, pid, records)
+        return rows + _by_requests(server, port, pid, RAW) + _paced(server, port, pid)
 
 
 def tidelog_by_kafka(store: Path, jars: Path, records: int) -> list[list[str]]:
-    port = free_port()
+    server, port = "tidelog, Kafka's protocol", free_port()
     with Broker(f"file://{store}", kafka_port=port) as broker:
         broker.create_topic(COLD, PARTITIONS, segment_ms=5_000)
         broker.create_topic(HOT, PARTITIONS)
-        return _by_kafkas_tools("tidelog, Kafka's protocol", jars, port, broker.pid, records)
+        rows = _by_kafkas_tools(server, jars, port, broker.pid, records)
+        return rows + _by_requests(server, port, broker.pid, RAW[-1:])
+
+
+def tidelog_acks(store: Path) -> list[list[str]]:
+    """The path to the ack alone: this broker seals nothing."""
+    server, port = "tidelog, Kafka's protocol, no seals", free_port()
+    with Broker(f"file://{store}", kafka_port=port, seal_enabled=False) as broker:
+        broker.create_topic(HOT, PARTITIONS)
+        rows = _by_requests(server, port, broker.pid, RAW)
+        return rows + _paced(server, port, broker.pid)
 
 
 def _by_kafkas_tools(server: str, jars: Path, port: int, pid: int, records: int) -> list[list[str]]:
     """A row for each load of the producer, and one for a consumer."""
     rows = []
-    for name, properties, divisor in LOADS:
+    for name, properties, divisor, size in LOADS:
         count = max(records // divisor, 1000)
-        _produced(jars, port, COLD, max(count // 5, 1000), properties)
+        _produced(jars, port, COLD, max(count // 5, 1000), properties, size)
         with Watch(pid) as watch:
-            rate = _produced(jars, port, COLD, count, properties)
+            rate = _produced(jars, port, COLD, count, properties, size)
         rows.append(_cells(server, name, rate, watch, count, pid))
     few = records // 5
-    _produced(jars, port, HOT, few, LOADS[1][1])
+    _produced(jars, port, HOT, few, LARGE_BATCHES)
     for name, topic, count in (("new records", HOT, few), ("old records", COLD, records)):
         if topic == COLD:
             time.sleep(SEALED_S)
         with Watch(pid) as watch:
             rate = _consumed(jars, port, topic, count)
         rows.append(_cells(server, f"consumer, {name}", rate, watch, count, pid))
-    return rows + _by_requests(server, port, pid)
+    return rows
 
 
-def _by_requests(server: str, port: int, pid: int) -> list[list[str]]:
-    """A row for each load of Produce requests that are made beforehand."""
+def _by_requests(
+    server: str, port: int, pid: int, loads: Sequence[tuple[int, int]]
+) -> list[list[str]]:
+    """A row for each number of records in a Produce request, and of connections. The requests are
+    made beforehand."""
     rows = []
-
-    def measured(name: str, records: int, load: Callable[[float], Awaitable[Measured]]) -> None:
-        asyncio.run(_awaited(load(RAW_S / 2)))
-        with Watch(pid) as watch:
-            found = asyncio.run(_awaited(load(RAW_S)))
-        rate, sent = found.per_second * records, found.requests * records
-        times = f"{found.p50_ms:.2f} / {found.p99_ms:.2f}"
-        rows.append(_cells(server, name, rate, watch, sent, pid, times))
-
-    for records, connections in RAW:
+    for records, connections in loads:
         made = kafka_load.requests(HOT, PARTITIONS, records, RECORD_BYTES)
         closed = partial(
             run, "127.0.0.1", port, made, connections=connections, kind=KafkaConnection
         )
         name = f"{number(records)} a request, {connections} connections"
-        measured(name, records, lambda seconds, closed=closed: closed(seconds=seconds))
+        rows.append(_measured(server, name, pid, records, closed))
+    return rows
+
+
+def _paced(server: str, port: int, pid: int) -> list[list[str]]:
+    """A row for each number of connections on which PACED requests a second arrive evenly."""
+    rows = []
     made = kafka_load.requests(HOT, PARTITIONS, 1, RECORD_BYTES)
-    even = partial(paced, "127.0.0.1", port, made, per_second=PACED, kind=KafkaConnection)
-    for name, connections, idle in (
-        ("5 connections", 5, 0),
-        (f"{BUSY} connections", BUSY, 0),
-        (f"{BUSY} connections, and {number(IDLE)} idle ones", BUSY, IDLE),
-    ):
+    for connections, idle in ((5, 0), (BUSY, 0), (BUSY, IDLE)):
+        name = f"{number(PACED)} requests a second of 1 record, {connections} connections"
+        if idle:
+            name += f", and {number(idle)} idle ones"
+        even = partial(
+            paced,
+            "127.0.0.1",
+            port,
+            made,
+            connections=connections,
+            per_second=PACED,
+            kind=KafkaConnection,
+        )
         with contextlib.ExitStack() as stack:
             for _ in range(idle):
                 stack.enter_context(socket.create_connection(("127.0.0.1", port)))
-            measured(
-                f"{number(PACED)} requests a second of 1 record, {name}",
-                1,
-                lambda seconds, count=connections: even(seconds=seconds, connections=count),
-            )
+            rows.append(_measured(server, name, pid, 1, even))
     return rows
+
+
+def _measured(
+    server: str, name: str, pid: int, records: int, load: Callable[..., Awaitable[Measured]]
+) -> list[str]:
+    """The row of a load of requests with `records` records each, after half of its time as a
+    warm-up."""
+    asyncio.run(_awaited(load(seconds=RAW_S / 2)))
+    with Watch(pid) as watch:
+        found = asyncio.run(_awaited(load(seconds=RAW_S)))
+    rate, sent = found.per_second * records, found.requests * records
+    times = f"{found.p50_ms:.2f} / {found.p99_ms:.2f}"
+    return _cells(server, name, rate, watch, sent, pid, times)
 
 
 async def _awaited(load: Awaitable[Measured]) -> Measured:
@@ -276,10 +308,17 @@ def _cluster_id() -> str:
     return base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
 
 
-def _produced(jars: Path, port: int, topic: str, records: int, properties: Sequence[str]) -> float:
+def _produced(
+    jars: Path,
+    port: int,
+    topic: str,
+    records: int,
+    properties: Sequence[str],
+    size: int = RECORD_BYTES,
+) -> float:
     """Records a second of Kafka's own load generator, one producer."""
     to = [f"bootstrap.servers=127.0.0.1:{port}", "acks=all", *properties]
-    count = ["--num-records", str(records), "--record-size", str(RECORD_BYTES)]
+    count = ["--num-records", str(records), "--record-size", str(size)]
     said = _java(
         jars,
         "org.apache.kafka.tools.ProducerPerformance",
