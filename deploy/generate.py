@@ -41,7 +41,8 @@ SETTINGS_HEAD = f"""# Settings
 
 {GENERATED}
 Each setting is a flag of `tidelog serve` (`--flush-interval-ms 250`) and a variable
-(`TIDELOG_FLUSH_INTERVAL_MS`). A flag overrides a variable, a variable overrides the default.
+(`TIDELOG_FLUSH_INTERVAL_MS`). A flag overrides a variable, a variable overrides the default. The
+flag of a setting that is true or false has no value: `--auto-create-topics`, `--no-seal-enabled`.
 Sizes are bytes, times are milliseconds. Configs of topics have Kafka's names: `tidelog topics
 describe` shows them. Which settings matter in production: [deploy/README.md](../deploy/README.md).
 

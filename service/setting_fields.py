@@ -6,6 +6,9 @@ from typing import Any
 from tidelog.service.quantities import DURATIONS, SIZES, with_unit
 from tidelog.storage.core.errors import LogError
 
+BOOLEANS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+"""Values of a setting that is true or false, by their text in lower case."""
+
 
 class BadSettings(LogError):
     """The settings cannot be used; the message names the setting and the reason."""
@@ -42,6 +45,6 @@ def whole_number(name: str, text: str) -> int:
     try:
         return int(with_unit(name, text))
     except ValueError:
-        units = {"ms": f" of ms (or {DURATIONS})", "bytes": f" of bytes (or {SIZES})"}
-        unit = next((units[word] for word in name.split("_") if word in units), "")
-        raise BadSettings(f"{name}: {text!r} is not a whole number{unit}") from None
+        kinds = {"ms": f"duration: give {DURATIONS}", "bytes": f"size: give {SIZES}"}
+        kind = next((kinds[word] for word in name.split("_") if word in kinds), "whole number")
+        raise BadSettings(f"{name}: {text!r} is not a {kind}") from None

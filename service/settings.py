@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from tidelog.service import drain_settings, kafka_settings, trust_settings
 from tidelog.service.secret_files import secret_of
-from tidelog.service.setting_fields import BadSettings, check, setting, whole_number
+from tidelog.service.setting_fields import BOOLEANS, BadSettings, check, setting, whole_number
 from tidelog.storage.core.bounds import LEAST, MOST, RETENTION_FACTOR_MIN, Bounds
 from tidelog.storage.core.errors import StoreUnfit
-from tidelog.storage.io.open import check_url
+from tidelog.storage.io.open import check_endpoint, check_url
 from tidelog.storage.io.s3_options import S3Options
 
 if TYPE_CHECKING:  # a command that only parses settings must not load the log and Arrow
@@ -284,6 +284,8 @@ class Settings:
             check(field, getattr(self, field.name))
         try:
             check_url(self.store)
+            if self.s3_endpoint:
+                check_endpoint(self.s3_endpoint)
         except StoreUnfit as error:
             raise BadSettings(str(error)) from None
         if self.wal_retention_ms < RETENTION_FACTOR_MIN * self.wal_view_age_max_ms:
@@ -489,8 +491,7 @@ def _parse(field: "dataclasses.Field[Any]", text: str) -> object:
     if field.metadata["is_secret"]:
         return _secret(field.name, text)
     if field.type is bool:
-        words = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
-        if text.lower() not in words:
+        if text.lower() not in BOOLEANS:
             raise BadSettings(f"{field.name}: {text!r} is neither true nor false")
-        return words[text.lower()]
+        return BOOLEANS[text.lower()]
     return whole_number(field.name, text) if field.type is int else text

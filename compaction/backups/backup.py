@@ -42,6 +42,7 @@ from tidelog.compaction.backups.place import (
     Pace,
     backups_in,
     batches,
+    check_place,
     encode,
     is_sealed,
     is_unique,
@@ -62,7 +63,6 @@ from tidelog.storage.core.errors import (
     InvalidRequest,
     LogError,
     NotFound,
-    StoreUnfit,
     Unavailable,
 )
 from tidelog.storage.core.object_keys import log_version
@@ -123,8 +123,8 @@ async def backup(
     A table that is damaged or in doubt is copied as it is, and named in the result. Raises
     InvalidRequest if the cluster's level has no holds, if there are too many holds, if the backup's
     hold expired, or if the place belongs to another cluster or history. Raises StoreUnfit if the
-    place is a cluster. Raises Corrupt and Unavailable; Unavailable also if another backup may be
-    removing old backups from the place.
+    place is a cluster, or inside of this one. Raises Corrupt and Unavailable; Unavailable also if
+    another backup may be removing old backups from the place.
     """
     await cluster.refresh()
     if cluster.state.level == levels.FIRST:
@@ -132,8 +132,7 @@ async def backup(
             "a backup beside running brokers needs level 2 of the format, the cluster has level 1: "
             "run `tidelog upgrade` first"
         )
-    async for info in place.list(object_keys.CLUSTER):
-        raise StoreUnfit(f"{place.url} has {info.key}: it is a cluster, no place for backups")
+    await check_place(place, cluster.store)
     hold = _Hold(cluster)
     async with hold:
         if await is_unfinished(place):

@@ -89,6 +89,17 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(BackupManifest)
 
 
+async def check_place(place: ObjectStore, store: ObjectStore) -> None:
+    """Raise StoreUnfit if the place cannot have backups of the cluster in `store`."""
+    if place.url.startswith(f"{store.url}/"):
+        raise StoreUnfit(
+            f"{place.url} is inside of the cluster's store {store.url}: a backup there is lost "
+            "with the store"
+        )
+    async for info in place.list(object_keys.CLUSTER):
+        raise StoreUnfit(f"{place.url} has {info.key}: it is a cluster, no place for backups")
+
+
 def encode(manifest: BackupManifest) -> bytes:
     body = _encoder.encode(manifest)
     return MAGIC + crc32c(body).to_bytes(4, "little") + body

@@ -1,5 +1,6 @@
 """The commands of `tidelog`.
 
+start            the entry point, which loads main
 main             the application, serve; the commands of the other modules
 dev              dev: a broker with live data, until Ctrl-C
 status           status: whether the cluster is well

@@ -291,7 +291,10 @@ def reset_group(  # noqa: PLR0913 - the options of the command
         show_rows(rows, ("topic", "partition", "offset"), as_json=False)
         if to is not None:
             what = f"{group} {'would go' if dry_run else 'goes'}"
-            show_line(f"{what} to {in_words(position(to, RESET_TO), now())}")
+            asked = position(to, RESET_TO)
+            is_met = not isinstance(asked, int) or all(row["offset"] == asked for row in rows)
+            nearest = "" if is_met else ", or to the nearest offset of a partition without it"
+            show_line(f"{what} to {in_words(asked, now())}{nearest}")
 
 
 @app.command("export")

@@ -9,6 +9,7 @@ not installed, the error names it.
 """
 
 import dataclasses
+import errno
 import inspect
 import logging
 import os
@@ -40,6 +41,7 @@ from tidelog.service.cli.results import (
 )
 from tidelog.service.cli.stores import maintenance, repair, replay, scrub, upkeep
 from tidelog.service.exit_status import (
+    EXIT_FAILED,
     EXIT_INTERRUPTED,
     EXIT_OK,
     EXIT_STATUSES,
@@ -48,7 +50,7 @@ from tidelog.service.exit_status import (
 )
 from tidelog.service.secret_files import PRIVATE_UMASK
 from tidelog.service.server.log_lines import log_to_stderr
-from tidelog.service.setting_fields import BadSettings
+from tidelog.service.setting_fields import BOOLEANS, BadSettings
 from tidelog.service.settings import PREFIX, RENAMED, Settings, load
 
 USAGE_ERROR: Any = typer.BadParameter.__mro__[1]
@@ -151,6 +153,8 @@ def main() -> int:
         return error.status
     except USAGE_ERROR as error:
         return _wrong_usage(error)
+    except OSError as error:
+        return _full_disk(error)
     except BrokenOutput:
         return EXIT_OK
     except (KeyboardInterrupt, typer.Abort):
@@ -158,6 +162,17 @@ def main() -> int:
     except Terminated:
         return EXIT_TERMINATED
     return code if isinstance(code, int) else EXIT_OK
+
+
+def _full_disk(error: OSError) -> int:
+    """Print which file has no space. Raise the error again if it has another reason."""
+    if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
+        raise error
+    if error.filename is None:
+        # Python flushes stdout again at exit, so stdout needs a target that accepts the bytes.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    warn(f"cannot write to {error.filename or 'stdout'}: {error.strerror}")
+    return EXIT_FAILED
 
 
 def _wrong_usage(error: Any) -> int:
@@ -198,6 +213,12 @@ def _serve(**given: Any) -> None:
     if url is not None:
         if "store" in flags:
             raise BadUsage("the store is given twice: remove the argument or --store")
+        switches = [name.replace("_", "-") for name in given if isinstance(given[name], bool)]
+        if switches and url.lower() in BOOLEANS:
+            raise BadUsage(
+                f"--{switches[0]} takes no value, and {url!r} would be the "
+                f"store: give --{switches[0]} or --no-{switches[0]} (the folder {url} is ./{url})"
+            )
         flags["store"] = url
     warnings: list[str] = []
     try:

@@ -21,6 +21,8 @@ from tidelog.service.cli.results import BadUsage, show
 from tidelog.service.cli.topics import TopicArgument
 
 RETRY_FOR_S = 60.0
+SESSION_TIMEOUT_MS = 30_000
+CLIENT_ID = "tidelog"
 
 RetryOption = Annotated[
     float | None,
@@ -100,7 +102,7 @@ def produce(  # noqa: PLR0913 - a command's options are its arguments
             "--format",
             "-f",
             help="text: a line is a value, byte for byte; ndjson: a line is a JSON object with "
-            "key, value, partition, timestamp (ms), headers",
+            'key, value, partition, timestamp (ms), headers ([{"key": NAME, "value": BASE64}])',
         ),
     ] = LineFormat.TEXT,
     values: Annotated[
@@ -291,7 +293,7 @@ def consume(  # noqa: PLR0913 - as above
             "other members get its partitions. A member that is ended by SIGINT or SIGTERM leaves "
             "at once",
         ),
-    ] = 30_000,
+    ] = SESSION_TIMEOUT_MS,
     client_id: Annotated[
         str,
         typer.Option(
@@ -300,7 +302,7 @@ def consume(  # noqa: PLR0913 - as above
             help="with --group: name of this client. Clients of one machine that come and go need "
             "names of their own, because joins of one client are held if it does so often",
         ),
-    ] = "tidelog",
+    ] = CLIENT_ID,
     fetch_bytes: Annotated[int, typer.Option(min=1, help="approximate bytes of a response")] = 1024
     * 1024,
     retry_s: RetryOption = None,
@@ -339,6 +341,8 @@ def consume(  # noqa: PLR0913 - as above
         raise BadUsage(
             "--group excludes --partition, --until, and --from other than beginning or end"
         )
+    if group is None and (session_timeout_ms != SESSION_TIMEOUT_MS or client_id != CLIENT_ID):
+        raise BadUsage("--session-timeout-ms and --client-id need --group")
     if dead_letter is not None and on_error is not OnErrorName.STOP:
         raise BadUsage("--dead-letter and --on-error exclude each other")
     if dead_letter == topic:

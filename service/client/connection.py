@@ -51,6 +51,13 @@ LEARN_AGAIN_S = 1.0
 """Times after which a client asks again for the brokers of the cluster: LEARN_S after a success,
 LEARN_AGAIN_S after a failure."""
 
+WITHOUT_PROXY: dict[str, httpx.AsyncBaseTransport | None] = {
+    "all://127.0.0.1": None,
+    "all://[::1]": None,
+    "all://localhost": None,
+}
+"""A proxy in the environment (http_proxy) does not reach a broker on this machine."""
+
 
 class _Failure(NamedTuple):
     """A request without a successful response. `was_sent`: a broker may have got it."""
@@ -100,12 +107,16 @@ class Connection:
         self._cluster = ""
         is_tls = any(url.startswith("https:") for url in self.servers.named)
         headers = {} if key is None else {"authorization": f"Bearer {key}"}
-        self._http = httpx.AsyncClient(
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
-            headers=headers,
-            verify=_trust(ca_file, is_tls=is_tls),
-            transport=transport,
-        )
+        try:
+            self._http = httpx.AsyncClient(
+                limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
+                headers=headers,
+                verify=_trust(ca_file, is_tls=is_tls),
+                transport=transport,
+                mounts=WITHOUT_PROXY if transport is None else None,
+            )
+        except (ImportError, ValueError) as error:
+            raise BadArgument(f"the proxy in the environment cannot be used: {error}") from None
 
     async def __aenter__(self) -> Self:
         return self
@@ -351,6 +362,8 @@ def _why(error: httpx.RequestError) -> tuple[str, str]:
             case _:
                 pass
     match error:
+        case httpx.RemoteProtocolError() if str(error).startswith("Server disconnected"):
+            return "no response: the server closed the connection (a port for Kafka clients?)", ""
         case httpx.ConnectTimeout():
             return "no connection in time", ""
         case httpx.TimeoutException():

@@ -67,4 +67,6 @@ def _url(text: str) -> str:
         raise wrong
     if "://" not in text and not has_port:
         raise wrong
+    if parts.path.endswith("/ui"):
+        raise BadArgument(f"server {text!r} is the console's URL: remove /ui")
     return url

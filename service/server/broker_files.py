@@ -55,7 +55,8 @@ def _usable_folder(path: Path) -> Path:
         folder = path.expanduser().absolute()
         folder.mkdir(0o700, parents=True, exist_ok=True)
     except (OSError, RuntimeError) as error:  # RuntimeError: unknown home of `~USER`
-        raise LogError(f"hot_dir {path} cannot be used: {error}") from error
+        why = (isinstance(error, OSError) and error.strerror) or error
+        raise LogError(f"hot_dir {path} cannot be used: {why}") from error
     if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
         raise LogError(
             f"hot_dir {folder} cannot be used: the broker's user may not read and write it"

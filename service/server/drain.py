@@ -83,6 +83,10 @@ class Drain:
     def on_signal(self) -> None:
         """Begin the drain. At the second call, end it."""
         if self._task is None:
+            log.info(
+                "stopping: clients have up to %g s to disconnect; a second signal ends this time",
+                self._drain_s,
+            )
             self._began_s = self._now_s()
             self._task = asyncio.create_task(self._run(), name="tidelog-drain")
         elif self._now_s() - self._began_s >= self._repeat_s:

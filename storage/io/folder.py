@@ -54,6 +54,7 @@ _ADVICE = {
     errno.EDQUOT: "raise the quota",
     errno.EACCES: "let the broker's user write there",
     errno.EROFS: "mount it writable",
+    errno.ENOTDIR: "a part of the path is a file: name a folder",
     errno.ENAMETOOLONG: "a part of its key is longer than a file's name may be",
     errno.EFBIG: "raise the file size limit (ulimit -f)",
     errno.EMFILE: "raise the open file limit (ulimit -n)",

@@ -27,6 +27,8 @@ async def open_store(
     if the store does not answer for `retry_s`.
     """
     check_url(url)
+    if s3 is not None and s3.endpoint_url is not None:
+        check_endpoint(s3.endpoint_url)
     folder = folder_of(url)
     if folder is not None:
         from tidelog.storage.io.folder import FolderStore
@@ -51,6 +53,17 @@ def check_url(url: str) -> None:
         raise StoreUnfit(
             f"store url {url!r} is none of memory://, file:///folder, a path, s3://bucket/prefix"
         )
+
+
+def check_endpoint(url: str) -> None:
+    """Raise StoreUnfit if the URL of an S3 server has no scheme, no host, or a wrong port."""
+    try:
+        parts = urlsplit(url)
+        _ = parts.port
+    except ValueError:
+        parts = urlsplit("")
+    if parts.scheme not in {"http", "https"} or not parts.hostname:
+        raise StoreUnfit(f"s3_endpoint {url!r} does not have the form http://HOST:PORT")
 
 
 def folder_of(url: str) -> Path | None:

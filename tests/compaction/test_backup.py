@@ -222,6 +222,8 @@ def test_what_is_not_empty_is_no_target_and_a_cluster_is_no_place(
     place = tmp_path / "place"
     with pytest.raises(StoreUnfit, match="no place for backups"):
         backed_up(root, root)
+    with pytest.raises(StoreUnfit, match="is inside of the cluster's store"):
+        backed_up(root, root / "backups")
     with pytest.raises(StoreUnfit, match="no backup that is complete"):
         restored(place, tmp_path / "new")
     backed_up(root, place)

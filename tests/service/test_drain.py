@@ -2,6 +2,7 @@
 time."""
 
 import asyncio
+import logging
 from collections.abc import Callable
 
 import pytest
@@ -108,6 +109,15 @@ def test_a_broker_with_clients_serves_them_for_the_whole_time() -> None:
     stage.connections = 1
     assert drained(stage) == pytest.approx(DRAIN_S, abs=2 * LOOK_S)
     assert stage.calls[0][1] == 0.0, "each answer closes its connection from the signal on"
+
+
+def test_the_log_says_how_long_a_broker_waits_for_clients(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.INFO):
+        drained(Stage())
+    (line,) = caplog.messages
+    assert line.startswith("stopping: clients have up to 5 s to disconnect; a second signal ")
 
 
 def test_requests_on_new_connections_prolong_a_drain() -> None:

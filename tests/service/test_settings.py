@@ -21,8 +21,8 @@ def test_flags_win_over_variables_and_variables_over_defaults() -> None:
     [
         ({"prot": "1"}, "unknown setting 'prot': is port meant?"),
         ({"no_such": "1"}, "unknown setting 'no_such': see the settings table"),
-        ({"flush_interval_ms": "250y"}, "flush_interval_ms: '250y' is not a whole number of ms"),
-        ({"flush_bytes": "8M"}, "flush_bytes: '8M' is not a whole number of bytes"),
+        ({"flush_interval_ms": "250y"}, "flush_interval_ms: '250y' is not a duration: give"),
+        ({"flush_bytes": "8M"}, "flush_bytes: '8M' is not a size: give"),
         ({"port": "eighty"}, "port: 'eighty' is not a whole number"),
         ({"port": "70000"}, "port: 70000 is above 65535"),
         ({"port": "-1"}, "port: -1 is below 0"),
@@ -36,8 +36,8 @@ def test_flags_win_over_variables_and_variables_over_defaults() -> None:
         ({"zone": "eu 1"}, "zone: 'eu 1' has characters"),
         ({"security": "rar"}, "security: 'rar' is none of off, keys"),
         ({"wal_codec": "lz4"}, "unknown setting 'wal_codec': the setting was removed, delete it"),
-        ({"buffer_bytes": "8M"}, "buffer_bytes_max: '8M' is not a whole number of bytes"),
-        ({"chunk_cache_bytes": "8M"}, "chunk_cache_bytes: '8M' is not a whole number of bytes"),
+        ({"buffer_bytes": "8M"}, "buffer_bytes_max: '8M' is not a size: give"),
+        ({"chunk_cache_bytes": "8M"}, "chunk_cache_bytes: '8M' is not a size: give"),
         ({"wal_retention_ms": "700000"}, "must be at least 4 times wal_view_age_max_ms"),
         ({"wal_view_age_max_ms": "59999"}, "wal_view_age_max_ms (59999) is below 60000: only a"),
         (

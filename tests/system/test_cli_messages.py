@@ -3,9 +3,11 @@
 The commands run in this process, most of them without a broker.
 """
 
+import asyncio
 import json
 import os
 import socket
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -21,6 +23,8 @@ from tidelog.service.cli import main as cli
 from tidelog.service.cli.client import Client
 from tidelog.service.cli.results import NotReachable
 from tidelog.service.secret_files import PRIVATE_UMASK
+from tidelog.storage.core.errors import StoreUnfit
+from tidelog.storage.io.folder import FolderStore
 
 
 class Said(NamedTuple):
@@ -102,6 +106,53 @@ def test_a_key_that_no_header_can_have(tidelog: Command, tmp_path: Path, content
     assert content not in said.line
 
 
+def test_a_header_in_the_form_of_another_api(tidelog: Command, broker: Broker, topic: str) -> None:
+    for headers in ('{"a": "b"}', '[{"name": "a", "value": "YQ=="}]', '[{"key": "a", "value": 1}]'):
+        file = Path(broker.store.removeprefix("file://")).parent / "headers.ndjson"
+        line = f'{{"value": 1, "headers": {headers}}}'
+        file.write_text(f"{line}\n")
+        said = tidelog("produce", topic, str(file), "--format", "ndjson", server=broker.base_url)
+        form = 'headers have the form [{"key": NAME, "value": BASE64}]'
+        assert said.status == 1
+        assert said.line.startswith(f"line 1: not a record: {form}: {line!r}")
+
+
+# -- stdout and interrupts
+
+
+@pytest.mark.parametrize("command", ["--version", "serve -h", "topics list", "consume {topic}"])
+def test_a_full_disk_behind_stdout(broker: Broker, topic: str, command: str) -> None:
+    broker.cli("produce", topic, stdin="a\n")
+    words = [sys.executable, "-m", "tidelog.service.cli.main", *command.format(topic=topic).split()]
+    with open("/dev/full", "wb") as full:
+        ended = subprocess.run(
+            words,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            env=os.environ | {"TIDELOG_URL": broker.base_url},
+            check=False,
+        )
+    assert ended.stderr == b"tidelog: cannot write to stdout: No space left on device\n"
+    assert ended.returncode == 1
+
+
+def test_an_interrupt_while_the_commands_load() -> None:
+    program = """
+import sys
+from tidelog.service.cli.start import main
+
+class Interrupt:
+    def find_spec(self, name, *_):
+        if name == "typer":
+            raise KeyboardInterrupt
+
+sys.meta_path.insert(0, Interrupt())
+sys.exit(main())
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, b"", b"")
+
+
 # -- stores
 
 
@@ -133,7 +184,40 @@ def test_the_default_store_that_is_not_there(
     assert tidelog("scrub", "--store", f"{tmp_path}/tidelog-data") == (3, "", missing)
 
 
+@pytest.mark.parametrize("endpoint", ["localhost:9000", "minio", "http://", "http://a:b"])
+@pytest.mark.parametrize("command", ["serve s3://b/p", "scrub --store s3://b/p"])
+def test_an_s3_endpoint_that_is_no_url(
+    tidelog: Command, monkeypatch: pytest.MonkeyPatch, command: str, endpoint: str
+) -> None:
+    monkeypatch.setenv("TIDELOG_S3_ENDPOINT", endpoint)
+    said = tidelog(*command.split())
+    assert said == (2, "", f"s3_endpoint {endpoint!r} does not have the form http://HOST:PORT")
+
+
+def test_a_store_below_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "log"
+    file.write_bytes(b"")
+    with pytest.raises(StoreUnfit, match="a part of the path is a file: name a folder"):
+        FolderStore(file / "log")
+
+
 # -- wrong words
+
+
+@pytest.mark.parametrize("word", ["true", "False", "0"])
+def test_a_value_of_a_flag_is_not_the_store(tidelog: Command, word: str) -> None:
+    said = tidelog("serve", "--port", "0", "--seal-enabled", word)
+    assert said.status == 2
+    assert said.line.startswith(
+        f"--seal-enabled takes no value, and {word!r} would be the store: give --seal-enabled or "
+        "--no-seal-enabled"
+    )
+
+
+@pytest.mark.parametrize("option", ["--session-timeout-ms 20000", "--client-id me"])
+def test_an_option_of_members_without_a_group(tidelog: Command, option: str) -> None:
+    said = tidelog("consume", "a", *option.split())
+    assert said == (2, "", "--session-timeout-ms and --client-id need --group")
 
 
 @pytest.mark.parametrize(
@@ -215,6 +299,37 @@ def test_a_url_below_which_nothing_is(tidelog: Command, other_server: str, broke
     for url in (f"http://{other_server}", f"{broker.base_url}/nope"):
         said = tidelog("topics", "describe", "a", server=url)
         assert said == (3, "", f"{url}/v3/clusters: HTTP 404: is this the URL of a broker?")
+
+
+def test_the_console_is_no_server(tidelog: Command, broker: Broker) -> None:
+    for url in (f"{broker.base_url}/ui/", f"{broker.base_url}/ui"):
+        said = tidelog("topics", "list", server=url)
+        assert said == (2, "", f"server {url!r} is the console's URL: remove /ui")
+
+
+async def test_a_server_that_closes_the_connection() -> None:
+    async def close(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.close()
+
+    server = await asyncio.start_server(close, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with server, Client(url) as client:
+        with pytest.raises(NotReachable, match=r"no response: .* \(a port for Kafka clients\?\)$"):
+            await client.get("/v3/clusters")
+
+
+def test_a_proxy_is_not_used_for_this_machine(
+    tidelog: Command, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{free_port()}")
+    assert tidelog("topics", "list", server=broker.base_url).status == 0
+
+
+def test_a_proxy_that_cannot_be_used(tidelog: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("all_proxy", "gopher://127.0.0.1:70")
+    said = tidelog("topics", "list", server="http://broker.example:8082")
+    assert said.status == 2
+    assert said.line.startswith("the proxy in the environment cannot be used: ")
 
 
 # -- retries
@@ -331,6 +446,19 @@ def test_a_group_without_members_shows_its_lag(
     said = tidelog("groups", "describe", "idle", server=broker.base_url)
     assert said.out.splitlines()[1] == "no members"
     assert said.out.splitlines()[-1].split()[:4] == [topic, "0", "1", "1"]
+
+
+def test_a_reset_beyond_the_end_says_that_it_goes_to_the_end(
+    tidelog: Command, broker: Broker, topic: str
+) -> None:
+    broker.cli("produce", topic, stdin="a\nb\n")
+    words = ["groups", "reset", "far", "--topic", topic, "--to"]
+    said = tidelog(*words, "99999", server=broker.base_url)
+    assert [line.split() for line in said.out.splitlines()[1:-1]] == [[topic, "0", "2"]]
+    assert said.out.splitlines()[-1] == (
+        "far goes to offset 99999, or to the nearest offset of a partition without it"
+    )
+    assert tidelog(*words, "1").out.splitlines()[-1] == "far goes to offset 1"
 
 
 @pytest.mark.parametrize("command", ["keys list", "acls list", "quotas list"])

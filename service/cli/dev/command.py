@@ -106,6 +106,9 @@ async def _run(settings: Settings, rate: int, *, is_browser_wanted: bool) -> int
             stop = asyncio.create_task(ended.wait())
             await asyncio.wait((work, stop), return_when=asyncio.FIRST_COMPLETED)
             has_failed = work.done()
+            if not has_failed and process.is_alive():
+                drain_s = settings.drain_ms / 1000
+                _say(f"stopping; connected clients have up to {drain_s:g} s to end")
             for task in (work, greeting, stop):
                 task.cancel()
             await asyncio.gather(work, greeting, stop, return_exceptions=True)
@@ -153,6 +156,10 @@ def _serve(settings: Settings, is_up: "Event", parent: int) -> None:
     # when its members have left their groups.
     os.setpgid(0, 0)
     leave(run(settings, on_listening=is_up.set))
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"tidelog dev: {text}\n")
 
 
 async def _greet(members: "Sequence[Member]", text: str, browser_url: str) -> None:

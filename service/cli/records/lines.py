@@ -51,6 +51,13 @@ def text_parser(key_separator: str | None, *, is_crlf: bool = False) -> Parser:
     return Parser("binary", record, f"text {key_separator!r} {is_crlf}")
 
 
+class _Header(msgspec.Struct, forbid_unknown_fields=True):
+    """A header of a record. The value is base64."""
+
+    key: str
+    value: bytes | None = None
+
+
 class _InputLine(msgspec.Struct, forbid_unknown_fields=True):
     """A record as `consume --json` prints it; `topic` and `offset` are ignored."""
 
@@ -64,6 +71,7 @@ class _InputLine(msgspec.Struct, forbid_unknown_fields=True):
 
 
 _decode_line = msgspec.json.Decoder(_InputLine).decode
+_decode_headers = msgspec.json.Decoder(list[_Header] | None).decode
 _decode_value = msgspec.json.Decoder(Raw).decode
 
 
@@ -97,10 +105,21 @@ def _json_record(octets: Callable[[bytes], bytes]) -> Callable[[bytes], Encoded 
         if parsed.timestamp is not None:
             members.append(b'"timestamp":%d' % parsed.timestamp)
         if parsed.headers:
-            members.append(b'"headers":' + bytes(parsed.headers))
+            members.append(b'"headers":' + _checked_headers(parsed.headers, line))
         return Encoded(b",".join(members), key, parsed.partition)
 
     return record
+
+
+def _checked_headers(headers: Raw, line: bytes) -> bytes:
+    try:
+        _decode_headers(headers)
+    except (msgspec.MsgspecError, RecursionError):
+        raise BadLine(
+            'not a record: headers have the form [{"key": NAME, "value": BASE64}]: '
+            f"{_shown(line)}"
+        ) from None
+    return bytes(headers)
 
 
 _KEYS: dict[str, Callable[[bytes], bytes]] = {
