@@ -83,8 +83,9 @@ class PartitionReader:
                 return pages
 
     def _start_reads(self, wait_ms: int, tried: set[TopicPartition]) -> None:
-        """Start the requests that may be under way. Only partitions whose last page was short wait
-        at the broker for new records: the other responses are large, so there are few of them."""
+        """Start as many requests as the bounds allow. Only the request for a partition whose last
+        page was short waits at the broker for new records. The other responses are large, so there
+        are at most READS_AT_ONCE of them."""
         large = len(self._reads) - len(self._polls)
         for where in list(self.positions):
             if where in self._reads or where in self.paused or (not wait_ms and where in tried):
@@ -96,7 +97,7 @@ class PartitionReader:
                 self._polls.add(where)
             else:
                 large += 1
-                self.positions[where] = self.positions.pop(where)  # the last one in its next turn
+                self.positions[where] = self.positions.pop(where)  # to the end: others are next
             tried.add(where)
             work = self._fetch(where, wait_ms if is_poll else 0)
             self._reads[where] = asyncio.create_task(work)

@@ -1,8 +1,8 @@
 """Records, and their bytes in requests and responses. Pure.
 
 Keys and values are bytes. Requests and responses have them in base64 (the format `binary` of the
-dialects), which every record has. A producer with format `json` sends JSON values instead. The
-broker then stores their JSON text, and knows that it is JSON.
+dialects), because base64 can represent every record. A producer with format `json` sends JSON
+values instead. The broker then stores their JSON text, and knows that it is JSON.
 """
 
 import datetime as dt
@@ -91,7 +91,7 @@ BINARY = ReadFormat("binary", BINARY_V2, _decode_binary, _decode_binary)
 
 
 def pages(records: Iterable[Any]) -> list[Page]:
-    """Return the records of an instance's response by partition."""
+    """Return the records of an instance's response as one page for each partition."""
     found: dict[TopicPartition, list[Any]] = {}
     for record in records:
         found.setdefault(TopicPartition(record.topic, record.partition), []).append(record)
