@@ -16,14 +16,12 @@ import datetime as dt
 import re
 from collections.abc import Callable
 from enum import Enum
-from typing import Literal, NamedTuple, TypeAlias, TypeVar
+from typing import Literal, NamedTuple, TypeAlias
 
 import typer
 
 from tidelog.service import quantities
 from tidelog.service.cli.results import BadUsage
-
-Number = TypeVar("Number", int, float)
 
 BEGINNING: Literal["beginning"] = "beginning"
 END: Literal["end"] = "end"
@@ -212,13 +210,8 @@ def size_bytes(low: int = 1) -> Callable[[str], int]:
     return _at_least(low, quantities.octets, "bytes")
 
 
-def duration_s() -> Callable[[str], float]:
-    """Return a parser of an option in seconds: `90s`, `1m`, or a number of seconds."""
-    return _at_least(0.0, quantities.seconds, "seconds")
-
-
-def _at_least(low: Number, parse: Callable[[str], Number], unit: str) -> Callable[[str], Number]:
-    def parsed(text: str) -> Number:
+def _at_least(low: int, parse: Callable[[str], int], unit: str) -> Callable[[str], int]:
+    def parsed(text: str) -> int:
         try:
             value = parse(str(text))
         except ValueError as error:

@@ -18,8 +18,6 @@ from tidelog.service.client.consumer import DeadLetters
 from tidelog.service.client.errors import UndecodableRecord
 from tidelog.service.client.records import Header, Page, ReadFormat, Record
 
-MARK = b'_base64":'
-
 
 class _Fields(msgspec.Struct):
     topic: str
