@@ -116,7 +116,8 @@ def in_words(place: Position, now: dt.datetime) -> str:
 
 
 def at_time(place: Position, now: dt.datetime) -> str | int | dt.datetime | Last | PartitionOffsets:
-    """Return the position with the time that a time before now is."""
+    """Return the position. If it is a time before now, return this time as a datetime. Raises
+    BadUsage."""
     if not isinstance(place, Ago):
         return place
     try:
@@ -137,7 +138,8 @@ def moment(text: str, now: dt.datetime) -> dt.datetime:
 
 
 def _parsed(text: str) -> tuple[Form | None, Position | None]:
-    """Return the form of the text, and the position, None if it is wrong in this form."""
+    """Return the form of the text and its position. The position is None if the text begins like
+    this form but is not valid in it."""
     if text in {BEGINNING, END}:
         return Form.EDGES, text
     if (number := _offset(text)) is not None:
@@ -236,7 +238,7 @@ def configs_with_units(configs: dict[str, str]) -> dict[str, str]:
 
 
 def config_in_words(name: str, text: str) -> str:
-    """Return NAME=VALUE, with the value in its unit if this is shorter to read."""
+    """Return NAME=VALUE. If VALUE is a long number of ms or bytes, add it in a larger unit."""
     parse = quantities.parser_of(name)
     if parse is None or not text.isascii() or not text.isdigit():
         return f"{name}={text}"
