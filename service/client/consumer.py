@@ -33,7 +33,15 @@ from tidelog.service.client.errors import (
 from tidelog.service.client.group_reader import LEAVE_S, GroupReader
 from tidelog.service.client.partition_reader import PartitionReader
 from tidelog.service.client.producer import AsyncProducer
-from tidelog.service.client.records import BINARY, Header, Page, ReadFormat, Record, TopicPartition
+from tidelog.service.client.records import (
+    BINARY,
+    ON_ERROR,
+    Header,
+    Page,
+    ReadFormat,
+    Record,
+    TopicPartition,
+)
 
 Decode: TypeAlias = Callable[[bytes], Any]
 OnUndecodable: TypeAlias = Callable[[Record, UndecodableRecord], Awaitable[None] | None]
@@ -63,9 +71,6 @@ class ConsumerOptions(NamedTuple):
     """How long `poll` tries to reach a broker, before it raises NotReachable."""
     client_id: str = "tidelog-client"
     read_format: ReadFormat = BINARY
-    broker_on_error: Literal["stop", "skip", "raw"] = "raw"
-    """The parameter `on_error` of requests. It has an effect only if `read_format` is not binary,
-    because the broker decodes nothing for binary."""
 
 
 class DeadLetters:
@@ -163,7 +168,6 @@ class AsyncConsumer(Connected):
                 self.connection,
                 chosen.read_format,
                 fetch_bytes=chosen.fetch_bytes,
-                on_error=chosen.broker_on_error,
                 reset="" if chosen.auto_offset_reset == "none" else chosen.auto_offset_reset,
             )
             for where, offset in positions.items():
@@ -175,7 +179,7 @@ class AsyncConsumer(Connected):
             "auto.commit.enable": False,
             "client.id": chosen.client_id,
             "session.timeout.ms": chosen.session_timeout_ms,
-            "on.error": chosen.broker_on_error,
+            "on.error": ON_ERROR,
         }
         return GroupReader(
             self.connection,

@@ -11,7 +11,7 @@ from typing import Any
 
 from tidelog.service.client.connection import RESPONSE_S, Connection, quoted
 from tidelog.service.client.errors import BadArgument, Refused
-from tidelog.service.client.records import Page, ReadFormat, TopicPartition
+from tidelog.service.client.records import ON_ERROR, Page, ReadFormat, TopicPartition
 
 READS_AT_ONCE = 8
 """Requests at a time that do not wait for new records."""
@@ -28,14 +28,13 @@ class PartitionReader:
         fmt: ReadFormat,
         *,
         fetch_bytes: int,
-        on_error: str,
         reset: str,
     ) -> None:
         """`reset` is earliest, latest, or empty: then an offset out of range is an error."""
         self._connection = connection
         self._format = fmt
         self._fetch_bytes = fetch_bytes
-        self._on_error = on_error
+
         self._reset = reset
         self._reads: dict[TopicPartition, asyncio.Task[Page]] = {}
         self._polls: set[TopicPartition] = set()
@@ -128,7 +127,7 @@ class PartitionReader:
             "timeout": wait_ms,
             "max_bytes": self._fetch_bytes,
             "format": self._format.name,
-            "on_error": self._on_error,
+            "on_error": ON_ERROR,
         }
         path = f"/topics/{quoted(where.topic)}/partitions/{where.partition}/records"
         request = self._connection.get(

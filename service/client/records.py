@@ -19,6 +19,9 @@ JSON_V2 = "application/vnd.kafka.json.v2+json"
 BINARY_V2 = "application/vnd.kafka.binary.v2+json"
 ARROW = "application/vnd.apache.arrow.stream"
 MEDIA_TYPES: dict[ProduceFormat, str] = {"binary": BINARY_V2, "json": JSON_V2}
+ON_ERROR = "raw"
+"""The `on_error` of reads: the broker also sends the records that do not decode in the format of
+the read, and the client handles them."""
 RECORD_BYTES = 64
 """The size of a record in a buffer is the length of its text plus this number."""
 
