@@ -28,20 +28,6 @@ def milliseconds(text: str) -> int:
     return _parsed(text, MS, f"duration: give {DURATIONS}")
 
 
-def seconds(text: str) -> float:
-    """Parse a duration. A number without a unit is in seconds, and may have decimals. Raises
-    ValueError."""
-    if re.fullmatch(r"[0-9]{1,12}(\.[0-9]{1,6})?", text):
-        return float(text)
-    try:
-        return milliseconds(text) / 1000
-    except ValueError:
-        raise ValueError(
-            f"{text!r} is not a duration: give a number of seconds, or a number and ms, s, m, h, d "
-            "or w, for example 90s"
-        ) from None
-
-
 def octets(text: str) -> int:
     """Parse a size in bytes. The case of the unit does not matter. Raises ValueError."""
     number = _NUMBER.fullmatch(text)

@@ -1,4 +1,4 @@
-"""Job queue: workers of a group count the lines of files; failed jobs are retried, then set aside.
+"""Job queue: workers of a group count the lines of files; a job that fails three times is given up.
 
 Shows: a retry topic, so that a failed job does not delay the others, and a dead-letter topic for
 jobs that failed three times. The header `attempts` has the number of failures. Results, failures
@@ -46,8 +46,8 @@ def finish(record: Record, transaction: Transaction) -> None:
 
 
 def work(servers: str, topic: str, delay_s: float) -> None:
-    """Be a member of the topic's group until the group gets a new generation that refuses our
-    commit. A job begins `delay_s` after its record was sent, at the earliest."""
+    """Do jobs as a member of the topic's group. A job begins `delay_s` after its record was sent,
+    at the earliest. Raises Refused (409) if the partitions have gone to another member."""
     with (
         Producer(servers) as producer,
         Consumer(

@@ -46,8 +46,9 @@ def order(shop: sqlite3.Connection, customer: str, pieces: int, item: str) -> No
 
 
 def next_batch(shop: sqlite3.Connection) -> str | None:
-    """Return the batch to send: the one under way before a crash, else a new one, named for its
-    first message. It is stored before it is sent, so a repetition has the same messages."""
+    """Return the name of the batch to send, which is the id of its first message: the batch that
+    was under way before a crash, else a new one. A batch is stored before it is sent, so a
+    repetition has the same messages."""
     with shop:
         shop.execute("BEGIN IMMEDIATE")
         found = shop.execute("SELECT id, batch, tried_s FROM outbox ORDER BY number").fetchone()
@@ -61,7 +62,7 @@ def next_batch(shop: sqlite3.Connection) -> str | None:
                 f"web_shop: batch {batch} is too old to be sent again: look for order {message_id} "
                 "in the topic. If it is there, delete the batch from outbox; else set batch to NULL"
             )
-    return message_id  # that of the batch, which is deleted as a whole
+    return message_id  # also of an older batch: messages leave the outbox only with their batch
 
 
 def relay(shop: sqlite3.Connection, servers: str) -> None:
@@ -81,7 +82,7 @@ def invoice(servers: str) -> None:
     """Write an invoice for each order. Other processes may do the same in the same group."""
     with Producer(servers) as producer:
         while True:
-            # A member whose commit is refused begins at the committed offsets, as a new member.
+            # If a commit is refused, join as a new member, which begins at the committed offsets.
             try:
                 with Consumer(
                     servers, "orders", "invoices", decode_value=json.loads, auto_commit=False

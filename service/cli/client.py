@@ -1,5 +1,5 @@
-"""The client of the commands: `tidelog.service.client` with the options, the exit statuses and the
-words of the command line."""
+"""The connection of a command: a Connection with the command's options, whose errors have the exit
+statuses and the advice of the command line."""
 
 import asyncio
 import contextlib

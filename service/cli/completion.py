@@ -33,9 +33,7 @@ def group_names(ctx: typer.Context, incomplete: str) -> list[str]:
 
     async def names(client: "Client") -> list[str]:
         path = f"{await client.cluster()}/consumer-groups"
-        found = await client.get_json(path)
-        await client.add_pages(found, path)
-        return [each["consumer_group_id"] for each in found["data"]]
+        return [each["consumer_group_id"] for each in (await client.get_json(path))["data"]]
 
     return _names(ctx, incomplete, names)
 

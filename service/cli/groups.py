@@ -167,8 +167,8 @@ def describe_group(
             f"held: {each['instance_id'] or each['consumer_id']}"
             + (f", client {each['client_id']}" if each["client_id"] else "")
             + (f", at {each['host']}" if each["host"] else "")
-            + f": {each['short_lives']} short lives, it may join again in "
-            f"{each['retry_after_ms'] / 1000:.0f} s"
+            + f": {each['short_lives']} members ended soon after they joined; it may join again "
+            f"in {each['retry_after_ms'] / 1000:.0f} s"
         )
 
 

@@ -1,9 +1,8 @@
 """`tidelog`: the application of the command line, with the command `serve`, which runs a broker.
 
-The other commands are in the other modules.
-
-To start fast, a command imports HTTP, Arrow, uvicorn or Spark only when it runs. A command that
-fails raises CommandError; `main` prints its message as one line and returns the exit status.
+The other modules have the other commands. To start fast, a command imports HTTP, Arrow, uvicorn or
+Spark only when it runs. A command that fails raises CommandError; `main` prints its message as one
+line and returns the exit status.
 Client commands need no extra of the distribution. Other commands need the extra `server`. If it is
 not installed, the error names it.
 """

@@ -16,14 +16,12 @@ import datetime as dt
 import re
 from collections.abc import Callable
 from enum import Enum
-from typing import Literal, NamedTuple, TypeAlias, TypeVar
+from typing import Literal, NamedTuple, TypeAlias
 
 import typer
 
 from tidelog.service import quantities
 from tidelog.service.cli.results import BadUsage
-
-Number = TypeVar("Number", int, float)
 
 BEGINNING: Literal["beginning"] = "beginning"
 END: Literal["end"] = "end"
@@ -118,7 +116,8 @@ def in_words(place: Position, now: dt.datetime) -> str:
 
 
 def at_time(place: Position, now: dt.datetime) -> str | int | dt.datetime | Last | PartitionOffsets:
-    """Return the position with the time that a time before now is."""
+    """Return the position. If it is a time before now, return this time as a datetime. Raises
+    BadUsage."""
     if not isinstance(place, Ago):
         return place
     try:
@@ -139,7 +138,8 @@ def moment(text: str, now: dt.datetime) -> dt.datetime:
 
 
 def _parsed(text: str) -> tuple[Form | None, Position | None]:
-    """Return the form of the text, and the position, None if it is wrong in this form."""
+    """Return the form of the text and its position. The position is None if the text begins like
+    this form but is not valid in it."""
     if text in {BEGINNING, END}:
         return Form.EDGES, text
     if (number := _offset(text)) is not None:
@@ -212,13 +212,8 @@ def size_bytes(low: int = 1) -> Callable[[str], int]:
     return _at_least(low, quantities.octets, "bytes")
 
 
-def duration_s() -> Callable[[str], float]:
-    """Return a parser of an option in seconds: `90s`, `1m`, or a number of seconds."""
-    return _at_least(0.0, quantities.seconds, "seconds")
-
-
-def _at_least(low: Number, parse: Callable[[str], Number], unit: str) -> Callable[[str], Number]:
-    def parsed(text: str) -> Number:
+def _at_least(low: int, parse: Callable[[str], int], unit: str) -> Callable[[str], int]:
+    def parsed(text: str) -> int:
         try:
             value = parse(str(text))
         except ValueError as error:
@@ -243,7 +238,7 @@ def configs_with_units(configs: dict[str, str]) -> dict[str, str]:
 
 
 def config_in_words(name: str, text: str) -> str:
-    """Return NAME=VALUE, with the value in its unit if this is shorter to read."""
+    """Return NAME=VALUE. If VALUE is a long number of ms or bytes, add it in a larger unit."""
     parse = quantities.parser_of(name)
     if parse is None or not text.isascii() or not text.isdigit():
         return f"{name}={text}"

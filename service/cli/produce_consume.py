@@ -150,9 +150,9 @@ def produce(  # noqa: PLR0913 - a command's options are its arguments
         typer.Option(
             "--state",
             metavar="FILE",
-            help="keep the number of lines that are in the topic in this file, and begin after "
-            "them: each line is produced once, also if this command is killed and run again with "
-            "the same input. Sends one request at a time",
+            help="store in this file how many lines are in the topic, and begin after them: each "
+            "line is produced once, also if this command is killed and run again with the same "
+            "input. Sends one request at a time",
         ),
     ] = None,
     retry_s: RetryOption = None,
@@ -299,8 +299,8 @@ def consume(  # noqa: PLR0913 - as above
         typer.Option(
             "--client-id",
             metavar="NAME",
-            help="with --group: name of this client. Clients of one machine that come and go need "
-            "names of their own, because joins of one client are held if it does so often",
+            help="with --group: name of this client. If members with one name on one machine join "
+            "and end often, the broker delays their joins: then give each a name of its own",
         ),
     ] = CLIENT_ID,
     fetch_bytes: Annotated[int, typer.Option(min=1, help="approximate bytes of a response")] = 1024

@@ -106,5 +106,6 @@ def no_topic(name: str) -> str:
 
 
 def quoted(name: str) -> str:
-    """Return a name as one segment of a URL path."""
+    """Return a name as one segment of a URL path. (`client.connection` has the same function, but
+    imports httpx, which is slow.)"""
     return quote(name, safe="")

@@ -1,10 +1,10 @@
 """Producer, Consumer, Transaction and Admin for callers without an event loop.
 
-All of them share one daemon thread with an event loop, which starts with the first and ends with
-the last of them. A call runs the coroutine of the asynchronous class in that thread and waits for
-it. Functions of the caller (`decode_value`, `on_error`) run in that thread too, so they must not
-call these classes. An object may be used by several threads; a child process after a fork may not
-use its parent's objects.
+All objects of these classes share one daemon thread with an event loop. It starts with the first
+object and ends with the last one. A call runs the coroutine of the asynchronous class in that
+thread and waits for its result. Functions of the caller (`decode_value`, `on_error`) also run in
+that thread, so they must not call these classes. Several threads may use one object. A child
+process after a fork must not use its parent's objects.
 """
 
 import asyncio
@@ -131,7 +131,8 @@ class Transaction:
         )
 
     def commit_offsets(self, group: str, offsets: Mapping[tuple[str, int], int]) -> None:
-        """Commit the next offsets to read of a group without members that share partitions."""
+        """Commit the offsets at which `group` continues, by (topic, partition). The group has no
+        members; a member uses `commit_positions`."""
         self._transaction.commit_offsets(group, offsets)
 
     def commit_positions(self, consumer: "Consumer") -> None:

@@ -7,9 +7,9 @@ up to 5 s, multiplied by a random number from 0.5 to 1. A caller sets `retry_s` 
 requests that are safe to repeat: reads, and changes with an Idempotency-Key or a fixed target. With
 `retry_s` 0, only a request that no broker got goes to the next broker.
 
-A client learns the other brokers from the one that answers. A broker names the address at which
-other brokers reach it, with its port for clients. A learned broker gets requests only after a
-failure, so an address that this client cannot reach costs one failed attempt.
+A client learns the other brokers from the broker that answers: for each, the address that brokers
+use, and the port for clients. A learned broker gets requests only after a failure. So if this
+client cannot reach the address, one attempt fails.
 """
 
 import asyncio
@@ -70,7 +70,8 @@ class _Failure(NamedTuple):
 
 
 class Connected:
-    """A user of a Connection: that of its caller, or one of its own, which it closes."""
+    """Base of producer, consumer and admin: it uses the Connection of its caller, or makes a
+    Connection, which `_disconnect` closes."""
 
     def __init__(self, servers: "str | Connection", **options: Any) -> None:
         self._owns = not isinstance(servers, Connection)
@@ -262,7 +263,7 @@ class Connection:
 
     async def offsets(self, topic: str, partition: int, **params: int) -> dict[str, Any]:
         """Return the `beginning_offset` and the `end_offset` of a partition, and with `timestamp`
-        (ms) the `timestamp_offset`, which is None if no record is so new."""
+        (ms) the `timestamp_offset`, which is None if all records are older."""
         path = f"/topics/{quoted(topic)}/partitions/{partition}/offsets"
         found = await self.get_json(path, params=params)
         if not isinstance(found, dict) or not found.keys() >= {"beginning_offset", "end_offset"}:
@@ -275,7 +276,7 @@ class Connection:
         return found["beginning_offset"], found["end_offset"]
 
     def learn_soon(self) -> None:
-        """If the last time is LEARN_S ago, begin to ask for the brokers of the cluster."""
+        """Start a task that asks for the brokers of the cluster, unless one ran within LEARN_S."""
         now_s = asyncio.get_running_loop().time()
         if now_s - self._learned_s < LEARN_S or self._learning is not None:
             return
@@ -293,7 +294,7 @@ class Connection:
         """Ask for the live brokers, and remember their addresses. Raises ClientError."""
         server = urlsplit(self.servers.current)
         if server.path:
-            return  # a proxy with a path of its own: brokers do not know it
+            return  # a path belongs to a proxy, and the brokers' addresses are not that proxy's
         listed = await self.get_json(f"{await self.cluster()}/brokers", retry_s=0.0)
         self.servers.learn(
             f"{server.scheme}://{_host(each['host'])}:{each['port']}"
@@ -345,8 +346,8 @@ def refusal(answer: httpx.Response) -> ClientError:
 
 
 def _why(error: httpx.RequestError) -> tuple[str, str]:
-    """Return the reason in plain words, because httpx's text names its own layers or is empty; and
-    the advice (errors.ADVICE)."""
+    """Return the reason and the advice (errors.ADVICE). The reason is not httpx's text, which names
+    httpx's layers or is empty."""
     for cause in _causes(error):
         match cause:
             case ssl.SSLError(reason="WRONG_VERSION_NUMBER"):

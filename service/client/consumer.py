@@ -1,11 +1,11 @@
 """AsyncConsumer: which records are delivered, how they decode, and which offsets are committed.
 
-Delivered means returned by `poll`, or by the iterator. Done means that the caller asked for more
-after it: the next `poll` commits the records of the previous one, the next step of the iterator
-finishes the record before it. `commit` finishes everything that was delivered. So a record whose
-work ended with an exception is read again: at least once.
+A record is *delivered* when `poll` or the iterator has returned it. A delivered record is *done*
+when the caller calls `poll` or `commit`, or asks the iterator for the next record. With
+auto_commit, the next read commits the offsets of done records. So if the caller's work on a record
+ends with an exception, the record is read again: at least once.
 
-A record that does not decode does not stop the others. `on_error` decides:
+A record that does not decode does not stop the others. `on_error` is one of:
 - stop: all records before it and those of other partitions are delivered. Then `poll` raises
   UndecodableRecord once. If the caller polls again, the other partitions continue, and this one
   does not.
@@ -33,7 +33,15 @@ from tidelog.service.client.errors import (
 from tidelog.service.client.group_reader import LEAVE_S, GroupReader
 from tidelog.service.client.partition_reader import PartitionReader
 from tidelog.service.client.producer import AsyncProducer
-from tidelog.service.client.records import BINARY, Header, Page, ReadFormat, Record, TopicPartition
+from tidelog.service.client.records import (
+    BINARY,
+    ON_ERROR,
+    Header,
+    Page,
+    ReadFormat,
+    Record,
+    TopicPartition,
+)
 
 Decode: TypeAlias = Callable[[bytes], Any]
 OnUndecodable: TypeAlias = Callable[[Record, UndecodableRecord], Awaitable[None] | None]
@@ -42,19 +50,19 @@ Offsets: TypeAlias = dict[TopicPartition, int]
 POLL_S = 20.0
 """Timeout of one read while the iterator waits for records."""
 READ_MS_MAX = 30_000
-"""A broker's bound of a read's timeout (`fetch_wait_ms_max`)."""
+"""The longest time for which a broker holds a read (`Settings.fetch_wait_ms_max`)."""
 
 
 class ConsumerOptions(NamedTuple):
-    """Choices of a consumer."""
+    """Options of a consumer."""
 
     auto_offset_reset: Literal["earliest", "latest", "none"] = "earliest"
-    """Where a partition without a committed offset begins. none, without a group only: an offset
-    out of range is an error."""
+    """Where reading begins in a partition without a committed offset. none, only without a group:
+    an offset out of range is an error."""
     auto_commit: bool = True
     decode_value: Decode | None = None
     decode_key: Decode | None = None
-    """Functions of bytes; not called for null."""
+    """Functions from bytes to any value. They are not called for null."""
     on_error: OnError = "stop"
     session_timeout_ms: int = 30_000
     """A member that has crashed keeps its partitions for this time."""
@@ -63,8 +71,6 @@ class ConsumerOptions(NamedTuple):
     """How long `poll` tries to reach a broker, before it raises NotReachable."""
     client_id: str = "tidelog-client"
     read_format: ReadFormat = BINARY
-    broker_on_error: Literal["stop", "skip", "raw"] = "raw"
-    """`on_error` of the requests, for other read formats than binary."""
 
 
 class DeadLetters:
@@ -141,15 +147,15 @@ class AsyncConsumer(Connected):
         self._is_closed = False
         self._ahead: deque[Record] = deque()
         """Records that were read and that the iterator has not delivered."""
-        self._delivered: Offsets = {}
-        """The next offsets after done records that are not committed."""
+        self._done: Offsets = {}
+        """By partition, the offset after the last done record, until it is committed."""
         self._pending: Offsets = {}
-        """The next offsets after delivered records that are not done."""
+        """By partition, the offset after the last delivered record, until that record is done."""
         self._pages: deque[Page] = deque()
         """Pages that were read and that are not decoded, because `on_error` raised an error."""
         self._ends: dict[TopicPartition, tuple[int, int]] = {}
-        """The last record of the newest page, and the offset after the page: they differ if records
-        after the last one were skipped."""
+        """By partition, the offset of the last record of the newest page, and the offset after the
+        page: further ahead if the records after that one were skipped."""
         self._blocked: dict[TopicPartition, UndecodableRecord] = {}
         self._failures: deque[UndecodableRecord] = deque()
         """Errors of `stop` that `poll` raises next."""
@@ -162,7 +168,6 @@ class AsyncConsumer(Connected):
                 self.connection,
                 chosen.read_format,
                 fetch_bytes=chosen.fetch_bytes,
-                on_error=chosen.broker_on_error,
                 reset="" if chosen.auto_offset_reset == "none" else chosen.auto_offset_reset,
             )
             for where, offset in positions.items():
@@ -174,7 +179,7 @@ class AsyncConsumer(Connected):
             "auto.commit.enable": False,
             "client.id": chosen.client_id,
             "session.timeout.ms": chosen.session_timeout_ms,
-            "on.error": chosen.broker_on_error,
+            "on.error": ON_ERROR,
         }
         return GroupReader(
             self.connection,
@@ -218,7 +223,7 @@ class AsyncConsumer(Connected):
                 # If the commit fails, the records are read again.
                 with contextlib.suppress(ClientError, TimeoutError):
                     async with asyncio.timeout(LEAVE_S):
-                        await self._commit_delivered()
+                        await self._commit_done()
         finally:
             await asyncio.shield(self._reader.close())
             await self._disconnect()
@@ -249,8 +254,8 @@ class AsyncConsumer(Connected):
         return records
 
     async def poll_pages(self, timeout_s: float) -> list[Page]:
-        """Return the next records by partition, as the read format decodes them, and also empty
-        pages. The caller decodes further, and names what is done by `done`. Raises
+        """Return pages of records as the read format decodes them. A page may be empty. The caller
+        decodes keys and values, and calls `done` with the offsets of done records. Raises
         ClientError."""
         await self._open()
         await self._commit_if_auto()
@@ -292,8 +297,8 @@ class AsyncConsumer(Connected):
         await self.start()
 
     async def _read(self, timeout_s: float) -> None:
-        """Read once into `_ahead`, after the commit of what is done. Raises the errors of
-        `stop`."""
+        """Commit what is done, then read once into `_ahead`. Raises ClientError, and the
+        UndecodableRecord of `stop`."""
         await self._open()
         await self._commit_if_auto()
         if self._failures:
@@ -311,7 +316,7 @@ class AsyncConsumer(Connected):
                 if found:
                     self._ends[page.where] = (found[-1].offset, end)
                 elif page.records and end > page.records[0].offset:
-                    self._delivered[page.where] = end
+                    self._done[page.where] = end
             self._pages.popleft()
         if not self._ahead and self._failures:
             raise self._failures.popleft()
@@ -387,7 +392,7 @@ class AsyncConsumer(Connected):
         self._ahead = deque(each for each in self._ahead if each.where != where)
         self._pages = deque(each for each in self._pages if each.where != where)
         self._pending.pop(where, None)
-        self._delivered[where] = offset
+        self._done[where] = offset
 
     def pause(self, topic: str, partition: int) -> None:
         """Read no further records of a partition. Only without a group: pausing a member's
@@ -405,28 +410,28 @@ class AsyncConsumer(Connected):
         """Commit all delivered offsets, also that of the iterator's current record. Raises
         ClientError. Offsets of partitions that this member has lost are not committed."""
         self._finish()
-        await self._commit_delivered()
+        await self._commit_done()
 
     def done(self, offsets: Mapping[TopicPartition, int]) -> None:
         """Count the records below these offsets as done. With auto_commit, the next poll commits
         them, or `close`."""
-        self._delivered |= offsets
+        self._done |= offsets
 
     async def _commit_if_auto(self) -> None:
-        if self._auto_commit and self._delivered:
-            await self._commit_delivered()
+        if self._auto_commit and self._done:
+            await self._commit_done()
 
-    async def _commit_delivered(self) -> None:
-        offsets = dict(self._delivered)
+    async def _commit_done(self) -> None:
+        offsets = dict(self._done)
         if isinstance(self._reader, GroupReader) and offsets:
             await self._reader.commit(offsets)
         self.committed_elsewhere(offsets)
 
     def committed_elsewhere(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """Forget delivered offsets, because they are committed."""
+        """Drop these offsets from those to commit, because they are committed."""
         for where, offset in offsets.items():
-            if self._delivered.get(where) == offset:
-                del self._delivered[where]
+            if self._done.get(where) == offset:
+                del self._done[where]
 
     def group_offsets(self) -> dict[str, Any] | None:
         """Return all delivered offsets as a transaction's body has them, None if there are none.
@@ -434,7 +439,7 @@ class AsyncConsumer(Connected):
         if not isinstance(self._reader, GroupReader) or self._auto_commit:
             raise BadArgument("a transaction needs a consumer with a group and auto_commit=False")
         self._finish()
-        if not self._delivered:
+        if not self._done:
             return None
         return {
             "consumer_group_id": self._reader.group,
@@ -442,13 +447,13 @@ class AsyncConsumer(Connected):
             "consumer_id": self._reader.name,
             "offsets": [
                 {"topic_name": w.topic, "partition_id": w.partition, "offset": offset}
-                for w, offset in self._delivered.items()
+                for w, offset in self._done.items()
             ],
         }
 
     def _finish(self) -> None:
         """Count all delivered records as done."""
-        self._delivered |= self._pending
+        self._done |= self._pending
         self._pending.clear()
 
 

@@ -1,8 +1,8 @@
 """Errors of the client. A message is one line: what happened, which object, what to do.
 
-A class exists only where a caller acts differently. `advice` names the part of the configuration
-that the caller may have to change; a program with other names for it (the command line) uses
-`message` and its own words.
+A class exists only where a caller acts differently. `advice` is a key of ADVICE: it names the
+argument that the caller may have to change. The command line has options instead of these
+arguments, so it prints `message` and its own advice.
 """
 
 ADVICE = {

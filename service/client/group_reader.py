@@ -1,9 +1,9 @@
 """Reads as a member of a consumer group: one instance after another.
 
 The broker keeps the instance's positions, and counts records as read when it has sent the response.
-So after a response that is lost on the way, this reader seeks to its own positions before it reads
-again. Positions are those of this client: a record that the broker sends again (a new coordinator
-begins at the committed offsets) is dropped.
+So after a lost response, this reader seeks to its own positions (`positions`) before it reads
+again. A new coordinator begins at the committed offsets, so a broker may send records again: this
+reader drops them.
 
 - 404/40403: the instance has expired. The reader joins as a new instance, which begins at the
   committed offsets.
@@ -71,7 +71,8 @@ class GroupReader:
         self.assigned: frozenset[TopicPartition] = frozenset()
         self._lost: set[TopicPartition] = set()
         self.is_in_doubt = False
-        """The broker's positions may be beyond ours: a response is lost, or not taken yet."""
+        """The broker's positions may be beyond ours: a response was lost, or we are still reading
+        it."""
         self._is_reading = False
         self._heartbeats: asyncio.Task[None] | None = None
 
@@ -132,7 +133,7 @@ class GroupReader:
         while True:
             await asyncio.sleep(period_s)
             if not self._is_reading:
-                # A failure shows itself at the next read or commit.
+                # The next read or commit raises the error.
                 with contextlib.suppress(ClientError):
                     await self._connection.get(f"{self._path}/assignments", retry_s=0.0)
 

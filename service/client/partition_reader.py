@@ -11,7 +11,7 @@ from typing import Any
 
 from tidelog.service.client.connection import RESPONSE_S, Connection, quoted
 from tidelog.service.client.errors import BadArgument, Refused
-from tidelog.service.client.records import Page, ReadFormat, TopicPartition
+from tidelog.service.client.records import ON_ERROR, Page, ReadFormat, TopicPartition
 
 READS_AT_ONCE = 8
 """Requests at a time that do not wait for new records."""
@@ -28,14 +28,13 @@ class PartitionReader:
         fmt: ReadFormat,
         *,
         fetch_bytes: int,
-        on_error: str,
         reset: str,
     ) -> None:
         """`reset` is earliest, latest, or empty: then an offset out of range is an error."""
         self._connection = connection
         self._format = fmt
         self._fetch_bytes = fetch_bytes
-        self._on_error = on_error
+
         self._reset = reset
         self._reads: dict[TopicPartition, asyncio.Task[Page]] = {}
         self._polls: set[TopicPartition] = set()
@@ -83,8 +82,9 @@ class PartitionReader:
                 return pages
 
     def _start_reads(self, wait_ms: int, tried: set[TopicPartition]) -> None:
-        """Start the requests that may be under way. Only partitions whose last page was short wait
-        at the broker for new records: the other responses are large, so there are few of them."""
+        """Start as many requests as the bounds allow. Only the request for a partition whose last
+        page was short waits at the broker for new records. The other responses are large, so there
+        are at most READS_AT_ONCE of them."""
         large = len(self._reads) - len(self._polls)
         for where in list(self.positions):
             if where in self._reads or where in self.paused or (not wait_ms and where in tried):
@@ -96,7 +96,7 @@ class PartitionReader:
                 self._polls.add(where)
             else:
                 large += 1
-                self.positions[where] = self.positions.pop(where)  # the last one in its next turn
+                self.positions[where] = self.positions.pop(where)  # to the end: others are next
             tried.add(where)
             work = self._fetch(where, wait_ms if is_poll else 0)
             self._reads[where] = asyncio.create_task(work)
@@ -127,7 +127,7 @@ class PartitionReader:
             "timeout": wait_ms,
             "max_bytes": self._fetch_bytes,
             "format": self._format.name,
-            "on_error": self._on_error,
+            "on_error": ON_ERROR,
         }
         path = f"/topics/{quoted(where.topic)}/partitions/{where.partition}/records"
         request = self._connection.get(

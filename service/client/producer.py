@@ -1,15 +1,16 @@
-"""AsyncProducer: records to batches, batches to requests, without loss or duplicates.
+"""AsyncProducer: makes batches of records and sends them, without loss or duplicates.
 
 The records of a partition keep the order of the calls of `send`. Each partition belongs to one
 lane. A lane sends one request at a time and repeats it (same Idempotency-Key, same bytes) until a
 broker acknowledges it, for up to `delivery_s`. Brokers keep a key for an hour, so this is safe on
 any broker. The client computes Kafka's hash of a key to find the lane; the broker computes it again
 to choose the partition. Records without a key go to one partition until a batch of it is sent, then
-to the next one. If partitions are added to a topic, this client continues with the old
-number. A key then stays in its lane, so the records of one key keep their order.
+to the next one. If partitions are added to a topic, this client continues with the old number. So a
+key stays in its lane, and the records of one key keep their order.
 
-A request is atomic. If the broker rejects it (400, 413, 422), the lane sends its halves in
-requests of their own, until a request has one record. So only the rejected record fails.
+A request is atomic. If the broker rejects it (400, 413, 422), the lane sends each half of the batch
+in a request of its own, and so on, until a request has one record. So only the rejected record
+fails.
 
 **On a crash** of the caller: records whose future is not done may be in the log or not.
 """
@@ -44,7 +45,7 @@ from tidelog.service.client.transactions import AsyncTransaction
 from tidelog.storage.core.murmur2 import partition_of
 
 HALVED = frozenset({400, 413, 422})
-"""Refusals that may concern one record of a batch alone."""
+"""Statuses of refusals that may concern only one record of the batch."""
 
 
 class Delivered(NamedTuple):
@@ -64,7 +65,7 @@ class Outcome(Protocol):
 
 
 class ProducerOptions(NamedTuple):
-    """Bounds of a producer."""
+    """Options of a producer."""
 
     format: ProduceFormat = "binary"
     """binary: keys and values are bytes or str; json: anything that can be JSON."""

@@ -1,8 +1,8 @@
 """Records, and their bytes in requests and responses. Pure.
 
 Keys and values are bytes. Requests and responses have them in base64 (the format `binary` of the
-dialects), which every record has. A producer with format `json` sends JSON values instead. The
-broker then stores their JSON text, and knows that it is JSON.
+dialects), because base64 can represent every record. A producer with format `json` sends JSON
+values instead. The broker then stores their JSON text, and knows that it is JSON.
 """
 
 import datetime as dt
@@ -19,6 +19,9 @@ JSON_V2 = "application/vnd.kafka.json.v2+json"
 BINARY_V2 = "application/vnd.kafka.binary.v2+json"
 ARROW = "application/vnd.apache.arrow.stream"
 MEDIA_TYPES: dict[ProduceFormat, str] = {"binary": BINARY_V2, "json": JSON_V2}
+ON_ERROR = "raw"
+"""The `on_error` of reads: the broker also sends the records that do not decode in the format of
+the read, and the client handles them."""
 RECORD_BYTES = 64
 """The size of a record in a buffer is the length of its text plus this number."""
 
@@ -91,7 +94,7 @@ BINARY = ReadFormat("binary", BINARY_V2, _decode_binary, _decode_binary)
 
 
 def pages(records: Iterable[Any]) -> list[Page]:
-    """Return the records of an instance's response by partition."""
+    """Return the records of an instance's response as one page for each partition."""
     found: dict[TopicPartition, list[Any]] = {}
     for record in records:
         found.setdefault(TopicPartition(record.topic, record.partition), []).append(record)

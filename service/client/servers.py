@@ -1,7 +1,7 @@
 """The brokers that a client knows, and the one that gets its requests. Pure.
 
-All requests go to one broker until it fails. Then they go to the next one: first the named ones, in
-the order of their names, then the learned ones.
+All requests go to one broker until it fails. Then they go to the next one: first the brokers that
+the caller named, in the caller's order, then the learned ones.
 """
 
 from collections.abc import Iterable
@@ -15,7 +15,8 @@ LEARNED_MAX = 64
 
 
 class Servers:
-    """A list of URLs without a slash at the end. `named` never change; `learned` do."""
+    """The URLs of brokers, without a slash at the end. `named` has those that the caller gave;
+    `learned` has those that a broker gave."""
 
     def __init__(self, text: str) -> None:
         self.named = parsed(text)

@@ -73,7 +73,8 @@ class AsyncTransaction:
         self._topics.setdefault(topic, []).append(record)
 
     def commit_offsets(self, group: str, offsets: Mapping[tuple[str, int], int]) -> None:
-        """Commit the next offsets to read of a group without members that share partitions."""
+        """Commit the offsets at which `group` continues, by (topic, partition). The group has no
+        members; a member uses `commit_positions`."""
         self._check_open()
         listed = self._groups.setdefault(group, {"consumer_group_id": group, "offsets": []})
         listed["offsets"] += [_offset(where, offset) for where, offset in offsets.items()]

@@ -2,6 +2,6 @@
 
 listener      the port for other brokers
 client        connections to other brokers
-forwarding    consumer requests, forwarded to the group's coordinator
-held_members  the held members of a group, from its coordinator
+forwarding    forwards the requests of consumer instances to the group's coordinator
+held_members  asks a group's coordinator for its held members: clients whose joins must wait
 """

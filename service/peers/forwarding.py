@@ -257,7 +257,7 @@ class GroupPeers:
         try:
             while not pending.done():
                 await asyncio.wait({pending}, timeout=LOOK_S)
-                if not pending.done() and not self._lives(coordinator):
+                if not pending.done() and not self._is_live(coordinator):
                     raise Unavailable(f"broker {peer.name}, the group's coordinator, is not alive")
             return pending.result()
         except ForwardRefused as error:
@@ -281,5 +281,5 @@ class GroupPeers:
                 return peer
         raise Unreached(f"broker {coordinator} is not alive")
 
-    def _lives(self, coordinator: str) -> bool:
+    def _is_live(self, coordinator: str) -> bool:
         return any(peer.id == coordinator for peer in self._members().peers)

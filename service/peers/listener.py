@@ -61,12 +61,11 @@ log = logging.getLogger("tidelog.peers")
 REPORTS = frozenset({METRICS, VITALS, KAFKA_CLIENTS, COMPACTIONS})
 ROUTES = REPORTS | {HAND_OVER, ANNOUNCE, GROUP_REQUEST, GROUP_CONFIRM}
 PEER_BODY_BYTES_MAX = 32 * 1024 * 1024
-"""Bound of a request's body. A draft with uploaded chunks is only a header, of about 60 bytes a
-chunk. A peer commits a draft above
-the bound by itself."""
+"""Bound of a request's body. A peer commits a larger draft by itself. A draft with uploaded chunks
+is only a header, of about 60 bytes a chunk."""
 CONNECTIONS_MAX = 1000
 STRANGERS_SHARE = 8
-"""At most 1 in this number of connections may be unproved."""
+"""At most one connection in this number may be unproved: its peer has not sent the token yet."""
 BODIES_BYTES_MAX = 4 * PEER_BODY_BYTES_MAX
 KEEP_ALIVE_S = 600
 """The listener closes a connection that is idle for this time. It is longer than the pause between
@@ -90,8 +89,8 @@ class PeerApp:
         reports: Mapping[str, Callable[[], bytes | Awaitable[bytes]]] | None = None,
         signatures: Signatures | None = None,
     ) -> None:
-        """`reports` has the functions that answer REPORTS. If `signatures` is
-        given, peers must sign their messages."""
+        """`reports` has the functions that answer REPORTS. If `signatures` is given, peers must
+        sign their messages."""
         self._signatures = signatures
         self._api = broker.peer_api
         self._new_id = broker.clock.new_id

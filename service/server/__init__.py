@@ -1,8 +1,8 @@
 """A running broker.
 
 serve          the composition root: opens the parts, serves, closes
-drain          from the signal to stop until the port may close
-banner         the lines of a broker that listens
+drain          what a broker does from SIGTERM until its port may close
+banner         the lines that a broker logs when it listens: addresses, store, next command
 kafka          the listener for Kafka's protocol: ports, node id, start and stop
 workers        several broker processes that share a port
 router         the table of routes; serves the hot routes

@@ -254,8 +254,8 @@ def _is_no_json(error: RequestValidationError) -> bool:
 
 
 class Edge:
-    """The first code of the application that sees a request: it normalizes the path, limits the
-    body, counts the request, and answers after an unexpected exception."""
+    """The outermost layer of the application: it normalizes the path, limits the body, counts the
+    request, and answers after an unexpected exception."""
 
     def __init__(self, app: ASGIApp, counters: HttpCounters) -> None:
         self._app = app

@@ -1,15 +1,15 @@
 """The end of a broker's service: from the first signal until the port may close.
 
-1. The broker is not ready, so that balancers with health checks send requests elsewhere. Each
-   answer ends its connection, so that the other balancers and clients open new connections.
+1. The broker is not ready, so that balancers with health checks send requests to other brokers.
+   Each answer ends its connection, so that clients, and balancers without health checks, open new
+   connections.
 2. The long polls under way end. The peers take the roles of sequencer and coordinator.
-3. The broker serves all requests for `drain_s`, also those of new connections. Clients of Kafka's
-   protocol are sent to other brokers.
+3. The broker serves all requests for `drain_s`, also those of new connections. It sends clients of
+   Kafka's protocol to other brokers.
 
 A drain without connections and requests ends after QUIET_S. A second signal ends it at once.
 
-**On a crash** in a drain: as on every crash; a peer that has already taken a role continues at
-once.
+**On a crash** in a drain: as in any other crash. A peer that has already taken a role keeps it.
 """
 
 import asyncio

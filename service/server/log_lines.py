@@ -92,8 +92,8 @@ def log_to_stderr(level: str, form: str = "human") -> None:
     logging.getLogger("tidelog").setLevel(level)
 
 
-def last_words(message: str, form: str) -> None:
-    """Write the reason for the end of the process to stderr, as one line."""
+def log_failure(message: str, form: str) -> None:
+    """Write to stderr, as one line, why the process ends."""
     if form == "json":
         logging.getLogger("tidelog").critical("%s", message)
     else:

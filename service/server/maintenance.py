@@ -3,10 +3,11 @@
 A broker does the same work as `tidelog retain` and `tidelog collect`, with the same guarantees: any
 number of brokers may do it at once, and may crash meanwhile. Retention uses the broker's view, so a
 round does not load the cluster again. Collection runs on its own thread, with its own view and
-connections, at the lowest priority, because a listing of 100,000 objects must not delay a fetch. A
-broker does not merge or compact by itself, because both read and write existing data many times
-over. `tidelog compact` does both, on a machine with spare capacity, and a broker does both if a
-client asks it (`tidelog compact --server`): one topic at a time, on a thread as for collection. A
+connections, at the lowest priority, because a listing of 100,000 objects must not delay a fetch.
+
+A broker does not merge or compact by itself, because both read and write existing data many times.
+`tidelog compact` does both, on a machine with free capacity. A broker does both if a client asks it
+(`tidelog compact --server`): one topic at a time, on a thread like that of collection. By itself, a
 broker rewrites only small segments in which `delete-records` deleted a part of the records, and
 each of them once.
 """

@@ -22,8 +22,8 @@ class ConnectionLimits(NamedTuple):
     clients: int
     peers: int
     backlog: int
-    """Connections that the kernel may hand over at once. They use at most a quarter of the
-    descriptors that neither clients nor peers have."""
+    """Maximum connections that wait in the kernel until the broker accepts them: at most a quarter
+    of the descriptors that are for neither clients nor peers."""
 
 
 def connection_limits(files: int, clients_max: int, peers_max: int) -> ConnectionLimits:

@@ -39,7 +39,7 @@ from tidelog.service.server.app import build_app
 from tidelog.service.server.banner import announce, facts
 from tidelog.service.server.broker_files import check_files, hot_dir
 from tidelog.service.server.drain import Drain
-from tidelog.service.server.log_lines import last_words, log_to_stderr
+from tidelog.service.server.log_lines import log_failure, log_to_stderr
 from tidelog.service.server.maintenance import check_tables, compactor, run_maintenance
 from tidelog.service.server.open_files import client_limits
 from tidelog.service.server.return_memory import return_memory
@@ -72,11 +72,11 @@ REQUESTS_S = 10
 CLOSE_S = 12.0
 """Timeout of the last flush."""
 STOP_S_MAX = REQUESTS_S + CLOSE_S
-"""Longest end of a broker after its drain. A supervisor must wait for `drain_ms` and this time
-before it kills a broker."""
+"""Longest time from the end of a broker's drain to the end of its process. A supervisor must wait
+for `drain_ms` and this time before it kills a broker."""
 
 REPEAT_S = 1.0
-"""A worker takes two signals within this time for one."""
+"""A worker counts two signals within this time as one."""
 SWITCH_INTERVAL_S = 0.0005
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
@@ -101,7 +101,7 @@ def run(
     try:
         uvloop.run(serve(settings, on_listening, worker))
     except LogError as error:
-        last_words(str(error), settings.log_format)
+        log_failure(str(error), settings.log_format)
         return EXIT_UNREACHABLE if isinstance(error, UNREACHABLE_ERRORS) else EXIT_FAILED
     return EXIT_OK
 
@@ -208,8 +208,9 @@ async def _serve_cluster(
     sockets: list[socket.socket],
     on_listening: Callable[[], object],
 ) -> None:
-    """Run the peer listener around the HTTP server: a broker registers before it accepts requests,
-    and answers its peers until it has ended."""
+    """Start the listener for peers before the server for clients, and close it after the broker has
+    closed. So a broker registers before it accepts requests, and answers its peers until its
+    end."""
     broker, counters, tls = serving.broker, MaintenanceCounters(), serving.tls
     files = client_limits(settings)
     admission: Admission[Any] = Admission(

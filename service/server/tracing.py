@@ -115,10 +115,10 @@ class Traces:
     def close(self) -> None:
         # If the collector is unreachable, the SDK retries longer than a broker may take to stop.
         # Only a shutdown of the exporter ends the retries.
-        patience = threading.Timer(CLOSE_S, self._exporter.shutdown)
-        patience.start()
+        timer = threading.Timer(CLOSE_S, self._exporter.shutdown)
+        timer.start()
         self._provider.shutdown()
-        patience.cancel()
+        timer.cancel()
 
 
 class _RequestSpan(NamedTuple):

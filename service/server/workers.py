@@ -75,7 +75,7 @@ class Workers:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._end)
         try:
-            while not self._is_ending and not self._is_hopeless():
+            while not self._is_ending and not self._has_failed():
                 self._start_due()
                 self._wait(self._pause_s())
                 self._look()
@@ -97,7 +97,7 @@ class Workers:
             if worker.process is not None:
                 worker.process.terminate()
 
-    def _is_hopeless(self) -> bool:
+    def _has_failed(self) -> bool:
         """Whether each worker has failed and none has ever listened."""
         return not self._has_been_up and all(worker.failures for worker in self._workers)
 
@@ -152,8 +152,8 @@ class Workers:
         """Send SIGTERM to all workers, wait for their ends, then kill those that still run. Return
         the first status that is not 0 (EXIT_FAILED for a signal), else 0. Workers that ended before
         this call count only if each worker has failed and none has ever listened."""
-        hopeless = self._is_hopeless()
-        statuses = [worker.status for worker in self._workers if hopeless]
+        has_failed = self._has_failed()
+        statuses = [worker.status for worker in self._workers if has_failed]
         deadline_s = _CLOCK.boot_s() + self._settings.drain_ms / 1000 + STOP_S_MAX + END_MARGIN_S
         self._terminate()
         for worker in self._workers:

@@ -1,8 +1,9 @@
 """The compactions that clients start at a broker: at most one at a time, with progress and result.
 
-A job runs until it ends, also if its client has gone. The jobs of a broker are in its memory: the
-last JOBS_MAX of them. If the broker stops or is killed, its job ends, and the tables are as after
-a killed `tidelog compact`: whole. One broker asks the others for their jobs (service.peers).
+A job continues if its client disconnects. A broker keeps its last JOBS_MAX jobs, in memory. One
+broker asks the others for their jobs (service.peers).
+
+**On a crash**: the job ends, and the tables are whole, as after a killed `tidelog compact`.
 """
 
 import asyncio
@@ -63,7 +64,7 @@ Raises LogError."""
 
 
 async def no_store(job: CompactionJob, on_rows: Callable[[int], None]) -> Sequence[dict[str, Any]]:
-    """Refuse each job: the work of an application without a store."""
+    """Refuse each job: the work of a broker whose store is in memory."""
     raise InvalidRequest(f"topic {job.topic!r} cannot be compacted: the store is in memory")
 
 

@@ -51,7 +51,7 @@ class GroupCollector(Collector):
         ages = [([one], lag.seconds) for one, lag in totals if lag.seconds is not None]
         yield gauge("group_lag_seconds", doc, GROUP, ages)
         yield from self._states()
-        yield from self._soft_states()
+        yield from self._of_coordinator()
 
     def _states(self) -> Iterator[Metric]:
         groups = list(self._broker.state.members)
@@ -62,7 +62,8 @@ class GroupCollector(Collector):
         doc = f"members of the group{REST}the sum of all others"
         yield gauge("group_size", doc, GROUP, self._by_group(found))
 
-    def _soft_states(self) -> Iterator[Metric]:
+    def _of_coordinator(self) -> Iterator[Metric]:
+        """Yield the metrics of the groups that this broker coordinates."""
         now_s = self._broker.clock.boot_s()
         groups = [(group.group_id, led) for group, led in self._broker.groups.coordinator.ours()]
         rebalances: list[Labelled] = []

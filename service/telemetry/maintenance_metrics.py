@@ -43,7 +43,7 @@ class MaintenanceCounters:
         self.results[now.kind] = now if before is None else before.followed_by(now)
 
     def stored(self, broker: Broker) -> StoredResults:
-        """Return the results that commands left in the store."""
+        """Return the results that commands have stored."""
         if self._stored is None:
             self._stored = StoredResults(broker)
         return self._stored
@@ -51,9 +51,10 @@ class MaintenanceCounters:
     def facts(
         self, broker: Broker, of_peers: Iterable[Mapping[str, MaintenanceResult]] = ()
     ) -> list[MaintenanceFacts]:
-        """Return the last result of each kind, and the time (s) since a complete run. It counts
-        from the cluster's creation if there was none. For what brokers do themselves, it counts
-        from the start of this broker, because their results are in memory."""
+        """Return the last result of each kind, and the time (s) since the last complete run. If no
+        complete run is known, the time is that since the creation of the cluster. For the kinds
+        that this broker runs itself, it is that since the start of this broker, because their
+        results are in memory."""
         own, now_ms = self.stored(broker).found, broker.clock.now_ms()
         found = []
         for kind in KINDS:

@@ -1,9 +1,10 @@
-"""Results of maintenance: of the last run of each kind, as commands leave them in the store.
+"""The result of the last run of each kind of maintenance.
 
-A command may run on a machine without a broker, so its result is one small object for each kind
-(FORMAT.md section 2). A broker keeps the results of its own rounds in memory, because a round comes
-every few minutes. **On a crash** of a command: the object has the result of an earlier run, so the
-kind looks older than it is.
+A command may run on a machine without a broker, so it stores its result: one small object for each
+kind (FORMAT.md section 2). A broker keeps the results of its own rounds in memory, because a round
+comes every few minutes.
+
+**On a crash** of a command: the object has the result of an earlier run.
 """
 
 import logging
@@ -61,7 +62,7 @@ def decoded(body: bytes | None) -> MaintenanceResult | None:
 
 async def store_result(store: "ObjectStore", now: MaintenanceResult) -> None:
     """Store the result in place of the last one of its kind. Raises LogError. If two commands end
-    together, one of the results stays."""
+    at the same time, one of the two results is stored."""
     key = object_keys.maintenance(now.kind)
     try:
         before = decoded(await store.get(key))

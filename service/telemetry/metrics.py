@@ -1,8 +1,8 @@
-"""HTTP and maintenance counters, and the Prometheus text of all metrics of a broker.
+"""Counters of HTTP, and the Prometheus text of all metrics of a broker.
 
-Only `HttpCounters` is on a hot path; it consists of dicts of ints. `log_metrics` reads the log's
-own counters. service/METRICS.md lists names and meanings. Labels have values from bounded sets
-only: routes, verbs, kinds of errors, and the first topics with traffic (I10).
+`HttpCounters` is on the path of each request, so it consists of dicts of ints. service/METRICS.md
+lists names and meanings. Labels have values from bounded sets only: routes, verbs, kinds of errors,
+and the first topics with traffic (I10).
 
 Workers behind one port (`serve --workers`) are separate brokers. The worker that is scraped
 requests the metrics of the other workers, and the label `worker` of each sample names its worker.
@@ -259,11 +259,12 @@ def merged(texts: Iterable[bytes]) -> bytes:
 
 async def gathered(requests: Iterable[Awaitable[bytes]]) -> list[bytes]:
     """Return the answers that arrive within WORKER_WAIT_S."""
-    answers = await asyncio.gather(*(_patient(one) for one in requests))
+    answers = await asyncio.gather(*(_in_time(one) for one in requests))
     return [answer for answer in answers if answer]
 
 
-async def _patient(one: Awaitable[bytes]) -> bytes:
+async def _in_time(one: Awaitable[bytes]) -> bytes:
+    """Return the answer, or b"" if none arrives within WORKER_WAIT_S."""
     try:
         async with asyncio.timeout(WORKER_WAIT_S):
             return await one

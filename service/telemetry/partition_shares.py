@@ -18,9 +18,10 @@ from tidelog.storage.broker import Broker
 
 WINDOW_S = 300.0
 RECORDS_MIN = 1_000
-"""A topic with fewer new records in a window has no share: a few batches are no distribution."""
+"""A topic with fewer new records in a window has no share, because a few batches do not show how
+its records are spread."""
 TOPICS_MAX = 500
-"""Maximum topics with a share, those with the largest skew."""
+"""Maximum number of topics with a share: those with the largest skew."""
 
 
 class HotShare(NamedTuple):

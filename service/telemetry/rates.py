@@ -28,8 +28,7 @@ STEP_S = 5
 STEPS = 360
 """Half an hour of steps."""
 LOOKS_A_STEP = 1
-"""Sealed records that a step reads for lags in seconds: at most two GETs (service.telemetry.
-lag_times)."""
+"""Maximum sealed records that a step reads for lags in seconds (`lag_times`): at most two GETs."""
 RATE_STEPS = 3
 """A current rate is the average of the last RATE_STEPS steps."""
 

@@ -1,7 +1,7 @@
-"""Signs of a broker's health: what it reports to the broker that answers `tidelog status`.
+"""Signs of a broker's health: its report to the broker that answers `tidelog status`.
 
-Rates and latencies are of the last WINDOW_STEPS samples, which the sampler of the rates takes. The
-signs of a broker take no request to the store.
+Rates and latencies are of the last WINDOW_STEPS samples, one for each step of the module `rates`.
+No sign needs a request to the store.
 """
 
 from collections import deque
@@ -31,8 +31,8 @@ class StoreSigns(msgspec.Struct):
 
 
 class BrokerSigns(msgspec.Struct):
-    """The signs of one broker. `why_not_writing` is "" if it can write. `seals_failing`, `doubts`
-    and `damaged_tails` count partitions, topics and partitions; the lists have the first names."""
+    """The signs of one broker. `why_not_writing` is "" if it can write. `seals_failing` and
+    `damaged_tails` count partitions, `doubts` counts topics; each list has the first names."""
 
     seconds: float
     commits: float

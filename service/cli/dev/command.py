@@ -63,7 +63,7 @@ def dev(
 
     The topic `departures` gets invented flights. The group `dashboard` reads all of them; the group
     `report` is too slow, so it lags. The log is kept, and the next start continues with it. Other
-    settings are variables, as for `tidelog serve`.
+    settings come from variables, as for `tidelog serve`.
 
     Example: tidelog dev ./trial
     """
@@ -73,7 +73,7 @@ def dev(
     except BadSettings as error:
         raise BadUsage(str(error)) from None
     if settings.port == 0 or settings.workers > 1:
-        raise BadUsage("tidelog dev runs one broker on a port that it knows: set port, not workers")
+        raise BadUsage("tidelog dev runs one broker: port 0 and more than one worker are refused")
     if importlib.util.find_spec("uvicorn") is None:
         raise ModuleNotFoundError(name="uvicorn")  # the message names the extra
     from tidelog.service.cli.client import client_errors
@@ -152,8 +152,8 @@ def _serve(settings: Settings, is_up: "Event", parent: int) -> None:
     from tidelog.service.server.workers import end_with
 
     end_with(parent)
-    # Ctrl-C goes to all processes of the terminal's foreground group. The parent ends the broker
-    # when its members have left their groups.
+    # At Ctrl-C, the terminal sends SIGINT to all processes of its foreground group. The broker
+    # leaves this group, because the parent ends it later: when the members have left their groups.
     os.setpgid(0, 0)
     leave(run(settings, on_listening=is_up.set))
 

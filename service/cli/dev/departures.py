@@ -90,7 +90,7 @@ async def _produce(connection: Connection, number: int, rate: int) -> None:
     loop = asyncio.get_running_loop()
     due, sent_s = 0.0, loop.time()
     while True:
-        # After a pause of the machine, continue at the same rate: omit the departures of the pause.
+        # If the machine was suspended, do not produce the departures of that time all at once.
         now_s = loop.time()
         due, sent_s = due + min(now_s - sent_s, 1.0) * rate, now_s
         count = int(due)

@@ -94,7 +94,7 @@ class Consuming:
         self._options = options
         self._topic = topic
         self._ends: dict[int, int] = {}
-        """End offsets of the partitions that end before the start of their range."""
+        """By partition, the end offset if it is before the start of the range."""
         self._left: dict[int, _Range] = {}
         """Ranges that are not at their end, by partition."""
         self._printed = 0

@@ -2,8 +2,8 @@
 
 The command commits exactly the printed records. The group reads again the records that the command
 fetched and did not print. At the end, and at SIGINT and SIGTERM, the command deletes its instance,
-so that other members continue at once. AsyncConsumer goes on through rebalances, expiry and
-restarts of brokers; after an expiry the group reads the last printed records again.
+so that other members continue at once. AsyncConsumer continues after rebalances, expiry and
+restarts of brokers. After an expiry, the group reads the last printed records again.
 """
 
 import asyncio
@@ -78,8 +78,8 @@ async def _print(
     count_max: int | None,
     printed: int,
 ) -> list[Shown]:
-    """Print pages, and name what is printed; the next read commits it. If a record does not decode,
-    the other pages are printed, too."""
+    """Print pages. The printed records are done, so the next read commits them. If a record does
+    not decode, print the other pages, too."""
     done = {}
     found = []
     for page in pages:

@@ -1,9 +1,9 @@
 """`tidelog topics skew`: the keys with the largest shares of a topic, from a sample of its newest
-records, and what a salt would give.
+records, and the share of the hottest partition if these keys had salts.
 
 A salt is a suffix that a producer adds to a hot key: with N salts, the records of the key go to the
-partitions of N keys in turn. The arithmetic is pure. A sample of S records shows a key's share with
-a standard error of at most 1 / (2 sqrt(S)): 0.5 % for the default of 10,000.
+partitions of N keys in turn. In a sample of S records, a key's share has a standard error of at
+most 1 / (2 sqrt(S)): 0.5 % for the default of 10,000.
 """
 
 import base64
@@ -37,8 +37,8 @@ class Skew(NamedTuple):
 
 
 async def sampled(client: Client, topic: str, size: int) -> tuple[Sample, int]:
-    """Return a sample of about `size` of the newest records, and the number of partitions. A
-    partition's part of the sample is its part of the topic's records."""
+    """Return a sample of about `size` of the newest records, and the number of partitions. Each
+    partition has the same share of the sample as of the topic's records."""
     path = f"/topics/{quoted(topic)}/partitions"
     count = await client.partitions(topic)
 
@@ -71,7 +71,7 @@ async def sampled(client: Client, topic: str, size: int) -> tuple[Sample, int]:
 
 
 def skew_of(sample: Sample, partitions: int, *, top: int, salts: int) -> Skew | None:
-    """Return the skew of a sample with records. The salted keys are the `top` keys."""
+    """Return the skew of a sample, None if the sample is empty. The `top` keys get the salts."""
     total = sum(sample.values())
     if not total:
         return None

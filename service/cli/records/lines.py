@@ -25,8 +25,8 @@ class BadLine(CommandError):
 
 
 class Parser(NamedTuple):
-    """Parser of lines. `record` returns None for a blank line of JSON input. `form` names the
-    options that the records follow from."""
+    """Parser of lines. `record` returns None for a blank line of JSON input. `form` is the text of
+    all options that change the records: with an equal `form`, a line gives the same record."""
 
     embedded: str
     record: Callable[[bytes], Encoded | None]

@@ -1,12 +1,12 @@
 """`tidelog produce --state FILE`: each line of an input once, also if this command is killed.
 
-The file says how many lines are in the topic. Before a request, it also gets the end of the batch
-under way (`pending`), so a later run takes the same batch, and sends it with the same
-Idempotency-Key: the broker answers with the first outcome if it has one. The command sends one
-request at a time.
+The file has the number of lines that are in the topic. Before a request, the command also writes
+the end of the request's batch into the file (`pending`). So a later run sends the same batch with
+the same Idempotency-Key. If the broker has an outcome for this key, it answers with that outcome.
+The command sends one request at a time.
 
-**On a crash** before a request, its batch is sent by the next run. After the request, the next run
-sends it again, and the broker writes nothing. Brokers keep an Idempotency-Key for an hour; after
+**On a crash** before a request: the next run sends the batch. After the request: the next run sends
+the batch again, and the broker writes nothing. Brokers keep an Idempotency-Key for an hour. After
 that, the outcome of the pending batch is unknown, and the next run ends with an error.
 """
 
@@ -29,8 +29,8 @@ from tidelog.service.client.producer import send_batch
 from tidelog.storage.io.clock import SystemClock
 
 PENDING_MS_MAX = 50 * 60 * 1000
-"""Brokers keep an Idempotency-Key for an hour; ten minutes are for differences of clocks and for
-the retries of this run."""
+"""Brokers keep an Idempotency-Key for an hour. Ten minutes less, because clocks differ and this run
+may retry."""
 
 
 class _Pending(msgspec.Struct):
@@ -254,7 +254,7 @@ class _Run:
     # -- the topic
 
     async def _send(self, batch: _Batch) -> None:
-        """Send a batch, and write down its end before and after."""
+        """Send a batch. Write its end to the file before and after."""
         state = self._state
         first, lines = state.lines + 1, state.lines + batch.lines
         size = state.bytes + len(batch.octets)

@@ -1,8 +1,8 @@
-"""Records as brokers send them for output, and those that do not decode (`--on-error`).
+"""Lines of output from the records that a broker sends; `--on-error`.
 
-The broker converts keys and values to the format of the output. It marks a key or value that does
-not decode, and sends its bytes in base64 (`on_error=raw`). So such a record stops no other record,
-and this module handles it by `--on-error`.
+The broker converts keys and values to the format of the output. If a key or value does not decode,
+the broker sends its bytes in base64, in a field of another name (`on_error=raw`). So such a record
+stops no other record: this module does with it what `--on-error` says.
 """
 
 import binascii
@@ -18,8 +18,6 @@ from tidelog.service.client.consumer import DeadLetters
 from tidelog.service.client.errors import UndecodableRecord
 from tidelog.service.client.records import Header, Page, ReadFormat, Record
 
-MARK = b'_base64":'
-
 
 class _Fields(msgspec.Struct):
     topic: str
@@ -34,8 +32,8 @@ class _Fields(msgspec.Struct):
 
 
 class Line(_Fields):
-    """A record as a broker sends it. `key_base64` or `value_base64` has a key or value that does
-    not decode. `text` is the JSON of the whole record, on one line."""
+    """A record as a broker sends it. `key_base64` has the bytes of a key that does not decode,
+    `value_base64` those of a value. `text` is the JSON of the whole record, on one line."""
 
     text: bytes = b""
 
@@ -132,7 +130,8 @@ class LinePrinter:
         """If records were skipped, print their number and the first one on stderr."""
         if self._dead_letters is not None and self.skipped:
             topic = self._dead_letters.topic
-            warn(f"sent to {topic}, as they do not decode: {self.skipped}, first {self._first}")
+            what = "records that do not decode"
+            warn(f"{what}, sent to topic {topic}: {self.skipped}, first {self._first}")
         elif self.skipped:
             warn(f"skipped records that do not decode: {self.skipped}, first {self._first}")
 

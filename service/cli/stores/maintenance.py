@@ -1,5 +1,5 @@
-"""`tidelog retain`, `compact`, `collect`, `delete-records`, `maintain`: a thin layer on
-compaction/.
+"""`tidelog retain`, `compact`, `collect`, `delete-records`, `maintain`: options and output;
+`tidelog.compaction` does the work.
 
 The commands work on the store, with or without running brokers, by hand or from cron. Commands that
 delete or rewrite are dry runs without `--yes`. Two runs at once are safe, because the run that
@@ -229,7 +229,7 @@ def maintain(
         ]
         with contextlib.ExitStack() as unstarted:
             for _, step in works:
-                unstarted.callback(step.close)  # a step is not begun if one before it fails
+                unstarted.callback(step.close)  # if a step fails, the later ones are not awaited
             steps = [await _recorded(cluster, kind, step, is_recorded) for kind, step in works]
 
         def show() -> None:
@@ -248,9 +248,9 @@ def maintain(
 async def _recorded(
     cluster: "MaintenanceSession", kind: "Kind", step: Work, is_recorded: bool
 ) -> Done:
-    """Return the result of a step. If `is_recorded` is set, leave it in the store. A run of some
-    topics is not recorded: the kind is complete when all topics are. A run that is interrupted
-    records nothing."""
+    """Return the result of a step. If `is_recorded` is set, also write it to the store. A run of
+    only some topics is not recorded, because `tidelog status` shows runs of all topics. An
+    interrupted run records nothing."""
     from tidelog.storage.core.errors import LogError
 
     try:
@@ -268,7 +268,7 @@ async def _recorded(
 async def record(
     store: "ObjectStore", clock: "Clock", kind: "Kind", failure: str, damage: int = 0
 ) -> None:
-    """Leave a result in the store. If this is not possible, warn: the work itself is done."""
+    """Write a result to the store. If this fails, only warn, because the work itself is done."""
     from tidelog.service.telemetry.maintenance_results import result, store_result
     from tidelog.storage.core.errors import LogError
 
@@ -389,7 +389,7 @@ def _show_plan(planned: "CollectionPlan") -> None:
         show_line(f"{planned.waiting:,} more bytes of garbage are in their grace period")
 
 
-# -- helpers
+# -- arguments
 
 
 def _offsets(before: Sequence[str]) -> dict[int, int]:

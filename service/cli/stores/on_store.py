@@ -1,5 +1,5 @@
-"""Work on the cluster in a store, for one command: it opens the store, shows the progress, and
-shows the result."""
+"""The frame of a command on a store: open the store, run the work on its cluster, show progress and
+result."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence

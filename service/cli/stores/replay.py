@@ -56,8 +56,8 @@ if TYPE_CHECKING:
 NO_SPARK = "Spark is not installed: pip install 'tidelog[spark]'"
 FORMS = (Form.EDGES, Form.TIME, Form.PARTITIONS)
 POSITIONS = (
-    f"{forms_in_words(FORMS)}. Name all partitions, also as JSON: "
-    """'{"0": 17, "1": -2}'; -2 is the beginning, -1 (in --until) the end"""
+    f"{forms_in_words(FORMS)}, or the same as JSON: "
+    """'{"0": 17, "1": -2}' (-2: the beginning; -1, in --until: the end). Give each partition"""
 )
 
 _CSV_OPTIONS = {"header": "true", "escape": '"'}

@@ -1,4 +1,4 @@
-"""`tidelog scrub`: verifies the log in the store, and leaves the result there."""
+"""`tidelog scrub`: verifies the log in the store, and stores the result there."""
 
 import asyncio
 from typing import TYPE_CHECKING, Annotated, Any
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 FINDINGS_SHOWN = 100
 NAMED = 3
-"""Damaged objects that the recorded result names."""
+"""Maximum damaged objects that the stored result names."""
 SCRUB_COUNTS = ("entries", "checkpoints", "topics", "partitions", "segments", "runs", "rows")
 
 
@@ -38,15 +38,15 @@ def scrub(
     file_grace_ms: GraceOption = None,
     no_record: Annotated[
         bool,
-        typer.Option("--no-record", help="do not leave the result in the store, for `status`"),
+        typer.Option("--no-record", help="do not store the result that `tidelog status` shows"),
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Verify the log in the store.
 
     Reads all objects and verifies checksums, offsets and references. The exit status is 1 if the
-    log is damaged. The result of a scrub of all topics, without --quick, is left in the store for
-    `tidelog status`.
+    log is damaged. After a scrub of all topics without --quick, the command writes the result to
+    the store, and `tidelog status` shows it.
     """
 
     is_recorded = not topics and not quick and not no_record
@@ -70,7 +70,7 @@ def scrub(
 
 
 async def _record(settings: Settings, report: "ScrubReport") -> None:
-    """Leave the verdict in the store. A scrub itself opens the store for reading only."""
+    """Store the result. This opens the store again, because a scrub opens it only to read."""
     from tidelog.storage.core.errors import LogError
     from tidelog.storage.io.clock import SystemClock
     from tidelog.storage.io.open import open_store

@@ -1,5 +1,5 @@
-"""`tidelog delete-records --server`, `tidelog compact --server` and `tidelog compactions`: the work
-that a broker does, so that the caller needs no rights on the store."""
+"""`tidelog delete-records --server`, `tidelog compact --server` and `tidelog compactions`: a broker
+does the work, so the caller needs no rights on the store."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -34,8 +34,8 @@ JOBS = "/tidelog/v1/compactions"
 RUNNING, DONE = "running", "done"
 ASK_EVERY_S = 0.3
 UNSEEN_MAX = 20
-"""Answers without the job, one after the other, after which the command gives it up: its broker
-has stopped or cannot be reached by the broker that answers."""
+"""The command fails after more than this number of answers in a row without the job. Then the job's
+broker has stopped, or the broker that answers cannot reach it."""
 
 
 def delete_records(
@@ -151,8 +151,8 @@ async def _ended(client: "Client", job: dict[str, Any]) -> dict[str, Any]:
             unseen = unseen + 1 if now is None else 0
             if unseen > UNSEEN_MAX:
                 raise NotReachable(
-                    f"broker {job['broker']} does not name the compaction of {job['topic']} any "
-                    "more: it has stopped, or cannot be reached; run the command again"
+                    f"the compaction of {job['topic']} is not in the answers any more: broker "
+                    f"{job['broker']} has stopped or cannot be reached; run the command again"
                 )
             job = now or job
             progress.show(job["rows_read"])

@@ -311,6 +311,19 @@ async def test_skip_counts_and_commits(broker: Broker, filled: str) -> None:
         assert committed(broker) == {0: 20, 1: 20, 2: 20}
 
 
+async def test_keys_decode_by_their_own_function(broker: Broker) -> None:
+    await broker.log.create_topic("k", 1, {})
+    async with connection(broker) as client:
+        async with AsyncProducer(client) as producer:
+            await producer.send("k", b"v", key=b"7")
+            await producer.send("k", b"w")
+        async with AsyncConsumer(client, "k", decode_key=int) as consumer:
+            assert [(each.key, each.value) for each in await read(consumer, 2)] == [
+                (7, b"v"),
+                (None, b"w"),
+            ]
+
+
 async def test_dead_letters_are_in_their_topic_before_the_commit(
     broker: Broker, filled: str
 ) -> None:
