@@ -67,10 +67,12 @@ _decode_line = msgspec.json.Decoder(_InputLine).decode
 _decode_value = msgspec.json.Decoder(Raw).decode
 
 
-def json_parser(embedded: str, *, is_values: bool) -> Parser:
-    """Return a parser of lines. A line is a record as JSON, or, with `is_values`, a JSON value."""
-    record = _json_value if is_values else _json_record(_KEYS[embedded])
-    return Parser(embedded, record, f"ndjson {embedded} {is_values}")
+def json_parser(embedded: str, *, is_values: bool, has_partitions: bool = True) -> Parser:
+    """Return a parser of lines. A line is a record as JSON, or, with `is_values`, a JSON value.
+    Without `has_partitions`, the partition in a record is ignored."""
+    record = _json_value if is_values else _json_record(_KEYS[embedded], has_partitions)
+    form = f"ndjson {embedded} {is_values}" + ("" if has_partitions else " without partitions")
+    return Parser(embedded, record, form)
 
 
 def _json_value(line: bytes) -> Encoded | None:
@@ -82,7 +84,9 @@ def _json_value(line: bytes) -> Encoded | None:
         raise BadLine(f"not JSON: {error}: {_shown(line)}") from None
 
 
-def _json_record(octets: Callable[[bytes], bytes]) -> Callable[[bytes], Encoded | None]:
+def _json_record(
+    octets: Callable[[bytes], bytes], has_partitions: bool
+) -> Callable[[bytes], Encoded | None]:
     def record(line: bytes) -> Encoded | None:
         if not line.strip():
             return None
@@ -90,17 +94,31 @@ def _json_record(octets: Callable[[bytes], bytes]) -> Callable[[bytes], Encoded 
             parsed = _decode_line(line)
             key_text = bytes(parsed.key)
             key = None if key_text in {b"", b"null"} else octets(key_text)
+            headers = _headers(bytes(parsed.headers))
         except (msgspec.MsgspecError, RecursionError) as error:
             raise BadLine(f"not a record: {error}: {_shown(line)}") from None
         members = [b'"key":' + key_text] if key_text else []
         members.append(b'"value":' + (bytes(parsed.value) or b"null"))
         if parsed.timestamp is not None:
             members.append(b'"timestamp":%d' % parsed.timestamp)
-        if parsed.headers:
-            members.append(b'"headers":' + bytes(parsed.headers))
-        return Encoded(b",".join(members), key, parsed.partition)
+        if headers:
+            members.append(b'"headers":' + headers)
+        return Encoded(b",".join(members), key, parsed.partition if has_partitions else None)
 
     return record
+
+
+def _headers(text: bytes) -> bytes:
+    """Return the headers of a record as the broker takes them. An object has texts by name."""
+    if not text.startswith(b"{"):
+        return text
+    found = msgspec.json.decode(text, type=dict[str, str | None])
+    return msgspec.json.encode(
+        [
+            {"key": name, "value": None if value is None else value.encode()}
+            for name, value in found.items()
+        ]
+    )
 
 
 _KEYS: dict[str, Callable[[bytes], bytes]] = {
