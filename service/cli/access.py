@@ -1,7 +1,11 @@
 """`tidelog keys`, `tidelog acls`, `tidelog quotas`: clients of the routes for security."""
 
+import contextlib
 import datetime as dt
-from typing import Annotated, Any
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, TextIO
 
 import typer
 
@@ -14,6 +18,7 @@ from tidelog.service.cli.requests import (
     request,
 )
 from tidelog.service.cli.results import BadUsage, confirm, show, show_rows
+from tidelog.service.secret_files import why_not_read
 from tidelog.storage.core.acls import CLUSTER_NAME, DEFAULT
 
 KEYS, ACLS, QUOTAS = "/tidelog/v1/keys", "{cluster}/acls", "/tidelog/v1/quotas"
@@ -55,21 +60,54 @@ def create_key(
         typer.Option("--ttl-days", min=0.001, help="lifetime in days (default: unlimited)"),
     ] = None,
     note: Annotated[str, typer.Option("--note", help="purpose of the key")] = "",
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            metavar="FILE",
+            help="write the secret to this new file, which only you can read, and do not print it",
+        ),
+    ] = None,
     server: ServerOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Create a key and print its secret.
+    """Create a key, and print its secret or write it to a file.
 
     The secret is shown only this once, because the cluster stores only its digest.
 
-    Example: tidelog keys create alice --ttl-days 90 > alice.key
+    Example: tidelog keys create alice --ttl-days 90 --out alice.key
     """
     body: dict[str, Any] = {"principal": principal_of(principal), "note": note}
     if ttl_days is not None:
         body["ttl_s"] = round(ttl_days * 86_400)
 
-    created = request(ctx, server, "POST", KEYS, json=body)
-    show(created, created["secret"], as_json=as_json)
+    if out is None:
+        created = request(ctx, server, "POST", KEYS, json=body)
+        show(created, created["secret"], as_json=as_json)
+        return
+    with _new_secret_file(out) as file:
+        created = request(ctx, server, "POST", KEYS, json=body)
+        file.write(created.pop("secret") + "\n")
+    text = f"created {created['key_id']} of {created['principal']}: its secret is in {out}"
+    show({**created, "file": str(out)}, text, as_json=as_json)
+
+
+@contextlib.contextmanager
+def _new_secret_file(path: Path) -> Iterator[TextIO]:
+    """Create a file that only this user can read. If the block fails, remove it. Raises BadUsage
+    if the file exists or cannot be created."""
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        raise BadUsage(f"{path} exists already: give another file") from None
+    except OSError as error:
+        raise BadUsage(f"cannot create {path}: {why_not_read(error)}") from None
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            yield file
+    except BaseException:
+        path.unlink()
+        raise
 
 
 @keys.command("list")

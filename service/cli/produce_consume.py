@@ -102,7 +102,8 @@ def produce(  # noqa: PLR0913 - a command's options are its arguments
             "--format",
             "-f",
             help="text: a line is a value, byte for byte; ndjson: a line is a JSON object with "
-            'key, value, partition, timestamp (ms), headers ([{"key": NAME, "value": BASE64}])',
+            "key, value, partition, timestamp (ms), headers: an object of texts, or a list as "
+            "`consume --json` prints it, with values in base64",
         ),
     ] = LineFormat.TEXT,
     values: Annotated[
@@ -120,6 +121,14 @@ def produce(  # noqa: PLR0913 - a command's options are its arguments
         int | None,
         typer.Option("--partition", "-p", min=0, help="partition for records without a partition"),
     ] = None,
+    ignore_partition: Annotated[
+        bool,
+        typer.Option(
+            "--ignore-partition",
+            help="with ndjson: ignore the partition in a line, so that --partition or the key "
+            "chooses it, for example for a copy to a topic with another number of partitions",
+        ),
+    ] = False,
     acks: Annotated[
         AcksName,
         typer.Option(
@@ -166,7 +175,11 @@ def produce(  # noqa: PLR0913 - a command's options are its arguments
     partition is in flight.
 
     Example: tidelog produce events records.ndjson --format ndjson
+
+    A line of ndjson: {"key": "k1", "value": {"n": 1}, "headers": {"source": "shop"}}
     """
+    if ignore_partition and line_format is not LineFormat.NDJSON:
+        raise BadUsage("--ignore-partition needs --format ndjson")
     if values and line_format is not LineFormat.NDJSON:
         raise BadUsage("--values needs --format ndjson")
     if key_separator is not None and line_format is not LineFormat.TEXT:
@@ -185,7 +198,9 @@ def produce(  # noqa: PLR0913 - a command's options are its arguments
     if line_format is LineFormat.TEXT:
         parse = lines.text_parser(key_separator, is_crlf=crlf)
     else:
-        parse = lines.json_parser(embedded.value, is_values=values)
+        parse = lines.json_parser(
+            embedded.value, is_values=values, has_partitions=not ignore_partition
+        )
     options = cli_produce.ProduceOptions(
         parse=parse,
         media_type=f"application/vnd.kafka.{parse.embedded}.v2+json",
@@ -252,7 +267,8 @@ def consume(  # noqa: PLR0913 - as above
         int | None, typer.Option("--max", "-n", min=0, help="maximum number of records")
     ] = None,
     follow: Annotated[
-        bool, typer.Option("--follow", help="wait for new records at the end")
+        bool,
+        typer.Option("--follow", help="wait for new records at the end, up to --until or --max"),
     ] = False,
     shown: Annotated[
         Shown | None,

@@ -58,6 +58,9 @@ JSON_OBJECTS_MAX = 2_000_000
 TIMESTAMP_MS_MAX = 253_402_300_799_999
 """The last millisecond of the year 9999, the end of most calendars."""
 
+MISSING_RECORDS = 'records is missing: send {"records": [{"value": ...}]}'
+JSON_HINT = "To send keys and values as JSON, use Content-Type: application/vnd.kafka.json.v2+json"
+
 QUOTED_MAX = 100
 MESSAGE_MAX = 300
 """Bounds, in characters, of two texts in our error messages: a refused value (QUOTED_MAX) and a
@@ -399,7 +402,7 @@ def refusal(message: str, body: bytes, fmt: Format) -> InvalidRequest:
     """Return our error for msgspec's message, which has the expected type and the path."""
     message = one_line(message)
     if "unknown field" in message or "missing required field" in message:
-        return InvalidBody(message)
+        return InvalidBody(MISSING_RECORDS if _lacks_records(message, body) else message)
     if message == "Expected `object`, got `null`":
         return InvalidBody("the body is null")
     if message == "Expected `array`, got `null` - at `$.records`":
@@ -413,15 +416,27 @@ def refusal(message: str, body: bytes, fmt: Format) -> InvalidRequest:
     return BadBody(message)
 
 
+def _lacks_records(message: str, body: bytes) -> bool:
+    """Whether the body, of which msgspec's message says that a field is unknown or missing, is an
+    object without `records`."""
+    if " - at `" in message:
+        return False
+    try:
+        return msgspec.json.decode(body, type=_AnyRecords).records is msgspec.UNSET
+    except (msgspec.MsgspecError, RecursionError):
+        return False  # the body has another error, too
+
+
 def _not_base64(message: str, body: bytes) -> str:
-    """Return Karapace's message, which quotes the value that is not base64."""
+    """Return Karapace's message, which quotes the value that is not base64. For a key or a value it
+    also says how to send JSON, because this is the first request of many clients."""
     where = _PATH.search(message)
     if where is None:
         return message
     try:
         found: Any = msgspec.json.decode(body, type=_Loose).records[int(where[1])]
         if where[3] is None:
-            return not_base64(getattr(found, where[2]))
+            return f"{not_base64(getattr(found, where[2]))} {JSON_HINT}"
         headers = msgspec.json.decode(found.headers, type=list[_LooseHeader])
         return not_base64(headers[int(where[3])].value)
     except (msgspec.MsgspecError, LookupError, RecursionError):
@@ -445,3 +460,7 @@ class _LooseRecord(msgspec.Struct, gc=False):
 
 class _Loose(msgspec.Struct):
     records: list[_LooseRecord]
+
+
+class _AnyRecords(msgspec.Struct):
+    records: Raw | msgspec.UnsetType = msgspec.UNSET

@@ -14,8 +14,8 @@ from tidelog.service.http.media_types import (
     JSON_V2,
     NDJSON,
     SCHEMA_FORMATS,
-    NotAcceptable,
     media_type,
+    not_acceptable,
     types_of_formats,
 )
 from tidelog.service.http.parameters import SHOWN_MAX, InvalidParameter
@@ -38,6 +38,12 @@ FETCH_FORMATS: dict[bytes, str] = {
     EVENT_STREAM: "sse",
     **types_of_formats(READ_FORMATS),
 }
+OFFERED = (
+    "application/vnd.kafka.json.v2+json (keys and values as JSON), the same with .text or .binary "
+    "(base64) in place of .json, application/vnd.apache.arrow.stream, application/x-ndjson or "
+    "text/event-stream"
+)
+"""The usual types, for the message of a refusal; the formats of schema registries are not named."""
 FRAMINGS: dict[str, json_out.Framing] = {"ndjson": "ndjson", "sse": "sse"}
 """Framings of the formats that are not JSON arrays."""
 MEDIA_TYPES: dict[str, bytes] = {
@@ -54,7 +60,7 @@ def format_of_accept(accept: bytes) -> str:
         found = FETCH_FORMATS.get(media_type(part))
         if found is not None:
             return found
-    raise NotAcceptable(f"HTTP 406 Not Acceptable: {accept.decode('latin-1')}")
+    raise not_acceptable(accept, OFFERED)
 
 
 def embedded_format(query: dict[str, str], format_name: str) -> str:

@@ -30,6 +30,13 @@ class NotAcceptable(InvalidRequest):
     code = 40601
 
 
+def not_acceptable(accept: bytes, offered: str) -> NotAcceptable:
+    """Return the error for an `Accept` that names none of the `offered` types."""
+    return NotAcceptable(
+        f"HTTP 406 Not Acceptable: ask for {offered}, not {accept.decode('latin-1')[:200]!r}"
+    )
+
+
 def types_of_formats(formats: Iterable[str]) -> dict[bytes, str]:
     """Return the formats by their media types, in all versions."""
     return {
@@ -55,7 +62,7 @@ def check_accept(accept: bytes) -> None:
     an unknown Accept is served, as RFC 9110 allows. Only GET routes with several formats refuse it.
     """
     if not is_served(accept):
-        raise NotAcceptable(f"HTTP 406 Not Acceptable: {accept.decode('latin-1')[:200]}")
+        raise not_acceptable(accept, f"{JSON.decode()} or {JSON_V2.decode()}")
 
 
 @lru_cache(maxsize=1024)

@@ -203,6 +203,15 @@ def test_systemd_starts_no_broker_again_whose_setting_is_wrong() -> None:
     assert done.returncode == EXIT_USAGE, done.stderr
 
 
+def test_the_folder_of_the_lines_of_cron_is_made() -> None:
+    lines = (DEPLOY / "jobs" / "tidelog.cron").read_text().splitlines()
+    (folder,) = (line.removeprefix("LOG=") for line in lines if line.startswith("LOG="))
+    users = {line.split()[5] for line in lines if re.match(r"\d", line)}
+    (user,) = users
+    page = (DEPLOY / "README.md").read_text()
+    assert f"sudo install -d -o {user} -g {user} {folder}" in page
+
+
 # -- what all of them say to tidelog
 
 

@@ -21,3 +21,15 @@ async def test_the_pages_are_not_empty() -> None:
     assert pages[generate.CLI_PAGE].count("\n## tidelog ") > 10
     assert pages[generate.METRICS_PAGE].count("\n| `tidelog_") > 70
     assert pages[generate.SETTINGS_PAGE].count("\n| `") >= len(dataclasses.fields(Settings))
+
+
+def test_the_list_of_commands_says_what_each_one_needs() -> None:
+    page = generate.cli_page()
+    for row in (
+        "| `tidelog topics create` | a broker |",
+        "| `tidelog maintain` | the store |",
+        "| `tidelog dev` | the store |",
+        "| `tidelog compact` | a broker or the store |",
+    ):
+        assert page.count(row) == 1
+    assert page.count("\n| `tidelog ") == page.count("\nUsage: `tidelog ")

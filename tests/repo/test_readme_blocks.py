@@ -19,6 +19,7 @@ import pytest
 
 from tests.repo.test_house_rules import ROOT
 from tests.support.broker import Broker, environment
+from tests.support.ports import free_port
 
 PAGES = ("README.md", "service/API.md", "service/GUIDE.md", "service/CLIENT.md")
 READ = (*PAGES, "deploy/README.md")
@@ -136,3 +137,74 @@ def test_every_block_does_what_the_page_says(page: str, tmp_path: Path) -> None:
         if block.answer:
             given = last_of((tmp_path / f"{number}.out").read_text())
             assert is_like(json.loads(block.answer), given), f"{block.text}{json.dumps(given)}"
+
+
+SERVE = re.compile(r"^(tidelog serve [^#\n]*?)(?: --port (\d+))? *(?:#.*)?$", re.MULTILINE)
+READY = """
+trap 'kill $(jobs -p); wait' EXIT
+ready() {
+    until command curl -fsS "http://127.0.0.1:$1/ready" > /dev/null 2>&1; do
+        kill -0 $!
+        sleep 0.1
+    done
+}
+"""
+
+
+def run_serving(block: Block, folder: Path, checks: str) -> str:
+    """Run a block that starts brokers, as printed but for their ports and in the background, and
+    then the checks; `$FIRST` and `$LAST` are URLs of the brokers. Return the output."""
+    ports: list[int] = []
+
+    def in_background(found: re.Match[str]) -> str:
+        ports.append(free_port())
+        return f"{found[1]} --port {ports[-1]} > {ports[-1]}.log 2>&1 &\nready {ports[-1]}"
+
+    text = SERVE.sub(in_background, block.text)
+    assert ports
+    first, last = (f"http://127.0.0.1:{port}" for port in (ports[0], ports[-1]))
+    text = text.replace(ADDRESS, f"127.0.0.1:{ports[0]}")
+    names = f"export TIDELOG_URL={first} FIRST={first} LAST={last}\n"
+    head = 'set -eu\numask 022\ncurl() { command curl --fail-with-body -sS "$@"; }\n'
+    done = subprocess.run(
+        ["bash", "-c", head + READY + names + text + checks],
+        cwd=folder,
+        env=environment(PATH=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"),
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, text + done.stdout + done.stderr
+    return done.stdout
+
+
+def block_of_guide(words: str) -> Block:
+    (found,) = (block for block in blocks_of("service/GUIDE.md") if words in block.text)
+    return found
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl")
+def test_the_block_of_keys_does_what_the_page_says(tmp_path: Path) -> None:
+    checks = "tidelog consume shop.orders; tidelog acls list; tidelog quotas list"
+    out = run_serving(block_of_guide("openssl rand"), tmp_path, checks)
+    assert '{"id":1}\n' in out
+    assert "shop." in out
+    assert "20000000" in out
+    for name in ("admin.key", "shop.key"):
+        assert (tmp_path / name).stat().st_mode & 0o777 == 0o600
+    ignored = ["git", "check-ignore", "admin.key", "shop.key", "tidelog-data/"]
+    if shutil.which("git") and (ROOT / ".git").exists():
+        done = subprocess.run(ignored, cwd=ROOT, capture_output=True, text=True, check=False)
+        assert done.stdout.split() == ignored[2:]
+
+
+def test_the_block_of_several_brokers_does_what_the_page_says(tmp_path: Path) -> None:
+    checks = (
+        "tidelog topics create t --server $FIRST; printf 'a\\n' | tidelog produce t --server $LAST;"
+        "tidelog consume t --server $FIRST; tidelog status --json"
+    )
+    out = run_serving(block_of_guide("--port 8083"), tmp_path, checks)
+    assert "\na\n" in out
+    assert len(json.loads(out.splitlines()[-1])["brokers"]) == 2

@@ -2,7 +2,9 @@
 
 import json
 import logging
+import re
 from collections.abc import Sequence
+from pathlib import Path
 
 import httpx
 import pytest
@@ -123,6 +125,13 @@ def test_every_error_class_is_in_the_table() -> None:
 
     ours = {kind for kind in below(LogError) if kind.__module__ == "tidelog.storage.core.errors"}
     assert ours <= {type(error) for error, _, _ in TABLE}
+
+
+def test_the_page_says_what_to_do_about_each_status() -> None:
+    page = (Path(__file__).parents[2] / "service" / "API.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (\d+) \| ([\d, ]*\d)[^|]*\| [^|]+ \| [^|]+ \|$", page, re.MULTILINE)
+    named = {(int(status), int(code)) for status, codes in rows for code in codes.split(", ")}
+    assert named >= {(status, code) for _, status, code in TABLE}
 
 
 @pytest.mark.parametrize(

@@ -385,7 +385,11 @@ async def test_accept_chooses_the_format(
 )
 async def test_other_formats_are_406(broker: Broker, ten: None, accept: str) -> None:
     answer = await broker.http.get(PATH, headers={"accept": accept.encode("latin-1")})
-    assert_refused(answer, 406, 40601)
+    said = assert_refused(answer, 406, 40601)
+    assert said.startswith(f"HTTP 406 Not Acceptable: ask for {JSON} (keys and values as JSON), ")
+    assert said.endswith(f"not {accept!r}")
+    for other in (ARROW, "application/x-ndjson", "text/event-stream"):
+        assert other in said
 
 
 async def test_what_is_no_json_is_named(broker: Broker, topic: str) -> None:

@@ -274,6 +274,7 @@ async def test_what_is_wrong_at_first_has_a_status(
         answer.status_code,
         said["error_code"] // 100 if code == 406 else said["error_code"],
     ) == (status, code)
+    assert status != 406 or f"ask for {SSE} or {NDJSON}, not" in said["message"]
 
 
 async def test_an_unknown_topic_and_one_of_too_many_partitions(

@@ -314,7 +314,8 @@ async def test_a_change_whose_answer_is_not_wanted_changes_nothing(
 ) -> None:
     headers = {"accept": "application/xml", "content-type": "application/json"}
     answer = await broker.http.request(method, path, content=body, headers=headers)
-    assert_refused(answer, 406, 40601)
+    said = assert_refused(answer, 406, 40601)
+    assert "ask for application/json or" in said
     assert "u" not in broker.log.state.topics
     assert await stored(broker.log) == []
     assert broker.log.state.members.get("g") is None

@@ -185,7 +185,26 @@ async def test_bad_bodies_are_refused(
 
 async def test_bad_base64_is_named(broker: Broker, topic: str) -> None:
     message = assert_refused(await post(broker.http, [{"value": "a?"}], BINARY), 400, 400)
-    assert message == 'data="a?" is not a base64 string.'
+    assert message.startswith('data="a?" is not a base64 string.')
+
+
+@pytest.mark.parametrize(
+    ("body", "content_type", "status", "words"),
+    [
+        (b"hello", "application/x-www-form-urlencoded", 415, f"send {JSON} (keys and values"),
+        (b'{"value":1}', "application/json", 422, 'send {"records": [{"value": ...}]}'),
+        (b'{"value":1}', JSON, 422, 'send {"records": [{"value": ...}]}'),
+        (b'{"records":[{"value":1}]}', "application/json", 400, f"use Content-Type: {JSON}"),
+        (b'{"records":[{"key":{},"value":1}]}', "", 400, f"use Content-Type: {JSON}"),
+    ],
+)
+async def test_a_first_request_is_answered_with_what_to_send(
+    broker: Broker, topic: str, body: bytes, content_type: str, status: int, words: str
+) -> None:
+    headers = {"content-type": content_type} if content_type else {}
+    answer = await broker.http.post("/topics/t", content=body, headers=headers)
+    assert words in assert_refused(answer, status, status)
+    assert ends(broker.log) == [0, 0, 0]
 
 
 # -- bounds: I10

@@ -1,6 +1,7 @@
 """`tidelog` as processes against a broker process: what it does, prints, and exits with."""
 
 import dataclasses
+import importlib.metadata
 import json
 import socket
 import subprocess
@@ -23,6 +24,15 @@ def test_help_names_commands_and_exit_statuses() -> None:
         assert f"\n  {command} " in told
     for status, meaning in EXIT_STATUSES.items():
         assert f"{status}  {meaning}" in told
+
+
+@pytest.mark.parametrize("words", [(), ("topics",), ("topics", "create"), ("serve",)], ids=" ".join)
+def test_a_short_option_shows_the_help(words: tuple[str, ...]) -> None:
+    assert tidelog(*words, "-h").stdout == tidelog(*words, "--help").stdout
+
+
+def test_the_version_is_that_of_the_distribution() -> None:
+    assert tidelog("--version").stdout.decode() == f"{importlib.metadata.version('tidelog')}\n"
 
 
 def test_every_setting_is_a_flag_of_serve() -> None:

@@ -79,6 +79,15 @@ def test_the_commands_beside_a_broker(busy: Broker) -> None:
     assert done.stdout.startswith(b"whole: ")
 
 
+def test_what_is_not_known_is_null(busy: Broker) -> None:
+    """A collection without garbage has no oldest object, and a dry run no duration."""
+    dry = care(busy, "collect")["collected"]
+    assert (dry["garbage"], dry["oldest_ms"], dry["seconds"]) == ([], None, None)
+    done = care(busy, "collect", "--yes")["collected"]
+    assert (done["garbage"], done["oldest_ms"]) == ([], None)
+    assert done["seconds"] == round(done["seconds"], 3)
+
+
 def test_what_cannot_be_done_is_one_line(busy: Broker, tmp_path: Path) -> None:
     busy.create_topic("few")
     produce(busy, "few", 0, 3)

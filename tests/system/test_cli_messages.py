@@ -10,13 +10,16 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import pytest
+from typer.main import get_command
 
+from tests.repo.test_packaging import commands_of
 from tests.support.broker import Broker
 from tests.support.ports import free_port
 from tidelog.service.cli import main as cli
@@ -107,12 +110,12 @@ def test_a_key_that_no_header_can_have(tidelog: Command, tmp_path: Path, content
 
 
 def test_a_header_in_the_form_of_another_api(tidelog: Command, broker: Broker, topic: str) -> None:
-    for headers in ('{"a": "b"}', '[{"name": "a", "value": "YQ=="}]', '[{"key": "a", "value": 1}]'):
+    for headers in ('{"a": 1}', '[{"name": "a", "value": "YQ=="}]', '[{"key": "a", "value": 1}]'):
         file = Path(broker.store.removeprefix("file://")).parent / "headers.ndjson"
         line = f'{{"value": 1, "headers": {headers}}}'
         file.write_text(f"{line}\n")
         said = tidelog("produce", topic, str(file), "--format", "ndjson", server=broker.base_url)
-        form = 'headers have the form [{"key": NAME, "value": BASE64}]'
+        form = 'headers are an object of texts, or have the form [{"key": NAME, "value": BASE64}]'
         assert said.status == 1
         assert said.line.startswith(f"line 1: not a record: {form}: {line!r}")
 
@@ -154,6 +157,28 @@ sys.exit(main())
 
 
 # -- stores
+
+
+class Plain(BaseHTTPRequestHandler):
+    """A web server of another kind: it has no page at all."""
+
+    def do_GET(self) -> None:
+        self.send_error(404)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@contextmanager
+def serving(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
+    """The address of a server."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
+    yield f"127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
 
 
 @pytest.mark.parametrize(
@@ -201,6 +226,63 @@ def test_a_store_below_a_file(tmp_path: Path) -> None:
         FolderStore(file / "log")
 
 
+class Forbidding(Plain):
+    """An S3 that refuses every request, and keeps the headers by which the requests are signed."""
+
+    signed: ClassVar[list[str]] = []
+
+    def do_GET(self) -> None:
+        self.signed.append(self.headers["Authorization"])
+        body = b"<Error><Code>AccessDenied</Code></Error>"
+        self.send_response(403)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_PUT(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.do_GET()
+
+
+@pytest.fixture
+def forbidding(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    for name in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(f"AWS_{name}", "x")
+    monkeypatch.setattr(Forbidding, "signed", [])
+    with serving(Forbidding) as address:
+        yield f"http://{address}"
+
+
+ON_STORE = (
+    *("retain", "compact", "collect", "maintain", "scrub", "repair", "upgrade", "bounds"),
+    *("delete-records t 0:1", "replay t --to {folder}/out", "backup {folder}/backups"),
+    "restore {folder}/backups",
+)
+
+
+@pytest.mark.parametrize("command", ON_STORE)
+def test_a_command_takes_the_options_of_the_store(
+    tidelog: Command, forbidding: str, tmp_path: Path, command: str
+) -> None:
+    (tmp_path / "backups").mkdir()
+    words = command.format(folder=tmp_path).split()
+    options = ("--store", "s3://b/p", "--s3-endpoint", forbidding, "--s3-region", "xx-test-7")
+    said = tidelog(*words, *options)
+    assert said.status == 3, said
+    assert said.line.startswith("s3://b/p cannot be used: AccessDenied (403)"), said
+    assert Forbidding.signed
+    assert all("/xx-test-7/s3/" in each for each in Forbidding.signed)
+
+
+def test_every_command_on_a_store_takes_its_options() -> None:
+    named = {words[0]: options for words, options in commands_of(get_command(cli.app))}
+    own = {command.split()[0] for command in ON_STORE}
+    assert {name for name, options in named.items() if "--s3-endpoint" in options} == own | {
+        "serve"
+    }
+    assert {name for name, options in named.items() if "--store" in options} == own | {"serve"}
+
+
 # -- wrong words
 
 
@@ -244,25 +326,10 @@ def test_a_wrong_time_is_told_by_an_example(tidelog: Command) -> None:
 # -- servers that are none
 
 
-class Plain(BaseHTTPRequestHandler):
-    """A web server of another kind: it has no page at all."""
-
-    def do_GET(self) -> None:
-        self.send_error(404)
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
 @pytest.fixture
 def other_server() -> Iterator[str]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Plain)
-    thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-    thread.start()
-    yield f"127.0.0.1:{server.server_port}"
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with serving(Plain) as address:
+        yield address
 
 
 def test_a_closed_port(tidelog: Command) -> None:

@@ -129,6 +129,56 @@ def test_whole_records_go_from_topic_to_topic(broker: Broker) -> None:
     assert ordered == [{**record, "topic": "to"} for record in expected]
 
 
+def test_a_copy_to_another_number_of_partitions(broker: Broker) -> None:
+    for name, partitions in (("wide", 5), ("narrow", 1), ("wider", 7)):
+        broker.create_topic(name, partitions)
+    text = "".join(json.dumps({"key": f"k{n}", "value": n}) + "\n" for n in range(100))
+    broker.cli("produce", "wide", "-f", "ndjson", stdin=text)
+    copied = broker.cli("consume", "wide", "--json").stdout
+    words = ("-f", "ndjson", "--ignore-partition")
+    broker.cli("produce", "narrow", *words, stdin=copied)
+    assert sorted(int(each["value"]) for each in broker.records("narrow")) == [*range(100)]
+    broker.cli("produce", "wider", *words, stdin=copied)
+    broker.create_topic("chosen", 7)
+    broker.cli("produce", "chosen", "-f", "ndjson", stdin=text)
+    placed = [
+        {(each["key"], each["partition"]) for each in broker.records(name)}
+        for name in ("wider", "chosen")
+    ]
+    assert placed[0] == placed[1], "the partitions are those of the keys"
+    assert {partition for _, partition in placed[0]} == {*range(7)}
+    refused = broker.cli("produce", "narrow", "-f", "ndjson", stdin=copied, status=4)
+    assert "partition" in error_line(refused)
+    assert "needs --format ndjson" in error_line(
+        broker.cli("produce", "narrow", "--ignore-partition", status=2)
+    )
+
+
+def test_headers_are_texts_by_name_or_a_list(broker: Broker, topic: str) -> None:
+    given = (
+        {"source": "shop", "empty": None, "ü": "☃"},
+        [{"key": "source", "value": "c2hvcA=="}, {"key": "source", "value": None}],
+        {},
+    )
+    text = "".join(json.dumps({"value": 1, "headers": headers}) + "\n" for headers in given)
+    broker.cli("produce", topic, "-f", "ndjson", stdin=text)
+    stored = lines_of(broker.cli("consume", topic, "--json"))
+    assert [each.get("headers") or [] for each in stored] == [
+        [
+            {"key": "source", "value": "c2hvcA=="},
+            {"key": "empty", "value": None},
+            {"key": "ü", "value": "4piD"},
+        ],
+        given[1],
+        [],
+    ]
+    wrong = json.dumps({"value": 1, "headers": {"n": 1}})
+    said = error_line(broker.cli("produce", topic, "-f", "ndjson", stdin=wrong, status=1))
+    assert "line 1: not a record" in said
+    told = " ".join(broker.cli("produce", "--help").stdout.decode().split())
+    assert '{"key": "k1", "value": {"n": 1}, "headers": {"source": "shop"}}' in told
+
+
 @pytest.mark.parametrize("embedded", ["text", "binary"])
 def test_records_of_any_bytes_go_from_topic_to_topic(broker: Broker, embedded: str) -> None:
     source, target = f"from-{embedded}", f"to-{embedded}"

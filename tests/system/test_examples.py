@@ -3,6 +3,7 @@
 import contextlib
 import datetime as dt
 import os
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -11,7 +12,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from tests.support.broker import Broker, environment, until
+from tests.system.lossy import LossyProxy
 from tidelog.client import Admin, Consumer, NotFound, Producer, Record
 
 EXAMPLES = Path(__file__).parents[2] / "deploy" / "examples"
@@ -20,8 +24,11 @@ EXAMPLES = Path(__file__).parents[2] / "deploy" / "examples"
 @contextmanager
 def started(name: str, *arguments: object) -> Iterator[subprocess.Popen[str]]:
     """An example as a process, killed at the end."""
+    program = [sys.executable, EXAMPLES / f"{name}.py"]
+    if not program[1].is_file():
+        program = ["node", EXAMPLES / f"{name}.mjs"]
     with subprocess.Popen(
-        [sys.executable, EXAMPLES / f"{name}.py", *map(str, arguments)],
+        [*program, *map(str, arguments)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -171,3 +178,25 @@ def test_job_queue_retries_and_sets_aside(broker: Broker, tmp_path: Path) -> Non
     assert attempts("jobs.done") == sorted(
         (f"{path}: {lines} lines", []) for lines, path in [*enumerate(paths), (2, late)]
     )
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="needs Node.js")
+@pytest.mark.parametrize("lost", [0.0, 0.1])
+def test_javascript_produces_and_consumes(broker: Broker, lost: float) -> None:
+    """Also while requests and answers are lost: each record is in the topic once, in order."""
+    topic = f"readings{lost}"
+    broker.create_topic(topic, 3)
+    with (
+        LossyProxy(broker.base_url, seed=7) as proxy,
+        proxy.losing(answers=lost, requests=lost),
+    ):
+        out, _ = ran("produce_consume", proxy.url, topic, 1000)
+    assert out == "1000 records\n"
+    found = records_of(broker, topic)
+    assert sorted(int(each.value) for each in found) == [*range(1000)]
+    for number in range(7):
+        own = [int(each.value) for each in found if each.key == b'"sensor-%d"' % number]
+        assert own == [*range(number, 1000, 7)]
+    with Admin(broker.base_url) as admin:
+        assert admin.group(f"of-{topic}")["consumers"] == []
+        assert sum(each["lag"] for each in admin.lag(f"of-{topic}")) == 0

@@ -2,6 +2,7 @@
 hand over and forward as ever, and a secret is nowhere but where it was shown."""
 
 import json
+import os
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -127,6 +128,28 @@ def test_a_key_made_at_one_broker_opens_the_other_until_it_is_deleted(pair: Pair
     unknown = error_line(pair.cli("topics", "list", key=secret, at=1, status=1))
     assert unknown.startswith("invalid credentials")
     assert secret not in unknown
+
+
+def test_a_new_key_in_a_file_of_its_own(pair: Pair, tmp_path: Path) -> None:
+    file = tmp_path / "bob.key"
+    before = os.umask(0o022)
+    try:
+        made = pair.cli("keys", "create", "bob", "--out", str(file), "--json")
+    finally:
+        os.umask(before)
+    secret = file.read_text().strip()
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert secret not in made.stdout.decode()
+    assert json_of(made)["file"] == str(file)
+    pair.cli("--key-file", str(file), "topics", "list", key="")
+    taken = pair.cli("keys", "create", "bob", "--out", str(file), status=2)
+    assert "exists already" in error_line(taken)
+    assert file.read_text().strip() == secret
+    pair.cli("keys", "create", "bob", "--out", str(tmp_path / "none"), key=secret, status=1)
+    assert not (tmp_path / "none").exists(), "the broker has refused"
+    shown = pair.cli("keys", "create", "bob", "--out", str(tmp_path / "third"))
+    assert b"its secret is in" in shown.stdout
+    assert len(json_of(pair.cli("keys", "list", "--json"))) == 2
 
 
 def test_upkeep_of_a_topic_with_a_key_and_without_the_store(pair: Pair) -> None:

@@ -337,6 +337,8 @@ def test_a_start_on_a_port_in_use_creates_no_cluster(tmp_path: Path) -> None:
 def test_an_address_of_another_machine(folder: Path) -> None:
     said = refusal(folder, "--host", "192.0.2.7", status=FAILED)
     assert "cannot listen on 192.0.2.7:0: this machine does not have the address" in said
+    said = refusal(folder, "--peer-host", "192.0.2.7", status=FAILED)
+    assert "cannot listen for peers on 192.0.2.7:0: this machine does not have the address" in said
 
 
 # -- commands that only read

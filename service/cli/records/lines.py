@@ -71,14 +71,16 @@ class _InputLine(msgspec.Struct, forbid_unknown_fields=True):
 
 
 _decode_line = msgspec.json.Decoder(_InputLine).decode
-_decode_headers = msgspec.json.Decoder(list[_Header] | None).decode
+_decode_headers = msgspec.json.Decoder(list[_Header] | dict[str, str | None] | None).decode
 _decode_value = msgspec.json.Decoder(Raw).decode
 
 
-def json_parser(embedded: str, *, is_values: bool) -> Parser:
-    """Return a parser of lines. A line is a record as JSON, or, with `is_values`, a JSON value."""
-    record = _json_value if is_values else _json_record(_KEYS[embedded])
-    return Parser(embedded, record, f"ndjson {embedded} {is_values}")
+def json_parser(embedded: str, *, is_values: bool, has_partitions: bool = True) -> Parser:
+    """Return a parser of lines. A line is a record as JSON, or, with `is_values`, a JSON value.
+    Without `has_partitions`, the partition in a record is ignored."""
+    record = _json_value if is_values else _json_record(_KEYS[embedded], has_partitions)
+    form = f"ndjson {embedded} {is_values}" + ("" if has_partitions else " without partitions")
+    return Parser(embedded, record, form)
 
 
 def _json_value(line: bytes) -> Encoded | None:
@@ -90,7 +92,9 @@ def _json_value(line: bytes) -> Encoded | None:
         raise BadLine(f"not JSON: {error}: {_shown(line)}") from None
 
 
-def _json_record(octets: Callable[[bytes], bytes]) -> Callable[[bytes], Encoded | None]:
+def _json_record(
+    octets: Callable[[bytes], bytes], has_partitions: bool
+) -> Callable[[bytes], Encoded | None]:
     def record(line: bytes) -> Encoded | None:
         if not line.strip():
             return None
@@ -105,21 +109,26 @@ def _json_record(octets: Callable[[bytes], bytes]) -> Callable[[bytes], Encoded 
         if parsed.timestamp is not None:
             members.append(b'"timestamp":%d' % parsed.timestamp)
         if parsed.headers:
-            members.append(b'"headers":' + _checked_headers(parsed.headers, line))
-        return Encoded(b",".join(members), key, parsed.partition)
+            members.append(b'"headers":' + _headers(parsed.headers, line))
+        return Encoded(b",".join(members), key, parsed.partition if has_partitions else None)
 
     return record
 
 
-def _checked_headers(headers: Raw, line: bytes) -> bytes:
+def _headers(headers: Raw, line: bytes) -> bytes:
+    """Return the headers of a record as the broker takes them."""
     try:
-        _decode_headers(headers)
+        found = _decode_headers(headers)
     except (msgspec.MsgspecError, RecursionError):
         raise BadLine(
-            'not a record: headers have the form [{"key": NAME, "value": BASE64}]: '
-            f"{_shown(line)}"
+            "not a record: headers are an object of texts, or have the form "
+            f'[{{"key": NAME, "value": BASE64}}]: {_shown(line)}'
         ) from None
-    return bytes(headers)
+    if not isinstance(found, dict):
+        return bytes(headers)
+    return msgspec.json.encode(
+        [_Header(name, None if value is None else value.encode()) for name, value in found.items()]
+    )
 
 
 _KEYS: dict[str, Callable[[bytes], bytes]] = {

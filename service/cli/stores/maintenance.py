@@ -45,11 +45,13 @@ from tidelog.service.cli.stores.on_store import (
     table,
 )
 from tidelog.service.cli.stores.store_options import (
+    NO_FLAGS,
     BrokerOption,
     MasterOption,
-    StoreOption,
+    StoreFlags,
     at_broker,
     settings_of,
+    with_store_options,
 )
 from tidelog.service.cli.topics import TopicArgument
 
@@ -86,9 +88,10 @@ GraceOption = Annotated[
 ]
 
 
+@with_store_options
 def retain(
     topics: TopicsArgument = None,
-    store: StoreOption = None,
+    store: StoreFlags = NO_FLAGS,
     yes: ApplyOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -106,6 +109,7 @@ def retain(
     _apply(store, "retaining", work, yes=yes, as_json=as_json, is_reading=not yes)
 
 
+@with_store_options
 def delete_records(
     ctx: typer.Context,
     topic: TopicArgument,
@@ -113,7 +117,7 @@ def delete_records(
         list[str],
         typer.Argument(metavar="PARTITION:OFFSET", help=f"first offset to keep; {END} keeps none"),
     ],
-    store: StoreOption = None,
+    store: StoreFlags = NO_FLAGS,
     server: BrokerOption = None,
     yes: ApplyOption = False,
     as_json: JsonOption = False,
@@ -141,10 +145,11 @@ def delete_records(
     _apply(store, "deleting", work, yes=yes, as_json=as_json, is_reading=not yes)
 
 
+@with_store_options
 def compact(  # noqa: PLR0913 - a command's options are its arguments
     ctx: typer.Context,
     topics: TopicsArgument = None,
-    store: StoreOption = None,
+    store: StoreFlags = NO_FLAGS,
     server: BrokerOption = None,
     force: Annotated[
         bool, typer.Option("--force", help="compact even below min.cleanable.dirty.ratio")
@@ -176,8 +181,9 @@ def compact(  # noqa: PLR0913 - a command's options are its arguments
     _apply(store, "compacting", work, yes=yes, as_json=as_json, is_reading=not yes)
 
 
+@with_store_options
 def collect(
-    store: StoreOption = None,
+    store: StoreFlags = NO_FLAGS,
     file_grace_ms: GraceOption = None,
     unknown_topics: Annotated[
         bool,
@@ -202,9 +208,10 @@ def collect(
     _apply(store, "collecting", work, yes=yes, as_json=as_json)
 
 
+@with_store_options
 def maintain(
     topics: TopicsArgument = None,
-    store: StoreOption = None,
+    store: StoreFlags = NO_FLAGS,
     file_grace_ms: GraceOption = None,
     engine: EngineOption = EngineName.AUTO,
     master: MasterOption = None,
@@ -361,8 +368,8 @@ async def _collect(
         "objects": len(planned.garbage),
         "bytes": planned.size,
         "waiting_bytes": planned.waiting,
-        "oldest_ms": planned.oldest_ms,
-        "seconds": time.perf_counter() - started,
+        "oldest_ms": planned.oldest_ms if planned.garbage else None,
+        "seconds": round(time.perf_counter() - started, 3) if yes else None,
         "kept_from": planned.kept_from,
         "topics": [gone.name for gone in planned.emptied],
         "holds": [hold.hold_id for hold in planned.holds],
@@ -414,7 +421,7 @@ def _grace(cluster: "MaintenanceSession", file_grace_ms: int | None) -> "Grace":
 
 
 def _apply(
-    store: str | None,
+    store: StoreFlags,
     what: str,
     work: "Callable[[MaintenanceSession, Progress], Work]",
     *,

@@ -17,7 +17,11 @@ from tidelog.service.cli.results import (
     warn,
     with_progress,
 )
-from tidelog.service.cli.stores.store_options import default_store_hint, settings_of
+from tidelog.service.cli.stores.store_options import (
+    StoreFlags,
+    default_store_hint,
+    settings_of,
+)
 from tidelog.service.exit_status import EXIT_FAILED
 
 if TYPE_CHECKING:
@@ -38,7 +42,7 @@ class Done(NamedTuple):
 
 
 def run_on_store(
-    store: str | None,
+    store: StoreFlags,
     what: str,
     work: "Callable[[MaintenanceSession, Progress], Coroutine[Any, Any, WorkResult]]",
     *,

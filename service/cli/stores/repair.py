@@ -30,7 +30,14 @@ from tidelog.service.cli.stores.on_store import (
     run_on_store,
     table,
 )
-from tidelog.service.cli.stores.store_options import StoreOption, settings_of
+from tidelog.service.cli.stores.store_options import (
+    NO_FLAGS,
+    EndpointOption,
+    RegionOption,
+    StoreFlags,
+    settings_of,
+    with_store_options,
+)
 
 if TYPE_CHECKING:
     from tidelog.compaction.backups.restore import Restored
@@ -51,9 +58,10 @@ class RepairWay(StrEnum):
     ADOPT = "adopt"
 
 
+@with_store_options
 def repair(
     topics: TopicsArgument = None,
-    store: StoreOption = None,
+    store: StoreFlags = NO_FLAGS,
     way: Annotated[
         RepairWay | None,
         typer.Option(
@@ -186,8 +194,9 @@ async def _lost_records(
     return Done(fields, show)
 
 
+@with_store_options
 def upgrade(
-    store: StoreOption = None,
+    store: StoreFlags = NO_FLAGS,
     yes: ApplyOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -213,6 +222,7 @@ def upgrade(
     finish(run_on_store(store, "upgrading", work), yes=yes, as_json=as_json)
 
 
+@with_store_options
 def bounds(
     view_age_ms: Annotated[
         int | None,
@@ -239,7 +249,7 @@ def bounds(
             "exceed the duration of a read",
         ),
     ] = None,
-    store: StoreOption = None,
+    store: StoreFlags = NO_FLAGS,
     yes: ApplyOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -279,11 +289,12 @@ def _lost(ranges: "Sequence[tuple[int, int, int]]") -> str:
 # -- backups
 
 
+@with_store_options
 def backup(
     to: Annotated[
         str, typer.Argument(metavar="TO", help="folder or URL of the backups, like --store")
     ],
-    store: StoreOption = None,
+    store: StoreFlags = NO_FLAGS,
     verify: Annotated[
         bool, typer.Option("--verify", help="read the whole copy before the backup becomes valid")
     ] = False,
@@ -389,6 +400,8 @@ def restore(
             "old cluster is gone. Brokers then commit the acks=1 records that it left on disks",
         ),
     ] = None,
+    s3_endpoint: EndpointOption = None,
+    s3_region: RegionOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Make a new cluster in an empty store from a backup.
@@ -399,7 +412,7 @@ def restore(
     """
     _refuse_memory(place, store)
     at_ms = None if at is None else int(moment(at, now()).timestamp() * 1000)
-    s3 = settings_of(store, warn).s3
+    s3 = settings_of(StoreFlags(store, s3_endpoint, s3_region), warn).s3
 
     async def work(progress: Progress) -> "Restored":
         from tidelog.compaction.backups.restore import restore as run

@@ -38,10 +38,12 @@ from tidelog.service.cli.results import (
     warn,
 )
 from tidelog.service.cli.stores.store_options import (
+    NO_FLAGS,
     MasterOption,
-    StoreOption,
+    StoreFlags,
     default_store_hint,
     settings_of,
+    with_store_options,
 )
 from tidelog.service.cli.topics import TopicArgument
 from tidelog.service.settings import (
@@ -73,10 +75,11 @@ class FileFormat(StrEnum):
     CSV = "csv"
 
 
+@with_store_options
 def replay(  # noqa: PLR0913 - a command's options are its arguments
     topic: TopicArgument,
     to: Annotated[str, typer.Option("--to", metavar="DIR", help="target folder or URL")],
-    store: StoreOption = None,
+    store: StoreFlags = NO_FLAGS,
     file_format: Annotated[
         FileFormat, typer.Option("--as", help="in json and csv, keys and values are text")
     ] = FileFormat.PARQUET,

@@ -14,7 +14,12 @@ from tidelog.service.cli.stores.maintenance import (
     warn_unrecorded,
 )
 from tidelog.service.cli.stores.on_store import run_on_store
-from tidelog.service.cli.stores.store_options import StoreOption, settings_of
+from tidelog.service.cli.stores.store_options import (
+    NO_FLAGS,
+    StoreFlags,
+    settings_of,
+    with_store_options,
+)
 from tidelog.service.exit_status import EXIT_FAILED
 from tidelog.service.settings import Settings
 
@@ -29,9 +34,10 @@ NAMED = 3
 SCRUB_COUNTS = ("entries", "checkpoints", "topics", "partitions", "segments", "runs", "rows")
 
 
+@with_store_options
 def scrub(
     topics: TopicsArgument = None,
-    store: StoreOption = None,
+    store: StoreFlags = NO_FLAGS,
     quick: Annotated[
         bool, typer.Option("--quick", help="do not read the records of tables")
     ] = False,

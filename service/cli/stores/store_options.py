@@ -1,8 +1,10 @@
-"""Options of the commands that work on a store without a broker (`--store` and `--master`), and the
-settings that follow from `--store`."""
+"""Options of the commands that work on a store without a broker (`--store`, `--s3-endpoint`,
+`--s3-region`, `--master`), and the settings that follow from them."""
 
+import functools
+import inspect
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import typer
 
@@ -11,12 +13,43 @@ from tidelog.service.cli.results import BadUsage
 from tidelog.service.setting_fields import BadSettings
 from tidelog.service.settings import Settings, load
 
+
+class StoreFlags(NamedTuple):
+    """The store of a command, as far as its options name it. The rest are variables."""
+
+    store: str | None = None
+    s3_endpoint: str | None = None
+    s3_region: str | None = None
+
+    @property
+    def is_given(self) -> bool:
+        return self != NO_FLAGS
+
+
+NO_FLAGS = StoreFlags()
+
 StoreOption = Annotated[
     str | None,
     typer.Option(
         "--store", metavar="URL", help="URL of the store, as for `tidelog serve` (TIDELOG_STORE)"
     ),
 ]
+EndpointOption = Annotated[
+    str | None,
+    typer.Option(
+        "--s3-endpoint",
+        metavar="URL",
+        help="URL of an S3 server other than AWS (TIDELOG_S3_ENDPOINT)",
+    ),
+]
+RegionOption = Annotated[
+    str | None,
+    typer.Option("--s3-region", metavar="REGION", help="region of the bucket (TIDELOG_S3_REGION)"),
+]
+OPTIONS_OF_STORE = dict(
+    zip(StoreFlags._fields, (StoreOption, EndpointOption, RegionOption), strict=True)
+)
+"""The options of a command that has a parameter of type StoreFlags."""
 
 BrokerOption = Annotated[
     str | None,
@@ -37,19 +70,43 @@ MasterOption = Annotated[
 ]
 
 
+def with_store_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Return a command with options in place of its parameter `store`, which has their values."""
+    signature = inspect.signature(command)
+    parameters: list[inspect.Parameter] = []
+    for parameter in signature.parameters.values():
+        if parameter.name != "store":
+            parameters.append(parameter)
+            continue
+        parameters += (
+            inspect.Parameter(name, parameter.kind, default=None, annotation=option)
+            for name, option in OPTIONS_OF_STORE.items()
+        )
+
+    @functools.wraps(command)
+    def run(**given: object) -> None:
+        flags = StoreFlags(*(given.pop(name) for name in OPTIONS_OF_STORE))  # type: ignore[arg-type]
+        command(store=flags, **given)
+
+    run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {each.name: each.annotation for each in parameters}
+    return run
+
+
 def settings_of(
-    store: str | None, on_old_name: Callable[[str], object] = lambda _: None
+    store: StoreFlags, on_old_name: Callable[[str], object] = lambda _: None
 ) -> Settings:
-    """Return the settings of the environment and `--store`. Raises BadUsage."""
+    """Return the settings of the environment and the store's options. Raises BadUsage."""
+    flags = {name: value for name, value in store._asdict().items() if value is not None}
     try:
-        return load({} if store is None else {"store": store}, warn=on_old_name)
+        return load(flags, warn=on_old_name)
     except BadSettings as error:
         raise BadUsage(str(error)) from None
 
 
-def at_broker(server: str | None, store: str | None) -> bool:
+def at_broker(server: str | None, store: StoreFlags) -> bool:
     """Whether a broker does the work. Raises BadUsage if both a broker and a store are given."""
-    if server is not None and store is not None:
+    if server is not None and store.is_given:
         raise BadUsage("--server and --store exclude each other: a broker has its own store")
     return server is not None
 

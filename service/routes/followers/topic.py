@@ -30,7 +30,7 @@ from tidelog.service.formats.record_formats import (
 )
 from tidelog.service.http.admission import Share
 from tidelog.service.http.call import HttpRequest
-from tidelog.service.http.media_types import EVENT_STREAM, NDJSON, NotAcceptable, media_type
+from tidelog.service.http.media_types import EVENT_STREAM, NDJSON, media_type, not_acceptable
 from tidelog.service.http.parameters import SHOWN_MAX, InvalidParameter
 from tidelog.service.http.route import (
     V2,
@@ -286,7 +286,7 @@ def _format(accept: bytes, query: dict[str, str]) -> str:
                 "Accept: text/event-stream"
             )
         return found
-    raise NotAcceptable(f"HTTP 406 Not Acceptable: {accept.decode('latin-1')}")
+    raise not_acceptable(accept, "text/event-stream or application/x-ndjson")
 
 
 _DOC = RouteDoc(

@@ -17,7 +17,7 @@ from tests.service.client.faults import (
     at_random,
     script,
 )
-from tests.service.conftest import Broker, post
+from tests.service.conftest import Broker, post, until
 from tidelog.client import (
     AsyncConsumer,
     AsyncProducer,
@@ -109,6 +109,22 @@ async def test_an_instance_that_has_expired_joins_again(broker: Broker, filled: 
         await broker.consumers.leave("g", consumer._reader.name)  # type: ignore[union-attr]
         more = await read(consumer, 6)
     assert values(first + more) == list(range(66))
+
+
+async def test_after_an_expiry_failures_are_retried_as_before(broker: Broker, filled: str) -> None:
+    faults = {"fault": OK}
+    async with connection(broker, lambda _: faults["fault"]) as client:
+        async with AsyncConsumer(client, filled, "g") as consumer:
+            await read(consumer, RECORDS)
+            await consumer.commit()
+            await broker.consumers.leave("g", consumer._reader.name)  # type: ignore[union-attr]
+            await consumer.poll(0.1)
+            await post(broker.http, [{"value": 60 + n, "partition": n % 3} for n in range(6)])
+            faults["fault"] = REFUSED
+            reading = asyncio.create_task(read(consumer, 6))
+            await until(lambda: client.retries > 1)
+            faults["fault"] = OK
+            assert values(await reading) == list(range(60, 66))
 
 
 async def test_an_instance_that_expires_while_it_joins(broker: Broker, filled: str) -> None:

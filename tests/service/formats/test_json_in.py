@@ -224,7 +224,19 @@ def test_bad_base64_is_shown(value: str, shown: str, name: str) -> None:
         with pytest.raises(BadBody) as refused:
             decode_json(body, "binary", NOW)
         assert str(refused.value).startswith(f"data={shown}")
-        assert str(refused.value).endswith(" is not a base64 string.")
+        hint = str(refused.value).partition(" is not a base64 string. ")[2]
+        assert "application/vnd.kafka.json.v2+json" in hint
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+@pytest.mark.parametrize("body", [b'{"value":1}', b"{}", b'{"value":"%s"}' % (b"v" * 9000)])
+def test_a_body_without_records_shows_the_smallest_right_one(fmt: Format, body: bytes) -> None:
+    with pytest.raises(InvalidBody) as refused:
+        decode_json(body, fmt, NOW)
+    assert str(refused.value) == 'records is missing: send {"records": [{"value": ...}]}'
+    for other in (b'{"records":[],"value":1}', b'{"value":1,"records":[{}]}'):
+        with pytest.raises(InvalidBody, match="unknown field `value`"):
+            decode_json(other, fmt, NOW)
 
 
 def test_text_must_be_strings() -> None:
