@@ -3,6 +3,7 @@
 import asyncio
 from typing import Any
 
+import httpx
 import pytest
 
 from tests.service.client.faults import (
@@ -161,6 +162,42 @@ async def test_members_come_and_go_and_nothing_is_missing(broker: Broker, filled
             while {int(each.value) for each in seen} != set(range(66)):
                 seen += await first.poll(0.2)
         assert committed(broker) == {0: 22, 1: 22, 2: 22}
+
+
+async def test_a_commit_after_a_rebalance_keeps_the_partitions_of_the_member(
+    broker: Broker, filled: str
+) -> None:
+    """The first member commits records of partitions that the second one has by now (409)."""
+    async with connection(broker) as client:
+        async with AsyncConsumer(client, filled, "g", auto_commit=False) as first:
+            await read(first, RECORDS)
+            async with AsyncConsumer(client, filled, "g", auto_commit=False) as second:
+                seen = await second.poll(0.5)
+                assert seen, "it has partitions, from their beginning"
+                await first.commit()
+                moved = {each.partition for each in seen}
+                assert committed(broker) == {p: 20 for p in range(3) if p not in moved}
+                assert {where.partition for where in first.positions()} == set(range(3)) - moved
+            await post(broker.http, [{"value": 60 + n, "partition": n % 3} for n in range(3)])
+            later = await read(first, 3 + 20 * len(moved))
+    assert set(values(later)) >= {60, 61, 62}
+
+
+async def test_a_read_of_an_old_generation_is_read_again(broker: Broker, filled: str) -> None:
+    class Rebalancing(FaultyTransport):
+        reads = 0
+
+        async def handle_async_request(self, request: Any) -> Any:
+            self.reads += request.url.path.endswith("/records")
+            if request.url.path.endswith("/records") and self.reads in (2, 4):
+                body = {"error_code": 40903, "message": "generation 7 is not that of group 'g'"}
+                return httpx.Response(409, json=body, request=request)
+            return await super().handle_async_request(request)
+
+    async with Connection("a:1", transport=Rebalancing(broker.app), retry_s=60) as client:
+        async with AsyncConsumer(client, filled, "g", fetch_bytes=100) as consumer:
+            records = await read(consumer, RECORDS)
+    assert values(records) == list(range(RECORDS))
 
 
 async def test_leaving_frees_the_partitions_at_once(broker: Broker, filled: str) -> None:
