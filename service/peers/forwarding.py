@@ -6,6 +6,9 @@ For the coordinator, the records of a read are delivered only after the forwardi
 that it has sent them to its client (`confirm`). Without a confirmation, the coordinator returns the
 same records again. The instance's next read waits for the confirmation, at most `CONFIRM_S`.
 
+A coordinator that stops refuses a request that arrives after the release of its groups
+(storage.groups.release): the forwarding broker then asks the next coordinator.
+
 **On a coordinator crash**: if the coordinator cannot be reached, it has not received the request,
 and this broker takes over the group. If the coordinator does not answer, the outcome is unknown,
 and the client receives an error that asks for a retry.
@@ -36,7 +39,7 @@ SECRET_HEADERS = (b"authorization", b"cookie")
 
 
 class Unreached(Exception):
-    """The coordinator has certainly not received the request, or has perhaps not received the
+    """The coordinator has certainly not begun the request, or has perhaps not received the
     confirmation."""
 
 
@@ -73,12 +76,14 @@ class _Request(msgspec.Struct, array_like=True):
 
 class _Response(msgspec.Struct, array_like=True):
     """The answer to a forwarded request. `ticket` is empty if the coordinator needs no
-    confirmation."""
+    confirmation. Versions before 0.2 do not know `is_refused`."""
 
     status: int
     headers: list[tuple[bytes, bytes]]
     body: bytes
     ticket: bytes = b""
+    is_refused: bool = False
+    """Whether the coordinator has given up its groups, and has not begun the request."""
 
 
 _encode = msgspec.msgpack.encode
@@ -133,6 +138,10 @@ class ForwardedCall(HttpRequest):
 
         super().__init__(scope, receive, send)
         self.response = response
+
+    def refuse(self) -> None:
+        """Tell the forwarding broker that this broker has not begun the request, and will not."""
+        self.response.is_refused = True
 
     async def until_delivered(self) -> None:
         self.is_awaited = True
@@ -230,6 +239,8 @@ class Forwarder:
             response = _decode(_responses, answer)
         except msgspec.MsgspecError as error:
             raise Unavailable(f"invalid response from the group's coordinator: {error}") from error
+        if response.is_refused:
+            raise Unreached(f"broker {coordinator} has given up its groups")
         if not response.status:
             raise Unavailable("no response from the group's coordinator: retry")
         return response

@@ -33,7 +33,7 @@ from tidelog.service.http.paging import sliced
 from tidelog.service.http.parameters import integer_or_default
 from tidelog.service.http.route import Route
 from tidelog.service.http.urls import client_url
-from tidelog.service.peers.forwarding import Forwarder, Unreached
+from tidelog.service.peers.forwarding import ForwardedCall, Forwarder, Unreached
 from tidelog.service.peers.held_members import HeldMembers
 from tidelog.service.routes.fetch import Fetch, until_gone
 from tidelog.service.routes.group_resources_v3 import assigned_in_order
@@ -53,6 +53,7 @@ from tidelog.storage.core.errors import (
     InvalidRequest,
     LogError,
     NotAssigned,
+    Unavailable,
     UnknownMember,
     UnknownPartition,
     UnknownTopic,
@@ -65,12 +66,11 @@ from tidelog.storage.state.committed_offsets import check_group_id
 
 log = logging.getLogger("tidelog.groups")
 
-CONSUMER_BODY_BYTES_MAX = 4 * 1024 * 1024
-"""Enough for 20,000 partitions with their offsets."""
-CLIENT_GONE = 499
-"""The status that metrics count if the client has disconnected, as in nginx. It is not sent."""
+CONSUMER_BODY_BYTES_MAX = 4 * 1024 * 1024  # enough for 20,000 partitions with their offsets
+CLIENT_GONE = 499  # metrics count it if the client has disconnected, as in nginx. It is not sent.
 NO_CONTENT = HttpResponse(204, b"")
 NO_RECORDS = HttpResponse(200, b"[]")
+REROUTE_S, REROUTE_PAUSE_S = 2.0, 0.1  # of a broker that stops
 GENERIC = frozenset({b"", b"*/*", b"application/*", JSON_V2, b"application/json"})
 
 Handler: TypeAlias = Callable[..., Coroutine[Any, Any, HttpResponse | None]]
@@ -117,15 +117,22 @@ class ConsumerHandlers:
 
     def bound_here(self, route: Route) -> Handler:
         """Return the handler of a route for requests that a peer forwarded to this broker."""
-        return partial(self._serve_here, route.serve)
+        return partial(self._serve_forwarded, route.serve)
 
     async def _serve(
         self, handler: Handler, call: HttpRequest, group: str, *instance: str
     ) -> HttpResponse | None:
         """Serve a request on the group's coordinator: here, or on another broker."""
-        await self._consumers.requests.until_decided()
+        requests, loop = self._consumers.requests, asyncio.get_running_loop()
+        await requests.until_decided()
         refused: set[str] = set()
-        while (coordinator := self._elsewhere(group)) is not None and coordinator not in refused:
+        deadline_s = loop.time() + REROUTE_S
+        while (coordinator := self._elsewhere(group)) is not None:
+            if coordinator in refused:
+                # A broker that has released its groups cannot serve the request instead.
+                if not requests.is_released or loop.time() >= deadline_s:
+                    break
+                await asyncio.sleep(REROUTE_PAUSE_S)
             if await self._forward(call, coordinator, group):
                 return None
             refused.add(coordinator)
@@ -133,8 +140,19 @@ class ConsumerHandlers:
                 await self._log.refresh()
         return await self._serve_here(handler, call, group, *instance)
 
+    async def _serve_forwarded(
+        self, handler: Handler, call: ForwardedCall, group: str, *instance: str
+    ) -> HttpResponse | None:
+        """Serve a request that a peer forwarded. If this broker has released its groups, refuse
+        the request before it begins, when the peer knows that this broker stops."""
+        await self._consumers.requests.until_decided()
+        if self._consumers.requests.is_released:
+            call.refuse()
+            raise Unavailable("this broker has released its groups: ask the next coordinator")
+        return await self._serve_here(handler, call, group, *instance)
+
     async def _forward(self, call: HttpRequest, coordinator: str, group: str) -> bool:
-        """Forward a request. Return False if the coordinator certainly did not receive it."""
+        """Forward a request. Return False if the coordinator certainly did not begin it."""
         assert self._forwarder is not None, "without a forwarder, every group is here"
         body = await call.body(CONSUMER_BODY_BYTES_MAX)
         gone = asyncio.create_task(until_gone(call))

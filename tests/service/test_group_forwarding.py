@@ -27,6 +27,7 @@ from tidelog.storage.io.clock import SystemClock
 from tidelog.storage.io.memory import MemoryStore
 from tidelog.storage.log import Log
 
+AS_V2 = {"content-type": V2}
 POLLING = QUIET._replace(poll_interval_s=0.02, is_coordinating=False)
 
 
@@ -60,6 +61,7 @@ class Cluster:
     def __init__(self, seed: int) -> None:
         self.network = Network()
         self.logs: dict[str, Log] = {}
+        self.leaving: set[str] = set()
         self.draw = random.Random(seed)
         self._clients: dict[str, httpx.AsyncClient] = {}
         self._consumers: dict[str, Instances] = {}
@@ -67,7 +69,8 @@ class Cluster:
     @asynccontextmanager
     async def broker(self, store: MemoryStore, name: str) -> AsyncIterator[None]:
         log = await Broker.open(store, POLLING, clock=SystemClock(), name=name)
-        consumers = Instances(log, Rendezvous(name, lambda: self.network.apps))
+        others = Rendezvous(name, lambda: self.network.apps, lambda: name in self.leaving)
+        consumers = Instances(log, others)
         consumers.start()
         counters = HttpCounters()
         app = Router(
@@ -96,10 +99,19 @@ class Cluster:
         assert task is not None
         task.cancel()
 
+    async def release(self, name: str) -> None:
+        """The broker stops, and releases its groups. Its peers still believe that it is alive."""
+        consumers = self._consumers[name]
+        consumers.requests.begin_release()
+        await consumers.requests.finish(consumers.commit_delivered)
+        consumers.coordinator.release()
+        self.leaving.add(name)
+        consumers.requests.end_release()
+
     async def call(self, method: str, path: str, body: Any = None) -> httpx.Response:
         """As a client that tries again does."""
         content = None if body is None else json.dumps(body)
-        headers = {} if body is None else {"content-type": V2}
+        headers = {} if body is None else AS_V2
         for _ in range(50):
             client = self._clients[self.draw.choice(sorted(self._clients))]
             answer = await client.request(method, path, content=content, headers=headers)
@@ -221,3 +233,42 @@ async def test_every_broker_names_the_held_members_of_a_group(cluster: Cluster) 
     del cluster.network.apps[coordinator]
     other = next(client for name, client in cluster._clients.items() if name != coordinator)
     assert (await other.get(path)).status_code == 200
+
+
+async def test_peers_do_not_fail_at_a_coordinator_that_has_released_its_groups(
+    cluster: Cluster,
+) -> None:
+    path = await cluster.created()
+    await cluster.ok("POST", f"{path}/subscription", {"topics": ["t"]})
+    await append(cluster.logs["a"], b"1")
+    holder = cluster.logs["a"].state.members.get("g").coordinator  # type: ignore[union-attr]
+    await cluster.release(holder)
+    for name in sorted(set("abc") - {holder}):
+        answer = await cluster._clients[name].get(f"{path}/records?timeout=5000")
+        assert answer.status_code == 200, answer.text
+    taken = cluster.logs[name].state.members.get("g")
+    assert taken is not None
+    assert taken.coordinator != holder
+
+
+async def test_a_broker_that_stops_asks_again_if_the_next_coordinator_cannot_be_reached(
+    cluster: Cluster,
+) -> None:
+    path = await cluster.created()
+    holder = cluster.logs["a"].state.members.get("g").coordinator  # type: ignore[union-attr]
+    stopping = cluster._clients[holder]
+    await cluster.release(holder)
+    requests = cluster.network.request
+    missed: list[str] = []
+
+    async def late(coordinator: str, message: bytes) -> bytes:
+        if len(missed) < 3:
+            missed.append(coordinator)
+            raise Unreached(coordinator)
+        return await requests(coordinator, message)
+
+    cluster.network.request = late  # type: ignore[method-assign]
+    del cluster.network.apps[holder]  # the others know that it stops
+    answer = await stopping.post(f"{path}/subscription", json={"topics": ["t"]}, headers=AS_V2)
+    assert answer.status_code == 204, answer.text
+    assert len(missed) == 3
