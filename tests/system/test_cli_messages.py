@@ -7,7 +7,6 @@ import asyncio
 import json
 import os
 import socket
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -118,42 +117,6 @@ def test_a_header_in_the_form_of_another_api(tidelog: Command, broker: Broker, t
         form = 'headers are an object of texts, or have the form [{"key": NAME, "value": BASE64}]'
         assert said.status == 1
         assert said.line.startswith(f"line 1: not a record: {form}: {line!r}")
-
-
-# -- stdout and interrupts
-
-
-@pytest.mark.parametrize("command", ["--version", "serve -h", "topics list", "consume {topic}"])
-def test_a_full_disk_behind_stdout(broker: Broker, topic: str, command: str) -> None:
-    broker.cli("produce", topic, stdin="a\n")
-    words = [sys.executable, "-m", "tidelog.service.cli.main", *command.format(topic=topic).split()]
-    with open("/dev/full", "wb") as full:
-        ended = subprocess.run(
-            words,
-            stdout=full,
-            stderr=subprocess.PIPE,
-            env=os.environ | {"TIDELOG_URL": broker.base_url},
-            check=False,
-        )
-    assert ended.stderr == b"tidelog: cannot write to stdout: No space left on device\n"
-    assert ended.returncode == 1
-
-
-def test_an_interrupt_while_the_commands_load() -> None:
-    program = """
-import sys
-from tidelog.service.cli.start import main
-
-class Interrupt:
-    def find_spec(self, name, *_):
-        if name == "typer":
-            raise KeyboardInterrupt
-
-sys.meta_path.insert(0, Interrupt())
-sys.exit(main())
-"""
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
-    assert (ended.returncode, ended.stdout, ended.stderr) == (130, b"", b"")
 
 
 # -- stores

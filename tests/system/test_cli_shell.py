@@ -1,4 +1,8 @@
-"""`tidelog` in a shell, against a broker process: where `--server` stands, completion, units."""
+"""`tidelog` in a shell: where `--server` stands, completion, units, a full disk, an interrupt."""
+
+import os
+import subprocess
+import sys
 
 import pytest
 
@@ -87,3 +91,39 @@ def test_configs_with_units(broker: Broker) -> None:
 def test_positions_that_a_command_does_not_take(place: str) -> None:
     said = error_line(tidelog("groups", "reset", "g", "--to", place, status=2))
     assert repr(place) in said
+
+
+# -- stdout and interrupts
+
+
+@pytest.mark.parametrize("command", ["--version", "serve -h", "topics list", "consume {topic}"])
+def test_a_full_disk_behind_stdout(broker: Broker, topic: str, command: str) -> None:
+    broker.cli("produce", topic, stdin="a\n")
+    words = [sys.executable, "-m", "tidelog.service.cli.main", *command.format(topic=topic).split()]
+    with open("/dev/full", "wb") as full:
+        ended = subprocess.run(
+            words,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            env=os.environ | {"TIDELOG_URL": broker.base_url},
+            check=False,
+        )
+    assert ended.stderr == b"tidelog: cannot write to stdout: No space left on device\n"
+    assert ended.returncode == 1
+
+
+def test_an_interrupt_while_the_commands_load() -> None:
+    program = """
+import sys
+from tidelog.service.cli.start import main
+
+class Interrupt:
+    def find_spec(self, name, *_):
+        if name == "typer":
+            raise KeyboardInterrupt
+
+sys.meta_path.insert(0, Interrupt())
+sys.exit(main())
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, b"", b"")
