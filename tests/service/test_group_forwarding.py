@@ -100,7 +100,7 @@ class Cluster:
         task.cancel()
 
     async def release(self, name: str) -> None:
-        """The broker stops, and releases its groups. Its peers still believe that it is alive."""
+        """The broker stops, and releases its groups. Its peers do not know it yet."""
         consumers = self._consumers[name]
         consumers.requests.begin_release()
         await consumers.requests.finish(consumers.commit_delivered)
