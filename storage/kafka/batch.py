@@ -297,7 +297,7 @@ def split(body: memoryview, key: str) -> list[KeptBatch]:
         end = start + LENGTH_FROM + length
         if magic != MAGIC or not start + HEADER_SIZE <= end <= size:
             raise Corrupt(key, f"there is no whole batch at byte {start} of a chunk")
-        if not 0 < count == last_offset_delta + 1:
+        if not 0 < count == last_offset_delta + 1 or count > RECORDS_MAX:
             raise Corrupt(key, f"the batch at byte {start} of a chunk has {count} records")
         found.append(KeptBatch(body[start:end], count))
         start = end
