@@ -34,6 +34,8 @@ class Plain:
         self._connection.request(method, path, content, headers)
         answer = self._connection.getresponse()
         text = answer.read()
+        if answer.status > OK_MAX:  # a balancer's own answer is no JSON
+            return answer.status, text
         return answer.status, json.loads(text) if text.strip() else None
 
     def close(self) -> None:

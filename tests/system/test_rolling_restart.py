@@ -53,6 +53,19 @@ def test_no_request_fails_while_brokers_are_restarted(
     assert sorted(found) == sorted(load.acked)
 
 
+def _wait_for_balancer(port: int, broker: Broker) -> None:
+    """Wait until the balancer sends requests to the broker, as an operator does before the next
+    restart: else a slow balancer may know no broker that is ready."""
+    started = _started(broker.port)
+    until(lambda: _started(port) == started)
+
+
+def _started(port: int) -> str:
+    """The line of the metrics with the start time of the broker that answers."""
+    lines = httpx.get(f"http://127.0.0.1:{port}/metrics", timeout=60).text.splitlines()
+    return next((line for line in lines if line.startswith("process_start_time_seconds ")), "")
+
+
 def _ask_until_refused(port: int, is_keeping: bool, wrong: list[str], count: list[int]) -> None:
     """Ask one broker, honouring `Connection: close`, until it takes no new connection."""
     client = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
