@@ -145,7 +145,7 @@ class Append(Later):
         return end - first
 
     def _append(self, part: _Part, checked: Batch | LogError) -> None:
-        topic = self._topic(part.topic_data)
+        topic = self.topic(part.topic_data)
         name = part.topic_data.name if topic is None else topic.name
         rights = self.client.rights
         if rights is not ALL_RIGHTS and name and not rights.may(WRITE, TOPIC, name):
@@ -159,7 +159,8 @@ class Append(Later):
         self._left += 1
         future.add_done_callback(partial(self._done, part, topic))
 
-    def _topic(self, data: TopicProduceData) -> Topic | None:
+    def topic(self, data: TopicProduceData) -> Topic | None:
+        """Return a topic of the request, or None if the view has no such topic."""
         topic_id = data.topic_id if self.client.version >= FIRST_BY_ID else None
         return self._context.topic(data.name, topic_id)
 

@@ -13,7 +13,6 @@ from tidelog.service.http.paging import sliced
 from tidelog.service.kafka.appends import (
     API,
     BUG,
-    FIRST_BY_ID,
     INLINE_COST,
     REFUSED,
     Append,
@@ -63,7 +62,7 @@ class Produce:
             raise CloseConnection(REFUSED)
         if client.rights is not ALL_RIGHTS:
             self._charge(append, client.rights)
-        if append.cost <= INLINE_COST and not self._is_unknown(request, client):
+        if append.cost <= INLINE_COST and not self._is_unknown(request, append):
             self._queue.add(append)
             return append
         append.begun = self._loop.create_future()
@@ -77,13 +76,12 @@ class Produce:
         throttle_s = rights.throttle_s(PRODUCER_BYTE_RATE)
         append.response.throttle_time_ms = min(math.ceil(throttle_s * 1000), 0x7FFF_FFFF)
 
-    def _is_unknown(self, request: ProduceRequest, client: Client) -> bool:
+    def _is_unknown(self, request: ProduceRequest, append: Append) -> bool:
         """Whether a topic or a partition is not in the view, or the view has no permission of the
         client to write to the topic. Then the view must be refreshed."""
-        rights = client.rights
+        rights = append.client.rights
         for data in request.topic_data:
-            topic_id = data.topic_id if client.version >= FIRST_BY_ID else None
-            topic = self._context.topic(data.name, topic_id)
+            topic = append.topic(data)
             if topic is None:
                 return True
             if rights is not ALL_RIGHTS and not rights.may(WRITE, TOPIC, topic.name):
@@ -96,26 +94,25 @@ class Produce:
 
     async def _prepare(self, append: Append, request: ProduceRequest) -> None:
         """Refresh the view if a topic is unknown, and check many records in a thread."""
-        if self._is_unknown(request, append.client):
-            await self._refresh(request, append.client)
+        if self._is_unknown(request, append):
+            await self._refresh(request, append)
         if append.cost > INLINE_COST:
             await in_thread(append.client.rights, append.check)
 
-    async def _refresh(self, request: ProduceRequest, client: Client) -> None:
+    async def _refresh(self, request: ProduceRequest, append: Append) -> None:
         """Refresh the view: another broker may have created a topic, or given a permission."""
         is_refreshed = False
         async for data in sliced(request.topic_data):
-            topic_id = data.topic_id if client.version >= FIRST_BY_ID else None
-            topic = self._context.topic(data.name, topic_id)
+            topic = append.topic(data)
             indexes = [part.index for part in data.partition_data]
             if topic is None or max(indexes, default=0) >= len(topic.partitions):
                 if not is_refreshed:  # one refresh is for all topics of the request
                     await self._broker.refresh()
                     is_refreshed = True
-                topic = self._context.topic(data.name, topic_id)
+                topic = append.topic(data)
             if topic is not None:
                 with contextlib.suppress(Forbidden):  # `run` refuses the part
-                    await client.rights.check(WRITE, TOPIC, topic.name)
+                    await append.client.rights.check(WRITE, TOPIC, topic.name)
 
     def _prepared(self, append: Append, task: "asyncio.Task[None]") -> None:
         """Queue a request, or refuse it after an error. Then the next request of its connection may

@@ -175,8 +175,8 @@ def test_headers_are_texts_by_name_or_a_list(broker: Broker, topic: str) -> None
     wrong = json.dumps({"value": 1, "headers": {"n": 1}})
     said = error_line(broker.cli("produce", topic, "-f", "ndjson", stdin=wrong, status=1))
     assert "line 1: not a record" in said
-    told = " ".join(broker.cli("produce", "--help").stdout.decode().split())
-    assert '{"key": "k1", "value": {"n": 1}, "headers": {"source": "shop"}}' in told
+    shown = " ".join(broker.cli("produce", "--help").stdout.decode().split())
+    assert '{"key": "k1", "value": {"n": 1}, "headers": {"source": "shop"}}' in shown
 
 
 @pytest.mark.parametrize("embedded", ["text", "binary"])

@@ -58,33 +58,29 @@ async def test_no_request_passes_one_that_waits_for_room() -> None:
         assert await asyncio.gather(*asked) == [0, 1, 2, 3, 4]
 
 
-async def test_the_requests_of_a_turn_are_checked_together(
-    kafka: Kafka, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    checked: list[int] = []
+@pytest.fixture
+def checked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of batches of each check."""
+    counts: list[int] = []
 
     def count(sent: Sequence[memoryview | None]) -> object:
-        checked.append(len(sent))
+        counts.append(len(sent))
         return check(sent)
 
     check = appends.check
     monkeypatch.setattr(appends, "check", count)
+    return counts
+
+
+async def test_the_requests_of_a_turn_are_checked_together(
+    kafka: Kafka, checked: list[int]
+) -> None:
     asked = [_produce(kafka.client(), _request((0, batch(SMALL)))) for _ in range(20)]
     await asyncio.gather(*asked)
     assert checked == [20]
 
 
-async def test_a_turn_checks_no_more_than_it_may(
-    kafka: Kafka, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    checked: list[int] = []
-
-    def count(sent: Sequence[memoryview | None]) -> object:
-        checked.append(len(sent))
-        return check(sent)
-
-    check = appends.check
-    monkeypatch.setattr(appends, "check", count)
+async def test_a_turn_checks_no_more_than_it_may(kafka: Kafka, checked: list[int]) -> None:
     large = appends.INLINE_COST // len(LARGE)
     asked = [_produce(kafka.client(), _request((0, batch(LARGE)))) for _ in range(2 * large)]
     found = await asyncio.gather(*asked)
