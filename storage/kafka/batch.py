@@ -7,6 +7,7 @@ are stored as rows are built into batches when a Kafka consumer reads them (`bui
 """
 
 import struct
+from collections import deque
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import NamedTuple
@@ -314,23 +315,19 @@ def decode(batches: Sequence[KeptBatch], key: str) -> Decoded:
     each row has the header UNDECODABLE, whose value is the reason.
     """
     parts, undecodable, left = list[pa.RecordBatch](), 0, chunk.RAW_SIZE_MAX
-    for group in _groups(batches):
+    groups = deque(_groups(batches))
+    while groups:
+        group = groups.popleft()
         try:
             part, size = _read(group, key, left)
-        except _READ_ERRORS:
-            pass  # read the batches one by one, to find those that cause it
-        else:
-            parts.append(part)
             left -= size
-            continue
-        for item in group:
-            try:
-                part, size = _read([item], key, left)
-                left -= size
-            except _READ_ERRORS as error:
-                part = _undecodable(item, str(error))
-                undecodable += 1
-            parts.append(part)
+        except _READ_ERRORS as error:
+            if len(group) > 1:  # read the batches one by one, to find those that cause it
+                groups.extendleft([item] for item in reversed(group))
+                continue
+            part = _undecodable(group[0], str(error))
+            undecodable += 1
+        parts.append(part)
     return Decoded(chunk.concat(parts), undecodable)
 
 
