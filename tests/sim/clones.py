@@ -211,7 +211,7 @@ class CloneRun(Run):
         if snapshot.disk is not None and broker.home is not None:
             pending = [copy.copy(request) for request in snapshot.disk.pending]
             assert log.writer.hot_log is not None
-            _fill(log.writer.hot_log, broker.home, snapshot.disk)
+            broker.files += _fill(log.writer.hot_log, broker.home, snapshot.disk)
 
         async def loaded() -> None:
             """It continues with the state in its memory."""
@@ -254,8 +254,10 @@ def _files(home: Path | None) -> list[Path]:
     return [] if home is None else list(home.glob("*.hot"))
 
 
-def _fill(hot_log: HotLog, home: Path, disk: Disk) -> None:
-    """Copy the disk, and continue the log there with the next file."""
+def _fill(hot_log: HotLog, home: Path, disk: Disk) -> list[tuple[int, Path]]:
+    """Copy the disk, and continue the log there with the next file. Return the locked files: a kill
+    of the process has to close them, or no later process can recover them."""
+    locked: list[tuple[int, Path]] = []
     hot_log.log_id, hot_log._next = disk.log_id, disk.next_number
     hot_log._generation, hot_log.is_marked = disk.generation, disk.is_marked
     for name, body in disk.files.items():
@@ -265,7 +267,9 @@ def _fill(hot_log: HotLog, home: Path, disk: Disk) -> None:
             fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
             fcntl.flock(fd, fcntl.LOCK_EX)
             hot_log._full.append(_LogFile(path, fd, len(body), disk.lasts[name]))
+            locked.append((fd, path))
     hot_log._full.sort(key=lambda file: file.last)
+    return locked
 
 
 def plan_of_clones(seed: int) -> Plan:
