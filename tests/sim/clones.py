@@ -177,9 +177,7 @@ class CloneRun(Run):
         clock = ManualClock(snapshot.of.clock.name, loop_time=asyncio.get_running_loop().time)
         clock.skew_ms = snapshot.of.clock.skew_ms
         clock._ids = snapshot.ids
-        if self.plan.has_disks or self.draws.random() < 0.5:
-            # Later draws differ: see DESIGN 11.
-            clock.name += 1000 * slot
+        clock.name += 1000 * slot  # the ids that copies draw differ: see DESIGN 11
         clock.miss(world.now_s - snapshot.taken_s)
         clock.skew_ms -= int((world.now_s - snapshot.taken_s) * 1000)
         world._lives += 1

@@ -1,0 +1,17 @@
+"""The ids of a process (storage.io.clock)."""
+
+import os
+
+import pytest
+
+from tidelog.storage.io.clock import SystemClock
+
+
+def test_copies_of_a_machine_draw_different_ids(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With equal ids, a broker would take a commit of its copy for its own, and acknowledge a
+    request that is not in the log."""
+    monkeypatch.setattr(os, "urandom", bytes)  # both copies get the same random bytes
+    one, copy = SystemClock(), SystemClock()
+    drawn = [clock.new_id() for _ in range(1000) for clock in (one, copy)]
+    assert len(set(drawn)) == len(drawn)
+    assert {len(each) for each in drawn} == {16}
