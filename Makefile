@@ -138,8 +138,8 @@ java:
 	major=$$("$$java" -version 2>&1 | sed -n 's/.*version "\([0-9]*\).*/\1/p'); \
 	[ "$${major:-0}" -ge 17 ] || { echo "Java 17 is needed for Spark (on the PATH, or JAVA_HOME)" >&2; exit 1; }
 
-# The stamp names the extras that are installed in .venv; a change of pyproject.toml makes it outdated. So pip
-# runs only if an extra is missing. Two runs of make at once take turns: they lock pyproject.toml, if the
+# The stamp names the extras that are installed in .venv; a change of pyproject.toml or of the code in C makes it
+# outdated. So pip runs only if an extra is missing. Two runs of make at once take turns: they lock pyproject.toml, if the
 # machine has flock (Linux).
 EXTRAS_runtime := server
 EXTRAS_demo := demo server spark
@@ -154,7 +154,7 @@ LOCKED := $(if $(shell command -v flock),flock pyproject.toml)
 has-runtime has-demo has-all: has-%:
 	@$(LOCKED) sh -ec '\
 		installed=$$(cat $(STAMP) 2>/dev/null || true); \
-		is_complete=$$(find $(STAMP) -newer pyproject.toml 2>/dev/null || true); \
+		is_complete=$$(find $(STAMP) -newer pyproject.toml -newer storage/kafka/native.c 2>/dev/null || true); \
 		for extra in $(EXTRAS_$*); do \
 			case " $$installed " in *" $$extra "*) ;; *) is_complete=; installed="$$installed $$extra" ;; esac; \
 		done; \

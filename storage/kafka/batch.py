@@ -20,7 +20,7 @@ from tidelog.storage.core import chunk
 from tidelog.storage.core.checksum import crc32c
 from tidelog.storage.core.chunk import RECORDS_MAX, Headers, Rows
 from tidelog.storage.core.errors import Corrupt, LogError, RecordTooLarge
-from tidelog.storage.kafka import codecs, record_bytes, records
+from tidelog.storage.kafka import codecs, native, record_bytes, records
 from tidelog.storage.kafka.layout import (
     ATTRIBUTES_AT,
     CODEC_BITS,
@@ -122,6 +122,8 @@ def check(sent: Sequence[memoryview | None]) -> list[Batch | LogError]:
 
 
 def _checked_group(group: Sequence["_Opened | LogError"]) -> list[Batch | LogError]:
+    if native.IS_BUILT:
+        return [each if isinstance(each, LogError) else _checked(each) for each in group]
     walkable = [each for each in group if isinstance(each, _Opened)]
     try:
         found = iter(_walked_all(walkable))
@@ -169,7 +171,7 @@ def _opened_or_error(sent: memoryview | None) -> _Opened | LogError:
 
 def _walked(opened: _Opened) -> Walked:
     header = opened.header
-    return records.walk(bytes(opened.raw), opened.start, header.count, header.base_timestamp)
+    return records.walk(opened.raw, opened.start, header.count, header.base_timestamp)
 
 
 def _walked_all(group: Sequence[_Opened]) -> list[Walked]:

@@ -1,6 +1,7 @@
 """The bytes of records, from columns (the layout is in `records`). Pure.
 
-For many records, numpy writes the numbers at once, and Arrow joins them with keys and values.
+`native` writes them. Where it is not built, a loop writes few records. For many, numpy writes the
+numbers at once, and Arrow joins them with keys and values.
 """
 
 from collections.abc import Sequence
@@ -10,6 +11,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tidelog.storage.kafka import native
+
+_NUMBERS_BYTES_MAX = 5 + 1 + 10 + 5 + 5 + 5
+"""Bytes of a record's length, attributes, timestamp delta, offset delta and sizes, at most."""
 _JOIN_MIN = 120
 """Fewer records are written by a loop: numpy and Arrow take ~100 us for any number."""
 
@@ -23,6 +28,8 @@ def write(
     The deltas are int64; those of offsets are 0 or more and fit into 31 bits. The rows have the
     columns of CHUNK_SCHEMA, and maybe others.
     """
+    if native.IS_BUILT:
+        return _write_natively(rows, timestamp_deltas, offset_deltas)
     if rows.num_rows < _JOIN_MIN:
         return _write_few(rows, timestamp_deltas.tolist(), offset_deltas.tolist())
     keys, values = rows.column("key"), rows.column("value")
@@ -35,7 +42,7 @@ def write(
         length += _varint_size(field)
     attributes = np.zeros(len(length), dtype=np.uint64)
     join: Any = pc.binary_join_element_wise  # the stubs want one type for all arguments
-    records: Any = join(
+    joined: Any = join(
         _written_varints([_zigzag(length), attributes, *fields]),
         keys,
         _written_varints([value_size_field]),
@@ -45,9 +52,43 @@ def write(
         null_handling="replace",
         null_replacement=b"",
     )
-    bounds = np.frombuffer(records.buffers()[1], dtype=np.int32)
-    bounds = bounds[records.offset : records.offset + len(records) + 1]
-    return memoryview(records.buffers()[2]), bounds
+    bounds = _bounds(joined)
+    return memoryview(joined.buffers()[2]), bounds
+
+
+def _write_natively(
+    rows: pa.RecordBatch, timestamp_deltas: np.ndarray, offset_deltas: np.ndarray
+) -> tuple[memoryview, np.ndarray]:
+    columns = [rows.column("key"), rows.column("value")]
+    headers, _ = _written_headers(rows.column("headers"))
+    has_headers = isinstance(headers, pa.Array)
+    content = rows.num_rows  # a zero for the headers
+    for column in [*columns, headers] if has_headers else columns:
+        ends = _bounds(column)
+        content += int(ends[-1]) - int(ends[0])
+    out = np.empty(rows.num_rows * _NUMBERS_BYTES_MAX + content, dtype=np.uint8)
+    bounds = np.empty(rows.num_rows + 1, dtype=np.int32)
+    written = native.write(
+        out,
+        bounds,
+        np.ascontiguousarray(timestamp_deltas),
+        np.ascontiguousarray(offset_deltas),
+        _buffers(columns[0]),
+        _buffers(columns[1]),
+        _buffers(headers) if has_headers else None,
+    )
+    return memoryview(out.data)[:written], bounds
+
+
+def _buffers(column: Any) -> tuple[Any, Any, Any, int]:
+    return (*column.buffers(), column.offset)
+
+
+def _bounds(column: Any) -> np.ndarray:
+    """Return where the data of each row of a binary column starts, and where that of the last
+    ends."""
+    bounds = np.frombuffer(column.buffers()[1], dtype=np.int32)
+    return bounds[column.offset : column.offset + len(column) + 1]
 
 
 def _write_few(

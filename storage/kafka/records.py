@@ -5,9 +5,11 @@ value length, value, number of headers, headers. A header is: name length, name,
 value. A length of -1 is a null. All numbers are zigzag varints of at most 5 bytes; the timestamp
 delta has at most 10.
 
-A loop in Python costs ~0.4 us a record, numpy ~70 us a call and 0.14 us a record. So `walk` uses
-the loop for few records and numpy for many. Both accept the same bytes. A broker serves a batch as
-it came, so both refuse each batch that some client cannot read.
+A loop in C (`native`) costs ~0.01 us a record, a loop in Python 0.4 us, numpy 70 us a call and 0.14
+us a record. Where tidelog was installed without a compiler, and for the few batches that `native`
+does not accept, `walk` uses the loop in Python for few records and numpy for many. All of them
+accept the same bytes. A broker serves a batch as it came, so all refuse each batch that some client
+cannot read.
 """
 
 from collections.abc import Sequence
@@ -18,6 +20,7 @@ import pyarrow as pa
 
 from tidelog.storage.core import chunk
 from tidelog.storage.core.chunk import CHUNK_SCHEMA, HEADER_BYTES, HEADERS_TYPE, RECORD_BYTES
+from tidelog.storage.kafka import native
 from tidelog.storage.kafka.layout import TIMESTAMP_MS_MAX, InvalidBatch
 
 HEADERS_MAX = 100_000
@@ -44,11 +47,19 @@ class Walked(NamedTuple):
     has_null_key: bool
 
 
-def walk(raw: bytes, start: int, count: int, base_timestamp: int) -> Walked:
+def walk(raw: bytes | memoryview, start: int, count: int, base_timestamp: int) -> Walked:
     """Check the `count` records from `start` to the end of `raw`; raises InvalidBatch.
 
     Their offset deltas must be 0, 1, 2 and so on, and their headers' names UTF-8.
     """
+    found = native.walk(raw, start, count, HEADERS_MAX) if native.IS_BUILT else None
+    if found is not None:
+        first, last, content, headers, has_null_key = found
+        _check_timestamp(base_timestamp + first)
+        _check_timestamp(base_timestamp + last)
+        weight = content + HEADER_BYTES * headers + RECORD_BYTES * count
+        return Walked(base_timestamp + first, base_timestamp + last, weight, has_null_key)
+    raw = bytes(raw)
     if count >= COLUMNS_MIN:
         return walk_all(raw, [start], [len(raw)], [count], [base_timestamp])[0]
     try:
@@ -284,11 +295,39 @@ class _Fields:
     ) -> None:
         self.raw = raw
         self._headers_max = HEADERS_MAX * len(counts)
+        if not native.IS_BUILT or not self._read_natively(starts, ends, counts, base_timestamps):
+            self._read(starts, ends, counts, base_timestamps)
+        self.with_headers = np.flatnonzero(self.header_count)
+
+    def _read_natively(
+        self,
+        starts: Sequence[int],
+        ends: Sequence[int],
+        counts: Sequence[int],
+        base_timestamps: Sequence[int],
+    ) -> bool:
+        deltas = np.empty(sum(counts), dtype=np.int64)
+        places = np.empty((7, len(deltas)), dtype=np.int32)
+        batches = [np.array(numbers, dtype=np.int64) for numbers in (starts, ends, counts)]
+        if not native.fields(deltas, places, self.raw, *batches):
+            return False
+        self.key_at, self.key_size, self.value_at, self.value_size = places[:4]
+        self.headers_at, self.header_count, self.stops = places[4:]
+        self._set_timestamps(deltas, counts, base_timestamps)
+        return True
+
+    def _read(
+        self,
+        starts: Sequence[int],
+        ends: Sequence[int],
+        counts: Sequence[int],
+        base_timestamps: Sequence[int],
+    ) -> None:
         try:
-            record_starts, batch_stops = _record_starts(raw, starts, counts)
+            record_starts, batch_stops = _record_starts(self.raw, starts, counts)
             if batch_stops != list(ends):
                 raise _stray()
-            buffer = np.frombuffer(raw, dtype=np.uint8)
+            buffer = np.frombuffer(self.raw, dtype=np.uint8)
             first_at = np.array(record_starts, dtype=np.int64)
             # `_record_starts` ignores the sign of a length, so compare each end with the next
             # start.
@@ -321,7 +360,6 @@ class _Fields:
         plain = self.header_count == 0
         if (plain & (self.headers_at != stops)).any():
             raise _wrong_length()
-        self.with_headers = np.flatnonzero(~plain)
         self.stops = stops
 
     @staticmethod

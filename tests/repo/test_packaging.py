@@ -21,6 +21,7 @@ from typer.main import get_command
 from tests.repo.test_house_rules import MODULES, PACKAGES, PACKED, ROOT
 from tests.support.ports import free_port
 from tidelog.service.cli.main import app
+from tidelog.storage.kafka import native
 
 with open(ROOT / "pyproject.toml", "rb") as file:
     PROJECT = tomllib.load(file)
@@ -28,6 +29,7 @@ SETUPTOOLS = PROJECT["tool"]["setuptools"]
 BASE_MODULES = {"httpx", "msgspec", "orjson", "rich", "typer"}
 """Dependencies of the base distribution: enough for a client."""
 BASE_BYTES_MAX = 60_000_000
+NATIVE = "storage/kafka/native.c"
 HIDDEN = (
     *("aioboto3", "boto3", "botocore", "deltalake", "fastapi", "google_crc32c", "httptools", "jwt"),
     *("numpy", "pandas", "prometheus_client", "pyarrow", "pyspark", "re2", "uvicorn", "uvloop"),
@@ -147,15 +149,20 @@ def size_of(name: str) -> int:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return built(tmp_path_factory.mktemp("wheel"))
+
+
+def built(folder: Path, **environment: str) -> Path:
     """A wheel, built from a copy of what git tracks by this environment's setuptools: an isolated
     build would need the package index."""
-    folder = tmp_path_factory.mktemp("wheel")
     source = folder / "source"
-    for path in [*MODULES, *PACKED, *map(Path, ("pyproject.toml", "README.md", "LICENSE"))]:
+    others = ("pyproject.toml", "README.md", "LICENSE", NATIVE)
+    for path in [*MODULES, *PACKED, *map(Path, others)]:
         (source / path).parent.mkdir(parents=True, exist_ok=True)
         (source / path).write_bytes((ROOT / path).read_bytes())
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
-    subprocess.run([*command, "--wheel-dir", folder, source], check=True, timeout=300)
+    command += ["--wheel-dir", str(folder), str(source)]
+    subprocess.run(command, check=True, timeout=300, env={**os.environ, **environment})
     return next(folder.glob("*.whl"))
 
 
@@ -168,6 +175,15 @@ def test_a_wheel_holds_the_packages_and_no_other_top_level(wheel: Path) -> None:
     assert "tidelog/client.py" in names
     assert "tidelog/__init__.py" not in names
     assert "tidelog/service/console/static/index.html" in names
+
+
+@pytest.mark.xdist_group("wheel")
+def test_a_wheel_has_code_in_c_if_there_is_a_compiler(wheel: Path, tmp_path: Path) -> None:
+    """Without one, the installation does not fail: Python does the same."""
+    without = built(tmp_path, CC="false")
+    names = [zipfile.ZipFile(each).namelist() for each in (wheel, without)]
+    has_code = [any(name.endswith(".so") for name in of_one) for of_one in names]
+    assert has_code == [native.IS_BUILT, False]
 
 
 @pytest.mark.xdist_group("wheel")

@@ -16,6 +16,7 @@ from tidelog.service.http.transports import TlsTransport
 from tidelog.service.kafka.connections.connection import UNSENT_BYTES_MAX, Connection
 from tidelog.service.kafka.connections.frame import SHARED_BYTES, UNPROVED_BYTES_MAX
 from tidelog.service.kafka.connections.server import Server
+from tidelog.storage.kafka import native
 
 log = logging.getLogger("tidelog.kafka")
 
@@ -169,6 +170,11 @@ class Listener:
 
     async def listen(self, sockets: "list[Any]", backlog: int) -> None:
         """Accept connections on bound sockets. Raises LogError."""
+        if not native.IS_BUILT:
+            log.info(
+                "tidelog was installed without a C compiler: record batches of Kafka clients cost "
+                "two to three times the CPU"
+            )
         loop = self.server.loop
         for each in sockets:
             host, port = each.getsockname()[:2]

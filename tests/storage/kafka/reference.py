@@ -5,8 +5,10 @@ import warnings
 from typing import Any
 
 import google_crc32c
+import pytest
 from aiokafka.record.default_records import DefaultRecordBatchBuilder as AiokafkaBuilder
 
+from tidelog.storage.kafka import native, record_bytes, records
 from tidelog.storage.kafka.layout import HEADER, HEADER_SIZE, TIMESTAMP_MS_MAX, Header
 
 with warnings.catch_warnings(action="ignore"):  # kafka-python reads its schemas the old way
@@ -15,6 +17,16 @@ with warnings.catch_warnings(action="ignore"):  # kafka-python reads its schemas
 BUILDERS = (AiokafkaBuilder, KafkaPythonBuilder)
 Record = tuple[int, bytes | None, bytes | None, list[tuple[str, bytes | None]]]
 """Timestamp in ms, key, value, headers."""
+
+WAYS = ["loop", "columns", *(["native"] if native.IS_BUILT else [])]
+"""How the records of batches are read and written: in Python one by one, by numpy, in C."""
+
+
+def use(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read and write all records in this way. `native` leaves unusual records to the others."""
+    monkeypatch.setattr(native, "IS_BUILT", way == "native")
+    monkeypatch.setattr(records, "COLUMNS_MIN", 10**9 if way == "loop" else 0)
+    monkeypatch.setattr(record_bytes, "_JOIN_MIN", 10**9 if way == "loop" else 0)
 
 
 class Refused(Exception):

@@ -10,12 +10,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.storage.kafka.golden import GOLDEN
-from tests.storage.kafka.reference import BUILDERS, AiokafkaBuilder, Record, sent, with_header
+from tests.storage.kafka.reference import (
+    BUILDERS,
+    WAYS,
+    AiokafkaBuilder,
+    Record,
+    sent,
+    use,
+    with_header,
+)
 from tests.support.properties import examples
 from tests.support.record_batches import check_one
 from tidelog.storage.core import chunk
 from tidelog.storage.core.errors import Corrupt, InvalidRequest, LogError, RecordTooLarge
-from tidelog.storage.kafka import batch, codecs, record_bytes, records
+from tidelog.storage.kafka import batch, codecs, records
 from tidelog.storage.kafka.layout import (
     HEADER,
     HEADER_SIZE,
@@ -98,7 +106,9 @@ def checked_walk(checked: batch.Batch) -> records.Walked:
     )
 
 
-def test_a_large_batch_is_checked_by_columns() -> None:
+@pytest.mark.parametrize("way", WAYS)
+def test_a_large_batch_is_checked_as_by_the_loop(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    use(way, monkeypatch)
     drawn = [
         (NOW + 7 * i, b"k%d" % i, b"v" * (i % 90), [("h", b"%d" % i)] * (i % 3)) for i in range(999)
     ]
@@ -221,26 +231,26 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("by_columns", [False, True], ids=["loop", "columns"])
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", REFUSED)
-def test_a_producer_may_not_send_it(
-    name: str, by_columns: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(records, "COLUMNS_MIN", 0 if by_columns else 10**9)
+def test_a_producer_may_not_send_it(name: str, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    use(way, monkeypatch)
     body, error, text = REFUSED[name]
     with pytest.raises(error) as raised:
         check_one(body)
     assert type(raised.value) is error
     assert "\n" not in str(raised.value)
-    if not by_columns or "key" not in name:  # columns see a key's end before the next field
+    if way == "loop" or "key" not in name:  # columns see a key's end before the next field
         assert text in str(raised.value)
 
 
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("group_bytes", [0, 1000, 10**6])
 def test_the_batches_of_a_request_are_checked_as_each_alone(
-    group_bytes: int, monkeypatch: pytest.MonkeyPatch
+    group_bytes: int, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Together with others, before and behind wrong ones, in groups of any size."""
+    use(way, monkeypatch)
     monkeypatch.setattr(batch, "_GROUP_BYTES", group_bytes)
     monkeypatch.setattr(records, "COLUMNS_MIN", 2)
     monkeypatch.setattr(records, "HEADERS_MAX", 4)
@@ -356,7 +366,9 @@ def test_a_batch_that_does_not_decode_becomes_rows() -> None:
     assert chunk.timestamp_range(rows.slice(3, 3)) == (NOW + 5, NOW + 5)
 
 
-def test_the_bound_of_headers_is_for_each_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("way", WAYS)
+def test_the_bound_of_headers_is_for_each_batch(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    use(way, monkeypatch)
     monkeypatch.setattr(records, "HEADERS_MAX", 3)
     three = sent([(NOW, b"k", b"v", [("h", b"x")] * 3)])
     assert check_one(three).count == 1
@@ -364,9 +376,6 @@ def test_the_bound_of_headers_is_for_each_batch(monkeypatch: pytest.MonkeyPatch)
     starts, ends = [0, size, 2 * size], [size, 2 * size, 3 * size]
     assert records.read(raw * 3, starts, ends, [1] * 3, [NOW] * 3).num_rows == 3
     four = memoryview(sent([(NOW, b"k", b"v", [("h", b"x")] * 2)] * 2))
-    with pytest.raises(InvalidBatch, match="more than 3 headers"):
-        check_one(four)
-    monkeypatch.setattr(records, "COLUMNS_MIN", 0)
     with pytest.raises(InvalidBatch, match="more than 3 headers"):
         check_one(four)
 
@@ -398,9 +407,10 @@ def test_built_batches_have_the_offsets_of_the_rows(
     )
     skipped = data.draw(st.integers(0, len(drawn) - 1))
     built = batch.build(rows.slice(skipped), start, at + end_gap)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(record_bytes, "_JOIN_MIN", 0)
-        assert batch.build(rows.slice(skipped), start, at + end_gap) == built
+    for way in WAYS:
+        with pytest.MonkeyPatch.context() as patch:
+            use(way, patch)
+            assert batch.build(rows.slice(skipped), start, at + end_gap) == built
     found = read_with_aiokafka(built)
     assert [item[0] for item in found] == offsets[skipped:]
     assert [item[1:] for item in found] == drawn[skipped:]

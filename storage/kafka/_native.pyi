@@ -1,0 +1,48 @@
+"""The functions of native.c.
+
+`raw` and the arrays are contiguous buffers. `walk` and `fields` also reject a few correct records
+that no producer sends: the Python code then decides.
+"""
+
+from typing import TypeAlias
+
+import numpy as np
+import pyarrow as pa
+
+Column: TypeAlias = tuple[pa.Buffer | None, pa.Buffer | None, pa.Buffer | None, int]
+"""The buffers of a binary column, and its first row: validity, int32 bounds, data, offset."""
+
+def walk(
+    raw: bytes | memoryview, start: int, count: int, headers_max: int
+) -> tuple[int, int, int, int, bool] | None:
+    """Check `count` records from `start` to the end of `raw`. Return the smallest and largest
+    timestamp delta, the bytes of keys, values and headers, the number of headers, and whether a key
+    is null. Return None if the records are not accepted."""
+
+def fields(
+    deltas: np.ndarray,
+    places: np.ndarray,
+    raw: bytes,
+    starts: np.ndarray,
+    ends: np.ndarray,
+    counts: np.ndarray,
+) -> bool:
+    """Check the records of batches in `raw`, except for the content of headers: batch i has
+    `counts[i]` records in `raw[starts[i]:ends[i]]`; these are int64. Fill `deltas` (int64) with the
+    timestamp deltas, and the rows of `places` (int32, 7 for each record): where the key starts, its
+    size or -1 for a null, the same of the value, where the headers start, how many there are, where
+    the record ends. Return whether the records are accepted."""
+
+def write(
+    out: np.ndarray,
+    bounds: np.ndarray,
+    timestamp_deltas: np.ndarray,
+    offset_deltas: np.ndarray,
+    keys: Column,
+    values: Column,
+    headers: Column | None,
+) -> int:
+    """Write a record for each of the deltas (int64) to `out` (uint8), and to `bounds` (int32) where
+    each starts and the last ends. The column `headers` has the bytes behind the values; without it,
+    no record has headers. Return how many bytes were written. Raises ValueError if they do not fit.
+    """

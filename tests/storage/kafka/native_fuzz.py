@@ -1,0 +1,93 @@
+"""Call a build of native.c with changed bytes and with wrong sizes: `FILE COUNT`.
+
+It is for a build with sanitizers, which end the process at a read or write outside of a buffer. So
+all buffers are of their own, of exactly their size.
+"""
+
+import importlib.util
+import random
+import struct
+import sys
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from tests.storage.kafka.reference import sent
+from tests.storage.kafka.test_mutations import drawn, mutated
+from tidelog.storage.kafka.layout import HEADER_SIZE
+
+
+def alone(data: Any) -> Any:
+    return np.frombuffer(data, dtype=np.uint8).copy() if len(data) else b""
+
+
+def alone_or_none(data: Any) -> Any:
+    return None if data is None else alone(data)
+
+
+def read(native: Any, raw: bytes, original: bytes, rng: random.Random) -> bool:
+    (count,) = struct.unpack_from(">i", original, 57)
+    claimed = rng.choice([0, -1, 1 << 31, count + 1]) if rng.random() < 0.1 else count
+    start = rng.choice([0, 0, 0, 1, len(raw), len(raw) + 1])
+    is_accepted = native.walk(alone(raw), start, claimed, 100_000) is not None
+    pieces = [raw, original[HEADER_SIZE:], raw][: rng.choice([1, 2, 3])]
+    ends = np.cumsum([len(piece) for piece in pieces])
+    starts = np.array([0, *ends[:-1]])
+    counts = np.full(len(pieces), count)
+    rows = int(counts.sum())
+    if rng.random() < 0.2:
+        array = rng.choice([starts, ends, counts])
+        array[rng.randrange(len(array))] += rng.choice([-1, 1, 5, 2**40, 2**62])
+    rows += rng.choice([0, 0, 0, 1, -1])
+    deltas, places = np.empty(max(rows, 0), np.int64), np.empty((7, max(rows, 0)), np.int32)
+    native.fields(deltas, places, alone(b"".join(pieces)), starts, ends, counts)
+    return is_accepted
+
+
+def write(native: Any, rng: random.Random) -> None:
+    rows = rng.randrange(1, 30)
+    sliced = rng.randrange(rows)
+    octets = [None, b"", b"k" * rng.randrange(300)]
+    columns = [
+        pa.array(rng.choices(octets, k=rows), pa.binary()).slice(sliced) for _ in ("key", "value")
+    ]
+    stamps = [rng.choice([0, -1, 2**62, -(2**63), 2**63 - 1]) for _ in range(rows - sliced)]
+    offsets = [rng.getrandbits(31) for _ in stamps]
+    content = sum(len(item) for column in columns for item in column.to_pylist() if item)
+    size = 32 * len(stamps) + content + rng.choice([0, 0, 0, -5, -content])
+    out = np.empty(max(size, 0), np.uint8)
+    bounds = np.empty(len(stamps) + 1 + rng.choice([0, 0, 0, 1]), np.int32)
+    parts = [
+        (*map(alone_or_none, each.buffers()), each.offset + rng.choice([0, 0, 0, 1, 99]))
+        for each in columns
+    ]
+    try:
+        native.write(out, bounds, np.array(stamps), np.array(offsets), *parts, None)
+    except ValueError:
+        return
+
+
+def main(file: str, count: int) -> None:
+    spec = importlib.util.spec_from_file_location("_native", file)
+    assert spec is not None
+    assert spec.loader is not None
+    native = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(native)
+    rng = random.Random(9)
+    accepted = 0
+    originals: list[bytes] = []
+    for number in range(count):
+        if number % 50 == 0:
+            originals = [sent(drawn(rng)) for _ in range(4)]
+        original = rng.choice(originals)
+        raw = mutated(original[HEADER_SIZE:], rng)
+        accepted += read(native, raw, original, rng)
+        if number % 10 == 0:
+            write(native, rng)
+    assert 0 < accepted < count
+    print(f"{count} calls, {accepted} accepted")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))
