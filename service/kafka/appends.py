@@ -1,8 +1,8 @@
 """Produce requests on their way to the log.
 
 The queue checks the batches of requests and appends them, in the order in which the requests came.
-In a turn of the event loop it checks all requests together that came since the turn before,
-because numpy needs ~70 us for a call, for one batch as for many. Each batch is appended by a commit
+In a turn of the event loop it checks all requests together that came since the turn before: where
+the code in C is not built, numpy needs ~70 us for a call, for one batch as for many. Each batch is appended by a commit
 of its own, so that the refusal of one batch does not affect the others. A request is answered when
 each of its batches has an outcome.
 
@@ -34,6 +34,7 @@ from tidelog.service.security.caller import ALL_RIGHTS, forbidden
 from tidelog.storage.core.acls import TOPIC, WRITE
 from tidelog.storage.core.errors import CommitUnknown, LogError, Throttled, UnknownTopic
 from tidelog.storage.core.model import AppendedRange
+from tidelog.storage.kafka import native
 from tidelog.storage.kafka.batch import Batch, KeptBatch, check, decode
 from tidelog.storage.kafka.layout import HEADER_SIZE, InvalidBatch
 from tidelog.storage.state.cluster_state import Topic
@@ -44,9 +45,9 @@ FIRST_BY_ID = 13
 INLINE_COST = 1024 * 1024
 """Highest cost of the requests that the event loop checks in a turn: about 3 ms. A thread checks a
 request that costs more."""
-BYTE_COSTS = (1, 256, 21, 8, 32, 32, 32, 32)
+BYTE_COSTS = (0.06, 256, 21, 8, 32, 32, 32, 32)
 """Cost of a byte by codec (none, gzip, snappy, lz4, zstd), because packed bytes take more time."""
-RECORD_COST, PART_COST = 80, 2_000
+RECORD_COST, PART_COST = 5 if native.IS_BUILT else 80, 2_000
 PARTS_MAX = 256
 """Batches that are appended in one turn of the event loop, about 20 us each."""
 ROOM_S, ROOM_S_MAX = 0.02, 0.4
@@ -319,7 +320,7 @@ def _cost(records: memoryview | None) -> int:
     if records is None or records.nbytes < HEADER_SIZE:
         return PART_COST
     (count,) = _COUNT.unpack_from(records)
-    unpacking = records.nbytes * BYTE_COSTS[records[_CODEC_AT] & 7]
+    unpacking = int(records.nbytes * BYTE_COSTS[records[_CODEC_AT] & 7])
     return PART_COST + unpacking + max(count, 0) * RECORD_COST
 
 

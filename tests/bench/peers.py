@@ -285,7 +285,7 @@ def _kafka(store: Path, jars: Path) -> Iterator[tuple[int, int]]:
     properties = store / "server.properties"
     values = {"port": port, "controller": controller, "data": store / "data"}
     properties.write_text(PROPERTIES.format(**values))
-    _java(jars, "kafka.tools.StorageTool", "format", "-t", _cluster_id(), "-c", str(properties))
+    _java(jars, "kafka.tools.StorageTool", "format", f"-t={_cluster_id()}", "-c", str(properties))
     command = _command(jars, "kafka.Kafka", str(properties))
     with (store / "kafka.log").open("wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log, cwd=store)
