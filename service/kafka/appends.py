@@ -1,8 +1,9 @@
 """Produce requests on their way to the log.
 
-The queue checks the batches of requests and appends them, in the order in which the requests came.
-In a turn of the event loop it checks all requests together that came since the turn before: where
-the code in C is not built, numpy needs ~70 us for a call, for one batch as for many. Each batch is appended by a commit
+The queue appends the batches of requests, in the order in which the requests came.
+Where tidelog has no code in C, the queue also checks the batches. In a turn of the event loop, it
+checks all requests together that came since the turn before, because numpy needs ~70 us for a call,
+for one batch as for many. Each batch is appended by a commit
 of its own, so that the refusal of one batch does not affect the others. A request is answered when
 each of its batches has an outcome.
 
@@ -35,7 +36,7 @@ from tidelog.storage.core.acls import TOPIC, WRITE
 from tidelog.storage.core.errors import CommitUnknown, LogError, Throttled, UnknownTopic
 from tidelog.storage.core.model import AppendedRange
 from tidelog.storage.kafka import native
-from tidelog.storage.kafka.batch import Batch, KeptBatch, check, decode
+from tidelog.storage.kafka.batch import Batch, KeptBatch, check, check_natively, decode
 from tidelog.storage.kafka.layout import HEADER_SIZE, InvalidBatch
 from tidelog.storage.state.cluster_state import Topic
 
@@ -45,7 +46,7 @@ FIRST_BY_ID = 13
 INLINE_COST = 1024 * 1024
 """Highest cost of the requests that the event loop checks in a turn: about 3 ms. A thread checks a
 request that costs more."""
-BYTE_COSTS = (0.06, 256, 21, 8, 32, 32, 32, 32)
+BYTE_COSTS = (0.06 if native.IS_BUILT else 1, 256, 21, 8, 32, 32, 32, 32)
 """Cost of a byte by codec (none, gzip, snappy, lz4, zstd), because packed bytes take more time."""
 RECORD_COST, PART_COST = 5 if native.IS_BUILT else 80, 2_000
 PARTS_MAX = 256
@@ -123,6 +124,16 @@ class Append(Later):
     def check(self) -> None:
         """Check all batches. A thread may do this."""
         self.batches = check([part.records for part in self.parts])
+
+    def check_inline(self) -> bool:
+        """Check all batches, unless this takes long: then return False, and a thread has to do it.
+        Without code in C, the queue checks the batches."""
+        if self.cost > INLINE_COST:
+            return False
+        if native.IS_BUILT and self.batches is None:
+            self.batches = check_natively([part.records for part in self.parts])
+            return self.batches is not None
+        return True
 
     def run(self, parts_max: int) -> int:
         """Append the next batches, at most `parts_max`; return how many. Raises Throttled if the

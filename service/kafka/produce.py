@@ -1,7 +1,7 @@
 """Produce and InitProducerId.
 
-A request is checked on the event loop if that is quick, else in a thread; the next request of the
-connection then waits, so that batches keep their order. Then `appends` has the request.
+A request is checked on the event loop if that is quick, else in a thread. The next request of the
+connection waits for the thread, so that batches keep their order. Then `appends` has the request.
 """
 
 import asyncio
@@ -13,7 +13,6 @@ from tidelog.service.http.paging import sliced
 from tidelog.service.kafka.appends import (
     API,
     BUG,
-    INLINE_COST,
     REFUSED,
     Append,
     AppendQueue,
@@ -62,7 +61,7 @@ class Produce:
             raise CloseConnection(REFUSED)
         if client.rights is not ALL_RIGHTS:
             self._charge(append, client.rights)
-        if append.cost <= INLINE_COST and not self._is_unknown(request, append):
+        if not self._is_unknown(request, append) and append.check_inline():
             self._queue.add(append)
             return append
         append.begun = self._loop.create_future()
@@ -96,7 +95,7 @@ class Produce:
         """Refresh the view if a topic is unknown, and check many records in a thread."""
         if self._is_unknown(request, append):
             await self._refresh(request, append)
-        if append.cost > INLINE_COST:
+        if not append.check_inline():
             await in_thread(append.client.rights, append.check)
 
     async def _refresh(self, request: ProduceRequest, append: Append) -> None:

@@ -40,6 +40,6 @@ class SystemClock:
     def new_id(self) -> bytes:
         # Do not keep random bytes for later ids, because a copy of the process would keep them too.
         # Two copies of a machine may even get equal bytes from the kernel, before it mixes in new
-        # entropy. They do not draw an id in the same nanosecond.
+        # entropy. They also would have to draw in the same nanosecond.
         drawn = int.from_bytes(os.urandom(16)) ^ time.perf_counter_ns()
         return drawn.to_bytes(16)

@@ -1,7 +1,7 @@
 """The functions of native.c.
 
-`raw` and the arrays are contiguous buffers. `walk` and `fields` also reject a few correct records
-that no producer sends: the Python code then decides.
+`raw` and the arrays are contiguous buffers. `walk` and `fields` also refuse some correct records,
+for example with long numbers. Then Python reads them.
 """
 
 from typing import TypeAlias

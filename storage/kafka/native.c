@@ -1,11 +1,10 @@
 /* The loops over the records of a batch, in C: `walk`, `fields` and `write` (_native.pyi).
 
-The modules `records` and `record_bytes` do the same in Python, 6 to 20 times slower, where tidelog
-was installed without a C compiler. This module knows only what producers usually send. For all
-other bytes, right or wrong, `walk` returns None and `fields` returns False. The caller then runs
-its Python code, which accepts the bytes, or raises the error. So this module makes no error of its
-own, and whatever it accepts, the Python code accepts too, with the same result (tests compare the
-two).
+The modules `records` and `record_bytes` do the same in Python, for an installation without a C
+compiler. This module reads only the usual forms. For all other bytes, right or wrong, `walk`
+returns None and `fields` returns False. The caller then runs its Python code, which accepts the
+bytes or raises the error. So the bytes of clients cause no exception here, and whatever this module
+accepts, the Python code accepts too, with the same result (tests compare the two).
 
 The bytes come from any client. A byte is read only if its place is before the end of its record,
 and each record ends within the buffer. */
@@ -18,16 +17,19 @@ and each record ends within the buffer. */
 #include <stdint.h>
 #include <string.h>
 
-/* Bytes of a number that this module reads: longer ones are left to Python. */
+/* The most bytes of a number here. Python reads longer numbers. */
 #define INT_BYTES_MAX 4
 #define LONG_BYTES_MAX 9
 /* The most bytes of the numbers of a record that this module writes: length, attributes, timestamp
 delta, offset delta, key size, value size. */
-#define NUMBERS_BYTES_MAX (5 + 1 + 10 + 5 + 5 + 5)
+#define NUMBERS_BYTES_MAX (5 + 1 + 10 + 10 + 5 + 5)
 /* A header has at least the sizes of its name and its value. */
 #define HEADER_BYTES_MIN 2
-/* From this number of records on, other threads of Python may run beside the loop. */
+/* From this number of records on, `fields` and `write` release the GIL. */
 #define RECORDS_WITHOUT_GIL 500
+/* From this number of bytes on, `walk` releases the GIL. It does not for fewer, because the event
+loop calls it, and would wait for the GIL. */
+#define BYTES_WITHOUT_GIL (1 << 20)
 
 /* ---- reading */
 
@@ -101,16 +103,48 @@ static inline bool read_record(
     return headers > 0 || cursor->at == stop;
 }
 
-/* Read the headers of a record, whose names must be ASCII, and add their bytes to `content`. */
+/* Return whether the bytes are UTF-8, without surrogates. */
+static bool is_utf8(const uint8_t *text, Py_ssize_t size)
+{
+    Py_ssize_t at = 0;
+    while (at < size) {
+        uint64_t eight;
+        if (size - at >= (Py_ssize_t)sizeof(eight)) {
+            memcpy(&eight, text + at, sizeof(eight));
+            if (!(eight & UINT64_C(0x8080808080808080))) {
+                at += (Py_ssize_t)sizeof(eight);
+                continue;
+            }
+        }
+        uint8_t first = text[at++];
+        if (first < 0x80)
+            continue;
+        if (first < 0xC2 || first > 0xF4)
+            return false;
+        int following = first < 0xE0 ? 1 : first < 0xF0 ? 2 : 3;
+        if (following > size - at)
+            return false;
+        /* The second byte excludes long forms, surrogates, and numbers above 0x10FFFF. */
+        uint8_t low = first == 0xE0 ? 0xA0 : first == 0xF0 ? 0x90 : 0x80;
+        uint8_t high = first == 0xED ? 0x9F : first == 0xF4 ? 0x8F : 0xBF;
+        if (text[at] < low || text[at] > high)
+            return false;
+        for (at++; --following; at++)
+            if ((text[at] & 0xC0) != 0x80)
+                return false;
+    }
+    return true;
+}
+
+/* Read the headers of a record, whose names must be UTF-8, and add their bytes to `content`. */
 static bool read_headers(Cursor *cursor, const Record *record, int64_t *content)
 {
     for (Py_ssize_t header = 0; header < record->headers; header++) {
         Py_ssize_t at, size;
         if (!read_octets(cursor, record->stop, false, &at, &size))
             return false;
-        for (Py_ssize_t each = at; each < at + size; each++)
-            if (cursor->raw[each] > 127)
-                return false;
+        if (!is_utf8(cursor->raw + at, size))
+            return false;
         *content += size;
         if (!read_octets(cursor, record->stop, true, &at, &size))
             return false;
@@ -134,8 +168,10 @@ static PyObject *walk(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
     if (PyObject_GetBuffer(args[0], &raw, PyBUF_SIMPLE) < 0)
         return NULL;
     Cursor cursor = {raw.buf, start};
-    int64_t first = 0, last = 0, content = 0, headers = 0;
+    Py_ssize_t headers_max = headers_left;
+    int64_t first = 0, last = 0, content = 0;
     bool has_null_key = false, is_good = start >= 0 && start <= raw.len && count > 0;
+    PyThreadState *state = raw.len >= BYTES_WITHOUT_GIL ? PyEval_SaveThread() : NULL;
     for (Py_ssize_t index = 0; is_good && index < count; index++) {
         Record record;
         is_good = read_record(&cursor, raw.len, index, &record) && record.headers <= headers_left;
@@ -143,7 +179,6 @@ static PyObject *walk(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
             break;
         if (record.headers) {
             headers_left -= record.headers;
-            headers += record.headers;
             is_good = read_headers(&cursor, &record, &content);
         }
         if (!index || record.timestamp_delta < first)
@@ -155,11 +190,13 @@ static PyObject *walk(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
             + (record.value_size > 0 ? record.value_size : 0);
     }
     is_good = is_good && cursor.at == raw.len;
+    if (state != NULL)
+        PyEval_RestoreThread(state);
     PyBuffer_Release(&raw);
     if (!is_good)
         Py_RETURN_NONE;
     return Py_BuildValue("LLLLO", (long long)first, (long long)last, (long long)content,
-        (long long)headers, has_null_key ? Py_True : Py_False);
+        (long long)(headers_max - headers_left), has_null_key ? Py_True : Py_False);
 }
 
 /* ---- buffers of arguments */
@@ -249,11 +286,10 @@ static PyObject *fields(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
 
 /* ---- writing */
 
-/* A binary column of Arrow: a bit for each row that is not null (or NULL), and int32 bounds. */
+/* A binary column of Arrow. `valid` has a 1 bit for each row that is not null. It is NULL if no row
+is null. `bounds` are int32, which are not aligned if the column is a part of an object. */
 typedef struct {
-    const uint8_t *valid;
-    const int32_t *bounds;
-    const uint8_t *data;
+    const uint8_t *valid, *bounds, *data;
     Py_ssize_t first, bits, bound_count, size;
 } Column;
 
@@ -272,11 +308,12 @@ static inline bool find(const Column *column, Py_ssize_t row, const uint8_t **da
     }
     if (at + 1 >= column->bound_count)
         return false;
-    int32_t from = column->bounds[at], to = column->bounds[at + 1];
-    if (from < 0 || from > to || to > column->size)
+    int32_t ends[2];
+    memcpy(ends, column->bounds + at * (Py_ssize_t)sizeof(int32_t), sizeof(ends));
+    if (ends[0] < 0 || ends[0] > ends[1] || ends[1] > column->size)
         return false;
-    *data = column->data + from;
-    *size = to - from;
+    *data = column->data + ends[0];
+    *size = ends[1] - ends[0];
     return true;
 }
 
@@ -349,7 +386,8 @@ static Py_ssize_t write_rows(
     return to - out;
 }
 
-/* Read a column from (validity or None, bounds, data or None, first); it borrows `buffers`. */
+/* Read a column from (validity or None, bounds, data or None, first). The caller releases the
+buffers that this adds. */
 static bool get_column(PyObject *from, Column *column, Py_buffer *buffers, int *count)
 {
     const void *parts[3] = {NULL, NULL, NULL};
@@ -370,15 +408,15 @@ static bool get_column(PyObject *from, Column *column, Py_buffer *buffers, int *
     column->first = first == NULL ? -1 : PyLong_AsSsize_t(first);
     if (PyErr_Occurred())
         return false;
-    if (column->first < 0 || parts[1] == NULL) {
-        PyErr_SetString(PyExc_ValueError, "a column has no bounds, or a negative first row");
+    column->bound_count = sizes[1] / (Py_ssize_t)sizeof(int32_t);
+    if (column->first < 0 || column->first >= column->bound_count) {
+        PyErr_SetString(PyExc_ValueError, "a column has no bounds for its first row");
         return false;
     }
     column->valid = parts[0];
     column->bounds = parts[1];
     column->data = parts[2] == NULL ? (const uint8_t *)"" : parts[2];
     column->bits = sizes[0] * 8;
-    column->bound_count = sizes[1] / (Py_ssize_t)sizeof(int32_t);
     column->size = sizes[2];
     return true;
 }

@@ -1,4 +1,4 @@
-"""The loops over the records of a batch, in C (native.c), where a compiler was at the installation.
+"""The loops over the records of a batch, in C (native.c), if the installation had a compiler.
 
 If not `IS_BUILT`, there are no functions, and the caller does the same in Python.
 """

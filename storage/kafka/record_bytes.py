@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from tidelog.storage.kafka import native
 
-_NUMBERS_BYTES_MAX = 5 + 1 + 10 + 5 + 5 + 5
+_NUMBERS_BYTES_MAX = 5 + 1 + 10 + 10 + 5 + 5
 """Bytes of a record's length, attributes, timestamp delta, offset delta and sizes, at most."""
 _JOIN_MIN = 120
 """Fewer records are written by a loop: numpy and Arrow take ~100 us for any number."""

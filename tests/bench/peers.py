@@ -87,6 +87,11 @@ LOADS = (
 RAW = ((1, 64), (100, 64), (1_000, 8))
 """Records of a request, and connections: each sends its next request when it has the answer."""
 RAW_S = 8.0
+REST_S = 10.0
+"""Before each load of RAW, which has a server and a store of its own. A store in memory is cheaper
+to write where the pages of an earlier one were just freed, so all servers get the same time."""
+SEALS = "tidelog, Kafka's protocol"
+NO_SEALS = f"{SEALS}, no seals"
 PACED, BUSY, IDLE = 1_000, 100, 1_000
 """Requests a second of one record, evenly, over few or BUSY connections, beside IDLE others."""
 HOT, COLD = "hot", "bench"
@@ -117,10 +122,13 @@ def table(
         with store_folder(folder) as (store, place):
             rows += kafka(store, jars, records)
             where = place
+        rows += [kafka_acks(folder, jars, load) for load in RAW]
         with store_folder(folder) as (store, place):
             rows += tidelog_by_kafka(store, jars, records)
+        rows += [tidelog_acks(folder, load, is_sealing=True) for load in RAW[-1:]]
+        rows += [tidelog_acks(folder, load) for load in RAW]
         with store_folder(folder) as (store, place):
-            rows += tidelog_acks(store)
+            rows += tidelog_paced(store)
     rows.append([*PROXY, "", "", "", ""])
     for case in cases:
         pool = bodies.pool(case.kind, case.records, distinct)
@@ -153,25 +161,40 @@ def kafka(store: Path, jars: Path, records: int) -> list[list[str]]:
     server = f"Apache Kafka {VERSION}"
     with _kafka(store, jars) as (port, pid):
         rows = _by_kafkas_tools(server, jars, port, pid, records)
-        return rows + _by_requests(server, port, pid, RAW) + _paced(server, port, pid)
+        return rows + _paced(server, port, pid)
+
+
+def kafka_acks(folder: Path, jars: Path, load: tuple[int, int]) -> list[str]:
+    time.sleep(REST_S)
+    with store_folder(folder) as (store, _), _kafka(store, jars) as (port, pid):
+        return _by_requests(f"Apache Kafka {VERSION}", port, pid, load)
 
 
 def tidelog_by_kafka(store: Path, jars: Path, records: int) -> list[list[str]]:
-    server, port = "tidelog, Kafka's protocol", free_port()
+    port = free_port()
     with Broker(f"file://{store}", kafka_port=port) as broker:
         broker.create_topic(COLD, PARTITIONS, segment_ms=5_000)
         broker.create_topic(HOT, PARTITIONS)
-        rows = _by_kafkas_tools(server, jars, port, broker.pid, records)
-        return rows + _by_requests(server, port, broker.pid, RAW[-1:])
+        return _by_kafkas_tools(SEALS, jars, port, broker.pid, records)
 
 
-def tidelog_acks(store: Path) -> list[list[str]]:
-    """The path to the ack alone: this broker seals nothing."""
-    server, port = "tidelog, Kafka's protocol, no seals", free_port()
+def tidelog_acks(folder: Path, load: tuple[int, int], *, is_sealing: bool = False) -> list[str]:
+    """Without seals, it is the path to the ack alone."""
+    server, port = SEALS if is_sealing else NO_SEALS, free_port()
+    time.sleep(REST_S)
+    with (
+        store_folder(folder) as (store, _),
+        Broker(f"file://{store}", kafka_port=port, seal_enabled=is_sealing) as broker,
+    ):
+        broker.create_topic(HOT, PARTITIONS, segment_ms=5_000)
+        return _by_requests(server, port, broker.pid, load)
+
+
+def tidelog_paced(store: Path) -> list[list[str]]:
+    port = free_port()
     with Broker(f"file://{store}", kafka_port=port, seal_enabled=False) as broker:
         broker.create_topic(HOT, PARTITIONS)
-        rows = _by_requests(server, port, broker.pid, RAW)
-        return rows + _paced(server, port, broker.pid)
+        return _paced(NO_SEALS, port, broker.pid)
 
 
 def _by_kafkas_tools(server: str, jars: Path, port: int, pid: int, records: int) -> list[list[str]]:
@@ -194,20 +217,14 @@ def _by_kafkas_tools(server: str, jars: Path, port: int, pid: int, records: int)
     return rows
 
 
-def _by_requests(
-    server: str, port: int, pid: int, loads: Sequence[tuple[int, int]]
-) -> list[list[str]]:
-    """A row for each number of records in a Produce request, and of connections. The requests are
+def _by_requests(server: str, port: int, pid: int, load: tuple[int, int]) -> list[str]:
+    """The row of a number of records in a Produce request, and of connections. The requests are
     made beforehand."""
-    rows = []
-    for records, connections in loads:
-        made = kafka_load.requests(HOT, PARTITIONS, records, RECORD_BYTES)
-        closed = partial(
-            run, "127.0.0.1", port, made, connections=connections, kind=KafkaConnection
-        )
-        name = f"{number(records)} a request, {connections} connections"
-        rows.append(_measured(server, name, pid, records, closed))
-    return rows
+    records, connections = load
+    made = kafka_load.requests(HOT, PARTITIONS, records, RECORD_BYTES)
+    closed = partial(run, "127.0.0.1", port, made, connections=connections, kind=KafkaConnection)
+    name = f"{number(records)} a request, {connections} connections"
+    return _measured(server, name, pid, records, closed)
 
 
 def _paced(server: str, port: int, pid: int) -> list[list[str]]:

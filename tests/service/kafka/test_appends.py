@@ -1,6 +1,7 @@
 """The queue of Produce requests: requests of a turn are checked together, and keep their order."""
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
@@ -8,12 +9,15 @@ import pytest
 
 from tests.service.kafka.conftest import Client, Kafka, batch, broker
 from tests.service.kafka.test_produce import _produce, _request
+from tests.storage.kafka.reference import with_header
 from tests.support.faults import FaultyStore, Gate
 from tidelog.service.kafka import appends
 from tidelog.service.kafka.errors import Code
 from tidelog.storage.broker import LogSettings, WriterSettings
 from tidelog.storage.core import object_keys
 from tidelog.storage.io.memory import MemoryStore
+from tidelog.storage.kafka import native
+from tidelog.storage.kafka.layout import HEADER_SIZE
 
 ROOM = 64 * 1024
 LARGE, SMALL = b"x" * 50_000, b"y" * 100
@@ -60,7 +64,8 @@ async def test_no_request_passes_one_that_waits_for_room() -> None:
 
 @pytest.fixture
 def checked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The number of batches of each check."""
+    """The number of batches of each check of the queue, without the code in C."""
+    monkeypatch.setattr(native, "IS_BUILT", False)
     counts: list[int] = []
 
     def count(sent: Sequence[memoryview | None]) -> object:
@@ -80,6 +85,35 @@ async def test_the_requests_of_a_turn_are_checked_together(
     assert checked == [20]
 
 
+async def test_a_thread_checks_what_the_code_in_c_refuses(
+    kafka: Kafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python may take 0.1 s for such a batch: then other connections go on, and the requests behind
+    it on its own connection keep their order."""
+    if not native.IS_BUILT:
+        pytest.skip("there is no code in C")
+    threads: list[bool] = []
+
+    def count(sent: Sequence[memoryview | None]) -> object:
+        threads.append(threading.current_thread() is threading.main_thread())
+        return check(sent)
+
+    check = appends.check
+    monkeypatch.setattr(appends, "check", count)
+    # A length of five bytes, where one is enough.
+    usual = batch(SMALL)
+    raw = usual[HEADER_SIZE:]
+    size, rest = (raw[0] & 127) | raw[1] << 7, raw[2:]
+    unusual = bytes([size & 127 | 128, size >> 7 | 128, 128, 128, 0]) + rest
+    assert native.walk(unusual, 0, 1, 9) is None
+    sent = with_header(usual[:HEADER_SIZE] + unusual)
+    client = kafka.client()
+    asked = [_produce(client, _request((0, body))) for body in (usual, sent, usual)]
+    found = await asyncio.gather(*asked)
+    assert [(one.error_code, one.base_offset) for (one,) in found] == [(0, 0), (0, 1), (0, 2)]
+    assert threads == [False]
+
+
 async def test_a_turn_checks_no_more_than_it_may(
     kafka: Kafka, checked: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -95,6 +129,7 @@ async def test_a_turn_checks_no_more_than_it_may(
 async def test_a_bug_in_a_check_ends_only_the_requests_of_the_turn(
     kafka: Kafka, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    monkeypatch.setattr(native, "IS_BUILT", False)
     check, client = appends.check, kafka.client()
 
     def broken(sent: object) -> object:

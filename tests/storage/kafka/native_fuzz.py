@@ -1,7 +1,7 @@
 """Call a build of native.c with changed bytes and with wrong sizes: `FILE COUNT`.
 
 It is for a build with sanitizers, which end the process at a read or write outside of a buffer. So
-all buffers are of their own, of exactly their size.
+each argument has its own buffer of exact size.
 """
 
 import importlib.util
@@ -17,9 +17,14 @@ from tests.storage.kafka.reference import sent
 from tests.storage.kafka.test_mutations import drawn, mutated
 from tidelog.storage.kafka.layout import HEADER_SIZE
 
+MOVED = [0] * 20 + [1, 99, sys.maxsize - 100]
+
 
 def alone(data: Any) -> Any:
-    return np.frombuffer(data, dtype=np.uint8).copy() if len(data) else b""
+    """A copy that begins at an odd address, as a chunk may."""
+    copy = np.empty(len(data) + 1, dtype=np.uint8)
+    copy[1:] = np.frombuffer(data, dtype=np.uint8)
+    return copy[1:]
 
 
 def alone_or_none(data: Any) -> Any:
@@ -31,7 +36,7 @@ def read(native: Any, raw: bytes, original: bytes, rng: random.Random) -> bool:
     claimed = rng.choice([0, -1, 1 << 31, count + 1]) if rng.random() < 0.1 else count
     start = rng.choice([0, 0, 0, 1, len(raw), len(raw) + 1])
     is_accepted = native.walk(alone(raw), start, claimed, 100_000) is not None
-    pieces = [raw, original[HEADER_SIZE:], raw][: rng.choice([1, 2, 3])]
+    pieces = [raw, *[original[HEADER_SIZE:]] * rng.choice([1, 10]), raw][: rng.choice([1, 2, 12])]
     ends = np.cumsum([len(piece) for piece in pieces])
     starts = np.array([0, *ends[:-1]])
     counts = np.full(len(pieces), count)
@@ -46,24 +51,27 @@ def read(native: Any, raw: bytes, original: bytes, rng: random.Random) -> bool:
 
 
 def write(native: Any, rng: random.Random) -> None:
-    rows = rng.randrange(1, 30)
-    sliced = rng.randrange(rows)
+    rows = rng.choice([rng.randrange(1, 30), 700])
+    sliced = rng.randrange(min(rows, 30))
     octets = [None, b"", b"k" * rng.randrange(300)]
+    headers = [b"\0", b"h" * 9]
     columns = [
-        pa.array(rng.choices(octets, k=rows), pa.binary()).slice(sliced) for _ in ("key", "value")
+        pa.array(rng.choices(drawn_from, k=rows), pa.binary()).slice(sliced)
+        for drawn_from in (octets, octets, headers)
     ]
     stamps = [rng.choice([0, -1, 2**62, -(2**63), 2**63 - 1]) for _ in range(rows - sliced)]
-    offsets = [rng.getrandbits(31) for _ in stamps]
+    offsets = [rng.choice([0, rng.getrandbits(31), -(2**63)]) for _ in stamps]
     content = sum(len(item) for column in columns for item in column.to_pylist() if item)
-    size = 32 * len(stamps) + content + rng.choice([0, 0, 0, -5, -content])
+    size = 36 * len(stamps) + content + rng.choice([0, 0, 0, -5, -9 * len(stamps), -content])
     out = np.empty(max(size, 0), np.uint8)
     bounds = np.empty(len(stamps) + 1 + rng.choice([0, 0, 0, 1]), np.int32)
     parts = [
-        (*map(alone_or_none, each.buffers()), each.offset + rng.choice([0, 0, 0, 1, 99]))
-        for each in columns
+        (*map(alone_or_none, each.buffers()), each.offset + rng.choice(MOVED)) for each in columns
     ]
     try:
-        native.write(out, bounds, np.array(stamps), np.array(offsets), *parts, None)
+        behind = rng.choice([None, parts[2]])
+        written = native.write(out, bounds, np.array(stamps), np.array(offsets), *parts[:2], behind)
+        assert 0 < written <= len(out)
     except ValueError:
         return
 

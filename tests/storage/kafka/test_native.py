@@ -1,4 +1,4 @@
-"""The code in C: it is there where a compiler is, and reads and writes only its buffers."""
+"""The code in C: it is built if gcc is installed, and reads and writes only its buffers."""
 
 import os
 import shutil
