@@ -17,7 +17,7 @@ from tidelog.service.cli.requests import (
     quoted,
     request,
 )
-from tidelog.service.cli.results import BadUsage, confirm, show, show_rows
+from tidelog.service.cli.results import BadUsage, confirm, show, show_rows, warn
 from tidelog.service.secret_files import why_not_read
 from tidelog.storage.core.acls import CLUSTER_NAME, DEFAULT
 
@@ -263,6 +263,8 @@ def remove_acls(  # noqa: PLR0913 - as above
     query = dict.fromkeys(FILTER_WORDS, "ANY") | query
 
     gone = request(ctx, server, "DELETE", ACLS, params=query)
+    if not gone["data"]:
+        warn(f"no ACL matches {what}: nothing was removed")
     _show_acls(gone["data"], as_json=as_json)
 
 

@@ -252,6 +252,8 @@ def test_any_broker_serves_an_instance_of_an_authorized_principal(pair: Pair) ->
         assert '"for groups"' in [each["value"] for each in read]
     pair.cli("acls", "remove", "--principal", "carol", "--yes")
     until(lambda: httpx.get(f"{two}{at}/records", headers=headers).status_code == 403)
+    again = pair.cli("acls", "remove", "--principal", "carol", "--yes")
+    assert b"no ACL matches User:carol: nothing was removed" in again.stderr
 
 
 def test_quotas_hold_on_each_broker(pair: Pair) -> None:
