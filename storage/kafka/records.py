@@ -22,15 +22,13 @@ from tidelog.storage.core import chunk
 from tidelog.storage.core.chunk import CHUNK_SCHEMA, HEADER_BYTES, HEADERS_TYPE, RECORD_BYTES
 from tidelog.storage.kafka import native
 from tidelog.storage.kafka.layout import TIMESTAMP_MS_MAX, InvalidBatch
+from tidelog.storage.kafka.numbers import LONG_MAX, number_at, numbers_at
 
 HEADERS_MAX = 100_000
 """Bound of the headers in a batch, like RECORDS_MAX: a header costs CPU, but only two bytes."""
 
 COLUMNS_MIN = 200
 """From this number of records on, numpy is faster than the loop."""
-_INT_MAX, _LONG_MAX = (5, 32), (10, 64)
-"""For an int and a long: the most bytes of a varint, and the bits of its number."""
-
 Strings = list[str]
 Values = list[bytes | None]
 
@@ -152,7 +150,7 @@ def _walk(raw: bytes, at: int, count: int, base_timestamp: int) -> Walked:  # no
                 number += (following << 7) - 128
                 at += 1
             else:
-                number, at = _varint(raw, at - 1)
+                number, at = number_at(raw, at - 1)
         stop = at + (number >> 1)
         if number & 1 or stop > end:
             raise _cut_off()
@@ -164,7 +162,7 @@ def _walk(raw: bytes, at: int, count: int, base_timestamp: int) -> Walked:  # no
                 number += (following << 7) - 128
                 at += 1
             else:
-                number, at = _varint(raw, at - 1, _LONG_MAX)
+                number, at = number_at(raw, at - 1, LONG_MAX)
         delta = (number >> 1) ^ -(number & 1)
         if not offset_delta:
             first = last = delta
@@ -180,13 +178,13 @@ def _walk(raw: bytes, at: int, count: int, base_timestamp: int) -> Walked:  # no
                 number += (following << 7) - 128
                 at += 1
             else:
-                number, at = _varint(raw, at - 1)
+                number, at = number_at(raw, at - 1)
         if number != offset_delta << 1:
             raise _wrong_offset(number >> 1, offset_delta)
         number = raw[at]
         at += 1
         if number > 127:
-            number, at = _varint(raw, at - 1)
+            number, at = number_at(raw, at - 1)
         if number & 1:
             if number != 1:
                 raise _negative()
@@ -203,7 +201,7 @@ def _walk(raw: bytes, at: int, count: int, base_timestamp: int) -> Walked:  # no
                 number += (following << 7) - 128
                 at += 1
             else:
-                number, at = _varint(raw, at - 1)
+                number, at = number_at(raw, at - 1)
         if number & 1:
             if number != 1:
                 raise _negative()
@@ -214,7 +212,7 @@ def _walk(raw: bytes, at: int, count: int, base_timestamp: int) -> Walked:  # no
         number = raw[at]
         at += 1
         if number:
-            number, at = _varint(raw, at - 1)
+            number, at = number_at(raw, at - 1)
             headers_left -= _header_count(number, headers_left)
             at, content = _read_headers(raw, at, number >> 1, [], [])
             weight += content
@@ -228,20 +226,6 @@ def _walk(raw: bytes, at: int, count: int, base_timestamp: int) -> Walked:  # no
     return Walked(base_timestamp + first, base_timestamp + last, weight, has_null_key)
 
 
-def _varint(raw: bytes, at: int, size: tuple[int, int] = _INT_MAX) -> tuple[int, int]:
-    """Return the number of the varint at `at`, still zigzag, and the place behind it."""
-    number = shift = 0
-    bytes_max, bits = size
-    for byte in raw[at : at + bytes_max]:
-        number |= (byte & 127) << shift
-        shift += 7
-        if byte < 128:
-            if number >> bits:
-                break
-            return number, at + shift // 7
-    raise InvalidBatch("a number of a record is too long")
-
-
 def _read_headers(
     raw: bytes, at: int, count: int, names: Strings, values: Values
 ) -> tuple[int, int]:
@@ -253,7 +237,7 @@ def _read_headers(
             size = raw[at]
             at += 1
             if size > 127:
-                size, at = _varint(raw, at - 1)
+                size, at = number_at(raw, at - 1)
             if size & 1:
                 raise _negative()
             stop = at + (size >> 1)
@@ -262,7 +246,7 @@ def _read_headers(
             size = raw[stop]
             at = stop + 1
             if size > 127:
-                size, at = _varint(raw, stop)
+                size, at = number_at(raw, stop)
             if size == 1:
                 values.append(None)
                 continue
@@ -342,7 +326,7 @@ class _Fields:
             first_at = np.array(record_starts, dtype=np.int64)
             # `_record_starts` ignores the sign of a length, so compare each end with the next
             # start.
-            length, at = _varints(buffer, first_at)
+            length, at = numbers_at(buffer, first_at)
             stops = at + length
             last = np.cumsum(np.array(counts, dtype=np.int64)) - 1
             expected = np.empty_like(stops)
@@ -350,15 +334,15 @@ class _Fields:
             expected[last] = ends
             if (stops != expected).any():
                 raise _wrong_length()
-            delta, at = _varints(buffer, at + 1, _LONG_MAX)
-            offset_delta, at = _varints(buffer, at)
-            self.key_size, self.key_at = _varints(buffer, at)
+            delta, at = numbers_at(buffer, at + 1, LONG_MAX)
+            offset_delta, at = numbers_at(buffer, at)
+            self.key_size, self.key_at = numbers_at(buffer, at)
             self._check_size(self.key_size, self.key_at, stops)
             at = self.key_at + np.maximum(self.key_size, 0)
-            self.value_size, self.value_at = _varints(buffer, at)
+            self.value_size, self.value_at = numbers_at(buffer, at)
             self._check_size(self.value_size, self.value_at, stops)
             at = self.value_at + np.maximum(self.value_size, 0)
-            self.header_count, self.headers_at = _varints(buffer, at)
+            self.header_count, self.headers_at = numbers_at(buffer, at)
         except IndexError as error:
             raise _cut_off() from error
         rows = np.arange(len(stops), dtype=np.int64)
@@ -452,51 +436,10 @@ def _record_starts(
             if following < 128:
                 at += 2 + ((number & 127 | following << 7) >> 1)
             else:
-                number, at = _varint(raw, at)
+                number, at = number_at(raw, at)
                 at += number >> 1
         stops.append(at)
     return found, stops
-
-
-def _varints(
-    buffer: np.ndarray, at: np.ndarray, size: tuple[int, int] = _INT_MAX
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return the numbers of the varints at `at`, int64, and the places behind them.
-
-    Raises IndexError if a varint is not within the buffer; no place is negative.
-    """
-    byte = buffer[at]
-    if not byte.size or byte.max() < 128:
-        number = byte.astype(np.int64)
-        return (number >> 1) ^ -(number & 1), at + 1
-    # Most numbers have at most two bytes. `following` is not used for a number of one byte.
-    is_long = byte >> 7
-    following = buffer.take(at + 1, mode="clip")
-    if (following & -is_long).max() > 127:
-        return _long_varints(buffer, at, size)
-    number = (byte & 127) | ((following * is_long).astype(np.int64) << 7)
-    return (number >> 1) ^ -(number & 1), at + 1 + is_long
-
-
-def _long_varints(
-    buffer: np.ndarray, at: np.ndarray, size: tuple[int, int]
-) -> tuple[np.ndarray, np.ndarray]:
-    bytes_max, bits = size
-    byte = buffer[at]
-    long = np.flatnonzero(byte > 127)
-    number = (byte & 127).astype(np.uint64)
-    behind = at + 1
-    for position in range(1, bytes_max):
-        byte = buffer[behind[long]]
-        behind[long] += 1
-        if position == bytes_max - 1 and (byte >> (bits - 7 * position)).any():
-            break
-        number[long] |= (byte & 127).astype(np.uint64) << np.uint64(7 * position)
-        long = long[byte > 127]
-        if not len(long):
-            signed = (number >> np.uint64(1)).astype(np.int64)
-            return signed ^ -(number & np.uint64(1)).astype(np.int64), behind
-    raise InvalidBatch("a number of a record is too long")
 
 
 def _is_large(numbers: np.ndarray) -> bool:

@@ -12,6 +12,10 @@ from tests.repo.test_house_rules import ROOT
 pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
 
 
+INSTALLED = ["pyproject.toml", "storage/kafka/native.c"]
+"""Files whose change makes an installation outdated."""
+
+
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
     """A clone whose interpreter is a script that writes its arguments into the file `calls`."""
@@ -23,8 +27,10 @@ def tree(tmp_path: Path) -> Path:
         program = tmp_path / ".venv" / "bin" / name
         program.write_text('#!/bin/sh\necho "$@" >> calls\n')
         program.chmod(0o755)
-    (tmp_path / "pyproject.toml").touch()
-    os.utime(tmp_path / "pyproject.toml", (1, 1))
+    (tmp_path / "storage" / "kafka").mkdir()
+    for path in INSTALLED:
+        (tmp_path / path).touch()
+        os.utime(tmp_path / path, (1, 1))
     return tmp_path
 
 
@@ -47,10 +53,11 @@ def test_pip_runs_only_if_an_extra_is_missing(tree: Path) -> None:
     assert made(tree, "has-demo") == []
 
 
-def test_a_change_of_the_project_updates_all_that_is_installed(tree: Path) -> None:
+@pytest.mark.parametrize("path", INSTALLED)
+def test_a_change_updates_all_that_is_installed(tree: Path, path: str) -> None:
     made(tree, "has-demo")
     later_s = (tree / ".venv" / ".has").stat().st_mtime + 1
-    os.utime(tree / "pyproject.toml", (later_s, later_s))
+    os.utime(tree / path, (later_s, later_s))
     assert made(tree, "has-runtime") == [".[demo,server,spark]"]
 
 
