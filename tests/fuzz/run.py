@@ -52,6 +52,9 @@ STEERING = {
     ],
     "tests.fuzz.http_target": ["tidelog.service"],
     "tests.fuzz.head_target": ["tidelog.service.http"],
+    "tests.fuzz.kafka_target": ["tidelog.service.kafka.messages"],
+    "tests.fuzz.kafka_batch_target": ["tidelog.storage.kafka"],
+    "tests.fuzz.backup_targets": ["tidelog.compaction.backups"],
 }
 """Instrumented modules steer the search and make the start slower: only modules that decode."""
 
@@ -86,7 +89,7 @@ def _all(names: list[str], seconds: float) -> int:
         return 2
     chosen = names or list(TARGETS)
     share = max(round(seconds / len(chosen)), 5)
-    before = _crashes()
+    before, failed = _crashes(), list[str]()
     for name in chosen:
         print(f"fuzz: {name}, {share} s", flush=True)
         module = TARGETS[name].check.__module__
@@ -106,8 +109,12 @@ def _all(names: list[str], seconds: float) -> int:
         print(f"fuzz: {name}: {time.monotonic() - started:.0f} s, {runs}", flush=True)
         if done.returncode:
             print(done.stdout[-4000:], done.stderr[-4000:], sep="\n")
+            failed.append(name)
     if found := sorted(_crashes() - before):
         print("fuzz: found:", *(str(path) for path in found), sep="\n  ")
+        return 1
+    if failed:
+        print(f"fuzz: failed without an input: {', '.join(failed)}")
         return 1
     print("fuzz: nothing found")
     return 0

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.fuzz import http_target
 from tests.fuzz.mutations import mutated
-from tests.fuzz.run import CRASHES, target_of
+from tests.fuzz.run import CRASHES, STEERING, target_of
 from tests.fuzz.targets import TARGETS
 from tests.support.properties import examples
 
@@ -33,6 +33,10 @@ def _quiet() -> Iterator[None]:
 @cache
 def _seeds(name: str) -> list[bytes]:
     return TARGETS[name].seeds()
+
+
+def test_make_fuzz_can_run_each_target() -> None:
+    assert {target.check.__module__ for target in TARGETS.values()} == set(STEERING)
 
 
 @pytest.mark.parametrize("name", TARGETS)
