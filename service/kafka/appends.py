@@ -1,11 +1,12 @@
 """Produce requests on their way to the log.
 
-The queue appends the batches of requests, in the order in which the requests came.
+The queue appends the batches of requests, in the order in which the requests came. Each batch is
+appended by a commit of its own, so that the refusal of one batch does not affect the others. A
+request is answered when each of its batches has an outcome.
+
 Where tidelog has no code in C, the queue also checks the batches. In a turn of the event loop, it
 checks all requests together that came since the turn before, because numpy needs ~70 us for a call,
-for one batch as for many. Each batch is appended by a commit
-of its own, so that the refusal of one batch does not affect the others. A request is answered when
-each of its batches has an outcome.
+for one batch as for many.
 
 If the write buffer of the log is full, the first request waits for room, up to the time that its
 client gives, and the others wait behind it. So batches keep their order. Nothing of a batch that is
@@ -130,7 +131,7 @@ class Append(Later):
         Without code in C, the queue checks the batches."""
         if self.cost > INLINE_COST:
             return False
-        if native.IS_BUILT and self.batches is None:
+        if native.IS_BUILT:
             self.batches = check_natively([part.records for part in self.parts])
             return self.batches is not None
         return True

@@ -61,11 +61,12 @@ class Produce:
             raise CloseConnection(REFUSED)
         if client.rights is not ALL_RIGHTS:
             self._charge(append, client.rights)
-        if not self._is_unknown(request, append) and append.check_inline():
+        is_unknown = self._is_unknown(request, append)
+        if not is_unknown and append.check_inline():
             self._queue.add(append)
             return append
         append.begun = self._loop.create_future()
-        task = self._loop.create_task(self._prepare(append, request))
+        task = self._loop.create_task(self._prepare(append, request, is_unknown=is_unknown))
         task.add_done_callback(partial(self._prepared, append))
         return append
 
@@ -91,11 +92,12 @@ class Produce:
                     return True
         return False
 
-    async def _prepare(self, append: Append, request: ProduceRequest) -> None:
-        """Refresh the view if a topic is unknown, and check many records in a thread."""
-        if self._is_unknown(request, append):
+    async def _prepare(self, append: Append, request: ProduceRequest, *, is_unknown: bool) -> None:
+        """Refresh the view if a topic is unknown, and check in a thread what takes long. If no
+        topic is unknown, the caller knows that the check takes long."""
+        if is_unknown:
             await self._refresh(request, append)
-        if not append.check_inline():
+        if not (is_unknown and append.check_inline()):
             await in_thread(append.client.rights, append.check)
 
     async def _refresh(self, request: ProduceRequest, append: Append) -> None:

@@ -295,7 +295,7 @@ def rows_bound(batch: pa.RecordBatch, bytes_max: int) -> int:
     rows = min(batch.num_rows, bytes_max // RECORD_BYTES + 1)
     if values.null_count:
         return rows
-    bounds = _bounds(values)
+    bounds = bounds_of(values)
     return min(int(bounds.searchsorted(int(bounds[0]) + bytes_max, side="right")), rows)
 
 
@@ -305,7 +305,7 @@ def octets_before(column: pa.Array) -> np.ndarray:
     rows = len(column)
     if column.null_count == rows:
         return np.zeros(rows + 1, dtype=np.int64)
-    bounds = _bounds(column).astype(np.int64)
+    bounds = bounds_of(column).astype(np.int64)
     if column.null_count:  # do not count bytes that other writers may store for a null
         lengths = np.diff(bounds)
         lengths[column.is_null().to_numpy(zero_copy_only=False)] = 0
@@ -350,7 +350,7 @@ def _octets(column: pa.Array) -> int:
     return 0 if nulls == len(column) else int(octets_before(column)[-1])
 
 
-def _bounds(column: pa.Array) -> np.ndarray:
+def bounds_of(column: pa.Array) -> np.ndarray:
     """Return the start of each value and the end of the last value, as int32, without a copy."""
     offsets = np.frombuffer(memoryview(column.buffers()[1] or b""), np.int32)
     return offsets[column.offset : column.offset + len(column) + 1]

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tidelog.storage.core import chunk
 from tidelog.storage.kafka import native
 
 _NUMBERS_BYTES_MAX = 5 + 1 + 10 + 10 + 5 + 5
@@ -34,7 +35,8 @@ def write(
         return _write_few(rows, timestamp_deltas.tolist(), offset_deltas.tolist())
     keys, values = rows.column("key"), rows.column("value")
     key_size, value_size = _sizes(keys), _sizes(values)
-    headers, headers_size = _written_headers(rows.column("headers"))
+    headers = _written_headers(rows.column("headers"))
+    headers_size = 1 if headers is None else _sizes(headers)
     fields = [_zigzag(timestamp_deltas), _zigzag(offset_deltas), _zigzag(key_size)]
     value_size_field = _zigzag(value_size)
     length = 1 + headers_size + np.maximum(key_size, 0) + np.maximum(value_size, 0)
@@ -47,24 +49,23 @@ def write(
         keys,
         _written_varints([value_size_field]),
         values,
-        headers,
+        pa.scalar(b"\0", pa.binary()) if headers is None else headers,
         b"",
         null_handling="replace",
         null_replacement=b"",
     )
-    bounds = _bounds(joined)
+    bounds = chunk.bounds_of(joined)
     return memoryview(joined.buffers()[2]), bounds
 
 
 def _write_natively(
     rows: pa.RecordBatch, timestamp_deltas: np.ndarray, offset_deltas: np.ndarray
 ) -> tuple[memoryview, np.ndarray]:
-    columns = [rows.column("key"), rows.column("value")]
-    headers, _ = _written_headers(rows.column("headers"))
-    has_headers = isinstance(headers, pa.Array)
+    keys, values = rows.column("key"), rows.column("value")
+    headers = _written_headers(rows.column("headers"))
     content = rows.num_rows  # a zero for the headers
-    for column in [*columns, headers] if has_headers else columns:
-        ends = _bounds(column)
+    for column in (keys, values) if headers is None else (keys, values, headers):
+        ends = chunk.bounds_of(column)
         content += int(ends[-1]) - int(ends[0])
     out = np.empty(rows.num_rows * _NUMBERS_BYTES_MAX + content, dtype=np.uint8)
     bounds = np.empty(rows.num_rows + 1, dtype=np.int32)
@@ -73,22 +74,15 @@ def _write_natively(
         bounds,
         np.ascontiguousarray(timestamp_deltas),
         np.ascontiguousarray(offset_deltas),
-        _buffers(columns[0]),
-        _buffers(columns[1]),
-        _buffers(headers) if has_headers else None,
+        _buffers(keys),
+        _buffers(values),
+        None if headers is None else _buffers(headers),
     )
     return memoryview(out.data)[:written], bounds
 
 
 def _buffers(column: Any) -> tuple[Any, Any, Any, int]:
     return (*column.buffers(), column.offset)
-
-
-def _bounds(column: Any) -> np.ndarray:
-    """Return where the data of each row of a binary column starts, and where that of the last
-    ends."""
-    bounds = np.frombuffer(column.buffers()[1], dtype=np.int32)
-    return bounds[column.offset : column.offset + len(column) + 1]
 
 
 def _write_few(
@@ -117,12 +111,12 @@ def _sizes(column: Any) -> np.ndarray:
     return found
 
 
-def _written_headers(headers: pa.Array) -> tuple[Any, Any]:
-    """Return the bytes behind the value of each record, and their size."""
+def _written_headers(headers: pa.Array) -> Any:
+    """Return the bytes behind the value of each record, or None if no record has headers."""
     if headers.null_count == len(headers):
-        return pa.scalar(b"\0", pa.binary()), 1
+        return None
     written = [_written_pairs(pairs) if pairs else b"\0" for pairs in headers.to_pylist()]
-    return pa.array(written, pa.binary()), np.array(list(map(len, written)), dtype=np.int64)
+    return pa.array(written, pa.binary())
 
 
 def _written_pairs(pairs: list[dict[str, Any]]) -> bytes:

@@ -29,6 +29,7 @@ HEADERS_MAX = 100_000
 
 COLUMNS_MIN = 200
 """From this number of records on, numpy is faster than the loop."""
+
 Strings = list[str]
 Values = list[bytes | None]
 

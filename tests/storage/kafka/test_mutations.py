@@ -94,8 +94,8 @@ def test_changed_records_are_refused_or_read_alike(monkeypatch: pytest.MonkeyPat
             found = native.walk(raw, 0, count, records.HEADERS_MAX)
             natively += found is not None
     assert min(refused, accepted) > MUTATIONS // 20
-    # Names of headers that are not ASCII, and long numbers, are left to Python.
-    assert not native.IS_BUILT or natively > accepted // 4
+    # Only long numbers are left to Python.
+    assert not native.IS_BUILT or natively > accepted * 9 // 10
 
 
 def check(body: bytes, expected: list[Record] | None) -> None:
