@@ -227,7 +227,7 @@ class ClusterState:
         if isinstance(batches, LogError):
             return Outcome([], batches)
         if (others or commit.key is not None) and not batches.is_retry:
-            refusal = self._check_shares(commit, others, entry.chunks)
+            refusal = self._check_together(commit, others, entry.chunks)
             if refusal is not None:
                 return Outcome([], refusal)
         placements: list[AppendedRange] = []
@@ -251,6 +251,14 @@ class ClusterState:
         if commit.key is not None and not batches.is_retry:
             self._keys.remember(IdempotencyRecord(commit.key, self.elapsed_ms, placements), owner)
         return Outcome(placements, None, batches.is_retry, batches.repeated, producer)
+
+    def _check_together(
+        self, commit: Commit, others: Sequence[AnyAction], chunks: Sequence[Chunk]
+    ) -> LogError | None:
+        """Return why the actions cannot be in one commit, or None. Call this after all other
+        checks: a broker without `check_order` raises where it refuses, so no log has such a commit.
+        """
+        return self._check_shares(commit, others, chunks) or self.holds.check_order(others)
 
     def _check_shares(
         self, commit: Commit, others: Sequence[AnyAction], chunks: Sequence[Chunk]

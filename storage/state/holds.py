@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from tidelog.storage.core.actions import HoldAction, ReleaseHold, RenewHold, TakeHold
+from tidelog.storage.core.actions import AnyAction, HoldAction, ReleaseHold, RenewHold, TakeHold
 from tidelog.storage.core.errors import InvalidRequest
 
 HOLDS_MAX = 16
@@ -71,8 +71,22 @@ class Holds:
             )
         return None
 
+    def check_order(self, actions: Sequence[AnyAction]) -> InvalidRequest | None:
+        """Return the reason to refuse a commit of these actions, or None. `check` sees the state
+        before the commit, so it cannot see that an earlier action of the commit ends the hold."""
+        released: set[str] = set()
+        for action in actions:
+            if isinstance(action, ReleaseHold):
+                released.add(action.hold_id)
+            elif isinstance(action, RenewHold) and action.hold_id in released:
+                return InvalidRequest(
+                    f"hold {action.hold_id[:HOLD_ID_CHARS_MAX]!r} cannot be released and then "
+                    "renewed in one commit"
+                )
+        return None
+
     def do(self, action: HoldAction, now_ms: int, elapsed_ms: int) -> None:
-        """Apply the action, after `check`. `now_ms` is the time of the entry."""
+        """Apply the action, after `check` and `check_order`. `now_ms` is the entry's time."""
         match action:
             case TakeHold(hold_id, duration_ms):
                 self._holds[hold_id] = Hold(hold_id, now_ms, elapsed_ms + duration_ms)

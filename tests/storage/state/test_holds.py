@@ -6,7 +6,13 @@ import pytest
 from tests.storage.state.test_access import apply
 from tidelog.storage.core import entry as entries
 from tidelog.storage.core import levels
-from tidelog.storage.core.actions import AnyAction, ReleaseHold, RenewHold, TakeHold
+from tidelog.storage.core.actions import (
+    AnyAction,
+    ReleaseHold,
+    RenewHold,
+    RetireHotLog,
+    TakeHold,
+)
 from tidelog.storage.core.entry import GENESIS, Commit, Entry
 from tidelog.storage.core.errors import Corrupt, InvalidRequest
 from tidelog.storage.state.cluster_state import ClusterState
@@ -46,6 +52,26 @@ def test_a_renewal_begins_the_duration_again() -> None:
     assert not refused(state, ReleaseHold("a"))
     assert held(state) == []
     assert refused(state, RenewHold("a", MINUTE_MS))
+
+
+@pytest.mark.parametrize(
+    ("actions", "is_refused", "left"),
+    [
+        ([ReleaseHold("a"), RenewHold("a", MINUTE_MS)], True, ["a"]),
+        ([ReleaseHold("a"), RetireHotLog("l"), RenewHold("a", MINUTE_MS)], True, ["a"]),
+        ([RenewHold("a", MINUTE_MS), ReleaseHold("a")], False, []),
+        ([ReleaseHold("b"), RenewHold("a", MINUTE_MS)], False, ["a"]),
+        ([ReleaseHold("a"), TakeHold("b", MINUTE_MS)], False, ["b"]),
+    ],
+)
+def test_a_commit_that_releases_a_hold_and_then_renews_it_is_refused(
+    actions: list[AnyAction], is_refused: bool, left: list[str]
+) -> None:
+    state = ClusterState("c")
+    assert not refused(state, TakeHold("a", MINUTE_MS))
+    (outcome,) = apply(state, actions)
+    assert isinstance(outcome.refusal, InvalidRequest) == is_refused
+    assert held(state) == left
 
 
 def test_a_hold_has_bounds() -> None:
