@@ -267,6 +267,9 @@ class Sealer:
         # sealer. A table that was read before it would look as if it had lost that seal.
         bases = {number: topic.partitions[number].sealed_end for number in left}
         table = await self._tables.checked(topic)
+        # `checked` may load the view again. `topic` is then of the old view, without the records
+        # that came since, and a table that has them would seem to have other records than the WAL.
+        topic = self._tables.topic_of_id(topic.topic_id) or topic
         limit = asyncio.timeout(None)
         work = _Commit(CommitUploads(limit))
         found: dict[int, Corrupt] = {}

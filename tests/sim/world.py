@@ -27,7 +27,7 @@ import tidelog.storage.write.hot_log
 import tidelog.storage.write.hot_log_file
 import tidelog.storage.write.set_aside
 import tidelog.storage.write.uploads
-from tests.sim import faults, machine
+from tests.sim import doubts, faults, machine
 from tests.sim.history import Event, Recorder, to_line
 from tests.sim.machine import Process
 from tests.sim.network import Air, Fate, Refusal, Silence
@@ -451,6 +451,7 @@ class World:
                 (tidelog.storage.write.set_aside, "ALONE_FAILURES_MAX", 2),
                 (HotLog, "set_aside", counted),
                 (HotLog, "_make", making),
+                *doubts.noticed(self.expects, self.bug),
                 *faults.fragile_calls(self.draws, lambda: self.weather, self.count),
             ):
                 stack.callback(setattr, module, name, getattr(module, name))

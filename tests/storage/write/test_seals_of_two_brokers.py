@@ -1,0 +1,82 @@
+"""Two brokers seal one topic: a sealer that is behind the other does not doubt a good table."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from tests.support.clock import ManualClock
+from tests.support.logs import MANUAL, append, closing, opened, read_values
+from tests.support.views import AGE_S
+from tests.support.vloop import run
+from tidelog.storage.core.model import Acks
+from tidelog.storage.io.memory import MemoryStore
+from tidelog.storage.log import Log
+from tidelog.storage.tables.manifest import Table
+from tidelog.storage.write.requests import AppendRequest
+
+
+async def seal_without_the_action(log: Log) -> None:
+    """The broker stops between its commit to the table and its action in the WAL."""
+    real = log.writer.append
+
+    async def stops(request: AppendRequest, acks: Acks) -> Any:
+        if request.actions:
+            raise asyncio.CancelledError
+        return await real(request, acks)
+
+    log.writer.append = stops  # type: ignore[method-assign]
+    with pytest.raises(asyncio.CancelledError):
+        await log.seal("t")
+    log.writer.append = real  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("suspended_s", [0.0, AGE_S + 1])
+def test_a_view_that_is_loaded_again_during_a_seal_makes_no_doubt(suspended_s: float) -> None:
+    """The table is ahead, and has records that the sealer's view does not have yet."""
+
+    async def main() -> None:
+        inner = MemoryStore()
+        ahead, behind = await opened(inner), await opened(inner)
+        async with closing(ahead, behind):
+            await ahead.create_topic("t", 1, {})
+            await append(ahead, "a")
+            await behind.refresh()
+            await append(ahead, "b")
+            await seal_without_the_action(ahead)
+            assert isinstance(behind.clock, ManualClock)
+            behind.clock.advance(suspended_s)
+            loaded = behind.state
+            await behind.seal("t")
+            assert (behind.state is not loaded) == (suspended_s > 0)
+            assert not behind.tables.doubts
+            assert behind.state.partition("t", 0).sealed_end == 2
+            assert await read_values(behind) == ["a", "b"]
+
+    run(main)
+
+
+def test_a_seal_of_another_broker_after_the_table_was_read_is_no_damage() -> None:
+    """The view applies that seal before the sealer has planned its own."""
+
+    async def main() -> None:
+        inner = MemoryStore()
+        one, two = await opened(inner, MANUAL), await opened(inner, MANUAL)
+        async with closing(one, two):
+            await one.create_topic("t", 1, {})
+            await append(one, "a", "b")
+            await two.refresh()
+            real = one.tables.checked
+
+            async def then_another_seals(topic: Any) -> Table:
+                table = await real(topic)
+                assert await two.seal("t") == 2
+                await one.refresh()
+                return table
+
+            one.tables.checked = then_another_seals  # type: ignore[method-assign]
+            assert await one.seal("t") == 0
+            assert not one.sealer.damaged
+            assert one.state.partition("t", 0).sealed_end == 2
+
+    run(main)
