@@ -9,6 +9,7 @@ async with Cluster() as cluster:
 import asyncio
 import enum
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from tests.support import logs
@@ -149,7 +150,7 @@ class Cluster:
             task.cancel()
         await asyncio.gather(*self.net.tasks, return_exceptions=True)
 
-    async def start(self, **replaced: Any) -> Broker:
+    async def start(self, *, hot_dir: Path | None = None, **replaced: Any) -> Broker:
         """One more broker, joined."""
         self._started += 1
         number = self._started
@@ -162,6 +163,7 @@ class Cluster:
             clock=clock,
             name=f"b{number}",
             cluster_id="c0ffee",
+            hot_dir=hot_dir,
             peers=Peers(self.net),
         )
         address = f"http://b{number}"

@@ -7,12 +7,17 @@ from pathlib import Path
 import pytest
 
 from tests.findings.brokers import loop_clock, served, way
+from tests.support.cluster import SETTINGS as CLUSTER
+from tests.support.cluster import Broken, Cluster
 from tests.support.hotlogs import CLUSTER_ID, names
+from tests.support.logs import append, read_values
 from tests.support.vloop import run
 from tidelog.storage.broker import Broker
+from tidelog.storage.core.actions import MoveLogStart
 from tidelog.storage.core.chunk import Rows
 from tidelog.storage.core.entry import Commit, Draft, HotMark
 from tidelog.storage.core.errors import CommitUnknown, Fenced
+from tidelog.storage.core.model import Acks
 from tidelog.storage.io.memory import MemoryStore
 from tidelog.storage.log import LogSettings
 from tidelog.storage.write.hot_log import HotLog
@@ -21,6 +26,7 @@ from tidelog.storage.write.requests import AppendRequest, part_rows
 
 LOG_ID = "f" * 32
 SETTINGS = LogSettings(is_sealing=False, poll_interval_s=1e6)
+IDLE = CLUSTER._replace(poll_interval_s=1e6)
 
 
 async def opened(store: MemoryStore, number: int, home: Path | None) -> Broker:
@@ -137,6 +143,39 @@ def test_a_claim_of_a_recovery_fences_a_live_copy(tmp_path: Path) -> None:
             live.wal.copy_fence.check_fence()
         await live.release()
         await other.close()
+
+    run(main)
+
+
+def test_i1_a_request_whose_mark_a_copy_used_first_stays_in_its_file(tmp_path: Path) -> None:
+    """The sequencer commits the request, but `apply` takes it for done, because an entry of the
+    copy has its mark. The broker reads that entry only after it has forwarded the request."""
+
+    async def main() -> None:
+        async with Cluster(IDLE, latency=lambda _: 0.02) as cluster:
+            brokers = [await cluster.start(hot_dir=tmp_path / f"{n}") for n in range(3)]
+            await cluster.settled()
+            first = cluster.sequencer()
+            await first.create_topic("t", 1, {})
+            live, copy = cluster.others()
+            await live.wal.refresh()
+            cluster.net.plan = lambda verb, _: Broken.LOST if verb == "tell" else None
+            assert live.writer.hot_log is not None
+            mark = HotMark(live.writer.hot_log.log_id, 0)
+            copy.wal.writer = copy.wal.copy_fence.writer = live.wal.writer
+            action = MoveLogStart(copy.state.topic("t").topic_id, 0, 0)
+            await copy.wal.commit(Draft([Commit(copy.clock.new_id(), [action], hot=mark)], [], []))
+            await first.wal.refresh()
+            assert await append(live, "X", acks=Acks.LOCAL) is None
+            await asyncio.sleep(1.0)
+            assert live.sequencer.counters.handed_over == 1
+            with pytest.raises(Fenced):
+                live.wal.copy_fence.check_fence()
+            home = tmp_path / str(brokers.index(live))
+            await cluster.stop(live)  # it deletes the file if all its requests are committed
+            again = await cluster.start(hot_dir=home)
+            await again.wal.refresh()
+            assert await read_values(again) == ["X"]
 
     run(main)
 
