@@ -6,66 +6,20 @@ on both checkouts to compare two versions.
 """
 
 import argparse
-import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
-import httpx
-
-from tests.attack.attacks import attacks
-from tests.attack.measure import NEIGHBOUR, TYPE, VICTIM, Attack, Result, measured
-from tests.support.broker import Broker
-from tests.support.ports import free_port
+from tests.attack.attacks import Attacks, attacks, secured_attacks
+from tests.attack.brokers import AttackedBroker, SecuredBroker, fresh_broker
+from tests.attack.measure import Result, measured
 
 REST_S = 5.0
-BIG = "big"
 ROW = "{:36} {:>18} {:>9} {:>16} {:>9}  {}"
 HEAD = ROW.format(
     "attack", "MiB before/peak/after", "stall s", "neighbour ok/fail", "slowest s", "answers"
 )
-
-
-def prepare(broker: Broker) -> None:
-    """Make the topics of the attacks and of the neighbour."""
-    for topic in (VICTIM, BIG, NEIGHBOUR):
-        broker.create_topic(topic)
-    body = '{"records":[{"value":"%s"}]}' % ("x" * (1 << 19))
-    for _ in range(4):
-        path = f"{broker.base_url}/topics/{BIG}"
-        httpx.post(path, content=body, headers=TYPE, timeout=60).raise_for_status()
-    path = f"{broker.base_url}/topics/{NEIGHBOUR}"
-    httpx.post(
-        path, content=b'{"records":[{"value":1}]}', headers=TYPE, timeout=60
-    ).raise_for_status()
-
-
-class BrokerOf(Broker):
-    """A broker of the checkout `tree`; None is this checkout."""
-
-    def __init__(self, folder: Path, tree: Path | None) -> None:
-        super().__init__(folder, is_fresh=True, kafka_port=free_port())
-        self._tree = tree
-
-    @property
-    def program(self) -> Sequence[str]:
-        if self._tree is None:
-            return super().program
-        return (str(self._tree / ".venv/bin/tidelog"),)
-
-
-@contextmanager
-def fresh_broker(folder: Path, tree: Path | None) -> Iterator[Broker]:
-    broker = BrokerOf(folder, tree)
-    broker.start()
-    try:
-        prepare(broker)
-        yield broker
-    finally:
-        broker.kill()
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def row(result: Result) -> str:
@@ -82,12 +36,14 @@ def row(result: Result) -> str:
     )
 
 
-def run(found: dict[str, Attack], rest_s: float, folder: Path, tree: Path | None) -> list[Result]:
-    print(HEAD, flush=True)
+def run(
+    chosen: Attacks, kind: type[AttackedBroker], folder: Path, tree: Path | None
+) -> list[Result]:
+    """Run each attack on a fresh broker of this kind."""
     results = []
-    for number, (name, attack) in enumerate(found.items()):
-        with fresh_broker(folder / str(number), tree) as broker:
-            results.append(measured(broker, name, attack, rest_s))
+    for number, (name, attack) in enumerate(chosen.items()):
+        with fresh_broker(folder / str(number), tree, kind) as broker:
+            results.append(measured(broker, name, attack, REST_S))
         print(row(results[-1]), flush=True)
     return results
 
@@ -104,9 +60,13 @@ def main(arguments: Sequence[str]) -> int:
         help="another checkout, whose brokers are attacked",
     )
     given = parser.parse_args(arguments)
-    found = {name: run for name, run in attacks(given.scale).items() if given.only in name}
+    tables = {AttackedBroker: attacks(given.scale), SecuredBroker: secured_attacks(given.scale)}
+    results = []
+    print(HEAD, flush=True)
     with tempfile.TemporaryDirectory(prefix="tidelog-attack-") as folder:
-        results = run(found, REST_S, Path(folder), given.tree)
+        for kind, table in tables.items():
+            chosen = {name: attack for name, attack in table.items() if given.only in name}
+            results += run(chosen, kind, Path(folder) / kind.__name__, given.tree)
     return int(any(result.why_failed for result in results))
 
 

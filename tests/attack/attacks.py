@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from tests.attack.kafka_attacks import kafka_attacks
 from tests.attack.measure import HOLD_S, MIB, TYPE, VICTIM, Attack, scaled
+from tests.attack.produce_attacks import produce_attacks
 from tests.findings.test_s1_views_behind_nulls import SLOTS, WAYS, views
 from tests.findings.test_s3_unpacked_bytes import TYPE as ARROW_TYPE
 from tests.findings.test_s3_unpacked_bytes import packed
@@ -25,6 +26,7 @@ from tests.system.test_admission import ATTACKS as CONNECTIONS
 from tests.system.test_admission import attacked
 
 TIMEOUT_S = 120.0
+Attacks = Mapping[str, Attack]
 
 
 def sent(broker: Broker, requests: Iterable[tuple[str, str, Any]], at_once: int = 1) -> str:
@@ -119,8 +121,8 @@ def woken(accept: str, query: str, scale: float, broker: Broker) -> str:
         return sent(broker, produced(bodies, TYPE))
 
 
-def attacks(scale: float) -> dict[str, Attack]:
-    """Return all attacks by name."""
+def attacks(scale: float) -> Attacks:
+    """Return the attacks on a broker without security, by name."""
     wait = "timeout=30000"
     json_type = "application/vnd.kafka.json.v2+json"
     found: dict[str, Attack] = {
@@ -136,3 +138,8 @@ def attacks(scale: float) -> dict[str, Attack]:
     for name, data in CONNECTIONS.items():
         found[f"connections: {name}"] = functools.partial(held, data, scale)
     return found | kafka_attacks(scale)
+
+
+def secured_attacks(scale: float) -> Attacks:
+    """Return the attacks of principals on a broker with `security=keys`, by name."""
+    return produce_attacks(scale)

@@ -8,17 +8,20 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tests.support.broker import Broker
 from tests.support.threads import Threads
+
+if TYPE_CHECKING:
+    from tests.attack.brokers import AttackedBroker
 
 MIB = 1 << 20
 VICTIM = "t"
 """The name of the topic that attacks write to and read."""
 HOLD_S = 10.0
 """How long an attack keeps its silent connections open, at scale 1."""
-Attack = Callable[[Broker], str]
+Attack = Callable[[Any], str]
+"""Attacks a broker (AttackedBroker or SecuredBroker); returns its answers as a text."""
 PEAK_MIB_MAX = 1024
 NEIGHBOUR = "neighbour"
 EACH_S = {"memory": 0.02, "stall": 0.01, NEIGHBOUR: 0.05}
@@ -72,8 +75,13 @@ class Result(NamedTuple):
 class _Probe:
     """A thread with a connection of its own, which sends the same requests again and again."""
 
-    def __init__(self, broker: Broker, name: str, requests: Sequence[Request]) -> None:
-        self._broker, self._name, self._requests = broker, name, requests
+    def __init__(self, broker: "AttackedBroker", name: str, requests: Sequence[Request]) -> None:
+        principal = broker.neighbour
+        rights = {} if principal is None else principal.headers
+        self._broker, self._name = broker, name
+        self._requests = [
+            (method, path, body, headers | rights) for method, path, body, headers in requests
+        ]
         self.times_s: list[float] = []
         self.faults: list[str] = []
 
@@ -110,7 +118,7 @@ def resident_mib(pid: int) -> int:
     return 0
 
 
-def measured(broker: Broker, name: str, attack: Callable[[Broker], str], rest_s: float) -> Result:
+def measured(broker: "AttackedBroker", name: str, attack: Attack, rest_s: float) -> Result:
     """Run the attack while the probes run; then give the broker `rest_s` to free memory. The attack
     returns its answers as a text for the table."""
     health, neighbour = _Probe(broker, "stall", HEALTH), _Probe(broker, NEIGHBOUR, RECORD)

@@ -4,11 +4,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.attack.__main__ import prepare, row
-from tests.attack.attacks import attacks
-from tests.attack.measure import Result, measured
-from tests.support.broker import Broker
-from tests.support.ports import free_port
+from tests.attack.__main__ import row
+from tests.attack.attacks import attacks, secured_attacks
+from tests.attack.brokers import AttackedBroker, SecuredBroker
+from tests.attack.measure import Attack, Result, measured
 
 SCALE = 0.01
 
@@ -16,15 +15,31 @@ pytestmark = pytest.mark.xdist_group("attack")  # one broker for all
 
 
 @pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    with Broker(tmp_path_factory.mktemp("attack"), is_fresh=True, kafka_port=free_port()) as broker:
-        prepare(broker)
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AttackedBroker]:
+    with AttackedBroker(tmp_path_factory.mktemp("attack")) as broker:
+        broker.prepare()
+        yield broker
+
+
+@pytest.fixture(scope="module")
+def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredBroker]:
+    with SecuredBroker(tmp_path_factory.mktemp("secured")) as broker:
+        broker.prepare()
         yield broker
 
 
 @pytest.mark.parametrize("name", attacks(SCALE))
-def test_a_broker_withstands_the_attack(broker: Broker, name: str) -> None:
-    result = measured(broker, name, attacks(SCALE)[name], rest_s=0.0)
+def test_a_broker_withstands_the_attack(broker: AttackedBroker, name: str) -> None:
+    withstands(broker, name, attacks(SCALE)[name])
+
+
+@pytest.mark.parametrize("name", secured_attacks(SCALE))
+def test_a_secured_broker_withstands_the_attack(secured: SecuredBroker, name: str) -> None:
+    withstands(secured, name, secured_attacks(SCALE)[name])
+
+
+def withstands(broker: AttackedBroker, name: str, attack: Attack) -> None:
+    result = measured(broker, name, attack, rest_s=0.0)
     assert not result.why_failed, row(result)
     assert "FAILED" not in result.answers, row(result)
     assert result.done > 0
