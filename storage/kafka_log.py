@@ -123,30 +123,35 @@ class KafkaLog:
     async def _collect(
         self, topic: Topic, number: int, offset: int, bytes_max: int
     ) -> tuple[list[bytes | memoryview], int, int]:
-        """Return pieces, their bytes, and the offset after them."""
+        """Return pieces, their bytes, and the offset after them. The batches lie end to end; only
+        the first may begin before `offset`."""
         reader = self._log.reader
         pieces: list[bytes | memoryview] = []
         size, end = 0, topic.partitions[number].high_watermark
         while offset < end and size < bytes_max:
             kept = await reader.kept_batches(topic, number, offset)
             placed = (batches.placed(base_offset, offset) for base_offset, batches in kept)
-            for batch_end, parts in chain.from_iterable(placed):
+            for batch_start, batch_end, parts in chain.from_iterable(placed):
                 length = sum([len(part) for part in parts])
-                if pieces and size + length > bytes_max:
+                # A consumer may deliver the records of each batch but the first, although they are
+                # before its position. So a batch whose first records are in `pieces` is left to the
+                # next read.
+                if pieces and (size + length > bytes_max or batch_start < offset):
                     return pieces, size, offset
                 pieces += parts
                 size += length
                 offset = batch_end
             if not kept:
-                bounds = ReadBounds(bytes_max - size, RECORDS_MAX)
-                found = await reader.read(topic, number, offset, bounds)
-                if found.next_offset == offset:
+                rows_end = reader.kept_start(topic, number, offset)
+                bounds = ReadBounds(bytes_max - size, RECORDS_MAX, rows_end)
+                result = await reader.read(topic, number, offset, bounds)
+                if result.next_offset == offset:
                     break
-                rows = [piece.batch for piece in found.pieces] or [_NO_RECORDS]
-                built = kafka.build(chunks.concat(rows), offset, found.next_offset)
+                rows = [piece.batch for piece in result.pieces] or [_NO_RECORDS]
+                built = kafka.build(chunks.concat(rows), offset, result.next_offset)
                 pieces += built
-                size += sum([len(one) for one in built])
-                offset = found.next_offset
+                size += sum(map(len, built))
+                offset = result.next_offset
         return pieces, size, offset
 
 

@@ -51,6 +51,11 @@ UNDECODABLE = "tidelog.undecodable"
 """The name of a header: see `decode`."""
 
 _INT32_MAX = 2**31 - 1
+_COMMIT = b"\0\0\0\1", bytes(6)
+"""Key and value of a commit marker: version 0, type 1; version 0, coordinator epoch 0."""
+_MARKED_PRODUCER = 0, 0
+"""Producer id and epoch of a marker. Clients look at them only at the end of an aborted
+transaction."""
 _GROUP_BYTES = 4 << 20
 """Unpacked bytes that `check` holds at once, if no batch alone has more."""
 _COPY_MAX = 4096  # up to this size, a copy is cheaper than a buffer of Arrow
@@ -414,10 +419,9 @@ def build(rows: pa.RecordBatch, start_offset: int, end_offset: int) -> list[byte
     """Return batches for the offsets [start_offset, end_offset). `rows` has the records that still
     exist at these offsets, in order (RECORD_SCHEMA).
 
-    Compaction removes records, so batches have gaps. Each batch begins behind the one before, and
-    the last reaches the end offset, so a consumer continues behind the gaps. Without rows, the
-    result is one batch without records. (A gap of 2**31 offsets is between two batches or at the
-    end.)
+    Compaction removes records, so batches have gaps. Each batch begins behind the one before; a gap
+    of 2**31 offsets is between two batches. A gap behind the last record is a control batch, so the
+    batches reach the end offset.
     """
     offsets = rows.column("offset").to_numpy()
     stamps = chunk.timestamps_us(rows.column("timestamp")) // chunk.US_PER_MS
@@ -434,42 +438,50 @@ def build(rows: pa.RecordBatch, start_offset: int, end_offset: int) -> list[byte
         first = min(max(heavy, first + 1), far)
         base = int(offsets[first - 1]) + 1
     if not firsts:
-        return [_built(start_offset, end_offset, b"", np.zeros(0, dtype=np.int64))]
+        return list(_gap(start_offset, end_offset))
     counts = np.diff([*firsts, len(offsets)])
     data, bounds = record_bytes.write(
         rows,
         stamps - np.repeat(stamps[firsts], counts),
         offsets - np.repeat(np.array(bases, dtype=np.int64), counts),
     )
-    ends = [*(int(offsets[first - 1]) + 1 for first in firsts[1:]), end_offset]
+    records_end = int(offsets[-1]) + 1
+    ends = [*(int(offsets[first - 1]) + 1 for first in firsts[1:]), records_end]
     built = list[bytes]()
     for first, count, base, end in zip(firsts, counts.tolist(), bases, ends, strict=True):
         body = data[bounds[first] : bounds[first + count]]
         built.append(_built(base, end, body, stamps[first : first + count]))
-    return built
+    return [*built, *_gap(records_end, end_offset)]
 
 
 def _built(
     base_offset: int, end_offset: int, body: bytes | memoryview, stamps: np.ndarray
 ) -> bytes:
     """Return an uncompressed batch of records with these timestamps in ms."""
-    head = bytearray(
-        HEADER.pack(
-            base_offset,
-            HEADER_SIZE - LENGTH_FROM + len(body),
-            0,
-            MAGIC,
-            0,
-            0,
-            min(end_offset - base_offset - 1, _INT32_MAX),
-            int(stamps[0]) if len(stamps) else -1,
-            int(stamps.max()) if len(stamps) else -1,
-            -1,
-            -1,
-            -1,
-            len(stamps),
-        )
-    )
+    last_offset_delta = end_offset - base_offset - 1
+    facts = 0, last_offset_delta, int(stamps[0]), int(stamps.max()), -1, -1, -1, len(stamps)
+    return _whole(base_offset, facts, body)
+
+
+def _gap(start_offset: int, end_offset: int) -> Iterator[bytes]:
+    """Yield control batches over the offsets [start_offset, end_offset), which have no records.
+
+    The batch of a gap has one record, the marker of a committed transaction, at its last offset. So
+    each client continues behind the gap, and commits this position. After a batch without records,
+    librdkafka would commit the position before the gap, and kafkajs would read it again, without a
+    pause. No client gives a marker to its application.
+    """
+    while start_offset < end_offset:
+        delta = min(end_offset - start_offset - 1, _INT32_MAX)
+        facts = TRANSACTIONAL | CONTROL, delta, 0, 0, *_MARKED_PRODUCER, -1, 1
+        yield _whole(start_offset, facts, record_bytes.record(0, delta, *_COMMIT))
+        start_offset += delta + 1
+
+
+def _whole(base_offset: int, facts: tuple[int, ...], body: bytes | memoryview) -> bytes:
+    """Return an uncompressed batch; `facts` are the fields of its header from the attributes on."""
+    length = HEADER_SIZE - LENGTH_FROM + len(body)
+    head = bytearray(HEADER.pack(base_offset, length, 0, MAGIC, 0, *facts))
     crc = _crc(memoryview(body), _crc(head[ATTRIBUTES_AT:]))
     _CHECKSUM.pack_into(head, _CRC_AT, crc)
     return b"".join((head, body))

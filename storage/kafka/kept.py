@@ -66,17 +66,17 @@ class KeptBatches:
 
     def placed(
         self, base_offset: int, offset: int
-    ) -> Iterator[tuple[int, list[bytes | memoryview]]]:
-        """Yield the batches from the one that contains `offset`, each as its end offset and the
-        parts of its bytes for a consumer. The first record of these KeptBatches has the offset
-        `base_offset`."""
+    ) -> Iterator[tuple[int, int, list[bytes | memoryview]]]:
+        """Yield the batches from the one that contains `offset`, each as its base offset, its end
+        offset and the parts of its bytes for a consumer. The first record of these KeptBatches has
+        the offset `base_offset`."""
         first = bisect_right(self._ends, offset - base_offset)
         if first:
             base_offset += self._ends[first - 1]
-        for each in self.batches[first:]:
-            end = base_offset + each.count
-            yield end, kafka.placed(each.data, base_offset, each.append_ms)
-            base_offset = end
+        for batch in self.batches[first:]:
+            end_offset = base_offset + batch.count
+            yield base_offset, end_offset, kafka.placed(batch.data, base_offset, batch.append_ms)
+            base_offset = end_offset
 
 
 def undecodable(rows: pa.RecordBatch) -> int:

@@ -93,15 +93,28 @@ def _write_few(
     for timestamp_delta, offset_delta, key, value, pairs in zip(
         timestamp_deltas, offset_deltas, *columns, strict=True
     ):
-        record = bytearray(1)  # attributes
-        _add_varint(record, timestamp_delta)
-        _add_varint(record, offset_delta)
-        _add_octets(record, key)
-        _add_octets(record, value)
-        record += _written_pairs(pairs) if pairs else b"\0"
-        _add_octets(written, record)
+        written += record(timestamp_delta, offset_delta, key, value, pairs)
         bounds.append(len(written))
     return memoryview(written), np.array(bounds)
+
+
+def record(
+    timestamp_delta: int,
+    offset_delta: int,
+    key: bytes | None,
+    value: bytes | None,
+    headers: list[dict[str, Any]] | None = None,
+) -> bytes:
+    """Return the bytes of one record."""
+    content = bytearray(1)  # attributes
+    _add_varint(content, timestamp_delta)
+    _add_varint(content, offset_delta)
+    _add_octets(content, key)
+    _add_octets(content, value)
+    content += _written_pairs(headers) if headers else b"\0"
+    written = bytearray()
+    _add_octets(written, content)
+    return bytes(written)
 
 
 def _sizes(column: Any) -> np.ndarray:

@@ -361,6 +361,32 @@ class Reader:
         self._keep(topic, number, chunk, batches)
         return [(chunk.base_offset, batches)]
 
+    def kept_start(self, topic: Topic, number: int, offset: int) -> int:
+        """Return the first offset after `offset` at which `kept_batches` has batches now, or the
+        high watermark."""
+        key, partition = (topic.topic_id, number), topic.partitions[number]
+        sealed_end, end = partition.sealed_end, partition.high_watermark
+        kept_from = max(offset + 1, sealed_end if _is_compacted(topic) else 0)
+        cached = self.tail.read_from(key, offset)
+        for piece in cached:
+            if piece.base_offset >= kept_from and isinstance(piece.records, KeptBatches):
+                end = piece.base_offset
+                break
+        first = max(partition.tail_index(max(offset, sealed_end)), 0)
+        for index in range(first, len(partition.tail)):
+            chunk = partition.tail[index]
+            start = chunk.base_offset
+            if start >= end:
+                break
+            is_cached = cached and cached[0].base_offset <= start < cached[-1].end_offset
+            if (
+                start >= kept_from
+                and chunk.codec == KAFKA_CODEC
+                and not (chunk.is_lost or is_cached)
+            ):
+                return start
+        return end
+
     def _keep(self, topic: Topic, number: int, chunk: TailChunk, batch: Records) -> None:
         """Cache records that another broker committed. Later reads of the tail then get them in
         large batches, like the records of this broker."""

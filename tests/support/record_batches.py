@@ -62,15 +62,23 @@ class Consumed(NamedTuple):
 
 
 def consumed(batches: bytes, offset: int = 0) -> list[Consumed]:
-    """Return the records from `offset` on, as a client library reads them from served batches."""
-    found: list[Consumed] = []
-    memory = MemoryRecords(batches)
+    """Return the records of one answer as a client gets them that asked for `offset`. Clients drop
+    records before `offset`, and the markers of transactions. The batches must not overlap, because
+    librdkafka delivers all records behind `offset`, in the order of the answer."""
+    records: list[Consumed] = []
+    memory, end_offset = MemoryRecords(batches), -1
     while memory.has_next():
         batch = memory.next_batch()
         assert batch.validate_crc()
-        found += [
-            Consumed(each.offset, each.timestamp, each.key, each.value, list(each.headers))
-            for each in batch
-            if each.offset >= offset
+        assert batch.base_offset >= end_offset, "two batches of an answer overlap"
+        end_offset = batch.next_offset
+        if batch.is_control_batch:
+            continue
+        records += [
+            Consumed(
+                record.offset, record.timestamp, record.key, record.value, list(record.headers)
+            )
+            for record in batch
+            if record.offset >= offset
         ]
-    return found
+    return records

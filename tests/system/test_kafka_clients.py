@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from tests.support.broker import Broker, tidelog
 from tests.support.certificates import Authority
 from tests.support.ports import free_port
 from tests.system.client import wait_until
-from tests.system.several import QUICK
+from tests.system.several import QUICK, metrics
 from tidelog.service.kafka.messages.handshake import ApiVersionsRequest
 from tidelog.service.kafka.messages.header import FIRST_FLEXIBLE
 
@@ -173,6 +174,89 @@ def test_records_of_kafka_and_of_http_are_the_same(cluster: Cluster) -> None:
         b"by kafka",
         b"by http",
     ]
+
+
+@pytest.mark.parametrize("client", ["librdkafka", "kafka-python", "aiokafka"])
+def test_consumer_that_catches_up_gets_each_record_once(cluster: Cluster, client: str) -> None:
+    """One answer has sealed records of the table, and batches that the broker has in memory."""
+    topic = f"once-{client}"
+    cluster.broker.create_topic(topic)
+    batches = {"linger.ms": 200, "batch.num.messages": 5000}
+    _produce(cluster.address, topic, [b"value"] * 30_000, **batches)
+    cluster.broker.cli("seal", topic)
+    cluster.broker.restart()  # the sealed records are not in memory
+    _produce(cluster.address, topic, [b"value"] * 20_000, **batches)
+    assert _offsets(cluster, client, topic, 50_000) == [*range(50_000)]
+
+
+def _offsets(cluster: Cluster, client: str, topic: str, count: int) -> list[int]:
+    """Return the offsets of the records that a client gets, from the first to the last one."""
+    if client == "librdkafka":
+        return [message.offset() for message in _consume(cluster.address, topic, count)]
+    if client == "kafka-python":
+        options: dict[str, Any] = {"auto_offset_reset": "earliest", "consumer_timeout_ms": 30_000}
+        consumer = kafka_python.KafkaConsumer(bootstrap_servers=cluster.address, **options)
+        consumer.assign([kafka_python.TopicPartition(topic, 0)])
+        offsets = [record.offset for record in islice(consumer, count)]
+        consumer.close()
+        return offsets
+
+    async def consume() -> list[int]:
+        async with aiokafka.AIOKafkaConsumer(bootstrap_servers=cluster.address) as consumer:
+            consumer.assign([aiokafka.TopicPartition(topic, 0)])
+            await consumer.seek_to_beginning()
+            return [(await consumer.getone()).offset for _ in range(count)]
+
+    return asyncio.run(consume())
+
+
+def test_group_behind_a_gap_at_the_end_has_no_lag(tmp_path: Path) -> None:
+    """The last records are lost. librdkafka stores its position behind them, and reads on."""
+    port = free_port()
+    with Broker(tmp_path, kafka_port=port) as broker:
+        address = f"127.0.0.1:{port}"
+        broker.create_topic("t")
+        _produce(address, "t", _values(5))
+        _produce(address, "t", [b"damaged"] * 3)
+        assert broker.stop() == 0
+        (entry,) = [
+            path for path in (tmp_path / "store/wal").iterdir() if b"damaged" in path.read_bytes()
+        ]
+        entry.chmod(0o600)
+        entry.write_bytes(entry.read_bytes().replace(b"damaged", b"DAMAGED"))
+        tidelog("repair", "--store", broker.store, "--lost", "--yes")
+        broker.start()
+        config = {"bootstrap.servers": address, "group.id": "g", "auto.offset.reset": "earliest"}
+        consumer = librdkafka.Consumer({**config, "enable.auto.commit": False, **QUIET})
+        consumer.subscribe(["t"])
+        offsets: list[int] = []
+
+        def is_at_the_end() -> bool:
+            message = consumer.poll(0.1)
+            if message is not None:
+                offsets.append(message.offset())
+            assigned = consumer.assignment()
+            return bool(assigned) and consumer.position(assigned)[0].offset == 8
+
+        wait_until(is_at_the_end, "the position behind the gap")
+        assert offsets == [*range(5)]
+        (committed,) = consumer.commit(asynchronous=False)
+        assert committed.offset == 8
+        consumer.close()
+        fetches = broker_fetches(broker)
+        reader = kafka_python.KafkaConsumer(
+            bootstrap_servers=address, auto_offset_reset="earliest", consumer_timeout_ms=1500
+        )
+        reader.assign([kafka_python.TopicPartition("t", 0)])
+        assert [record.offset for record in reader] == [*range(5)]
+        assert reader.position(kafka_python.TopicPartition("t", 0)) == 8
+        reader.close()
+        assert broker_fetches(broker) - fetches < 30
+
+
+def broker_fetches(broker: Broker) -> float:
+    """Return the number of the Fetch requests that the broker has answered."""
+    return metrics(broker)['tidelog_kafka_request_seconds_count{api="Fetch"}']
 
 
 def test_metadata_of_librdkafka(cluster: Cluster) -> None:

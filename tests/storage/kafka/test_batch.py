@@ -1,7 +1,6 @@
 """Batches of client libraries: accepted as they are, refused, served, read and built."""
 
 import random
-import struct
 from typing import Any
 
 import pyarrow as pa
@@ -25,8 +24,10 @@ from tidelog.storage.core import chunk
 from tidelog.storage.core.errors import Corrupt, InvalidRequest, LogError, RecordTooLarge
 from tidelog.storage.kafka import batch, codecs, records
 from tidelog.storage.kafka.layout import (
+    CONTROL,
     HEADER,
     HEADER_SIZE,
+    TRANSACTIONAL,
     CorruptBatch,
     Header,
     InvalidBatch,
@@ -411,13 +412,26 @@ def test_built_batches_have_the_offsets_of_the_rows(
         with pytest.MonkeyPatch.context() as patch:
             use(way, patch)
             assert batch.build(rows.slice(skipped), start, at + end_gap) == built
-    found = read_with_aiokafka(built)
+    markers = [item for item in built if is_control(item)]
+    assert built[len(built) - len(markers) :] == markers
+    found = read_with_aiokafka(built[: len(built) - len(markers)])
     assert [item[0] for item in found] == offsets[skipped:]
     assert [item[1:] for item in found] == drawn[skipped:]
-    headers = [Header._make(HEADER.unpack_from(item)) for item in built]
-    assert headers[0].base_offset == start
-    last = headers[-1].base_offset + headers[-1].last_offset_delta
-    assert last == min(at + end_gap - 1, headers[-1].base_offset + 2**31 - 1)
+    assert reached(built, start) == at + end_gap
+    assert len(markers) == (end_gap > 1)
+
+
+def is_control(item: bytes) -> bool:
+    return bool(Header._make(HEADER.unpack_from(item)).attributes & CONTROL)
+
+
+def reached(built: list[bytes], start: int) -> int:
+    """Return the offset behind the batches, which must lie end to end from `start` on."""
+    for item in built:
+        header = Header._make(HEADER.unpack_from(item))
+        assert header.base_offset == start
+        start += header.last_offset_delta + 1
+    return start
 
 
 def read_with_aiokafka(built: list[bytes]) -> list[tuple]:
@@ -449,23 +463,27 @@ def test_built_batches_are_whole_and_lie_end_to_end() -> None:
     assert at == 1009
 
 
-def test_a_range_without_records_is_a_batch_without_records() -> None:
+def test_range_without_records_is_one_commit_marker() -> None:
     rows = chunk.with_offsets(rows_of(THREE), 0).slice(0, 0)
-    (empty,) = batch.build(rows, 5, 9)
-    header = Header._make(HEADER.unpack(empty))
-    assert (header.base_offset, header.last_offset_delta, header.count) == (5, 3, 0)
-    assert read_with_aiokafka([empty]) == []
+    (marker,) = batch.build(rows, 5, 9)
+    header = Header._make(HEADER.unpack_from(marker))
+    assert (header.base_offset, header.last_offset_delta, header.count) == (5, 3, 1)
+    assert header.attributes == TRANSACTIONAL | CONTROL
+    ((offset, _, key, value, headers),) = read_with_aiokafka([marker])
+    assert (offset, key, value, headers) == (8, b"\0\0\0\1", bytes(6), [])
 
 
-def test_a_gap_over_the_bits_of_a_delta_is_between_two_batches() -> None:
+def test_gap_over_the_bits_of_a_delta_is_between_batches_or_several_markers() -> None:
     rows = rows_of(THREE)
     offsets = [5, 5 + 2**31, 5 + 2**40]
     rows = pa.RecordBatch.from_arrays(
         [pa.array(offsets), *rows.columns], schema=chunk.RECORD_SCHEMA
     )
-    built = batch.build(rows, 5, 2**41)
-    assert [item[0] for item in read_with_aiokafka(built)] == offsets
-    assert struct.unpack_from(">i", built[-1], 23) == (2**31 - 1,)
+    built = batch.build(rows, 5, 2**40 + 2**33)
+    assert [item[0] for item in read_with_aiokafka(built[:3])] == offsets
+    assert reached(built[3:], offsets[-1] + 1) == 2**40 + 2**33
+    assert len(built[3:]) == 4
+    assert all(map(is_control, built[3:]))
 
 
 def test_a_sequence_without_a_producer_has_no_meaning() -> None:
