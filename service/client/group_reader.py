@@ -1,9 +1,9 @@
 """Reads as a member of a consumer group: one instance after another.
 
-The broker keeps the instance's positions, and counts records as read when it has sent the response.
-So after a lost response, this reader seeks to its own positions (`positions`) before it reads
-again. A new coordinator begins at the committed offsets, so a broker may send records again: this
-reader drops them.
+The broker keeps the instance's positions. Whether a response was lost, it knows only as far as TCP
+shows. So after a lost response, this reader seeks to its own positions (`positions`) before it
+reads again. A new coordinator begins at the committed offsets, so a broker may send records again:
+this reader drops them.
 
 - 404/40403: the instance has expired. The reader joins as a new instance, which begins at the
   committed offsets.

@@ -4,14 +4,17 @@ Clients may send numbers and booleans as strings (DIALECTS, v2 consumers). Pure.
 """
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple, cast
 from urllib.parse import parse_qsl
 
 import msgspec
 
+from tidelog.service.formats import arrow
 from tidelog.service.formats.bodies import StrictBody, decode_body
 from tidelog.service.formats.json_in import InvalidBody
-from tidelog.service.formats.pages import ON_ERROR, OnError
+from tidelog.service.formats.json_text import ReadFormat
+from tidelog.service.formats.pages import ON_ERROR, OnError, RecordPage, check_first, encode_page
 from tidelog.service.formats.v3_records import milliseconds
 from tidelog.service.http.media_types import SCHEMA_FORMATS
 from tidelog.service.http.parameters import (
@@ -23,6 +26,7 @@ from tidelog.service.http.parameters import (
 from tidelog.storage.core.actions import MemberConfig
 from tidelog.storage.core.chunk import RECORDS_MAX
 from tidelog.storage.core.model import OFFSET_MAX, TopicPartition
+from tidelog.storage.groups.portions import Portion, PortionCheck, Read
 
 CONSUMER_FORMATS = ("binary", "json", "text", *SCHEMA_FORMATS)
 RESETS = {"earliest": "earliest", "latest": "latest", "smallest": "earliest", "largest": "latest"}
@@ -319,3 +323,59 @@ def partitions_of_query(query: bytes) -> list[TopicPartition]:
     for topic in topics:
         check_printable("topic", topic)
     return list(map(TopicPartition, topics, numbers))
+
+
+# -- the body of a read
+
+
+def columns_of_read(read: Read) -> tuple[int, bytes]:
+    """Return the number of records, and one Arrow stream with the records of all partitions."""
+    parts = [
+        (one.topic, one.where.partition, [piece.batch for piece in one.fetched.pieces])
+        for one in read.portions
+    ]
+    records = sum(batch.num_rows for _, _, batches in parts for batch in batches)
+    return records, arrow.encode_arrow_of_many(parts)
+
+
+def pages_of_read(read: Read, fmt: str, on_error: OnError) -> list[RecordPage]:
+    """Encode the portions. If a page stops before a record that does not decode, end its portion
+    there, so that the next read begins with that record."""
+    pages = []
+    for number, (_, topic, _, fetched) in enumerate(read.portions):
+        page = encode_page(
+            [piece.batch for piece in fetched.pieces],
+            topic,
+            read.portions[number].where.partition,
+            cast("ReadFormat", fmt),
+            is_json=[piece.is_json for piece in fetched.pieces],
+            on_error=on_error,
+        )
+        pages.append(page)
+        if page.stopped is not None:
+            fetched = fetched._replace(next_offset=page.stopped.offset)
+            read.portions[number] = read.portions[number]._replace(fetched=fetched)
+    return pages
+
+
+def array_of_pages(pages: Sequence[RecordPage]) -> bytes:
+    """Join the pages of all partitions to one JSON array."""
+    bodies = [memoryview(page.body)[1:-1] for page in pages if page.records]
+    return b"".join((b"[", b",".join(bodies), b"]"))
+
+
+def check_of_portions(fmt: str, on_error: OnError) -> PortionCheck | None:
+    """Return the check that refuses portions whose first record does not decode, so that the reader
+    still gets the other portions."""
+    if fmt in ("arrow", "binary") or on_error != "stop":
+        return None
+    return partial(_check_first, cast("ReadFormat", fmt))
+
+
+def _check_first(fmt: ReadFormat, portion: Portion) -> None:
+    check_first(
+        [piece.batch for piece in portion.fetched.pieces],
+        TopicPartition(portion.topic, portion.where.partition),
+        fmt,
+        is_json=[piece.is_json for piece in portion.fetched.pieces],
+    )

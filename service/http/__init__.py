@@ -14,6 +14,6 @@ protocol        uvicorn's connections, bounded by Admission, with and without TL
 request_id      the header X-Request-Id
 route           a route as one declaration: path, handler, access, label, documentation
 sockets         uvicorn's server; sockets to listen on; the reason if a broker cannot listen
-transports      TLS below a protocol; the count of written bytes
+transports      TLS below a protocol; the written bytes, and whether an answer has arrived
 urls            a path in one spelling; the URL under which a client reaches this broker
 """

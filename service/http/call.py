@@ -18,6 +18,7 @@ from tidelog.service.http.content_coding import (
 )
 from tidelog.service.http.media_types import JSON_V2
 from tidelog.service.http.request_id import echo
+from tidelog.service.http.transports import Arrival
 from tidelog.storage.core.errors import InvalidRequest, Unavailable
 
 Scope: TypeAlias = MutableMapping[str, Any]
@@ -36,6 +37,10 @@ class IncompleteBody(InvalidRequest):
 
     status = 400
     code = 400
+
+
+class ClientGone(Exception):
+    """The client has ended its connection before its answer."""
 
 
 class HttpResponse(NamedTuple):
@@ -61,6 +66,11 @@ class WholeExchange:
         """Write the whole answer. `headers` must have its Content-Length."""
         raise NotImplementedError
 
+    def watch(self) -> Arrival:
+        """Watch whether the answer arrives. Call this just before the answer. Raises ClientGone if
+        the client has ended the connection, perhaps in the same packet as the request."""
+        raise NotImplementedError
+
 
 def _whole_exchange(method: object) -> WholeExchange | None:
     owner = getattr(method, "__self__", None)
@@ -71,6 +81,7 @@ class HttpRequest:
     """One request being served."""
 
     __slots__ = (
+        "_exchange",
         "bodies",
         "headers",
         "receive",
@@ -91,6 +102,7 @@ class HttpRequest:
         """The share of `bodies` that the body holds; `release` gives it back."""
         self.receive = receive
         self.send = send
+        self._exchange = _whole_exchange(receive)  # also if `receive` or `send` is wrapped later
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         self.status = 0
         self.received = 0
@@ -207,9 +219,15 @@ class HttpRequest:
         )
         await self.send({"type": "http.response.body", "body": body})
 
+    def watch(self) -> Arrival | None:
+        """Watch whether the answer arrives at the client; call this just before the answer. Return
+        None if the request has no connection of its own. Raises ClientGone."""
+        return None if self._exchange is None else self._exchange.watch()
+
     async def until_delivered(self) -> None:
-        """Wait until the response is sent to the client. Here, `answer` has sent it already. The
-        subclass ForwardedCall (service.peers.forwarding) waits for `Forwarded.confirm`."""
+        """Wait until the answer has arrived at the client of another broker. Here, the broker has
+        a connection to the client, so `watch` shows the arrival. The subclass ForwardedCall
+        (service.peers.forwarding) waits for `Forwarded.confirm`."""
 
     async def start_stream(
         self, media_type: bytes, headers: tuple[tuple[bytes, bytes], ...] = ()

@@ -16,6 +16,7 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 
 from tidelog.service.http.call import (
+    ClientGone,
     HttpRequest,
     HttpResponse,
     Receive,
@@ -25,6 +26,7 @@ from tidelog.service.http.call import (
 )
 from tidelog.service.http.errors import error_body
 from tidelog.service.http.route import media_type_of_errors
+from tidelog.service.http.transports import Arrival, is_ending
 
 JOINED_BYTES_MAX = 64 * 1024
 """A larger body is written separately from its head, because the copy that joins them would cost
@@ -57,6 +59,22 @@ class Flow(FlowControl):
     def __init__(self, transport: asyncio.Transport, waiting: deque[Any]) -> None:
         super().__init__(transport)
         self._waiting = waiting
+        self.arrivals: list[Arrival] = []
+        """Watched answers of the connection that have not certainly arrived."""
+
+    def settle_arrivals(self) -> None:
+        """Note which watched answers have arrived. Called before other bytes follow them."""
+        if self.arrivals:
+            self.arrivals = [arrival for arrival in self.arrivals if arrival.settle() is None]
+
+    def end_arrivals(self, *, is_clean: bool) -> None:
+        """Decide about all watched answers, because the connection ends now. It ends clean if
+        neither a reset nor an error ended it."""
+        for arrival in self.arrivals:
+            if is_clean:
+                arrival.settle(is_last=True)
+            arrival.lose()
+        self.arrivals.clear()
 
     def resume_reading(self) -> None:
         if self.read_paused and not self._waiting:
@@ -67,6 +85,25 @@ class Exchange(RequestResponseCycle, WholeExchange):
     """One request and its answer. `answer` and `send` return when the socket has taken all bytes
     except a bounded rest (CONNECTION_BYTES of service.http.admission). Until then, the caller keeps
     its share of the budget."""
+
+    arrival: Arrival | None = None
+    """The arrival of the answer, if the application watches it."""
+
+    def watch(self) -> Arrival:
+        transport: Any = self.transport
+        flow: Any = self.flow
+        if not self.disconnected and (transport.is_closing() or is_ending(transport)):
+            self.disconnected = True
+            self.message_event.set()
+            transport.close()
+        if self.disconnected:
+            raise ClientGone
+        if not self.keep_alive:
+            transport.linger_s = LINGER_S  # a closed socket shows no acknowledgement
+            transport.before_end = flow.settle_arrivals
+        self.arrival = Arrival(transport)
+        flow.arrivals.append(self.arrival)
+        return self.arrival
 
     def whole_body(self) -> bytes | None:
         if self.more_body or self.disconnected or self.response_complete:
@@ -101,6 +138,7 @@ class Exchange(RequestResponseCycle, WholeExchange):
         else:
             self.transport.write(head)
             self.transport.write(body)
+        self._begin_arrival()
         self.message_event.set()
         if not self.keep_alive:
             self.transport.close()
@@ -116,8 +154,13 @@ class Exchange(RequestResponseCycle, WholeExchange):
             if CLOSE not in headers:
                 message["headers"] = [*headers, CLOSE]
         await super().send(message)  # type: ignore[arg-type]
+        self._begin_arrival()
         if self.flow.write_paused and not self.disconnected:
             await self.flow.drain()
+
+    def _begin_arrival(self) -> None:
+        if self.arrival is not None and self.response_complete:
+            self.arrival.begin(asyncio.get_running_loop().time())
 
     def _answer_early(self, message: MutableMapping[str, Any]) -> None:
         """Prepare a message of an answer that is sent before the whole body of the request has

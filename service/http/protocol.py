@@ -97,6 +97,7 @@ class Protocol(HttpToolsProtocol):
     """One connection."""
 
     config: Config
+    flow: Flow
     cycle: Any
     """The Exchange of the newest request, None before the first one."""
 
@@ -132,9 +133,14 @@ class Protocol(HttpToolsProtocol):
         self._admission.leave(self)
         self._is_ended = True
         self.pipeline.clear()
+        is_aborted = self.transport.is_aborted  # type: ignore[attr-defined]
+        self.flow.end_arrivals(is_clean=exc is None and not is_aborted)
         if self._served is not None:
             self.cycle = self._served  # super() reports the end of the connection to it
         super().connection_lost(exc)
+
+    def eof_received(self) -> None:
+        self.flow.settle_arrivals()
 
     def prove(self) -> None:
         """Mark this connection as proved (A3)."""
@@ -159,6 +165,7 @@ class Protocol(HttpToolsProtocol):
         version = self._check_head()
         self._is_in_head = False
         self._head_bytes = 0
+        self.flow.settle_arrivals()
         if not self._is_proved and self.config.proves_by_head:
             self.prove()
         before = self.cycle
@@ -432,6 +439,7 @@ class TlsProtocol(Protocol):
         if plain and not self._tls.is_closing():
             super().data_received(plain)
         if self._tls.is_over:
+            self.flow.settle_arrivals()
             self.transport.close()
 
     def pause_writing(self) -> None:

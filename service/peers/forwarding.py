@@ -3,8 +3,9 @@
 A client sends requests for an instance to any broker. If another broker coordinates the instance's
 group, the client's broker forwards the whole request, and returns the coordinator's whole answer.
 For the coordinator, the records of a read are delivered only after the forwarding broker confirms
-that it has sent them to its client (`confirm`). Without a confirmation, the coordinator returns the
-same records again. The instance's next read waits for the confirmation, at most `CONFIRM_S`.
+that they have arrived at its client (`confirm`, service.http.transports). Without a confirmation,
+the coordinator returns the same records again. The instance's next read waits for the confirmation,
+at most `CONFIRM_S`.
 
 A coordinator that stops refuses a request that arrives after the release of its groups
 (storage.groups.release): the forwarding broker then asks the next coordinator.
@@ -23,6 +24,7 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 
 from tidelog.service.http.call import HttpRequest, Scope
+from tidelog.service.http.transports import Arrival
 from tidelog.service.peers.client import GROUP_CONFIRM, GROUP_REQUEST, HttpPeers
 from tidelog.service.security.caller import CallerRights, address_of, rights_of
 from tidelog.storage.broker import Members
@@ -180,7 +182,7 @@ class Forwarded:
         return _encode(response)
 
     def confirm(self, ticket: bytes) -> None:
-        """Note that the forwarding broker has sent the answer to the client."""
+        """Note that the answer has arrived at the client of the forwarding broker."""
         call = self._calls.get(ticket)
         if call is not None and not call.arrived.done():
             call.arrived.set_result(None)
@@ -195,7 +197,7 @@ class Forwarder:
 
     async def forward(self, call: HttpRequest, coordinator: str, body: bytes) -> None:
         """Forward the call, and send the coordinator's answer to the client of the call. Raises
-        Unreached, Unavailable."""
+        Unreached, Unavailable, ClientGone."""
         server = call.scope.get("server") or ("localhost", None)
         rights = rights_of(call.scope)
         request = _Request(
@@ -214,11 +216,12 @@ class Forwarder:
         rights.check_valid()  # send no records if the key was deleted meanwhile
         call.status = response.status
         headers = [(bytes(name), bytes(text)) for name, text in response.headers]
+        arrival = call.watch() if response.ticket else None
         start = {"type": "http.response.start", "status": response.status, "headers": headers}
         await call.send(start)
         await call.send({"type": "http.response.body", "body": response.body})
         if response.ticket:
-            task = asyncio.create_task(self._confirm(coordinator, response.ticket))
+            task = asyncio.create_task(self._confirm(coordinator, response.ticket, arrival))
             self._confirming.add(task)
             task.add_done_callback(self._confirming.discard)
 
@@ -245,8 +248,10 @@ class Forwarder:
             raise Unavailable("no response from the group's coordinator: retry")
         return response
 
-    async def _confirm(self, coordinator: str, ticket: bytes) -> None:
+    async def _confirm(self, coordinator: str, ticket: bytes, arrival: Arrival | None) -> None:
         # Without a confirmation, a read returns the records again.
+        if arrival is not None and not await arrival.has_arrived():
+            return
         with contextlib.suppress(Unreached, LogError):
             await self._transport.confirm(coordinator, ticket)
 

@@ -163,10 +163,14 @@ ROUTES = (
         },
         summary="Read records",
         text="Responds as soon as there is a record. The first record is returned even if it "
-        "exceeds `max_bytes`. Records count as read when the response is delivered, and the next "
-        "read commits them (`auto.commit.enable`). The header `Tidelog-Generation` has the "
-        "`generation` that a transaction needs. `Accept: application/vnd.apache.arrow.stream` "
-        "returns columns, for an instance of any format.",
+        "exceeds `max_bytes`. Records count as read when the response has arrived, and the next "
+        "read commits them (`auto.commit.enable`). If the response was lost, as far as the broker "
+        "can see, the next read returns its records again. The header `Tidelog-Read` of a response "
+        "with records is the id of the read. If a read sends the last one that the client has "
+        "(`0`: none), only this decides whether records are returned again. The header "
+        "`Tidelog-Generation` has the `generation` that a transaction needs. "
+        "`Accept: application/vnd.apache.arrow.stream` returns columns, for an instance of any "
+        "format.",
         parameters=(
             Parameter("timeout", "ms; default: the instance's timeout", {"type": "integer"}),
             MAX_BYTES_PARAMETER,

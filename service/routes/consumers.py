@@ -2,26 +2,24 @@
 
 These routes are hot, because thousands of instances read and commit all the time. An instance is in
 the cluster's state and belongs to no broker. Any broker accepts requests of the instance and
-forwards them to the group's coordinator. Records count as read when the response is delivered. If
-it is not delivered, the next read returns its records again (storage.groups.instances).
+forwards them to the group's coordinator. Records count as read when the response has arrived. If
+it has not, the next read returns its records again (service.http.transports, storage.groups).
 """
 
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from functools import partial
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 from urllib.parse import quote
 
 import msgspec
 
-from tidelog.service.formats import arrow
 from tidelog.service.formats import consumers as wire_consumers
-from tidelog.service.formats.json_text import ReadFormat
-from tidelog.service.formats.pages import OnError, RecordPage, check_first, encode_page, headers_of
+from tidelog.service.formats.pages import OnError, headers_of
 from tidelog.service.formats.record_formats import FETCH_FORMATS, MEDIA_TYPES, on_error_of
-from tidelog.service.http.call import HttpRequest, HttpResponse, received_again
+from tidelog.service.http.call import ClientGone, HttpRequest, HttpResponse, received_again
 from tidelog.service.http.media_types import (
     ARROW,
     JSON_V2,
@@ -60,13 +58,15 @@ from tidelog.storage.core.errors import (
 )
 from tidelog.storage.core.model import ReadBounds, TopicPartition
 from tidelog.storage.groups.instances import Instances, MemberSession
-from tidelog.storage.groups.portions import Portion, PortionCheck, Read
+from tidelog.storage.groups.portions import Read
 from tidelog.storage.state.access import CONSUMER_BYTE_RATE
 from tidelog.storage.state.committed_offsets import check_group_id
 
 log = logging.getLogger("tidelog.groups")
 
 CONSUMER_BODY_BYTES_MAX = 4 * 1024 * 1024  # enough for 20,000 partitions with their offsets
+READ_ID = b"tidelog-read"
+"""Header of a response with records: the id of the read. A read may send the last one it has."""
 CLIENT_GONE = 499  # metrics count it if the client has disconnected, as in nginx. It is not sent.
 NO_CONTENT = HttpResponse(204, b"")
 NO_RECORDS = HttpResponse(200, b"[]")
@@ -163,6 +163,8 @@ class ConsumerHandlers:
                 call.status = call.status or CLIENT_GONE
                 return True
             forwarding.result()
+        except ClientGone:
+            call.status = CLIENT_GONE
         except Unreached as error:
             log.info("group %s: its coordinator cannot be reached: %s", group, error)
             call.receive = received_again(body, call.receive)
@@ -303,34 +305,28 @@ class ConsumerHandlers:
             name,
             bounds=ReadBounds(min(bytes_max, settings.fetch_bytes_max), records_max),
             wait_s=min(wait_ms, settings.fetch_wait_ms_max) / 1000,
-            check=_check_of(fmt, on_error),
+            check=wire_consumers.check_of_portions(fmt, on_error),
+            received=_received(call),
         )
-        loop = asyncio.get_running_loop()
-        gone = asyncio.create_task(until_gone(call))
         try:
-            async with asyncio.timeout(None) as timeout:
-
-                def give_up(_: object) -> None:
-                    timeout.reschedule(loop.time())
-
-                gone.add_done_callback(give_up)
-                try:
-                    async with reading as read:
-                        # Inside the context: if the client disconnects before the response is
-                        # delivered, the next read returns the same records.
-                        rights = rights_of(call.scope)
-                        if not rights.may(READ, GROUP, group):  # revoked during the wait
-                            await rights.check(READ, GROUP, group)
-                        await self._send(call, read, fmt, on_error)
-                finally:
-                    gone.remove_done_callback(give_up)
-        except TimeoutError:
+            # If the client disconnects in here, the next read returns the same records.
+            async with _while_connected(call) as stop_watching, reading as read:
+                rights = rights_of(call.scope)
+                if not rights.may(READ, GROUP, group):  # revoked during the wait
+                    await rights.check(READ, GROUP, group)
+                await self._send(call, read, fmt, on_error, stop_watching)
+        except (TimeoutError, ClientGone):
             call.status = call.status or CLIENT_GONE
-        finally:
-            gone.cancel()
         return None
 
-    async def _send(self, call: HttpRequest, read: Read, fmt: str, on_error: OnError) -> None:
+    async def _send(
+        self,
+        call: HttpRequest,
+        read: Read,
+        fmt: str,
+        on_error: OnError,
+        stop_watching: Callable[[], object],
+    ) -> None:
         rights = rights_of(call.scope)
         for portion in read.portions:
             await check_found(rights, portion.topic)
@@ -340,14 +336,18 @@ class ConsumerHandlers:
             )
             kind = ARROW
             if fmt == "arrow":
-                records, body = _columns(read)
+                records, body = wire_consumers.columns_of_read(read)
                 self._fetch.counters.add_records_out(records, len(body))
             else:
-                pages = _pages(read, fmt, on_error)
-                body = _array(pages)
+                pages = wire_consumers.pages_of_read(read, fmt, on_error)
+                body = wire_consumers.array_of_pages(pages)
                 headers += headers_of(pages, read.failure)
                 kind = MEDIA_TYPES[fmt]
                 self._fetch.count(pages, len(body))
+            if read.read_id:
+                headers += ((READ_ID, read.read_id.encode()),)
+                read.arrival = call.watch()
+            stop_watching()
             await call.answer(HttpResponse(200, body, kind, headers))
             rights.record(CONSUMER_BYTE_RATE, read.weight)
         await call.until_delivered()
@@ -432,57 +432,33 @@ async def _partitions(call: HttpRequest, operation: str) -> list[TopicPartition]
     return partitions
 
 
-def _columns(read: Read) -> tuple[int, bytes]:
-    """Return the number of records, and one Arrow stream with the records of all partitions."""
-    parts = [
-        (one.topic, one.where.partition, [piece.batch for piece in one.fetched.pieces])
-        for one in read.portions
-    ]
-    records = sum(batch.num_rows for _, _, batches in parts for batch in batches)
-    return records, arrow.encode_arrow_of_many(parts)
+@contextlib.asynccontextmanager
+async def _while_connected(call: HttpRequest) -> AsyncIterator[Callable[[], object]]:
+    """Raise TimeoutError in the block when the client disconnects, until the block calls the
+    function that it gets. It calls it before the answer. From then on, `HttpRequest.watch` knows
+    more: the end of an answer also ends `until_gone`, perhaps before the socket has taken the
+    answer."""
+    loop = asyncio.get_running_loop()
+    gone = asyncio.create_task(until_gone(call))
+    try:
+        async with asyncio.timeout(None) as timeout:
+
+            def give_up(_: object) -> None:
+                with contextlib.suppress(RuntimeError):  # the block ended in the same turn
+                    timeout.reschedule(loop.time())
+
+            gone.add_done_callback(give_up)
+            try:
+                yield partial(gone.remove_done_callback, give_up)
+            finally:
+                gone.remove_done_callback(give_up)
+    finally:
+        gone.cancel()
 
 
-def _pages(read: Read, fmt: str, on_error: OnError) -> list[RecordPage]:
-    """Encode the portions. If a page stops before a record that does not decode, end its portion
-    there, so that the next read begins with that record."""
-    pages = []
-    for number, (_, topic, _, fetched) in enumerate(read.portions):
-        page = encode_page(
-            [piece.batch for piece in fetched.pieces],
-            topic,
-            read.portions[number].where.partition,
-            cast("ReadFormat", fmt),
-            is_json=[piece.is_json for piece in fetched.pieces],
-            on_error=on_error,
-        )
-        pages.append(page)
-        if page.stopped is not None:
-            fetched = fetched._replace(next_offset=page.stopped.offset)
-            read.portions[number] = read.portions[number]._replace(fetched=fetched)
-    return pages
-
-
-def _array(pages: Sequence[RecordPage]) -> bytes:
-    """Join the pages of all partitions to one JSON array."""
-    bodies = [memoryview(page.body)[1:-1] for page in pages if page.records]
-    return b"".join((b"[", b",".join(bodies), b"]"))
-
-
-def _check_of(fmt: str, on_error: OnError) -> PortionCheck | None:
-    """Return the check that refuses portions whose first record does not decode, so that the reader
-    still gets the other portions."""
-    if fmt in ("arrow", "binary") or on_error != "stop":
-        return None
-    return partial(_check_first, cast("ReadFormat", fmt))
-
-
-def _check_first(fmt: ReadFormat, portion: Portion) -> None:
-    check_first(
-        [piece.batch for piece in portion.fetched.pieces],
-        TopicPartition(portion.topic, portion.where.partition),
-        fmt,
-        is_json=[piece.is_json for piece in portion.fetched.pieces],
-    )
+def _received(call: HttpRequest) -> str | None:
+    read_id = call.headers.get(READ_ID)
+    return None if read_id is None else read_id.decode("latin-1")
 
 
 def _accepted(call: HttpRequest, fmt: str) -> str:

@@ -11,6 +11,7 @@ release         the requests under way, and the release of groups by a broker th
 offset_commits  many members' commits in one commit of the log
 rebalances      counts of rebalances by reason, and the time until all members read again
 short_lives     refuses for a time the joins of clients whose members come and go
+deliveries      whether the last response of an instance has arrived
 portions        the types of the result of an instance's read
 positions       the read position of an instance
 pattern_topics  keeps the topics that each pattern matches

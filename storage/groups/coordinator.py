@@ -41,6 +41,7 @@ from tidelog.storage.core.errors import (
     UnknownMember,
 )
 from tidelog.storage.core.model import TopicIdPartition
+from tidelog.storage.groups.portions import SentRead
 from tidelog.storage.groups.positions import Positions
 from tidelog.storage.groups.rebalances import Rebalances
 from tidelog.storage.groups.rendezvous import Coordinators
@@ -70,9 +71,10 @@ wait for HANDOVER_S when their coordinator is replaced."""
 @dataclass(slots=True, eq=False)
 class Instance:
     """A coordinator's soft state of a member. `lock` serialises reads, `finding` serialises
-    searches for start positions. `sending` is done when the last response arrived or is lost. A
-    result of `waiter` makes a waiting read look for records again. From `alone_s` on, no other
-    broker serves the member. `damaged` are the partitions whose last read found damage. `client` is
+    searches for start positions. `sending` is done when the last response is sent or lost. `sent`
+    is the last response with records until its arrival is decided (groups.deliveries). A result of
+    `waiter` makes a waiting read look for records again. From `alone_s` on, no other broker serves
+    the member. `damaged` are the partitions whose last read found damage. `client` is
     None if this broker did not take the join. `is_awaited` is True if the member has not read since
     the last rebalance."""
 
@@ -91,6 +93,7 @@ class Instance:
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     finding: asyncio.Lock = field(default_factory=asyncio.Lock)
     sending: "asyncio.Future[None] | None" = None
+    sent: SentRead | None = None
     waiter: "asyncio.Future[None] | None" = None
 
     def wake(self) -> None:

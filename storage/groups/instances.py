@@ -36,10 +36,11 @@ from tidelog.storage.core.errors import (
     UnknownTopic,
 )
 from tidelog.storage.core.model import ReadBounds, TopicIdPartition, TopicPartition
+from tidelog.storage.groups import deliveries
 from tidelog.storage.groups.coordinator import Coordinator, Instance, MemberSession
 from tidelog.storage.groups.offset_commits import OffsetCommits
 from tidelog.storage.groups.pattern_topics import PatternTopics
-from tidelog.storage.groups.portions import Portion, PortionCheck, Read
+from tidelog.storage.groups.portions import Portion, PortionCheck, Read, SentRead
 from tidelog.storage.groups.release import GroupRequests
 from tidelog.storage.groups.rendezvous import Coordinators
 from tidelog.storage.groups.short_lives import client_of
@@ -63,9 +64,6 @@ AUTO_COMMITS_MAX = 2000
 """Most auto-commits in a tick, ~25 us each. The members that a tick leaves out come first in the
 next tick. So 10,000 instances that read all the time commit every five seconds, which is Kafka's
 default."""
-ARRIVAL_S = 10.0
-"""Longest wait of a read until the previous response has arrived or is lost (I10). Brokers confirm
-an arrival to each other in less time (service/peers/forwarding.py)."""
 
 
 class Instances:
@@ -82,6 +80,7 @@ class Instances:
         self.requests = GroupRequests()
         self.task: asyncio.Task[None] | None = None
         self._patterns = PatternTopics(broker, may_describe)
+        self._read_numbers = itertools.count(1)
 
     def start(self) -> None:
         self.task = asyncio.create_task(self._run(), name="tidelog-consumers")
@@ -128,7 +127,7 @@ class Instances:
         UnknownMember."""
         session = await self.coordinator.heartbeat(group_id, member_id)
         if session.member.config.auto_commit:
-            await self._acknowledge(session.instance)
+            await deliveries.acknowledge(session.instance)
             with contextlib.suppress(LogError):  # another member may own the partitions
                 await self.commits.commit_due(session)
         await self._log.submit(LeaveGroup(group_id, member_id))
@@ -274,14 +273,17 @@ class Instances:
         bounds: ReadBounds,
         wait_s: float,
         check: PortionCheck | None = None,
+        received: str | None = None,
     ) -> AsyncIterator[Read]:
         """Yield the next records of the member's partitions within the bounds, but at least one
         record if there is any. Waits up to `wait_s` for the first record. If the context ends
-        without an error, the records are not returned again. One read of a member runs at a time; a
-        second one waits, within `wait_s`. The wait for the previous response is not part of
-        `wait_s`, because the client may have this response before this broker knows. Raises
-        UnknownMember, Unavailable. The error of a partition (Corrupt, or from `check`) is raised
-        only if no other partition has records."""
+        without an error, and the records then arrive (groups.deliveries), they are not
+        returned again. `received` is the `read_id` of the last records that the member has.
+        One read of a member runs at a time; a second one waits, within `wait_s`. The wait
+        for the previous response is not part of `wait_s`, because the client may have this
+        response before this broker knows. Raises UnknownMember, Unavailable. The error of a
+        partition (Corrupt, or from `check`) is raised only if no other partition has
+        records."""
         deadline = asyncio.get_running_loop().time() + wait_s
         session = await self.coordinator.heartbeat(group_id, member_id)
         instance = session.instance
@@ -289,7 +291,7 @@ class Instances:
         try:
             # Without this wait, a read with `wait_s` 0 would return nothing and acknowledge
             # nothing, so the last records of a partition would never be committed.
-            await _until_sent(instance)
+            await deliveries.until_sent(instance)
             try:
                 async with asyncio.timeout_at(deadline):
                     await instance.lock.acquire()
@@ -298,13 +300,17 @@ class Instances:
                 return
             try:
                 instance.polled_s = self._log.clock.boot_s()
-                instance.positions.acknowledge()
+                await deliveries.decide(instance, received)
                 read = await self._read(session, bounds, deadline, check)
+                if read.portions:
+                    read.read_id = f"{session.term}.{next(self._read_numbers)}"
                 instance.sending = asyncio.get_running_loop().create_future()
                 yield read
                 for portion in read.portions:
                     after = portion.fetched.next_offset
                     instance.positions.advance(portion.where, portion.offset, after)
+                if read.portions:
+                    instance.sent = SentRead(read.read_id, read.records, read.arrival)
             finally:
                 if instance.sending is not None:
                     instance.sending.set_result(None)
@@ -429,7 +435,7 @@ class Instances:
         None, commit all records that were returned. Raises UnknownTopic, UnknownPartition,
         UnknownMember, IllegalGeneration."""
         if offsets is None:
-            await self._acknowledge(session.instance)
+            await deliveries.acknowledge(session.instance)
             await self.commits.commit_due(session)
             return
         commits = [
@@ -438,12 +444,10 @@ class Instances:
             for owned in (self._known(where) or await self._owned(where),)
         ]
         if commits:
+            for commit in commits:
+                where = TopicIdPartition(commit.topic_id, commit.partition)
+                session.instance.positions.deliver(where, commit.offset)
             await self.commits.commit(session, commits)
-
-    async def _acknowledge(self, instance: Instance) -> None:
-        """Mark sent records as delivered, after a short wait for a response under way."""
-        await _until_sent(instance)
-        instance.positions.acknowledge()
 
     async def _hand_in(self, group_id: str) -> None:
         """Commit delivered offsets before the assignment changes, while the members own them."""
@@ -492,9 +496,3 @@ class Instances:
 
 def _unknown(session: MemberSession) -> list[TopicIdPartition]:
     return [where for where in session.member.owned if where not in session.instance.positions]
-
-
-async def _until_sent(instance: Instance) -> None:
-    """Wait for a response under way. A response whose client reads is soon sent or lost."""
-    if instance.sending is not None:
-        await asyncio.wait([instance.sending], timeout=ARRIVAL_S)

@@ -1,7 +1,8 @@
 """The result of a member's read: portions, each with records of one partition. Pure."""
 
 from collections.abc import Callable
-from typing import NamedTuple, TypeAlias
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol, TypeAlias
 
 from tidelog.storage.core.errors import LogError
 from tidelog.storage.core.model import TopicIdPartition
@@ -17,16 +18,29 @@ class Portion(NamedTuple):
     fetched: FetchResult
 
 
-class Read(NamedTuple):
+class Arrival(Protocol):
+    """How the caller of a read can learn whether the member has received the records."""
+
+    async def has_arrived(self) -> bool:
+        """Return whether the records have arrived. If it is not certain, wait a few seconds for the
+        proof, then return False."""
+
+
+@dataclass(slots=True, eq=False)
+class Read:
     """Result of a read: records of partitions that the member owns in this generation.
 
     Until the read ends, its caller may replace a portion by a portion with a lower `next_offset`.
-    Then the next read begins there. `failure` is the error of a partition that could not be read.
+    Then the next read begins there. The caller sets `arrival`; without one, the records have
+    arrived when the read ends. `failure` is the error of a partition that could not be read.
     """
 
     portions: list[Portion]
     generation: int
     failure: LogError | None = None
+    read_id: str = ""
+    """Names this read to the member. Empty if it has no records."""
+    arrival: Arrival | None = None
 
     @property
     def weight(self) -> int:
@@ -36,6 +50,16 @@ class Read(NamedTuple):
     @property
     def records(self) -> int:
         return sum(portion.fetched.records for portion in self.portions)
+
+
+@dataclass(slots=True, eq=False)
+class SentRead:
+    """A read with records whose response was sent, without its records. `arrival` is None if they
+    have arrived."""
+
+    read_id: str
+    records: int
+    arrival: Arrival | None
 
 
 PortionCheck: TypeAlias = Callable[[Portion], None]

@@ -1,8 +1,8 @@
 """Positions of a consumer instance: its next offsets, delivered offsets and committed offsets.
 
 Pure, in memory only, owned by the instance's coordinator (groups.coordinator). Records of a read
-count as delivered when the instance's next read arrives; until then the response may be lost. Only
-delivered offsets are committed, so delivery is at least once.
+count as delivered when the instance's next request arrives, if the response has arrived then; if
+not, they are read again. Only delivered offsets are committed, so delivery is at least once.
 **On a crash** of the coordinator: the next coordinator continues at the last commit.
 """
 
@@ -58,6 +58,22 @@ class Positions:
             if held.delivered != held.next:
                 held.delivered = held.next
                 self.is_due = True
+
+    def rewind(self) -> None:
+        """Move to the end of the delivered records, because the last response was lost."""
+        for held in self._held.values():
+            held.next = held.delivered
+
+    @property
+    def has_undelivered(self) -> bool:
+        return any(held.next != held.delivered for held in self._held.values())
+
+    def deliver(self, where: TopicIdPartition, offset: int) -> None:
+        """Mark sent records before `offset` as delivered, because the instance commits this
+        offset."""
+        held = self._held.get(where)
+        if held is not None and held.delivered < offset <= held.next:
+            held.delivered = offset
 
     def advance(self, where: TopicIdPartition, before: int, after: int) -> None:
         """Move `next` from `before` to `after` when records are sent, unless a seek moved it."""
