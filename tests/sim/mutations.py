@@ -196,6 +196,20 @@ def _no_transactions() -> list[Patch]:
     ]
 
 
+def _sealed_by_an_old_view() -> list[Patch]:
+    some, plan = Sealer._seal_some, Sealer._plan
+    topics: dict[str, Any] = {}
+
+    async def seal_some(self: Sealer, topic: Any, *more: Any) -> int:
+        topics[topic.topic_id] = topic
+        return await some(self, topic, *more)
+
+    async def planned(self: Sealer, topic: Any, *more: Any) -> None:
+        await plan(self, topics[topic.topic_id], *more)
+
+    return [(Sealer, "_seal_some", seal_some), (Sealer, "_plan", planned)]
+
+
 def _sealed_before_the_table() -> list[Patch]:
     real = Sealer._add
 
@@ -383,6 +397,9 @@ MUTATIONS = (
     *itertools.starmap(Mutation, level_mutations.MUTATIONS),
     *itertools.starmap(Mutation, clock_mutations.MUTATIONS),
     Mutation("the Delta transaction is no lock", _no_transactions, ("tables",), 30),
+    Mutation(
+        "a seal goes on with the topic of an old view", _sealed_by_an_old_view, ("sleepers",), 200
+    ),
     Mutation("sealed in the WAL before the table", _sealed_before_the_table, ("tables",), 30),
     Mutation("a segment that misses its last record", _seal_a_record_too_many, ("tables",), 5),
     Mutation("removed before the log start moves", _remove_before_the_log_start, ("tables",), 60),
