@@ -81,6 +81,14 @@ class Context:
             log.error("Kafka's %s: %s", api, error, extra={"fields": fields})
         return self.refusal(api, code)
 
+    async def refreshed(self, api: str, kind: Kind) -> Code:
+        """Read the WAL to its end (I3). If the store fails, return the code, and count it."""
+        try:
+            await self.broker.refresh()
+        except LogError as error:
+            return self.code(api, error, kind)
+        return Code.NONE
+
     def topic(self, name: str, topic_id: bytes | None) -> Topic | None:
         """Return a topic by its id or, where `topic_id` is None, by its name."""
         state = self.broker.state
@@ -107,16 +115,26 @@ class Context:
         return Code.NONE
 
     async def topic_refusal(
-        self, api: str, client: Client, operation: str, topic: Topic | None, name: str = ""
+        self,
+        api: str,
+        client: Client,
+        operation: str,
+        topic: Topic | None,
+        name: str = "",
+        *,
+        unread: Code = Code.NONE,
     ) -> Code:
         """Return the code if the client may not do the operation on a topic, or if there is no such
         topic, else NONE. `name` is the name in the request; it is empty if the request has an id.
-        Only a client that has the right to a name learns whether a topic has this name."""
+        Only a client that has the right to a name learns whether a topic has this name. `unread` is
+        the code of `refreshed`: if it is an error, the topic may exist."""
         known = name if topic is None else topic.name
         if known and (code := await self.right_refusal(api, client, operation, TOPIC, known)):
             return code
         if topic is not None:
             return Code.NONE
+        if unread:
+            return unread
         unknown = Code.UNKNOWN_TOPIC_OR_PARTITION if name else Code.UNKNOWN_TOPIC_ID
         return self.refusal(api, unknown)
 

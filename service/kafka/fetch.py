@@ -111,8 +111,9 @@ class Fetch:
         """Put an empty answer for each partition into the response. Return the partitions to
         read."""
         context, by_id = self._context, client.version >= FIRST_BY_ID
+        unread = Code.NONE
         if any(self._topic(each, by_id) is None for each in topics):
-            await self._broker.refresh()
+            unread = await context.refreshed(API, Kind.FETCH)
         wanted: list[_Wanted] = []
         slices = Slices()
         for each in topics:
@@ -122,7 +123,7 @@ class Fetch:
                 code = context.refusal(API, Code.NOT_LEADER_OR_FOLLOWER)
             else:
                 name = "" if by_id else each.topic
-                code = await context.topic_refusal(API, client, READ, topic, name)
+                code = await context.topic_refusal(API, client, READ, topic, name, unread=unread)
             answers = []
             for asked in each.partitions:
                 await slices.pause()

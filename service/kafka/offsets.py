@@ -71,11 +71,7 @@ class Offsets:
     async def _refresh(self, api: str) -> Code:
         if self._context.is_draining:
             return self._context.refusal(api, Code.NOT_LEADER_OR_FOLLOWER)
-        try:
-            await self._broker.refresh()
-        except LogError as error:
-            return self._context.code(api, error, Kind.FETCH)
-        return Code.NONE
+        return await self._context.refreshed(api, Kind.FETCH)
 
     async def _offset(
         self, topic: Topic, asked: ListOffsetsPartition, version: int

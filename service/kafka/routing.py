@@ -175,8 +175,9 @@ class Routing:
             found = [t for t in state.topics.values() if rights.may(DESCRIBE, TOPIC, t.name)]
             failed: list[MetadataResponseTopic] = []
         else:
+            unread = Code.NONE
             if any(self._is_unknown(each) for each in named):
-                await self._broker.refresh()
+                unread = await self._context.refreshed("Metadata", Kind.FETCH)
             found, failed = [], []
             slices = Slices()
             # A topic is described once, as in Kafka: a request may name it thousands of times.
@@ -187,7 +188,7 @@ class Routing:
                 if key in seen:
                     continue
                 seen.add(key)
-                topic = await self._topic_of(each, request, client)
+                topic = await self._topic_of(each, request, client, unread)
                 (found if isinstance(topic, Topic) else failed).append(topic)  # type: ignore[arg-type]
         response = self._without_topics(request, rights)
         zone = zone_of(client.client_id)
@@ -231,17 +232,22 @@ class Routing:
         return named.name not in state.topics
 
     async def _topic_of(
-        self, named: MetadataRequestTopic, request: MetadataRequest, client: Client
+        self,
+        named: MetadataRequestTopic,
+        request: MetadataRequest,
+        client: Client,
+        unread: Code,
     ) -> Topic | MetadataResponseTopic:
         """Return the topic, or the answer with the error. Create a missing topic if the request and
-        `auto.create.topics.enable` allow it."""
+        `auto.create.topics.enable` allow it. `unread` is the error of the store that keeps this
+        broker from the knowledge whether the topic exists, if there is one."""
         state, rights, name = self._broker.state, client.rights, named.name
         if name is None:
             topic = state.topic_of_id(named.topic_id.hex())
             if topic is not None and rights.may(DESCRIBE, TOPIC, topic.name):
                 return topic
             no_name = None if client.version >= FIRST_WITHOUT_NAME else ""
-            return self._unknown(Code.UNKNOWN_TOPIC_ID, no_name, named.topic_id)
+            return self._unknown(Code.UNKNOWN_TOPIC_ID, no_name, named.topic_id, unread=unread)
         context = self._context
         if code := await context.right_refusal("Metadata", client, DESCRIBE, TOPIC, name):
             return MetadataResponseTopic(error_code=code, name=name, partitions=[])
@@ -249,6 +255,8 @@ class Routing:
             return topic
         if not is_new_topic_name(name):
             return self._unknown(Code.INVALID_TOPIC_EXCEPTION, name)
+        if unread:
+            return self._unknown(Code.UNKNOWN_TOPIC_OR_PARTITION, name, unread=unread)
         settings, defaults = context.settings, state.defaults
         is_auto = defaults.is_auto_create(settings.auto_create_topics)
         if not (request.allow_auto_topic_creation and is_auto):
@@ -270,9 +278,14 @@ class Routing:
         return created
 
     def _unknown(
-        self, code: Code, name: str | None, topic_id: bytes = ZERO_UUID
+        self,
+        code: Code,
+        name: str | None,
+        topic_id: bytes = ZERO_UUID,
+        *,
+        unread: Code = Code.NONE,
     ) -> MetadataResponseTopic:
-        self._context.refusal("Metadata", code)
+        code = unread or self._context.refusal("Metadata", code)
         return MetadataResponseTopic(error_code=code, name=name, topic_id=topic_id, partitions=[])
 
     def _description(
@@ -328,10 +341,11 @@ class Routing:
         self, request: DescribeTopicPartitionsRequest, client: Client
     ) -> DescribeTopicPartitionsResponse:
         """Answer DescribeTopicPartitions: a page of partitions, by the names of their topics."""
-        api, state, rights = "DescribeTopicPartitions", self._broker.state, client.rights
-        names = {each.name for each in request.topics}
-        if any(name not in state.topics for name in names):
-            await self._broker.refresh()
+        api, rights = "DescribeTopicPartitions", client.rights
+        names, unread = {each.name for each in request.topics}, Code.NONE
+        if any(name not in self._broker.state.topics for name in names):
+            unread = await self._context.refreshed(api, Kind.FETCH)
+        state = self._broker.state  # the read may have loaded another
         is_all = not names
         if is_all:
             names = {name for name in state.topics if rights.may(DESCRIBE, TOPIC, name)}
@@ -355,7 +369,8 @@ class Routing:
             if topic is None and not code:
                 is_name = is_new_topic_name(name)
                 unknown = Code.UNKNOWN_TOPIC_OR_PARTITION
-                code = context.refusal(api, unknown if is_name else Code.INVALID_TOPIC_EXCEPTION)
+                unknown = unknown if is_name else Code.INVALID_TOPIC_EXCEPTION
+                code = (is_name and unread) or context.refusal(api, unknown)
             if topic is None or code:
                 answers.append(
                     DescribeTopicPartitionsResponseTopic(

@@ -25,6 +25,7 @@ from tidelog.service.kafka.connections.frame import DECODED_BYTES_MIN, FrameRead
 from tidelog.service.kafka.connections.handshake import Handshake
 from tidelog.service.kafka.connections.outbox import Outbox, Transport
 from tidelog.service.kafka.connections.server import Pending, Server, served_large, throttle_s_of
+from tidelog.service.kafka.failures import called
 from tidelog.service.kafka.messages.header import decode_header, frame_response
 from tidelog.service.kafka.messages.primitives import MalformedMessage
 from tidelog.service.security.caller import NO_RIGHTS, Unauthenticated
@@ -222,8 +223,7 @@ class Connection:
         if len(self._clients) >= UNANSWERED_MAX:
             self._clients.clear()
         handshake = self._handshake
-        software, rights = handshake.software, handshake.rights
-        client = Client(version, client_id or "", self._host, software, rights)
+        client = Client(version, client_id or "", self._host, handshake.software, handshake.rights)
         self._clients[version, client_id] = client
         self._client_id = client.client_id
         return client
@@ -274,7 +274,7 @@ class Connection:
         api = pending.api
         REQUEST.set((api.name, pending.correlation_id, pending.client))
         serve = api.serve or partial(self._handshake.serve, api)
-        result = serve(request, pending.client)
+        result = called(self._context, api, serve, request, pending.client)
         if type(result) is CoroutineType:
             if self._is_secured:
                 result = measured(self._handshake.rights, result)
