@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 import struct
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -46,6 +47,13 @@ PRODUCE = ProduceRequest(acks=-1, timeout_ms=1000, topic_data=[])
 METADATA = MetadataRequest(topics=None)
 FETCH = FetchRequest(max_wait_ms=0, min_bytes=0, topics=[])
 CLOUD = MetadataResponse(brokers=[], topics=[], cluster_id="c", controller_id=1)
+
+
+@pytest.fixture(autouse=True)
+def one_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A turn of the event loop takes real time, which depends on the machine. Here, it has no end:
+    a test sees all that one call does."""
+    monkeypatch.setattr(connections, "TURN_S", math.inf)
 
 
 class Peer:
@@ -171,6 +179,21 @@ async def test_a_client_with_too_many_unanswered_requests_is_not_read() -> None:
     assert peer.numbers() == list(range(40))
     assert not peer.transport.is_paused
     assert peer.memory.used == 0
+
+
+@virtual
+async def test_a_connection_lets_other_callbacks_run_between_its_requests() -> None:
+    peer = Peer()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(connections, "TURN_S", 0.0)
+        peer.send(*(framed(PRODUCE, 9, number) for number in range(5)))
+        for count in range(1, 5):
+            assert len(peer.begun) == count
+            assert peer.transport.is_paused
+            await asyncio.sleep(0)
+    assert len(peer.begun) == 5
+    await asyncio.sleep(0)
+    assert not peer.transport.is_paused
 
 
 @virtual
