@@ -112,6 +112,7 @@ async def drop_after(
             await _take(cluster, state, seq, cluster.clock.new_id() + cluster.clock.new_id())
     state.hash = await _take(cluster, state, last, previous)
     state.seq = last
+    state.producers.rebase(cluster.clock.new_id())
     await cluster.wal.objects.write_checkpoint(last, state.encode())
     try:
         await cluster.checkpoint(object_keys.checkpoint(last))

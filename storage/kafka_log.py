@@ -28,9 +28,6 @@ from tidelog.storage.read.reader import retry_after_suspend
 from tidelog.storage.state.cluster_state import Topic
 from tidelog.storage.write.requests import AppendRequest, part_rows
 
-PRODUCER_IDS = 1000
-"""Ids that a broker reserves with one commit, as Kafka's brokers do."""
-
 
 class BatchesRead(NamedTuple):
     """The result of a read: the bytes of whole batches in offset order, in `size` bytes. The next
@@ -48,8 +45,6 @@ class KafkaLog:
 
     def __init__(self, log: Log) -> None:
         self._log = log
-        self._ids = iter(range(0))
-        self._reserving = asyncio.Lock()
 
     def append(
         self, topic: Topic, partition: int, batch: Batch
@@ -97,18 +92,14 @@ class KafkaLog:
         return await retry_after_suspend(log.clock, log.wal.view_age_max_s, read)
 
     async def reserve_producer_id(self) -> int:
-        """Return a producer id that no other producer of the cluster has, with epoch 0.
+        """Return a producer id that no other producer has (I11), with epoch 0. Each id is a commit;
+        concurrent calls share an entry.
 
-        **On a crash** the rest of the broker's reserved ids is never used.
+        **On a crash** before the answer: the id is never used.
         """
         if self._log.state.level < levels.KAFKA:
             return (await self._log.init_producer()).producer_id
-        async with self._reserving:
-            if (found := next(self._ids, None)) is not None:
-                return found
-            first = await self._log.reserve_producers(PRODUCER_IDS)
-            self._ids = iter(range(first + 1, first + PRODUCER_IDS))
-            return first
+        return await self._log.reserve_producers(1)
 
     async def _read(self, name: str, number: int, offset: int, bytes_max: int) -> BatchesRead:
         log = self._log

@@ -132,6 +132,7 @@ class _Restore:
             if not table.doubt:
                 await self._check(table, files)
         state.cluster_id, state.holds = cluster_id, Holds()
+        state.producers.rebase(clock.new_id())
         checkpoint = encode_checkpoint(state.encode())
         await store_once(self._target, object_keys.checkpoint(state.seq), checkpoint)
         identity = msgspec.structs.replace(

@@ -15,6 +15,9 @@ batches, prepareIncrementProducerEpoch for epochs):
   `apply` would accept a second batch after the first batch was lost. Kafka has the rule for
   transactions only (KIP-890). Kafka's clients bump their epoch after OUT_OF_ORDER_SEQUENCE_NUMBER
   and continue, so the rule does no harm to other producers.
+- Two producers never have the same id (I11). An id is the number of one commit of a WAL, and only
+  the broker that made this commit gives the id. A WAL that continues from an older state, after a
+  restore or a repair, counts from a new base (`rebase`).
 - A batch's epoch fences older epochs in its partition only. Since KIP-360 a producer bumps its
   epoch itself if a batch is lost, while its batches to other partitions may still have the old
   epoch. An epoch from `init` fences older epochs in all partitions, as in Kafka's transaction
@@ -57,6 +60,10 @@ PRODUCERS_MAX = 100_000
 """Bound of the kept ids that `init` gave (I10); ~100 bytes each."""
 SEQUENCES_MAX = 250_000
 """Bound of the kept pairs of producer and partition (I10); ~600 bytes each with five batches."""
+BASE_IDS = 2**32
+"""Ids of a base. No WAL gives so many: each is a commit."""
+BASES = 2**31
+"""Bases of `rebase`. A new WAL counts from base 0."""
 RESERVED_MAX = 10_000
 """The most ids that one commit reserves."""
 JOINED_MS = 60_000
@@ -341,6 +348,16 @@ class Producers:
         else:
             self.reserved.append(ReservedIds(first, self._next_id, now_ms))
         return ProducerEpoch(first, 0)
+
+    def rebase(self, draw: bytes) -> None:
+        """Count from a base that `draw` chooses, because the WAL continues from an older state, and
+        the numbers from `next_id` on may be ids of live producers. `draw` has 16 random bytes.
+
+        An id that was given before is then an id of unknown age: its producer may continue with any
+        sequence in the partitions that do not know it.
+        """
+        self.reserved.clear()
+        self._next_id = (int.from_bytes(draw) % (BASES - 1) + 1) * BASE_IDS
 
     # -- expiry
 

@@ -140,6 +140,32 @@ def test_the_restored_cluster_goes_on_and_is_another_one(root: Path, tmp_path: P
     assert on(tmp_path / "same", _identity) == same.cluster_id == on(root, _identity)
 
 
+def test_restored_clusters_give_no_producer_id_of_the_original(root: Path, tmp_path: Path) -> None:
+    """A producer that lives on has an id that the original gave after the backup (I11)."""
+    place = tmp_path / "place"
+    before = _producer_ids(root, 2)
+    backed_up(root, place)
+    ids = [*before, *_producer_ids(root, 3)]
+    targets = [tmp_path / "first", tmp_path / "second"]
+    for target in targets:
+        restored(place, target)
+        ids += _producer_ids(target, 3)
+    backed_up(targets[0], tmp_path / "next place")
+    restored(tmp_path / "next place", tmp_path / "third")
+    ids += _producer_ids(tmp_path / "third", 3)
+    assert len(set(ids)) == len(ids)
+    assert all(0 <= producer_id < 2**63 for producer_id in ids)
+    assert damage_of(targets[0]) == []
+
+
+def _producer_ids(root: Path, count: int) -> list[int]:
+    broker = BrokerLog(root)
+    try:
+        return [broker._runner.run(broker.log.kafka.reserve_producer_id()) for _ in range(count)]
+    finally:
+        broker.close()
+
+
 async def _identity(cluster: MaintenanceSession) -> str:
     return cluster.wal.cluster.cluster_id
 

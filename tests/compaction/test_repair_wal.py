@@ -343,6 +343,24 @@ def test_a_drop_continues_after_the_last_readable_entry(how: str) -> None:
     run(main)
 
 
+def test_producer_ids_of_dropped_entries_are_given_to_no_other_producer() -> None:
+    async def main() -> None:
+        inner = MemoryStore()
+        log = await written(inner)
+        readable = log.state.seq
+        await append(log, "dropped")
+        ids = [await log.kafka.reserve_producer_id() for _ in range(3)]
+        await kill(log)
+        await spoil_entry(inner, readable + 1)
+        async with caring(inner, report_damage=False) as cluster:
+            await drop_after(cluster, readable, BROKERS)
+        async with fresh(inner) as other:
+            ids += [await other.kafka.reserve_producer_id() for _ in range(3)]
+        assert len(set(ids)) == len(ids)
+
+    run(main)
+
+
 @pytest.mark.parametrize("how", ["damaged", "missing"])
 def test_a_broker_that_slept_through_a_drop_commits_nothing(how: str) -> None:
     """It has applied what was dropped. The number after its newest entry is taken."""

@@ -18,7 +18,7 @@ TEXTS = [
 PAGES = [path for path in TEXTS if path.suffix == ".md"]
 DESIGN, FORMAT = Path("storage/DESIGN.md"), Path("storage/FORMAT.md")
 DIALECTS = Path("service/DIALECTS.md")
-INVARIANTS = {f"I{number}" for number in range(1, 11)}
+INVARIANTS = {f"I{number}" for number in range(1, 12)}
 
 _NUMBERS = r"(\d+(?:\.\d+)?(?:(?:, | and )\d+(?:\.\d+)?)*)"
 SECTIONS = re.compile(rf"\b(DESIGN|FORMAT)(?:\.md)?(?:,? sections?)? {_NUMBERS}")

@@ -33,9 +33,6 @@ LEFTOVERS = {"__pycache__", "build", "data", "dist", "spark-warehouse", "tidelog
 DOT_DIRECTORIES = {".ci", ".github"}
 
 PRODUCT = ("storage", "service", "compaction")
-MODULES_MAX = 16
-"""Of one package: a newcomer can name what is in it."""
-PYTHON_LINES_MAX = 500
 EMPTY_WORDS = {"base", "common", "handler", "helper", "manager", "util"}
 """Names that say nothing of what is inside, in singular."""
 
@@ -93,20 +90,16 @@ def test_the_tree_is_found() -> None:
 
 
 @pytest.mark.parametrize("path", MODULES, ids=as_parameter)
-def test_a_module_is_short_and_says_what_it_is(path: Path) -> None:
-    source = (ROOT / path).read_text(encoding="utf-8")
-    lines = source.count("\n")
-    assert lines <= PYTHON_LINES_MAX, f"{path} has {lines} lines: split it"
-    module = ast.parse(source)
+def test_a_module_says_what_it_is(path: Path) -> None:
+    module = ast.parse((ROOT / path).read_text(encoding="utf-8"))
     assert ast.get_docstring(module), f"{path} does not open with a docstring"
     if path.name == "__init__.py":
         assert len(module.body) == 1, f"{path} holds more than the package's map"
 
 
 @pytest.mark.parametrize("path", BROWSER_FILES, ids=as_parameter)
-def test_a_file_for_browsers_is_short_and_says_what_it_is(path: Path) -> None:
+def test_a_file_for_browsers_says_what_it_is(path: Path) -> None:
     source = (ROOT / path).read_text(encoding="utf-8")
-    assert source.count("\n") <= PYTHON_LINES_MAX, f"{path}: split it"
     assert source.startswith(("//", "/*", "<!doctype", "<svg")), f"{path} does not say what it is"
     # Text of users stays text. A change that makes markup of a string has to change this line.
     assert not MARKUP.search(source), f"{path} makes markup of a string"
@@ -127,12 +120,6 @@ def test_the_map_of_a_package_names_what_is_in_it(package: Path) -> None:
     packages = {path.name for path in PACKAGES if path.parent == package}
     folders = {"public"} if package == Path("storage") else set()
     assert named == modules | packages | folders
-
-
-@pytest.mark.parametrize("package", PACKAGES, ids=as_parameter)
-def test_a_package_is_small(package: Path) -> None:
-    modules = [path for path in MODULES if path.parent == package and path.stem != "__init__"]
-    assert len(modules) <= MODULES_MAX, f"{package}: split it by noun"
 
 
 def test_modules_import_each_other_in_no_circle() -> None:

@@ -309,26 +309,57 @@ def test_below_level_4_batches_become_columns() -> None:
     run(main)
 
 
-def test_reserved_ids_are_of_one_broker() -> None:
-    """A commit for a thousand; none twice, also after the broker's death; each begins at 0."""
-
+def test_producer_ids_of_all_brokers_differ_and_begin_at_sequence_0() -> None:
     async def main() -> None:
         inner = MemoryStore()
         log, other = await opened(inner), await opened(inner)
         await log.create_topic("t", 1, {})
         seq = log.state.seq
-        ids = await asyncio.gather(*(log.kafka.reserve_producer_id() for _ in range(1500)))
-        assert sorted(ids) == list(range(1500))
-        assert log.state.seq == seq + 2
+        ids = await asyncio.gather(*(log.kafka.reserve_producer_id() for _ in range(150)))
+        assert sorted(ids) == list(range(150))
+        assert log.state.seq <= seq + 2, "concurrent calls share an entry"
+        assert len(log.state.producers.reserved) == 1
         await kill(log)
         async with closing(other):
             await other.refresh()
-            assert await other.kafka.reserve_producer_id() == 2000
-            one = Rows([TIME_MS], [None], [b"x"])
+            assert await other.kafka.reserve_producer_id() == 150
+            record = Rows([TIME_MS], [None], [b"x"])
             with pytest.raises(OutOfOrderSequence):
-                await send(other, checked(one, (1999, 0, 1)))
-            assert (await send(other, checked(one, (1999, 0, 0)))).count == 1
-            assert (await send(other, checked(one, (4000, 0, 9)))).count == 1  # no broker gave it
+                await send(other, checked(record, (149, 0, 1)))
+            assert (await send(other, checked(record, (149, 0, 0)))).count == 1
+            assert (await send(other, checked(record, (4000, 0, 9)))).count == 1  # of no broker
+
+    run(main)
+
+
+def test_a_copy_of_a_machine_gives_no_id_of_its_original() -> None:
+    """The copy has the names and the memory of the original (I11)."""
+
+    async def main() -> None:
+        inner = MemoryStore()
+        original, copied, other = [await opened(inner) for _ in range(3)]
+        async with closing(original, copied, other):
+            await original.create_topic("t", 1, {})
+            await original.kafka.reserve_producer_id()
+            await copied.refresh()
+            copied.wal.writer = copied.wal.copy_fence.writer = original.wal.writer
+            copied.wal.copy_fence._puts = dict(original.wal.copy_fence._puts)
+            copied.membership.me = original.membership.me
+            copied.kafka.__dict__.update(
+                {name: value for name, value in vars(original.kafka).items() if name != "_log"}
+            )
+            ids = await asyncio.gather(
+                *(log.kafka.reserve_producer_id() for log in (original, copied, other)),
+                return_exceptions=True,
+            )
+            given = [number for number in ids if isinstance(number, int)]
+            assert len(given) == len(set(given)) >= 1
+            record = Rows([TIME_MS], [None], [b"x"])
+            await other.refresh()
+            offsets = {
+                (await send(other, checked(record, (number, 0, 0)))).base_offset for number in given
+            }
+            assert len(offsets) == len(given), "no batch was taken for one of another producer"
 
     run(main)
 
