@@ -23,6 +23,7 @@ from tidelog.service.cli import (
     defaults,
     groups,
     kafka_clients,
+    other_words,
     produce_consume,
     status,
     topics,
@@ -49,7 +50,7 @@ from tidelog.service.exit_status import (
 )
 from tidelog.service.secret_files import PRIVATE_UMASK
 from tidelog.service.server.log_lines import log_to_stderr
-from tidelog.service.setting_fields import BOOLEANS, BadSettings
+from tidelog.service.setting_fields import BadSettings
 from tidelog.service.settings import PREFIX, RENAMED, Settings, load
 
 USAGE_ERROR: Any = typer.BadParameter.__mro__[1]
@@ -180,7 +181,10 @@ def _wrong_usage(error: Any) -> int:
         sys.stdout.write(message + "\n")
         return EXIT_USAGE
     command = "tidelog" if error.ctx is None else error.ctx.command_path
-    warn(f"{message} (see `{command} --help`)")
+    if hint := other_words.hint_of(command, message):
+        warn(f"{message.partition(' (')[0].partition('. ')[0]}: {hint}")
+    else:
+        warn(f"{message} (see `{command} --help`)")
     return EXIT_USAGE
 
 
@@ -212,12 +216,6 @@ def _serve(**given: Any) -> None:
     if url is not None:
         if "store" in flags:
             raise BadUsage("the store is given twice: remove the argument or --store")
-        switches = [name.replace("_", "-") for name in given if isinstance(given[name], bool)]
-        if switches and url.lower() in BOOLEANS:
-            raise BadUsage(
-                f"--{switches[0]} takes no value, and {url!r} would be the "
-                f"store: give --{switches[0]} or --no-{switches[0]} (the folder {url} is ./{url})"
-            )
         flags["store"] = url
     warnings: list[str] = []
     try:

@@ -4,6 +4,7 @@ import contextlib
 import datetime as dt
 import re
 from collections.abc import Callable, Iterator, Mapping
+from itertools import pairwise
 from typing import Annotated, Any
 from urllib.parse import quote
 
@@ -11,15 +12,42 @@ import typer
 from typer.core import TyperCommand
 from typer.models import CommandFunctionType
 
-from tidelog.service.cli.results import NotThere
+from tidelog.service.cli.results import BadUsage, NotThere
+from tidelog.service.setting_fields import BOOLEANS
 from tidelog.storage.io.clock import SystemClock
 
 
 class _Command(TyperCommand):
-    """A command whose usage line shows a required argument as NAME instead of typer's {NAME}."""
+    """A command whose usage line shows a required argument as NAME instead of typer's {NAME}. A
+    switch with a value is an error: the value would become an argument, such as a topic's name."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        switches = {
+            name: switch
+            for switch in self.params
+            if getattr(switch, "is_flag", False)
+            for name in (*switch.opts, *switch.secondary_opts)
+        }
+        for word, following in pairwise([*args, ""]):
+            if word == "--":
+                break
+            name, has_value, value = word.partition("=")
+            if (switch := switches.get(name)) is not None:
+                _check_switch(switch, name, value if has_value else following, bool(has_value))
+        return super().parse_args(ctx, args)
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         return [re.sub("[{}]", "", piece) for piece in super().collect_usage_pieces(ctx)]
+
+
+def _check_switch(switch: Any, name: str, value: str, is_joined: bool) -> None:
+    """Raise BadUsage if the text after a switch is a value for it, such as `true`. After a switch
+    that has no `--no-` form, 0 and 1 may be arguments."""
+    words = BOOLEANS if switch.secondary_opts else BOOLEANS.keys() - {"0", "1"}
+    if is_joined or value.lower() in words:
+        forms = " or ".join((*switch.opts[:1], *switch.secondary_opts))
+        before = "" if is_joined else f" (an argument {value!r} goes before the options)"
+        raise BadUsage(f"{name} takes no value: give {forms} without {value!r}{before}")
 
 
 class Commands(typer.Typer):

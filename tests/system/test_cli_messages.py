@@ -249,16 +249,6 @@ def test_every_command_on_a_store_takes_its_options() -> None:
 # -- wrong words
 
 
-@pytest.mark.parametrize("word", ["true", "False", "0"])
-def test_a_value_of_a_flag_is_not_the_store(tidelog: Command, word: str) -> None:
-    said = tidelog("serve", "--port", "0", "--seal-enabled", word)
-    assert said.status == 2
-    assert said.line.startswith(
-        f"--seal-enabled takes no value, and {word!r} would be the store: give --seal-enabled or "
-        "--no-seal-enabled"
-    )
-
-
 @pytest.mark.parametrize("option", ["--session-timeout-ms 20000", "--client-id me"])
 def test_an_option_of_members_without_a_group(tidelog: Command, option: str) -> None:
     said = tidelog("consume", "a", *option.split())
