@@ -7,6 +7,7 @@ time. The modules that a `Log` uses keep I1 to I7 and I10; this module adds long
 import asyncio
 import contextlib
 import logging
+import math
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
@@ -132,9 +133,10 @@ class Log:
         """The newest state that this broker knows. Only the WAL view changes it."""
         return self.wal.state
 
-    async def refresh(self) -> None:
-        """Apply all entries that were committed before this call (I3)."""
-        await self.wal.refresh()
+    async def refresh(self, since_s: float = math.inf) -> None:
+        """Apply all entries that were committed before this call (I3), or before `since_s` of the
+        boot clock, if that is earlier."""
+        await self.wal.refresh(since_s)
 
     async def poll(self) -> None:
         """Apply other brokers' entries, also if no request comes, until the task is cancelled."""

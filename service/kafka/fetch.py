@@ -6,6 +6,7 @@ isolation level has no effect, because the log has no transactions.
 """
 
 import asyncio
+import contextlib
 import math
 import random
 from functools import partial
@@ -38,6 +39,8 @@ FIRST_BY_ID = 13
 ROOM_S, ROOM_S_MAX = 0.05, 0.4
 """Time between two attempts if there is no memory for an answer. The time doubles after each
 attempt."""
+REFRESH_S = 2.0
+"""Longest wait for the store before an answer without records."""
 ENCODED_INLINE_MAX = 2_000
 """Partitions of an answer that the event loop encodes. A thread encodes larger answers."""
 WIDE_MIN, WIDE_WAIT_MS_MAX = 1_000, 500
@@ -160,8 +163,14 @@ class Fetch:
     async def _read(
         self, request: FetchRequest, wanted: list[_Wanted], share: Share, has_error: bool
     ) -> int:
-        """Read the partitions, or wait for `min_bytes` of records. If there is an error already, do
-        not wait. Return the bytes of records."""
+        """Read the partitions, or wait for `min_bytes` of records. If there is an error already, or
+        no partition, do not wait. Return the bytes of records.
+
+        Before an answer without records, the view is refreshed: each record that was acked before
+        the request came must be visible (I3). During the wait, the broker's poll or another request
+        has mostly done this.
+        """
+        arrived_s, is_refreshed = self._broker.clock.boot_s(), not wanted
         loop, settings = asyncio.get_running_loop(), self._context.settings
         wait_ms_max = WIDE_WAIT_MS_MAX if len(wanted) > WIDE_MIN else settings.fetch_wait_ms_max
         wait_s = min(max(request.max_wait_ms, 0), wait_ms_max) / 1000
@@ -174,8 +183,14 @@ class Fetch:
                 await slices.pause()
                 has_error = not await self._read_partition(each, reading) or has_error
             is_late = loop.time() >= deadline_s or self._context.is_draining
-            if reading.size >= request.min_bytes or has_error or is_late:
-                return reading.size
+            if reading.size >= request.min_bytes or has_error or is_late or not wanted:
+                if reading.size or has_error or is_refreshed or reading.has_no_memory:
+                    return reading.size
+                is_refreshed = True
+                with contextlib.suppress(LogError, TimeoutError):  # the client asks again
+                    async with asyncio.timeout(REFRESH_S):
+                        await self._broker.refresh(arrived_s)
+                continue
             if reading.has_no_memory:
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, ROOM_S_MAX)

@@ -47,21 +47,22 @@ class _Name(NamedTuple):
 class _Kept:
     """A partition of a session: how the client asks for it, and what the last answer said."""
 
-    __slots__ = ("asked", "high_watermark", "log_start_offset")
+    __slots__ = ("asked", "ends")
 
     def __init__(self, asked: FetchPartition) -> None:
         self.asked = asked
-        self.high_watermark = self.log_start_offset = -1
+        self.ends: tuple[int, int, int] | None = None
+        """High watermark, last stable offset and log start of the last answer without an error."""
 
     def take(self, answer: FetchablePartitionResponse) -> bool:
         """Note an answer. Return whether the client must get it."""
-        before = self.high_watermark, self.log_start_offset
-        self.high_watermark, self.log_start_offset = answer.high_watermark, answer.log_start_offset
+        before = self.ends
+        self.ends = answer.high_watermark, answer.last_stable_offset, answer.log_start_offset
         if answer.error_code:
-            self.high_watermark = -1  # the client gets the next answer without an error, too
+            self.ends = None  # the client gets the next answer without an error, too
             return True
         has_records = answer.records is not None and any(map(len, answer.records))
-        return has_records or before != (answer.high_watermark, answer.log_start_offset)
+        return has_records or before != self.ends
 
 
 class Session:

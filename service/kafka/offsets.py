@@ -120,7 +120,12 @@ class Offsets:
         return offset, await self._timestamp(topic, number, offset)
 
     async def _newest(self, topic: Topic, number: int) -> tuple[int, int]:
-        """Return the offset and the timestamp of the record with the greatest timestamp."""
+        """Return the offset and the timestamp of the record with the greatest timestamp.
+
+        The statistics of a tail chunk or segment are of all its records, also of those below the
+        log start. If no record has the greatest timestamp of the statistics, search for the
+        greatest one that a record has: each step halves the times that are left.
+        """
         partition = topic.partitions[number]
         stamps = [
             piece.newest_ms
@@ -130,10 +135,18 @@ class Offsets:
         if partition.sealed_end > partition.log_start_offset:
             files = await self._broker.partition_files(topic, number)
             stamps += files.live.timestamp_max.tolist()
-        if not stamps:
-            return -1, -1
-        offset = await self._broker.offset_for_timestamp(topic.name, number, max(stamps))
-        return (-1, -1) if offset is None else (offset, max(stamps))
+        newest = -1, -1
+        low, high = -TIMESTAMP_MS_MAX, max(stamps, default=-TIMESTAMP_MS_MAX - 1)
+        middle = high
+        while low <= high:
+            offset = await self._broker.offset_for_timestamp(topic.name, number, middle)
+            if offset is None:
+                high = middle - 1
+            else:
+                newest = offset, await self._timestamp(topic, number, offset)
+                low = max(middle, newest[1]) + 1
+            middle = (low + high + 1) // 2
+        return newest
 
     async def _timestamp(self, topic: Topic, number: int, offset: int) -> int:
         """Return the timestamp of the record at an offset, or -1 if it was deleted just now."""

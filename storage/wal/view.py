@@ -331,9 +331,13 @@ class WalView:
                 self._offers.add(decoded.entry.seq, b"")
                 return
 
-    async def refresh(self) -> None:
+    async def refresh(self, since_s: float = math.inf) -> None:
         """Apply all entries that were committed before this call (I3). It costs one GET of the next
-        number, shared by all callers that arrive before the GET starts."""
+        number, shared by all callers that arrive before the GET starts. If the caller needs only
+        the entries committed before `since_s` of the boot clock, a view that was fresh later costs
+        nothing."""
+        if self._freshness.moment.boot_s > since_s and not self._is_void():
+            return
         need = self._probes_begun + 1
         while self._probe_fresh < need:
             await asyncio.shield(self._start_probe())

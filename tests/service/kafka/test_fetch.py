@@ -1,12 +1,15 @@
 """Fetch, ListOffsets and OffsetForLeaderEpoch over the wire."""
 
 import asyncio
+import random
 
 import pytest
 from aiokafka.record.memory_records import MemoryRecords
 
-from tests.service.kafka.conftest import NOW_MS, Client, Kafka, batch
+from tests.service.conftest import QUIET
+from tests.service.kafka.conftest import NOW_MS, Client, Kafka, batch, broker
 from tests.service.kafka.test_produce import _produce, _request
+from tests.support.faults import Call, FaultyStore
 from tidelog.service.http.admission import Share
 from tidelog.service.kafka.errors import Code
 from tidelog.service.kafka.messages.fetch import (
@@ -31,6 +34,7 @@ from tidelog.service.kafka.messages.topics import (
     ListPartitionReassignmentsRequest,
     ListPartitionReassignmentsResponse,
 )
+from tidelog.storage.io.memory import MemoryStore
 
 
 def _wanted(
@@ -214,7 +218,43 @@ async def test_a_stopping_broker_ends_waits(kafka: Kafka, filled: Client) -> Non
     assert found.error_code == Code.NOT_LEADER_OR_FOLLOWER
 
 
+async def test_fetch_without_partitions_is_answered_at_once(kafka: Kafka) -> None:
+    """A consumer that closes ends its session with such a request."""
+    request = FetchRequest(max_wait_ms=20_000, min_bytes=1, session_epoch=-1, topics=[])
+    async with asyncio.timeout(15):
+        response = await kafka.client().ask(request, FetchResponse, 11)
+    assert (response.error_code, response.responses) == (0, [])
+
+
+async def test_fetch_at_the_end_has_the_records_that_another_broker_acked() -> None:
+    """I3: the brokers share a store, and the other broker announces nothing."""
+    store = FaultyStore(MemoryStore())
+    settings = QUIET._replace(poll_interval_s=3600.0)
+    async with broker(settings, at=store) as writing, broker(settings, at=store) as reading:
+        await writing.log.create_topic("t", 1, {})
+        writer, reader = writing.client(), reading.client()
+        for number, wait_ms in enumerate((0, 0, 30)):
+            await _produce(writer, _request((0, batch(b"%d" % number))))
+            (answer,) = await _fetch(reader, _wanted((0, number), wait_ms=wait_ms))
+            assert _records(answer) == [(number, b"%d" % number)]
+        probes: list[Call] = []
+        store.plan = lambda call: probes.append(call) if call.key.startswith("wal/") else None
+        readers = [reading.client() for _ in range(50)]
+        await asyncio.gather(*(_fetch(one, _wanted((0, 3), wait_ms=50)) for one in readers))
+        assert 1 <= len(probes) <= 5, "readers that wait at the same time share a read of the WAL"
+
+
 # -- ListOffsets
+
+
+async def test_list_offsets_has_the_records_that_another_broker_acked() -> None:
+    """I3: the brokers share a store, and the other broker announces nothing."""
+    store, settings = MemoryStore(), QUIET._replace(poll_interval_s=3600.0)
+    async with broker(settings, at=store) as writing, broker(settings, at=store) as reading:
+        await writing.log.create_topic("t", 1, {})
+        for number in range(3):
+            await _produce(writing.client(), _request((0, batch(b"%d" % number))))
+            assert await _offset(reading.client(), -1) == (0, number + 1, -1)
 
 
 async def _offset(
@@ -257,6 +297,28 @@ async def test_an_offset_by_time_is_exact_to_the_record(filled: Client) -> None:
 async def test_offsets_that_are_refused(filled: Client) -> None:
     assert (await _offset(filled, -1, partition=9))[0] == Code.UNKNOWN_TOPIC_OR_PARTITION
     assert (await _offset(filled, -1, epoch=1))[0] == Code.UNKNOWN_LEADER_EPOCH
+
+
+@pytest.mark.parametrize("seed", range(10))
+async def test_newest_timestamp_of_kept_records_is_exact(kafka: Kafka, seed: int) -> None:
+    """Records below the log start count in the statistics of their chunk or segment."""
+    draw, client, model = random.Random(seed), kafka.client(), dict[int, int]()
+    for _ in range(draw.randrange(1, 5)):
+        first, step = draw.randrange(20), draw.randrange(-5, 6)
+        values = [b"v"] * draw.randrange(1, 6)
+        for place in range(len(values)):
+            model[len(model)] = NOW_MS + first + place * step
+        await _produce(
+            client, _request((0, batch(*values, timestamp=NOW_MS + first, step_ms=step)))
+        )
+        if draw.random() < 0.3:
+            await kafka.log.seal("t")
+    for start in range(len(model) + 1):
+        await kafka.log.delete_records("t", 0, start)
+        stamps = {offset: stamp for offset, stamp in model.items() if offset >= start}
+        newest = max(stamps.values(), default=-1)
+        first_offset = min((at for at, stamp in stamps.items() if stamp == newest), default=-1)
+        assert await _offset(client, -3) == (0, first_offset, newest)
 
 
 @pytest.mark.parametrize("version", [2, 3, 4])
