@@ -12,6 +12,7 @@ import concurrent.futures
 import math
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Mapping
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from tidelog.service.client.admin import AsyncAdmin
@@ -171,10 +172,12 @@ class Producer(_Blocking[AsyncProducer]):
         timestamp_ms: int | None = None,
     ) -> "concurrent.futures.Future[Delivered]":
         """Add a record; wait only while the buffer is full. `result()` of the future waits for its
-        place, or raises the ClientError that names topic, partition and record."""
+        place, or raises the ClientError that names topic, partition and record. The first error
+        of a kind for each topic is also logged, for callers that do not look at the future."""
         fmt = self.asynchronous.options.format
         record = encoded(fmt, value, key, headers, partition, timestamp_ms)
         outcome: concurrent.futures.Future[Delivered] = concurrent.futures.Future()
+        outcome.add_done_callback(partial(self.asynchronous.report, topic))
         self._run(self.asynchronous.put(topic, record, outcome))
         return outcome
 

@@ -16,10 +16,13 @@ fails.
 """
 
 import asyncio
+import logging
 import math
 import os
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
@@ -43,6 +46,8 @@ from tidelog.service.client.records import (
 )
 from tidelog.service.client.transactions import AsyncTransaction
 from tidelog.storage.core.murmur2 import partition_of
+
+log = logging.getLogger("tidelog.client")
 
 HALVED = frozenset({400, 413, 422})
 """Statuses of refusals that may concern only one record of the batch."""
@@ -219,6 +224,8 @@ class AsyncProducer(Connected):
         self._flushes = 0
         self._is_closed = False
         self._changed = asyncio.Event()
+        self._reported: set[tuple[str, type[ClientError], int]] = set()
+        """Topics, and the kinds of errors of their records that are logged."""
 
     async def __aenter__(self) -> "AsyncProducer":
         return self
@@ -240,12 +247,23 @@ class AsyncProducer(Connected):
         timestamp_ms: int | None = None,
     ) -> "asyncio.Future[Delivered]":
         """Add a record; wait only while the buffer is full. The future has its place, or the
-        ClientError that names topic, partition and record. Raises BadArgument or Closed."""
+        ClientError that names topic, partition and record. The first error of a kind for each topic
+        is also logged, for callers that do not await the future. Raises BadArgument or Closed."""
         record = encoded(self.options.format, value, key, headers, partition, timestamp_ms)
         outcome: asyncio.Future[Delivered] = asyncio.get_running_loop().create_future()
-        outcome.add_done_callback(_retrieve)
+        outcome.add_done_callback(partial(self.report, topic))
         await self.put(topic, record, outcome)
         return outcome
+
+    def report(self, topic: str, outcome: "asyncio.Future[Delivered] | Future[Delivered]") -> None:
+        """Log the error of a record, if it is the first of its kind for the topic. This also
+        retrieves the exception, because asyncio logs each one that no caller retrieves."""
+        if outcome.cancelled() or not isinstance(error := outcome.exception(), ClientError):
+            return
+        kind = topic, type(error), getattr(error, "code", 0)
+        if kind not in self._reported:
+            self._reported.add(kind)
+            log.warning("%s; later errors of this kind are only in the futures of `send`", error)
 
     async def put(
         self, topic: str, record: Encoded, outcome: Outcome | None = None, tag: Any = None
@@ -456,9 +474,3 @@ def _with_message(topic: str, item: Item, error: ClientError) -> ClientError:
             return type(error)(message, error.advice, status=status, code=code)
         case _:
             return type(error)(message, error.advice)
-
-
-def _retrieve(done: "asyncio.Future[Delivered]") -> None:
-    """Retrieve the exception, because asyncio logs those that no caller retrieves."""
-    if not done.cancelled():
-        done.exception()

@@ -6,7 +6,7 @@ values instead. The broker then stores their JSON text, and knows that it is JSO
 """
 
 import datetime as dt
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import msgspec
@@ -176,11 +176,19 @@ def as_bytes(what: str, value: Any) -> bytes | None:
 
 def header_values(headers: Headers) -> tuple[Header, ...]:
     """Return headers with values as bytes. Raises BadArgument."""
-    found = []
-    for each in headers:
-        name, value = each
-        found.append(Header(name, as_bytes(f"header {name!r}", value)))
-    return tuple(found)
+    if isinstance(headers, Mapping):
+        raise BadArgument("headers: a dict is no list of pairs: give headers=list(d.items())")
+    values = []
+    for pair in headers:
+        match pair:
+            case (str() as name, value):
+                values.append(Header(name, as_bytes(f"header {name!r}", value)))
+            case _:
+                raise BadArgument(
+                    f"headers: {pair!r:.100} is not a pair of a name (str) and a value: give "
+                    "headers=[('name', b'value')]"
+                )
+    return tuple(values)
 
 
 def v3_record(

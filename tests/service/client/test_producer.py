@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from typing import Any
 
 import pytest
@@ -190,3 +191,38 @@ async def test_a_transaction_is_committed_once(broker: Broker, topic: str) -> No
             pass  # empty: no request
     assert sum(ends(broker.log)) == 1
     assert broker.log.state.committed_offsets.of_group("g")
+
+
+async def test_an_error_that_no_caller_awaits_is_logged_once(
+    broker: Broker, topic: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with connection(broker) as client, AsyncProducer(client, linger_ms=0) as producer:
+        for number in range(3):
+            await producer.send("nowhere", str(number))
+            await producer.flush()
+        await producer.send(topic, b"x" * 2_000_000, partition=0)
+        await producer.send(topic, "good")
+    lines = [each.message for each in caplog.records if each.name == "tidelog.client"]
+    assert len(lines) == 2
+    assert lines[0].startswith("topic 'nowhere', partition 0, record 0 of this producer: ")
+    assert lines[1].startswith("topic 't', partition 0, record 0 of this producer: ")
+
+
+@pytest.mark.parametrize(
+    ("headers", "message"),
+    [
+        ({"a": "b"}, "headers: a dict is no list of pairs: give headers=list(d.items())"),
+        (["ab"], "headers: 'ab' is not a pair of a name (str) and a value"),
+        ([("a",)], "headers: ('a',) is not a pair of a name (str) and a value"),
+        ([(b"a", b"b")], "headers: (b'a', b'b') is not a pair of a name (str) and a value"),
+        ([("a", 1)], "header 'a': int is not bytes, str or None"),
+    ],
+)
+async def test_headers_of_another_form_are_refused(
+    broker: Broker, topic: str, headers: Any, message: str
+) -> None:
+    async with connection(broker) as client, AsyncProducer(client) as producer:
+        with pytest.raises(BadArgument, match=re.escape(message)):
+            await producer.send(topic, "x", headers=headers)
+        with pytest.raises(BadArgument, match=re.escape(message)):
+            producer.transaction().send(topic, "x", headers=headers)
