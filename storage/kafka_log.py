@@ -20,13 +20,22 @@ from tidelog.storage.core.chunk import RECORD_SCHEMA, RECORDS_MAX
 from tidelog.storage.core.errors import RecordTooLarge
 from tidelog.storage.core.model import AppendedRange, ReadBounds
 from tidelog.storage.kafka import batch as kafka
-from tidelog.storage.kafka.batch import Batch, KeptBatch
+from tidelog.storage.kafka.batch import Batch, KeptBatch, KeylessRecords
 from tidelog.storage.kafka.kept import KeptBatches
-from tidelog.storage.kafka.layout import InvalidBatch
 from tidelog.storage.log import Log
 from tidelog.storage.read.reader import retry_after_suspend
 from tidelog.storage.state.cluster_state import Topic
 from tidelog.storage.write.requests import AppendRequest, part_rows
+
+
+def check_size(topic: Topic, size: int) -> None:
+    """Raise RecordTooLarge if the topic does not accept a batch of so many bytes."""
+    most = topic.config.max_message_bytes
+    if size > most:
+        raise RecordTooLarge(
+            f"a batch has {size} bytes, the limit max.message.bytes of topic {topic.name!r} is "
+            f"{most}: send smaller batches"
+        )
 
 
 class BatchesRead(NamedTuple):
@@ -52,20 +61,16 @@ class KafkaLog:
         """Append a checked batch; the future has its one range. If an idempotent producer sends a
         batch again that is in the log already, the range is that of the first append.
 
-        Raises UnknownPartition, InvalidBatch (a record without a key, for a topic that is compacted
-        by key), RecordTooLarge, InvalidTimestamp, Throttled and Unavailable. The future may raise
-        the errors of a commit, ProducerFenced and OutOfOrderSequence.
+        Raises UnknownPartition, KeylessRecords, RecordTooLarge, InvalidTimestamp, Throttled and
+        Unavailable. The future may raise the errors of a commit, ProducerFenced and
+        OutOfOrderSequence.
         """
         log = self._log
         config = topic.config
         if batch.has_null_key and "compact" in config.cleanup_policy:
-            raise InvalidBatch("a record has no key, and the topic is compacted by key")
+            raise KeylessRecords(())
         size = len(batch.data)
-        if size > config.max_message_bytes:
-            raise RecordTooLarge(
-                f"a batch has {size} bytes, the limit max.message.bytes of topic {topic.name!r} is "
-                f"{config.max_message_bytes}: send smaller batches"
-            )
+        check_size(topic, size)
         producer = None
         if batch.producer_id >= 0:
             producer = ProducerBatch(batch.producer_id, batch.producer_epoch, batch.base_sequence)

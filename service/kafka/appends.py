@@ -1,12 +1,11 @@
 """Produce requests on their way to the log.
 
+Before a batch is unpacked or read, a request learns which of its batches may be appended: by topic,
+right, partition and size. The others cost no more than their answer.
+
 The queue appends the batches of requests, in the order in which the requests came. Each batch is
 appended by a commit of its own, so that the refusal of one batch does not affect the others. A
 request is answered when each of its batches has an outcome.
-
-Where tidelog has no code in C, the queue also checks the batches. In a turn of the event loop, it
-checks all requests together that came since the turn before, because numpy needs ~70 us for a call,
-for one batch as for many.
 
 If the write buffer of the log is full, the first request waits for room, up to the time that its
 client gives, and the others wait behind it. So batches keep their order. Nothing of a batch that is
@@ -16,11 +15,12 @@ refused is in the log, so any client may send it again.
 import asyncio
 import contextvars
 import struct
+import time
 from collections import deque
-from functools import partial
-from itertools import islice
+from functools import lru_cache, partial
 from typing import NamedTuple
 
+from tidelog.service.kafka.checks import SLICE_S, UNPACKED_BYTES_MAX
 from tidelog.service.kafka.client import Client, CloseConnection, Later
 from tidelog.service.kafka.context import Context
 from tidelog.service.kafka.errors import Code, Kind, message_of
@@ -34,19 +34,39 @@ from tidelog.service.kafka.messages.produce import (
 )
 from tidelog.service.security.caller import ALL_RIGHTS, forbidden
 from tidelog.storage.core.acls import TOPIC, WRITE
-from tidelog.storage.core.errors import CommitUnknown, LogError, Throttled, UnknownTopic
+from tidelog.storage.core.errors import (
+    CommitUnknown,
+    LogError,
+    Throttled,
+    UnknownPartition,
+    UnknownTopic,
+    bare,
+)
 from tidelog.storage.core.model import AppendedRange
-from tidelog.storage.kafka import native
-from tidelog.storage.kafka.batch import Batch, KeptBatch, check, check_natively, decode
-from tidelog.storage.kafka.layout import HEADER_SIZE, InvalidBatch
+from tidelog.storage.core.topic_configs import TopicConfig
+from tidelog.storage.kafka import codecs, native
+from tidelog.storage.kafka.batch import (
+    ANY,
+    Batch,
+    Effort,
+    KeylessRecords,
+    Rules,
+    TooMuchEffort,
+    check,
+)
+from tidelog.storage.kafka.layout import HEADER_SIZE
+from tidelog.storage.kafka_log import check_size
 from tidelog.storage.state.cluster_state import Topic
 
 API = "Produce"
 FIRST_BY_ID = 13
 """The first version of Produce that names topics by id."""
 INLINE_COST = 1024 * 1024
-"""Highest cost of the requests that the event loop checks in a turn: about 3 ms. A thread checks a
-request that costs more."""
+"""Highest cost of a request that the event loop checks: about 3 ms. A thread checks a request that
+costs more."""
+INLINE_UNPACKED, INLINE_HEADERS = (1 << 20, 20_000) if native.IS_BUILT else (1 << 16, 1_000)
+"""The most unpacked bytes and headers of a request that the event loop checks. The cost cannot be
+seen in the packed bytes: 105 bytes may be 100,000 headers."""
 BYTE_COSTS = (0.06 if native.IS_BUILT else 1, 256, 21, 8, 32, 32, 32, 32)
 """Cost of a byte by codec (none, gzip, snappy, lz4, zstd), because packed bytes take more time."""
 RECORD_COST, PART_COST = 5 if native.IS_BUILT else 80, 2_000
@@ -55,8 +75,13 @@ PARTS_MAX = 256
 ROOM_S, ROOM_S_MAX = 0.02, 0.4
 """Time between two attempts to append while the write buffer is full. It doubles."""
 REFUSED = "a batch with acks=0 was refused"
+NO_KEY = "the topic is compacted by key"
 BUG = "internal error: the broker's log has the details"
 RECORD_ERRORS_MAX = 1_000
+"""The records of a request that its answer names."""
+UNPACKED_PER_BYTE = 32
+"""Unpacked bytes of a batch for each byte of its topic's `max.message.bytes`, which bounds the
+packed bytes. UNPACKED_MIN is allowed for each topic."""
 _CODEC_AT = 22
 _COUNT = struct.Struct(">57xi")
 
@@ -74,12 +99,14 @@ class Append(Later):
 
     __slots__ = (
         "_at",
+        "_checked",
         "_context",
         "_left",
+        "_record_errors_left",
+        "_rules",
         "_variables",
         "batches",
         "client",
-        "cost",
         "deadline_s",
         "is_answered",
         "is_begun",
@@ -94,13 +121,16 @@ class Append(Later):
         super().__init__()
         self._context = context
         self._variables = contextvars.copy_context()
-        self._at = self._left = 0
+        self._at = self._left = self._checked = 0
+        self._record_errors_left = RECORD_ERRORS_MAX
         self.client = client
         self.deadline_s = deadline_s
         self.is_answered = request.acks != 0
         self.parts: list[_Part] = []
-        self.batches: list[Batch | LogError] | None = None
-        """The checked batch of each part; None before the check."""
+        self.batches: list[Batch | LogError | None] = []
+        """The outcome of each part that `admit` has decided: None for a batch that must be
+        checked, then the checked batch, or the error."""
+        self._rules: list[Rules] = []
         self.is_begun = False
         """Whether each batch was appended or refused."""
         responses = []
@@ -119,22 +149,102 @@ class Append(Later):
                 )
             )
         self.response = ProduceResponse(responses=responses)
-        self.cost = sum([_cost(part.records) for part in self.parts])
-        """The cost of the check."""
 
-    def check(self) -> None:
-        """Check all batches. A thread may do this."""
-        self.batches = check([part.records for part in self.parts])
+    def admit(self, data: TopicProduceData) -> bool:
+        """Decide which batches of the next topic of the request may be appended, without a look at
+        their bytes. Return False, and decide nothing, if the view has no such topic or partition,
+        or no permission of the client to write: another broker may have added it. Then the caller
+        refreshes the view and calls `admit_known`."""
+        topic = self.topic(data)
+        if topic is None or not self._may_write(topic.name):
+            return False
+        partitions = len(topic.partitions)
+        for part in data.partition_data:
+            if not 0 <= part.index < partitions:
+                return False
+        self._admit(data, topic)
+        return True
+
+    def admit_known(self, data: TopicProduceData) -> None:
+        """Do `admit` with the view as it is: refuse batches of what it does not have."""
+        topic = self.topic(data)
+        name = data.name if topic is None else topic.name
+        refusal: LogError | None = None
+        if name and not self._may_write(name):
+            refusal = forbidden(self.client.rights.principal, WRITE, TOPIC, name)
+        elif topic is None:
+            refusal = UnknownTopic(name)
+        if refusal is None and topic is not None:
+            self._admit(data, topic)
+            return
+        count = len(data.partition_data)
+        self.batches += [refusal] * count
+        self._rules += [ANY] * count
+
+    def _admit(self, data: TopicProduceData, topic: Topic) -> None:
+        partitions, rules = len(topic.partitions), _rules_of(topic.config)
+        for part in data.partition_data:
+            refusal: LogError | None = None
+            if not 0 <= part.index < partitions:
+                refusal = UnknownPartition(topic.name, part.index, partitions)
+            elif part.records is not None and part.records.nbytes > rules.bytes_max:
+                try:
+                    check_size(topic, part.records.nbytes)
+                except LogError as error:
+                    refusal = bare(error)
+            self.batches.append(refusal)
+            self._rules.append(rules.of_batch)
+
+    def _may_write(self, name: str) -> bool:
+        rights = self.client.rights
+        return rights is ALL_RIGHTS or rights.may(WRITE, TOPIC, name)
+
+    @property
+    def is_checked(self) -> bool:
+        """Whether each batch that was admitted is checked."""
+        return self._checked == len(self.parts)
+
+    @property
+    def unpacked_bytes(self) -> int:
+        """The most bytes that one of the batches may unpack to."""
+        most = 0
+        for part, outcome, rules in zip(self.parts, self.batches, self._rules, strict=True):
+            if outcome is None and part.records is not None and _codec(part.records):
+                bound = codecs.bound_of(part.records.nbytes)
+                most = max(most, min(bound, rules.unpacked_max))
+        return most
+
+    def check_slice(self) -> None:
+        """Check the next batches, for SLICE_S. A thread does this."""
+        end_s = time.perf_counter() + SLICE_S
+        while not self.is_checked:
+            self._check_next(None)
+            if time.perf_counter() >= end_s:
+                return
 
     def check_inline(self) -> bool:
-        """Check all batches, unless this takes long: then return False, and a thread has to do it.
-        Without code in C, the queue checks the batches."""
-        if self.cost > INLINE_COST:
+        """Check the batches, unless this takes long: then return False, and a thread has to do the
+        rest."""
+        cost = 0
+        for part, outcome in zip(self.parts, self.batches, strict=True):
+            if outcome is None:
+                cost += _cost(part.records)
+        if cost > INLINE_COST:
             return False
-        if native.IS_BUILT:
-            self.batches = check_natively([part.records for part in self.parts])
-            return self.batches is not None
+        effort = Effort(INLINE_UNPACKED, INLINE_HEADERS)
+        try:
+            while self._checked < len(self.parts):
+                self._check_next(effort)
+        except TooMuchEffort:
+            return False
         return True
+
+    def _check_next(self, effort: Effort | None) -> None:
+        number = self._checked
+        if self.batches[number] is None:
+            records = self.parts[number].records
+            self.batches[number] = check(records, self._rules[number], effort)
+        self._checked += 1
 
     def run(self, parts_max: int) -> int:
         """Append the next batches, at most `parts_max`; return how many. Raises Throttled if the
@@ -143,30 +253,32 @@ class Append(Later):
 
     def _run(self, parts_max: int) -> int:
         parts, batches, first = self.parts, self.batches, self._at
-        assert batches is not None, "the batches are checked"
+        assert self.is_checked, "the batches are checked"
         end = min(first + parts_max, len(parts))
         while self._at < end:
             part, checked = parts[self._at], batches[self._at]
-            try:
-                self._append(part, checked)
-            except Throttled:
-                raise
-            except LogError as error:
-                self._fail(part, error, checked)
+            if isinstance(checked, Batch):
+                try:
+                    self._append(part, checked)
+                except Throttled:
+                    raise
+                except LogError as error:
+                    self._fail(part, error)
+            else:
+                assert checked is not None, "the batch is checked"
+                self._fail(part, checked)
             self._at += 1
         self._begin(is_over=end == len(parts))
         return end - first
 
-    def _append(self, part: _Part, checked: Batch | LogError) -> None:
+    def _append(self, part: _Part, checked: Batch) -> None:
+        # The view may have changed since `admit`.
         topic = self.topic(part.topic_data)
         name = part.topic_data.name if topic is None else topic.name
-        rights = self.client.rights
-        if rights is not ALL_RIGHTS and name and not rights.may(WRITE, TOPIC, name):
-            raise forbidden(rights.principal, WRITE, TOPIC, name)
+        if name and not self._may_write(name):
+            raise forbidden(self.client.rights.principal, WRITE, TOPIC, name)
         if topic is None:
             raise UnknownTopic(name)
-        if isinstance(checked, LogError):
-            raise checked
         index = part.answer.index
         future = self._context.batches.append(topic, index, checked)
         self._left += 1
@@ -180,7 +292,7 @@ class Append(Later):
     def refuse(self, error: LogError) -> None:
         """Give this error to each batch that is not appended."""
         for part in self.parts[self._at :]:
-            self._fail(part, error, None)
+            self._fail(part, error)
         self._at = len(self.parts)
         self._begin(is_over=True)
 
@@ -191,15 +303,20 @@ class Append(Later):
             part.answer.error_code, part.answer.error_message = code, why
         return self.response
 
-    def _fail(self, part: _Part, error: LogError, checked: Batch | LogError | None) -> None:
+    def _fail(self, part: _Part, error: LogError) -> None:
         answer = part.answer
         code = self._context.denial(API, self.client, error, Kind.PRODUCE)
         is_by_id = self.client.version >= FIRST_BY_ID
         if code is Code.UNKNOWN_TOPIC_OR_PARTITION and is_by_id and isinstance(error, UnknownTopic):
             code = Code.UNKNOWN_TOPIC_ID
         answer.error_code, answer.error_message = code, message_of(error)
-        if isinstance(error, InvalidBatch) and isinstance(checked, Batch) and checked.has_null_key:
-            answer.record_errors = _without_key(checked)
+        if isinstance(error, KeylessRecords):
+            numbers = error.numbers[: self._record_errors_left]
+            self._record_errors_left -= len(numbers)
+            answer.record_errors = [
+                BatchIndexAndErrorMessage(batch_index=number, batch_index_error_message=NO_KEY)
+                for number in numbers
+            ]
 
     def _done(
         self, part: _Part, topic: Topic, future: "asyncio.Future[list[AppendedRange]]"
@@ -213,7 +330,7 @@ class Append(Later):
         if error is None:
             self._succeed(part, topic, future.result()[0])
         elif isinstance(error, LogError):
-            self._fail(part, error, None)
+            self._fail(part, error)
         else:
             part.answer.error_code = self._context.refusal(API, Code.UNKNOWN_SERVER_ERROR)
             self._context.failed(API, error)
@@ -272,16 +389,11 @@ class AppendQueue:
             self._loop.call_soon(self._turn)
 
     def _turn(self) -> None:
-        """Check the requests that came, once, and append up to PARTS_MAX batches."""
-        waiting, left, has_checked = self._waiting, PARTS_MAX, False
+        """Append up to PARTS_MAX batches."""
+        waiting, left = self._waiting, PARTS_MAX
         pause_s: float | None = None
         while waiting and left > 0 and pause_s is None:
             first = waiting[0]
-            if first.batches is None:
-                if has_checked:
-                    break
-                has_checked = True
-                self._check()
             try:
                 left -= max(first.run(left), 1)
             except Throttled as full:
@@ -291,7 +403,8 @@ class AppendQueue:
                 else:
                     first.refuse(full)
             except Exception as error:  # noqa: BLE001 no caller handles it
-                self._failed([first], error)
+                self._context.failed(API, error)
+                first.refuse(LogError(BUG))
             else:
                 self._pause_s = ROOM_S
             if first.is_begun:
@@ -302,29 +415,24 @@ class AppendQueue:
         elif waiting:
             self._loop.call_soon(self._turn)
 
-    def _check(self) -> None:
-        """Check the first requests that are not checked, within INLINE_COST."""
-        group: list[Append] = []
-        cost = 0
-        for each in self._waiting:
-            if each.batches is None:
-                cost += each.cost
-                if group and (cost > INLINE_COST or len(group) == PARTS_MAX):
-                    break
-                group.append(each)
-        try:
-            found = iter(check([part.records for each in group for part in each.parts]))
-        except Exception as error:  # noqa: BLE001 no caller handles it
-            self._failed(group, error)
-            return
-        for each in group:
-            each.batches = list(islice(found, len(each.parts)))
 
-    def _failed(self, group: list[Append], error: Exception) -> None:
-        self._context.failed(API, error)
-        for each in group:
-            each.batches = []
-            each.refuse(LogError(BUG))
+class _TopicRules(NamedTuple):
+    bytes_max: int
+    of_batch: Rules
+
+
+def _rules_of(config: TopicConfig) -> _TopicRules:
+    return _rules(config.max_message_bytes, "compact" in config.cleanup_policy)
+
+
+@lru_cache(maxsize=1024)
+def _rules(bytes_max: int, is_compacted: bool) -> _TopicRules:
+    unpacked_max = max(UNPACKED_PER_BYTE * bytes_max, codecs.UNPACKED_MIN)
+    return _TopicRules(bytes_max, Rules(min(unpacked_max, UNPACKED_BYTES_MAX), is_compacted))
+
+
+def _codec(records: memoryview) -> int:
+    return records[_CODEC_AT] & 7 if records.nbytes >= HEADER_SIZE else 0
 
 
 def _cost(records: memoryview | None) -> int:
@@ -334,15 +442,3 @@ def _cost(records: memoryview | None) -> int:
     (count,) = _COUNT.unpack_from(records)
     unpacking = int(records.nbytes * BYTE_COSTS[records[_CODEC_AT] & 7])
     return PART_COST + unpacking + max(count, 0) * RECORD_COST
-
-
-def _without_key(batch: Batch) -> list[BatchIndexAndErrorMessage]:
-    """Return the records of a batch that have no key. A compacted topic cannot have them."""
-    rows = decode([KeptBatch(batch.data, batch.count)], "").rows
-    keys = rows.column("key").is_null().to_pylist()
-    why = "the topic is compacted by key"
-    return [
-        BatchIndexAndErrorMessage(batch_index=index, batch_index_error_message=why)
-        for index, is_missing in enumerate(keys)
-        if is_missing
-    ][:RECORD_ERRORS_MAX]

@@ -1,11 +1,11 @@
 """Produce and InitProducerId.
 
-A request is checked on the event loop if that is quick, else in a thread. The next request of the
-connection waits for the thread, so that batches keep their order. Then `appends` has the request.
+A request is checked on the event loop if that is quick, else in slices by the threads of `checks`.
+The next request of the connection waits for them, so that batches keep their order. Then `appends`
+has the request.
 """
 
 import asyncio
-import contextlib
 import math
 from functools import partial
 
@@ -13,10 +13,12 @@ from tidelog.service.http.paging import sliced
 from tidelog.service.kafka.appends import (
     API,
     BUG,
+    PARTS_MAX,
     REFUSED,
     Append,
     AppendQueue,
 )
+from tidelog.service.kafka.checks import CheckThreads
 from tidelog.service.kafka.client import Client, CloseConnection, Later
 from tidelog.service.kafka.context import Context
 from tidelog.service.kafka.errors import Code, Kind
@@ -25,9 +27,9 @@ from tidelog.service.kafka.messages.produce import (
     InitProducerIdResponse,
     ProduceRequest,
     ProduceResponse,
+    TopicProduceData,
 )
 from tidelog.service.security.caller import ALL_RIGHTS, CallerRights, Forbidden
-from tidelog.service.security.request_time import in_thread
 from tidelog.storage.core.acls import CLUSTER, CLUSTER_NAME, IDEMPOTENT_WRITE, TOPIC, WRITE
 from tidelog.storage.core.errors import LogError, Unavailable
 from tidelog.storage.state.access import PRODUCER_BYTE_RATE
@@ -45,6 +47,7 @@ class Produce:
         self._broker = context.broker
         self._loop = asyncio.get_running_loop()
         self._queue = AppendQueue(context)
+        self._checks = CheckThreads()
 
     def produce(self, request: ProduceRequest, client: Client) -> ProduceResponse | Later:
         """Append the batches of a request. Raises CloseConnection for a refused request without an
@@ -61,12 +64,12 @@ class Produce:
             raise CloseConnection(REFUSED)
         if client.rights is not ALL_RIGHTS:
             self._charge(append, client.rights)
-        is_unknown = self._is_unknown(request, append)
-        if not is_unknown and append.check_inline():
+        topics = self._admitted(request, append)
+        if topics == len(request.topic_data) and append.check_inline():
             self._queue.add(append)
             return append
         append.begun = self._loop.create_future()
-        task = self._loop.create_task(self._prepare(append, request, is_unknown=is_unknown))
+        task = self._loop.create_task(self._prepare(append, request, topics))
         task.add_done_callback(partial(self._prepared, append))
         return append
 
@@ -76,44 +79,51 @@ class Produce:
         throttle_s = rights.throttle_s(PRODUCER_BYTE_RATE)
         append.response.throttle_time_ms = min(math.ceil(throttle_s * 1000), 0x7FFF_FFFF)
 
-    def _is_unknown(self, request: ProduceRequest, append: Append) -> bool:
-        """Whether a topic or a partition is not in the view, or the view has no permission of the
-        client to write to the topic. Then the view must be refreshed."""
-        rights = append.client.rights
-        for data in request.topic_data:
-            topic = append.topic(data)
-            if topic is None:
-                return True
-            if rights is not ALL_RIGHTS and not rights.may(WRITE, TOPIC, topic.name):
-                return True
-            partitions = len(topic.partitions)
-            for part in data.partition_data:
-                if not 0 <= part.index < partitions:
-                    return True
-        return False
+    def _admitted(self, request: ProduceRequest, append: Append) -> int:
+        """Admit the topics of a request up to the first that needs a refreshed view, and return how
+        many. A request with many parts is admitted in slices."""
+        topics = 0
+        if len(append.parts) <= PARTS_MAX:
+            for data in request.topic_data:
+                if not append.admit(data):
+                    break
+                topics += 1
+        return topics
 
-    async def _prepare(self, append: Append, request: ProduceRequest, *, is_unknown: bool) -> None:
-        """Refresh the view if a topic is unknown, and check in a thread what takes long. If no
-        topic is unknown, the caller knows that the check takes long."""
-        if is_unknown:
-            await self._refresh(request, append)
-        if not (is_unknown and append.check_inline()):
-            await in_thread(append.client.rights, append.check)
+    async def _prepare(self, append: Append, request: ProduceRequest, topics: int) -> None:
+        """Admit the topics behind the first `topics`, and check in threads what takes long. If all
+        are admitted, the caller knows that the check takes long."""
+        if topics < len(request.topic_data):
+            await self._admit(request.topic_data[topics:], append)
+            if append.check_inline():
+                return
+        unpacked_bytes = append.unpacked_bytes
+        while not append.is_checked:
+            await self._checks.run(append.client.rights, unpacked_bytes, append.check_slice)
 
-    async def _refresh(self, request: ProduceRequest, append: Append) -> None:
-        """Refresh the view: another broker may have created a topic, or given a permission."""
+    async def _admit(self, topic_data: list[TopicProduceData], append: Append) -> None:
+        """Admit these topics with a refreshed view: another broker may have created a topic, or
+        given a permission. Only a client that may write to a topic causes a refresh for it; those
+        for permissions are bounded (`Security.refresh`)."""
         is_refreshed = False
-        async for data in sliced(request.topic_data):
+        rights = append.client.rights
+        async for data in sliced(topic_data):
+            if append.admit(data):
+                continue
             topic = append.topic(data)
-            indexes = [part.index for part in data.partition_data]
-            if topic is None or max(indexes, default=0) >= len(topic.partitions):
-                if not is_refreshed:  # one refresh is for all topics of the request
-                    await self._broker.refresh()
-                    is_refreshed = True
-                topic = append.topic(data)
-            if topic is not None:
-                with contextlib.suppress(Forbidden):  # `run` refuses the part
-                    await append.client.rights.check(WRITE, TOPIC, topic.name)
+            name = data.name if topic is None else topic.name
+            is_allowed = True
+            if name:
+                try:
+                    await rights.check(WRITE, TOPIC, name)
+                except Forbidden:
+                    is_allowed = False
+            if is_allowed and not is_refreshed:
+                if append.admit(data):
+                    continue
+                await self._broker.refresh()  # one refresh is for all topics of the request
+                is_refreshed = True
+            append.admit_known(data)
 
     def _prepared(self, append: Append, task: "asyncio.Task[None]") -> None:
         """Queue a request, or refuse it after an error. Then the next request of its connection may

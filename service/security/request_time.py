@@ -13,6 +13,7 @@ costs ~0.4 us.
 import asyncio
 import time
 from collections.abc import Callable, Coroutine
+from concurrent.futures import Executor
 from typing import Any, TypeVar
 
 from tidelog.service.security.caller import CallerRights
@@ -42,8 +43,14 @@ def measured(rights: CallerRights, work: Coroutine[Any, Any, T]) -> Coroutine[An
     return Steps(work, charged)
 
 
-async def in_thread(rights: CallerRights, function: Callable[..., T], *arguments: Any) -> T:
-    """Run the function in a thread and charge its CPU time."""
+async def in_thread(
+    rights: CallerRights,
+    function: Callable[..., T],
+    *arguments: Any,
+    executor: Executor | None = None,
+) -> T:
+    """Run the function in a thread (of the loop's own executor unless there is another one) and
+    charge its CPU time."""
     used_s = 0.0
 
     def run() -> T:
@@ -55,6 +62,8 @@ async def in_thread(rights: CallerRights, function: Callable[..., T], *arguments
             used_s = time.thread_time() - began_s
 
     try:
-        return await asyncio.to_thread(run)
+        if executor is None:
+            return await asyncio.to_thread(run)
+        return await asyncio.get_running_loop().run_in_executor(executor, run)
     finally:
         rights.record(REQUEST_PERCENTAGE, used_s * PERCENT)

@@ -5,9 +5,22 @@ A message is one lower-case line: what happened, where, which value, what to do.
 values in a message from the error's attributes.
 """
 
+from typing import TypeVar
+
 
 class LogError(Exception):
     """Root of all errors of the log."""
+
+
+E = TypeVar("E", bound=BaseException)
+
+
+def bare(error: E) -> E:
+    """Return the error without its traceback and its causes. Whatever keeps an error beyond its
+    handler must keep this: a traceback has the frames of the functions that it left, and these
+    frames have all their values, for example unpacked bytes."""
+    error.__traceback__ = error.__cause__ = error.__context__ = None
+    return error
 
 
 class InvalidRequest(LogError):

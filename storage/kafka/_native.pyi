@@ -1,7 +1,6 @@
 """The functions of native.c.
 
-`raw` and the arrays are contiguous buffers. `walk` and `fields` also refuse some correct records,
-for example with long numbers. Then Python reads them.
+`raw` and the arrays are contiguous buffers.
 """
 
 from typing import TypeAlias
@@ -13,16 +12,17 @@ Column: TypeAlias = tuple[pa.Buffer | None, pa.Buffer | None, pa.Buffer | None, 
 """The buffers of a binary column, and its first row: validity, int32 bounds, data, offset."""
 
 def walk(
-    raw: bytes | memoryview, start: int, count: int, headers_max: int
-) -> tuple[int, int, int, int, bool] | None:
+    raw: bytes | bytearray | memoryview, start: int, count: int, headers_max: int
+) -> tuple[int, int, int, int, bool] | tuple[int, int]:
     """Check `count` records from `start` to the end of `raw`. Return the smallest and largest
     timestamp delta, the bytes of keys, values and headers, the number of headers, and whether a key
-    is null. Return None if the records are not accepted."""
+    is null. If the records are not accepted, return the reason (native.c) and the number of the
+    record."""
 
 def fields(
     deltas: np.ndarray,
     places: np.ndarray,
-    raw: bytes,
+    raw: bytes | bytearray | memoryview,
     starts: np.ndarray,
     ends: np.ndarray,
     counts: np.ndarray,

@@ -9,7 +9,6 @@ are stored as rows are built into batches when a Kafka consumer reads them (`bui
 import struct
 from collections import deque
 from collections.abc import Iterator, Sequence
-from itertools import accumulate
 from typing import NamedTuple
 
 import google_crc32c
@@ -19,8 +18,8 @@ import pyarrow as pa
 from tidelog.storage.core import chunk
 from tidelog.storage.core.checksum import crc32c
 from tidelog.storage.core.chunk import RECORDS_MAX, Headers, Rows
-from tidelog.storage.core.errors import Corrupt, LogError, RecordTooLarge
-from tidelog.storage.kafka import codecs, native, record_bytes, records
+from tidelog.storage.core.errors import Corrupt, LogError, RecordTooLarge, bare
+from tidelog.storage.kafka import codecs, record_bytes, records
 from tidelog.storage.kafka.layout import (
     ATTRIBUTES_AT,
     CODEC_BITS,
@@ -40,6 +39,7 @@ from tidelog.storage.kafka.layout import (
     TransactionalBatch,
 )
 from tidelog.storage.kafka.records import Walked
+from tidelog.storage.kafka.refusals import HEADERS_MAX, TooManyHeaders
 
 BATCH_BYTES = 256 << 10
 """`build` ends a batch before the weight of its records is above this. A consumer gets whole
@@ -47,6 +47,8 @@ batches, and asks for 1 MiB a partition by default, so a few batches fill an ans
 DECODED_RECORDS = 20_000
 """`decode` reads about so many records at once. With five times as many, the arrays of numbers do
 not fit into the processor's cache, and a record takes 0.4 us instead of 0.2 us."""
+KEYLESS_MAX = 1_000
+"""The records without a key that an error names."""
 UNDECODABLE = "tidelog.undecodable"
 """The name of a header: see `decode`."""
 
@@ -56,8 +58,6 @@ _COMMIT = b"\0\0\0\1", bytes(6)
 _MARKED_PRODUCER = 0, 0
 """Producer id and epoch of a marker. Clients look at them only at the end of an aborted
 transaction."""
-_GROUP_BYTES = 4 << 20
-"""Unpacked bytes that `check` holds at once, if no batch alone has more."""
 _COPY_MAX = 4096  # up to this size, a copy is cheaper than a buffer of Arrow
 _KNOWN_BITS = CODEC_BITS | LOG_APPEND_TIME | TRANSACTIONAL | CONTROL
 _EXTENT = struct.Struct(">8xi4xb6xi30xi")  # length, magic, last offset delta, count
@@ -104,68 +104,66 @@ class Decoded(NamedTuple):
     undecodable: int
 
 
-def check(sent: Sequence[memoryview | None]) -> list[Batch | LogError]:
-    """Check the records of the partitions of a produce request. Each partition must have exactly
-    one batch; None is a partition without records. Return a checked batch or an error for each.
+class Rules(NamedTuple):
+    """The bounds that the topic of a batch sets to its check."""
 
-    The errors are InvalidBatch, TransactionalBatch, CorruptBatch (the checksum differs) and
-    RecordTooLarge (more than RECORDS_MAX records: a producer may send them as two batches). Without
-    the code in C, all batches together are faster than one after the other: numpy needs ~70 us for
-    any number of records.
+    unpacked_max: int = codecs.UNPACKED_MAX
+    """The most bytes that the records of a batch may unpack to."""
+    needs_keys: bool = False
+    """Whether a record without a key is refused, because the topic is compacted by key."""
+
+
+ANY = Rules()
+
+
+class Effort:
+    """The bounds of all checks of a caller that may not take long; `check` counts down. The packed
+    bytes do not show how long: a few of them may be many bytes and many headers."""
+
+    __slots__ = ("headers", "unpacked")
+
+    def __init__(self, unpacked: int, headers: int) -> None:
+        self.unpacked = unpacked
+        self.headers = headers
+
+
+class TooMuchEffort(Exception):
+    """A check would take more than the caller's Effort. Nothing is known about the batch."""
+
+
+class KeylessRecords(InvalidBatch):
+    """Records of a batch have no key, and their topic is compacted by key."""
+
+    def __init__(self, numbers: Sequence[int]) -> None:
+        super().__init__("a record has no key, and the topic is compacted by key")
+        self.numbers = numbers
+        """Of these records, the numbers of the first KEYLESS_MAX."""
+
+
+def check(
+    sent: memoryview | None, rules: Rules = ANY, effort: Effort | None = None
+) -> Batch | LogError:
+    """Check the records of a partition of a produce request, which must be exactly one batch; None
+    is a partition without records. Return the checked batch or an error, which refers to none of
+    the bytes (`bare`).
+
+    The errors are InvalidBatch, TransactionalBatch, KeylessRecords, CorruptBatch (the checksum
+    differs) and RecordTooLarge (more than RECORDS_MAX records: a producer may send them as two
+    batches). Raises TooMuchEffort.
     """
-    checked = list[Batch | LogError]()
-    group, size = list[_Opened | LogError](), 0
-    for one in sent:
-        opened = _opened_or_error(one)
-        if isinstance(opened, _Opened):
-            if size + len(opened.raw) > _GROUP_BYTES:
-                checked += _checked_group(group)
-                group, size = [], 0
-            size += len(opened.raw)
-        group.append(opened)
-    return checked + _checked_group(group)
-
-
-def check_natively(sent: Sequence[memoryview | None]) -> list[Batch | LogError] | None:
-    """Do `check` in C. Return None if the code in C refuses the records of a batch: Python, which
-    is slow, has to check them."""
-    checked = list[Batch | LogError]()
-    for one in sent:
-        opened = _opened_or_error(one)
-        if isinstance(opened, LogError):
-            checked.append(opened)
-            continue
-        header = opened.header
-        place = opened.start, header.count, header.base_timestamp
-        try:
-            walked = records.walk_natively(opened.raw, *place)
-            if walked is None:
-                return None
-            checked.append(_batch(opened, walked))
-        except LogError as error:
-            checked.append(error)
-    return checked
-
-
-def _checked_group(group: Sequence["_Opened | LogError"]) -> list[Batch | LogError]:
-    if not native.IS_BUILT:
-        walkable = [each for each in group if isinstance(each, _Opened)]
-        try:
-            found = iter(_walked_all(walkable))
-        except InvalidBatch:
-            pass  # check the batches one by one, to find those that cause it
-        else:
-            return [
-                each if isinstance(each, LogError) else _batch(each, next(found)) for each in group
-            ]
-    return [each if isinstance(each, LogError) else _checked(each) for each in group]
-
-
-def _checked(opened: "_Opened") -> Batch | LogError:
     try:
-        return _batch(opened, _walked(opened))
+        if sent is None:
+            return InvalidBatch("a partition of the request has no records")
+        opened = _opened(sent, rules, effort)
+        walked = _walked(opened, effort)
+        if rules.needs_keys and walked.has_null_key:
+            numbers = records.without_key(
+                opened.raw, opened.start, opened.header.count, KEYLESS_MAX
+            )
+            return KeylessRecords(numbers)
+        return _batch(opened, walked)
     except LogError as error:
-        return error
+        return bare(error)
 
 
 class _Opened(NamedTuple):
@@ -173,44 +171,54 @@ class _Opened(NamedTuple):
 
     sent: memoryview
     header: Header
-    raw: bytes | memoryview
+    raw: records.Raw
     start: int
 
 
-def _opened(sent: memoryview) -> _Opened:
+def _opened(sent: memoryview, rules: Rules, effort: Effort | None) -> _Opened:
     header = _check_header(sent)
-    raw: bytes | memoryview = sent
+    raw: records.Raw = sent
     start = HEADER_SIZE
     if codec := header.attributes & CODEC_BITS:
-        raw, start = codecs.unpack(codec, bytes(sent[HEADER_SIZE:])), 0
+        raw, start = _unpacked(codec, sent[HEADER_SIZE:], rules, effort), 0
     raw_size = len(raw) - start
     if header.count > raw_size // RECORD_SIZE_MIN:
         raise InvalidBatch(f"{raw_size} bytes cannot hold the {header.count} records of the header")
     return _Opened(sent, header, raw, start)
 
 
-def _opened_or_error(sent: memoryview | None) -> _Opened | LogError:
-    if sent is None:
-        return InvalidBatch("a partition of the request has no records")
+def _unpacked(
+    codec: int, packed: memoryview, rules: Rules, effort: Effort | None
+) -> codecs.Unpacked:
+    if effort is None or effort.unpacked >= rules.unpacked_max:
+        raw = codecs.unpack(codec, packed, rules.unpacked_max)
+    else:
+        try:
+            raw = codecs.unpack(codec, packed, effort.unpacked)
+        except codecs.TooMuch:
+            raise TooMuchEffort from None
+        except InvalidBatch:
+            effort.unpacked = 0  # the bytes up to the error may have been so many
+            raise
+    if effort is not None:
+        effort.unpacked -= len(raw)
+    return raw
+
+
+def _walked(opened: _Opened, effort: Effort | None) -> Walked:
+    raw, start, count = opened.raw, opened.start, opened.header.count
+    base_timestamp = opened.header.base_timestamp
+    if effort is None or effort.headers >= HEADERS_MAX:
+        return records.walk(raw, start, count, base_timestamp)
     try:
-        return _opened(sent)
-    except LogError as error:
-        return error
-
-
-def _walked(opened: _Opened) -> Walked:
-    header = opened.header
-    return records.walk(opened.raw, opened.start, header.count, header.base_timestamp)
-
-
-def _walked_all(group: Sequence[_Opened]) -> list[Walked]:
-    counts = [opened.header.count for opened in group]
-    if len(group) < 2 or sum(counts) < records.COLUMNS_MIN:
-        return [_walked(opened) for opened in group]
-    ends = list(accumulate(len(opened.raw) for opened in group))
-    starts = [end - len(opened.raw) + opened.start for end, opened in zip(ends, group, strict=True)]
-    stamps = [opened.header.base_timestamp for opened in group]
-    return records.walk_all(b"".join([each.raw for each in group]), starts, ends, counts, stamps)
+        walked = records.walk(raw, start, count, base_timestamp, effort.headers)
+    except TooManyHeaders:
+        raise TooMuchEffort from None
+    except InvalidBatch:
+        effort.headers = 0  # the headers up to the error may have been so many
+        raise
+    effort.headers -= walked.headers
+    return walked
 
 
 def _batch(opened: _Opened, walked: Walked) -> Batch:
@@ -380,14 +388,13 @@ _READ_ERRORS = (InvalidBatch, pa.ArrowInvalid, ValueError, IndexError, OverflowE
 
 def _read(batches: Sequence[KeptBatch], key: str, left: int) -> tuple[pa.RecordBatch, int]:
     """Return the records, and the bytes that they have unpacked: `left` at most, else Corrupt."""
-    pieces = list[bytes | memoryview]()
+    pieces = list[records.Raw]()
     starts, ends, counts, base_timestamps = list[int](), list[int](), list[int](), list[int]()
     size = 0
     for data, count, _ in batches:
         attributes, base_timestamp = _ORIGIN.unpack_from(data)
-        piece: bytes | memoryview = data[HEADER_SIZE:]
-        if attributes & CODEC_BITS:
-            piece = codecs.unpack(attributes & CODEC_BITS, bytes(piece))
+        packed, codec = data[HEADER_SIZE:], attributes & CODEC_BITS
+        piece: records.Raw = codecs.unpack(codec, packed) if codec else packed
         if count > len(piece) // RECORD_SIZE_MIN:
             raise InvalidBatch(f"{len(piece)} bytes cannot hold {count} records")
         pieces.append(piece)

@@ -1,9 +1,10 @@
 """Unpack the records of a batch: gzip, snappy, lz4 and zstd, with a bound of the memory. Pure.
 
 A client may send few bytes that unpack to gigabytes. Each codec here stops at the bound. A size in
-the packed bytes is compared with the bound before memory of this size is allocated. Every error is
-InvalidBatch. A broker serves a compressed batch as it came, so this module is as strict as the
-clients that read the batch. For example, Java's consumer reads only the first frame of lz4.
+the packed bytes is compared with the bound, and with the most that its format can unpack, before
+memory of this size is allocated. All codecs are linear in the packed and the unpacked bytes. Every
+error is InvalidBatch. A broker serves a compressed batch as it came, so this module is as strict as
+the clients that read the batch. For example, Java's consumer reads only the first frame of lz4.
 """
 
 import zlib
@@ -29,66 +30,124 @@ to 19 need no more."""
 BLOCKS_MAX = 10_000
 """Bound of the blocks or members in a batch: an empty block costs CPU time, but has only 3 bytes.
 Clients make blocks of 32 KiB and more."""
+SNAPPY_RATIO_MAX = 22
+"""The most bytes that snappy unpacks from one: an element of 3 bytes copies at most 64."""
 
+Unpacked = bytes | bytearray
 _STEP = 64 << 10
+_STEP_MAX = 1 << 20
+_MEMBER_STEP = 4 << 10
+"""The packed bytes that a member of gzip is first given. zlib copies those behind the member's end,
+so with all bytes, many small members would take time that is quadratic in their number."""
 _XERIAL = b"\x82SNAPPY\0"
 _XERIAL_HEADER = 16
 _LZ4_MAGIC, _ZSTD_MAGIC = b"\x04\x22\x4d\x18", b"\x28\xb5\x2f\xfd"
+_ZSTD_RUN = 1
 _SNAPPY: Any = pa.Codec("snappy")
 
 
-def unpack(codec: int, packed: bytes) -> bytes:
-    """Return the unpacked bytes; raises InvalidBatch if they exceed the bound or do not unpack.
+def bound_of(packed_size: int) -> int:
+    """Return the most unpacked bytes of a batch with so many packed bytes."""
+    return min(max(RATIO_MAX * packed_size, UNPACKED_MIN), UNPACKED_MAX)
 
-    While the bytes are collected, this takes at most twice the bound.
+
+def unpack(codec: int, packed: bytes | memoryview, bytes_max: int = UNPACKED_MAX) -> Unpacked:
+    """Return the unpacked bytes. Raises InvalidBatch if they do not unpack, and TooMuch if they
+    exceed `bytes_max` or the bound of the packed bytes.
+
+    This takes at most a little more than the unpacked bytes.
     """
-    bound = min(max(RATIO_MAX * len(packed), UNPACKED_MIN), UNPACKED_MAX)
+    bound = min(bound_of(len(packed)), bytes_max)
     try:
-        return _UNPACK[codec](packed, bound)
+        return _UNPACK[codec](memoryview(packed), bound)
     except (pa.ArrowInvalid, OSError, zlib.error, IndexError) as error:
         reason = " ".join(str(error).split())
-        raise InvalidBatch(f"records do not unpack with {NAMES[codec]}: {reason}") from error
+        why = f"records do not unpack with {NAMES[codec]}: {reason}"
+    raise InvalidBatch(why)
 
 
-def _plain(packed: bytes, bound: int) -> bytes:
-    return packed
+class TooMuch(InvalidBatch):
+    """Records unpack to more bytes than the caller allows."""
+
+    def __init__(self, bound: int) -> None:
+        super().__init__(
+            f"records unpack to more than {bound} bytes: send smaller or less compressed batches"
+        )
 
 
-def _gzip(packed: bytes, bound: int) -> bytes:
-    pieces, size = [], 0
-    while packed:  # a member each round
+class _Pieces:
+    """The unpacked bytes of a batch, piece by piece, within a bound."""
+
+    __slots__ = ("_bound", "_bytes", "_count")
+
+    def __init__(self, bound: int) -> None:
+        self._bound = bound
+        self._bytes: Unpacked = b""
+        self._count = 0
+
+    @property
+    def left(self) -> int:
+        return self._bound - len(self._bytes)
+
+    def add(self, piece: bytes) -> None:
+        """Take a piece. Raises TooMuch."""
+        if len(piece) > self.left:
+            raise TooMuch(self._bound)
+        if not self._bytes:
+            self._bytes = piece
+            return
+        if isinstance(self._bytes, bytes):
+            self._bytes = bytearray(self._bytes)
+        self._bytes += piece
+
+    def end_block(self) -> None:
+        """Count a block or a member, also if it is empty. Raises InvalidBatch."""
+        self._count += 1
+        _check_blocks(self._count)
+
+    def joined(self) -> Unpacked:
+        return self._bytes
+
+
+def _plain(packed: memoryview, bound: int) -> Unpacked:
+    return bytes(packed)
+
+
+def _gzip(packed: memoryview, bound: int) -> Unpacked:
+    pieces, at = _Pieces(bound), 0
+    while at < len(packed):  # a member each round
         member = zlib.decompressobj(wbits=31)
-        piece = member.decompress(packed, bound + 1 - size)
-        pieces.append(piece)
-        size += len(piece)
-        _check_bound(size, bound)
-        _check_blocks(len(pieces))
-        if not member.eof:
-            raise zlib.error("the last member is cut off")
-        packed = member.unused_data
-    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        step = _MEMBER_STEP
+        while not member.eof:
+            part = packed[at : at + step]
+            if not part:
+                raise zlib.error("the last member is cut off")
+            pieces.add(member.decompress(part, pieces.left + 1))
+            at += len(part) - len(member.unused_data)
+            step = min(4 * step, _STEP_MAX)
+        pieces.end_block()
+    return pieces.joined()
 
 
-def _snappy(packed: bytes, bound: int) -> bytes:
+def _snappy(packed: memoryview, bound: int) -> Unpacked:
     """Unpack one raw block, or the blocks of the xerial framing, which Java writes."""
-    if not packed.startswith(_XERIAL):
+    if packed[: len(_XERIAL)] != _XERIAL:
         return _snappy_block(packed, bound)
-    pieces, at, size = [], _XERIAL_HEADER, 0
+    pieces, at = _Pieces(bound), _XERIAL_HEADER
     while at < len(packed):
         block = int.from_bytes(packed[at : at + 4])
         at += 4
         if not 0 < block <= len(packed) - at:
             raise OSError(f"a block of {block} bytes does not fit")
-        pieces.append(_snappy_block(packed[at : at + block], bound - size))
-        _check_blocks(len(pieces))
-        size += len(pieces[-1])
+        pieces.add(_snappy_block(packed[at : at + block], pieces.left))
+        pieces.end_block()
         at += block
-    if not pieces:
+    if at <= _XERIAL_HEADER:
         raise OSError("there is no block")
-    return b"".join(pieces)
+    return pieces.joined()
 
 
-def _snappy_block(block: bytes, bound: int) -> bytes:
+def _snappy_block(block: memoryview, bound: int) -> bytes:
     size = shift = at = 0
     while True:  # the unpacked size, an unsigned varint
         size |= (block[at] & 127) << shift
@@ -97,17 +156,20 @@ def _snappy_block(block: bytes, bound: int) -> bytes:
         at, shift = at + 1, shift + 7
         if shift > 28:
             raise OSError("a block has no size")
-    _check_bound(size, bound)
+    if size > bound:
+        raise TooMuch(bound)
+    if size > SNAPPY_RATIO_MAX * len(block):
+        raise OSError(f"a block of {len(block)} bytes cannot have {size}")
     unpacked: bytes = _SNAPPY.decompress(block, decompressed_size=size, asbytes=True)
     return unpacked
 
 
-def _lz4(packed: bytes, bound: int) -> bytes:
-    _check_lz4_frame(packed)
+def _lz4(packed: memoryview, bound: int) -> Unpacked:
+    _check_lz4_frame(packed, bound)
     return _stream(packed, "lz4", bound)
 
 
-def _check_lz4_frame(packed: bytes) -> None:
+def _check_lz4_frame(packed: memoryview, bound: int) -> None:
     """Check that the bytes are one whole frame, so that a client that reads one frame gets all
     records."""
     if packed[:4] != _LZ4_MAGIC:
@@ -116,7 +178,11 @@ def _check_lz4_frame(packed: bytes) -> None:
     if flags & 1:
         raise OSError("a dictionary is needed")
     block_checksum, content_checksum = flags >> 4 & 1, flags >> 2 & 1
-    at = 15 if flags & 8 else 7  # behind the content's size
+    at = 7
+    if flags & 8:
+        at = 15
+        if int.from_bytes(packed[6:14], "little") > bound:
+            raise TooMuch(bound)
     blocks = 0
     while size := int.from_bytes(packed[at : at + 4], "little") & 0x7FFF_FFFF:
         at += 4 + size + 4 * block_checksum
@@ -126,24 +192,30 @@ def _check_lz4_frame(packed: bytes) -> None:
         raise OSError("the bytes are not one whole frame")
 
 
-def _zstd(packed: bytes, bound: int) -> bytes:
-    at = blocks = 0
+def _zstd(packed: memoryview, bound: int) -> Unpacked:
+    at = blocks = size = 0
     while at < len(packed):
-        at, checksum_size = _zstd_frame(packed, at, bound)
-        last = 0
+        at, checksum_size, content_size = _zstd_frame(packed, at, bound)
+        last = run_size = 0
         while not last:
             header = int.from_bytes(packed[at : at + 3], "little")
             last = header & 1 if at + 3 <= len(packed) else 1
-            at += 3 + (1 if header >> 1 & 3 == 1 else header >> 3)  # a run has one byte
+            kind, block_size = header >> 1 & 3, header >> 3
+            if kind <= _ZSTD_RUN:  # the size of a block of another kind is not known
+                run_size += block_size
+            at += 3 + (1 if kind == _ZSTD_RUN else block_size)  # a run has one byte
             blocks += 1
             _check_blocks(blocks)
         at += checksum_size
+        size += max(content_size, run_size)
+        if size > bound:
+            raise TooMuch(bound)
     return _stream(packed, "zstd", bound)
 
 
-def _zstd_frame(packed: bytes, at: int, bound: int) -> tuple[int, int]:
-    """Check the window of the frame at `at` (RFC 8878, 3.1.1). Return where its blocks begin, and
-    the bytes of the checksum behind them."""
+def _zstd_frame(packed: memoryview, at: int, bound: int) -> tuple[int, int, int]:
+    """Check the window of the frame at `at` (RFC 8878, 3.1.1). Return where its blocks begin, the
+    bytes of the checksum behind them, and those of the content, or 0 if this is not known."""
     if packed[at : at + 4] != _ZSTD_MAGIC:
         raise OSError("there is no frame")
     descriptor = packed[at + 4]
@@ -152,9 +224,7 @@ def _zstd_frame(packed: bytes, at: int, bound: int) -> tuple[int, int]:
     if dictionary:
         raise OSError("a dictionary is needed")
     at += 5
-    if single_segment:  # the window is the whole content
-        _check_bound(int.from_bytes(packed[at : at + size_bytes], "little"), bound)
-    else:
+    if not single_segment:  # else the window is the whole content
         exponent, mantissa = packed[at] >> 3, packed[at] & 7
         window = (8 + mantissa) << (7 + exponent)
         if window > WINDOW_MAX:
@@ -162,27 +232,22 @@ def _zstd_frame(packed: bytes, at: int, bound: int) -> tuple[int, int]:
                 f"its window of {window} bytes is over {WINDOW_MAX}: use a level up to 19"
             )
         at += 1
-    return at + size_bytes, descriptor & 4
+    content_size = int.from_bytes(packed[at : at + size_bytes], "little")
+    if content_size > bound:
+        raise TooMuch(bound)
+    return at + size_bytes, descriptor & 4, content_size
 
 
-def _stream(packed: bytes, name: Literal["lz4", "zstd"], bound: int) -> bytes:
+def _stream(packed: memoryview, name: Literal["lz4", "zstd"], bound: int) -> Unpacked:
     """Unpack in steps. Arrow's `Codec.decompress` does this in one call, but needs the exact size.
     Its buffer has the given size, and the bytes behind the content are memory that was not
     written."""
     stream = pa.CompressedInputStream(pa.BufferReader(packed), name)
-    pieces, size, step = [], 0, max(_STEP, 8 * len(packed))
-    while piece := stream.read(min(step, bound + 1 - size)):
-        pieces.append(piece)
-        size += len(piece)
-        _check_bound(size, bound)
-    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
-
-
-def _check_bound(size: int, bound: int) -> None:
-    if size > bound:
-        raise InvalidBatch(
-            f"records unpack to more than {bound} bytes: send smaller or less compressed batches"
-        )
+    pieces = _Pieces(bound)
+    step = min(max(_STEP, 8 * len(packed)), _STEP_MAX)
+    while piece := stream.read(min(step, pieces.left + 1)):
+        pieces.add(piece)
+    return pieces.joined()
 
 
 def _check_blocks(blocks: int) -> None:
@@ -190,4 +255,4 @@ def _check_blocks(blocks: int) -> None:
         raise InvalidBatch(f"records are in more than {BLOCKS_MAX} blocks: use larger blocks")
 
 
-_UNPACK: tuple[Callable[[bytes, int], bytes], ...] = (_plain, _gzip, _snappy, _lz4, _zstd)
+_UNPACK: tuple[Callable[[memoryview, int], Unpacked], ...] = (_plain, _gzip, _snappy, _lz4, _zstd)

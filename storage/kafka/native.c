@@ -1,10 +1,9 @@
 /* The loops over the records of a batch, in C: `walk`, `fields` and `write` (_native.pyi).
 
 The modules `records` and `record_bytes` do the same in Python, for an installation without a C
-compiler. This module reads only the usual forms. For all other bytes, right or wrong, `walk`
-returns None and `fields` returns False. The caller then runs its Python code, which accepts the
-bytes or raises the error. So the bytes of clients cause no exception here, and whatever this module
-accepts, the Python code accepts too, with the same result (tests compare the two).
+compiler. Both accept the same bytes, with the same result (tests compare the two). For bytes that
+are no records, `walk` returns the reason, and the caller raises the error: Python does not read the
+bytes again, because that costs a hundred times more, and any client may send such bytes.
 
 The bytes come from any client. A byte is read only if its place is before the end of its record,
 and each record ends within the buffer. */
@@ -17,9 +16,12 @@ and each record ends within the buffer. */
 #include <stdint.h>
 #include <string.h>
 
-/* The most bytes of a number here. Python reads longer numbers. */
-#define INT_BYTES_MAX 4
-#define LONG_BYTES_MAX 9
+/* For an int and a long: the most bytes of a varint, and the largest last byte of one that has so
+many. The last byte of an int has the upper 4 of 32 bits, that of a long the last of 64. */
+#define INT_BYTES_MAX 5
+#define INT_LAST_MAX 15
+#define LONG_BYTES_MAX 10
+#define LONG_LAST_MAX 1
 /* The most bytes of the numbers of a record that this module writes: length, attributes, timestamp
 delta, offset delta, key size, value size. */
 #define NUMBERS_BYTES_MAX (5 + 1 + 10 + 10 + 5 + 5)
@@ -33,9 +35,22 @@ loop calls it, and would wait for the GIL. */
 
 /* ---- reading */
 
+/* Why bytes are no records, in the order of REASONS in refusals.py. */
+typedef enum {
+    CUT_OFF,
+    STRAY,
+    WRONG_LENGTH,
+    NEGATIVE,
+    TOO_LONG,
+    TOO_MANY_HEADERS,
+    WRONG_NAME,
+    WRONG_OFFSET,
+} Reason;
+
 typedef struct {
     const uint8_t *raw;
     Py_ssize_t at;
+    Reason reason;
 } Cursor;
 
 typedef struct {
@@ -43,19 +58,32 @@ typedef struct {
     Py_ssize_t key_at, key_size, value_at, value_size, headers_at, headers, stop;
 } Record;
 
-/* Read a zigzag varint of at most `bytes_max` bytes before `stop`. */
-static inline bool read_number(Cursor *cursor, Py_ssize_t stop, int bytes_max, int64_t *number)
+static inline bool refuse(Cursor *cursor, Reason reason)
+{
+    cursor->reason = reason;
+    return false;
+}
+
+/* Read a zigzag varint before `stop`; INT or LONG is the `kind`. */
+#define READ_NUMBER(cursor, stop, kind, number) \
+    read_number(cursor, stop, kind##_BYTES_MAX, kind##_LAST_MAX, number)
+static inline bool read_number(
+    Cursor *cursor, Py_ssize_t stop, int bytes_max, uint8_t last_max, int64_t *number)
 {
     uint64_t zigzag = 0;
-    for (int position = 0; position < bytes_max && cursor->at < stop; position++) {
+    for (int position = 0; position < bytes_max; position++) {
+        if (cursor->at >= stop)
+            return refuse(cursor, CUT_OFF);
         uint8_t byte = cursor->raw[cursor->at++];
         zigzag |= (uint64_t)(byte & 127) << (7 * position);
         if (byte < 128) {
+            if (position == bytes_max - 1 && byte > last_max)
+                break;
             *number = (int64_t)(zigzag >> 1) ^ -(int64_t)(zigzag & 1);
             return true;
         }
     }
-    return false;
+    return refuse(cursor, TOO_LONG);
 }
 
 /* Read a size and go behind so many bytes; a size of -1 is a null, if there may be one. */
@@ -63,14 +91,14 @@ static inline bool read_octets(
     Cursor *cursor, Py_ssize_t stop, bool may_be_null, Py_ssize_t *at, Py_ssize_t *size)
 {
     int64_t number;
-    if (!read_number(cursor, stop, INT_BYTES_MAX, &number))
+    if (!READ_NUMBER(cursor, stop, INT, &number))
         return false;
     *at = cursor->at;
     *size = (Py_ssize_t)number;
     if (number < 0)
-        return may_be_null && number == -1;
+        return may_be_null && number == -1 ? true : refuse(cursor, NEGATIVE);
     if (number > stop - cursor->at)
-        return false;
+        return refuse(cursor, CUT_OFF);
     cursor->at += (Py_ssize_t)number;
     return true;
 }
@@ -79,28 +107,33 @@ static inline bool read_octets(
 static inline bool read_record(
     Cursor *cursor, Py_ssize_t end, int64_t offset_delta, Record *record)
 {
-    int64_t length, found, headers;
-    if (!read_number(cursor, end, INT_BYTES_MAX, &length))
+    int64_t length, delta, headers;
+    if (!READ_NUMBER(cursor, end, INT, &length))
         return false;
     if (length < 1 || length > end - cursor->at)
-        return false;
+        return refuse(cursor, length ? CUT_OFF : WRONG_LENGTH);
     Py_ssize_t stop = record->stop = cursor->at + (Py_ssize_t)length;
     cursor->at++; /* the attributes have no meaning */
-    if (!read_number(cursor, stop, LONG_BYTES_MAX, &record->timestamp_delta))
+    if (!READ_NUMBER(cursor, stop, LONG, &record->timestamp_delta))
         return false;
-    if (!read_number(cursor, stop, INT_BYTES_MAX, &found) || found != offset_delta)
+    if (!READ_NUMBER(cursor, stop, INT, &delta))
         return false;
+    if (delta != offset_delta)
+        return refuse(cursor, WRONG_OFFSET);
     if (!read_octets(cursor, stop, true, &record->key_at, &record->key_size))
         return false;
     if (!read_octets(cursor, stop, true, &record->value_at, &record->value_size))
         return false;
-    if (!read_number(cursor, stop, INT_BYTES_MAX, &headers))
+    if (!READ_NUMBER(cursor, stop, INT, &headers))
         return false;
     record->headers_at = cursor->at;
     record->headers = (Py_ssize_t)headers;
-    if (headers < 0 || headers > (stop - cursor->at) / HEADER_BYTES_MIN)
-        return false;
-    return headers > 0 || cursor->at == stop;
+    if (headers < 0)
+        return refuse(cursor, NEGATIVE);
+    /* Before a loop or an array of so many headers: they cannot be in fewer bytes. */
+    if (headers > (stop - cursor->at) / HEADER_BYTES_MIN)
+        return refuse(cursor, CUT_OFF);
+    return headers > 0 || cursor->at == stop ? true : refuse(cursor, WRONG_LENGTH);
 }
 
 /* Return whether the bytes are UTF-8, without surrogates. */
@@ -144,13 +177,13 @@ static bool read_headers(Cursor *cursor, const Record *record, int64_t *content)
         if (!read_octets(cursor, record->stop, false, &at, &size))
             return false;
         if (!is_utf8(cursor->raw + at, size))
-            return false;
+            return refuse(cursor, WRONG_NAME);
         *content += size;
         if (!read_octets(cursor, record->stop, true, &at, &size))
             return false;
         *content += size > 0 ? size : 0;
     }
-    return cursor->at == record->stop;
+    return cursor->at == record->stop ? true : refuse(cursor, WRONG_LENGTH);
 }
 
 static PyObject *walk(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
@@ -167,20 +200,23 @@ static PyObject *walk(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
     Py_buffer raw;
     if (PyObject_GetBuffer(args[0], &raw, PyBUF_SIMPLE) < 0)
         return NULL;
-    Cursor cursor = {raw.buf, start};
+    Cursor cursor = {raw.buf, start, CUT_OFF};
     Py_ssize_t headers_max = headers_left;
     int64_t first = 0, last = 0, content = 0;
     bool has_null_key = false, is_good = start >= 0 && start <= raw.len && count > 0;
+    Py_ssize_t index = 0;
     PyThreadState *state = raw.len >= BYTES_WITHOUT_GIL ? PyEval_SaveThread() : NULL;
-    for (Py_ssize_t index = 0; is_good && index < count; index++) {
+    for (; is_good && index < count; index++) {
         Record record;
-        is_good = read_record(&cursor, raw.len, index, &record) && record.headers <= headers_left;
-        if (!is_good)
-            break;
-        if (record.headers) {
+        is_good = read_record(&cursor, raw.len, index, &record);
+        if (is_good && record.headers > headers_left)
+            is_good = refuse(&cursor, TOO_MANY_HEADERS);
+        if (is_good && record.headers) {
             headers_left -= record.headers;
             is_good = read_headers(&cursor, &record, &content);
         }
+        if (!is_good)
+            break;
         if (!index || record.timestamp_delta < first)
             first = record.timestamp_delta;
         if (!index || record.timestamp_delta > last)
@@ -189,12 +225,13 @@ static PyObject *walk(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
         content += (record.key_size > 0 ? record.key_size : 0)
             + (record.value_size > 0 ? record.value_size : 0);
     }
-    is_good = is_good && cursor.at == raw.len;
+    if (is_good && cursor.at != raw.len)
+        is_good = refuse(&cursor, STRAY);
     if (state != NULL)
         PyEval_RestoreThread(state);
     PyBuffer_Release(&raw);
     if (!is_good)
-        Py_RETURN_NONE;
+        return Py_BuildValue("(in)", (int)cursor.reason, index);
     return Py_BuildValue("LLLLO", (long long)first, (long long)last, (long long)content,
         (long long)(headers_max - headers_left), has_null_key ? Py_True : Py_False);
 }
@@ -269,7 +306,7 @@ static PyObject *fields(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
     Py_ssize_t row = 0;
     for (Py_ssize_t batch = 0; is_good && batch < batches; batch++) {
         int64_t count = counts[batch];
-        Cursor cursor = {raw->buf, (Py_ssize_t)starts[batch]};
+        Cursor cursor = {raw->buf, (Py_ssize_t)starts[batch], CUT_OFF};
         is_good = starts[batch] >= 0 && starts[batch] <= ends[batch] && ends[batch] <= raw->len
             && count > 0 && count <= rows - row
             && fill_fields(&cursor, (Py_ssize_t)ends[batch], (Py_ssize_t)count, deltas + row,

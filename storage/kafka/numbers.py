@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from tidelog.storage.kafka.layout import InvalidBatch
+from tidelog.storage.kafka.refusals import too_long
 
 INT_MAX, LONG_MAX = (5, 32), (10, 64)
 """For an int and a long: the most bytes of a varint, and the bits of its number."""
@@ -19,7 +19,7 @@ def number_at(raw: bytes, at: int, size: tuple[int, int] = INT_MAX) -> tuple[int
             if number >> bits:
                 break
             return number, at + shift // 7
-    raise InvalidBatch("a number of a record is too long")
+    raise too_long()
 
 
 def numbers_at(
@@ -60,4 +60,4 @@ def _long_numbers(
         if not len(long):
             signed = (number >> np.uint64(1)).astype(np.int64)
             return signed ^ -(number & np.uint64(1)).astype(np.int64), behind
-    raise InvalidBatch("a number of a record is too long")
+    raise too_long()

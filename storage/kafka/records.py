@@ -6,10 +6,12 @@ value. A length of -1 is a null. All numbers are zigzag varints of at most 5 byt
 delta has at most 10.
 
 A loop in C (`native`) costs ~0.01 us a record, a loop in Python 0.4 us, numpy 70 us a call and 0.14
-us a record. Where tidelog was installed without a compiler, and for the few batches that `native`
-refuses, `walk` uses the loop in Python for few records and numpy for many. With and without C, it
-accepts the same bytes. A broker serves a batch as it came, so it refuses each batch that some
-client cannot read.
+us a record. Where tidelog was installed without a compiler, `walk` uses the loop in Python for few
+records and numpy for many. With and without C, it accepts the same bytes. A broker serves a batch
+as it came, so it refuses each batch that some client cannot read.
+
+All loops are linear in the bytes. A number of records or headers in the bytes is compared with the
+bytes that are left before a loop or an array has this size.
 """
 
 from collections.abc import Sequence
@@ -23,13 +25,25 @@ from tidelog.storage.core.chunk import CHUNK_SCHEMA, HEADER_BYTES, HEADERS_TYPE,
 from tidelog.storage.kafka import native
 from tidelog.storage.kafka.layout import TIMESTAMP_MS_MAX, InvalidBatch
 from tidelog.storage.kafka.numbers import LONG_MAX, number_at, numbers_at
+from tidelog.storage.kafka.refusals import (
+    HEADERS_MAX,
+    REASONS,
+    cut_off,
+    negative,
+    stray,
+    too_many_headers,
+    wrong_length,
+    wrong_name,
+    wrong_offset,
+)
 
-HEADERS_MAX = 100_000
-"""Bound of the headers in a batch, like RECORDS_MAX: a header costs CPU, but only two bytes."""
+HEADER_SIZE_MIN = 2
+"""The least bytes of a header: the sizes of its name and its value."""
 
 COLUMNS_MIN = 200
 """From this number of records on, numpy is faster than the loop."""
 
+Raw = bytes | bytearray | memoryview
 Strings = list[str]
 Values = list[bytes | None]
 
@@ -44,62 +58,68 @@ class Walked(NamedTuple):
     timestamp_max: int
     weight: int
     has_null_key: bool
+    headers: int
 
 
-def walk(raw: bytes | memoryview, start: int, count: int, base_timestamp: int) -> Walked:
-    """Check the `count` records from `start` to the end of `raw`; raises InvalidBatch.
+def walk(
+    raw: Raw, start: int, count: int, base_timestamp: int, headers_max: int = HEADERS_MAX
+) -> Walked:
+    """Check the `count` records from `start` to the end of `raw`; raises InvalidBatch, and before
+    the headers are read, TooManyHeaders.
 
     Their offset deltas must be 0, 1, 2 and so on, and their headers' names UTF-8.
     """
     if native.IS_BUILT:
-        found = walk_natively(raw, start, count, base_timestamp)
-        if found is not None:
-            return found
+        return _walk_natively(raw, start, count, base_timestamp, headers_max)
     raw = bytes(raw)
     if count >= COLUMNS_MIN:
-        return walk_all(raw, [start], [len(raw)], [count], [base_timestamp])[0]
+        return _walk_columns(raw, start, count, base_timestamp, headers_max)
     try:
-        return _walk(raw, start, count, base_timestamp)
-    except IndexError as error:
-        raise _cut_off() from error
+        return _walk(raw, start, count, base_timestamp, headers_max)
+    except IndexError:
+        raise cut_off() from None
 
 
-def walk_natively(
-    raw: bytes | memoryview, start: int, count: int, base_timestamp: int
-) -> Walked | None:
-    """Do `walk` in C. Return None if the code in C refuses the records: `walk` may accept them."""
-    found = native.walk(raw, start, count, HEADERS_MAX)
-    if found is None:
-        return None
-    first, last, content, headers, has_null_key = found
+def _walk_natively(
+    raw: Raw, start: int, count: int, base_timestamp: int, headers_max: int
+) -> Walked:
+    facts = native.walk(raw, start, count, headers_max)
+    if len(facts) == 2:
+        reason, number = facts
+        raise REASONS[reason](number)
+    first, last, content, headers, has_null_key = facts
     _check_timestamp(base_timestamp + first)
     _check_timestamp(base_timestamp + last)
     weight = content + HEADER_BYTES * headers + RECORD_BYTES * count
-    return Walked(base_timestamp + first, base_timestamp + last, weight, has_null_key)
+    return Walked(base_timestamp + first, base_timestamp + last, weight, has_null_key, headers)
 
 
-def walk_all(
-    raw: bytes,
-    starts: Sequence[int],
-    ends: Sequence[int],
-    counts: Sequence[int],
-    base_timestamps: Sequence[int],
-) -> list[Walked]:
-    """Do `walk` for several batches, as `read` takes them; raises InvalidBatch if one is wrong."""
-    found = _Fields(raw, starts, ends, counts, base_timestamps)
-    first = np.cumsum([0, *counts[:-1]])
-    if (np.add.reduceat(found.header_count, first) > HEADERS_MAX).any():
-        raise _too_many_headers()
-    *_, headers_weight = found.headers()
-    content = np.maximum(found.key_size, 0) + np.maximum(found.value_size, 0)
-    weights = np.add.reduceat(content + headers_weight + RECORD_BYTES, first)
-    facts = (
-        np.minimum.reduceat(found.timestamps, first),
-        np.maximum.reduceat(found.timestamps, first),
-        weights,
-        np.minimum.reduceat(found.key_size, first) < 0,
+def _walk_columns(
+    raw: bytes, start: int, count: int, base_timestamp: int, headers_max: int
+) -> Walked:
+    fields = _Fields(raw, [start], [len(raw)], [count], [base_timestamp])
+    headers = int(fields.header_count.sum())
+    if headers > headers_max:
+        raise too_many_headers()
+    *_, headers_weight = fields.headers()
+    content = np.maximum(fields.key_size, 0) + np.maximum(fields.value_size, 0)
+    return Walked(
+        int(fields.timestamps.min()),
+        int(fields.timestamps.max()),
+        int((content + headers_weight).sum()) + RECORD_BYTES * count,
+        bool(fields.key_size.min() < 0),
+        headers,
     )
-    return [Walked(*each) for each in zip(*(fact.tolist() for fact in facts), strict=True)]
+
+
+def without_key(raw: Raw, start: int, count: int, most: int) -> list[int]:
+    """Return the numbers of the first `most` records without a key. `walk` has checked the
+    records."""
+    if not native.IS_BUILT:
+        raw = bytes(raw)
+    fields = _Fields(raw, [start], [len(raw)], [count], [0], has_timestamps=False)
+    numbers: list[int] = np.flatnonzero(fields.key_size < 0)[:most].tolist()
+    return numbers
 
 
 def read(
@@ -123,7 +143,7 @@ def read(
     bounds[3::4], bounds[4::4] = found.value_at, found.value_at + np.maximum(found.value_size, 0)
     # Arrow does not check these bounds, so with forged bounds it would read outside of `raw`.
     if int(bounds[-1]) > len(raw) or (bounds[1:] < bounds[:-1]).any():
-        raise _cut_off()
+        raise cut_off()
     buffers = [None, pa.py_buffer(bounds.data), pa.py_buffer(raw)]
     pieces: Any = pa.Array.from_buffers(pa.binary(), 4 * rows, buffers)
     first = np.arange(0, 4 * rows, 4, dtype=np.int32)
@@ -136,12 +156,14 @@ def read(
 # --- one record after the other
 
 
-def _walk(raw: bytes, at: int, count: int, base_timestamp: int) -> Walked:  # noqa: C901, PLR0915
+def _walk(  # noqa: C901, PLR0915
+    raw: bytes, at: int, count: int, base_timestamp: int, headers_max: int = HEADERS_MAX
+) -> Walked:
     """`walk` in Python. Varints of one or two bytes are read in line: a call costs 0.2 us."""
     end = len(raw)
     first = last = weight = 0
     has_null_key = False
-    headers_left = HEADERS_MAX
+    headers_left = headers_max
     for offset_delta in range(count):
         number = raw[at]
         at += 1
@@ -154,7 +176,7 @@ def _walk(raw: bytes, at: int, count: int, base_timestamp: int) -> Walked:  # no
                 number, at = number_at(raw, at - 1)
         stop = at + (number >> 1)
         if number & 1 or stop > end:
-            raise _cut_off()
+            raise cut_off()
         number = raw[at + 1]  # behind the attributes, which have no meaning
         at += 2
         if number > 127:
@@ -181,14 +203,14 @@ def _walk(raw: bytes, at: int, count: int, base_timestamp: int) -> Walked:  # no
             else:
                 number, at = number_at(raw, at - 1)
         if number != offset_delta << 1:
-            raise _wrong_offset(number >> 1, offset_delta)
+            raise wrong_offset(offset_delta)
         number = raw[at]
         at += 1
         if number > 127:
             number, at = number_at(raw, at - 1)
         if number & 1:
             if number != 1:
-                raise _negative()
+                raise negative()
             has_null_key = True
         else:
             number >>= 1
@@ -205,7 +227,7 @@ def _walk(raw: bytes, at: int, count: int, base_timestamp: int) -> Walked:  # no
                 number, at = number_at(raw, at - 1)
         if number & 1:
             if number != 1:
-                raise _negative()
+                raise negative()
         else:
             number >>= 1
             at += number
@@ -214,17 +236,18 @@ def _walk(raw: bytes, at: int, count: int, base_timestamp: int) -> Walked:  # no
         at += 1
         if number:
             number, at = number_at(raw, at - 1)
-            headers_left -= _header_count(number, headers_left)
+            headers_left -= _header_count(number, headers_left, stop - at)
             at, content = _read_headers(raw, at, number >> 1, [], [])
             weight += content
         if at != stop:
-            raise _wrong_length()
+            raise wrong_length()
     if at != end:
-        raise _stray()
+        raise stray()
     _check_timestamp(base_timestamp + first)
     _check_timestamp(base_timestamp + last)
     weight += RECORD_BYTES * count
-    return Walked(base_timestamp + first, base_timestamp + last, weight, has_null_key)
+    headers = headers_max - headers_left
+    return Walked(base_timestamp + first, base_timestamp + last, weight, has_null_key, headers)
 
 
 def _read_headers(
@@ -240,7 +263,7 @@ def _read_headers(
             if size > 127:
                 size, at = number_at(raw, at - 1)
             if size & 1:
-                raise _negative()
+                raise negative()
             stop = at + (size >> 1)
             names.append(raw[at:stop].decode())
             weight += stop - at
@@ -252,23 +275,25 @@ def _read_headers(
                 values.append(None)
                 continue
             if size & 1:
-                raise _negative()
+                raise negative()
             stop = at + (size >> 1)
             values.append(raw[at:stop])
             weight += stop - at
             at = stop
-    except UnicodeDecodeError as error:
-        raise InvalidBatch("the name of a header is not UTF-8") from error
-    except IndexError as error:
-        raise _cut_off() from error
+    except UnicodeDecodeError:
+        raise wrong_name() from None
+    except IndexError:
+        raise cut_off() from None
     return at, weight
 
 
-def _header_count(number: int, headers_left: int) -> int:
+def _header_count(number: int, headers_left: int, bytes_left: int) -> int:
     if number & 1:
-        raise _negative()
+        raise negative()
+    if number >> 1 > bytes_left // HEADER_SIZE_MIN:
+        raise cut_off()
     if number >> 1 > headers_left:
-        raise _too_many_headers()
+        raise too_many_headers()
     return number >> 1
 
 
@@ -283,13 +308,17 @@ class _Fields:
 
     def __init__(
         self,
-        raw: bytes,
+        raw: Raw,
         starts: Sequence[int],
         ends: Sequence[int],
         counts: Sequence[int],
         base_timestamps: Sequence[int],
+        *,
+        has_timestamps: bool = True,
     ) -> None:
-        self.raw = raw
+        """Unless `has_timestamps`, the timestamps are left out."""
+        self.raw: Any = raw  # no memoryview where Python reads it
+        self._has_timestamps = has_timestamps
         self._headers_max = HEADERS_MAX * len(counts)
         if not native.IS_BUILT or not self._read_natively(starts, ends, counts, base_timestamps):
             self._read(starts, ends, counts, base_timestamps)
@@ -322,7 +351,7 @@ class _Fields:
         try:
             record_starts, batch_stops = _record_starts(self.raw, starts, counts)
             if batch_stops != list(ends):
-                raise _stray()
+                raise stray()
             buffer = np.frombuffer(self.raw, dtype=np.uint8)
             first_at = np.array(record_starts, dtype=np.int64)
             # `_record_starts` ignores the sign of a length, so compare each end with the next
@@ -334,7 +363,7 @@ class _Fields:
             expected[:-1] = first_at[1:]
             expected[last] = ends
             if (stops != expected).any():
-                raise _wrong_length()
+                raise wrong_length()
             delta, at = numbers_at(buffer, at + 1, LONG_MAX)
             offset_delta, at = numbers_at(buffer, at)
             self.key_size, self.key_at = numbers_at(buffer, at)
@@ -344,30 +373,36 @@ class _Fields:
             self._check_size(self.value_size, self.value_at, stops)
             at = self.value_at + np.maximum(self.value_size, 0)
             self.header_count, self.headers_at = numbers_at(buffer, at)
-        except IndexError as error:
-            raise _cut_off() from error
+        except IndexError:
+            raise cut_off() from None
         rows = np.arange(len(stops), dtype=np.int64)
         if len(counts) > 1:
             rows -= np.repeat(last - (np.array(counts, dtype=np.int64) - 1), counts)
         if (offset_delta != rows).any():
             wrong = int(np.flatnonzero(offset_delta != rows)[0])
-            raise _wrong_offset(int(offset_delta[wrong]), int(rows[wrong]))
+            raise wrong_offset(int(rows[wrong]))
         self._set_timestamps(delta, counts, base_timestamps)
+        if (self.header_count < 0).any():
+            raise negative()
+        if (self.header_count > (stops - self.headers_at) // HEADER_SIZE_MIN).any():
+            raise cut_off()
         plain = self.header_count == 0
         if (plain & (self.headers_at != stops)).any():
-            raise _wrong_length()
+            raise wrong_length()
         self.stops = stops
 
     @staticmethod
     def _check_size(size: np.ndarray, at: np.ndarray, stops: np.ndarray) -> None:
         if (size < -1).any():
-            raise _negative()
+            raise negative()
         if (size > stops - at).any():
-            raise _wrong_length()
+            raise wrong_length()
 
     def _set_timestamps(
         self, delta: np.ndarray, counts: Sequence[int], base_timestamps: Sequence[int]
     ) -> None:
+        if not self._has_timestamps:
+            return
         base = np.array(base_timestamps, dtype=np.int64)
         if len(counts) > 1:
             base = np.repeat(base, counts)
@@ -397,11 +432,10 @@ class _Fields:
                 self.stops[rows].tolist(),
                 strict=True,
             ):
-                zigzag = count << 1 if count >= 0 else 1
-                _header_count(zigzag, self._headers_max - len(names))
+                _header_count(count << 1, self._headers_max - len(names), stop - at)
                 end, content = _read_headers(self.raw, at, count, names, values)
                 if end != stop:
-                    raise _wrong_length()
+                    raise wrong_length()
                 weights.append(content)
             weight[rows] = weights
             before[1:] = np.cumsum(self.header_count)
@@ -450,27 +484,3 @@ def _is_large(numbers: np.ndarray) -> bool:
 def _check_timestamp(timestamp: int) -> None:
     if not -TIMESTAMP_MS_MAX <= timestamp <= TIMESTAMP_MS_MAX:
         raise InvalidBatch(f"timestamp {timestamp} is not within {TIMESTAMP_MS_MAX} ms of 1970")
-
-
-def _cut_off() -> InvalidBatch:
-    return InvalidBatch("the records are cut off")
-
-
-def _stray() -> InvalidBatch:
-    return InvalidBatch("the records do not end at the end of their batch")
-
-
-def _wrong_length() -> InvalidBatch:
-    return InvalidBatch("a record's content does not end at the record's end")
-
-
-def _too_many_headers() -> InvalidBatch:
-    return InvalidBatch(f"a batch has more than {HEADERS_MAX} headers: send fewer records in it")
-
-
-def _negative() -> InvalidBatch:
-    return InvalidBatch("a length or a number of headers is negative")
-
-
-def _wrong_offset(found: int, expected: int) -> InvalidBatch:
-    return InvalidBatch(f"record {expected} of a batch has offset delta {found}")

@@ -26,13 +26,17 @@ from tidelog.storage.io.clock import SystemClock
 from tidelog.storage.kafka import codecs
 from tidelog.storage.kafka.layout import HEADER, HEADER_SIZE, MAGIC
 
+COMPACTED = "compacted"
 NOBODY, STRANGER, OTHER_WRITER, WRITER = "nobody", "stranger", "other-writer", "writer"
-RIGHTS = {OTHER_WRITER: (BIG,), WRITER: (VICTIM,)}
+RIGHTS = {OTHER_WRITER: (BIG,), WRITER: (VICTIM, COMPACTED)}
 """By user: the topics that it may write to."""
 HEADERS = 100_000
+KEYLESS = 80_000
+"""Records in less than `max.message.bytes`."""
 ZSTD_HEAD = b"\x28\xb5\x2f\xfd\x00\x58"
 """The head of a frame with a window of 2 MiB and without a size."""
 RUN_BYTES = 128 << 10
+Packer = Literal["snappy", "lz4", "zstd"]
 
 
 def batch_of(body: bytes, count: int = 1, codec: int = codecs.NONE) -> bytes:
@@ -50,7 +54,7 @@ def record(number: int, headers: int = 0, pad: int = 0) -> bytes:
     return varint(len(body)) + body
 
 
-def packed(name: Literal["snappy", "lz4", "zstd"], body: bytes) -> bytes:
+def packed(name: Packer, body: bytes) -> bytes:
     packed_bytes: bytes = pa.Codec(name).compress(body, asbytes=True)
     return packed_bytes
 
@@ -66,13 +70,19 @@ def members(size: int) -> bytes:
     return batch_of(gzip(b"") * 9_999 + bytes(range(256)) * (size // 256), codec=codecs.GZIP)
 
 
-def zeros(name: Literal["snappy", "lz4", "zstd"], size: int) -> bytes:
+def zeros(name: Packer, size: int) -> bytes:
     return batch_of(packed(name, bytes(size)), codec=codecs.NAMES.index(name))
 
 
 def many_headers(pad: int, codec: int) -> bytes:
+    """Return a batch of one record with many headers, packed by zstd or not."""
     body = record(0, HEADERS, pad)
     return batch_of(packed("zstd", body) if codec else body, codec=codec)
+
+
+def without_keys(codec: int) -> bytes:
+    body = b"".join(record(number) for number in range(KEYLESS))
+    return batch_of(packed("zstd", body) if codec else body, KEYLESS, codec)
 
 
 BATCHES: dict[str, tuple[Callable[[], bytes], int, int]] = {
@@ -118,10 +128,33 @@ def heavy_batches(name: str, user: str, scale: float, broker: SecuredBroker) -> 
     return sent(broker, [request] * scaled(count, scale, 1), 4, principal_of(broker, user))
 
 
+def unanswered_batches(scale: float, broker: SecuredBroker) -> str:
+    """Send batches that unpack to much with acks=0, which a broker does not answer."""
+    request = produced(VICTIM, runs(), scaled(250, scale, 1), acks=0)
+    return sent(broker, [request] * scaled(8, scale, 1), 4, principal_of(broker, STRANGER))
+
+
+def records_without_keys(codec: int, scale: float, broker: SecuredBroker) -> str:
+    """Send records without keys to a topic that is compacted by key."""
+    if COMPACTED not in broker.asked("GET", "/topics").json():
+        broker.create_topic(COMPACTED, cleanup_policy="compact")
+    request = produced(COMPACTED, without_keys(codec), scaled(100, scale, 1))
+    return sent(broker, [request] * 2, 2, principal_of(broker, WRITER))
+
+
 def produce_attacks(scale: float) -> dict[str, Attack]:
     """Return the attacks by name."""
-    return {
+    found: dict[str, Attack] = {
         f"produce: {name}, {user}": functools.partial(heavy_batches, name, user, scale)
-        for user in (NOBODY,)
         for name in BATCHES
+        for user in (STRANGER, WRITER)
     }
+    for user in (NOBODY, OTHER_WRITER):
+        for name in ("runs of zstd", "headers in zstd"):
+            attack = functools.partial(heavy_batches, name, user, scale)
+            found[f"produce: {name}, {user}"] = attack
+    found["produce: runs of zstd, acks=0"] = functools.partial(unanswered_batches, scale)
+    for codec in (codecs.NONE, codecs.ZSTD):
+        name = f"produce: records without keys, {codecs.NAMES[codec]}"
+        found[name] = functools.partial(records_without_keys, codec, scale)
+    return found

@@ -41,7 +41,7 @@ def _without_time(data: bytearray) -> bytes:
 
 def check_one(data: bytes | memoryview) -> Batch:
     """Check one batch; raise its error."""
-    (outcome,) = batch.check([memoryview(data)])
+    outcome = batch.check(memoryview(data))
     if isinstance(outcome, LogError):
         raise outcome
     return outcome

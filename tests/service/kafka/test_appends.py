@@ -1,22 +1,25 @@
-"""The queue of Produce requests: requests of a turn are checked together, and keep their order."""
+"""Produce requests: which batches are checked, and where; the queue keeps their order."""
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import pyarrow as pa
 import pytest
 
 from tests.service.kafka.conftest import Client, Kafka, batch, broker
 from tests.service.kafka.test_produce import _produce, _request
-from tests.storage.kafka.reference import with_header
+from tests.storage.kafka.reference import varint, with_header
 from tests.support.faults import FaultyStore, Gate
 from tidelog.service.kafka import appends
 from tidelog.service.kafka.errors import Code
 from tidelog.storage.broker import LogSettings, WriterSettings
 from tidelog.storage.core import object_keys
+from tidelog.storage.core.errors import LogError
 from tidelog.storage.io.memory import MemoryStore
-from tidelog.storage.kafka import native
+from tidelog.storage.kafka import codecs
+from tidelog.storage.kafka.batch import ANY, Batch, Effort, Rules
 from tidelog.storage.kafka.layout import HEADER_SIZE
 
 ROOM = 64 * 1024
@@ -63,81 +66,89 @@ async def test_no_request_passes_one_that_waits_for_room() -> None:
 
 
 @pytest.fixture
-def checked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The number of batches of each check of the queue, without the code in C."""
-    monkeypatch.setattr(native, "IS_BUILT", False)
-    counts: list[int] = []
+def checks(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Whether the event loop ran each check of a batch."""
+    on_loop: list[bool] = []
 
-    def count(sent: Sequence[memoryview | None]) -> object:
-        counts.append(len(sent))
-        return check(sent)
-
-    check = appends.check
-    monkeypatch.setattr(appends, "check", count)
-    return counts
-
-
-async def test_the_requests_of_a_turn_are_checked_together(
-    kafka: Kafka, checked: list[int]
-) -> None:
-    asked = [_produce(kafka.client(), _request((0, batch(SMALL)))) for _ in range(20)]
-    await asyncio.gather(*asked)
-    assert checked == [20]
-
-
-async def test_a_thread_checks_what_the_code_in_c_refuses(
-    kafka: Kafka, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Python may take 0.1 s for such a batch: then other connections go on, and the requests behind
-    it on its own connection keep their order."""
-    if not native.IS_BUILT:
-        pytest.skip("there is no code in C")
-    threads: list[bool] = []
-
-    def count(sent: Sequence[memoryview | None]) -> object:
-        threads.append(threading.current_thread() is threading.main_thread())
-        return check(sent)
+    def count(
+        sent: memoryview | None, rules: Rules = ANY, effort: Effort | None = None
+    ) -> Batch | LogError:
+        on_loop.append(threading.current_thread() is threading.main_thread())
+        return check(sent, rules, effort)
 
     check = appends.check
     monkeypatch.setattr(appends, "check", count)
-    # A length of five bytes, where one is enough.
+    return on_loop
+
+
+def heavy() -> bytes:
+    """Return a batch of few bytes with more headers than the event loop checks."""
+    count = appends.INLINE_HEADERS + 1
+    body = b"\0\0\0\x01\x01" + varint(count) + b"\0\x01" * count
+    packed = pa.Codec("zstd").compress(varint(len(body)) + body, asbytes=True)
     usual = batch(SMALL)
-    raw = usual[HEADER_SIZE:]
-    size, rest = (raw[0] & 127) | raw[1] << 7, raw[2:]
-    unusual = bytes([size & 127 | 128, size >> 7 | 128, 128, 128, 0]) + rest
-    assert native.walk(unusual, 0, 1, 9) is None
-    sent = with_header(usual[:HEADER_SIZE] + unusual)
-    client = kafka.client()
-    asked = [_produce(client, _request((0, body))) for body in (usual, sent, usual)]
+    return with_header(usual[:HEADER_SIZE] + packed, attributes=codecs.ZSTD)
+
+
+async def test_a_thread_checks_a_batch_of_few_bytes_that_takes_long(
+    kafka: Kafka, checks: list[bool]
+) -> None:
+    """Other connections go on, and the requests behind it on its own connection keep their
+    order."""
+    client, sent = kafka.client(), heavy()
+    assert len(sent) < 200
+    asked = [_produce(client, _request((0, body))) for body in (batch(SMALL), sent, batch(SMALL))]
     found = await asyncio.gather(*asked)
     assert [(one.error_code, one.base_offset) for (one,) in found] == [(0, 0), (0, 1), (0, 2)]
-    assert threads == [False]
+    assert checks == [True, True, False, True]
 
 
-async def test_a_turn_checks_no_more_than_it_may(
-    kafka: Kafka, checked: list[int], monkeypatch: pytest.MonkeyPatch
+async def test_parts_that_may_not_be_appended_are_not_checked(
+    kafka: Kafka, checks: list[bool]
 ) -> None:
-    one_cost = appends._cost(memoryview(batch(LARGE)))
-    monkeypatch.setattr(appends, "INLINE_COST", 4 * one_cost)
-    asked = [_produce(kafka.client(), _request((0, batch(LARGE)))) for _ in range(10)]
-    found = await asyncio.gather(*asked)
-    assert sorted(one.base_offset for (one,) in found) == list(range(10))
-    assert sum(checked) == 10
-    assert max(checked) <= 4
+    """Neither unpacked nor read: their topic, their partition or their size is refused."""
+    await kafka.log.create_topic("small", 1, {"max.message.bytes": "50"})
+    client = kafka.client()
+    codes = [
+        (await _produce(client, _request((number, heavy()), topic=topic)))[0].error_code
+        for topic, number in (("unknown", 0), ("t", 9), ("t", -1), ("small", 0))
+    ]
+    assert codes == [Code.UNKNOWN_TOPIC_OR_PARTITION] * 3 + [Code.MESSAGE_TOO_LARGE]
+    assert checks == []
 
 
-async def test_a_bug_in_a_check_ends_only_the_requests_of_the_turn(
+async def test_a_request_of_many_parts_is_admitted_and_checked(
+    kafka: Kafka, checks: list[bool]
+) -> None:
+    parts = [(number % 4, batch(SMALL)) for number in range(2 * appends.PARTS_MAX)]
+    found = await _produce(kafka.client(), _request(*parts))
+    codes = [Code.NONE] * 3 + [Code.UNKNOWN_TOPIC_OR_PARTITION]
+    assert [one.error_code for one in found] == codes * (len(parts) // 4)
+    assert len(checks) == len(parts) * 3 // 4
+
+
+async def test_the_records_without_keys_in_an_answer_are_bounded(
+    kafka: Kafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(appends, "RECORD_ERRORS_MAX", 3)
+    await kafka.log.create_topic("c", 1, {"cleanup.policy": "compact"})
+    keyless = batch(SMALL, SMALL, key=None)
+    found = await _produce(kafka.client(), _request(*[(0, keyless)] * 3, topic="c"))
+    assert [one.error_code for one in found] == [Code.INVALID_RECORD] * 3
+    assert [[each.batch_index for each in one.record_errors] for one in found] == [[0, 1], [0], []]
+
+
+async def test_a_bug_in_a_check_ends_only_its_request(
     kafka: Kafka, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(native, "IS_BUILT", False)
-    check, client = appends.check, kafka.client()
-
-    def broken(sent: object) -> object:
-        monkeypatch.setattr(appends, "check", check)
+    def broken(sent: object, *_: object) -> object:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr(appends, "check", broken)
-    (found,) = await _produce(client, _request((0, batch(SMALL))))
+    client = kafka.client()
+    with monkeypatch.context() as patch:
+        patch.setattr(appends, "check", broken)
+        patch.setattr(appends, "INLINE_COST", 0)
+        (found,) = await _produce(client, _request((0, batch(SMALL))))
     assert found.error_code == Code.UNKNOWN_SERVER_ERROR
     assert "bug in Kafka's Produce" in caplog.text
     (found,) = await _produce(client, _request((0, batch(SMALL))))

@@ -23,7 +23,7 @@ WAYS = ["loop", "columns", *(["native"] if native.IS_BUILT else [])]
 
 
 def use(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Read and write all records in this way. `native` leaves unusual records to the others."""
+    """Read and write all records in this way."""
     monkeypatch.setattr(native, "IS_BUILT", way == "native")
     monkeypatch.setattr(records, "COLUMNS_MIN", 10**9 if way == "loop" else 0)
     monkeypatch.setattr(record_bytes, "_JOIN_MIN", 10**9 if way == "loop" else 0)

@@ -2,6 +2,7 @@
 
 import contextlib
 import struct
+import time
 import tracemalloc
 import zlib
 from collections.abc import Callable
@@ -153,6 +154,58 @@ def test_the_bound_holds_over_all_blocks_and_members() -> None:
 def test_empty_blocks_are_bounded(codec: int, body: bytes) -> None:
     with pytest.raises(InvalidBatch, match="more than 10000 blocks"):
         codecs.unpack(codec, body)
+
+
+WORST: dict[str, Callable[[int], tuple[int, bytes]]] = {
+    "members of gzip": lambda n: (codecs.GZIP, gzip(b"") * n + b"x" * (100 * n)),
+    "bytes of gzip": lambda n: (codecs.GZIP, gzip(TEXT * (n // 40))),
+    "blocks of xerial": lambda n: (codecs.SNAPPY, xerial(bytes(n), block=1)),
+    "blocks of zstd": lambda n: (
+        codecs.ZSTD,
+        stored_zstd(b"")[:6] + bytes(3) * (n - 1) + b"\1\0\0",
+    ),
+    "frames of zstd": lambda n: (codecs.ZSTD, stored_zstd(b"") * n),
+    "blocks of lz4": lambda n: (
+        codecs.LZ4,
+        packed("lz4")(b"")[:7] + b"\1\0\0\x80x" * n + bytes(4),
+    ),
+}
+"""By name: the codec and packed bytes that cost much, in a number of parts."""
+
+
+@pytest.mark.parametrize("name", WORST)
+def test_four_times_the_bytes_take_about_four_times_the_cpu(name: str) -> None:
+    """A quadratic loop takes sixteen times as much."""
+
+    def cpu_s(parts: int) -> float:
+        codec, body = WORST[name](parts)
+        times = []
+        for _ in range(5):
+            began_s = time.thread_time()
+            with contextlib.suppress(InvalidBatch):
+                codecs.unpack(codec, body)
+            times.append(time.thread_time() - began_s)
+        return min(times)
+
+    assert cpu_s(8_000) < 8 * cpu_s(2_000)
+
+
+def test_a_forged_size_of_snappy_allocates_nothing() -> None:
+    """9,999 blocks that claim a size of 16 MiB each."""
+    claim = b"\x80\x80\x80\x08\0"
+    body = b"\x82SNAPPY\0" + struct.pack(">ii", 1, 1) + struct.pack(">i", len(claim)) + claim
+    with pytest.raises(InvalidBatch, match="cannot have 16777216"):
+        codecs.unpack(codecs.SNAPPY, body)
+
+
+def test_runs_of_zstd_are_refused_before_they_are_unpacked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = struct.pack("<I", (128 << 10) << 3 | 2)[:3] + b"\0"
+    body = stored_zstd(b"")[:6] + run * 130 + b"\1\0\0"
+    monkeypatch.delattr(codecs, "_stream")
+    with pytest.raises(codecs.TooMuch):
+        codecs.unpack(codecs.ZSTD, body)
 
 
 @given(st.sampled_from(sorted(FRAMINGS)), st.data())

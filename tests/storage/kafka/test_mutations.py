@@ -19,7 +19,7 @@ from tests.storage.kafka.reference import (
 from tests.storage.kafka.test_batch import NOW, rows_of
 from tests.support.record_batches import check_one
 from tidelog.storage.core import chunk
-from tidelog.storage.kafka import batch, codecs, native, records
+from tidelog.storage.kafka import batch, codecs
 from tidelog.storage.kafka.layout import HEADER_SIZE, InvalidBatch, LogError
 
 MUTATIONS = int(os.environ.get("TIDELOG_MUTATIONS", "20000"))
@@ -70,7 +70,7 @@ def mutated(raw: bytes, rng: random.Random) -> bytes:
 
 def test_changed_records_are_refused_or_read_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = random.Random(7)
-    refused = accepted = natively = 0
+    refused = accepted = 0
     originals: list[bytes] = []
     for number in range(MUTATIONS):
         if number % 50 == 0:
@@ -90,12 +90,7 @@ def test_changed_records_are_refused_or_read_alike(monkeypatch: pytest.MonkeyPat
             use(way, monkeypatch)
             check(body, expected)
         refused, accepted = refused + (expected is None), accepted + (expected is not None)
-        if native.IS_BUILT and expected is not None:
-            found = native.walk(raw, 0, count, records.HEADERS_MAX)
-            natively += found is not None
     assert min(refused, accepted) > MUTATIONS // 20
-    # Only long numbers are left to Python.
-    assert not native.IS_BUILT or natively > accepted * 9 // 10
 
 
 def check(body: bytes, expected: list[Record] | None) -> None:

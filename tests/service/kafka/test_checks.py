@@ -1,0 +1,98 @@
+"""The threads that check batches: whose turn it is, and how much is under way."""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import cast
+
+from tidelog.service.kafka import checks
+from tidelog.service.kafka.checks import THREADS, CheckThreads
+from tidelog.service.security.caller import ALL_RIGHTS, CallerRights
+
+
+class _Rights(type(ALL_RIGHTS)):  # type: ignore[misc]  # the rights of a principal without quotas
+    def __init__(self, principal: str) -> None:
+        self.principal = principal
+
+
+class Work:
+    """Slices that run until `gate` is set, and the order in which they began."""
+
+    def __init__(self, threads: CheckThreads) -> None:
+        self.threads = threads
+        self.gate = threading.Event()
+        self.began: list[str] = []
+        self._slots = asyncio.Semaphore(0)
+        self._loop = asyncio.get_running_loop()
+
+    def start(self, principal: str, size: int = 0) -> "asyncio.Task[None]":
+        rights = cast("CallerRights", _Rights(principal))
+        return asyncio.ensure_future(self.threads.run(rights, size, self._slice(principal)))
+
+    def _slice(self, principal: str) -> Callable[[], None]:
+        def run() -> None:
+            self.began.append(principal)
+            self._loop.call_soon_threadsafe(self._slots.release)
+            self.gate.wait(20)
+
+        return run
+
+    async def until_began(self, count: int) -> None:
+        async with asyncio.timeout(20):
+            for _ in range(count):
+                await self._slots.acquire()
+
+
+async def test_no_more_slices_run_than_there_are_threads() -> None:
+    work = Work(CheckThreads())
+    tasks = [work.start("a") for _ in range(3 * THREADS)]
+    await work.until_began(THREADS)
+    await asyncio.sleep(0.02)
+    assert len(work.began) == THREADS
+    work.gate.set()
+    await asyncio.gather(*tasks)
+    assert len(work.began) == len(tasks)
+
+
+async def test_the_next_slice_is_of_the_principal_with_the_fewest() -> None:
+    work = Work(CheckThreads())
+    tasks = [work.start("a") for _ in range(6)]
+    await work.until_began(THREADS)
+    tasks += [work.start(name) for name in ("b", "b", "c")]
+    await asyncio.sleep(0)
+    work.gate.set()
+    await asyncio.gather(*tasks)
+    assert work.began[:THREADS] == ["a"] * THREADS
+    assert {"b", "c"} <= set(work.began[THREADS : THREADS + 3])
+    assert sorted(work.began) == ["a"] * 6 + ["b"] * 2 + ["c"]
+
+
+async def test_unpacked_bytes_at_a_time_are_bounded() -> None:
+    work = Work(CheckThreads())
+    most = checks.UNPACKED_ALL_BYTES_MAX
+    tasks = [work.start("a", most), work.start("b", 1)]
+    await work.until_began(1)
+    await asyncio.sleep(0.02)
+    assert work.began == ["a"]
+    work.gate.set()
+    await asyncio.gather(*tasks)
+    large = Work(work.threads)  # a batch above the bound is checked alone
+    large.gate.set()
+    await large.start("a", most + 1)
+
+
+async def test_a_cancelled_wait_gives_its_turn_back() -> None:
+    work = Work(CheckThreads())
+    tasks = [work.start("a") for _ in range(THREADS)]
+    await work.until_began(THREADS)
+    leaving, staying = work.start("b"), work.start("c")
+    await asyncio.sleep(0)
+    leaving.cancel()
+    with suppress(asyncio.CancelledError):
+        await leaving
+    work.gate.set()
+    await asyncio.gather(*tasks, staying)
+    assert "b" not in work.began
+    again = [work.start("d") for _ in range(THREADS)]
+    await asyncio.gather(*again)
