@@ -14,7 +14,7 @@ from tidelog.storage.io.blocking import OpenedStore
 from tidelog.storage.io.s3_options import S3Options
 from tidelog.storage.read import kafka_options
 from tidelog.storage.read.kafka_options import OffsetSpan, TopicSelection
-from tidelog.storage.read.plan import NO_FILTER, ReadFilter, Slice, Split
+from tidelog.storage.read.plan import Slice, Split
 from tidelog.storage.read.split_reader import read_split
 
 BATCH_ROWS_MIN = 8192
@@ -52,8 +52,8 @@ _OPTIONS = (
     "includeHeaders",
     "minPartitions",
     "maxOffsetsPerTrigger",
-    "filterPushdown",
 )
+_PUSHDOWN = "filterpushdown"
 _KAFKAS_OWN = ("kafka.", "fetchoffset.", "kafkaconsumer.", "groupidprefix")
 """Options for connections to a Kafka broker. They are accepted and ignored, because no broker is
 involved."""
@@ -69,7 +69,6 @@ class ReadRequest(NamedTuple):
     has_headers: bool
     splits_min: int
     rows_max: int | None
-    is_pushing: bool
 
     def open(self) -> OpenedStore:
         return OpenedStore(self.url, self.s3)
@@ -78,6 +77,12 @@ class ReadRequest(NamedTuple):
 def request_of(options: Mapping[str, str], *, is_streaming: bool) -> ReadRequest:
     """Parse the options. Raises InvalidRequest for an invalid, missing or unknown option."""
     given = {name.lower(): value for name, value in options.items()}
+    if _PUSHDOWN in given:
+        raise InvalidRequest(
+            "option filterPushdown is not served, because a DataFrame lost the records that its "
+            "first query filtered out: remove it, and prune by startingOffsets, endingOffsets, "
+            "startingTimestamp or assign"
+        )
     known = {name.lower() for name in _OPTIONS}
     unknown = [name for name in given if name not in known and not name.startswith(_KAFKAS_OWN)]
     if unknown:
@@ -95,12 +100,11 @@ def request_of(options: Mapping[str, str], *, is_streaming: bool) -> ReadRequest
         kafka_options.flag(given, "includeHeaders", default=False),
         kafka_options.number(given, "minPartitions") or 1,
         kafka_options.number(given, "maxOffsetsPerTrigger"),
-        kafka_options.flag(given, "filterPushdown", default=False),
     )
 
 
 def read_rows(
-    request: ReadRequest, rows: "RowShape", split: Split | None, wanted: ReadFilter = NO_FILTER
+    request: ReadRequest, rows: "RowShape", split: Split | None
 ) -> Iterator[pa.RecordBatch]:
     """Yield one task's rows. If the plan is empty, Spark makes one task, with `split` None."""
     if split is None:
@@ -108,7 +112,7 @@ def read_rows(
     with request.open() as opened:
         small: list[pa.RecordBatch] = []
         count = 0
-        for one, batch in read_split(opened, split, rows.columns, wanted):
+        for one, batch in read_split(opened, split, rows.columns):
             small.append(rows.shaped(one, batch))
             count += batch.num_rows
             if count >= BATCH_ROWS_MIN:

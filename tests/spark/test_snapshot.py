@@ -1,9 +1,7 @@
 """Snapshots and slices without Spark: on every kind of store, pruned, verified, and read only."""
 
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +9,7 @@ import pytest
 from tests.spark.conftest import History
 from tests.support.broker_log import TIME_MS, BrokerLog, Record, open_log, records_in, records_of
 from tidelog.storage.core.errors import Corrupt, StoreRefused, StoreUnfit, Unavailable, UnknownTopic
-from tidelog.storage.core.model import OFFSET_MAX, TopicPartition
+from tidelog.storage.core.model import TopicPartition
 from tidelog.storage.io.blocking import OpenedStore
 from tidelog.storage.io.clock import SystemClock
 from tidelog.storage.io.object_store import ObjectStore
@@ -262,38 +260,3 @@ async def test_a_time_is_looked_up_after_the_log_start(history: History) -> None
     times = [(of, TIME_MS + 50), (of, TIME_MS + 99), (of, TIME_MS + 100), (of, TIME_MS + 300)]
     assert list((await view.find(later, times)).values()) == [95, 99, 100, None]
     await view.close()
-
-
-# -- Spark's filters
-
-
-def test_filters_narrow_what_is_wanted() -> None:
-    pytest.importorskip("pyspark")
-    from pyspark.sql import datasource as api
-
-    from tidelog.storage.spark.source import narrow
-
-    at = datetime(2023, 11, 14, 22, 13, 20, 250_500, tzinfo=UTC)
-    ms = TIME_MS + 250
-    cases: list[tuple[Any, ReadFilter, bool]] = [
-        (api.GreaterThan(("offset",), 5), ReadFilter(offset_min=6), True),
-        (api.GreaterThanOrEqual(("offset",), 5), ReadFilter(offset_min=5), True),
-        (api.LessThan(("offset",), 5), ReadFilter(offset_max=4), True),
-        (api.LessThanOrEqual(("offset",), OFFSET_MAX), ReadFilter(), True),
-        (api.EqualTo(("offset",), 5), ReadFilter(offset_min=5, offset_max=5), True),
-        (api.In(("offset",), (3, 9)), ReadFilter(offset_min=3, offset_max=9), False),
-        (api.EqualTo(("partition",), 2), ReadFilter(partitions=frozenset({2})), True),
-        (api.In(("topic",), ("a", "b")), ReadFilter(topics=frozenset("ab")), True),
-        (api.GreaterThan(("timestamp",), at), ReadFilter(timestamp_min=ms), False),
-        (api.LessThan(("timestamp",), at), ReadFilter(timestamp_max=ms), False),
-        (api.IsNotNull(("offset",)), ReadFilter(), True),
-        (api.IsNotNull(("key",)), ReadFilter(), False),
-        (api.EqualTo(("key",), b"x"), ReadFilter(), False),
-        (api.GreaterThan(("offset",), 5.5), ReadFilter(), False),
-        (api.Not(api.EqualTo(("offset",), 5)), ReadFilter(), False),
-        (api.EqualTo(("headers", "key"), "x"), ReadFilter(), False),
-    ]
-    for condition, wanted, is_exact in cases:
-        assert narrow(NO_FILTER, condition) == (wanted, is_exact), condition
-    both, _ = narrow(ReadFilter(partitions=frozenset({1, 2})), api.In(("partition",), (2, 3)))
-    assert both.partitions == frozenset({2})
