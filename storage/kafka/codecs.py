@@ -59,7 +59,7 @@ def unpack(codec: int, packed: bytes | memoryview, bytes_max: int = UNPACKED_MAX
     """
     bound = min(bound_of(len(packed)), bytes_max)
     try:
-        return _UNPACK[codec](memoryview(packed), bound)
+        return _UNPACK[codec](bytes(packed), bound)
     except (pa.ArrowInvalid, OSError, zlib.error, IndexError) as error:
         reason = " ".join(str(error).split())
         why = f"records do not unpack with {NAMES[codec]}: {reason}"
@@ -109,11 +109,16 @@ class _Pieces:
         return self._bytes
 
 
-def _plain(packed: memoryview, bound: int) -> Unpacked:
-    return bytes(packed)
+def _plain(packed: bytes, bound: int) -> Unpacked:
+    return packed
 
 
-def _gzip(packed: memoryview, bound: int) -> Unpacked:
+def _gzip(packed: bytes, bound: int) -> Unpacked:
+    if len(packed) <= _STEP:
+        member = zlib.decompressobj(wbits=31)
+        unpacked = member.decompress(packed, bound + 1)
+        if member.eof and not member.unused_data and len(unpacked) <= bound:
+            return unpacked  # the usual form
     pieces, at = _Pieces(bound), 0
     while at < len(packed):  # a member each round
         member = zlib.decompressobj(wbits=31)
@@ -129,9 +134,9 @@ def _gzip(packed: memoryview, bound: int) -> Unpacked:
     return pieces.joined()
 
 
-def _snappy(packed: memoryview, bound: int) -> Unpacked:
+def _snappy(packed: bytes, bound: int) -> Unpacked:
     """Unpack one raw block, or the blocks of the xerial framing, which Java writes."""
-    if packed[: len(_XERIAL)] != _XERIAL:
+    if not packed.startswith(_XERIAL):
         return _snappy_block(packed, bound)
     pieces, at = _Pieces(bound), _XERIAL_HEADER
     while at < len(packed):
@@ -147,7 +152,7 @@ def _snappy(packed: memoryview, bound: int) -> Unpacked:
     return pieces.joined()
 
 
-def _snappy_block(block: memoryview, bound: int) -> bytes:
+def _snappy_block(block: bytes, bound: int) -> bytes:
     size = shift = at = 0
     while True:  # the unpacked size, an unsigned varint
         size |= (block[at] & 127) << shift
@@ -164,12 +169,12 @@ def _snappy_block(block: memoryview, bound: int) -> bytes:
     return unpacked
 
 
-def _lz4(packed: memoryview, bound: int) -> Unpacked:
+def _lz4(packed: bytes, bound: int) -> Unpacked:
     _check_lz4_frame(packed, bound)
     return _stream(packed, "lz4", bound)
 
 
-def _check_lz4_frame(packed: memoryview, bound: int) -> None:
+def _check_lz4_frame(packed: bytes, bound: int) -> None:
     """Check that the bytes are one whole frame, so that a client that reads one frame gets all
     records."""
     if packed[:4] != _LZ4_MAGIC:
@@ -192,7 +197,7 @@ def _check_lz4_frame(packed: memoryview, bound: int) -> None:
         raise OSError("the bytes are not one whole frame")
 
 
-def _zstd(packed: memoryview, bound: int) -> Unpacked:
+def _zstd(packed: bytes, bound: int) -> Unpacked:
     at = blocks = size = 0
     while at < len(packed):
         at, checksum_size, content_size = _zstd_frame(packed, at, bound)
@@ -213,7 +218,7 @@ def _zstd(packed: memoryview, bound: int) -> Unpacked:
     return _stream(packed, "zstd", bound)
 
 
-def _zstd_frame(packed: memoryview, at: int, bound: int) -> tuple[int, int, int]:
+def _zstd_frame(packed: bytes, at: int, bound: int) -> tuple[int, int, int]:
     """Check the window of the frame at `at` (RFC 8878, 3.1.1). Return where its blocks begin, the
     bytes of the checksum behind them, and those of the content, or 0 if this is not known."""
     if packed[at : at + 4] != _ZSTD_MAGIC:
@@ -238,15 +243,23 @@ def _zstd_frame(packed: memoryview, at: int, bound: int) -> tuple[int, int, int]
     return at + size_bytes, descriptor & 4, content_size
 
 
-def _stream(packed: memoryview, name: Literal["lz4", "zstd"], bound: int) -> Unpacked:
+def _stream(packed: bytes, name: Literal["lz4", "zstd"], bound: int) -> Unpacked:
     """Unpack in steps. Arrow's `Codec.decompress` does this in one call, but needs the exact size.
     Its buffer has the given size, and the bytes behind the content are memory that was not
     written."""
     stream = pa.CompressedInputStream(pa.BufferReader(packed), name)
-    pieces = _Pieces(bound)
     step = min(max(_STEP, 8 * len(packed)), _STEP_MAX)
-    while piece := stream.read(min(step, pieces.left + 1)):
+    unpacked: bytes = stream.read(min(step, bound + 1))
+    if len(unpacked) > bound:
+        raise TooMuch(bound)
+    piece = stream.read(min(step, bound + 1 - len(unpacked)))
+    if not piece:
+        return unpacked
+    pieces = _Pieces(bound)
+    pieces.add(unpacked)
+    while piece:
         pieces.add(piece)
+        piece = stream.read(min(step, pieces.left + 1))
     return pieces.joined()
 
 
@@ -255,4 +268,4 @@ def _check_blocks(blocks: int) -> None:
         raise InvalidBatch(f"records are in more than {BLOCKS_MAX} blocks: use larger blocks")
 
 
-_UNPACK: tuple[Callable[[memoryview, int], Unpacked], ...] = (_plain, _gzip, _snappy, _lz4, _zstd)
+_UNPACK: tuple[Callable[[bytes, int], Unpacked], ...] = (_plain, _gzip, _snappy, _lz4, _zstd)

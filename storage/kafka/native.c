@@ -64,10 +64,13 @@ static inline bool refuse(Cursor *cursor, Reason reason)
     return false;
 }
 
-/* Read a zigzag varint before `stop`; INT or LONG is the `kind`. */
-#define READ_NUMBER(cursor, stop, kind, number) \
-    read_number(cursor, stop, kind##_BYTES_MAX, kind##_LAST_MAX, number)
-static inline bool read_number(
+static inline int64_t number_of(uint64_t zigzag)
+{
+    return (int64_t)(zigzag >> 1) ^ -(int64_t)(zigzag & 1);
+}
+
+/* Do `read_number` for a number of any length. */
+static bool read_long_number(
     Cursor *cursor, Py_ssize_t stop, int bytes_max, uint8_t last_max, int64_t *number)
 {
     uint64_t zigzag = 0;
@@ -79,11 +82,32 @@ static inline bool read_number(
         if (byte < 128) {
             if (position == bytes_max - 1 && byte > last_max)
                 break;
-            *number = (int64_t)(zigzag >> 1) ^ -(int64_t)(zigzag & 1);
+            *number = number_of(zigzag);
             return true;
         }
     }
     return refuse(cursor, TOO_LONG);
+}
+
+/* Read a zigzag varint before `stop`; INT or LONG is the `kind`. Most have one or two bytes. */
+#define READ_NUMBER(cursor, stop, kind, number) \
+    read_number(cursor, stop, kind##_BYTES_MAX, kind##_LAST_MAX, number)
+static inline bool read_number(
+    Cursor *cursor, Py_ssize_t stop, int bytes_max, uint8_t last_max, int64_t *number)
+{
+    Py_ssize_t left = stop - cursor->at;
+    const uint8_t *next = cursor->raw + cursor->at;
+    if (left > 0 && next[0] < 128) {
+        cursor->at++;
+        *number = number_of(next[0]);
+        return true;
+    }
+    if (left > 1 && next[1] < 128) {
+        cursor->at += 2;
+        *number = number_of((uint64_t)(next[0] & 127) | (uint64_t)next[1] << 7);
+        return true;
+    }
+    return read_long_number(cursor, stop, bytes_max, last_max, number);
 }
 
 /* Read a size and go behind so many bytes; a size of -1 is a null, if there may be one. */
