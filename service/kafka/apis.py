@@ -19,6 +19,7 @@ class Api:
     __slots__ = (
         "_decoders",
         "_encoders",
+        "is_kept_by_group",
         "is_pipelined",
         "is_waiting",
         "key",
@@ -36,11 +37,14 @@ class Api:
         *,
         is_pipelined: bool = False,
         is_waiting: bool = False,
+        is_kept_by_group: bool = False,
     ) -> None:
         """`serve(request, client)` returns the response, or a coroutine, a future or a `Later` of
         the response. `serve` is None for an API that the connection itself serves. If
         `is_pipelined`, a request may begin before the earlier requests of its connection are
-        answered. If `is_waiting`, a request is cancelled when its connection ends."""
+        answered. If `is_waiting`, a request is cancelled when its connection ends. If
+        `is_kept_by_group`, the group counts what the request brought, so the request holds no
+        memory of the listener while it waits for other members."""
         assert request.api_key is not None, request
         self.key: int = request.api_key
         self.name = request.__name__.removesuffix("Request")
@@ -49,6 +53,7 @@ class Api:
         self.serve = serve
         self.is_pipelined = is_pipelined
         self.is_waiting = is_waiting
+        self.is_kept_by_group = is_kept_by_group
         self._decoders: dict[int, Callable[[bytes | bytearray, int], Any]] = {}
         self._encoders: dict[int, Callable[[Any], list[bytes | memoryview]]] = {}
 

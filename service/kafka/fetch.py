@@ -17,7 +17,7 @@ from tidelog.service.http.paging import Slices
 from tidelog.service.kafka.client import Client, Encoded
 from tidelog.service.kafka.context import Context
 from tidelog.service.kafka.errors import Code, Kind
-from tidelog.service.kafka.fetch_sessions import FetchSessions, SessionRefused
+from tidelog.service.kafka.fetch_sessions import FetchSessions, Session, SessionRefused
 from tidelog.service.kafka.messages.compiler import encoder
 from tidelog.service.kafka.messages.fetch import (
     FetchablePartitionResponse,
@@ -87,13 +87,11 @@ class Fetch:
             return response
         share = Share(context.answers)
         try:
-            size = await self._read(request, wanted, share, len(wanted) < _count(topics))
+            is_readable = len(wanted) == _count(topics)
+            size = await self._read(request, wanted, share, not is_readable)
             if rights is not ALL_RIGHTS:
                 self._charge(wanted, client, size)
-            if session is not None:
-                session.remove_unchanged(response, is_full=False)
-            elif begun := self._sessions.begin(request, rights.principal, now_s, is_by_id=by_id):
-                begun.remove_unchanged(response, is_full=True)
+            self._keep_session(session, request, response, client, is_readable=is_readable)
             encode = encoder(FetchResponse, client.version)
             if len(wanted) <= ENCODED_INLINE_MAX:
                 pieces = encode(response)
@@ -105,6 +103,29 @@ class Fetch:
         if not share.size:
             return Encoded(pieces)
         return Encoded(pieces, partial(share.set, 0))
+
+    def _keep_session(
+        self,
+        session: Session | None,
+        request: FetchRequest,
+        response: FetchResponse,
+        client: Client,
+        *,
+        is_readable: bool,
+    ) -> None:
+        """Store the answers in the session, or begin one if the client asks. A session has only
+        partitions that exist and that the client may read: with others, few bytes would ask for a
+        large answer again and again, without any right. So a session with such a partition ends
+        with this answer, and the client sends all its partitions each time."""
+        now_s, by_id = asyncio.get_running_loop().time(), client.version >= FIRST_BY_ID
+        if session is not None:
+            session.remove_unchanged(response, is_full=False)
+            if not is_readable:
+                self._sessions.end(session)
+        elif is_readable:
+            principal = client.rights.principal
+            if begun := self._sessions.begin(request, principal, now_s, is_by_id=by_id):
+                begun.remove_unchanged(response, is_full=True)
 
     # -- which partitions
 

@@ -148,7 +148,7 @@ class FetchSessions:
             session = None
         if request.session_epoch in {BEGIN_EPOCH, NO_SESSION_EPOCH} or not request.session_id:
             if session is not None:
-                self._remove(session)
+                self.end(session)
             return None
         if session is None:
             raise SessionRefused(Code.FETCH_SESSION_ID_NOT_FOUND)
@@ -163,7 +163,7 @@ class FetchSessions:
         session.update(request)
         self._partitions += len(session)
         if self._partitions > PARTITIONS_MAX:
-            self._remove(session)  # this request is answered; the next one is refused
+            self.end(session)  # this request is answered; the next one is refused
         return session
 
     def begin(
@@ -189,10 +189,11 @@ class FetchSessions:
             oldest = next(iter(self._sessions.values()), None)
             if oldest is None or now_s - oldest.used_s < IDLE_S:
                 return False
-            self._remove(oldest)
+            self.end(oldest)
         return True
 
-    def _remove(self, session: Session) -> None:
+    def end(self, session: Session) -> None:
+        """Forget a session: the next request of the client is refused."""
         if self._sessions.pop(session.session_id, None) is not None:
             self._partitions -= len(session)
 

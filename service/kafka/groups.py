@@ -37,6 +37,8 @@ from tidelog.storage.state.group_types import GroupMember
 
 GROUPS_MAX = 1_000
 """Groups in one request for descriptions or deletions."""
+DESCRIBED_BYTES_MAX = 16 * 1024 * 1024
+"""Metadata and assignments in one answer to DescribeGroups. One group has less."""
 TYPE = "classic"
 CONSUMER = "consumer"
 
@@ -202,12 +204,24 @@ class Groups:
     async def describe(
         self, request: messages.DescribeGroupsRequest, client: Client
     ) -> messages.DescribeGroupsResponse:
-        """Answer DescribeGroups."""
-        found = [
-            await self._described_group(group_id, request, client)
-            async for group_id in sliced([*dict.fromkeys(request.groups)][:GROUPS_MAX])
-        ]
-        return messages.DescribeGroupsResponse(groups=found)
+        """Answer DescribeGroups. Groups that would make the answer too large have an error: a
+        request of a few bytes may name groups of many megabytes."""
+        groups: list[messages.DescribedGroup] = []
+        left = DESCRIBED_BYTES_MAX
+        async for group_id in sliced([*dict.fromkeys(request.groups)][:GROUPS_MAX]):
+            group = await self._described_group(group_id, request, client)
+            size = sum(
+                len(member.member_metadata) + len(member.member_assignment)
+                for member in group.members
+            )
+            if size > left:
+                group.error_code = self._context.refusal("DescribeGroups", Code.MESSAGE_TOO_LARGE)
+                group.error_message = "the answer would be too large: ask for fewer groups at once"
+                group.members = []
+            else:
+                left -= size
+            groups.append(group)
+        return messages.DescribeGroupsResponse(groups=groups)
 
     async def _described_group(
         self, group_id: str, request: messages.DescribeGroupsRequest, client: Client
@@ -326,6 +340,7 @@ def group_apis(context: Context) -> Iterable[Api]:
             messages.JoinGroupResponse,
             groups.join,
             is_waiting=True,
+            is_kept_by_group=True,
         ),
         Api(
             messages.SyncGroupRequest,

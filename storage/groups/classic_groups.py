@@ -17,6 +17,7 @@ import asyncio
 import itertools
 import logging
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -63,6 +64,7 @@ from tidelog.storage.log import Log
 from tidelog.storage.state.cluster_state import Applied
 from tidelog.storage.state.group_members import CLIENT_BYTES_MAX, MEMBERS_MAX
 from tidelog.storage.state.group_types import NO_GENERATION, ClientMember, ConsumerGroup
+from tidelog.storage.state.shares import WITHOUT_SHARE
 
 log = logging.getLogger("tidelog.groups")
 
@@ -81,7 +83,8 @@ TIMER_S = 0.001
 RETRY_S = 1.0
 """Time until a failed removal of members is committed again."""
 PROTOCOL_BYTES_MAX = 4 * CLIENT_BYTES_MAX
-"""Bound of the metadata that the members of all groups sent (I10)."""
+"""Bound of the metadata that the members of all groups sent (I10). A principal adds to its metadata
+only while it then has at most as many bytes as are free, so a new principal always finds room."""
 
 
 @dataclass(slots=True, eq=False)
@@ -93,7 +96,8 @@ class _Held:
     task: asyncio.Task[None] | None = None
     timer: asyncio.TimerHandle | None = None
     wake_s: float = math.inf
-    size: int = 0
+    sizes: Counter[str] = field(default_factory=Counter)
+    """Bytes by principal that this broker has counted."""
     removals: list["asyncio.Future[None]"] = field(default_factory=list)
 
 
@@ -110,7 +114,8 @@ class ClassicGroups:
         self._held: dict[str, _Held] = {}
         self._is_draining = False
         self._members = 0
-        self._size = 0
+        self._sizes: Counter[str] = Counter()
+        """Bytes of all members' metadata by principal."""
         broker.wal.subscribers.append(self)
 
     # -- requests
@@ -118,11 +123,17 @@ class ClassicGroups:
     async def join(self, group_id: str, request: JoinRequest) -> Joined:
         """Handle JoinGroup. Returns at the end of the join phase."""
         held = await self._hold(group_id, is_new=True)
-        if self._size > PROTOCOL_BYTES_MAX or self._members > MEMBERS_MAX:
+        if not self._has_room(request) or self._members > MEMBERS_MAX:
             held = Code.GROUP_MAX_SIZE_REACHED
         if isinstance(held, Code):
             return Joined(held, request.who.member_id)
         return await self._reply(held, partial(held.group.join, request))
+
+    def _has_room(self, request: JoinRequest) -> bool:
+        free = PROTOCOL_BYTES_MAX - self._sizes.total()
+        if request.principal in WITHOUT_SHARE:
+            return request.size <= free
+        return self._sizes[request.principal] + request.size <= free
 
     async def sync(self, group_id: str, request: SyncRequest) -> Synced:
         """Handle SyncGroup. Returns when the assignments are committed."""
@@ -297,8 +308,7 @@ class ClassicGroups:
         group = held.group
         if self._held.get(group.group_id) is not held:
             return  # another broker has the group
-        self._size += group.members.size - held.size
-        held.size = group.members.size
+        self._count(held, group.members.sizes)
         if group.actions and held.task is None:
             held.task = asyncio.create_task(self._commit(held), name="tidelog-classic-group")
         if group.wake_s != held.wake_s:
@@ -313,6 +323,14 @@ class ClassicGroups:
         if group.is_idle and held.task is None:
             self._release(held)
 
+    def _count(self, held: _Held, sizes: Counter[str]) -> None:
+        """Count the bytes that the members of a group have now, by principal."""
+        if sizes != held.sizes:
+            self._sizes.update(sizes)
+            self._sizes.subtract(held.sizes)
+            self._sizes = +self._sizes  # without zeros
+            held.sizes = sizes.copy()
+
     def _tick(self, held: _Held) -> None:
         held.wake_s = math.inf  # a timer that comes too early is set again
         held.group.tick(self._now_s)
@@ -322,7 +340,7 @@ class ClassicGroups:
         """Forget the group. If there is a code, answer the waiting requests with it."""
         if self._held.get(held.group.group_id) is held:
             del self._held[held.group.group_id]
-            self._size -= held.size
+            self._count(held, Counter())
         if held.timer is not None:
             held.timer.cancel()
         held.group.actions.clear()

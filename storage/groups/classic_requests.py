@@ -41,6 +41,10 @@ class Identity(NamedTuple):
     instance_id: str = ""
 
 
+PROTOCOL_BYTES = 200
+"""Memory of an assignor of a request, in addition to its name and metadata."""
+
+
 class JoinRequest(NamedTuple):
     """A JoinGroup request. `protocols` are the member's assignors, in the order of its preference,
     with its metadata for each. If `needs_member_id`, a new dynamic member gets its id in a refusal
@@ -60,7 +64,8 @@ class JoinRequest(NamedTuple):
 
     @property
     def size(self) -> int:
-        return sum(len(name) + len(metadata) for name, metadata in self.protocols)
+        """Return the bytes that the group keeps of the request."""
+        return sum(PROTOCOL_BYTES + len(name) + len(data) for name, data in self.protocols)
 
 
 class JoinedMember(NamedTuple):

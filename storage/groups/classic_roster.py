@@ -92,10 +92,12 @@ class Member:
 
 class Roster:
     """The members by id, in the order of their joins, and by instance id. The roster counts how
-    many members have each assignor. `size` is the sum of their requests' sizes."""
+    many members have each assignor. `size` is the sum of their requests' sizes, and `sizes` has the
+    sums by principal."""
 
     def __init__(self) -> None:
         self.size = 0
+        self.sizes: Counter[str] = Counter()
         self._members: dict[str, Member] = {}
         self._static: dict[str, str] = {}
         self._support: Counter[str] = Counter()
@@ -154,6 +156,9 @@ class Roster:
 
     def _count(self, request: JoinRequest, sign: int) -> None:
         self.size += sign * request.size
+        self.sizes[request.principal] += sign * request.size
+        if not self.sizes[request.principal]:
+            del self.sizes[request.principal]
         for name in {name for name, _ in request.protocols}:
             self._support[name] += sign
             if not self._support[name]:

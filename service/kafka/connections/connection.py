@@ -28,6 +28,7 @@ from tidelog.service.kafka.connections.server import Pending, Server, served_lar
 from tidelog.service.kafka.failures import called
 from tidelog.service.kafka.messages.header import decode_header, frame_response
 from tidelog.service.kafka.messages.primitives import MalformedMessage
+from tidelog.service.memory_pool import EVERYONE, UNPROVED
 from tidelog.service.security.caller import NO_RIGHTS, Unauthenticated
 from tidelog.service.security.request_time import measured
 from tidelog.service.telemetry.kafka_clients import ConnectionNow
@@ -65,6 +66,8 @@ class Connection:
         self._host = ""
         self._client_id = ""
         self._connected_s = 0.0
+        self._frame_owner = UNPROVED
+        """The owner of the frame that is received."""
         self._handshake = Handshake(
             server.apis, server.security, self._on_handshake, server.context.audit_refusal
         )
@@ -115,15 +118,26 @@ class Connection:
         self._outbox.close()
         self._handshake.close()
         if size := self.frames.frame_bytes:
-            server.memory.give(size)
+            server.memory.give(self._frame_owner, size)
         self.frames.drop()
 
     def _give(self, pending: Pending, _: object = None) -> None:
         """Give the memory of a request back."""
         memory = self._server.memory
-        memory.give(len(pending.frame))
+        if pending.frame:
+            memory.give(pending.owner, len(pending.frame))
+            pending.frame = b""
         if pending.decoded_bytes:
-            memory.decoded.give(pending.decoded_bytes)
+            memory.decoded.give(pending.decoded_owner, pending.decoded_bytes)
+            pending.decoded_bytes = 0
+
+    @property
+    def owner(self) -> str:
+        """Return the owner of this connection's bytes (memory_pool.Taker)."""
+        if not self._is_secured:
+            return EVERYONE
+        rights = self._handshake.rights
+        return UNPROVED if rights is NO_RIGHTS else rights.principal
 
     def advance(self) -> None:
         """Read the requests that have arrived, begin those that may begin. After TURN_S, the next
@@ -177,6 +191,7 @@ class Connection:
             self.advance()
 
     def _take(self, size: int) -> bool:
+        self._frame_owner = self.owner
         return self._server.memory.take(self, size)
 
     def on_memory(self) -> None:
@@ -196,7 +211,7 @@ class Connection:
         try:
             key, version, correlation_id, client_id, position = decode_header(frame)
         except MalformedMessage as error:
-            self._server.memory.give(len(frame))
+            self._server.memory.give(self._frame_owner, len(frame))
             self._refuse("malformed", str(error), "")
             return
         if self._is_first_frame:
@@ -207,7 +222,7 @@ class Connection:
         if api is None or version not in api.request.versions:
             if key != API_VERSIONS:
                 name = f"API {key}" if api is None else api.name
-                self._server.memory.give(len(frame))
+                self._server.memory.give(self._frame_owner, len(frame))
                 self._refuse("version", f"{name} version {version} is not served", client_id or "")
                 return
             api, version = self._server.apis[key], -1
@@ -215,7 +230,8 @@ class Connection:
         client = self._clients.get((version, client_id))
         if client is None:
             client = self._client(version, client_id)
-        self._waiting.append((Pending(api, client, correlation_id, frame), position))
+        pending = Pending(api, client, correlation_id, frame, self._frame_owner)
+        self._waiting.append((pending, position))
         if len(self._waiting) == 1:
             self._begin_next()
 
@@ -235,11 +251,10 @@ class Connection:
             return False
         if not self._may_begin():
             return False
-        size = len(pending.frame)
-        if size > DECODED_BYTES_MIN and not pending.api.is_pipelined:
-            if not self._server.memory.decoded.take(self, size):
+        if pending.size > DECODED_BYTES_MIN and not pending.api.is_pipelined:
+            if not self._server.memory.decoded.take(self, pending.size):
                 return False  # `on_memory` is called when there is room
-            pending.decoded_bytes = size
+            pending.decoded_bytes, pending.decoded_owner = pending.size, self.owner
         self._waiting.popleft()
         self._begun.append(pending)
         self._is_serial = not pending.api.is_pipelined
@@ -381,7 +396,7 @@ class Connection:
             pending = begun.popleft()
             answer = pending.answer
             assert answer is not None
-            size_in, size_out = len(pending.frame), 0
+            size_in, size_out = pending.size, 0
             self._read += size_in
             if answer.pieces and not transport.is_closing():
                 api, version = pending.api, max(pending.client.version, 0)

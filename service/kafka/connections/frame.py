@@ -12,7 +12,8 @@ client.
 
 import struct
 from collections.abc import Callable
-from typing import Protocol
+
+from tidelog.service.memory_pool import MemoryPool, Taker
 
 MIB = 1024 * 1024
 PRODUCE = 0
@@ -20,8 +21,8 @@ PRODUCE_BYTES_MAX = 100 * MIB
 """Largest Produce request: `socket.request.max.bytes` of Kafka."""
 REQUEST_BYTES_MAX = 1 * MIB
 """Largest request of another API."""
-UNPROVED_BYTES_MAX = 64 * 1024
-"""Largest request of a client that has to prove its principal first."""
+UNPROVED_BYTES_MAX = 4 * 1024
+"""Largest request of a client that has to prove its principal first: a key has 50 characters."""
 SHARED_BYTES = 64 * 1024
 """Size of the buffer for all connections of a listener that are not inside a frame."""
 SMALL_BYTES_MAX = SHARED_BYTES
@@ -39,58 +40,6 @@ _HEAD = struct.Struct(">ih")  # the size, and the key of the API
 
 class FrameRefused(Exception):
     """The size of a frame is out of its bounds. The connection cannot go on."""
-
-
-class Taker(Protocol):
-    """The owner of a frame that waits for memory."""
-
-    def on_memory(self) -> None:
-        """Try again to take the memory of the frame: there may be room now."""
-
-
-class MemoryPool:
-    """The bytes of unanswered requests within a bound: one pool for small requests, one for large
-    ones."""
-
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self.used = 0
-        self._waiting: dict[Taker, None] = {}
-
-    def take(self, taker: Taker, size: int) -> bool:
-        """Hold `size` bytes and return True. If they do not fit, return False; `on_memory` of the
-        taker is called when there may be room. A frame always fits if no other is held."""
-        if (self.used and self.used + size > self.limit) or self._is_later(taker):
-            self._waiting[taker] = None
-            return False
-        self.used += size
-        if self._waiting:
-            self._waiting.pop(taker, None)
-        return True
-
-    def give(self, size: int) -> None:
-        """Give bytes back that `take` has held."""
-        self.used -= size
-        assert self.used >= 0, "what is given back was taken"
-        if self._waiting:
-            self.wake()
-
-    def wake(self) -> None:
-        """Let the takers try again, in the order in which they came, while their bytes fit."""
-        for taker in list(self._waiting):
-            taker.on_memory()
-            if taker in self._waiting:
-                return
-
-    def leave(self, taker: Taker) -> None:
-        """Forget a taker that waits, because its connection has ended or may not go on."""
-        if self._waiting.pop(taker, taker) is None:
-            self.wake()
-
-    def _is_later(self, taker: Taker) -> bool:
-        """Whether another taker came first. A frame must not pass the frames before it, because
-        small frames could then delay a large one without end."""
-        return bool(self._waiting) and next(iter(self._waiting)) is not taker
 
 
 class RequestMemory:
@@ -112,9 +61,9 @@ class RequestMemory:
         """Hold the bytes of a frame; see MemoryPool."""
         return (self.large if size > SMALL_BYTES_MAX else self.small).take(taker, size)
 
-    def give(self, size: int) -> None:
+    def give(self, owner: str, size: int) -> None:
         """Give the bytes of a frame back."""
-        (self.large if size > SMALL_BYTES_MAX else self.small).give(size)
+        (self.large if size > SMALL_BYTES_MAX else self.small).give(owner, size)
 
     def leave(self, taker: Taker) -> None:
         """Forget a taker that waits."""

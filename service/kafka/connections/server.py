@@ -50,19 +50,32 @@ class Pending:
         "client",
         "correlation_id",
         "decoded_bytes",
+        "decoded_owner",
         "frame",
         "is_later",
+        "owner",
+        "size",
         "started_s",
         "task",
     )
 
     def __init__(
-        self, api: Api, client: Client, correlation_id: int, frame: bytes | bytearray
+        self,
+        api: Api,
+        client: Client,
+        correlation_id: int,
+        frame: bytes | bytearray,
+        owner: str,
     ) -> None:
+        self.owner = owner
+        """The owner of the frame's bytes in `RequestMemory`."""
+        self.decoded_owner = owner
+        self.size = len(frame)
         self.api = api
         self.client = client
         self.correlation_id = correlation_id
-        self.frame = frame
+        self.frame: bytes | bytearray = frame
+        """Empty when the bytes were given back."""
         self.answer: Encoded | None = None
         self.decoded_bytes = 0
         """The bytes that the request holds of `RequestMemory.decoded`."""

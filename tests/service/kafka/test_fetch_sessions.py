@@ -218,3 +218,31 @@ def test_a_client_with_a_session_knows_what_one_without_knows() -> None:
             order = [each.partition for topic in session.topics() for each in topic.partitions]
             if with_records:
                 assert set(order[-len(with_records) :]) == with_records
+
+
+@pytest.mark.parametrize("version", [11, 17])
+async def test_session_has_no_partition_that_is_unknown(kafka: Kafka, version: int) -> None:
+    """A request of few bytes must not ask for many errors again and again."""
+    client = kafka.client()
+    known = bytes.fromhex(kafka.log.state.topic("t").topic_id)
+    unknown = FetchTopic(topic="unknown", topic_id=bytes(15) + b"\1", partitions=[])
+    unknown.partitions = [
+        FetchPartition(partition=n, fetch_offset=0, partition_max_bytes=1) for n in range(100)
+    ]
+
+    async def ask(session: int, epoch: int, *topics: FetchTopic) -> FetchResponse:
+        request = _in_session(session, epoch)
+        request.topics = list(topics)
+        return (await _ask(client, request, version))[0]
+
+    response = await ask(0, 0, unknown)
+    assert response.session_id == 0
+    assert len(response.responses[0].partitions) == 100
+    partition = FetchPartition(partition=0, fetch_offset=0, partition_max_bytes=1)
+    of_known = FetchTopic(topic="t", topic_id=known, partitions=[partition])
+    session = (await ask(0, 0, of_known)).session_id
+    assert session > 0
+    response = await ask(session, 1, unknown)
+    assert len(response.responses[0].partitions) == 100
+    response = await ask(session, 2)
+    assert (response.error_code, response.responses) == (Code.FETCH_SESSION_ID_NOT_FOUND, [])

@@ -13,10 +13,10 @@ from tidelog.service.kafka.connections.frame import (
     UNPROVED_BYTES_MAX,
     FrameReader,
     FrameRefused,
-    MemoryPool,
     RequestMemory,
 )
 from tidelog.service.kafka.connections.outbox import AnswerShares
+from tidelog.service.memory_pool import EVERYONE
 
 
 def _framed(key: int, size: int) -> bytes:
@@ -109,40 +109,6 @@ def test_a_frame_waits_for_memory() -> None:
     assert not reader.is_blocked
 
 
-class _Taker:
-    def __init__(self, memory: MemoryPool, size: int, order: list[int]) -> None:
-        self._memory, self.size, self._order = memory, size, order
-
-    def on_memory(self) -> None:
-        if self._memory.take(self, self.size):
-            self._order.append(self.size)
-
-
-def test_memory_is_given_in_the_order_of_the_requests() -> None:
-    memory, order = MemoryPool(100), list[int]()
-    first, large, small, last = (_Taker(memory, size, order) for size in (60, 90, 5, 1000))
-    for one in (first, large, small, last):
-        one.on_memory()
-    assert order == [60], "the small request does not overtake the large one"
-    memory.give(60)
-    assert order == [60, 90, 5]
-    memory.give(90)
-    assert order == [60, 90, 5], "a request above the limit waits until it is alone"
-    memory.give(5)
-    assert order == [60, 90, 5, 1000]
-    memory.give(1000)
-    assert memory.used == 0
-
-
-def test_a_taker_that_leaves_lets_the_next_one_go_on() -> None:
-    memory, order = MemoryPool(100), list[int]()
-    first, large, small = (_Taker(memory, size, order) for size in (60, 90, 5))
-    for one in (first, large, small):
-        one.on_memory()
-    memory.leave(large)
-    assert order == [60, 5]
-
-
 def test_shares_of_answers_are_released_when_the_socket_has_taken_them() -> None:
     shares, released = AnswerShares(), list[str]()
     shares.add(10, lambda: released.append("a"))
@@ -157,7 +123,6 @@ def test_shares_of_answers_are_released_when_the_socket_has_taken_them() -> None
 
 def test_frames_that_stop_in_the_middle_delay_no_small_frame() -> None:
     memory = RequestMemory(1 << 20)
-    order = list[int]()
     stopped = [
         FrameReader(lambda size: memory.take(_Idle(), size), is_proved=True) for _ in range(9)
     ]
@@ -166,11 +131,11 @@ def test_frames_that_stop_in_the_middle_delay_no_small_frame() -> None:
         reader.push(_framed(0, size)[:-1])
         assert _pulled(reader) == []
     assert [number for number, one in enumerate(stopped) if one.is_blocked] == [5, 7]
-    taker = _Taker(memory.small, SHARED_BYTES, order)
-    taker.on_memory()
-    assert order == [SHARED_BYTES]
+    assert memory.small.take(_Idle(), SHARED_BYTES)
 
 
 class _Idle:
+    owner = EVERYONE
+
     def on_memory(self) -> None:
         return

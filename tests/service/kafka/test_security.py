@@ -90,7 +90,7 @@ async def test_the_administrator_authenticates_and_writes(secured: Kafka) -> Non
         ("alice", ADMIN_KEY, ""),
         ("admin", ADMIN_KEY, "alice"),
         ("", ADMIN_KEY, ""),
-        ("admin", "x" * 5000, ""),
+        ("admin", "x" * 3000, ""),
     ],
 )
 async def test_wrong_credentials(secured: Kafka, user: str, secret: str, authzid: str) -> None:

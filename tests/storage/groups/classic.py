@@ -25,12 +25,13 @@ def request(
     rebalance_ms: int = 60_000,
     protocol_type: str = "consumer",
     version: int = 9,
+    principal: str = "",
 ) -> JoinRequest:
     return JoinRequest(
         Identity(member_id, instance_id),
         client_id,
         "/127.0.0.1",
-        "",
+        principal,
         session_ms,
         rebalance_ms,
         protocol_type,

@@ -22,8 +22,8 @@ from tidelog.storage.core.errors import (
     Unavailable,
     UnknownMember,
 )
-from tidelog.storage.groups import classic_groups
-from tidelog.storage.groups.classic_groups import ClassicGroups
+from tidelog.storage.groups import classic_group, classic_groups
+from tidelog.storage.groups.classic_groups import PROTOCOL_BYTES_MAX, ClassicGroups
 from tidelog.storage.groups.classic_requests import Code, Identity, Phase, SyncRequest
 from tidelog.storage.groups.instances import Instances
 from tidelog.storage.io.memory import MemoryStore
@@ -88,6 +88,31 @@ async def commit(
         return await groups.commit_offsets("g", Identity(member_id), generation, offsets, ())
     except LogError as error:
         return error
+
+
+@virtual
+async def test_principal_that_joins_many_groups_leaves_room_for_others() -> None:
+    """Bytes of members' metadata have shares, and are free again when the members leave."""
+    metadata, members = b"x" * (PROTOCOL_BYTES_MAX // 16), list[tuple[str, str]]()
+    async with coordinator() as one:
+
+        async def join(group_id: str, principal: str) -> Code:
+            asked = request(principal=principal, protocols=[("range", metadata)], version=3)
+            answer = await one.groups.join(group_id, asked)
+            if answer.code is Code.NONE:
+                members.append((group_id, answer.member_id))
+            return answer.code
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(classic_group, "PROTOCOL_BYTES_MAX", PROTOCOL_BYTES_MAX)
+            codes = [await join(f"a{number}", "User:a") for number in range(16)]
+            assert codes == [Code.NONE] * 8 + [Code.GROUP_MAX_SIZE_REACHED] * 8
+            codes = [await join(f"b{number}", "User:b") for number in range(4)]
+            assert codes == [Code.NONE] * 4
+            for group_id, member_id in members:
+                assert await one.groups.leave(group_id, [Identity(member_id)]) == [Code.NONE]
+            assert one.groups._sizes == {}
+            assert await join("again", "User:a") is Code.NONE
 
 
 @virtual

@@ -1,0 +1,117 @@
+"""Bytes within a limit that many clients share.
+
+Each taker has an owner: a principal, or UNPROVED. Without shares, one principal could take all
+bytes and keep them, and then no other client is served. Invariants:
+M1 `used` is the sum of what the owners hold. The owner that took a byte gives it back, once.
+M2 An owner takes bytes only while it then holds at most as many as are free. So an owner that is
+   alone gets half of the limit, two get a third each, and a new owner always finds room (Choudhury
+   and Hahne 1998, "dynamic threshold", with alpha 1). An owner that holds nothing may take any size
+   that fits.
+M3 Takers of one owner get bytes in the order of their requests. An owner that holds nothing and
+   waits for room is passed by none that came later, because small requests could delay a large one
+   without end. An owner that waits only because of its share delays no other owner.
+
+Pure: no IO, no clock.
+"""
+
+from collections import Counter
+from typing import Protocol
+
+UNPROVED = "unproved"
+"""The owner of connections whose clients have not proved their principal. A principal's name has a
+colon."""
+UNPROVED_PART = 16
+"""UNPROVED holds at most the limit divided by this number."""
+EVERYONE = ""
+"""The owner of all connections of a listener without security. It may hold the whole limit, because
+its clients are not known apart."""
+
+
+class Taker(Protocol):
+    """A client of the pool, which may wait for room."""
+
+    @property
+    def owner(self) -> str:
+        """The owner of the bytes that the client takes."""
+        ...
+
+    def on_memory(self) -> None:
+        """Try again to take the bytes: there may be room now."""
+
+
+class MemoryPool:
+    """Bytes within a limit, shared by owners (M1 to M3). Owned by one event loop."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.used = 0
+        self._held_bytes: Counter[str] = Counter()
+        self._waiting: dict[str, dict[Taker, None]] = {}
+        """By owner, in the order in which the owners began to wait."""
+
+    def take(self, taker: Taker, size: int) -> bool:
+        """Hold `size` bytes for the owner of the taker, and return True. If they do not fit, return
+        False; `on_memory` of the taker is called when there may be room. Bytes of any size fit if
+        no others are held."""
+        owner = taker.owner
+        takers = self._waiting.get(owner)
+        is_first = not takers or next(iter(takers)) is taker
+        if not (is_first and self._has_room(owner, size)) or self._is_behind_newcomer(owner):
+            self._waiting.setdefault(owner, {})[taker] = None
+            return False
+        self.used += size
+        self._held_bytes[owner] += size
+        if takers:
+            self._forget(owner, taker)
+        return True
+
+    def give(self, owner: str, size: int) -> None:
+        """Give bytes back that an owner holds."""
+        self.used -= size
+        self._held_bytes[owner] -= size
+        assert self._held_bytes[owner] >= 0, "what is given back was taken"
+        if not self._held_bytes[owner]:
+            del self._held_bytes[owner]
+        if self._waiting:
+            self.wake()
+
+    def wake(self) -> None:
+        """Let the takers try again, while their bytes fit: those of each owner in their order."""
+        for owner in list(self._waiting):
+            while takers := self._waiting.get(owner):
+                taker = next(iter(takers))
+                taker.on_memory()
+                if self._waiting.get(owner) is takers and next(iter(takers), None) is taker:
+                    break
+
+    def leave(self, taker: Taker) -> None:
+        """Forget a taker that waits, because its connection has ended or may not go on."""
+        owners = [owner for owner, takers in self._waiting.items() if taker in takers]
+        for owner in owners:
+            self._forget(owner, taker)
+        if owners:
+            self.wake()
+
+    def _has_room(self, owner: str, size: int) -> bool:
+        free, owned = self.limit - self.used, self._held_bytes[owner]
+        if owner == UNPROVED:
+            return owned + size <= self.limit // UNPROVED_PART and size <= free
+        if not self.used:
+            return True
+        return size <= free and (not owned or owner == EVERYONE or owned + size <= free)
+
+    def _is_behind_newcomer(self, owner: str) -> bool:
+        """Whether an owner that holds nothing waits since before this owner."""
+        for other in self._waiting:
+            if other == owner:
+                return False
+            if other != UNPROVED and not self._held_bytes[other]:
+                return True
+        return False
+
+    def _forget(self, owner: str, taker: Taker) -> None:
+        takers = self._waiting.get(owner)
+        if takers is not None:
+            takers.pop(taker, None)
+            if not takers:
+                del self._waiting[owner]

@@ -1,0 +1,108 @@
+"""Bytes that owners share: M1 to M3 of service.memory_pool."""
+
+import random
+from collections import Counter
+
+import pytest
+
+from tidelog.service.memory_pool import EVERYONE, UNPROVED, UNPROVED_PART, MemoryPool
+
+
+class _Taker:
+    """Takes its bytes as soon as there is room."""
+
+    def __init__(self, memory: MemoryPool, size: int, owner: str = EVERYONE) -> None:
+        self.memory, self.size, self.owner = memory, size, owner
+        self.has_bytes = False
+
+    def on_memory(self) -> None:
+        if not self.has_bytes:
+            self.has_bytes = self.memory.take(self, self.size)
+
+
+def _takers(memory: MemoryPool, *sizes: int, owner: str = EVERYONE) -> list[_Taker]:
+    takers = [_Taker(memory, size, owner) for size in sizes]
+    for taker in takers:
+        taker.on_memory()
+    return takers
+
+
+def _sizes(takers: list[_Taker]) -> list[int]:
+    return [taker.size for taker in takers if taker.has_bytes]
+
+
+def test_memory_of_one_owner_is_given_in_the_order_of_requests() -> None:
+    memory = MemoryPool(100)
+    takers = _takers(memory, 60, 90, 5, 1000)
+    assert _sizes(takers) == [60], "the small request does not overtake the large one"
+    memory.give(EVERYONE, 60)
+    assert _sizes(takers) == [60, 90, 5]
+    memory.give(EVERYONE, 90)
+    assert _sizes(takers) == [60, 90, 5], "a request above the limit waits until it is alone"
+    memory.give(EVERYONE, 5)
+    assert _sizes(takers) == [60, 90, 5, 1000]
+    memory.give(EVERYONE, 1000)
+    assert memory.used == 0
+
+
+def test_taker_that_leaves_lets_the_next_one_go_on() -> None:
+    memory = MemoryPool(100)
+    takers = _takers(memory, 60, 90, 5)
+    memory.leave(takers[1])
+    assert _sizes(takers) == [60, 5]
+
+
+def test_owner_that_waits_for_its_share_delays_no_other_owner() -> None:
+    memory = MemoryPool(90)
+    greedy = _takers(memory, *[10] * 9, owner="User:greedy")
+    assert _sizes(greedy) == [10] * 5, "an owner takes while it then holds what is free, or less"
+    other = _takers(memory, 10, 10, 10, owner="User:other")
+    assert _sizes(other) == [10, 10]
+    assert _sizes(_takers(memory, 10, owner="User:new")) == [10]
+
+
+def test_owner_that_holds_nothing_is_not_passed_for_ever() -> None:
+    memory = MemoryPool(100)
+    small = _takers(memory, *[10] * 5, owner="User:a")
+    large = _takers(memory, 80, owner="User:b")
+    later = _takers(memory, 10, owner="User:c")
+    assert (_sizes(large), _sizes(later)) == ([], [])
+    for _ in range(3):
+        memory.give("User:a", small.pop().size)
+    assert (_sizes(large), _sizes(later)) == ([80], [])
+
+
+def test_connections_without_a_principal_share_a_small_part() -> None:
+    memory = MemoryPool(1600)
+    takers = _takers(memory, *[10] * 400, owner=UNPROVED)
+    assert sum(_sizes(takers)) == 1600 // UNPROVED_PART
+    assert _sizes(_takers(memory, 800, owner="User:a")) == [800]
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_pool_of_random_owners_is_exact_and_serves_each_of_them(seed: int) -> None:
+    draw, memory = random.Random(seed), MemoryPool(1000)
+    owners = [UNPROVED, *(f"User:{number}" for number in range(5))]
+    takers: list[_Taker] = []
+    for _ in range(500):
+        if draw.random() < 0.6:
+            owner = draw.choice(owners)
+            size = draw.randrange(1, 1000 // UNPROVED_PART if owner == UNPROVED else 1000)
+            takers += _takers(memory, size, owner=owner)
+        elif takers:
+            taker = takers.pop(draw.randrange(len(takers)))
+            if taker.has_bytes:
+                memory.give(taker.owner, taker.size)
+            else:
+                memory.leave(taker)
+        held = Counter[str]()
+        for taker in takers:
+            held[taker.owner] += taker.size if taker.has_bytes else 0
+        assert memory.used == held.total() <= 1000
+        assert held[UNPROVED] <= 1000 // UNPROVED_PART
+    while takers:  # all end: each that waits is served in its turn
+        served = [taker for taker in takers if taker.has_bytes]
+        assert served, "the pool is empty, and a taker waits"
+        takers.remove(served[0])
+        memory.give(served[0].owner, served[0].size)
+    assert memory.used == 0
