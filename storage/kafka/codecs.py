@@ -117,8 +117,11 @@ def _gzip(packed: bytes, bound: int) -> Unpacked:
     if len(packed) <= _STEP:
         member = zlib.decompressobj(wbits=31)
         unpacked = member.decompress(packed, bound + 1)
-        if member.eof and not member.unused_data and len(unpacked) <= bound:
+        if len(unpacked) > bound:
+            raise TooMuch(bound)
+        if member.eof and not member.unused_data:
             return unpacked  # the usual form
+        del unpacked
     pieces, at = _Pieces(bound), 0
     while at < len(packed):  # a member each round
         member = zlib.decompressobj(wbits=31)
