@@ -6,6 +6,7 @@ dev              dev: a broker with live data, until Ctrl-C
 status           status: whether the cluster is well
 client           a connection with a command's options, and its errors as those of commands; SIGTERM
 requests         options of client commands; the one request that most of them send
+other_words      words of other tools, and what tidelog has for them
 results          error lines, JSON, tables, progress, confirmation
 topics           topics, seal
 defaults         defaults: list, alter
