@@ -19,13 +19,19 @@ from typing import Any, TypeAlias
 import httpx
 import pytest
 
+from tests.support.pace import CoreSpeed
 from tidelog.storage.io.tasks import Steps
 
 AsgiApp: TypeAlias = Callable[..., Coroutine[Any, Any, None]]
 
 HELD_S_MAX = 0.02
 """The target of the service (storage/DESIGN.md section 12.2). The longest step in tests/service
-takes 6 ms on a busy machine: a machine that is three times slower fails no test."""
+takes 8 ms on an idle machine."""
+BUSY_SLOWNESS, BUSY_FACTOR = 1.1, 3.0
+"""If a core is slower than on an idle machine, the limit is higher by this factor: other work on
+the core changes the CPU time of the same step up to so many times, from one millisecond to the
+next, so a measurement after the step does not show by how much."""
+SPEED = CoreSpeed()
 
 CLIENT_FOLDERS = (f"{Path(__file__).parents[1]}/", f"{Path(httpx.__file__).parent}/")
 TEST_RUNNER = "TestRunner."
@@ -36,10 +42,11 @@ class Held:
     """Finds steps of more than `limit_s` on the thread that makes this object. Collections of
     garbage do not count: a test process has more objects than a broker."""
 
-    def __init__(self, limit_s: float) -> None:
+    def __init__(self, limit_s: float, slowness: Callable[[], float]) -> None:
         self.found: list[tuple[float, str]] = []
         """Seconds, and what ran."""
         self._limit_s = limit_s
+        self._slowness = slowness
         self._thread = threading.get_ident()
         self._collected_s = 0.0
         self._collection_began_s = 0.0
@@ -62,7 +69,7 @@ class Held:
         run(handle)
         held_s = time.thread_time() - self._collected_s - began_s
         if held_s > self._limit_s and not _is_of_client(owner := _owner(callback)):
-            self.found.append((round(held_s, 3), repr(owner)))
+            self._add(held_s, repr(owner))
 
     def around(self, app: AsgiApp) -> AsgiApp:
         """Return the application with each step of its requests measured."""
@@ -81,7 +88,12 @@ class Held:
         finally:
             held_s = time.thread_time() - self._collected_s - began_s
             if held_s > self._limit_s:
-                self.found.append((round(held_s, 3), what))
+                self._add(held_s, what)
+
+    def _add(self, held_s: float, what: str) -> None:
+        is_busy = self._slowness() > BUSY_SLOWNESS
+        if held_s > self._limit_s * (BUSY_FACTOR if is_busy else 1.0):
+            self.found.append((round(held_s, 3), what))
 
 
 def _owner(callback: Any) -> Any:
@@ -99,9 +111,13 @@ def _is_of_client(owner: Any) -> bool:
 
 
 @contextlib.contextmanager
-def measured(limit_s: float = HELD_S_MAX) -> Iterator[Held]:
-    """Measure the steps on asyncio's loops (not uvloop's) of this thread."""
-    held, run, make = Held(limit_s), asyncio.Handle._run, httpx.ASGITransport.__init__
+def measured(
+    limit_s: float = HELD_S_MAX, slowness: Callable[[], float] = SPEED.slowness
+) -> Iterator[Held]:
+    """Measure the steps on asyncio's loops (not uvloop's) of this thread. A step may take
+    `limit_s`, and BUSY_FACTOR times that while other programs use the machine."""
+    SPEED.note()
+    held, run, make = Held(limit_s, slowness), asyncio.Handle._run, httpx.ASGITransport.__init__
 
     def made(transport: httpx.ASGITransport, app: AsgiApp, **options: Any) -> None:
         make(transport, held.around(app), **options)

@@ -20,6 +20,7 @@ class Cpu:
 
     def __init__(self) -> None:
         self.now_s = 1.0
+        self.slowness = 1.0
 
     def use(self, seconds: float) -> None:
         self.now_s += seconds
@@ -34,7 +35,7 @@ def cpu(monkeypatch: pytest.MonkeyPatch) -> Cpu:
 
 @pytest.fixture
 def held(cpu: Cpu) -> Iterator[Held]:
-    with measured() as held:
+    with measured(slowness=lambda: cpu.slowness) as held:
         yield held
 
 
@@ -55,6 +56,13 @@ async def test_a_long_step_of_a_request_is_found(cpu: Cpu, held: Held) -> None:
     async with client_of(cpu, 0.0, LONG_S) as client:
         assert (await client.get("/slow")).status_code == 204
     assert held.found == [(LONG_S, "GET /slow")]
+
+
+async def test_a_step_on_a_busy_machine_may_take_longer(cpu: Cpu, held: Held) -> None:
+    cpu.slowness = 1.2
+    async with client_of(cpu, LONG_S, 2 * LONG_S) as client:
+        await client.get("/slow")
+    assert held.found == [(2 * LONG_S, "GET /slow")]
 
 
 async def test_steps_of_one_request_do_not_add_up(cpu: Cpu, held: Held) -> None:
