@@ -9,6 +9,7 @@ apis           the table of APIs, from which the answer to ApiVersions is made
 connections    frames, the handshake, requests and answers of one connection, the listener
 routing        node ids, leaders, coordinators: Metadata, FindCoordinator, DescribeCluster
 produce        Produce, InitProducerId
+checks         the threads that check batches
 appends        the queue of Produce requests whose batches are not appended
 fetch          Fetch, with long polls
 fetch_sessions  the partitions of each consumer, so that its requests have only changes
