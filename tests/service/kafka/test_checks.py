@@ -77,9 +77,24 @@ async def test_unpacked_bytes_at_a_time_are_bounded() -> None:
     assert work.began == ["a"]
     work.gate.set()
     await asyncio.gather(*tasks)
+    assert work.threads.unpacked.used == 0
     large = Work(work.threads)  # a batch above the bound is checked alone
     large.gate.set()
     await large.start("a", most + 1)
+
+
+async def test_a_cancelled_wait_for_memory_holds_none() -> None:
+    work = Work(CheckThreads())
+    most = checks.UNPACKED_ALL_BYTES_MAX
+    first, leaving, staying = (work.start(name, most) for name in ("a", "b", "c"))
+    await work.until_began(1)
+    leaving.cancel()
+    with suppress(asyncio.CancelledError):
+        await leaving
+    work.gate.set()
+    await asyncio.gather(first, staying)
+    assert work.began == ["a", "c"]
+    assert work.threads.unpacked.used == 0
 
 
 async def test_a_cancelled_wait_gives_its_turn_back() -> None:
