@@ -31,6 +31,7 @@ from tidelog.storage.core.errors import (
     Unavailable,
     UnknownMember,
     UnknownPartition,
+    UnknownProducer,
     UnknownTopic,
 )
 from tidelog.storage.kafka.layout import CorruptBatch, TransactionalBatch
@@ -82,6 +83,7 @@ class Code(IntEnum):
     GROUP_ID_NOT_FOUND = 69
     FETCH_SESSION_ID_NOT_FOUND = 70
     INVALID_FETCH_SESSION_EPOCH = 71
+    UNKNOWN_PRODUCER_ID = 59
     UNKNOWN_LEADER_EPOCH = 75
     UNSUPPORTED_COMPRESSION_TYPE = 76
     MEMBER_ID_REQUIRED = 79
@@ -118,6 +120,7 @@ _TABLE: Mapping[type[LogError], tuple[Code, Code, Code, Code]] = {
     UnknownPartition: (Code.UNKNOWN_TOPIC_OR_PARTITION,) * 4,
     OffsetOutOfRange: (Code.UNKNOWN_SERVER_ERROR, *(Code.OFFSET_OUT_OF_RANGE,) * 3),
     ProducerFenced: (Code.INVALID_PRODUCER_EPOCH,) * 4,
+    UnknownProducer: (Code.UNKNOWN_PRODUCER_ID,) * 4,
     OutOfOrderSequence: (Code.OUT_OF_ORDER_SEQUENCE_NUMBER,) * 4,
     StaleCommit: (Code.INVALID_RECORD, *(Code.INVALID_REQUEST,) * 3),
     IllegalGeneration: (Code.ILLEGAL_GENERATION,) * 4,

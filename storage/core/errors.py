@@ -114,6 +114,11 @@ class OutOfOrderSequence(StaleCommit):
     """A batch does not follow the producer's last batch (OUT_OF_ORDER_SEQUENCE_NUMBER in Kafka)."""
 
 
+class UnknownProducer(OutOfOrderSequence):
+    """The partition has no batch of the producer, and this batch is not the producer's first one
+    there: Kafka's UNKNOWN_PRODUCER_ID. The producer begins again with another epoch."""
+
+
 class IllegalGeneration(StaleCommit):
     """The generation is not the group's current one: Kafka's ILLEGAL_GENERATION."""
 

@@ -13,8 +13,9 @@ batches, prepareIncrementProducerEpoch for epochs):
   producer would only bump its epoch and send the batch again. There is one exception. An epoch that
   `init` gave within WINDOW_MS was not dropped, so its first sequence must be 0. Without this rule,
   `apply` would accept a second batch after the first batch was lost. Kafka has the rule for
-  transactions only (KIP-890). Kafka's clients bump their epoch after OUT_OF_ORDER_SEQUENCE_NUMBER
-  and continue, so the rule does no harm to other producers.
+  transactions only (KIP-890). The refusal is Kafka's UNKNOWN_PRODUCER_ID (UnknownProducer): clients
+  then bump their epoch and send the batch again with sequence 0, for example after their topic was
+  created again. OUT_OF_ORDER_SEQUENCE_NUMBER would be fatal for librdkafka.
 - Two producers never have the same id (I11). An id is the number of one commit of a WAL, and only
   the broker that made this commit gives the id. A WAL that continues from an older state, after a
   restore or a repair, counts from a new base (`rebase`).
@@ -45,7 +46,13 @@ from tidelog.storage.core.actions import (
     ProducerAppend,
     ReserveProducers,
 )
-from tidelog.storage.core.errors import InvalidRequest, LogError, OutOfOrderSequence, ProducerFenced
+from tidelog.storage.core.errors import (
+    InvalidRequest,
+    LogError,
+    OutOfOrderSequence,
+    ProducerFenced,
+    UnknownProducer,
+)
 from tidelog.storage.state import shares as rules
 from tidelog.storage.state.shares import Need, Shares
 
@@ -234,13 +241,18 @@ class Producers:
             expected = 0
         else:
             expected = base
-        if base != expected:
-            return OutOfOrderSequence(
-                f"producer {who} epoch {epoch} sends sequence {base} to partition "
-                f"{chunk.partition}, expected {expected}: an earlier batch is missing, or this "
-                f"batch is older than the last {BATCHES_KEPT}"
+        if base == expected:
+            return None
+        what = f"producer {who} epoch {epoch} sends sequence {base} to partition {chunk.partition}"
+        if held is None:
+            return UnknownProducer(
+                f"{what}, expected 0: the partition has no batch of this producer, because an "
+                "earlier one is missing, or the topic was created again"
             )
-        return None
+        return OutOfOrderSequence(
+            f"{what}, expected {expected}: an earlier batch is missing, or this batch is older "
+            f"than the last {BATCHES_KEPT}"
+        )
 
     def _given_ms(self, producer_id: int) -> int:
         """Return the elapsed time when the log gave the id or its epoch, or -WINDOW_MS - 1 if this

@@ -189,6 +189,28 @@ def test_consumer_that_catches_up_gets_each_record_once(cluster: Cluster, client
     assert _offsets(cluster, client, topic, 50_000) == [*range(50_000)]
 
 
+def test_idempotent_producer_goes_on_when_its_topic_is_created_again(cluster: Cluster) -> None:
+    topic, config = "again", {"bootstrap.servers": cluster.address, "enable.idempotence": True}
+    producer = librdkafka.Producer({**config, **QUIET, "topic.metadata.refresh.interval.ms": 500})
+
+    def send(number: int) -> int:
+        answers: list[Any] = []
+        value = b"%d" % number
+        producer.produce(topic, value, partition=0, on_delivery=lambda *it: answers.append(it))
+        assert producer.flush(60) == 0
+        ((error, message),) = answers
+        assert error is None, error
+        return int(message.offset())
+
+    cluster.broker.create_topic(topic)
+    assert [send(number) for number in range(3)] == [0, 1, 2]
+    cluster.broker.cli("topics", "delete", topic, "--yes")
+    cluster.broker.create_topic(topic)
+    assert [send(number) for number in range(5)] == [*range(5)]
+    records = _consume(cluster.address, topic, 5)
+    assert [record.value() for record in records] == [b"%d" % number for number in range(5)]
+
+
 def _offsets(cluster: Cluster, client: str, topic: str, count: int) -> list[int]:
     """Return the offsets of the records that a client gets, from the first to the last one."""
     if client == "librdkafka":

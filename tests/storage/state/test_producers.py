@@ -12,7 +12,13 @@ from tests.storage.state.test_cluster_state import IDS
 from tests.support.properties import examples
 from tidelog.storage.core import levels
 from tidelog.storage.core.actions import Chunk, InitProducer, ProducerAppend
-from tidelog.storage.core.errors import InvalidRequest, LogError, OutOfOrderSequence, ProducerFenced
+from tidelog.storage.core.errors import (
+    InvalidRequest,
+    LogError,
+    OutOfOrderSequence,
+    ProducerFenced,
+    UnknownProducer,
+)
 from tidelog.storage.state import producers as machine
 from tidelog.storage.state.producers import (
     BATCHES_KEPT,
@@ -101,7 +107,7 @@ class Model:
             if base != (follows if sent.epoch == epoch_here else 0):
                 return OutOfOrderSequence
         elif self.given >= 0 and base != 0:
-            return OutOfOrderSequence
+            return UnknownProducer
         self.history.append(Sent(base, last, sent.epoch, self.end))
         self.end += sent.count
         return self.history[-1].offset
