@@ -304,7 +304,11 @@ class Append(Later):
         return self.response
 
     def _fail(self, part: _Part, error: LogError) -> None:
-        answer = part.answer
+        answer, topic = part.answer, self.topic(part.topic_data)
+        if part.records is not None and topic is not None:
+            place = topic.topic_id, answer.index
+            now_s = self._context.broker.clock.boot_s()
+            error = self._context.refused_batches.error_of(part.records, *place, error, now_s)
         code = self._context.denial(API, self.client, error, Kind.PRODUCE)
         is_by_id = self.client.version >= FIRST_BY_ID
         if code is Code.UNKNOWN_TOPIC_OR_PARTITION and is_by_id and isinstance(error, UnknownTopic):
@@ -349,6 +353,8 @@ class Append(Later):
             if at >= 0:
                 answer.log_append_time_ms = partition.tail[at].append_ms
         assert part.records is not None, "a batch was appended"
+        if refused := self._context.refused_batches:
+            refused.appended(part.records, topic.topic_id, number)
         self._context.traffic.add_records_in(placed.count, part.records.nbytes, topic.name)
 
     def _begin(self, *, is_over: bool) -> None:

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from tidelog.service.http.admission import Budget
 from tidelog.service.kafka.client import REQUEST, Client, Encoded, fields_of
 from tidelog.service.kafka.errors import Code, Kind, code_of
+from tidelog.service.kafka.refused_batches import RefusedBatches
 from tidelog.service.routes.dependencies import decided
 from tidelog.service.security.caller import Unauthenticated
 from tidelog.service.settings import Settings
@@ -51,6 +52,7 @@ class Context:
         self.counters = counters
         self.traffic = traffic
         """Counts the records and bytes of topics, over all protocols."""
+        self.refused_batches = RefusedBatches()
         self.answers = answers
         """The memory of the answers with records, over all protocols."""
         self._turn = asyncio.Semaphore(WIDE_AT_ONCE)

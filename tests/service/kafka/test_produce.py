@@ -1,11 +1,14 @@
 """Produce and InitProducerId over the wire: offsets, refusals by partition, idempotence."""
 
 import asyncio
+import random
 import struct
 
 import pytest
 
 from tests.service.kafka.conftest import Client, Kafka, batch, broker
+from tests.support.faults import Call, Fault, FaultyStore
+from tidelog.service.kafka import refused_batches
 from tidelog.service.kafka.connections import connection
 from tidelog.service.kafka.errors import Code
 from tidelog.service.kafka.messages.primitives import ZERO_UUID
@@ -19,6 +22,8 @@ from tidelog.service.kafka.messages.produce import (
     TopicProduceData,
 )
 from tidelog.storage.broker import LogSettings, WriterSettings
+from tidelog.storage.core.errors import Unavailable
+from tidelog.storage.io.memory import MemoryStore
 
 
 def _request(
@@ -184,6 +189,64 @@ async def test_an_idempotent_producer(kafka: Kafka) -> None:
         one = batch(b"a", b"b", producer=(given.producer_id, epoch, sequence))
         (found,) = await _produce(client, _request((0, one)))
         assert (found.error_code, found.base_offset) == (code, base_offset), (epoch, sequence)
+
+
+@pytest.mark.parametrize("seed", range(12))
+async def test_batches_behind_a_refused_one_get_its_error(seed: int) -> None:
+    """The store refuses entries or loses their outcome. A producer as librdkafka's, with up to five
+    batches under way, never has to bump its epoch, and each record is in the log once, in order."""
+    draw = random.Random(seed)
+    store = FaultyStore(MemoryStore())
+    store.latency = lambda _: draw.choice([0.0, 0.01, 0.03])
+    async with broker(LogSettings(is_sealing=False), at=store) as kafka:
+        await kafka.log.create_topic("t", 1, {})
+        client = kafka.client()
+        asked = InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=0)
+        producer_id = (await client.ask(asked, InitProducerIdResponse, 4)).producer_id
+        faults = [Fault.REFUSED, Fault.STORED, None, None]
+
+        def plan(call: Call) -> Fault | None:
+            return draw.choice(faults) if call.verb == "create" and "wal/" in call.key else None
+
+        acked, codes = list[int](), set[int]()
+        while len(acked) < 40:
+            store.plan = plan if len(acked) < 35 else lambda _: None
+            first = len(acked)
+            sending = []
+            for number in range(first, min(first + 5, 40)):
+                body = batch(b"%d" % number, producer=(producer_id, 0, number))
+                sending.append(asyncio.create_task(_produce(client, _request((0, body)))))
+                await asyncio.sleep(draw.choice([0.0, 0.002, 0.01]))
+            answers = await asyncio.gather(*sending)
+            codes |= {answer.error_code for (answer,) in answers}
+            for (answer,) in answers:
+                if answer.error_code or answer.base_offset != len(acked):
+                    assert answer.error_code, "an acked record has its place"
+                    break
+                acked.append(answer.base_offset)
+        assert codes <= {Code.NONE, Code.NOT_ENOUGH_REPLICAS, Code.REQUEST_TIMED_OUT}
+        assert Code.NOT_ENOUGH_REPLICAS in codes
+        assert kafka.log.state.partition("t", 0).high_watermark == 40
+
+
+async def test_batch_that_is_missing_is_out_of_order_again_when_the_refusal_is_old(
+    kafka: Kafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = kafka.client()
+    first = batch(b"0", producer=(7, 0, 0))
+    assert (await _produce(client, _request((0, first))))[0].error_code == 0
+    refusals = kafka.server.listener.server.context.refused_batches
+    topic_id = kafka.log.state.topic("t").topic_id
+    missing = memoryview(batch(b"1", producer=(7, 0, 1)))
+    for kept_s, code in (
+        (60.0, Code.NOT_ENOUGH_REPLICAS),
+        (0.0, Code.OUT_OF_ORDER_SEQUENCE_NUMBER),
+    ):
+        monkeypatch.setattr(refused_batches, "KEPT_S", kept_s)
+        now_s = kafka.log.clock.boot_s()
+        refusals.error_of(missing, topic_id, 0, Unavailable("the store refuses"), now_s)
+        behind = batch(b"2", producer=(7, 0, 2))
+        assert (await _produce(client, _request((0, behind))))[0].error_code == code
 
 
 async def test_batches_of_one_producer_in_flight(kafka: Kafka) -> None:
