@@ -89,7 +89,8 @@ def _gunzip(body: bytes, bytes_max: int) -> bytes:
 def _unpack_zstd(body: bytes, bytes_max: int) -> bytes:
     try:
         with pa.CompressedInputStream(pa.BufferReader(body), "zstd") as stream:
-            content: bytes = stream.read(bytes_max + 1)
+            # `read` never frees its bytes if it raises (pyarrow 26).
+            content: bytes = stream.read_buffer(bytes_max + 1).to_pybytes()
     except OSError as error:
         raise BadEncoding(f"the body is not zstd: {error}") from error
     if len(content) > bytes_max:

@@ -249,20 +249,12 @@ def _zstd_frame(packed: bytes, at: int, bound: int) -> tuple[int, int, int]:
 def _stream(packed: bytes, name: Literal["lz4", "zstd"], bound: int) -> Unpacked:
     """Unpack in steps. Arrow's `Codec.decompress` does this in one call, but needs the exact size.
     Its buffer has the given size, and the bytes behind the content are memory that was not
-    written."""
+    written. `read` of the stream never frees its bytes if it raises (pyarrow 26)."""
     stream = pa.CompressedInputStream(pa.BufferReader(packed), name)
     step = min(max(_STEP, 8 * len(packed)), _STEP_MAX)
-    unpacked: bytes = stream.read(min(step, bound + 1))
-    if len(unpacked) > bound:
-        raise TooMuch(bound)
-    piece = stream.read(min(step, bound + 1 - len(unpacked)))
-    if not piece:
-        return unpacked
     pieces = _Pieces(bound)
-    pieces.add(unpacked)
-    while piece:
+    while piece := stream.read_buffer(min(step, pieces.left + 1)).to_pybytes():
         pieces.add(piece)
-        piece = stream.read(min(step, pieces.left + 1))
     return pieces.joined()
 
 

@@ -1,14 +1,19 @@
-"""Record batches of Kafka's producers: as sent, and with a checksum that is right."""
+"""Record batches of Kafka's producers: as sent, and with a checksum that is right.
+
+Some of the seeds are small and unpack to much.
+"""
 
 import struct
+from contextlib import suppress
 
 import google_crc32c
 
+from tests.attack.produce_attacks import many_headers, runs
 from tests.fuzz.target import Target
 from tests.storage.kafka.golden import GOLDEN
 from tests.support.record_batches import check_one
-from tidelog.storage.core.errors import Corrupt, InvalidRequest
-from tidelog.storage.kafka import batch
+from tidelog.storage.core.errors import Corrupt, InvalidRequest, LogError
+from tidelog.storage.kafka import batch, codecs
 from tidelog.storage.kafka.layout import ATTRIBUTES_AT, HEADER_SIZE, CorruptBatch
 
 
@@ -30,6 +35,7 @@ def _check_batch(data: bytes) -> None:
             assert rows.num_rows == sum(item.count for item in batches)
     except Corrupt:
         pass
+    _check_effort(memoryview(data))
     try:
         checked = check_one(data)
     except (InvalidRequest, CorruptBatch):
@@ -42,4 +48,23 @@ def _check_batch(data: bytes) -> None:
     assert (bytes(again.data), *again[1:]) == (bytes(checked.data), *checked[1:])
 
 
-TARGETS = [Target("kafka-batch", lambda: [bytes.fromhex(text) for text in GOLDEN.values()], _check)]
+def _check_effort(data: memoryview) -> None:
+    """A check within an effort finds the same as one without, or stops. An error has no frames."""
+    outcome = batch.check(data)
+    if isinstance(outcome, LogError):
+        assert outcome.__traceback__ is outcome.__context__ is outcome.__cause__ is None
+    effort = batch.Effort(4096, 10)
+    with suppress(batch.TooMuchEffort):
+        within = batch.check(data, effort=effort)
+        assert type(within) is type(outcome)
+        assert str(within) == str(outcome)
+    assert effort.unpacked >= 0
+    assert effort.headers >= 0
+
+
+def _seeds() -> list[bytes]:
+    usual = [bytes.fromhex(text) for text in GOLDEN.values()]
+    return [*usual, runs(), many_headers(0, codecs.ZSTD), many_headers(4, codecs.ZSTD)]
+
+
+TARGETS = [Target("kafka-batch", _seeds, _check)]

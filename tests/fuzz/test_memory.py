@@ -1,6 +1,7 @@
 """I10: what one body may make a broker take, however it is made (tests/fuzz/bombs.py)."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,8 @@ from tests.fuzz.bombs import BODY_BYTES, BOMBS, MIB
 from tidelog.service.formats.json_in import JSON_OBJECTS_MAX
 
 OBJECT_BYTES_MAX = 200
+BATCHES = int(os.environ.get("TIDELOG_MUTATIONS", "20000"))
+GROWTH_MIB_MAX = 64
 MIB_MAX = 4 * BODY_BYTES // MIB + JSON_OBJECTS_MAX * OBJECT_BYTES_MAX // MIB
 
 
@@ -29,3 +32,18 @@ def test_no_body_takes_more_than_its_bound() -> None:
         assert said["mib"] <= MIB_MAX, said
         if name.startswith("arrow"):
             assert said["said"].startswith(("RecordTooLarge", "UnpackedTooLarge")), said
+
+
+def test_the_memory_of_changed_batches_is_given_back() -> None:
+    """Also while the outcomes are kept. One batch in 200 unpacks to megabytes."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.fuzz.batches_memory", str(BATCHES)],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    early, late = map(int, done.stdout.split())
+    assert late - early <= GROWTH_MIB_MAX

@@ -5,6 +5,7 @@ import gzip
 import json
 import logging
 import re
+import tracemalloc
 import zlib
 from collections.abc import AsyncIterator
 from typing import Any
@@ -24,7 +25,7 @@ from tests.service.conftest import (
     stored,
 )
 from tests.service.instances import created, subscribed
-from tidelog.service.http.content_coding import coding_of_answer
+from tidelog.service.http.content_coding import BadEncoding, coding_of_answer, packed, unpacked
 from tidelog.service.http.media_types import is_served
 from tidelog.service.routes import topics
 from tidelog.service.server.router import APP_ROUTES, HOT_ROUTES
@@ -370,3 +371,22 @@ async def test_links_begin_with_the_advertised_url() -> None:
         assert answer.json()["base_uri"] == expected
         clusters = (await broker.http.get("/v3/clusters")).json()
         assert clusters["metadata"]["self"] == "https://log.example.com:8443/a/v3/clusters"
+
+
+@pytest.mark.parametrize("coding", [b"gzip", b"zstd"])
+async def test_bodies_that_do_not_unpack_leave_no_memory(coding: bytes) -> None:
+    """The bytes up to the error are not held: pyarrow's `read` keeps those of a failed call."""
+    whole = await packed(b"".join(b"%d;" % number for number in range(40_000)), coding)
+    damaged = whole[:12] + b"\xff" * 20 + whole[32:]
+    tracemalloc.start()
+    try:
+        with pytest.raises(BadEncoding):
+            await unpacked(damaged, coding, 1 << 20)
+        before = tracemalloc.get_traced_memory()[0]
+        for _ in range(5):
+            with pytest.raises(BadEncoding):
+                await unpacked(damaged, coding, 1 << 20)
+        grown = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert grown < 1 << 18
