@@ -1,4 +1,4 @@
-"""What checks the bytes of Kafka's clients keeps no error with a traceback.
+"""The modules that check the bytes of Kafka's clients keep no error with a traceback.
 
 A traceback has the frames of the functions that it left, and so the bytes that they unpacked. So a
 handler may return or keep its exception only as `bare(error)`.
