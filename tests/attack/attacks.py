@@ -18,6 +18,7 @@ import pyarrow as pa
 from tests.attack.kafka_attacks import kafka_attacks
 from tests.attack.measure import HOLD_S, MIB, TYPE, VICTIM, Attack, scaled
 from tests.attack.produce_attacks import produce_attacks
+from tests.attack.share_attacks import share_attacks
 from tests.findings.test_s1_views_behind_nulls import SLOTS, WAYS, views
 from tests.findings.test_s3_unpacked_bytes import TYPE as ARROW_TYPE
 from tests.findings.test_s3_unpacked_bytes import packed
@@ -142,4 +143,4 @@ def attacks(scale: float) -> Attacks:
 
 def secured_attacks(scale: float) -> Attacks:
     """Return the attacks of principals on a broker with `security=keys`, by name."""
-    return produce_attacks(scale)
+    return produce_attacks(scale) | share_attacks(scale)

@@ -2,6 +2,7 @@
 which is another client."""
 
 import http.client
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -23,6 +24,11 @@ HOLD_S = 10.0
 Attack = Callable[[Any], str]
 """Attacks a broker (AttackedBroker or SecuredBroker); returns its answers as a text."""
 PEAK_MIB_MAX = 1024
+GROWTH_MIB_MAX = 300
+STALL_CPU_S_MAX = 0.25
+"""CPU time of the thread of the event loop, while one request for /healthy waits. It does not
+depend on the speed of the machine's other work, as the time of the answer does."""
+TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 NEIGHBOUR = "neighbour"
 EACH_S = {"memory": 0.02, "stall": 0.01, NEIGHBOUR: 0.05}
 TIMEOUT_S = 60.0
@@ -59,6 +65,7 @@ class Result(NamedTuple):
     faults: tuple[str, ...] = ()
     bugs: tuple[str, ...] = ()
     """Lines of the log about errors that no handler expects."""
+    stall_cpu_s: float = 0.0
 
     @property
     def why_failed(self) -> str:
@@ -69,6 +76,12 @@ class Result(NamedTuple):
             return f"a bug: {self.bugs[0]}"
         if self.peak_mib > PEAK_MIB_MAX:
             return f"memory above {PEAK_MIB_MAX} MiB"
+        if self.peak_mib - self.before_mib > GROWTH_MIB_MAX:
+            return f"memory rose by more than {GROWTH_MIB_MAX} MiB"
+        if self.stall_cpu_s > STALL_CPU_S_MAX:
+            return f"/healthy waited for {self.stall_cpu_s:.2f} s of CPU"
+        if "FAILED" in self.answers:
+            return "another tenant failed"
         return f"the neighbour failed: {self.faults[0]}" if self.failed else ""
 
 
@@ -83,12 +96,14 @@ class _Probe:
             (method, path, body, headers | rights) for method, path, body, headers in requests
         ]
         self.times_s: list[float] = []
+        self.cpu_s: list[float] = []
+        """CPU time of the event loop's thread in each round."""
         self.faults: list[str] = []
 
     def run(self, end: threading.Event) -> None:
         connection: http.client.HTTPConnection | None = None
         while not end.is_set():
-            began_s = time.perf_counter()
+            began_s, began_cpu_s = time.perf_counter(), loop_cpu_s(self._broker.pid)
             try:
                 if connection is None:
                     connection = http.client.HTTPConnection(
@@ -104,6 +119,7 @@ class _Probe:
                 self.faults.append(repr(error))
                 connection = None
             self.times_s.append(time.perf_counter() - began_s)
+            self.cpu_s.append(loop_cpu_s(self._broker.pid) - began_cpu_s)
             end.wait(EACH_S[self._name])
         if connection is not None:
             connection.close()
@@ -116,6 +132,16 @@ def resident_mib(pid: int) -> int:
             if line.startswith("VmRSS:"):
                 return int(line.split()[1]) // 1024
     return 0
+
+
+def loop_cpu_s(pid: int) -> float:
+    """Return the CPU time of the process's first thread, which runs the event loop; 0 if it has
+    ended."""
+    with suppress(OSError):
+        # The name of the thread, which may have blanks, is in brackets.
+        fields = Path(f"/proc/{pid}/task/{pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) * TICK_S
+    return 0.0
 
 
 def measured(broker: "AttackedBroker", name: str, attack: Attack, rest_s: float) -> Result:
@@ -151,6 +177,7 @@ def measured(broker: "AttackedBroker", name: str, attack: Attack, rest_s: float)
         after > 0,
         tuple(neighbour.faults),
         bugs_in(broker.log()[logged:]),
+        max(health.cpu_s, default=0.0),
     )
 
 

@@ -46,10 +46,13 @@ def withstands(broker: AttackedBroker, name: str, attack: Attack) -> None:
 
 
 def test_a_row_names_the_reason_of_a_failure() -> None:
-    good = Result("a", "", 1, 1024, 3, 0.1, 5, 0, 0.1, True)
+    good = Result("a", "", 724, 1024, 3, 0.1, 5, 0, 0.1, True)
     assert not good.why_failed
     assert good._replace(is_alive=False).why_failed == "the broker ended"
     assert good._replace(peak_mib=1025).why_failed == "memory above 1024 MiB"
+    assert good._replace(before_mib=723).why_failed == "memory rose by more than 300 MiB"
+    assert good._replace(stall_cpu_s=0.26).why_failed == "/healthy waited for 0.26 s of CPU"
+    assert good._replace(answers="FAILED: the tenant").why_failed == "another tenant failed"
     assert good._replace(bugs=("bug in x",)).why_failed == "a bug: bug in x"
     bad = good._replace(failed=1, faults=("POST 503",))
     assert "FAILED: the neighbour failed: POST 503" in row(bad)
