@@ -69,7 +69,7 @@ METRIC_SECTIONS = {
         connections_ended certificate_seconds certificate_failures
         budget_bytes budget_refused memory_max_bytes errors
         auth_failures denied audit_events audit_lost quota_throttled
-        http_records http_bytes topic_records topic_bytes undecodable_records""",
+        records bytes http_records http_bytes topic_records topic_bytes undecodable_records""",
     "Writing": """append_requests append_throttled set_aside appended_records buffered_bytes
         buffered_bytes_max queue_wait_seconds batch_requests batch_records batch_bytes flushes
         flushes_failed flush_bytes commit_latency_seconds""",
@@ -104,8 +104,8 @@ KAFKA_NAMES = {
     "errors": "`ErrorsPerSec`",
     "auth_failures": "`failed-authentication-total`",
     "quota_throttled": "`throttle-time`",
-    "http_records": "`MessagesInPerSec`",
-    "http_bytes": "`BytesInPerSec`, `BytesOutPerSec`",
+    "records": "`MessagesInPerSec`",
+    "bytes": "`BytesInPerSec`, `BytesOutPerSec`",
     "topic_records": "`MessagesInPerSec` by topic",
     "topic_bytes": "`BytesInPerSec`, `BytesOutPerSec` by topic",
     "append_throttled": "`throttle-time`",

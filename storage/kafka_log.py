@@ -39,11 +39,13 @@ def check_size(topic: Topic, size: int) -> None:
 
 
 class BatchesRead(NamedTuple):
-    """The result of a read: the bytes of whole batches in offset order, in `size` bytes. The next
-    read starts at `next_offset`. At the end of the partition there are no pieces."""
+    """The result of a read: the bytes of whole batches in offset order, in `size` bytes, with
+    `records` records from the wanted offset on. The next read starts at `next_offset`. At the end
+    of the partition there are no pieces."""
 
     pieces: list[bytes | memoryview]
     size: int
+    records: int
     next_offset: int
     log_start_offset: int
     high_watermark: int
@@ -112,18 +114,18 @@ class KafkaLog:
             await log.refresh()  # records acknowledged by other brokers must be visible (I3)
         log.check_range(name, number, offset, log.state.partition(name, number))
         read = partial(self._collect, log.state.topic(name), number, offset, bytes_max)
-        pieces, size, next_offset = await log.unless_removed(name, number, offset, read)
-        held = log.state.partition(name, number)
-        return BatchesRead(pieces, size, next_offset, held.log_start_offset, held.high_watermark)
+        collected = await log.unless_removed(name, number, offset, read)
+        partition = log.state.partition(name, number)
+        return BatchesRead(*collected, partition.log_start_offset, partition.high_watermark)
 
     async def _collect(
         self, topic: Topic, number: int, offset: int, bytes_max: int
-    ) -> tuple[list[bytes | memoryview], int, int]:
-        """Return pieces, their bytes, and the offset after them. The batches lie end to end; only
-        the first may begin before `offset`."""
+    ) -> tuple[list[bytes | memoryview], int, int, int]:
+        """Return pieces, their bytes, their records from `offset` on, and the offset after them.
+        The batches lie end to end; only the first may begin before `offset`."""
         reader = self._log.reader
         pieces: list[bytes | memoryview] = []
-        size, end = 0, topic.partitions[number].high_watermark
+        size, records, end = 0, 0, topic.partitions[number].high_watermark
         while offset < end and size < bytes_max:
             kept = await reader.kept_batches(topic, number, offset)
             placed = (batches.placed(base_offset, offset) for base_offset, batches in kept)
@@ -133,9 +135,10 @@ class KafkaLog:
                 # before its position. So a batch whose first records are in `pieces` is left to the
                 # next read.
                 if pieces and (size + length > bytes_max or batch_start < offset):
-                    return pieces, size, offset
+                    return pieces, size, records, offset
                 pieces += parts
                 size += length
+                records += batch_end - offset
                 offset = batch_end
             if not kept:
                 rows_end = reader.kept_start(topic, number, offset)
@@ -143,12 +146,13 @@ class KafkaLog:
                 result = await reader.read(topic, number, offset, bounds)
                 if result.next_offset == offset:
                     break
-                rows = [piece.batch for piece in result.pieces] or [_NO_RECORDS]
-                built = kafka.build(chunks.concat(rows), offset, result.next_offset)
+                rows = chunks.concat([piece.batch for piece in result.pieces] or [_NO_RECORDS])
+                built = kafka.build(rows, offset, result.next_offset)
                 pieces += built
                 size += sum(map(len, built))
+                records += rows.num_rows
                 offset = result.next_offset
-        return pieces, size, offset
+        return pieces, size, records, offset
 
 
 def _columns(batch: Batch) -> pa.RecordBatch:

@@ -80,13 +80,13 @@ ROWS: Sequence[tuple[str, Sequence[Panel]]] = (
             Panel("Brokers", [Query('count(up{job="tidelog"} == 1)')], is_stat=True),
             Panel(
                 "Records in",
-                [Query(rate("http_records_total", "job", ',direction="in"'))],
+                [Query(rate("records_total", "job", ',direction="in"'))],
                 "rps",
                 is_stat=True,
             ),
             Panel(
                 "Records out",
-                [Query(rate("http_records_total", "job", ',direction="out"'))],
+                [Query(rate("records_total", "job", ',direction="out"'))],
                 "rps",
                 is_stat=True,
             ),
@@ -114,10 +114,8 @@ ROWS: Sequence[tuple[str, Sequence[Panel]]] = (
     (
         "Traffic",
         (
-            Panel(
-                "Records", [Query(rate("http_records_total", "direction"), "{{direction}}")], "rps"
-            ),
-            Panel("Bytes", [Query(rate("http_bytes_total", "direction"), "{{direction}}")], "Bps"),
+            Panel("Records", [Query(rate("records_total", "direction"), "{{direction}}")], "rps"),
+            Panel("Bytes", [Query(rate("bytes_total", "direction"), "{{direction}}")], "Bps"),
             Panel(
                 "Requests by route",
                 [Query(rate("http_requests_total", "route"), "{{route}}")],

@@ -33,6 +33,7 @@ from tidelog.service.kafka.messages.produce import (
     TopicProduceResponse,
 )
 from tidelog.service.security.caller import ALL_RIGHTS, forbidden
+from tidelog.service.telemetry.metrics import KAFKA
 from tidelog.storage.core.acls import TOPIC, WRITE
 from tidelog.storage.core.errors import (
     CommitUnknown,
@@ -355,7 +356,7 @@ class Append(Later):
         assert part.records is not None, "a batch was appended"
         if refused := self._context.refused_batches:
             refused.appended(part.records, topic.topic_id, number)
-        self._context.traffic.add_records_in(placed.count, part.records.nbytes, topic.name)
+        self._context.traffic.add_records_in(placed.count, part.records.nbytes, topic.name, KAFKA)
 
     def _begin(self, *, is_over: bool) -> None:
         """Note whether each batch was appended or refused. Then answer, if no batch waits for its

@@ -28,6 +28,7 @@ from tidelog.service.kafka.messages.fetch import (
     FetchTopic,
 )
 from tidelog.service.security.caller import ALL_RIGHTS, forbidden
+from tidelog.service.telemetry.metrics import KAFKA
 from tidelog.storage.core.acls import READ, TOPIC
 from tidelog.storage.core.errors import LogError, OffsetOutOfRange, UnknownTopic
 from tidelog.storage.state.access import CONSUMER_BYTE_RATE
@@ -206,6 +207,8 @@ class Fetch:
             is_late = loop.time() >= deadline_s or self._context.is_draining
             if reading.size >= request.min_bytes or has_error or is_late or not wanted:
                 if reading.size or has_error or is_refreshed or reading.has_no_memory:
+                    for topic, records, size in reading.topics:
+                        self._context.traffic.add_records_out(records, size, topic, KAFKA)
                     return reading.size
                 is_refreshed = True
                 with contextlib.suppress(LogError, TimeoutError):  # the client asks again
@@ -236,6 +239,7 @@ class Fetch:
                 found = await self._context.batches.read(topic, number, offset, most)
                 if reading.take(found.size):
                     answer.records = found.pieces
+                    reading.topics.append((topic.name, found.records, found.size))
                 ends = found.log_start_offset, found.high_watermark
         except LogError as error:
             answer.error_code = self._context.code(API, error, Kind.FETCH)
@@ -261,12 +265,14 @@ class Fetch:
 class _Reading:
     """The bytes of one answer, within its bounds and the memory of all answers."""
 
-    __slots__ = ("_left", "_share", "has_no_memory", "size")
+    __slots__ = ("_left", "_share", "has_no_memory", "size", "topics")
 
     def __init__(self, bytes_max: int, share: Share) -> None:
         self._left = bytes_max
         self._share = share
         self.size = 0
+        self.topics: list[tuple[str, int, int]] = []
+        """Topic, records and bytes of each partition that was read."""
         self.has_no_memory = False
         share.set(0)
 

@@ -53,17 +53,27 @@ METRIC_TOPICS_MAX = 500
 counters."""
 SAMPLES_AT_ONCE = 500
 """Samples that one turn of the event loop renders. A sample takes ~5 us."""
+HTTP, KAFKA = "http", "kafka"
+"""The protocols of clients."""
 OTHER_TOPICS = "(other)"
 """The name of the shared counters. No topic has this name, because it is not valid."""
 
 
 class Traffic:
-    """Counters of one topic since the process started."""
+    """Counters of one topic or protocol since the process started."""
 
     __slots__ = ("bytes_in", "bytes_out", "records_in", "records_out")
 
     def __init__(self) -> None:
         self.records_in = self.bytes_in = self.records_out = self.bytes_out = 0
+
+    def add_in(self, records: int, size: int) -> None:
+        self.records_in += records
+        self.bytes_in += size
+
+    def add_out(self, records: int, size: int) -> None:
+        self.records_out += records
+        self.bytes_out += size
 
 
 class Certificate(Protocol):
@@ -118,10 +128,8 @@ class HttpCounters:
         self.certificates: dict[str, Certificate] = {}
         """By port: clients or peers."""
         self.topics: dict[str, Traffic] = {}
-        self.records_in = 0
-        self.bytes_in = 0
-        self.records_out = 0
-        self.bytes_out = 0
+        """Over all protocols."""
+        self.protocols = {HTTP: Traffic(), KAFKA: Traffic()}
 
     def observe(self, route: str, status: int, seconds: float) -> None:
         """Count one answered request. `route` is the label of a route, never a path."""
@@ -139,25 +147,27 @@ class HttpCounters:
         if self.on_refusal is not None:
             self.on_refusal(error, scope)
 
-    def add_records_in(self, records: int, size: int, topic: str | None = None) -> None:
+    def add_records_in(
+        self, records: int, size: int, topic: str | None = None, protocol: str = HTTP
+    ) -> None:
         """Count records produced by a request of `size` bytes. `topic` is None if the request wrote
         to several topics."""
-        self.records_in += records
-        self.bytes_in += size
+        self.protocols[protocol].add_in(records, size)
         if topic is not None:
-            traffic = self.topics.get(topic) or self._traffic(topic)
-            traffic.records_in += records
-            traffic.bytes_in += size
+            (self.topics.get(topic) or self._traffic(topic)).add_in(records, size)
 
-    def add_records_out(self, records: int, size: int, topic: str | None = None) -> None:
+    def add_records_out(
+        self, records: int, size: int, topic: str | None = None, protocol: str = HTTP
+    ) -> None:
         """Count records fetched in an answer of `size` bytes. `topic` is None if the answer had
         several topics."""
-        self.records_out += records
-        self.bytes_out += size
+        self.protocols[protocol].add_out(records, size)
         if topic is not None:
-            traffic = self.topics.get(topic) or self._traffic(topic)
-            traffic.records_out += records
-            traffic.bytes_out += size
+            (self.topics.get(topic) or self._traffic(topic)).add_out(records, size)
+
+    def total(self, name: str) -> int:
+        """Return a counter of Traffic, over all protocols."""
+        return sum(getattr(traffic, name) for traffic in self.protocols.values())
 
     def keep_topics(self, live: Container[str]) -> None:
         """Drop counters of deleted topics, to make room for new topics."""
@@ -356,24 +366,37 @@ class _HttpCollector(Collector):
             ),
         ):
             yield counter(name, doc, [label], [([value], count) for value, count in counts.items()])
+        web = http.protocols[HTTP]
         for name, doc, count_in, count_out in (
             (
                 "http_records",
-                "records produced (in) and fetched (out)",
-                http.records_in,
-                http.records_out,
+                "records produced (in) and fetched (out) over HTTP",
+                web.records_in,
+                web.records_out,
             ),
-            ("http_bytes", "bytes of bodies that carried records", http.bytes_in, http.bytes_out),
+            (
+                "http_bytes",
+                "bytes of HTTP bodies that carried records",
+                web.bytes_in,
+                web.bytes_out,
+            ),
         ):
             yield counter(name, doc, ["direction"], [(["in"], count_in), (["out"], count_out)])
+        yield from self._traffic("", "protocol", http.protocols)
+        yield from self._traffic("topic_", "topic", http.topics)
+
+    def _traffic(
+        self, prefix: str, label: str, traffic_by_name: Mapping[str, Traffic]
+    ) -> Iterator[Metric]:
         records: list[Labelled] = []
         sizes: list[Labelled] = []
-        for topic, traffic in http.topics.items():
-            records += ([topic, "in"], traffic.records_in), ([topic, "out"], traffic.records_out)
-            sizes += ([topic, "in"], traffic.bytes_in), ([topic, "out"], traffic.bytes_out)
-        labels = ["topic", "direction"]
-        yield counter("topic_records", "records by topic, of this broker", labels, records)
-        yield counter("topic_bytes", "bytes of bodies by topic, of this broker", labels, sizes)
+        for name, traffic in traffic_by_name.items():
+            records += ([name, "in"], traffic.records_in), ([name, "out"], traffic.records_out)
+            sizes += ([name, "in"], traffic.bytes_in), ([name, "out"], traffic.bytes_out)
+        labels = [label, "direction"]
+        what = f"by {label}, of this broker"
+        yield counter(f"{prefix}records", f"records {what}", labels, records)
+        yield counter(f"{prefix}bytes", f"bytes of bodies and batches {what}", labels, sizes)
 
 
 class _CertificateCollector(Collector):

@@ -32,6 +32,8 @@ LOOKS_A_STEP = 1
 RATE_STEPS = 3
 """A current rate is the average of the last RATE_STEPS steps."""
 
+PRODUCE = "Produce"
+"""The API of Kafka's protocol whose latency is an ack latency."""
 NAMES = (
     "records_in",
     "bytes_in",
@@ -236,16 +238,17 @@ class RateSampler:
         http, stats = self._http, self._log.stats()
         requests = {} if stats.store is None else stats.store.requests
         acks = [0] * (len(SECONDS) + 1)
-        for route in self._ack_labels:
-            latency = http.latencies.get(route)
+        latencies = [http.latencies.get(route) for route in self._ack_labels]
+        for latency in (*latencies, http.kafka.latencies.get(PRODUCE)):
             if latency is not None:
                 acks = [have + more for have, more in zip(acks, latency.counts, strict=True)]
+        by_kafka = sum(sum(latency.counts) for latency in http.kafka.latencies.values())
         values: list[float] = [
-            http.records_in,
-            http.bytes_in,
-            http.records_out,
-            http.bytes_out,
-            sum(http.requests.values()),
+            http.total("records_in"),
+            http.total("bytes_in"),
+            http.total("records_out"),
+            http.total("bytes_out"),
+            sum(http.requests.values()) + by_kafka,
             stats.writer.flushes,
             stats.wal.entries_committed,
             requests.get("create", 0) + requests.get("put", 0),

@@ -277,7 +277,7 @@ def test_topics_beyond_the_bound_share_one_series() -> None:
     assert len(http.topics) == METRIC_TOPICS_MAX + 1
     other = http.topics["(other)"]
     assert (other.records_in, other.records_out) == (10, 20)
-    assert http.records_in == METRIC_TOPICS_MAX + 10
+    assert http.total("records_in") == METRIC_TOPICS_MAX + 10
 
 
 async def test_topics_that_are_gone_are_forgotten(log: Log) -> None:

@@ -34,6 +34,8 @@ from tidelog.service.kafka.messages.topics import (
     ListPartitionReassignmentsRequest,
     ListPartitionReassignmentsResponse,
 )
+from tidelog.service.telemetry.rates import NAMES, RateSampler
+from tidelog.storage.core.chunk import Rows
 from tidelog.storage.io.memory import MemoryStore
 
 
@@ -216,6 +218,28 @@ async def test_a_stopping_broker_ends_waits(kafka: Kafka, filled: Client) -> Non
     assert _records(found) == []
     (found,) = await _fetch(filled, _wanted((0, 0)))
     assert found.error_code == Code.NOT_LEADER_OR_FOLLOWER
+
+
+async def test_records_of_kafka_clients_count_in_the_rates_of_the_broker(kafka: Kafka) -> None:
+    """Sealed records, rows of HTTP clients and batches; a client that begins inside a batch."""
+    client, http = kafka.client(), kafka.counters
+    rates = RateSampler(kafka.log, http, "1", ack_labels=())
+    topic = kafka.log.state.topic("t")
+    await kafka.log.append(topic, [(0, Rows([NOW_MS], [None], [b"row"]))], size=3, is_json=False)
+    await kafka.log.seal("t")
+    await _produce(client, _request((0, batch(*[b"v"] * 10)), (1, batch(b"w"))))
+    (first, second) = await _fetch(client, _wanted((0, 0), (1, 0)))
+    assert len(_records(first)) + len(_records(second)) == 12
+    await _fetch(client, _wanted((0, 6)))
+    traffic = http.protocols["kafka"]
+    assert (traffic.records_in, traffic.records_out) == (11, 12 + 5)
+    assert (http.topics["t"].records_in, http.topics["t"].records_out) == (11, 17)
+    assert http.protocols["http"].records_out == 0
+    assert traffic.bytes_out > 3 * 61
+    recent = dict(zip(NAMES, rates.own().recent.added, strict=True))
+    assert (recent["records_in"], recent["records_out"]) == (11, 17)
+    assert recent["requests"] == 3
+    assert sum(rates.own().recent.acks) == 1
 
 
 async def test_fetch_without_partitions_is_answered_at_once(kafka: Kafka) -> None:
