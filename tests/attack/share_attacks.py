@@ -25,7 +25,7 @@ from tidelog.service.kafka.messages import fetch, groups, handshake
 
 MEMBER = "member"
 """A user that may read the groups whose names begin with its own."""
-TENANT_TIMEOUT_S = 20.0
+TENANT_TIMEOUT_S = 5.0
 TENANT_BYTES = 3_000
 """Metadata of the tenant's members. A broker takes memory of the pool for such a request."""
 LONG_MS = 1_800_000
