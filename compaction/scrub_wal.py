@@ -240,7 +240,7 @@ def _compare(
     state: ClusterState, checkpoints: Mapping[int, ClusterState], findings: list[Finding]
 ) -> None:
     held = checkpoints.get(state.seq)
-    if held is not None and held.encode() != state.encode():
+    if held is not None and not held.equals(state):
         key = object_keys.checkpoint(state.seq)
         findings.append(Finding(Kind.CHECKPOINT, key, "differs from the state after its entries"))
 

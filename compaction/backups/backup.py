@@ -264,7 +264,7 @@ class _Copy:
             for topic in state.topics.values()
             if is_sealed(topic)
         ]
-        manifest = await self._wal(base, state, moment, tables)
+        manifest = await self._wal(base, state, tables)
         if is_verified:
             for some in batches(ObjectInfo(each.key, each.size, 0) for each in manifest.objects):
                 await together(*(self._verified(self.objects[info.key]) for info in some))
@@ -305,11 +305,10 @@ class _Copy:
         self,
         base: ClusterState | None,
         state: ClusterState,
-        moment: bytes,
         tables: list[BackupTable],
     ) -> BackupManifest:
-        """Copy the WAL after `base` up to `state`, and return the manifest. `moment` is the encoded
-        state. Raises Corrupt if the entries do not lead to this state."""
+        """Copy the WAL after `base` up to `state`, and return the manifest. Raises Corrupt if the
+        entries do not lead to this state."""
         cluster, store = self.cluster, self.cluster.store
         identity = cluster.wal.cluster
         applied = empty_state(identity)
@@ -334,7 +333,7 @@ class _Copy:
                 applied.apply(decoded, info.key)
                 named |= {chunk.data for chunk in decoded.entry.chunks if chunk.data}
                 times.append(decoded.entry.time_ms)
-        if applied.encode() != moment:
+        if not applied.equals(state):
             raise Corrupt(
                 object_keys.wal(state.seq), "leads to another state than the brokers have"
             )

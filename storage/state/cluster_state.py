@@ -404,8 +404,17 @@ class ClusterState:
 
     def encode(self) -> bytes:
         """Return the state as a checkpoint's body. Equal states give equal bytes."""
+        return state_checkpoint.encode(self.snapshot())
+
+    def equals(self, other: "ClusterState") -> bool:
+        """Return whether both states are equal. The order of groups has no meaning: earlier
+        versions did not keep it when a group changed its kind (FORMAT.md section 5)."""
+        ordered = state_checkpoint.with_groups_in_order
+        return ordered(self.snapshot()) == ordered(other.snapshot())
+
+    def snapshot(self) -> StateCheckpoint:
         records = self._keys.kept()
-        snapshot = StateCheckpoint(
+        return StateCheckpoint(
             self.level,
             self.cluster_id,
             self.seq,
@@ -429,7 +438,6 @@ class ClusterState:
             KafkaCheckpoint(self.producers.reserved, self.members.kept_of_clients()),
             self.defaults.values,
         )
-        return state_checkpoint.encode(snapshot)
 
     @classmethod
     def decode(cls, body: bytes, key: str, bounds: Bounds = DEFAULT_BOUNDS) -> "ClusterState":

@@ -362,14 +362,14 @@ class GroupMembers:
         return changed
 
     def _join(self, action: JoinGroup, now_ms: int) -> None:
-        group = self._groups.get(action.group_id)
-        if group is None:
-            group = self._new(action.group_id)
+        group = self._groups.get(action.group_id) or self._new(action.group_id)
         if action.member_id in group.members or (group.members and group.is_assigned_by_clients):
             return  # an earlier action of the commit added the member, or settled the group
         if not group.members:
             group.assignor = action.assignor or group.assignor
-            group.become_assigned_by_log()
+            if group.is_assigned_by_clients:
+                group.become_assigned_by_log()
+                self._groups[group.group_id] = self._groups.pop(group.group_id)
         if group.coordinator != action.coordinator:
             self._take(group, action.coordinator)
         member = GroupMember(action.member_id, now_ms, action.config, action.instance_id)
@@ -395,14 +395,16 @@ class GroupMembers:
             return  # an earlier action of the commit added a member
         for member in group.members.values():
             self._count(member, -1)
+        if not group.is_assigned_by_clients:
+            # The last of its new kind, as after `load`, which reads one kind after the other.
+            self._groups[group.group_id] = self._groups.pop(group.group_id)
         group.settle(action, now_ms)
         for member in group.members.values():
             self._count(member, 1)
         self._changed.add(action.group_id)
 
     def _new(self, group_id: str) -> ConsumerGroup:
-        group = self._groups[group_id] = ConsumerGroup(group_id, self.generation_floor)
-        return group
+        return self._groups.setdefault(group_id, ConsumerGroup(group_id, self.generation_floor))
 
     def _take(self, group: ConsumerGroup, coordinator: str) -> None:
         group.coordinator = coordinator
@@ -459,10 +461,8 @@ class GroupMembers:
         """Return the groups as part of a checkpoint, or None if there is nothing to store."""
         if not (self._groups or self.generation_floor):
             return None
-        return MembersCheckpoint(
-            self.generation_floor,
-            [one.kept() for one in self._groups.values() if not one.is_assigned_by_clients],
-        )
+        groups = [one.kept() for one in self._groups.values() if not one.is_assigned_by_clients]
+        return MembersCheckpoint(self.generation_floor, groups)
 
     def kept_of_clients(self) -> list[ClientGroupCheckpoint]:
         """Return the groups that clients assign as part of a checkpoint."""

@@ -77,6 +77,14 @@ def encode(snapshot: StateCheckpoint) -> bytes:
     return _encoder.encode(elements)
 
 
+def with_groups_in_order(snapshot: StateCheckpoint) -> bytes:
+    """Return the bytes with the groups of each kind in the order of their ids."""
+    for kind in (snapshot.members, snapshot.kafka):
+        if kind is not None:
+            kind.groups.sort(key=lambda group: group.group_id)
+    return encode(snapshot)
+
+
 def decode(body: bytes, key: str) -> StateCheckpoint:
     """Decode a checkpoint's body. Raises Corrupt with the checkpoint's `key`, or NewerLevel."""
     levels.leading(body, key)

@@ -5,7 +5,7 @@ what exists: they are applied, or a rule refuses them. A new kind of action need
 """
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import get_args
 
 from tidelog.storage.core import acls, actions, entry, levels
@@ -34,10 +34,14 @@ ACLS = tuple(
 
 
 class RandomEntries:
-    """The next entry of a state, again and again. All draws come from `draw`."""
+    """The next entry of a state, again and again. All draws come from `draw`. `kinds` are the kinds
+    of its actions, all of them if it is empty."""
 
-    def __init__(self, draw: random.Random) -> None:
+    def __init__(
+        self, draw: random.Random, kinds: Collection[type[AnyAction]] = frozenset()
+    ) -> None:
         self.draw = draw
+        self._kinds = kinds or KINDS.keys()
         self._clocks = dict.fromkeys(WRITERS, START_MS)
 
     def next(self, state: ClusterState) -> Decoded:
@@ -48,7 +52,7 @@ class RandomEntries:
         level = state.level + raises
         writer = draw.choice(WRITERS)
         self._clocks[writer] += draw.choice(STEPS_MS)
-        content = RandomActions(draw, state, self._clocks[writer])
+        content = RandomActions(draw, state, self._clocks[writer], self._kinds)
         commits = [] if raises else [content.commit() for _ in range(draw.randint(1, 3))]
         origins: list[DraftId] = []
         if commits and draw.random() < 0.2:
@@ -81,12 +85,18 @@ def entry_key(seq: int) -> str:
 class RandomActions:
     """The commits and chunks of one entry."""
 
-    def __init__(self, draw: random.Random, state: ClusterState, now_ms: int) -> None:
+    def __init__(
+        self,
+        draw: random.Random,
+        state: ClusterState,
+        now_ms: int,
+        kinds: Collection[type[AnyAction]],
+    ) -> None:
         self.draw = draw
         self.state = state
         self.now_ms = now_ms
         self.chunks: list[Chunk] = []
-        self._kinds = [kind for kind in KINDS if level_of(kind) <= state.level]
+        self._kinds = [kind for kind in kinds if level_of(kind) <= state.level]
 
     def commit(self) -> Commit:
         """Return a commit of one to four actions, in some cases with a key, a hot mark, a principal
