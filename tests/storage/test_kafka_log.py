@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import msgspec
 import pytest
 
-from tests.support.logs import COLD, MANUAL, append, closing, kill, opened, read_table
-from tests.support.record_batches import CODECS, NO_PRODUCER, checked, sent
+from tests.support.logs import COLD, MANUAL, append, closing, kill, opened, read_table, rewrite
+from tests.support.record_batches import CODECS, NO_PRODUCER, checked, consumed, sent
 from tests.support.records import TIME_MS
 from tests.support.vloop import run
 from tidelog.storage.broker import Broker
@@ -28,9 +28,8 @@ from tidelog.storage.core.errors import (
 from tidelog.storage.core.model import AppendedRange
 from tidelog.storage.io.clock import SystemClock
 from tidelog.storage.io.memory import MemoryStore
-from tidelog.storage.kafka import batch as kafka
 from tidelog.storage.kafka.batch import Batch
-from tidelog.storage.kafka.layout import CONTROL, HEADER, HEADER_SIZE, Header, InvalidBatch
+from tidelog.storage.kafka.layout import HEADER, HEADER_SIZE, Header, InvalidBatch
 from tidelog.storage.log import LogSettings
 from tidelog.storage.wal.wal_objects import ClusterIdentity
 
@@ -106,28 +105,10 @@ async def by_batches(
             # records of another such batch twice.
             assert header.base_offset == position if start else header.base_offset <= at
             position = header.base_offset + header.last_offset_delta + 1
-            found |= _records(body[start:end])
+            found |= {record[0]: Written(*record[1:]) for record in consumed(body[start:end])}
             start = end
         assert read.next_offset == position > at
         at = read.next_offset
-
-
-def _records(batch: memoryview) -> dict[int, Written]:
-    header = Header._make(HEADER.unpack_from(batch))
-    if header.attributes & CONTROL:
-        return {}
-    rows, undecodable = kafka.decode([kafka.KeptBatch(batch, header.count)], "it")
-    assert not undecodable
-    is_append_time = header.attributes & 8
-    return {
-        header.base_offset + place: Written(
-            header.max_timestamp if is_append_time else round(row["timestamp"].timestamp() * 1000),
-            row["key"],
-            row["value"],
-            [(each["key"], each["value"]) for each in row["headers"] or []],
-        )
-        for place, row in enumerate(rows.to_pylist())
-    }
 
 
 @pytest.mark.parametrize("settings", [MANUAL, COLD], ids=["cached", "cold"])
@@ -421,6 +402,27 @@ def test_a_consumer_reads_a_chunk_of_the_wal_once() -> None:
         async with closing(reader):
             assert len(await by_batches(reader, 0, bytes_max=1)) == 8
             assert reader.reader.chunk_cache.misses == 1
+
+    run(main)
+
+
+def test_records_that_compaction_removed_are_not_read_from_memory() -> None:
+    """The tail cache still has the batches as they were before they were sealed."""
+
+    async def main() -> None:
+        log = await opened(MemoryStore(), MANUAL)
+        async with closing(log):
+            await log.create_topic("t", 1, {"cleanup.policy": "compact"})
+            for number in range(10):
+                await send(log, checked(Rows([TIME_MS], [b"key"], [b"%d" % number])))
+            await log.seal("t")
+            await send(log, checked(Rows([TIME_MS], [b"key"], [b"10"])))
+            topic = log.state.topic("t")
+            assert log.tail.read((topic.topic_id, 0), 0)
+            await rewrite(log, [3, 9])
+            for offset in range(11):
+                expected = [place for place in (3, 9, 10) if place >= offset]
+                assert list(await by_batches(log, 0, offset)) == expected
 
     run(main)
 

@@ -15,6 +15,8 @@ from tests.support.logs import (
     opened,
     read_table,
     read_values,
+    rewrite,
+    segments_of,
     store_of,
 )
 from tests.support.records import TIME_MS
@@ -22,11 +24,9 @@ from tests.support.vloop import run
 from tidelog.storage.core import object_keys
 from tidelog.storage.core.actions import Sealed
 from tidelog.storage.core.errors import Corrupt, Unavailable
-from tidelog.storage.core.model import Acks, SegmentFile
+from tidelog.storage.core.model import Acks
 from tidelog.storage.io.memory import MemoryStore
 from tidelog.storage.log import Log, LogSettings
-from tidelog.storage.tables import segment as segments
-from tidelog.storage.tables.manifest import seal_app_id
 from tidelog.storage.write.requests import AppendRequest
 from tidelog.storage.write.sealer import SealerSettings
 
@@ -38,12 +38,6 @@ async def with_topic(
     named = {name.replace("_", "."): value for name, value in configs.items()}
     await log.create_topic("t", partitions, named)
     return log
-
-
-async def segments_of(log: Log, partition: int = 0) -> list[SegmentFile]:
-    table = await log.tables.of(log.state.topic("t"))
-    await table.refresh()
-    return list(await table.segments(partition))
 
 
 def stamps_of(table) -> list[int]:
@@ -349,21 +343,6 @@ def test_a_reader_passes_over_what_compaction_took(kept: list[int], has_tail: bo
             assert log.state.topic("t") is topic
 
     run(main)
-
-
-async def rewrite(log: Log, kept: list[int]) -> None:
-    """The one segment of `t`-0 without the other offsets, as a compaction commits it."""
-    (file,) = await segments_of(log)
-    prefix = log.state.topic("t").prefix
-    batch = (await read_table(log)).take(kept).combine_chunks().to_batches()
-    written = segments.write(batch, codec="zstd", is_json=False)
-    path = object_keys.segment(0, 0, 10, "abc")
-    await log.store.create(f"{prefix}/{path}", [memoryview(written.body)])
-    commits = store_of(log).tables[prefix]
-    new = file._replace(path=path, size=written.size, rows=len(kept))
-    commits[1] = commits[1]._replace(files=(new,))
-    assert commits[1].transactions == {seal_app_id(0): 10}
-    log.tables.forget(log.state.topic("t").topic_id)  # the next read loads the manifest
 
 
 # -- damage

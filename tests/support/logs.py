@@ -13,11 +13,14 @@ from tests.support.clock import ManualClock
 from tests.support.faults import FaultyStore, Seeded
 from tests.support.records import rows
 from tidelog.storage.broker import Broker
+from tidelog.storage.core import object_keys
 from tidelog.storage.core.bounds import Bounds
-from tidelog.storage.core.model import Acks, AppendedRange
+from tidelog.storage.core.model import Acks, AppendedRange, SegmentFile
 from tidelog.storage.io.object_store import ObjectStore
 from tidelog.storage.log import Log, LogSettings
 from tidelog.storage.read.reader import ReaderSettings
+from tidelog.storage.tables import segment as segments
+from tidelog.storage.tables.manifest import seal_app_id
 from tidelog.storage.wal.wal_objects import WalSettings
 
 WAL = WalSettings(Bounds(file_grace_ms=0))
@@ -144,3 +147,24 @@ async def read_values(log: Log, **where) -> list[str]:
     first = where.get("offset", 0)
     assert offsets == list(range(first, first + len(offsets)))
     return [str(value or b"", "utf-8") for value in table.column("value").to_pylist()]
+
+
+async def segments_of(log: Log, partition: int = 0) -> list[SegmentFile]:
+    table = await log.tables.of(log.state.topic("t"))
+    await table.refresh()
+    return list(await table.segments(partition))
+
+
+async def rewrite(log: Log, kept: list[int]) -> None:
+    """The one segment of `t`-0 without the other offsets, as a compaction commits it."""
+    (file,) = await segments_of(log)
+    prefix = log.state.topic("t").prefix
+    batch = (await read_table(log)).take(kept).combine_chunks().to_batches()
+    written = segments.write(batch, codec="zstd", is_json=False)
+    path = object_keys.segment(0, 0, 10, "abc")
+    await log.store.create(f"{prefix}/{path}", [memoryview(written.body)])
+    commits = store_of(log).tables[prefix]
+    new = file._replace(path=path, size=written.size, rows=len(kept))
+    commits[1] = commits[1]._replace(files=(new,))
+    assert commits[1].transactions == {seal_app_id(0): 10}
+    log.tables.forget(log.state.topic("t").topic_id)  # the next read loads the manifest

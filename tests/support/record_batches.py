@@ -61,12 +61,12 @@ class Consumed(NamedTuple):
     headers: Headers
 
 
-def consumed(batches: bytes, offset: int = 0) -> list[Consumed]:
+def consumed(batches: bytes | memoryview, offset: int = 0) -> list[Consumed]:
     """Return the records of one answer as a client gets them that asked for `offset`. Clients drop
     records before `offset`, and the markers of transactions. The batches must not overlap, because
     librdkafka delivers all records behind `offset`, in the order of the answer."""
     records: list[Consumed] = []
-    memory, end_offset = MemoryRecords(batches), -1
+    memory, end_offset = MemoryRecords(bytes(batches)), -1
     while memory.has_next():
         batch = memory.next_batch()
         assert batch.validate_crc()

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from tests.service.conftest import QUIET
 from tests.service.kafka.conftest import Client, Kafka, broker
 from tidelog.service.kafka.errors import Code
 from tidelog.service.kafka.messages import consumer_protocol
@@ -16,6 +17,7 @@ from tidelog.service.kafka.messages.consumer_protocol import (
 )
 from tidelog.storage.core.actions import MemberConfig
 from tidelog.storage.core.model import TopicPartition
+from tidelog.storage.io.memory import MemoryStore
 from tidelog.storage.kafka.consumer_protocol import assigned
 
 SUBSCRIPTION = consumer_protocol.encode(ConsumerProtocolSubscription(topics=["t"]), 1)
@@ -132,6 +134,21 @@ async def test_offsets_of_resets_delete_what_is_committed(kafka: Kafka) -> None:
     codes = await committed(client, -2, me, generation)
     assert codes == [Code.NONE, Code.UNKNOWN_TOPIC_OR_PARTITION]
     assert "g" not in kafka.log.state.committed_offsets
+
+
+async def test_offset_fetch_has_what_was_committed_at_another_broker() -> None:
+    """I3: the brokers share a store, and the other broker announces nothing."""
+    store, settings = MemoryStore(), QUIET._replace(poll_interval_s=3600.0)
+    asked = offsets.OffsetFetchRequest(
+        groups=[offsets.OffsetFetchRequestGroup(group_id="g", topics=None)]
+    )
+    async with broker(settings, at=store) as writing, broker(settings, at=store) as reading:
+        await writing.log.create_topic("t", 1, {})
+        for offset in range(1, 4):
+            assert (await committed(writing.client(), offset))[0] == Code.NONE
+            answer = await reading.client().ask(asked, offsets.OffsetFetchResponse, 9)
+            (topic,) = answer.groups[0].topics
+            assert [each.committed_offset for each in topic.partitions] == [offset]
 
 
 @pytest.mark.parametrize("version", range(2, 11))

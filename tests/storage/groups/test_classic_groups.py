@@ -22,6 +22,7 @@ from tidelog.storage.core.errors import (
     Unavailable,
     UnknownMember,
 )
+from tidelog.storage.core.model import TopicIdPartition
 from tidelog.storage.groups import classic_group, classic_groups
 from tidelog.storage.groups.classic_groups import PROTOCOL_BYTES_MAX, ClassicGroups
 from tidelog.storage.groups.classic_requests import Code, Identity, Phase, SyncRequest
@@ -249,15 +250,23 @@ async def test_groups_of_a_dead_coordinator_are_taken_and_their_members_expire()
         await two.close()
 
 
-@virtual
-async def test_a_replaced_coordinator_settles_nothing() -> None:
+@contextlib.asynccontextmanager
+async def two_coordinators() -> AsyncIterator[tuple[Coordinator, Coordinator]]:
+    """The group "g" has a member at the first; in the view of the second, the first is dead."""
     store = MemoryStore()
     first, second = await opened(store), await opened(store)
     async with closing(first, second):
         await first.create_topic("t", PARTITIONS, {})
-        one = Coordinator(first, "b1", ["b1"])
+        one, two = Coordinator(first, "b1", ["b1"]), Coordinator(second, "b2", ["b2"])
+        yield one, two
+        await one.close()
+        await two.close()
+
+
+@virtual
+async def test_a_replaced_coordinator_settles_nothing() -> None:
+    async with two_coordinators() as (one, two):
         me = await joined(one.groups)
-        two = Coordinator(second, "b2", ["b2"])  # in its view the first is dead
         assert await two.groups.heartbeat("g", Identity(me), 1) is Code.NONE
         one.log.wal.subscribers.remove(one.groups)  # it learns nothing by itself
         answer = await one.groups.join("g", request(me, protocols=[("range", b"other")]))
@@ -267,8 +276,46 @@ async def test_a_replaced_coordinator_settles_nothing() -> None:
         stale = CommitOffsets("g", 2, [], me)
         with pytest.raises(IllegalGeneration):
             await one.log.submit(stale)
-        await one.close()
-        await two.close()
+
+
+@virtual
+async def test_a_replaced_coordinator_releases_the_group_when_it_learns_of_it() -> None:
+    """Members that wait at it go to the other coordinator, which has their group."""
+    async with two_coordinators() as (one, two):
+        me = await joined(one.groups)
+        fresh = await one.groups.join("g", request())
+        waiting = asyncio.create_task(one.groups.join("g", request(fresh.member_id)))
+        await asyncio.sleep(0.1)
+        assert await two.groups.heartbeat("g", Identity(me), 1) is Code.NONE
+        assert one.groups.ids() == ["g"]
+        assert not waiting.done()
+        await one.log.wal.refresh()
+        await asyncio.sleep(0)
+        assert waiting.done()
+        assert (await waiting).code is Code.NOT_COORDINATOR
+        assert one.groups.ids() == []
+        assert two.groups.ids() == ["g"]
+
+
+@virtual
+async def test_a_replaced_coordinator_deletes_no_offset() -> None:
+    """A commit of an older generation that resets a partition is refused as a whole."""
+    async with two_coordinators() as (one, two):
+        me = await joined(one.groups)
+        assert await commit(one.groups, me, 1, 5) is Code.NONE
+        one.log.wal.subscribers.remove(one.groups)  # it learns nothing by itself
+        assert await two.groups.heartbeat("g", Identity(me), 1) is Code.NONE
+        assert await joined(two.groups, me, protocols=[("range", b"other")]) == me
+        topic_id = one.log.state.topic("t").topic_id
+        partition = TopicIdPartition(topic_id, 0)
+        with pytest.raises(IllegalGeneration):
+            await one.groups.commit_offsets(
+                "g", Identity(me), 1, [GroupOffset(topic_id, 1, 7)], [partition]
+            )
+        for log in (one.log, two.log):
+            await log.wal.refresh()
+            offsets = log.state.committed_offsets.of_group("g")[topic_id]
+            assert {number: offset.offset for number, offset in offsets.items()} == {0: 5}
 
 
 @virtual
