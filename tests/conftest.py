@@ -38,6 +38,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=1000,
         help="requests during rolling restarts; from 10,000 on, two with the default drain_ms",
     )
+    parser.addoption("--old-version", help="a revision whose brokers are rolled to this version")
     parser.addoption("--torture-seed", type=int, help="what is done to them; drawn unless given")
 
 

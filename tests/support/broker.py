@@ -66,6 +66,12 @@ class Broker(BrokerProcess):
     def program(self) -> Sequence[str]:
         return _program(self._tuning)
 
+    def use(self, variables: Mapping[str, str] | None = None) -> None:
+        """Run as a new interpreter with these variables from the next start on; without, as this
+        version."""
+        self._is_fresh = variables is not None or not CAN_FORK
+        self._environment = environment(**(variables or {}))
+
     def _spawn(self, command: Sequence[str], log: IO[bytes]) -> subprocess.Popen[bytes]:
         if self._is_fresh:
             return super()._spawn(command, log)

@@ -24,16 +24,19 @@ def brokers(
     *,
     store: str | None = None,
     own: Sequence[Mapping[str, object]] | None = None,
+    variables: Mapping[str, str] | None = None,
     **settings: object,
 ) -> Iterator[list[Broker]]:
     """So many brokers that see each other; without `store`, on a store in the folder. `own` are
-    settings that differ."""
+    settings that differ. With `variables`, see Broker.use."""
     url = (folder / "store").as_uri() if store is None else store
     with contextlib.ExitStack() as stack:
         found = []
         for number, name in enumerate("abcdefgh"[:count]):
             more = {"broker_id": name, "hot_dir": folder / name, **(own[number] if own else {})}
             broker = Broker(folder / name, url, **(settings | more))
+            if variables is not None:
+                broker.use(variables)
             found.append(stack.enter_context(broker))
         wait_until(lambda: all(live(broker) == count for broker in found), "meeting")
         yield found

@@ -4,7 +4,7 @@ is lost or doubled, the order is kept, and the clients go on by themselves."""
 import contextlib
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,9 +17,11 @@ from tests.support.broker import Broker, tidelog
 from tests.support.history import violations
 from tests.support.pace import is_within
 from tests.support.ports import free_port
+from tests.support.versions import variables_of
 from tests.system.checks import new_topic, the_log
 from tests.system.client import wait_until
 from tests.system.kafka_load import QUIET, KafkaGroup, KafkaProducer
+from tests.system.load import Load, Mix
 from tests.system.recorded import history_of
 from tests.system.several import QUICK, brokers
 from tidelog.storage.core import levels
@@ -75,23 +77,32 @@ class Clients(NamedTuple):
         for each in self.producers:
             each.wait_for_acks(more)
 
-    def check(self, given: Cluster) -> None:
-        """End the producers, wait for the group, and compare both with the log."""
+    def check(self, given: Cluster, rest: Load | None = None) -> None:
+        """End the producers, also those of REST, wait for the group, and compare all with the
+        log."""
         requests = [request for each in self.producers for request in each.finish()]
+        if rest is not None:
+            requests += [sent.request for sent in rest.finish()]
         log = the_log(given.brokers[1], self.topic, PARTITIONS)
         assert violations(requests, log) == []
-        events = [each.events for each in self.producers]
+        events = [each.events for each in self.producers] + (rest.events if rest else [])
         assert check_all(history_of(self.topic, events, log)) == []
         self.group.wait_for([len(log[number]) for number in range(PARTITIONS)])
         assert self.group.wrong(log) == []
 
 
 @contextlib.contextmanager
-def under_load(folder: Path, **configs: Any) -> Iterator[tuple[Cluster, Clients]]:
-    """Three brokers, and clients at work; `configs` are those of the topic."""
+def under_load(
+    folder: Path, variables: Mapping[str, str] | None = None, **configs: Any
+) -> Iterator[tuple[Cluster, Clients]]:
+    """Three brokers, with these variables (Broker.use), and clients at work; `configs` are those of
+    the topic."""
     ports, topic = [free_port() for _ in range(3)], new_topic()
     own = [{"kafka_port": port, "kafka_node_id": n} for n, port in enumerate(ports, start=1)]
-    with brokers(folder, own=own, **PATIENT) as found, contextlib.ExitStack() as running:
+    with (
+        brokers(folder, own=own, variables=variables, **PATIENT) as found,
+        contextlib.ExitStack() as running,
+    ):
         given = Cluster(found, ports)
         found[0].create_topic(topic, PARTITIONS, **configs)
         producers = [KafkaProducer(given.addresses, topic, PARTITIONS, n) for n in (1, 2)]
@@ -174,6 +185,32 @@ def test_kafka_clients_go_on_while_the_level_of_the_format_rises(tmp_path: Path)
         assert done.stdout == b"level of the format: %d to %d\n" % (before, after)
         clients.wait_for_acks()
         clients.check(given)
+
+
+def test_brokers_of_an_older_version_are_replaced_under_load(
+    tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """One broker after the other, and one of them goes back for a while. In between, brokers of
+    both versions serve the same topic."""
+    revision = request.config.getoption("--old-version")
+    if revision is None:
+        pytest.skip("--old-version names no revision")
+    old = variables_of(revision, tmp_path / "old")
+    with under_load(tmp_path, old, segment_ms="1000") as (given, clients):
+        a, b, c = given.brokers
+        urls = [broker.base_url for broker in given.brokers]
+        with Load(urls, Mix(clients.topic, PARTITIONS, 2, first=50), seed=1) as load:
+            for broker, variables in ((a, None), (b, None), (a, old), (c, None), (a, None)):
+                assert broker.stop() == 0, broker.log()
+                clients.wait_for_acks()
+                broker.use(variables)
+                broker.start()
+                clients.wait_for_acks()
+                load.wait_for_acks(ACKS // 4)
+            clients.check(given, load)
+            acks = [producer.acks for producer in clients.producers]
+            print(f"{acks} records of Kafka clients and {load.acked()} requests of REST acked,")
+            print(f"{clients.group.count()} records read, {clients.group.errors}")
 
 
 @pytest.fixture(autouse=True)
