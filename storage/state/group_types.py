@@ -315,6 +315,7 @@ class ConsumerGroup:
         self.generation = action.generation
         self.protocol_type, self.protocol = action.protocol_type, action.protocol
         self.leader, self.is_preparing = action.leader, False
+        self.assignor = DEFAULT_ASSIGNOR  # a checkpoint of such a group has no assignor of the log
         self.inputs = Inputs({}, {})
         self.members = {}
         for each in action.members:

@@ -86,13 +86,20 @@ def test_i4_states_from_checkpoints_stay_equal_to_the_state_that_applied_everyth
                 assert _outcomes(other.apply(decoded, key)) == outcomes, f"seed {seed}, {key}"
             if draw.random() < 0.9:
                 continue
+            copy = ClusterState.decode(state.encode(), key)
+            assert _groups(copy) == _groups(state), f"seed {seed}, {key}"
             for other in (*loaded, *in_other_order):
                 assert other.equals(state), f"seed {seed}, {key}"
             for other in loaded:
                 assert other.encode() == state.encode(), f"seed {seed}, {key}"
-            loaded = [*loaded[-1:], ClusterState.decode(state.encode(), key)]
+            loaded = [*loaded[-1:], copy]
             in_other_order = [ClusterState.decode(reordered(state.encode()), key)]
     assert changes_of_kind > STATE_SEEDS or not kinds
+
+
+def _groups(state: ClusterState) -> dict[str, dict[str, object]]:
+    """Return all values of the groups, also those that no checkpoint names."""
+    return {group.group_id: vars(group) for group in state.members}
 
 
 def _outcomes(applied: Applied) -> list[object]:
