@@ -11,6 +11,7 @@ routing        node ids, leaders, coordinators: Metadata, FindCoordinator, Descr
 produce        Produce, InitProducerId
 checks         the threads that check batches
 appends        the queue of Produce requests whose batches are not appended
+refusal_lines  log lines about refused requests
 refused_batches  the batches behind a refused batch of their producer
 fetch          Fetch, with long polls
 fetch_sessions  the partitions of each consumer, so that its requests have only changes

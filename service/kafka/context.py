@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from tidelog.service.http.admission import Budget
 from tidelog.service.kafka.client import REQUEST, Client, Encoded, fields_of
 from tidelog.service.kafka.errors import Code, Kind, code_of
+from tidelog.service.kafka.refusal_lines import RefusalLines
 from tidelog.service.kafka.refused_batches import RefusedBatches
 from tidelog.service.routes.dependencies import decided
 from tidelog.service.security.caller import Unauthenticated
@@ -53,6 +54,7 @@ class Context:
         self.traffic = traffic
         """Counts the records and bytes of topics, over all protocols."""
         self.refused_batches = RefusedBatches()
+        self.refusal_lines = RefusalLines(counters.admission)
         self.answers = answers
         """The memory of the answers with records, over all protocols."""
         self._turn = asyncio.Semaphore(WIDE_AT_ONCE)
@@ -81,6 +83,12 @@ class Context:
         if code is Code.UNKNOWN_SERVER_ERROR or isinstance(error, Corrupt):
             fields = _fields(api) | {"error_code": code.value, "error": code.name}
             log.error("Kafka's %s: %s", api, error, extra={"fields": fields})
+        return self.refusal(api, code)
+
+    def not_served(self, api: str, client: Client, code: Code, why: str) -> Code:
+        """Count a request for a function that brokers do not have, and return the code. The first
+        such request of a client is logged."""
+        self.refusal_lines.not_served(api, client, why, _fields(api))
         return self.refusal(api, code)
 
     async def refreshed(self, api: str, kind: Kind) -> Code:

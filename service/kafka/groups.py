@@ -39,6 +39,7 @@ GROUPS_MAX = 1_000
 """Groups in one request for descriptions or deletions."""
 DESCRIBED_BYTES_MAX = 16 * 1024 * 1024
 """Metadata and assignments in one answer to DescribeGroups. One group has less."""
+NOT_CLASSIC = "group.protocol=consumer (KIP-848) is not served: set group.protocol=classic"
 TYPE = "classic"
 CONSUMER = "consumer"
 
@@ -52,6 +53,21 @@ class Groups:
         self._groups = context.broker.classic_groups
 
     # -- members
+
+    def heartbeat_of_consumer(
+        self, request: messages.ConsumerGroupHeartbeatRequest, client: Client
+    ) -> messages.ConsumerGroupHeartbeatResponse:
+        """Refuse ConsumerGroupHeartbeat. Without this API in the list of APIs, librdkafka would
+        look for a coordinator again and again. The code is fatal for it and for Java, whose text
+        names `group.protocol=classic`; franz-go then uses the classic protocol."""
+        api, code = "ConsumerGroupHeartbeat", Code.UNSUPPORTED_VERSION
+        return messages.ConsumerGroupHeartbeatResponse(
+            throttle_time_ms=0,
+            error_code=self._context.not_served(api, client, code, NOT_CLASSIC),
+            error_message=NOT_CLASSIC,
+            member_epoch=0,
+            heartbeat_interval_ms=0,
+        )
 
     async def join(
         self, request: messages.JoinGroupRequest, client: Client
@@ -350,6 +366,11 @@ def group_apis(context: Context) -> Iterable[Api]:
         ),
         Api(messages.HeartbeatRequest, messages.HeartbeatResponse, groups.heartbeat),
         Api(messages.LeaveGroupRequest, messages.LeaveGroupResponse, groups.leave),
+        Api(
+            messages.ConsumerGroupHeartbeatRequest,
+            messages.ConsumerGroupHeartbeatResponse,
+            groups.heartbeat_of_consumer,
+        ),
         Api(
             messages.ListGroupsRequest,
             messages.ListGroupsResponse,

@@ -111,7 +111,6 @@ class KafkaServer:
             kafka.admission,
             RequestMemory(settings.buffer_bytes_max),
             security,
-            set(),
             UnsentAnswers(UNSENT_ALL_BYTES_MAX),
         )
         self.listener = Listener(server, certificate.server if certificate else None)

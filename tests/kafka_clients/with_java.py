@@ -14,6 +14,7 @@ VERSIONS = ("4.3.1", "3.9.2")
 RECORDS = 2000
 TOOL_S = 300
 ASSIGNORS = ("Range", "RoundRobin", "Sticky", "CooperativeSticky")
+REFUSALS = Path(__file__).with_name("java") / "Refusals.java"
 TOPICS = "org.apache.kafka.tools.TopicCommand"
 GROUPS = "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand"
 CONFIGS = "kafka.admin.ConfigCommand"
@@ -240,3 +241,10 @@ def test_groups(java: Java) -> None:
     java.run(GROUPS, "--delete-offsets", *named, "--topic", topic)
     java.run(GROUPS, "--delete", *named)
     assert group not in java.run(GROUPS, "--list").split()
+
+
+@pytest.mark.parametrize(("client", "refusal"), [("consumer", "et group.protocol=classic")])
+def test_a_client_shows_what_is_not_served(java: Java, client: str, refusal: str) -> None:
+    command = java.command(str(REFUSALS), java.address, client)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TOOL_S, check=False)
+    assert refusal in done.stdout, (done.stdout, done.stderr[-2000:])

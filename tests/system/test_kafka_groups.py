@@ -236,3 +236,17 @@ def test_admin_clients_see_groups(cluster: Cluster) -> None:
         each.offset for each in offsets.topic_partitions
     ]
     admin.delete_consumer_groups(["seen"])["seen"].result()
+
+
+def test_librdkafka_shows_at_once_that_kip_848_is_not_served(cluster: Cluster) -> None:
+    config = {"bootstrap.servers": cluster.address, "group.id": "kip-848", **QUIET}
+    consumer = librdkafka.Consumer({**config, "group.protocol": "consumer"})
+    consumer.subscribe(["any"])
+    message = consumer.poll(20)  # without the refusal, the client says nothing
+    assert message is not None
+    assert message.error().code() == librdkafka.KafkaError._FATAL
+    assert "ConsumerGroupHeartbeat fatal error: Broker: API version not supported" in str(
+        message.error()
+    )
+    consumer.close()
+    assert "set group.protocol=classic" in cluster.broker.log()

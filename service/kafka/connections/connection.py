@@ -466,7 +466,7 @@ class Connection:
 
     def _refuse(self, reason: str, why: str, client_id: str) -> None:
         """End the connection because of a request, and log the first such request."""
-        if self._server.is_logged((client_id or self._host, why[:40])):
+        if self._context.refusal_lines.is_due(client_id or self._host, why[:40]):
             fields = {"host": self._host, "client_id": client_id, "reason": reason}
             line = "closing the connection of %s %r: %s"
             log.warning(line, self._host, client_id, why, extra={"fields": fields})

@@ -14,9 +14,6 @@ from tidelog.service.kafka.connections.outbox import UnsentAnswers
 from tidelog.service.kafka.context import Context
 from tidelog.service.security.authenticator import Security
 
-LOGGED_MAX = 1000
-"""Bound of the set `logged` of bad requests, by client and reason."""
-
 
 class Server(NamedTuple):
     """The parts that all connections of a listener share."""
@@ -27,18 +24,7 @@ class Server(NamedTuple):
     admission: "Admission[Any]"
     memory: RequestMemory
     security: Security | None
-    logged: set[tuple[str, str]]
     unsent: UnsentAnswers
-
-    def is_logged(self, key: tuple[str, str]) -> bool:
-        """Whether to log this bad request: the first of a client with this reason, within the rate
-        of log lines."""
-        if key in self.logged:
-            return False
-        if len(self.logged) >= LOGGED_MAX:
-            self.logged.clear()
-        self.logged.add(key)
-        return self.admission.line(self.loop.time()) is not None
 
 
 class Pending:

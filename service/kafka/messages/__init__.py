@@ -12,7 +12,8 @@ handshake          ApiVersions, SaslHandshake, SaslAuthenticate
 metadata           Metadata, DescribeCluster, DescribeTopicPartitions, FindCoordinator
 produce            Produce, InitProducerId
 fetch              Fetch, ListOffsets, OffsetForLeaderEpoch
-groups             JoinGroup, SyncGroup, Heartbeat, LeaveGroup; List-, Describe-, DeleteGroups
+groups             JoinGroup, SyncGroup, Heartbeat, LeaveGroup; List-, Describe-, DeleteGroups;
+                   ConsumerGroupHeartbeat
 group_offsets      OffsetCommit, OffsetFetch, OffsetDelete
 topics             topics and partitions: create, delete, sizes, reassignments; DeleteRecords
 configs            DescribeConfigs, AlterConfigs, IncrementalAlterConfigs

@@ -5,10 +5,12 @@ from typing import Annotated
 from tidelog.service.kafka.messages.primitives import OPERATIONS_NOT_ASKED
 from tidelog.service.kafka.messages.schema import (
     Field,
+    Int8,
     Int16,
     Int32,
     Message,
     Structure,
+    Uuid,
 )
 
 
@@ -211,3 +213,37 @@ class DeleteGroupsResponse(Message, api_key=42, versions="0-2", flexible="2+"):
 
     throttle_time_ms: Int32
     results: list[DeletableGroupResult]
+
+
+class ConsumerGroupHeartbeatRequestTopic(Structure):
+    """The partitions of a topic that the member has."""
+
+    topic_id: Uuid
+    partitions: list[Int32]
+
+
+class ConsumerGroupHeartbeatRequest(Message, api_key=68, versions="0-1", flexible="0+"):
+    """Joins a group of the protocol of KIP-848, stays in it, or leaves it."""
+
+    group_id: str
+    member_id: str
+    member_epoch: Int32
+    instance_id: str | None = None
+    rack_id: str | None = None
+    rebalance_timeout_ms: Int32 = -1
+    subscribed_topic_names: list[str] | None = None
+    subscribed_topic_regex: Annotated[str | None, Field("1+")] = None
+    server_assignor: str | None = None
+    topic_partitions: list[ConsumerGroupHeartbeatRequestTopic] | None = None
+
+
+class ConsumerGroupHeartbeatResponse(Message, api_key=68, versions="0-1", flexible="0+"):
+    """A refusal. In Kafka, `assignment` is a structure, whose null is the byte -1."""
+
+    throttle_time_ms: Int32
+    error_code: Int16
+    error_message: str | None = None
+    member_id: str | None = None
+    member_epoch: Int32
+    heartbeat_interval_ms: Int32
+    assignment: Int8 = -1

@@ -41,6 +41,7 @@ FIRST_FLEXIBLE = {
     44: 1,
     46: 0,
     60: 0,
+    68: 0,
     75: 0,
 }
 """By API, the first flexible version. This table does not use the classes of the messages, because

@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 
 # The definitions alone: the client that they belong to is not imported.
 _FOLDER = Path(distribution("kafka-python").locate_file("kafka/protocol/schemas/resources"))
+_MORE = Path(__file__).with_name("more_definitions")
+"""Definitions that the dependency does not have, by hand."""
 _FIXED = {"int8": "b", "int16": "h", "int32": "i", "int64": "q", "bool": "?", "uuid": "16s"}
 _LETTERS = "aé漢 \x00z"
 
@@ -32,7 +34,8 @@ class Definition(NamedTuple):
 
 def load(name: str) -> Definition:
     """Read a definition, for example `FetchRequest`."""
-    path = _FOLDER / f"{name}.json"
+    file = f"{name}.json"
+    path = _MORE / file if (_MORE / file).exists() else _FOLDER / file
     lines = path.read_text("utf-8").splitlines()
     text = "\n".join(re.sub(r'^\s*//.*|\s//[^"]*$', "", line) for line in lines)
     found = json.loads(text)

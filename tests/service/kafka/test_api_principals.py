@@ -170,6 +170,11 @@ ROWS: dict[str, Row] = {
     "Heartbeat": Row(
         groups.HeartbeatRequest(group_id="g", generation_id=1, member_id="m"), 0, READS
     ),
+    "ConsumerGroupHeartbeat": Row(
+        groups.ConsumerGroupHeartbeatRequest(group_id="g", member_id="m", member_epoch=0),
+        1,
+        EVERYONE,
+    ),
     "LeaveGroup": Row(groups.LeaveGroupRequest(group_id="g", member_id="m"), 0, READS),
     "ListGroups": Row(groups.ListGroupsRequest(), 4, EVERYONE),
     "DescribeGroups": Row(groups.DescribeGroupsRequest(groups=["g"]), 4, READS),

@@ -41,6 +41,7 @@ from tidelog.service.kafka.messages.metadata import (
     MetadataResponse,
 )
 from tidelog.service.kafka.messages.produce import ProduceRequest, ProduceResponse
+from tidelog.service.kafka.refusal_lines import RefusalLines
 from tidelog.service.telemetry.kafka_counters import KafkaCounters
 
 PRODUCE = ProduceRequest(acks=-1, timeout_ms=1000, topic_data=[])
@@ -74,12 +75,15 @@ class Peer:
             Api(SaslHandshakeRequest, SaslHandshakeResponse, None),
         ]
         context: Any = SimpleNamespace(
-            counters=self.counters, audit_refusal=lambda *_: None, encoded=self._encoded
+            counters=self.counters,
+            audit_refusal=lambda *_: None,
+            encoded=self._encoded,
+            refusal_lines=RefusalLines(self.admission),
         )
         table = {api.key: api for api in apis}
         loop = asyncio.get_running_loop()
         self.server = Server(
-            loop, context, table, self.admission, self.memory, None, set(), UnsentAnswers(1 << 20)
+            loop, context, table, self.admission, self.memory, None, UnsentAnswers(1 << 20)
         )
         self.transport, self.connection = self.connect()
 

@@ -1,6 +1,7 @@
 """The handlers of groups and committed offsets, at all versions of their messages."""
 
 import asyncio
+import logging
 
 import pytest
 
@@ -349,3 +350,25 @@ async def test_below_level_4_clients_get_an_error_and_the_log_stays_readable(kaf
         assert answer.error_code == Code.UNSUPPORTED_VERSION
     finally:
         kafka.log.state.level = 4
+
+
+@pytest.mark.parametrize("version", messages.ConsumerGroupHeartbeatRequest.versions)
+async def test_a_group_of_kip_848_is_refused_and_each_client_has_one_line(
+    kafka: Kafka, caplog: pytest.LogCaptureFixture, version: int
+) -> None:
+    asked = messages.ConsumerGroupHeartbeatRequest(group_id="g", member_id="m", member_epoch=0)
+    client = kafka.client()
+    with caplog.at_level(logging.WARNING, "tidelog.kafka"):
+        for client_id in ("one", "one", "two"):
+            answer = await client.ask(
+                asked, messages.ConsumerGroupHeartbeatResponse, version, client_id
+            )
+            assert answer.error_code == Code.UNSUPPORTED_VERSION
+            assert "set group.protocol=classic" in answer.error_message
+    assert caplog.messages == [
+        f"refused ConsumerGroupHeartbeat of Kafka client {client_id!r} at 192.0.2.1: "
+        "group.protocol=consumer (KIP-848) is not served: set group.protocol=classic"
+        for client_id in ("one", "two")
+    ]
+    name = "ConsumerGroupHeartbeat", "UNSUPPORTED_VERSION"
+    assert kafka.counters.kafka.errors[name] == 3

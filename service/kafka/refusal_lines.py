@@ -1,0 +1,42 @@
+"""Log lines about refused requests: one for each client and reason, within the rate of lines."""
+
+import asyncio
+import logging
+from typing import Any
+
+from tidelog.service.http.admission import Admission
+from tidelog.service.kafka.client import Client
+
+log = logging.getLogger("tidelog.kafka")
+
+LOGGED_MAX = 1000
+"""Bound of the clients and reasons that are kept (I10)."""
+
+
+class RefusalLines:
+    """The refusals that have a log line. One per listener."""
+
+    def __init__(self, admission: "Admission[Any]") -> None:
+        """`admission` has the rate of the listener's log lines."""
+        self._admission = admission
+        self._logged: set[tuple[str, str]] = set()
+
+    def is_due(self, client: str, reason: str) -> bool:
+        """Whether to log this refusal: the client has no line with this reason yet, and the rate of
+        lines allows one."""
+        key = client, reason
+        if key in self._logged:
+            return False
+        if self._admission.line(asyncio.get_running_loop().time()) is None:
+            return False
+        if len(self._logged) >= LOGGED_MAX:
+            self._logged.clear()
+        self._logged.add(key)
+        return True
+
+    def not_served(self, api: str, client: Client, why: str, fields: dict[str, Any]) -> None:
+        """Log that a client asks for a function that brokers do not have. Without this line, only
+        the client would know: its library tries again, or shows the code without `why`."""
+        if self.is_due(client.client_id or client.host, why):
+            line = "refused %s of Kafka client %r at %s: %s"
+            log.warning(line, api, client.client_id, client.host, why, extra={"fields": fields})
