@@ -23,6 +23,7 @@ from tidelog.service.telemetry.metrics import HttpCounters
 from tidelog.storage.broker import Broker
 from tidelog.storage.core.acls import CLUSTER, GROUP, TOPIC
 from tidelog.storage.core.errors import CommitUnknown, Corrupt, LogError
+from tidelog.storage.kafka.layout import TRANSACTIONS_NOT_SERVED
 from tidelog.storage.state.cluster_state import Topic
 from tidelog.storage.state.committed_offsets import check_group_id
 
@@ -30,6 +31,8 @@ log = logging.getLogger("tidelog.kafka")
 
 WIDE_AT_ONCE = 2
 """Wide answers that are built at the same time."""
+LOGGED_CHARS_MAX = 255
+"""Characters of a transactional id in a log line (I10)."""
 _KINDS = {TOPIC: Kind.FETCH, GROUP: Kind.GROUP, CLUSTER: Kind.ADMIN}
 """By type of resource: the kind of request whose code for Forbidden names this type."""
 
@@ -90,6 +93,12 @@ class Context:
         such request of a client is logged."""
         self.refusal_lines.not_served(api, client, why, _fields(api))
         return self.refusal(api, code)
+
+    def no_transactions(self, api: str, client: Client, code: Code, transactional_id: str) -> Code:
+        """Count a request for a transactional id, and return the code. The first such request of a
+        client is logged."""
+        name = transactional_id[:LOGGED_CHARS_MAX]
+        return self.not_served(api, client, code, f"{TRANSACTIONS_NOT_SERVED} {name!r}")
 
     async def refreshed(self, api: str, kind: Kind) -> Code:
         """Read the WAL to its end (I3). If the store fails, return the code, and count it."""

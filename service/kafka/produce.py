@@ -149,7 +149,12 @@ class Produce:
         if request.transactional_id == "":
             code = context.refusal(INIT_API, Code.INVALID_REQUEST)
         elif request.transactional_id is not None:
-            code = context.refusal(INIT_API, Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
+            code = context.no_transactions(
+                INIT_API,
+                client,
+                Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+                request.transactional_id,
+            )
         elif await self._may_write(client.rights):
             code = Code.NONE
         else:

@@ -51,12 +51,15 @@ from tidelog.storage.core.acls import (
     TOPIC,
 )
 from tidelog.storage.core.errors import LogError, TopicExists
+from tidelog.storage.kafka.layout import TRANSACTIONS_NOT_SERVED
 from tidelog.storage.state.cluster_state import Topic
 from tidelog.storage.state.topic_checks import is_new_topic_name
 
 LEADER_EPOCH = 0
 FIRST_WITHOUT_NAME = 12
 """The first version of Metadata whose answer may have a topic without a name."""
+FIRST_WITH_COORDINATORS = 4
+"""The first version of FindCoordinator that asks for several groups."""
 NOT_ASKED = -(2**31)
 """Authorized operations that the client did not ask for."""
 PARTITIONS_INLINE_MAX = 1_000
@@ -417,10 +420,11 @@ class Routing:
         self, request: FindCoordinatorRequest, client: Client
     ) -> FindCoordinatorResponse:
         """Answer FindCoordinator: the brokers that coordinate these groups."""
-        keys = request.coordinator_keys if client.version >= 4 else [request.key]
+        has_many = client.version >= FIRST_WITH_COORDINATORS
+        keys = request.coordinator_keys if has_many else [request.key]
         kind = request.key_type
         found = [await self._coordinator(key, kind, client) async for key in sliced(keys)]
-        if client.version >= 4:
+        if has_many:
             return FindCoordinatorResponse(coordinators=found)
         only = found[0]
         return FindCoordinatorResponse(
@@ -434,9 +438,8 @@ class Routing:
     async def _coordinator(self, key: str, key_type: int, client: Client) -> Coordinator:
         api, context = "FindCoordinator", self._context
         if key_type == TRANSACTION_KEY:
-            # Java's transactional producer stops at this error. At other errors, it waits long.
-            code = context.refusal(api, Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
-            why = "transactions are not supported: use no transactional.id"
+            code = context.no_transactions(api, client, _transactions_code(client.version), key)
+            why = TRANSACTIONS_NOT_SERVED
         elif key_type != GROUP_KEY:
             code = context.refusal(api, Code.INVALID_REQUEST)
             why = f"keys of type {key_type} have no coordinator"
@@ -462,6 +465,16 @@ class Routing:
     def _next_coordinator(self, group_id: str) -> Node:
         """Return the broker that takes a group whose coordinator drains, or has no listener."""
         return max(self.nodes(), key=lambda node: weight(group_id, node.broker_id))
+
+
+def _transactions_code(version: int) -> Code:
+    """Return the code of FindCoordinator for a transactional id. Each client has one that ends it
+    at once. Java, which sends version 4 or later, shows the text beside every code but
+    TRANSACTIONAL_ID_AUTHORIZATION_FAILED; librdkafka, which sends earlier versions, asks again
+    after every other code, and shows the text beside this one."""
+    if version >= FIRST_WITH_COORDINATORS:
+        return Code.UNSUPPORTED_VERSION
+    return Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
 
 
 def operations_of(rights: CallerRights, resource_type: str, name: str) -> int:

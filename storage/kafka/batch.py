@@ -33,6 +33,7 @@ from tidelog.storage.kafka.layout import (
     RECORD_SIZE_MIN,
     TIMESTAMP_MS_MAX,
     TRANSACTIONAL,
+    TRANSACTIONS_NOT_SERVED,
     CorruptBatch,
     Header,
     InvalidBatch,
@@ -266,7 +267,7 @@ def _check_header(sent: memoryview) -> Header:
 
 def _check_values(header: Header) -> None:
     if header.attributes & TRANSACTIONAL:
-        raise TransactionalBatch("transactions are not supported: use no transactional.id")
+        raise TransactionalBatch(TRANSACTIONS_NOT_SERVED)
     if header.attributes & CONTROL:
         raise InvalidBatch("a producer may not send control records")
     if header.attributes & ~_KNOWN_BITS:

@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 from tidelog.storage.core.errors import InvalidRequest, LogError
 
+TRANSACTIONS_NOT_SERVED = "transactions are not served to Kafka clients: remove transactional.id"
+
 
 class InvalidBatch(InvalidRequest):
     """A record batch that no client may send: Kafka's INVALID_RECORD."""

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.kafka_clients.conftest import Cluster
+from tidelog.storage.kafka.layout import TRANSACTIONS_NOT_SERVED
 
 VERSIONS = ("4.3.1", "3.9.2")
 RECORDS = 2000
@@ -243,7 +244,10 @@ def test_groups(java: Java) -> None:
     assert group not in java.run(GROUPS, "--list").split()
 
 
-@pytest.mark.parametrize(("client", "refusal"), [("consumer", "et group.protocol=classic")])
+@pytest.mark.parametrize(
+    ("client", "refusal"),
+    [("consumer", "et group.protocol=classic"), ("producer", TRANSACTIONS_NOT_SERVED)],
+)
 def test_a_client_shows_what_is_not_served(java: Java, client: str, refusal: str) -> None:
     command = java.command(str(REFUSALS), java.address, client)
     done = subprocess.run(command, capture_output=True, text=True, timeout=TOOL_S, check=False)

@@ -7,8 +7,8 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -30,9 +30,11 @@ from tests.system.client import wait_until
 from tests.system.several import QUICK, metrics
 from tidelog.service.kafka.messages.handshake import ApiVersionsRequest
 from tidelog.service.kafka.messages.header import FIRST_FLEXIBLE
+from tidelog.storage.kafka.layout import TRANSACTIONS_NOT_SERVED
 
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 RECORDS = 200
+ERRORS = librdkafka.KafkaException, kafka_python.errors.KafkaError, aiokafka.errors.KafkaError
 QUIET: dict[str, Any] = {"log_level": 0, "logger": logging.getLogger("rdkafka")}
 
 
@@ -305,6 +307,51 @@ def test_metadata_of_kafka_python(cluster: Cluster) -> None:
     admin = kafka_python.KafkaAdminClient(bootstrap_servers=cluster.address)
     assert "listed" in admin.list_topics()
     admin.close()
+
+
+def _librdkafka_begins(address: str) -> None:
+    producer = librdkafka.Producer(
+        {"bootstrap.servers": address, "transactional.id": "of librdkafka", **QUIET}
+    )
+    producer.init_transactions(30)
+
+
+def _kafka_python_begins(address: str) -> None:
+    producer = kafka_python.KafkaProducer(
+        bootstrap_servers=address, transactional_id="of kafka-python"
+    )
+    with closing(producer):
+        producer.init_transactions()
+
+
+def _aiokafka_begins(address: str) -> None:
+    async def begin() -> None:
+        producer = aiokafka.AIOKafkaProducer(
+            bootstrap_servers=address, transactional_id="of aiokafka"
+        )
+        try:
+            async with asyncio.timeout(30):
+                await producer.start()
+        finally:
+            await producer.stop()
+
+    asyncio.run(begin())
+
+
+@pytest.mark.parametrize(
+    ("begin", "name", "refusal"),
+    [
+        (_librdkafka_begins, "of librdkafka", TRANSACTIONS_NOT_SERVED),
+        (_kafka_python_begins, "of kafka-python", "UnsupportedVersion"),
+        (_aiokafka_begins, "of aiokafka", "TransactionalIdAuthorizationFailed"),
+    ],
+)
+def test_transactional_producers_end_at_once_and_the_broker_logs_their_ids(
+    cluster: Cluster, begin: Callable[[str], None], name: str, refusal: str
+) -> None:
+    with pytest.raises(ERRORS, match=refusal):
+        begin(cluster.address)
+    assert f"{TRANSACTIONS_NOT_SERVED} '{name}'" in cluster.broker.log()
 
 
 def test_keys_and_tls(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from tidelog.service.kafka.messages.metadata import (
 )
 from tidelog.service.kafka.routing import Node, Routing, nodes_of, zone_of
 from tidelog.storage.cluster.liveness import KafkaListener, Member
+from tidelog.storage.kafka.layout import TRANSACTIONS_NOT_SERVED
 
 
 def _peer(number: int, node_id: int, zone: str = "", started_ms: int = 1) -> Member:
@@ -181,9 +182,10 @@ async def test_pages_of_partitions(kafka: Kafka) -> None:
 
 
 @pytest.mark.parametrize("version", range(7))
-async def test_coordinators(kafka: Kafka, version: int) -> None:
+async def test_coordinators(kafka: Kafka, version: int, caplog: pytest.LogCaptureFixture) -> None:
     client = kafka.client()
-    for key_type, code in ((0, 0), (1, 53), (2, 42)):
+    transactional = 35 if version >= 4 else 53
+    for key_type, code in ((0, 0), (1, transactional), (2, 42)):
         if key_type and version == 0:
             continue
         request = FindCoordinatorRequest(key="g", key_type=key_type, coordinator_keys=["g"])
@@ -191,3 +193,8 @@ async def test_coordinators(kafka: Kafka, version: int) -> None:
         (one,) = found.coordinators if version >= 4 else [found]
         expected = (0, 7, "broker.example", 9092) if not code else (code, -1, "", -1)
         assert (one.error_code, one.node_id, one.host, one.port) == expected
+        if key_type == 1:
+            assert one.error_message == TRANSACTIONS_NOT_SERVED
+            await client.ask(request, FindCoordinatorResponse, version)
+    line = f"refused FindCoordinator of Kafka client 'test' at 192.0.2.1: {TRANSACTIONS_NOT_SERVED}"
+    assert caplog.messages == ([f"{line} 'g'"] if version else []), "each client has one line"
