@@ -7,6 +7,8 @@ from tidelog.storage.core.errors import InvalidRequest
 
 JSON_V2 = b"application/vnd.kafka.v2+json"
 JSON = b"application/json"
+JSON_V2_TYPES = (JSON_V2, b"application/vnd.kafka.v1+json", b"application/vnd.kafka+json", JSON)
+"""The types of an `Accept` that JSON_V2 answers."""
 ARROW = b"application/vnd.apache.arrow.stream"
 NDJSON = b"application/x-ndjson"
 EVENT_STREAM = b"text/event-stream"
@@ -51,31 +53,30 @@ def media_type(header: bytes) -> bytes:
     return header.partition(b";")[0].strip().lower()
 
 
-_SERVED = frozenset({b"", b"*/*", b"application/*", JSON, ARROW, NDJSON, EVENT_STREAM})
+_ANY = (b"", b"*/*", b"application/*")
 
 
-def check_accept(accept: bytes) -> None:
-    """Raise NotAcceptable unless a route serves one of the types in an `Accept`.
+def check_accept(accept: bytes, served: tuple[bytes, ...]) -> None:
+    """Raise NotAcceptable unless an `Accept` names one of the `served` types.
 
-    Called for a request that changes something, before the change. It accepts the types of all
-    routes, because a client of Arrow or NDJSON may send its Accept with every request. A GET with
-    an unknown Accept is served, as RFC 9110 allows. Only GET routes with several formats refuse it.
+    Called for a request that changes something, before the change. A GET with an unknown Accept is
+    served, as RFC 9110 allows. Only GET routes with several formats refuse it.
     """
-    if not is_served(accept):
-        raise not_acceptable(accept, f"{JSON.decode()} or {JSON_V2.decode()}")
+    if not is_served(accept, served):
+        raise not_acceptable(accept, served[0].decode())
 
 
 @lru_cache(maxsize=1024)
-def is_served(accept: bytes) -> bool:
-    return any(_is_served(part) for part in accept.split(b","))
+def is_served(accept: bytes, served: tuple[bytes, ...]) -> bool:
+    return any(_is_served(part, served) for part in accept.split(b","))
 
 
-def _is_served(part: bytes) -> bool:
-    kind = media_type(part)
+def _is_served(part: bytes, served: tuple[bytes, ...]) -> bool:
     quality = part.replace(b" ", b"").lower().partition(b";q=")[2]
     if quality.rstrip(b"0.") == b"" and quality:
         return False
-    return kind in _SERVED or (kind.startswith(b"application/vnd.kafka") and kind.endswith(b"json"))
+    kind = media_type(part)
+    return kind in _ANY or kind in served
 
 
 def check_instance_type(headers: Mapping[bytes, bytes]) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from enum import Enum
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from tidelog.service.http.media_types import JSON, JSON_V2
+from tidelog.service.http.media_types import JSON, JSON_V2_TYPES
 from tidelog.storage.core.acls import CLUSTER_NAME
 
 # -- access
@@ -44,19 +44,24 @@ Access: TypeAlias = Permission | RouteAccess
 
 
 class Dialect(NamedTuple):
-    """Where a dialect is served, and the media type of its JSON."""
+    """Where a dialect is served, and the media types of its JSON."""
 
     mounts: tuple[str, ...]
     """Each route is served below each of these paths. The documentation has only the first."""
-    media_type: bytes
+    served: tuple[bytes, ...]
+    """The types of an `Accept` that its JSON answers. The first is the type of the answer."""
+
+    @property
+    def media_type(self) -> bytes:
+        return self.served[0]
 
 
-V2 = Dialect(("",), JSON_V2)
-V3 = Dialect(("/v3", "/kafka/v3"), JSON)
+V2 = Dialect(("",), JSON_V2_TYPES)
+V3 = Dialect(("/v3", "/kafka/v3"), (JSON,))
 """Confluent's REST proxy serves `/v3`. Confluent Server and Cloud serve `/kafka/v3`."""
-TIDELOG = Dialect(("/tidelog/v1",), JSON)
+TIDELOG = Dialect(("/tidelog/v1",), (JSON,))
 """Routes that no other proxy has."""
-PLAIN = Dialect(("",), JSON)
+PLAIN = Dialect(("",), (JSON,))
 """Health, metrics, and files of the console."""
 
 _V2_PREFIXES = ("/topics", "/brokers", "/consumers", "/admin/")

@@ -7,7 +7,15 @@ requests to the FastAPI application, which has its routes from the same table.
 """
 
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, MutableMapping
+from collections.abc import (
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Mapping,
+    MutableMapping,
+)
 from types import MethodType
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
@@ -298,7 +306,7 @@ class Router:
             scope = {**scope, "method": "GET"}
         elif scope["method"] not in READING:
             try:
-                check_accept(call.headers.get(b"accept", b""))
+                _check_accept(target, call.headers)
             except NotAcceptable as error:
                 await self._refuse(target, call, error)
                 return
@@ -311,9 +319,8 @@ class Router:
         assert target.serve is not None, "FastAPI serves the others"
         started = time.perf_counter()
         try:
-            accept = call.headers.get(b"accept")
-            if accept is not None and accept != b"*/*" and call.scope["method"] not in READING:
-                check_accept(accept)
+            if call.scope["method"] not in READING:
+                _check_accept(target, call.headers)
             response = await target.serve(call, *[segments[at] for at in target.positions])
             if response is not None:
                 await call.answer(response)
@@ -366,6 +373,13 @@ class Router:
         if not call.status:  # with a status, half a response is sent already
             call.headers[REQUEST_ID] = request_id.encode()
             await call.answer(answer.response(scope["path"]))
+
+
+def _check_accept(target: Target | None, headers: Mapping[bytes, bytes]) -> None:
+    """Raise NotAcceptable if the client does not take the answer of a change."""
+    accept = headers.get(b"accept")
+    if accept is not None and accept != b"*/*" and target is not None:
+        check_accept(accept, target.route.dialect.served)
 
 
 def _refusal_of_path(

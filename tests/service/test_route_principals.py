@@ -12,8 +12,10 @@ from tests.service.conftest import Broker, append
 from tests.service.keyed import ADMIN, allow, assert_denied, assert_unknown, key_of, secured
 from tests.service.test_rights import DECLARED, asked, routes
 from tests.support.vloop import run
+from tidelog.service.http.media_types import ARROW, EVENT_STREAM, JSON_V2_TYPES, NDJSON
 from tidelog.service.http.route import Permission, RouteAccess
 from tidelog.service.routes import keys
+from tidelog.service.security.authenticator import READING
 from tidelog.storage.core.acls import CLUSTER, DESCRIBE, GROUP, OPERATIONS_OF, READ, TOPIC, WRITE
 from tidelog.storage.core.actions import DeleteKey
 from tidelog.storage.io.memory import MemoryStore
@@ -46,6 +48,15 @@ BY_HANDLER: dict[tuple[str, str], set[str]] = {
     },
 }
 """The principals that are not refused."""
+ACCEPTS = (
+    *JSON_V2_TYPES,
+    b"application/vnd.kafka.binary.v2+json",
+    b"application/vnd.kafka.json.v2+json",
+    ARROW,
+    NDJSON,
+    EVENT_STREAM,
+    b"text/html, image/png",
+)
 
 
 @pytest.fixture
@@ -136,3 +147,41 @@ def test_a_wrong_login_takes_a_second_and_a_right_one_does_not() -> None:
                 assert least_s <= loop.time() - started_s < least_s + keys.WRONG_LOGIN_S
 
     run(main)
+
+
+def changes(broker: Broker) -> list[tuple[str, str, bytes]]:
+    """Every route that changes something, with every type of an Accept."""
+    found = [each for each in routes(broker) if each[0] not in READING]
+    assert len(found) > 40
+    return [(*each, accept) for each in found for accept in ACCEPTS]
+
+
+async def test_a_change_whose_answer_is_not_wanted_changes_nothing(broker: Broker) -> None:
+    """A type that only other routes have is refused, too."""
+    headers = ADMIN | {"content-type": "application/json"}
+    made = await broker.http.post("/consumers/g", content=b'{"name":"g"}', headers=headers)
+    assert made.status_code == 200, made.text
+    before = broker.log.state.encode()
+    for method, route, accept in changes(broker):
+        if accept not in DECLARED[method, route].dialect.served:
+            answer = await asked(broker, method, route, ADMIN | {"accept": accept.decode()})
+            assert (answer.status_code, answer.json()["error_code"]) == (406, 40601), (
+                method,
+                route,
+                accept,
+            )
+    assert broker.log.state.encode() == before
+
+
+async def test_a_change_whose_answer_is_wanted_is_served(broker: Broker) -> None:
+    for method, route, accept in changes(broker):
+        if accept in DECLARED[method, route].dialect.served:
+            answer = await asked(broker, method, route, ADMIN | {"accept": accept.decode()})
+            assert answer.status_code not in (406, 500), (method, route, accept)
+
+
+def test_the_documented_types_of_changes_are_served() -> None:
+    for (method, _), route in DECLARED.items():
+        contents = [content for answer in route.doc.answers.values() for content in answer.contents]
+        types = {kind for content in contents for kind in content.media_types}
+        assert method in READING or types <= set(route.dialect.served), route.path
