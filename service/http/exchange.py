@@ -7,8 +7,9 @@ or `send`, use ASGI messages.
 """
 
 import asyncio
+import logging
 from collections import deque
-from collections.abc import Iterable, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from http import HTTPStatus
 from typing import Any
 
@@ -24,9 +25,12 @@ from tidelog.service.http.call import (
     Send,
     WholeExchange,
 )
-from tidelog.service.http.errors import error_body
+from tidelog.service.http.errors import error_body, error_response
 from tidelog.service.http.route import media_type_of_errors
 from tidelog.service.http.transports import Arrival, is_ending
+from tidelog.storage.core.errors import CommitUnknown, LogError, Unavailable
+
+log = logging.getLogger("tidelog.http")
 
 JOINED_BYTES_MAX = 64 * 1024
 """A larger body is written separately from its head, because the copy that joins them would cost
@@ -88,6 +92,33 @@ class Exchange(RequestResponseCycle, WholeExchange):
 
     arrival: Arrival | None = None
     """The arrival of the answer, if the application watches it."""
+
+    async def run_asgi(self, app: Callable[[Any, Any, Any], Awaitable[None]]) -> None:
+        """Serve the request. The server cancels it if the broker stops before the answer."""
+        scope: Any = self.scope
+        receive: Any = self.receive
+        error: LogError | None = None
+        try:
+            await app(scope, receive, self.send)
+            if not (self.response_started or self.disconnected):
+                error = LogError("no answer")
+        except asyncio.CancelledError:
+            is_reading = scope["method"] in ("GET", "HEAD")
+            why = "the broker stops"
+            error = Unavailable(f"{why}: try again") if is_reading else CommitUnknown(why)
+        except BaseException as bug:
+            log.error("bug in %s %s", scope["method"], scope["path"], exc_info=bug)
+            error = LogError("internal error: the broker's log has the details")
+        finally:
+            self.on_response = lambda: None
+        if error is not None and not self.response_started:
+            self.keep_alive = False
+            answer = error_response(error).response(scope["path"])
+            if scope["method"] == "HEAD":
+                answer = answer._replace(body=b"")
+            await HttpRequest(scope, receive, self.send).answer(answer)
+        elif not self.response_complete and not self.disconnected:
+            self.transport.close()
 
     def watch(self) -> Arrival:
         transport: Any = self.transport

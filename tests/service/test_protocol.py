@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import gzip
+import json
 from typing import Any
 
 import pytest
@@ -120,6 +121,47 @@ async def test_a_header_of_an_answer_never_becomes_two() -> None:
         assert b"set-cookie" not in got
         writer.close()
         await writer.wait_closed()
+
+
+@pytest.mark.parametrize(
+    ("method", "status", "code"), [("GET", 503, 50302), ("HEAD", 503, 50302), ("POST", 504, 50003)]
+)
+async def test_a_request_that_the_stop_of_the_broker_ends_has_an_answer(
+    method: str, status: int, code: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The server cancels requests that take longer than it waits. A change may have been done."""
+
+    async def stopped(scope: Any, receive: Any, send: Any) -> None:
+        raise asyncio.CancelledError
+
+    async with listening(stopped) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(f"{method} /topics/t HTTP/1.1\r\nhost: x\r\n\r\n".encode())
+        head, _, body = (await reader.read(-1)).partition(b"\r\n\r\n")
+        lines = head.lower().split(b"\r\n")
+        assert lines[0].startswith(b"http/1.1 %d " % status)
+        assert {b"content-type: application/vnd.kafka.v2+json", b"connection: close"} <= {*lines}
+        assert (b"retry-after: 1" in lines) is (status == 503)
+        assert body == b"" if method == "HEAD" else json.loads(body)["error_code"] == code
+        writer.close()
+        await writer.wait_closed()
+    assert not [line for line in caplog.records if line.levelname == "ERROR"]
+
+
+async def test_an_application_that_fails_or_says_nothing_gets_an_error_of_the_api() -> None:
+    async def silent(scope: Any, receive: Any, send: Any) -> None:
+        if scope["path"] == "/bug":
+            raise KeyError("bug")
+
+    async with listening(silent) as port:
+        for path in ("/bug", "/nothing"):
+            reader, writer = await _ask(port, path)
+            head, _, body = (await reader.read(-1)).partition(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 500 ")
+            assert json.loads(body)["error_code"] == 50002
+            assert b"KeyError" not in body
+            writer.close()
+            await writer.wait_closed()
 
 
 @pytest.mark.parametrize("field", ["", "connection: close\r\n"])
