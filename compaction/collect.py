@@ -149,12 +149,14 @@ async def copied_base(cluster: MaintenanceSession) -> ClusterState | None:
     If the WAL retention was raised, all checkpoints may be younger than the new retention, although
     earlier collections have deleted entries. Then return the second-newest checkpoint that
     verifies, because no collection has deleted entries after it. A restored cluster has only one
-    checkpoint, and no entry before it. Then return this checkpoint."""
+    checkpoint, to which no entries lead, even if it is the one after entry 1. Then return this
+    checkpoint."""
     grace = Grace().obeying(cluster.state.bounds.now)
     checkpoints = [info async for info in cluster.store.list(object_keys.CHECKPOINTS)]
     now_ms = await cluster.store_now_ms()
     base = await _base(cluster, checkpoints, now_ms, grace)
-    if base is not None or await _is_whole(cluster):
+    is_begun_by_restore = any(object_keys.seq_of(info.key) == 1 for info in checkpoints)
+    if base is not None or (not is_begun_by_restore and await _is_whole(cluster)):
         return base
     if (base := await _base(cluster, checkpoints, now_ms, Grace())) is not None:
         return base

@@ -132,12 +132,13 @@ def _start(
     newest: int,
 ) -> ClusterState | None:
     """Return the oldest state after which no entry is missing. If there is none, return the newest
-    checkpoint. If there is no checkpoint either, return None."""
+    checkpoint. If there is no checkpoint either, return None. A checkpoint after entry 1 may be of
+    a restore, and then no entries lead to it."""
     present = set(seqs)
     whole_from = newest
     while whole_from in present:
         whole_from -= 1
-    if whole_from == 0:
+    if whole_from == 0 and 1 not in checkpoints:
         return empty_state(cluster.wal.cluster)
     able = [seq for seq in checkpoints if seq >= whole_from] or [max(checkpoints, default=0)]
     return _copy(checkpoints[min(able)], cluster.wal.cluster.bounds) if checkpoints else None

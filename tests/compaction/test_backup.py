@@ -3,6 +3,7 @@ restored, and what is refused."""
 
 import asyncio
 import shutil
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TypeVar
@@ -158,12 +159,35 @@ def test_restored_clusters_give_no_producer_id_of_the_original(root: Path, tmp_p
     assert damage_of(targets[0]) == []
 
 
+def test_a_cluster_restored_at_its_first_entry_is_backed_up(tmp_path: Path) -> None:
+    """It has all entries of the WAL, but they do not lead to the state that it began with."""
+    root, place, target = tmp_path / "root", tmp_path / "place", tmp_path / "target"
+    ids = _producer_ids(root, 1)
+    begun_ms = on(root, _time_ms)
+    time.sleep(0.002)  # no other entry has this time
+    shutil.rmtree(root / "checkpoints", ignore_errors=True)  # the backup begins at entry 1
+    backed_up(root, place)
+    ids += _producer_ids(root, 1)
+    assert restored(place, target, at_ms=begun_ms).seq == 1
+    assert damage_of(target) == []
+    ids += _producer_ids(target, 1)
+    backed_up(target, tmp_path / "next place", is_verified=True)
+    restored(tmp_path / "next place", tmp_path / "third")
+    assert damage_of(tmp_path / "third") == []
+    ids += _producer_ids(tmp_path / "third", 1)
+    assert len(set(ids)) == 4
+
+
 def _producer_ids(root: Path, count: int) -> list[int]:
     broker = BrokerLog(root)
     try:
         return [broker._runner.run(broker.log.kafka.reserve_producer_id()) for _ in range(count)]
     finally:
         broker.close()
+
+
+async def _time_ms(cluster: MaintenanceSession) -> int:
+    return cluster.state.time_ms
 
 
 async def _identity(cluster: MaintenanceSession) -> str:

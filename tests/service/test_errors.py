@@ -58,6 +58,7 @@ from tidelog.storage.core.errors import (
     Unavailable,
     UnknownMember,
     UnknownPartition,
+    UnknownProducer,
     UnknownTopic,
 )
 from tidelog.storage.core.model import Part
@@ -89,6 +90,7 @@ TABLE = [
     (StaleCommit("s"), 409, 40903),
     (ProducerFenced("p"), 409, 40903),
     (OutOfOrderSequence("o"), 409, 40903),
+    (UnknownProducer("u"), 409, 40903),
     (IllegalGeneration("g"), 409, 40903),
     (UnknownMember("m"), 409, 40903),
     (GroupNotEmpty("g"), 409, 40903),
