@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -20,6 +20,8 @@ UPLOADS_MAX = 16
 """Uploads of a broker's seals at the same time."""
 UPLOAD_BYTES_MAX = 64 * 1024 * 1024
 """Bytes of these uploads, unless one segment is larger (I10)."""
+END_S = 60.0
+"""Time that the uploads of a commit have to end after one of them has failed."""
 
 
 @dataclass
@@ -74,25 +76,39 @@ class Uploader:
 
     @contextlib.asynccontextmanager
     async def uploading(self, topic: Topic, work: CommitUploads) -> AsyncIterator[Start]:
-        """Upload segments of a topic, in the block; at its end wait for all uploads. The first
-        error ends the block and the other uploads."""
+        """Upload segments of a topic, in the block; at its end wait for all uploads. After an error
+        no upload begins; those under way have up to END_S to end, because a cancelled upload may
+        still make its file, after `remove`."""
+        uploads: list[asyncio.Task[None]] = []
 
         async def start(segment: EncodedSegment) -> None:
             nbytes = len(segment.body)
             await self._take(nbytes)
+            try:
+                _raise_error(uploads)
+            except BaseException:
+                self._give_back(nbytes)
+                raise
             if not work.of:
                 work.started = self._freshness.now()
                 work.started_s = asyncio.get_running_loop().time()
             one = SegmentUpload(segment.file, segment.lost_end)
             work.of.setdefault(segment.file.partition, []).append(one)
-            task = group.create_task(self._upload(topic, segment, work, one))
+            task = asyncio.create_task(self._upload(topic, segment, work, one))
             task.add_done_callback(lambda _: self._give_back(nbytes))
+            uploads.append(task)
 
         try:
-            async with asyncio.TaskGroup() as group:
-                yield start
-        except BaseExceptionGroup as failed:
-            raise failed.exceptions[0] from None
+            yield start
+            await asyncio.gather(*uploads)
+        except Exception:
+            if uploads:
+                await asyncio.wait(uploads, timeout=END_S)
+            raise
+        finally:
+            for task in uploads:
+                task.cancel()
+            await asyncio.gather(*uploads, return_exceptions=True)
 
     def check_age(self, topic: Topic, started: Moment) -> None:
         """Raise Unavailable if collection may delete files that were uploaded since `started`."""
@@ -129,3 +145,9 @@ class Uploader:
         self._bytes -= nbytes
         self._count -= 1
         self._freed.set()
+
+
+def _raise_error(uploads: Iterable[asyncio.Task[None]]) -> None:
+    for task in uploads:
+        if task.done():
+            task.result()

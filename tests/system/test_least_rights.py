@@ -115,7 +115,9 @@ def broker(folder: Path, moto: Moto, **more: str) -> Iterator[Broker]:
 def produce(each: Broker, topic: str, *values: object) -> None:
     body = {"records": [{"key": "k", "value": value} for value in values]}
     url = f"{each.base_url}/topics/{topic}"
-    httpx.post(url, json=body, headers=JSON, timeout=30).raise_for_status()
+    headers = JSON | {"idempotency-key": secrets.token_hex(8)}
+    # On a busy machine, an answer of moto may come too late: then the outcome is unknown.
+    until(lambda: httpx.post(url, json=body, headers=headers, timeout=30).status_code == 200)
 
 
 def total(name: str, *brokers: Broker) -> float:

@@ -1,4 +1,4 @@
-"""Uploads of a seal: as many at once as the bounds allow; the first error ends the others."""
+"""Uploads of a seal: as many at once as the bounds allow; after an error no other begins."""
 
 import asyncio
 
@@ -43,14 +43,10 @@ def segment(number: int, size: int) -> EncodedSegment:
     return EncodedSegment(SegmentFile(path, number, 0, 1, size, 1, 0, 0), memoryview(bytes(size)))
 
 
-async def upload_all(
-    log: Log, store: CountingStore, work: CommitUploads, sizes: list[int]
-) -> Uploader:
-    uploader = Uploader(store, Freshness(store, log.clock))
+async def upload_all(uploader: Uploader, log: Log, work: CommitUploads, sizes: list[int]) -> None:
     async with uploader.uploading(log.state.topic("t"), work) as start:
         for number, size in enumerate(sizes):
             await start(segment(number, size))
-    return uploader
 
 
 @pytest.mark.parametrize(
@@ -69,7 +65,8 @@ def test_uploads_are_bounded_in_number_and_bytes(
             await log.create_topic("t", 1, {})
             store, work = CountingStore(inner), CommitUploads()
             began_s = asyncio.get_running_loop().time()
-            await upload_all(log, store, work, sizes)
+            uploader = Uploader(store, Freshness(store, log.clock))
+            await upload_all(uploader, log, work, sizes)
             assert asyncio.get_running_loop().time() - began_s == seconds
             assert store.most == most
             assert store.most_bytes <= max(100, sizes[0])
@@ -79,20 +76,36 @@ def test_uploads_are_bounded_in_number_and_bytes(
     run(main)
 
 
-def test_the_first_error_ends_the_other_uploads_and_gives_their_room_back() -> None:
+class ThreadedStore(CountingStore):
+    """A create that is cancelled ends nevertheless, as in a thread."""
+
+    async def create(self, key: str, parts: list[Part]) -> Created:  # type: ignore[override]
+        return await asyncio.shield(super().create(key, parts))
+
+
+@pytest.mark.parametrize("refused", [3, 7])
+def test_after_an_error_no_upload_begins_and_none_leaves_a_file(
+    monkeypatch: pytest.MonkeyPatch, refused: int
+) -> None:
+    monkeypatch.setattr(uploads, "UPLOADS_MAX", 4)
+
     async def main() -> None:
         inner = MemoryStore()
         log = await opened(inner)
         async with closing(log):
             await log.create_topic("t", 1, {})
-            store, work = CountingStore(inner), CommitUploads()
-            store.refused = "partition=3"
+            topic, store, work = log.state.topic("t"), ThreadedStore(inner), CommitUploads()
+            store.refused = f"partition={refused}"
+            uploader = Uploader(store, Freshness(store, log.clock))
             with pytest.raises(StoreRefused):
-                await upload_all(log, store, work, [1] * 8)
-            assert work.take_done() == []
-            assert [file.partition for file in work.files()] == list(range(8))  # to be deleted
+                await upload_all(uploader, log, work, [1] * 12)
+            assert [file.partition for file in work.files()] == list(range(refused + 1))
+            await uploader.remove(topic, work.files())
+            await asyncio.sleep(60)
+            assert [info.key async for info in inner.list(topic.prefix)] == []
+            assert (uploader._count, uploader._bytes) == (0, 0)
             store.refused = ""
-            uploader = await upload_all(log, store, CommitUploads(), [1] * 8)
+            await upload_all(uploader, log, CommitUploads(), [1] * 8)
             assert (uploader._count, uploader._bytes) == (0, 0)
 
     run(main)
