@@ -10,7 +10,7 @@ requests under way with it.
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import cache
 from types import CoroutineType
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -25,6 +25,7 @@ from tidelog.service.kafka.messages.schema import Member, Message, Structure, me
 from tidelog.service.security.caller import Unauthenticated
 from tidelog.storage.core.errors import LogError
 
+S = TypeVar("S", bound=Structure)
 _KINDS = {
     produce.__name__: Kind.PRODUCE,
     fetch.__name__: Kind.FETCH,
@@ -43,7 +44,8 @@ _KIND_OF: Mapping[type[Message], Kind] = {
 _NAMES_IN_REQUEST = {
     "responses": ("topic_data", "topics", "topic_names", "resources"),
     "partition_responses": ("partition_data",),
-    "results": ("groups_names", "topics", "resources"),
+    "results": ("groups_names", "topics", "resources", "creations"),
+    "filter_results": ("filters",),
     "coordinators": ("coordinator_keys",),
     "partitions": ("partition_indexes",),
     "partition_index": ("partition",),
@@ -97,7 +99,7 @@ def kind_of(request: type[Message]) -> Kind:
     return _KIND_OF.get(request) or _KINDS.get(request.__module__, Kind.ADMIN)
 
 
-def refused(response: type[Structure], request: Any, version: int, code: Code) -> Structure:
+def refused(response: type[S], request: Any, version: int, code: Code) -> S:
     """Return a response, or a part of one, with the code at each place for a code. `request` is the
     request or the part of it that this part answers; a text or a number if it is only a name."""
     values: dict[str, object] = {}

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from tidelog.service.http.admission import Admission
 from tidelog.service.http.sockets import bound_sockets
+from tidelog.service.kafka.admin.acls import disabled_acl_apis
 from tidelog.service.kafka.admin.configs import Configs
 from tidelog.service.kafka.admin.topics import Topics
 from tidelog.service.kafka.apis import Handlers, table
@@ -102,7 +103,7 @@ class KafkaServer:
             placement,
             Topics(context),
             Configs(context, named.node_id),
-            group_apis(context),
+            [*group_apis(context), *(disabled_acl_apis(context) if security is None else ())],
         )
         server = Server(
             asyncio.get_running_loop(),

@@ -154,6 +154,21 @@ def test_kafka_python(cluster: Cluster) -> None:
     client.close()
 
 
+def test_acls_of_a_broker_without_keys(cluster: Cluster) -> None:
+    client = rd.AdminClient({"bootstrap.servers": cluster.address, **QUIET})
+    acl = rd.AclBinding(
+        rd.ResourceType.TOPIC,
+        "t",
+        rd.ResourcePatternType.LITERAL,
+        "User:a",
+        "*",
+        rd.AclOperation.READ,
+        rd.AclPermissionType.ALLOW,
+    )
+    disabled = librdkafka.KafkaError.SECURITY_DISABLED
+    assert _rd_outcome(client.create_acls([acl], request_timeout=RD_TIMEOUT_S)) == disabled
+
+
 def test_defaults_of_the_cluster(cluster: Cluster) -> None:
     """The command line sets them, because neither client can name the brokers of the whole cluster.
     Both show them, and a new topic has them."""

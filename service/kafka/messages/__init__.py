@@ -17,5 +17,6 @@ groups             JoinGroup, SyncGroup, Heartbeat, LeaveGroup; List-, Describe-
 group_offsets      OffsetCommit, OffsetFetch, OffsetDelete
 topics             topics and partitions: create, delete, sizes, reassignments; DeleteRecords
 configs            DescribeConfigs, AlterConfigs, IncrementalAlterConfigs
+acls               DescribeAcls, CreateAcls, DeleteAcls
 consumer_protocol  the subscriptions and assignments of consumers, within group messages
 """
