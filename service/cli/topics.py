@@ -27,8 +27,10 @@ from tidelog.service.cli.results import (
     show_line,
     show_rows,
     show_table,
+    warn,
     with_progress,
 )
+from tidelog.storage.core.topic_configs import without_effect
 from tidelog.storage.io.tasks import together
 
 TopicArgument = Annotated[
@@ -80,13 +82,15 @@ def create_topic(
 
     Example: tidelog topics create events -p 8 -c retention.ms=7d
     """
-    configs = [{"name": key, "value": value} for key, value in parsed_configs(config).items()]
-    body = {"topic_name": name, "partitions_count": partitions, "configs": configs}
+    configs = parsed_configs(config)
+    items = [{"name": key, "value": value} for key, value in configs.items()]
+    body = {"topic_name": name, "partitions_count": partitions, "configs": items}
     count = request(ctx, server, "POST", "{cluster}/topics", json=body)["partitions_count"]
     text = f"created {name} with {plural(count, 'partition')}"
     if configs:
-        text += f": {changes_in_words({each['name']: each['value'] for each in configs})}"
+        text += f": {changes_in_words(configs)}"
     show({"name": name, "partitions": count}, text, as_json=as_json)
+    _warn_of_configs(configs)
 
 
 @app.command("list")
@@ -208,6 +212,7 @@ def alter_topic(
     if partitions is not None:
         words.append(plural(partitions, "partition"))
     show(value, f"altered {name}: {', '.join(words)}", as_json=as_json)
+    _warn_of_configs(changes)
 
 
 @app.command("delete")
@@ -312,6 +317,12 @@ def source_of(config: dict[str, Any]) -> str:
     """Return the source of a config's value, in the words of the command line."""
     source: str = config.get("source", "")  # a newer broker may have other sources
     return SOURCES.get(source, source)
+
+
+def _warn_of_configs(changes: Mapping[str, str | None]) -> None:
+    """Print a line on stderr for each config that was set, but that has no effect."""
+    for text in without_effect(changes):
+        warn(text)
 
 
 def changes_in_words(changes: Mapping[str, str | None]) -> str:

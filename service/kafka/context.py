@@ -7,7 +7,7 @@ configs, records and groups. The audit log of REST writes these lines, within th
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any, TypeVar
 
 from tidelog.service.http.admission import Budget
@@ -23,6 +23,7 @@ from tidelog.service.telemetry.metrics import HttpCounters
 from tidelog.storage.broker import Broker
 from tidelog.storage.core.acls import CLUSTER, GROUP, TOPIC
 from tidelog.storage.core.errors import CommitUnknown, Corrupt, LogError
+from tidelog.storage.core.topic_configs import without_effect
 from tidelog.storage.kafka.layout import TRANSACTIONS_NOT_SERVED
 from tidelog.storage.state.cluster_state import Topic
 from tidelog.storage.state.committed_offsets import check_group_id
@@ -91,8 +92,16 @@ class Context:
     def not_served(self, api: str, client: Client, code: Code, why: str) -> Code:
         """Count a request for a function that brokers do not have, and return the code. The first
         such request of a client is logged."""
-        self.refusal_lines.not_served(api, client, why, _fields(api))
+        self.refusal_lines.warn(client, f"refused {api}: {why}", _fields(api))
         return self.refusal(api, code)
+
+    def warn_of_configs(
+        self, api: str, client: Client, topic: str, changes: Mapping[str, str | None]
+    ) -> None:
+        """Log the configs that a client has set, but that have no effect. The answer cannot say so:
+        an answer without an error has no text."""
+        for text in without_effect(changes):
+            self.refusal_lines.warn(client, f"topic {topic!r}: {text}", _fields(api))
 
     def no_transactions(self, api: str, client: Client, code: Code, transactional_id: str) -> Code:
         """Count a request for a transactional id, and return the code. The first such request of a

@@ -1,4 +1,4 @@
-"""Log lines about refused requests: one for each client and reason, within the rate of lines."""
+"""Log lines about what a client does not get: one for each client and text, at a bounded rate."""
 
 import asyncio
 import logging
@@ -34,9 +34,8 @@ class RefusalLines:
         self._logged.add(key)
         return True
 
-    def not_served(self, api: str, client: Client, why: str, fields: dict[str, Any]) -> None:
-        """Log that a client asks for a function that brokers do not have. Without this line, only
-        the client would know: its library tries again, or shows the code without `why`."""
-        if self.is_due(client.client_id or client.host, why):
-            line = "refused %s of Kafka client %r at %s: %s"
-            log.warning(line, api, client.client_id, client.host, why, extra={"fields": fields})
+    def warn(self, client: Client, text: str, fields: dict[str, Any]) -> None:
+        """Log once what a client does not get: its library shows less, or nothing."""
+        if self.is_due(client.client_id or client.host, text):
+            line = "Kafka client %r at %s: %s"
+            log.warning(line, client.client_id, client.host, text, extra={"fields": fields})

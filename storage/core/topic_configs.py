@@ -154,6 +154,7 @@ _CLIENTS = "only Kafka's own protocol needs it"
 _CODEC = "each codec has a fixed level; compression.type sets the codec"
 _NO_LIMIT = str(2**63 - 1)
 
+MIN_INSYNC_REPLICAS = "min.insync.replicas"
 WITHOUT_EFFECT: Mapping[str, ConfigKey] = {
     "compression.gzip.level": _inert("-1", _CODEC, low=-1),
     "compression.lz4.level": _inert("9", _CODEC, low=1),
@@ -176,7 +177,7 @@ WITHOUT_EFFECT: Mapping[str, ConfigKey] = {
     "message.timestamp.difference.max.ms": _inert(
         _NO_LIMIT, "set message.timestamp.before.max.ms instead", words=(_NO_LIMIT,)
     ),
-    "min.insync.replicas": _inert("1", _STORE, low=1),
+    MIN_INSYNC_REPLICAS: _inert("1", _STORE, low=1),
     "preallocate": _inert("false", _FILES, words=_BOOLEAN),
     "remote.log.copy.disable": _inert("false", _TIERED, words=_BOOLEAN),
     "remote.log.delete.on.disable": _inert("false", _TIERED, words=_BOOLEAN),
@@ -344,6 +345,16 @@ def in_words(changes: Mapping[str, str | None]) -> str:
     return ", ".join(
         f"{name} removed" if value is None else f"{name}={value}" for name, value in changes.items()
     )
+
+
+def without_effect(changes: Mapping[str, str | None]) -> list[str]:
+    """Return a line for each new value that has no effect: `min.insync.replicas has no effect here:
+    the object store replicates`. A value that only names the default needs no line."""
+    return [
+        f"{name} {WITHOUT_EFFECT[name].doc}"
+        for name, value in changes.items()
+        if name in WITHOUT_EFFECT and value not in (None, WITHOUT_EFFECT[name].default)
+    ]
 
 
 def shown(configs: Mapping[str, str]) -> list[str]:

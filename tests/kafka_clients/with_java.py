@@ -17,6 +17,7 @@ TOOL_S = 300
 ASSIGNORS = ("Range", "RoundRobin", "Sticky", "CooperativeSticky")
 REFUSALS = Path(__file__).with_name("java") / "Refusals.java"
 TOPICS = "org.apache.kafka.tools.TopicCommand"
+REASSIGNMENTS = "org.apache.kafka.tools.reassign.ReassignPartitionsCommand"
 GROUPS = "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand"
 CONFIGS = "kafka.admin.ConfigCommand"
 OFFSETS = "org.apache.kafka.tools.GetOffsetShell"
@@ -126,6 +127,22 @@ def test_topics(java: Java) -> None:
     java.run(TOPICS, "--delete", *named)
     assert topic not in java.run(TOPICS, "--list").split()
     assert "does not exist" in java.run(TOPICS, "--describe", *named, status=1)
+
+
+def test_replicas(java: Java, tmp_path: Path) -> None:
+    topic = java.named("replicas")
+    java.broker.create_topic(topic)
+    assert topic in java.run(TOPICS, "--describe", "--at-min-isr-partitions")
+    assert topic not in java.run(TOPICS, "--describe", "--under-min-isr-partitions")
+    described = java.run(TOPICS, "--describe", "--topic", topic)
+    (leader,) = re.findall(r"Leader: (\d+)", described)
+    wanted = {"topic": topic, "partition": 0, "replicas": [int(leader)]}
+    path = tmp_path / "assignment.json"
+    path.write_text(json.dumps({"version": 1, "partitions": [wanted]}))
+    named = ["--reassignment-json-file", str(path)]
+    said = java.run(REASSIGNMENTS, *named, "--verify")
+    assert f"Reassignment of partition {topic}-0 is completed." in said, said
+    assert "Clearing topic-level throttles" in java.run(REASSIGNMENTS, *named, "--cancel")
 
 
 def test_configs(java: Java) -> None:

@@ -170,7 +170,10 @@ def test_the_life_of_a_topic(broker: Broker) -> None:
     assert "segment.ms" in broker.cli("topics", "describe", name).stdout.decode()
 
     changes = ["-c", "retention.ms=1000", "--unset", "segment.ms", "--partitions", "4"]
-    broker.cli("topics", "alter", name, *changes)
+    altered = broker.cli("topics", "alter", name, *changes, "-c", "min.insync.replicas=2")
+    assert altered.stderr.decode() == (
+        "tidelog: min.insync.replicas has no effect here: the object store replicates\n"
+    )
     told = json_of(broker.cli("topics", "describe", name, "--json"))
     assert len(told["partitions"]) == 4
     assert told["configs"]["retention.ms"]["value"] == "1000"

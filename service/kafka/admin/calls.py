@@ -8,7 +8,7 @@ client gets no answer and sends the request again.
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from tidelog.service.kafka.client import Client
@@ -101,6 +101,10 @@ class AdminCall:
     async def commit(self, name: str, change: Coroutine[Any, Any, R]) -> R:
         """Wait for the commit of a change of the topic `name`, and write an audit line."""
         return await self._context.commit(self.api, self.client, name, change)
+
+    def warn_of_configs(self, topic: str, changes: Mapping[str, str | None]) -> None:
+        """Log the configs that the client has set, but that have no effect."""
+        self._context.warn_of_configs(self.api, self.client, topic, changes)
 
 
 def repeated(keys: Iterable[K]) -> set[K]:

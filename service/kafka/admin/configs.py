@@ -4,7 +4,7 @@ Topic configs are those of storage.core.topic_configs, the same as in REST. They
 Kafka that have no effect here: a broker stores and shows them. A broker refuses every unknown name.
 The broker resource without a name has the cluster's defaults, by Kafka's names for configs of
 brokers. A request may change these defaults. The resource of one broker shows the defaults that are
-in effect at this broker. A request that changes the resource of one broker is refused.
+in effect at this broker. A request that sets a config of one broker is refused.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -33,7 +33,13 @@ from tidelog.service.kafka.messages.configs import (
 )
 from tidelog.storage.core import topic_configs
 from tidelog.storage.core.acls import ALTER_CONFIGS, CLUSTER, CLUSTER_NAME, DESCRIBE_CONFIGS, TOPIC
-from tidelog.storage.core.topic_configs import ConfigKey, ConfigValue, Source, TopicDefaults
+from tidelog.storage.core.topic_configs import (
+    MIN_INSYNC_REPLICAS,
+    ConfigKey,
+    ConfigValue,
+    Source,
+    TopicDefaults,
+)
 from tidelog.storage.state.cluster_state import Topic
 
 OF_TOPIC, OF_BROKER, OF_CLIENT_METRICS, OF_GROUP = 2, 4, 16, 32
@@ -70,9 +76,10 @@ class Changed(NamedTuple):
 
 
 def entries_of(configs: Mapping[str, str], defaults: TopicDefaults) -> list[Entry]:
-    """Return the configs of a topic that sets `configs`: all configs with an effect, and those
-    without an effect that the topic sets."""
-    return [_entry(name, configs, defaults) for name in topic_configs.shown(configs)]
+    """Return the configs of a topic that sets `configs`: all configs with an effect, those without
+    an effect that the topic sets, and `min.insync.replicas`, because kafka-topics needs it."""
+    names = dict.fromkeys([*topic_configs.shown(configs), MIN_INSYNC_REPLICAS])
+    return [_entry(name, configs, defaults) for name in names]
 
 
 def _entry(name: str, configs: Mapping[str, str], defaults: TopicDefaults) -> Entry:
@@ -177,7 +184,8 @@ class Configs:
             defaults = self._broker.state.defaults
             entries = entries_of(own, defaults)
             names = set(asked or ()) & topic_configs.WITHOUT_EFFECT.keys()
-            entries += [_entry(name, {}, defaults) for name in sorted(names - own.keys())]
+            names -= {entry.name for entry in entries}
+            entries += [_entry(name, {}, defaults) for name in sorted(names)]
         elif result.resource_type == OF_BROKER:
             entries = self._of_broker(is_cluster=not result.resource_name)
         else:
@@ -210,8 +218,9 @@ class Configs:
             if name in own or not is_cluster
         ]
         if not is_cluster:
-            replicas = ConfigValue("default.replication.factor", "1", Source.DEFAULT_CONFIG)
-            found.append(Entry(replicas.name, [replicas], LONG, "the object store replicates"))
+            for name in ("default.replication.factor", MIN_INSYNC_REPLICAS):
+                value = ConfigValue(name, "1", Source.DEFAULT_CONFIG)
+                found.append(Entry(name, [value], LONG, "the object store replicates"))
         return found
 
     def _default_values(self, name: str) -> Sequence[ConfigValue]:
@@ -275,8 +284,11 @@ class Configs:
             is_topic = kind == OF_TOPIC
             if is_topic:
                 await call.begin(ALTER_CONFIGS, name)
+            elif kind == OF_BROKER and name:
+                await self._reset_broker(call, resource)
+                return
             else:
-                await self._begin_defaults(call, kind, name)
+                await self._begin_defaults(call, kind)
             await self._broker.refresh()
             names = [each.name for each in resource.configs]
             if again := repeated(names):
@@ -315,21 +327,29 @@ class Configs:
         topic_configs.canonical_changes(changes, state.level)
         if changes and not validate_only:
             await call.commit(name, self._broker.alter_topic(name, changes))
+            call.warn_of_configs(name, changes)
 
-    async def _begin_defaults(self, call: AdminCall, kind: int, name: str) -> None:
-        """Check that the client may change the cluster's defaults, and charge one change. Raise
-        Refused for every resource except the broker resource without a name."""
+    async def _reset_broker(self, call: AdminCall, resource: "AnyResource") -> None:
+        """Take a request that only deletes configs of this broker, and do nothing: a broker has
+        none. kafka-reassign-partitions deletes its throttles in this way. Raise Refused for every
+        other request."""
         await call.rights.check(ALTER_CONFIGS, CLUSTER, CLUSTER_NAME)
-        if kind != OF_BROKER:
-            raise Refused(Code.INVALID_REQUEST, f"resources of type {kind} have no configs")
+        name = resource.resource_name
         self._check_node(name)
-        if name:
+        if any(getattr(each, "config_operation", SET) != DELETE for each in resource.configs):
             raise Refused(
                 Code.INVALID_CONFIG,
                 f"broker {name} has no configs of its own that a request can change: change its "
                 "settings, or the defaults of the cluster (the broker resource without a name, "
                 "--entity-default)",
             )
+
+    async def _begin_defaults(self, call: AdminCall, kind: int) -> None:
+        """Check that the client may change the cluster's defaults, and charge one change. Raise
+        Refused for every resource except the broker resource without a name."""
+        await call.rights.check(ALTER_CONFIGS, CLUSTER, CLUSTER_NAME)
+        if kind != OF_BROKER:
+            raise Refused(Code.INVALID_REQUEST, f"resources of type {kind} have no configs")
         call.charge()
 
     async def _alter_defaults(

@@ -111,6 +111,7 @@ class Topics:
             await change
         else:
             await call.commit(wanted.name, change)
+            call.warn_of_configs(wanted.name, configs)
 
     def _partitions(self, wanted: CreatableTopic) -> int:
         """Return the number of partitions. Raises Refused."""

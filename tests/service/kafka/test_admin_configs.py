@@ -7,6 +7,7 @@ import pytest
 from tests.service.kafka.admin_requests import (
     alter,
     alter_some,
+    config,
     create,
     describe,
     wanted_topic,
@@ -37,7 +38,8 @@ async def test_configs_of_a_topic(kafka: Kafka, version: int) -> None:
     )
     assert found.error_code == 0
     shown = {each.name: each for each in found.configs}
-    assert shown.keys() == {*topic_configs.CONFIGS, "flush.ms"}
+    assert shown.keys() == {*topic_configs.CONFIGS, "flush.ms", "min.insync.replicas"}
+    assert shown["min.insync.replicas"].value == "1"
     retention, policy = shown["retention.ms"], shown["cleanup.policy"]
     assert (retention.value, retention.config_source, retention.read_only) == ("1000", 1, False)
     assert [(one.value, one.source) for one in retention.synonyms] == [
@@ -88,6 +90,10 @@ async def test_configs_of_a_broker(kafka: Kafka) -> None:
     assert shown["num.partitions"].config_source == 4
     assert all(each.read_only for each in found.configs)
     assert shown["log.target.segment.bytes"].config_source == 5
+    assert (shown["min.insync.replicas"].value, shown["min.insync.replicas"].config_source) == (
+        "1",
+        5,
+    )
     for kind, name in ((OF_BROKER, ""), (OF_CLIENT_METRICS, "x"), (OF_GROUP, "g")):
         empty = await describe(client, kind, name)
         assert (empty.error_code, empty.configs) == (0, [])
@@ -99,6 +105,21 @@ async def test_configs_of_a_broker(kafka: Kafka) -> None:
 
 
 # -- AlterConfigs, IncrementalAlterConfigs
+
+
+async def test_configs_without_an_effect_have_a_log_line(
+    kafka: Kafka, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = kafka.client()
+    values: dict[str, str | None] = {"min.insync.replicas": "2", "preallocate": "false"}
+    (result,) = await create(client, wanted_topic(configs=config("min.insync.replicas", "2")))
+    assert result.error_code == 0
+    for _ in range(2):
+        assert await alter(client, values) == (0, None)
+    why = "min.insync.replicas has no effect here: the object store replicates"
+    assert caplog.messages == [
+        f"Kafka client 'test' at 192.0.2.1: topic {name!r}: {why}" for name in ("new", "t")
+    ]
 
 
 @pytest.mark.parametrize("version", range(3))
@@ -167,6 +188,11 @@ async def test_alterations_of_other_resources_and_twice(kafka: Kafka) -> None:
     assert "--entity-default" in str(message)
     code, message = await alter(client, value, OF_BROKER, "")
     assert (code, kafka.log.state.defaults.values) == (Code.INVALID_CONFIG, {})
+    of_broker: dict[str, Any] = {"kind": OF_BROKER, "name": "7"}
+    throttles = [(f"{role}.replication.throttled.rate", 1, None) for role in ("leader", "follower")]
+    assert await alter_some(client, *throttles, **of_broker) == (0, None), "there are none"
+    change = ("leader.replication.throttled.rate", 0, "1")
+    assert (await alter_some(client, *throttles[1:], change, **of_broker))[0] == code
     assert "use the name log.retention.ms" in str(message)
     assert (await alter(client, value, OF_BROKER, "8"))[0] == Code.INVALID_REQUEST
     assert (await alter(client, value, LOGGER, "7"))[0] == Code.INVALID_REQUEST

@@ -366,7 +366,7 @@ async def test_a_group_of_kip_848_is_refused_and_each_client_has_one_line(
             assert answer.error_code == Code.UNSUPPORTED_VERSION
             assert "set group.protocol=classic" in answer.error_message
     assert caplog.messages == [
-        f"refused ConsumerGroupHeartbeat of Kafka client {client_id!r} at 192.0.2.1: "
+        f"Kafka client {client_id!r} at 192.0.2.1: refused ConsumerGroupHeartbeat: "
         "group.protocol=consumer (KIP-848) is not served: set group.protocol=classic"
         for client_id in ("one", "two")
     ]

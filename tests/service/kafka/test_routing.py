@@ -196,5 +196,5 @@ async def test_coordinators(kafka: Kafka, version: int, caplog: pytest.LogCaptur
         if key_type == 1:
             assert one.error_message == TRANSACTIONS_NOT_SERVED
             await client.ask(request, FindCoordinatorResponse, version)
-    line = f"refused FindCoordinator of Kafka client 'test' at 192.0.2.1: {TRANSACTIONS_NOT_SERVED}"
+    line = f"Kafka client 'test' at 192.0.2.1: refused FindCoordinator: {TRANSACTIONS_NOT_SERVED}"
     assert caplog.messages == ([f"{line} 'g'"] if version else []), "each client has one line"
