@@ -8,6 +8,7 @@ plan            what retention, merging and compaction would do to a partition; 
 garbage         which objects may be deleted; pure
 session         a cluster that is opened for maintenance: WAL, tables, the store's clock
 retention       moves log starts, removes the records below them from tables; delete-records
+expiry          what retention would delete after a change of configs
 newest_per_key  finds the newest record of each key
 rewrite         segments in, one segment out: the body of every merge and compaction
 engine          the interface of engines, which run rewrites; the engine in this process; the commit

@@ -4,9 +4,9 @@ from typing import Annotated
 
 import typer
 
-from tidelog.service.cli.requests import Commands, JsonOption, ServerOption, request
+from tidelog.service.cli.requests import Commands, JsonOption, ServerOption, YesOption, request
 from tidelog.service.cli.results import BadUsage, show, show_rows
-from tidelog.service.cli.topics import changes_in_words, parsed_changes, source_of
+from tidelog.service.cli.topics import changes_in_words, confirm_expiry, parsed_changes, source_of
 
 PATH = "{cluster}/broker-configs"
 
@@ -50,13 +50,14 @@ def alter_defaults(
             "--unset", "-u", metavar="KEY", help="remove a default of the cluster; repeatable"
         ),
     ] = None,
+    yes: YesOption = False,
     server: ServerOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Set and remove defaults of the cluster.
 
-    A default is in effect at once, for existing topics, too. A shorter retention
-    deletes records. Either all these defaults change, or none of them.
+    A default is in effect at once, for existing topics, too. Either all these defaults change, or
+    none of them. If retention would then delete records that it keeps now, says how many, and asks.
 
     Example: tidelog defaults alter -c log.retention.ms=7d -u num.partitions
     """
@@ -65,6 +66,8 @@ def alter_defaults(
     changes = parsed_changes(config, unset)
     if not changes:
         raise BadUsage("nothing to alter: give --config or --unset")
+    if not yes:
+        confirm_expiry(ctx, server, "defaults", "all topics", changes)
     request(ctx, server, "POST", f"{PATH}:alter", json=config_changes(changes))
     text = f"altered the cluster's defaults: {changes_in_words(changes)}"
     show({"configs": changes}, text, as_json=as_json)

@@ -20,6 +20,7 @@ from tidelog.service.cli.requests import (
 from tidelog.service.cli.results import (
     BadUsage,
     CommandError,
+    NotThere,
     confirm,
     plural,
     show,
@@ -47,6 +48,9 @@ ConfigOption = Annotated[
 ]
 
 OFFSETS_AT_ONCE = 16
+SHOWN_BYTES = 50_000
+RETENTION_WORDS = ("retention", "cleanup.policy")
+"""A config whose name has one of these words may make retention delete more records."""
 
 SOURCES = {
     "DYNAMIC_TOPIC_CONFIG": "topic",
@@ -179,12 +183,14 @@ def alter_topic(
             help="new number, larger than the old one; a key may then map to another partition",
         ),
     ] = None,
+    yes: YesOption = False,
     server: ServerOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Change configs of a topic, or add partitions.
 
-    Either all these configs change, or none of them.
+    Either all these configs change, or none of them. If retention would then delete records that it
+    keeps now, says how many, and asks.
 
     Example: tidelog topics alter events -c segment.ms=60s -u retention.ms
     """
@@ -194,6 +200,8 @@ def alter_topic(
     changes = parsed_changes(config, unset)
     if not changes and partitions is None:
         raise BadUsage("nothing to alter: give --config, --unset or --partitions")
+    if not yes:
+        confirm_expiry(ctx, server, f"topics/{quoted(name)}/configs", name, changes)
 
     async def work(client: Client) -> None:
         path = f"{await client.cluster()}/topics/{quoted(name)}"
@@ -339,6 +347,31 @@ def parsed_changes(config: list[str] | None, unset: list[str] | None) -> dict[st
     if twice := sorted({*configs} & {*(unset or [])}):
         raise BadUsage(f"{twice[0]} is given to --config and to --unset")
     return {**configs, **dict.fromkeys(unset or [])}
+
+
+def confirm_expiry(
+    ctx: typer.Context,
+    server: str | None,
+    path: str,
+    name: str,
+    changes: Mapping[str, str | None],
+) -> None:
+    """Ask for confirmation if retention would delete records of `name` because of these changes."""
+    from tidelog.service.client.admin import config_changes
+
+    if not any(word in config for config in changes for word in RETENTION_WORDS):
+        return
+    body = config_changes(changes)
+    try:
+        preview = request(ctx, server, "POST", f"/tidelog/v1/{path}:preview", json=body)
+    except NotThere:
+        return  # the topic does not exist, or the broker is of an older version
+    if preview["records"]:
+        more = "at least " if preview.get("has_more") else ""
+        size = f" ({preview['bytes'] / 1e6:,.1f} MB)" if preview["bytes"] >= SHOWN_BYTES else ""
+        records = f"{more}{preview['records']:,} records{size}"
+        question = f"Retention will delete {records} of {name}. Alter it?"
+        confirm(f"deleting {records} of", name, question, yes=False)
 
 
 def parsed_configs(given: list[str] | None) -> dict[str, str]:

@@ -14,7 +14,7 @@ configs_v3          configs of topics, v3
 groups_v3           consumer groups, v3: members, lag, reset of offsets, deletion
 acls_v3             access control lists, v3
 keys                API keys, quotas, the console's login, logout and /me
-upkeep              deletion of records, compactions
+upkeep              deletion of records, compactions, what retention would delete
 health              health, metrics, version, the OpenAPI document
 dependencies        what FastAPI's handlers share: state, rights, parameters, errors
 group_resources_v3  resource objects of groups, and lag

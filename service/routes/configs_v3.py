@@ -134,13 +134,13 @@ async def alter_configs(body: ConfigChanges, context: PathTopic) -> None:
 async def _alter(
     context: TopicContext, requested: list[ConfigChange], *, validate_only: bool = False
 ) -> None:
-    changes = _changes(requested)
+    changes = changed_texts(requested)
     topic_configs.canonical_changes(changes, context.log.state.level)
     if changes and not validate_only:
         await decided(context.log.alter_topic(context.topic.name, changes))
 
 
-def _changes(requested: list[ConfigChange]) -> dict[str, str | None]:
+def changed_texts(requested: list[ConfigChange]) -> dict[str, str | None]:
     """Return the wanted text of each config, None for its default. Raises InvalidRequest."""
     changes: dict[str, str | None] = {}
     for change in requested:
@@ -196,7 +196,7 @@ async def alter_cluster_configs(body: ConfigChanges, log: FreshLog, rights: Righ
 async def _alter_defaults(
     log: Broker, rights: CallerRights, requested: list[ConfigChange], *, validate_only: bool = False
 ) -> None:
-    changes = topic_configs.canonical_defaults(_changes(requested), log.state.level)
+    changes = topic_configs.canonical_defaults(changed_texts(requested), log.state.level)
     if changes and not validate_only:
         await decided(log.set_topic_defaults(changes))
         note("%s changed defaults: %s", rights.principal, topic_configs.in_words(changes))

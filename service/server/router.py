@@ -50,6 +50,7 @@ from tidelog.service.routes import (
     transactions,
 )
 from tidelog.service.routes.followers import topic as topic_follower
+from tidelog.service.routes.upkeep import expiry
 from tidelog.service.routes.upkeep import topic as topic_upkeep
 from tidelog.service.security.audit import open_audit
 from tidelog.service.security.authenticator import READING, Security
@@ -89,6 +90,7 @@ APP_ROUTES: tuple[Route, ...] = (
     *groups_v3.ROUTES,
     *acls_v3.ROUTES,
     *topic_upkeep.ROUTES,
+    *expiry.ROUTES,
 )
 ACK_LABELS = frozenset(route.label for route in HOT_ROUTES if route.is_ack)
 

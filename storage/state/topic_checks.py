@@ -107,9 +107,16 @@ class Topic(msgspec.Struct, array_like=True, forbid_unknown_fields=True, dict=Tr
 
     def alter(self, changes: Mapping[str, str | None]) -> None:
         """Set these configs. None resets a config to its default."""
-        after = (self.configs | dict(changes)).items()
-        self.configs = {name: text for name, text in after if text is not None}
+        self.configs = self._configs_after(changes)
         self.inherit(self.defaults)
+
+    def config_after(self, changes: Mapping[str, str | None]) -> TopicConfig:
+        """Return the effective configs that the topic would have after `alter`."""
+        return topic_configs.effective(self._configs_after(changes), self.defaults)
+
+    def _configs_after(self, changes: Mapping[str, str | None]) -> dict[str, str]:
+        after = (self.configs | dict(changes)).items()
+        return {name: text for name, text in after if text is not None}
 
     @cached_property
     def defaults(self) -> TopicDefaults:

@@ -170,7 +170,8 @@ def test_the_life_of_a_topic(broker: Broker) -> None:
     assert "segment.ms" in broker.cli("topics", "describe", name).stdout.decode()
 
     changes = ["-c", "retention.ms=1000", "--unset", "segment.ms", "--partitions", "4"]
-    altered = broker.cli("topics", "alter", name, *changes, "-c", "min.insync.replicas=2")
+    changes += ["-c", "min.insync.replicas=2", "--yes"]
+    altered = broker.cli("topics", "alter", name, *changes)
     assert altered.stderr.decode() == (
         "tidelog: min.insync.replicas has no effect here: the object store replicates\n"
     )
@@ -181,6 +182,27 @@ def test_the_life_of_a_topic(broker: Broker) -> None:
 
     broker.cli("topics", "delete", name, "--yes")
     assert name not in [each["name"] for each in json_of(broker.cli("topics", "list", "--json"))]
+
+
+def test_a_lower_retention_says_how_many_records_it_deletes(broker: Broker, topic: str) -> None:
+    broker.cli("produce", topic, "-p", "0", stdin=b"a\nb\nc\n")
+
+    def retention_ms() -> str:
+        described = json_of(broker.cli("topics", "describe", topic, "--json"))
+        value: str = described["configs"]["retention.ms"]["value"]
+        return value
+
+    before = retention_ms()
+    alter = ("topics", "alter", topic, "-c", "retention.ms=1")
+    refused = error_line(broker.cli(*alter, status=2))
+    assert f"deleting 3 records of {topic} cannot be undone: confirm with --yes" in refused
+    assert retention_ms() == before
+    defaults = ("defaults", "alter", "-c", "log.retention.ms=1")
+    refused = error_line(broker.cli(*defaults, status=2))
+    assert "of all topics cannot be undone" in refused
+    broker.cli("topics", "alter", topic, "-c", "retention.ms=8d", "-c", "segment.ms=1h")
+    broker.cli(*alter, "--yes")
+    assert retention_ms() == "1"
 
 
 def test_defaults_of_the_cluster(broker: Broker) -> None:

@@ -4,7 +4,7 @@
 import { html, useState } from "./vendor/htm-preact.js";
 import { send } from "./api.js";
 import { Badge, Dialog, Field, say } from "./parts.js";
-import { configMeaning } from "./format.js";
+import { bytes, configMeaning, counted } from "./format.js";
 
 /** The badge of a source. A built-in default has none. */
 const SOURCES = {
@@ -34,21 +34,35 @@ function meaning(config, value) {
   return configMeaning(config.topicConfig || config.name, value);
 }
 
-/** Change one config by a POST to `url`. `own` is the source of the values that it sets. */
-export function EditConfig({ url, own, config, onClose, done }) {
+/** A change of a config whose name has one of these words may make retention delete records. */
+const RETENTION = /retention|cleanup\.policy/;
+
+/**
+ * Change one config by a POST to `url`. `own` is the source of the values that it sets. If retention
+ * would then delete records (a POST to `preview` says which), ask before the change.
+ */
+export function EditConfig({ url, preview, own, config, onClose, done }) {
   const [value, setValue] = useState(config.value);
+  const [loss, setLoss] = useState(null);
   const inherited = config.synonyms.find((one) => one.source !== own) || config;
+  const choose = (text) => { setValue(text); setLoss(null); };
   const change = async () => {
     const data = value === inherited.value
       ? [{ name: config.name, operation: "DELETE" }] : [{ name: config.name, value }];
+    if (!loss && RETENTION.test(config.name)) {
+      const expired = await send("POST", preview, { data });
+      if (expired.records) return setLoss(expired);
+    }
     await send("POST", url, { data });
     say(`${config.name} set to ${value}.`);
     done();
   };
-  return html`<${Dialog} title=${config.name} onClose=${onClose} onSubmit=${change}>
+  const records = loss && `${loss.has_more ? "at least " : ""}${counted(loss.records, "record")}`;
+  return html`<${Dialog} title=${config.name} danger=${loss !== null} submit=${loss ? `Delete ${records}` : "Save"} onClose=${onClose} onSubmit=${change}>
     <p class="muted">${config.doc}</p>
     <${Field} label="Value" note=${meaning(config, value) || `default ${inherited.value}`}>
-      <input data-first value=${value} spellcheck=${false} onInput=${(e) => setValue(e.target.value)} /><//>
-    <button type="button" onClick=${() => setValue(inherited.value)}>Default: ${inherited.value}</button>
+      <input data-first value=${value} spellcheck=${false} onInput=${(e) => choose(e.target.value)} /><//>
+    <button type="button" onClick=${() => choose(inherited.value)}>Default: ${inherited.value}</button>
+    ${loss && html`<p class="warn-text" role="alert">With this value, retention deletes ${records} (${bytes(loss.bytes)}) that it keeps now. This cannot be undone.</p>`}
   <//>`;
 }

@@ -21,5 +21,5 @@ export function Defaults() {
     <${Loaded} state=${state}>${({ url, configs }) => html`
       <${Card} title="Defaults of the cluster" note="Kafka's names for configs of brokers" flush>
         <${ConfigTable} label="Defaults" configs=${configs} onChange=${setEdited} /><//>
-      ${edited && html`<${EditConfig} url=${`${url}:alter`} own="DYNAMIC_DEFAULT_BROKER_CONFIG" config=${edited} onClose=${() => setEdited(null)} done=${() => { setEdited(null); state.again(); }} />`}`}<//>`;
+      ${edited && html`<${EditConfig} url=${`${url}:alter`} preview="tidelog/v1/defaults:preview" own="DYNAMIC_DEFAULT_BROKER_CONFIG" config=${edited} onClose=${() => setEdited(null)} done=${() => { setEdited(null); state.again(); }} />`}`}<//>`;
 }

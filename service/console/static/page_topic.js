@@ -48,7 +48,7 @@ function Configs({ name }) {
       <button type="button" onClick=${() => setGrows(true)}>Add partitions</button></div><//>
     <${Card} title="Delete this topic"><div class="line"><p>No reader can read its records from then on, and their storage is freed later. This cannot be undone.</p>
       <button type="button" class="danger" onClick=${() => setDeletes(true)}>Delete topic</button></div><//>
-    ${edited && html`<${EditConfig} url=${`${base}/configs:alter`} own="DYNAMIC_TOPIC_CONFIG" config=${edited} onClose=${() => setEdited(null)} done=${() => { setEdited(null); state.again(); }} />`}
+    ${edited && html`<${EditConfig} url=${`${base}/configs:alter`} preview=${`tidelog/v1/topics/${part(name)}/configs:preview`} own="DYNAMIC_TOPIC_CONFIG" config=${edited} onClose=${() => setEdited(null)} done=${() => { setEdited(null); state.again(); }} />`}
     ${grows && html`<${AddPartitions} base=${base} has=${topic.partitions_count} onClose=${() => setGrows(false)} done=${() => { setGrows(false); state.again(); }} />`}
     ${deletes && html`<${TypedConfirmation} title="Delete a topic" name=${name} onClose=${() => setDeletes(false)} onSubmit=${remove}
       what="This permanently deletes all its records, and the committed offsets of all groups for it." />`}`}<//>`;

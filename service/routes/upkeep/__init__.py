@@ -1,4 +1,5 @@
 """The routes for the upkeep of topics without rights on the object store.
 
-topic  deletion of records, compactions
+topic   deletion of records, compactions
+expiry  what a change of configs would make retention delete
 """
