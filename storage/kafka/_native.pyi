@@ -11,6 +11,8 @@ import pyarrow as pa
 Column: TypeAlias = tuple[pa.Buffer | None, pa.Buffer | None, pa.Buffer | None, int]
 """The buffers of a binary column, and its first row: validity, int32 bounds, data, offset."""
 
+VERSION: int
+
 def walk(
     raw: bytes | bytearray | memoryview, start: int, count: int, headers_max: int
 ) -> tuple[int, int, int, int, bool] | tuple[int, int]:

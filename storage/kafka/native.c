@@ -527,7 +527,13 @@ static PyMethodDef methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
-static PyModuleDef_Slot slots[] = {{0, NULL}};
+/* Add 1 with each change of this file that changes what a function takes, returns or accepts, and
+the same in native.py: a build of other code is then not used. */
+#define VERSION 1
+
+static int execute(PyObject *self) { return PyModule_AddIntConstant(self, "VERSION", VERSION); }
+
+static PyModuleDef_Slot slots[] = {{Py_mod_exec, (void *)execute}, {0, NULL}};
 
 static struct PyModuleDef module = {
     PyModuleDef_HEAD_INIT,

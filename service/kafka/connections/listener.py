@@ -172,8 +172,9 @@ class Listener:
         """Accept connections on bound sockets. Raises LogError."""
         if not native.IS_BUILT:
             log.info(
-                "tidelog's code in C is not installed, because the installation had no C compiler: "
-                "record batches of Kafka clients cost two to three times the CPU"
+                "tidelog's code in C is not used: %s. Record batches of Kafka clients cost two to "
+                "three times the CPU",
+                native.WHY_NOT,
             )
         loop = self.server.loop
         for each in sockets:

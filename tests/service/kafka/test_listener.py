@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -23,6 +24,7 @@ from tidelog.service.kafka.connections.listener import (
     Listener,
     limits_of,
 )
+from tidelog.storage.kafka import native
 
 
 class _Served:
@@ -55,6 +57,21 @@ async def _serving(
         await asyncio.sleep(0.01)
         assert served.peer.memory.used == 0
         assert not served.listener.connections
+
+
+def test_a_broker_says_once_why_it_does_not_use_the_code_in_c(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        async with _serving():
+            pass
+
+    monkeypatch.setattr(native, "IS_BUILT", False)
+    monkeypatch.setattr(native, "WHY_NOT", "its version is 0, not 1: install tidelog again")
+    with caplog.at_level(logging.INFO, "tidelog"):
+        vloop.run(main)
+    (line,) = [text for text in caplog.messages if "code in C" in text]
+    assert "not used: its version is 0, not 1: install tidelog again. Record batches" in line
 
 
 async def _seconds_until_closed(reader: asyncio.StreamReader) -> float:

@@ -1,15 +1,18 @@
 """The code in C: it is built if gcc is installed, and reads and writes only its buffers."""
 
 import os
+import runpy
 import shutil
 import subprocess
 import sys
 import sysconfig
+import types
 from pathlib import Path
 
 import pytest
 
 from tests.repo.test_house_rules import ROOT
+from tidelog.storage import kafka
 from tidelog.storage.kafka import native
 
 SOURCE = ROOT / "storage/kafka/native.c"
@@ -25,7 +28,22 @@ pytestmark = pytest.mark.skipif(
 
 
 def test_where_a_compiler_is_the_code_in_c_is_used() -> None:
-    assert native.IS_BUILT, "install tidelog again: pip install --editable ."
+    assert native.IS_BUILT, f"{native.WHY_NOT}: pip install --editable ."
+
+
+@pytest.mark.parametrize("version", [None, native.VERSION - 1, native.VERSION + 1])
+def test_a_build_of_other_code_is_not_used(
+    version: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Builds before the first version have no number."""
+    build = types.ModuleType("_native")
+    if version is not None:
+        vars(build)["VERSION"] = version
+    monkeypatch.setattr(kafka, "_native", build)
+    loaded = runpy.run_path(native.__file__)
+    assert loaded["IS_BUILT"] is False
+    assert loaded["WHY_NOT"] == f"its version is {version or 0}, not 1: install tidelog again"
+    assert "walk" not in loaded
 
 
 def test_the_code_in_c_reads_and_writes_only_its_buffers(tmp_path: Path) -> None:
