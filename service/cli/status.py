@@ -10,6 +10,8 @@ from tidelog.service.cli.results import age, plural, show_json, show_line, show_
 from tidelog.service.exit_status import EXIT_FAILED
 
 GROUPS_SHOWN = 20
+OF_KIND_SHOWN = 3
+"""Problems of one kind that are shown."""
 
 
 def show_status(
@@ -43,6 +45,9 @@ def _show(health: dict[str, Any]) -> None:
         ("broker", "version", "age", "sequencer", "clock", "connections", "address"),
         [_broker(each) for each in health["brokers"]],
     )
+    for each in health.get("gone", ()):
+        since = age((health["now_ms"] - each["since_ms"]) / 1000)
+        show_line(f"{each['name']} is gone: its last answer was {since} ago")
     show_line("")
     for name, text in _lines(health):
         show_line(f"{name:<12} {text}")
@@ -61,11 +66,22 @@ def _show(health: dict[str, Any]) -> None:
             f"... and {plural(len(behind) - GROUPS_SHOWN, 'group')} more: tidelog groups list"
         )
     show_line("")
-    for problem in health["problems"]:
-        show_line(f"{problem['name']}: {problem['what']}")
-        show_line(f"    {problem['runbook']}")
+    for problems in _by_kind(health["problems"]):
+        for problem in problems[:OF_KIND_SHOWN]:
+            show_line(f"{problem['name']}: {problem['what']}")
+        if len(problems) > OF_KIND_SHOWN:
+            show_line(f"    and {len(problems) - OF_KIND_SHOWN} more of this kind (--json)")
+        show_line(f"    {problems[0]['runbook']}")
     count = len(health["problems"])
     show_line(f"NOT WELL: {plural(count, 'problem')}" if count else "well")
+
+
+def _by_kind(problems: list[dict[str, str]]) -> list[list[dict[str, str]]]:
+    """Return the problems of each kind (name and runbook), the worst kind first."""
+    kinds: dict[tuple[str, str], list[dict[str, str]]] = {}
+    for problem in problems:
+        kinds.setdefault((problem["name"], problem["runbook"]), []).append(problem)
+    return list(kinds.values())
 
 
 def _broker(each: dict[str, Any]) -> tuple[str | int, ...]:

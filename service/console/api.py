@@ -3,6 +3,7 @@
 For everything else, the console uses the same routes as any other client.
 """
 
+from collections.abc import Iterable
 from itertools import islice
 from typing import Annotated, Any, NamedTuple
 
@@ -27,6 +28,7 @@ from tidelog.service.telemetry.log_metrics import tail_bytes, unsealed_since_ms
 from tidelog.service.telemetry.rates import (
     NAMES,
     STEP_S,
+    AbsentBroker,
     BrokerRates,
     RateSampler,
     Step,
@@ -106,8 +108,17 @@ class BrokerNow(BaseModel):
     rates: RatesNow | None = None
 
 
+class GoneBroker(BaseModel):
+    """A broker that was live within the last hour, and is not live now."""
+
+    name: str
+    address: str
+    since_ms: int = Field(description="time of its last answer to this broker")
+
+
 class History(BaseModel):
-    """Rates of all brokers together, with one value for each step, oldest first."""
+    """Rates of all brokers together, with one value for each step, oldest first. Brokers that are
+    gone count as long as they were live."""
 
     step_ms: int
     at_ms: list[int] = Field(description="the end of each step")
@@ -138,6 +149,7 @@ class Overview(BaseModel):
         f"found it; at most {DAMAGE_SHOWN_MAX} partitions"
     )
     brokers: list[BrokerNow]
+    gone: list[GoneBroker]
     rates: RatesNow
     history: History | None = None
 
@@ -151,6 +163,7 @@ async def get_overview(
     log = broker_log(request)
     rates: RateSampler = request.app.state.vitals
     answered, sizes, state = await rates.all(), await _sizes(log), log.state
+    absent = rates.absent(answered)
     return Overview(
         cluster_id=log.identity.cluster_id,
         store=log.store_url,
@@ -174,8 +187,11 @@ async def get_overview(
             if rights.may(DESCRIBE, TOPIC, at.topic)
         },
         brokers=_brokers(log, answered),
+        gone=gone_brokers(log, absent),
         rates=_total([_rates(one.recent, one.seconds) for one in answered], answered),
-        history=_history(summed(answered)) if history else None,
+        history=_history(summed([*answered, *(broker.rates for broker in absent)]))
+        if history
+        else None,
     )
 
 
@@ -203,6 +219,23 @@ def _brokers(log: Broker, answered: list[BrokerRates]) -> list[BrokerNow]:
             shown.rates = _rates(one.recent, one.seconds)
         found.append(shown)
     return sorted(found, key=lambda broker: (not broker.is_sequencer, broker.name))
+
+
+def gone_brokers(log: Broker, absent: Iterable[AbsentBroker]) -> list[GoneBroker]:
+    """Return the absent brokers that are not live. A broker that was started again is not gone."""
+    me, peers, _, others = log.members()
+    live = {member.name for member in (me, *peers, *others)}
+    age_ms = log.clock.now_ms() - log.clock.boot_s() * 1000
+    found = {
+        broker.rates.name: GoneBroker(
+            name=broker.rates.name,
+            address=broker.rates.address,
+            since_ms=int(age_ms + broker.answered_s * 1000),
+        )
+        for broker in absent
+        if broker.rates.name not in live
+    }
+    return sorted(found.values(), key=lambda broker: broker.name)
 
 
 def _rates(step: Step, seconds: float) -> RatesNow:

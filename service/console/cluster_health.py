@@ -11,6 +11,7 @@ import contextlib
 from fastapi import Request
 from pydantic import BaseModel, Field
 
+from tidelog.service.console.api import GoneBroker, gone_brokers
 from tidelog.service.http.paging import sliced
 from tidelog.service.http.route import TIDELOG, Permission, Route, RouteDoc
 from tidelog.service.routes.dependencies import Rights, broker_log
@@ -110,6 +111,7 @@ class ClusterHealth(BaseModel):
     level: int
     now_ms: int
     brokers: list[BrokerHealth]
+    gone: list[GoneBroker]
     store: StoreHealth
     tails: TailsHealth
     maintenance: list[MaintenanceHealth]
@@ -154,6 +156,7 @@ async def get_health(request: Request, rights: Rights) -> ClusterHealth:
         level=log.state.level,
         now_ms=log.clock.now_ms(),
         brokers=[one for one, _ in live],
+        gone=gone_brokers(log, sampler.absent(answered)),
         store=_store(signs),
         tails=tails,
         maintenance=[

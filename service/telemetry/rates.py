@@ -4,15 +4,17 @@ Also the history of the groups' lags.
 Every STEP_S, a task reads the counters and appends the difference to a ring buffer. So requests do
 no work for the rates, and the memory of the rates is bounded (I10). The steps of all brokers end at
 the same wall-clock times. So one broker can request the rings of the others (service.peers) and add
-them up. The rings are in memory only: they are empty after a restart.
+them up. The rings are in memory only: they are empty after a restart. A broker remembers the last
+answers of the others for REMEMBERED_S, so that the past of the cluster stays when one of them ends.
 """
 
 import asyncio
 import contextlib
+import itertools
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
@@ -29,6 +31,12 @@ STEPS = 360
 """Half an hour of steps."""
 LOOKS_A_STEP = 1
 """Maximum sealed records that a step reads for lags in seconds (`lag_times`): at most two GETs."""
+REMEMBERED_S = 3600.0
+"""How long a broker remembers the last answer of another one."""
+REMEMBERED_MAX = 32
+"""Remembered answers, of about 0.3 MB each."""
+ASKED_STEPS = 12
+"""Steps between two requests for the rates of the others, if no client causes them."""
 RATE_STEPS = 3
 """A current rate is the average of the last RATE_STEPS steps."""
 
@@ -83,6 +91,14 @@ class BrokerRates(msgspec.Struct):
     steps: list[Step]
     signs: BrokerSigns | None = None
     """None from a broker of an older version."""
+
+
+class AbsentBroker(NamedTuple):
+    """A broker that answered within the last REMEMBERED_S, and does not answer now."""
+
+    rates: BrokerRates
+    answered_s: float
+    """The time of its last answer, by the clock `boot_s`."""
 
 
 class LagHistory(msgspec.Struct):
@@ -154,15 +170,19 @@ class RateSampler:
         self._samples: deque[_Sample] = deque([self._sample()], maxlen=RATE_STEPS + 1)
         self._steps: deque[Step] = deque(maxlen=STEPS)
         self._lags: dict[tuple[str, str], deque[tuple[int, int]]] = {}
+        self._remembered: dict[str, AbsentBroker] = {}
+        """The last answers of other brokers, by id, the oldest answer first."""
 
     async def run(self) -> None:
         """Record a step at the end of each STEP_S, until cancelled."""
-        while True:
+        for count in itertools.count(1):
             step_ms = STEP_S * 1000
             await asyncio.sleep((step_ms - self._log.clock.now_ms() % step_ms) / 1000)
             with surviving(log, "a step of the rates"):
                 await self.lags.refresh()
                 self.step()
+                if count % ASKED_STEPS == 0:
+                    await self.all()
                 await self._telemetry.shares.step()
                 await self.lags.look(LOOKS_A_STEP)
                 await self._telemetry.maintenance.stored(self._log).refresh()
@@ -182,7 +202,24 @@ class RateSampler:
         """Return the rates of every broker that answers in time, this one first."""
         found = answers(await self._ask(), BrokerRates)
         others = [one for one in found if _has_our_counters(one)]
+        self._remember(others)
         return [self.own(), *sorted(others, key=lambda one: one.name)]
+
+    def _remember(self, others: Iterable[BrokerRates]) -> None:
+        now_s, remembered = self._log.clock.boot_s(), self._remembered
+        for rates in others:
+            remembered.pop(rates.id, None)
+            remembered[rates.id] = AbsentBroker(rates, now_s)
+        while remembered:
+            oldest = next(iter(remembered.values()))
+            if oldest.answered_s >= now_s - REMEMBERED_S and len(remembered) <= REMEMBERED_MAX:
+                break
+            del remembered[oldest.rates.id]
+
+    def absent(self, answered: Iterable[BrokerRates]) -> list[AbsentBroker]:
+        """Return the brokers that are not among `answered`, the result of `all`."""
+        ids = {rates.id for rates in answered}
+        return [broker for broker in self._remembered.values() if broker.rates.id not in ids]
 
     def own(self) -> BrokerRates:
         now, stats = self._sample(), self._log.stats()

@@ -9,6 +9,7 @@ from tidelog.service.server.router import ACK_LABELS
 from tidelog.service.telemetry.metrics import HttpCounters
 from tidelog.service.telemetry.rates import (
     NAMES,
+    REMEMBERED_MAX,
     STEP_S,
     STEPS,
     BrokerRates,
@@ -115,6 +116,51 @@ async def test_a_peer_of_another_version_is_left_out() -> None:
 
     found = await RateSampler(log, HttpCounters(), "1", ask=peers, ack_labels=()).all()
     assert [one.name for one in found] == ["b", "n"]
+    await log.close()
+
+
+async def test_the_past_of_a_broker_stays_when_it_ends() -> None:
+    """For an hour; a broker that answers again is not absent."""
+    clock = ManualClock(1)
+    log = await Broker.open(MemoryStore(), LogSettings(is_sealing=False), clock=clock, name="b")
+    other = broker(step(7, 1), step(8, 2))
+    live = [other]
+
+    async def peers() -> list[bytes]:
+        return [msgspec.msgpack.encode(rates) for rates in live]
+
+    vitals = RateSampler(log, HttpCounters(), "1", ask=peers, ack_labels=())
+    assert vitals.absent(await vitals.all()) == []
+    asked_s = clock.boot_s()
+    clock.advance(1000)
+    assert vitals.absent(await vitals.all()) == []
+    live.clear()
+    for _ in range(2):
+        clock.advance(1700)
+        answered = await vitals.all()
+        assert [rates.name for rates in answered] == ["b"]
+        (absent,) = vitals.absent(answered)
+        assert (absent.rates, absent.answered_s) == (other, asked_s + 1000)
+        sums = summed([*answered, absent.rates])
+        assert [(one.number, one.added[0]) for one in sums] == [(7, 1), (8, 2)]
+    clock.advance(300)
+    assert vitals.absent(await vitals.all()) == []
+    live.append(other)
+    assert vitals.absent(await vitals.all()) == []
+    await log.close()
+
+
+async def test_remembered_answers_are_bounded() -> None:
+    clock = ManualClock(1)
+    log = await Broker.open(MemoryStore(), LogSettings(is_sealing=False), clock=clock, name="b")
+    others = [msgspec.structs.replace(broker(step(8)), id=f"i{number}") for number in range(50)]
+
+    async def peers() -> list[bytes]:
+        return [msgspec.msgpack.encode(rates) for rates in others]
+
+    vitals = RateSampler(log, HttpCounters(), "1", ask=peers, ack_labels=())
+    await vitals.all()
+    assert len(vitals.absent([])) == REMEMBERED_MAX
     await log.close()
 
 

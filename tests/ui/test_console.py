@@ -277,6 +277,39 @@ def test_the_api_reference_is_the_brokers_own(console: Console, broker: Broker) 
     console.check()
 
 
+def test_the_first_page_has_the_health_of_the_cluster(console: Console) -> None:
+    """Problems are folded by kind. The answers are as of a cluster with a broker that crashed."""
+    runbook = "deploy/README.md#a-group-has-no-members"
+    idle = [
+        {"name": "group-without-members", "what": f"group g{number} is idle", "runbook": runbook}
+        for number in range(120)
+    ]
+    gone = {"name": "broker-2", "address": "http://b:9", "since_ms": 1}
+    page = console.page
+
+    def answer_health(route: Any) -> None:
+        answer = route.fetch()
+        route.fulfill(response=answer, json={**answer.json(), "problems": idle, "is_well": False})
+
+    def answer_overview(route: Any) -> None:
+        answer = route.fetch()
+        route.fulfill(response=answer, json={**answer.json(), "gone": [gone]})
+
+    page.route("**/tidelog/v1/health", answer_health)
+    page.route("**/tidelog/v1/overview*", answer_overview)
+    console.open("overview", afresh=True)
+    heading(console, "Not well")
+    (row,) = page.get_by_role("table", name="Problems").get_by_role("row").all()[1:]
+    assert "120" in row.inner_text()
+    assert "group g0 is idle and 119 more" in row.inner_text()
+    page.get_by_text("1 gone").wait_for()
+    page.get_by_text("broker-2").wait_for()
+    page.unroute_all()
+    console.open("overview", afresh=True)
+    page.get_by_role("table", name="Brokers").wait_for()
+    assert page.get_by_text("120 problems").count() == 0
+
+
 def test_prices_are_kept_and_change_the_cost(console: Console) -> None:
     page = console.open("overview")
     page.locator(".plot canvas").first.wait_for(timeout=20_000)

@@ -7,6 +7,7 @@ import { Plot } from "./plot.js";
 import { bytes, count, counted, dollars, duration, ms, rate, short } from "./format.js";
 
 const POLL_MS = 5000;
+const HEALTH_MS = 30000;
 const DAY_S = 86400;
 /** S3 Standard's list prices in dollars per thousand requests; deletes are free. */
 const PRICES = { put: 0.005, list: 0.005, get: 0.0004 };
@@ -41,7 +42,34 @@ export function Overview() {
   return html`<header class="page-head"><h1>Overview</h1>
       ${state.data && html`<p class="muted"><code>${state.data.store}</code> · cluster <code>${state.data.cluster_id}</code></p>`}
     </header>
+    <${Health} />
     <${Loaded} state=${state} rows=${10}>${(seen) => html`<${Seen} seen=${seen} />`}<//>`;
+}
+
+/** Fold problems by their kind: the worst kind first. */
+function byKind(problems) {
+  const kinds = new Map();
+  for (const one of problems) {
+    const key = `${one.name} ${one.runbook}`;
+    kinds.set(key, [...(kinds.get(key) || []), one]);
+  }
+  return [...kinds.values()];
+}
+
+/** Whether the cluster is well. Nothing, if the caller may not know it. */
+function Health() {
+  const state = usePoll((signal) => get("tidelog/v1/health", {}, signal), HEALTH_MS);
+  if (!state.data) return null;
+  const { problems } = state.data;
+  if (!problems.length) return html`<p class="muted"><${Badge} kind="good">well<//> The broker knows of no problem.</p>`;
+  return html`<${Card} title="Not well" note=${counted(problems.length, "problem")} flush>
+    <div class="scroll"><table aria-label="Problems">
+      <thead><tr><th>Kind</th><th class="right">Count</th><th>What</th><th class="low">Runbook</th></tr></thead>
+      <tbody>${byKind(problems).map((kind) => html`<tr key=${kind[0].name + kind[0].runbook}>
+        <td><${Badge} kind="warn">${kind[0].name}<//></td><td class="right">${count(kind.length)}</td>
+        <td class="wraps">${kind[0].what}${kind.length > 1 && html` <span class="muted">and ${count(kind.length - 1)} more</span>`}</td>
+        <td class="low wraps"><code>${kind[0].runbook}</code></td></tr>`)}</tbody>
+    </table></div><//>`;
 }
 
 function Seen({ seen }) {
@@ -101,9 +129,12 @@ function Brokers({ seen }) {
     { name: "WAL", right: true, low: true, of: (b) => b.wal_seq, show: (b) => (b.rates ? count(b.wal_seq) : "–") },
     { name: "Buffer", right: true, low: true, of: (b) => b.buffered_bytes, show: (b) => (b.rates ? bytes(b.buffered_bytes) : "–") },
   ];
-  const note = [`${seen.brokers.length} live`, counted(seen.topics, "topic"), counted(seen.partitions, "partition"), counted(seen.groups, "group")].join(" · ");
+  const gone = seen.gone.length ? [`${seen.gone.length} gone`] : [];
+  const note = [`${seen.brokers.length} live`, ...gone, counted(seen.topics, "topic"), counted(seen.partitions, "partition"), counted(seen.groups, "group")].join(" · ");
   return html`<${Card} title="Brokers" note=${note} flush>
     <${Table} label="Brokers" columns=${columns} rows=${seen.brokers} id=${(b) => b.number} sorted=${{ by: -1, down: false }} />
+    ${seen.gone.map((one) => html`<p class="gone" key=${one.name}><${Badge} kind="warn">gone<//> <span class="name">${one.name}</span>${" "}
+      <span class="muted">${one.address.replace("http://", "")} · last answer ${duration(seen.now_ms - one.since_ms)} ago; the plots have its past</span></p>`)}
   <//>`;
 }
 
