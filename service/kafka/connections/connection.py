@@ -40,7 +40,6 @@ log = logging.getLogger("tidelog.kafka")
 UNANSWERED_MAX = 16
 """Requests of one connection that are read and not answered."""
 UNANSWERED_BYTES_MAX = 32 * 1024 * 1024
-UNSENT_BYTES_MAX = 1024 * 1024  # of answers. Above this bound, no request begins.
 TURN_S = 0.004
 """Time after which a connection lets other callbacks of the event loop run."""
 DECODE_INLINE_BYTES = 8 * 1024
@@ -82,7 +81,7 @@ class Connection:
         self._outbox = Outbox(self, server.unsent)
         self._is_paused = self._is_muted = self._is_turn_due = self._is_ending = False
         self._is_closed = False
-        self._is_writable = self._is_first_frame = True
+        self._is_first_frame = True
 
     # -- the socket
 
@@ -184,7 +183,7 @@ class Connection:
 
     def set_writable(self, is_writable: bool) -> None:
         """Stop or resume the writing of answers."""
-        self._is_writable = is_writable
+        self._outbox.set_writable(is_writable)
         if is_writable:
             self._outbox.settle()
             self._write_answers()
@@ -262,7 +261,7 @@ class Connection:
         return True
 
     def _may_begin(self) -> bool:
-        return not (self._is_ending or self._is_muted or self._gate) and self._is_writable
+        return not (self._is_ending or self._is_muted or self._gate) and self._outbox.has_room
 
     def _begin(self, pending: Pending, position: int) -> None:
         """Call the handler of a request."""
@@ -391,8 +390,8 @@ class Connection:
         return throttle_s
 
     def _write_answers(self) -> None:
-        begun, transport = self._begun, self._transport
-        while begun and begun[0].answer is not None and self._is_writable and transport is not None:
+        begun, transport, outbox = self._begun, self._transport, self._outbox
+        while begun and begun[0].answer is not None and outbox.has_room and transport is not None:
             pending = begun.popleft()
             answer = pending.answer
             assert answer is not None
@@ -401,7 +400,7 @@ class Connection:
             if answer.pieces and not transport.is_closing():
                 api, version = pending.api, max(pending.client.version, 0)
                 framed = frame_response(api.key, version, pending.correlation_id, answer.pieces)
-                size_out = self._outbox.write(framed, is_counted=answer.release is not None)
+                size_out = outbox.write(framed, is_counted=answer.release is not None)
             if answer.release is not None:
                 self._outbox.release_when_taken(answer.release)
                 self._server.loop.call_soon(self._outbox.settle)
@@ -490,8 +489,7 @@ class Connection:
     def end_quietly(self) -> None:
         """Close the connection when the written answers are sent."""
         self._is_ending = True
-        if self._transport is not None:
-            self._transport.close()
+        self._outbox.end()
 
     def observed(self) -> tuple[Phase, int]:
         """Return what the connection waits for, and its progress (admission.Guest)."""

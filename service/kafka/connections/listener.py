@@ -13,8 +13,9 @@ from typing import Any
 from tidelog.service.http.admission import Limits, Phase
 from tidelog.service.http.sockets import cannot_listen
 from tidelog.service.http.transports import TlsTransport
-from tidelog.service.kafka.connections.connection import UNSENT_BYTES_MAX, Connection
+from tidelog.service.kafka.connections.connection import Connection
 from tidelog.service.kafka.connections.frame import SHARED_BYTES, UNPROVED_BYTES_MAX
+from tidelog.service.kafka.connections.outbox import UNSENT_BYTES_MAX
 from tidelog.service.kafka.connections.server import Server
 from tidelog.storage.kafka import native
 

@@ -24,7 +24,12 @@ from tidelog.service.kafka.client import (
 from tidelog.service.kafka.connections import connection as connections
 from tidelog.service.kafka.connections.connection import CLOSE_DELAY_S, UNANSWERED_MAX, Connection
 from tidelog.service.kafka.connections.frame import RequestMemory
-from tidelog.service.kafka.connections.outbox import UnsentAnswers
+from tidelog.service.kafka.connections.outbox import (
+    SLICE_BYTES,
+    UNSENT_BYTES_MAX,
+    Outbox,
+    UnsentAnswers,
+)
 from tidelog.service.kafka.connections.server import Server
 from tidelog.service.kafka.errors import Code
 from tidelog.service.kafka.messages.fetch import FetchRequest, FetchResponse
@@ -472,7 +477,8 @@ async def test_large_requests_share_the_memory_of_decoded_requests() -> None:
 
 
 class _Unread:
-    def __init__(self) -> None:
+    def __init__(self, owner: str) -> None:
+        self.owner = owner
         self.is_ended = False
 
     def end_unread(self) -> None:
@@ -480,7 +486,7 @@ class _Unread:
 
 
 def test_the_client_that_takes_nothing_for_the_longest_time_is_closed() -> None:
-    first, second, third = (_Unread() for _ in range(3))
+    first, second, third = (_Unread("User:a") for _ in range(3))
     unsent = UnsentAnswers(100)
     unsent.note(first, 50)
     unsent.note(second, 50)
@@ -494,3 +500,78 @@ def test_the_client_that_takes_nothing_for_the_longest_time_is_closed() -> None:
     assert unsent.used == 0
     unsent.note(first, 101)
     assert first.is_ended, "one answer alone is bounded, too"
+
+
+def test_answers_that_one_principal_does_not_read_close_no_connection_of_another() -> None:
+    slow = _Unread("User:slow")
+    unsent = UnsentAnswers(100)
+    unsent.note(slow, 30)
+    greedy = [_Unread("User:greedy") for _ in range(5)]
+    for each in greedy:
+        unsent.note(each, 20)
+    assert not slow.is_ended
+    assert [each.is_ended for each in greedy] == [True, True, False, False, False]
+    assert unsent.used == 90
+    slow.owner = "User:other"  # it has logged in again
+    unsent.note(slow, 0)
+    assert unsent.used == 60
+
+
+class _Socket(MemoryTransport):
+    """A transport whose client reads nothing until `read`. It keeps a copy of what it gets."""
+
+    def __init__(self, outbox: Outbox) -> None:
+        super().__init__()
+        self._outbox = outbox
+
+    def writelines(self, pieces: list[bytes | memoryview]) -> None:
+        super().writelines(pieces)
+        self.unsent += sum(map(len, pieces))
+        if self.unsent > UNSENT_BYTES_MAX:
+            self._outbox.set_writable(False)
+
+    def read(self) -> None:
+        self.unsent = 0
+        self._outbox.set_writable(True)
+
+
+def test_an_answer_without_records_goes_to_its_transport_in_slices() -> None:
+    outbox = Outbox(_Unread(""), UnsentAnswers(1 << 30))
+    socket = _Socket(outbox)
+    outbox.opened(socket)
+    answer = [bytes([number]) * (SLICE_BYTES * 3 // 4) for number in range(20)]
+    released: list[int] = []
+    outbox.write([*answer], is_counted=False)
+    outbox.write([b"records"], is_counted=True)
+    outbox.release_when_taken(partial(released.append, 1))
+    assert socket.unsent == UNSENT_BYTES_MAX + SLICE_BYTES
+    assert outbox.unsent == SLICE_BYTES * 15 + 7
+    assert not outbox.has_room
+    for _ in range(3):
+        outbox.settle()
+        assert not released
+        socket.read()
+    assert outbox.has_room
+    socket.read()
+    outbox.settle()
+    assert released == [1]
+    assert bytes(socket.written) == b"".join(answer) + b"records"
+
+
+def test_records_are_written_at_once() -> None:
+    outbox = Outbox(_Unread(""), UnsentAnswers(1 << 30))
+    socket = _Socket(outbox)
+    outbox.opened(socket)
+    outbox.write([bytes(UNSENT_BYTES_MAX * 2)], is_counted=True)
+    assert socket.unsent == UNSENT_BYTES_MAX * 2
+    assert not outbox.has_room
+
+
+def test_a_connection_that_ends_writes_what_waits() -> None:
+    outbox = Outbox(_Unread(""), UnsentAnswers(1 << 30))
+    socket = _Socket(outbox)
+    outbox.opened(socket)
+    outbox.write([bytes(SLICE_BYTES * 9)], is_counted=False)
+    outbox.end()
+    assert len(socket.written) == SLICE_BYTES * 9
+    assert socket.is_closed
