@@ -87,7 +87,8 @@ class Served:
             else:
                 answer.append(message.get("body", b""))
 
-        await self.broker.app(scope, receive, send)
+        # A task of its own, so that its steps are those of the service (held_loop).
+        await asyncio.create_task(self.broker.app(scope, receive, send))
         return start["status"], dict(start["headers"]), b"".join(answer)
 
 

@@ -21,17 +21,17 @@ def _requests() -> dict[int, type[Message]]:
     }
 
 
-def _frames() -> list[bytes]:
+def frames() -> list[bytes]:
     """A request of each API in each version."""
-    frames = []
+    made = []
     for key, message in _requests().items():
         for version in message.versions:
             draw = random.Random(f"{key} {version}")
             oracle = Interpreter(load(message.__name__), version)
             tags = b"\0" if version >= FIRST_FLEXIBLE.get(key, version + 1) else b""
             head = key.to_bytes(2, "big") + version.to_bytes(2, "big") + b"\0\0\0\7\0\1c" + tags
-            frames.append(head + oracle.write(oracle.invent(draw)))
-    return frames
+            made.append(head + oracle.write(oracle.invent(draw)))
+    return made
 
 
 def check_request(data: bytes) -> None:
@@ -47,4 +47,4 @@ def check_request(data: bytes) -> None:
     assert decode(b"".join(encoder(message, header.api_version)(made)), 0) == made
 
 
-TARGETS = [Target("kafka_request", _frames, check_request, 300)]
+TARGETS = [Target("kafka_request", frames, check_request, 300)]

@@ -7,7 +7,8 @@ kept in tests/fuzz/crashes/<target>-<hash>, which pytest tries from then on; it 
 
 With `--inputs N` (`make fuzz INPUTS=N`), each target of the service gets its share of N mutations
 of valid bytes, the same each time, in this process and without atheris. It reports answers by
-status, findings and stalls, and ends with 1 if there is any.
+status, findings and stalls, and ends with 1 if there is any. A step of the event loop of more than
+100 ms of CPU is a finding, and so is memory that has grown by more than a tenth (tests.fuzz.judge).
 """
 
 import argparse
@@ -21,9 +22,11 @@ import subprocess
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tests.fuzz.judge import WARM_UP_MIN, WARM_UP_PART, Judge, judging
 from tests.fuzz.mutations import mutated
 from tests.fuzz.target import INPUT_BYTES_MAX, Target
 
@@ -34,7 +37,12 @@ MEMORY_MIB_MAX = 2048
 """Of the whole process; it begins at ~300."""
 ALLOCATION_MIB_MAX = 1280
 """At once: a chunk may say that it unpacks to 1 GiB."""
-SERVICE = ("tests.fuzz.service_targets", "tests.fuzz.http_target", "tests.fuzz.head_target")
+SERVICE = (
+    "tests.fuzz.service_targets",
+    "tests.fuzz.http_target",
+    "tests.fuzz.head_target",
+    "tests.fuzz.kafka_frames_target",
+)
 """Modules of the targets of `--inputs`."""
 START_S_MAX = 120
 STALL_S = 120.0
@@ -53,6 +61,7 @@ STEERING = {
     "tests.fuzz.http_target": ["tidelog.service"],
     "tests.fuzz.head_target": ["tidelog.service.http"],
     "tests.fuzz.kafka_target": ["tidelog.service.kafka.messages"],
+    "tests.fuzz.kafka_frames_target": ["tidelog.service.kafka"],
     "tests.fuzz.kafka_batch_target": ["tidelog.storage.kafka"],
     "tests.fuzz.backup_targets": ["tidelog.compaction.backups"],
 }
@@ -124,8 +133,11 @@ class Stalled(BaseException):
     """An input took longer than STALL_S. No handler of the product catches it."""
 
 
+class SlowStep(Exception):
+    """A step of the service held the event loop."""
+
+
 def _count(names: list[str], inputs: int) -> int:
-    from tests.fuzz import http_target
     from tests.fuzz.targets import TARGETS
 
     if unknown := set(names) - TARGETS.keys():
@@ -139,14 +151,13 @@ def _count(names: list[str], inputs: int) -> int:
     for number, name in enumerate(chosen):
         share = inputs // len(chosen) + (number < inputs % len(chosen))
         started_s, cpu_s = time.monotonic(), time.process_time()
-        findings, stalls = _try(TARGETS[name], share)
+        findings, stalls = try_inputs(TARGETS[name], share)
         found += findings + stalls
         print(
             f"fuzz: {name}: {share} inputs, {findings} findings, {stalls} stalls, "
             f"{time.monotonic() - started_s:.0f} s, {time.process_time() - cpu_s:.0f} s of CPU",
             flush=True,
         )
-    http_target.close()
     said = ", ".join(f"{count} of {status}" for status, count in sorted(_statuses().items()))
     print(f"fuzz: {inputs} inputs, {found} findings and stalls; answers: {said or 'none'}")
     return 1 if found else 0
@@ -158,33 +169,57 @@ def _statuses() -> dict[int, int]:
     return dict(http_target.STATUSES)
 
 
-def _try(target: Target, inputs: int) -> tuple[int, int]:
-    """Return the number of findings, and of stalls."""
-    from tests.fuzz import http_target
+def _close_brokers() -> None:
+    from tests.fuzz import http_target, kafka_frames_target
 
+    http_target.close()
+    kafka_frames_target.close()
+
+
+def try_inputs(
+    target: Target, inputs: int, settle: Callable[[], None] = _close_brokers
+) -> tuple[int, int]:
+    """Return the number of findings, and of stalls."""
     draw = random.Random(f"{SEED} {target.name}")
     seeds = target.seeds()
     findings = stalls = 0
-    problem: BaseException
-    for _ in range(inputs):
-        data = mutated(seeds, draw)
-        signal.setitimer(signal.ITIMER_REAL, STALL_S)
-        try:
-            target.check(data)
-        except (Stalled, Exception) as error:  # noqa: BLE001 all that a check lets through
-            problem = error
-        else:
-            continue
-        finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-        stalls += isinstance(problem, Stalled)
-        findings += not isinstance(problem, Stalled)
-        if findings + stalls <= KEPT_MAX:
-            path = CRASHES / f"{target.name}-{hashlib.sha1(data).hexdigest()[:16]}"
-            path.write_bytes(data)
-            print(f"fuzz: {path}", *traceback.format_exception(problem), flush=True)
-        http_target.close()  # what the input did to this broker is gone
+    warm_up = min(max(inputs // WARM_UP_PART, WARM_UP_MIN), inputs)
+    with judging(settle) as judge:
+        for number in range(inputs):
+            if number == warm_up:
+                judge.begin()
+            data = mutated(seeds, draw)
+            problem = _problem_of(target, data, judge)
+            if problem is None:
+                continue
+            stalls += isinstance(problem, Stalled)
+            findings += not isinstance(problem, Stalled)
+            if findings + stalls <= KEPT_MAX:
+                _keep(target, data, problem)
+            settle()  # what the input did to this broker is gone
+        if grown := judge.growth():
+            findings += 1
+            print(f"fuzz: {target.name}: {grown}", flush=True)
     return findings, stalls
+
+
+def _problem_of(target: Target, data: bytes, judge: Judge) -> BaseException | None:
+    """Return what the target lets through, or a slow step."""
+    signal.setitimer(signal.ITIMER_REAL, STALL_S)
+    try:
+        target.check(data)
+    except (Stalled, Exception) as error:  # noqa: BLE001 all that a check lets through
+        return error
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    return SlowStep(*steps) if (steps := judge.slow_steps()) else None
+
+
+def _keep(target: Target, data: bytes, problem: BaseException) -> None:
+    """Keep the input for pytest, and print the problem."""
+    path = CRASHES / f"{target.name}-{hashlib.sha1(data).hexdigest()[:16]}"
+    path.write_bytes(data)
+    print(f"fuzz: {path}", *traceback.format_exception(problem), flush=True)
 
 
 def _stalled(*_: Any) -> None:

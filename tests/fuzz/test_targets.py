@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.fuzz import http_target
+from tests.fuzz import http_target, kafka_frames_target
 from tests.fuzz.mutations import mutated
 from tests.fuzz.run import CRASHES, STEERING, target_of
 from tests.fuzz.targets import TARGETS
@@ -28,6 +28,7 @@ def _quiet() -> Iterator[None]:
     yield
     logging.disable(logging.NOTSET)
     http_target.close()
+    kafka_frames_target.close()
 
 
 @cache

@@ -99,6 +99,11 @@ class Kafka:
         self._clients.append(made)
         return made
 
+    def leave(self, client: Client) -> None:
+        """Close the connection of a client."""
+        client.connection.closed()
+        self._clients.remove(client)
+
     async def close(self) -> None:
         for each in self._clients:
             each.connection.closed()
