@@ -7,10 +7,10 @@ client gets no answer and sends the request again.
 """
 
 import asyncio
-from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
+from tidelog.service.http.paging import sliced
 from tidelog.service.kafka.client import Client
 from tidelog.service.kafka.context import Context
 from tidelog.service.kafka.errors import Code, Kind, message_of
@@ -107,6 +107,14 @@ class AdminCall:
         self._context.warn_of_configs(self.api, self.client, topic, changes)
 
 
-def repeated(keys: Iterable[K]) -> set[K]:
-    """Return the keys that a request has more than once."""
-    return {key for key, count in Counter(keys).items() if count > 1}
+async def distinct(items: Iterable[T], key_of: Callable[[T], K]) -> tuple[list[T], set[K]]:
+    """Return an item of each key, and the keys that a request has more than once. A request may
+    have a million items, so this is done in slices."""
+    by_key: dict[K, T] = {}
+    repeated: set[K] = set()
+    async for item in sliced(items):
+        key = key_of(item)
+        if key in by_key:
+            repeated.add(key)
+        by_key[key] = item
+    return list(by_key.values()), repeated

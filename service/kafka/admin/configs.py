@@ -8,10 +8,11 @@ in effect at this broker. A request that sets a config of one broker is refused.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from operator import attrgetter
+from typing import Any, NamedTuple, cast
 
 from tidelog.service.http.paging import sliced
-from tidelog.service.kafka.admin.calls import AdminCall, Refused, repeated
+from tidelog.service.kafka.admin.calls import AdminCall, Refused, distinct
 from tidelog.service.kafka.client import Client, Encoded
 from tidelog.service.kafka.context import Context
 from tidelog.service.kafka.errors import Code
@@ -274,8 +275,8 @@ class Configs:
         changes_of: "Callable[[Changed, Any], dict[str, str | None]]",
         validate_only: bool,
     ) -> list[AlterConfigsResourceResponse]:
-        twice = repeated((each.resource_type, each.resource_name) for each in resources)
-        distinct = {(each.resource_type, each.resource_name): each for each in resources}
+        identity = attrgetter("resource_type", "resource_name")
+        changed, twice = await distinct(cast("Sequence[AnyResource]", resources), identity)
 
         async def change(resource: "AnyResource") -> None:
             kind, name = resource.resource_type, resource.resource_name
@@ -290,8 +291,8 @@ class Configs:
             else:
                 await self._begin_defaults(call, kind)
             await self._broker.refresh()
-            names = [each.name for each in resource.configs]
-            if again := repeated(names):
+            _, again = await distinct(resource.configs, attrgetter("name"))
+            if again:
                 raise Refused(Code.INVALID_REQUEST, f"config {min(again)!r} is given twice")
             if is_topic:
                 await self._alter_topic(call, name, resource, changes_of, validate_only)
@@ -308,7 +309,7 @@ class Configs:
                 resource_name=resource.resource_name,
             )
 
-        return await call.for_each(list(distinct.values()), serve)
+        return await call.for_each(changed, serve)
 
     async def _alter_topic(
         self,

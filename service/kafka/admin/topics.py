@@ -5,7 +5,10 @@ factor 1. If a request assigns partitions to brokers, a broker uses only the num
 partitions.
 """
 
-from tidelog.service.kafka.admin.calls import AdminCall, Refused, repeated
+from operator import attrgetter
+
+from tidelog.service.http.paging import sliced
+from tidelog.service.kafka.admin.calls import AdminCall, Refused, distinct
 from tidelog.service.kafka.admin.configs import Entry, entries_of
 from tidelog.service.kafka.client import Client
 from tidelog.service.kafka.context import Context
@@ -63,8 +66,7 @@ class Topics:
     ) -> CreateTopicsResponse:
         """Answer CreateTopics. With `validate_only`, create nothing."""
         call = AdminCall(self._context, "CreateTopics", client)
-        twice = repeated(each.name for each in request.topics)
-        topics = list({each.name: each for each in request.topics}.values())
+        topics, twice = await distinct(request.topics, attrgetter("name"))
         are_many = len(topics) > CREATED_MAX
 
         async def serve(wanted: CreatableTopic) -> CreatableTopicResult:
@@ -169,13 +171,13 @@ class Topics:
         """Answer DeleteTopics, by names and by ids."""
         call = AdminCall(self._context, "DeleteTopics", client)
         if client.version >= FIRST_BY_ID:
-            wanted = request.topics
+            topics, twice = await distinct(request.topics, attrgetter("name", "topic_id"))
         else:
-            wanted = [
-                DeleteTopicState(name=name, topic_id=ZERO_UUID) for name in request.topic_names
+            names, named_twice = await distinct(request.topic_names, str)
+            twice = {(name, ZERO_UUID) for name in named_twice}
+            topics = [
+                DeleteTopicState(name=name, topic_id=ZERO_UUID) async for name in sliced(names)
             ]
-        twice = repeated((each.name, each.topic_id) for each in wanted)
-        distinct = list({(each.name, each.topic_id): each for each in wanted}.values())
 
         async def serve(each: DeleteTopicState) -> DeletableTopicResult:
             result = DeletableTopicResult(
@@ -186,7 +188,7 @@ class Topics:
             result.error_code, result.error_message = outcome
             return result
 
-        results = await call.for_each(distinct, serve)
+        results = await call.for_each(topics, serve)
         return DeleteTopicsResponse(throttle_time_ms=call.throttle_ms, responses=results)
 
     async def _delete(self, call: AdminCall, result: DeletableTopicResult, is_twice: bool) -> None:
@@ -221,8 +223,7 @@ class Topics:
     ) -> CreatePartitionsResponse:
         """Answer CreatePartitions. With `validate_only`, change nothing."""
         call = AdminCall(self._context, "CreatePartitions", client)
-        twice = repeated(each.name for each in request.topics)
-        topics = list({each.name: each for each in request.topics}.values())
+        topics, twice = await distinct(request.topics, attrgetter("name"))
 
         async def serve(wanted: CreatePartitionsTopic) -> CreatePartitionsTopicResult:
             is_twice = wanted.name in twice
