@@ -14,6 +14,7 @@ import httpx
 
 from tests.attack.kafka_arrays import WIDE, cut, long_arrays, wide_fetch
 from tests.attack.kafka_client import asked, open_connections, sent
+from tests.attack.kafka_schema import array_fields, frame_of
 from tests.attack.kafka_values import wrong_values_sent
 from tests.attack.measure import HOLD_S, MIB, NEIGHBOUR, Attack, scaled
 from tests.service.kafka.wire import framed
@@ -40,6 +41,11 @@ def made_wide(broker: Broker, scale: float) -> int:
 def long_array(name: str, scale: float, broker: Broker) -> str:
     made_wide(broker, scale)
     return sent(broker, [long_arrays(scale)[name]()] * 4, at_once=2)
+
+
+def schema_arrays(scale: float, broker: Broker) -> str:
+    """Send a long array in each field of each request, also of APIs that are new."""
+    return sent(broker, [frame_of(field, scale) for field in array_fields()], at_once=2)
 
 
 def repeated_group(scale: float, broker: Broker) -> str:
@@ -216,6 +222,7 @@ def kafka_attacks(scale: float) -> dict[str, Attack]:
     for name in ("ListOffsets by time", "DeleteTopics"):
         found[f"kafka left: {name}"] = functools.partial(leaving, name, scale)
     for run in (
+        schema_arrays,
         repeated_group,
         described_group,
         waiting,
