@@ -11,6 +11,7 @@ clients     producers, readers, members of groups
 runs        what a seed tries, and its judgement
 foreign     other engines commit to a table
 backups     backups of a cluster that works
+forks       a log continues from an older state, beside producers of later
 damage      objects of the store are damaged; damage_deeds has how
 clones      machines are cloned, and restored from snapshots
 finish      the end of a run, when everything must come right

@@ -3,7 +3,8 @@ brokers killed and stopped. Each backup is restored, and compared with the ackno
 
 The property: each record that was acknowledged before a backup began is in it at its offset, unless
 retention or compaction took it; the offsets have no hole; a scrub finds nothing. A backup that
-fails, or whose process is killed, leaves no manifest.
+fails, or whose process is killed, leaves no manifest. Producers of the cluster continue at the
+restored one as tests.sim.forks says.
 """
 
 import asyncio
@@ -13,9 +14,10 @@ from typing import Any
 
 import tidelog.compaction.backups.backup
 from tests.sim import history, machine
-from tests.sim.clients import TOPIC
+from tests.sim.clients import TOPIC, Idempotent, Newcomers
 from tests.sim.crashes import CrashRun, Scenario
 from tests.sim.crashes import plan_of as crash_plan
+from tests.sim.forks import Fork
 from tests.sim.history import Place
 from tests.sim.plans import Plan, plan_of
 from tests.sim.runs import Result, Run, simulated
@@ -40,6 +42,12 @@ GRACE = Grace(wal_ms=4000, table_ms=3000)
 HOLD_MS = 6000
 BACKUPS_MAX = 8
 """Of one run; most of them are into the same place."""
+
+
+REPAIRED = 0.3
+"""How many restored clusters lose an entry later."""
+NEWCOMERS_S = 3.0
+"""Mean time from one new idempotent producer to the next."""
 
 
 class CopiedDelta(MemoryDelta):
@@ -84,6 +92,8 @@ class Copies:
         self._tables = CopyTables(world)
         world.tables = self._tables
         self._count = 0
+        self.producers: list[Idempotent] = []
+        """Of the cluster. They continue at restored clusters."""
 
     def bucket(self) -> tuple[str, Bucket]:
         self._count += 1
@@ -126,7 +136,18 @@ class Copies:
             return "failed"
         before_s = begun[made.seq] if at_ms is None else -1.0
         self._compare(found, before_s)
+        if self.producers and any(place.topic == TOPIC for place in found):
+            await self._continue(new)
         return "restored" if at_ms is None else "restored at a time"
+
+    async def _continue(self, place: tuple[str, Bucket]) -> None:
+        """Let producers go on at a restored cluster, and again after a repair of its WAL."""
+        name, bucket = place
+        fork = Fork(self._world, name, bucket, lambda: self.way(place, Weather(median_s=0.001)))
+        producers = await fork.produce(self.producers)
+        if self._world.draws.random() < REPAIRED:
+            await fork.lose_entries()
+            await fork.produce(producers)
 
     async def _records(self, way: Way) -> dict[Place, str]:
         """Return all records of the topic, after a look for holes."""
@@ -201,6 +222,9 @@ class BackupRun(Run):
     async def main(self) -> None:
         world, plan = self.world, self.plan
         await self._begin()
+        newcomers = Newcomers(world, "k", plan.load, NEWCOMERS_S)
+        self.copies.producers = newcomers.producers
+        self._client(newcomers)
         for _ in range(plan.carers):
             self._care()
         ending = asyncio.get_running_loop().create_task(self._back_up())
@@ -302,8 +326,8 @@ def short_holds() -> Iterator[None]:
 
 
 def simulate_backups(seed: int, lines: list[str] | None = None) -> Result:
-    """A run with backups. Use it `quietly`."""
-    with short_holds():
+    """A run with backups."""
+    with machine.quietly(), short_holds():
         return simulated(seed * 5 + SLEEPERS, plan_of_backups(seed), BackupRun, lines)
 
 

@@ -16,6 +16,7 @@ producer says so. Rules and the invariants that they stand for:
     skipped, backwards   an answer passes over records, or a reader goes back
     hole                 the log has a gap (I2)
     log start, end       what a broker says of them goes back
+    producer id          two producers got one id (I11)
     table                the table's rows and the log differ (I7)
 
 and of groups those of tests.sim.groupcheck (I8).
@@ -38,6 +39,7 @@ from tests.sim.history import (
     Fetch,
     Fetched,
     Final,
+    Given,
     GivenUp,
     Invocation,
     Look,
@@ -101,6 +103,9 @@ class Story:
     calls: dict[int, Call] = field(default_factory=dict)
     topics: dict[str, Topic] = field(default_factory=dict)
     finals: dict[Where, Final] = field(default_factory=dict)
+    finals_at: dict[Where, int] = field(default_factory=dict)
+    """When each was: positions in the history."""
+    given: list[Given] = field(default_factory=list)
     owned: list[tuple[int, Owns]] = field(default_factory=list)
     drained: list[Drained] = field(default_factory=list)
     deletions: dict[str, int] = field(default_factory=dict)
@@ -117,6 +122,9 @@ class Story:
                     story.topics[event.name] = event
                 case Final():
                     story.finals[event.topic, event.partition] = event
+                    story.finals_at[event.topic, event.partition] = at
+                case Given():
+                    story.given.append(event)
                 case Owns():
                     story.owned.append((at, event))
                 case Drained():
@@ -159,7 +167,7 @@ class Story:
                     yield (asked.topic, asked.partition), read, at, f"scan {op}"
         for where, final in self.finals.items():
             for read in final.records:
-                yield where, read, len(self.calls) * 2, "the log in the end"
+                yield where, read, self.finals_at[where], "the log in the end"
 
 
 @dataclass
@@ -231,6 +239,7 @@ class _Records:
                 self._lives,
                 self._looks,
                 self._streams,
+                self._producer_ids,
                 self._tables,
             )
             for kind, text in rule()
@@ -442,6 +451,14 @@ class _Records:
                 kind = "skipped" if asked.offset > expected else "backwards"
                 yield kind, f"{asked.stream} was sent to {expected}, continues at {asked.offset}"
             at[stream] = call.answer.next_offset
+
+    def _producer_ids(self) -> Iterator[tuple[str, str]]:
+        owners: dict[int, str] = {}
+        for given in self.story.given:
+            if given.producer_id in owners:
+                both = f"{owners[given.producer_id]} and {given.client}"
+                yield "producer id", f"{both} got id {given.producer_id}"
+            owners[given.producer_id] = given.client
 
     def _tables(self) -> Iterator[tuple[str, str]]:
         for call in self.story.calls.values():

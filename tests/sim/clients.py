@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import hashlib
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import pyarrow as pa
@@ -24,6 +25,7 @@ from tidelog.storage.core.chunk import RECORD_SCHEMA, Rows, batch_of_rows
 from tidelog.storage.core.entry import IdempotencyKey
 from tidelog.storage.core.errors import CommitUnknown, LogError, OffsetOutOfRange, StaleCommit
 from tidelog.storage.core.model import Acks, AppendedRange
+from tidelog.storage.kafka.batch import Batch
 from tidelog.storage.log import FetchResult as Answer
 from tidelog.storage.read.reader import ReadBatch
 
@@ -76,6 +78,9 @@ class Client:
         mean_s = self.load.pause_s if mean_s is None else mean_s
         await asyncio.sleep(self.world.draws.expovariate(1 / mean_s))
 
+    async def reach(self, broker: Broker, call: Callable[[Broker], Awaitable[T]]) -> T:
+        return await self.world.ask(broker.address, call, timeout_s=self.load.patience_s)
+
     async def ask(
         self,
         op: int,
@@ -85,7 +90,7 @@ class Client:
         """The answer; None when there is none, whose kind is recorded. Raises OffsetOutOfRange, of
         which nothing is recorded, and StaleCommit."""
         try:
-            answer = await self.world.ask(broker.address, call, timeout_s=self.load.patience_s)
+            answer = await self.reach(broker, call)
         except (CommitUnknown, Silence) as error:
             self.world.record(history.Unknown(self.world.now_s, op, str(error)))
             self.world.count("unknown")
@@ -116,8 +121,7 @@ class Producer(Client):
 
     def __init__(self, world: World, name: str, load: Load) -> None:
         super().__init__(world, name, load)
-        self._epoch: tuple[int, int] | None = None
-        self._sequences: dict[int, int] = {}
+        self._idempotent = Idempotent(world, name, load, by_init)
 
     async def run(self) -> None:
         number = 0
@@ -199,49 +203,127 @@ class Producer(Client):
         return True
 
     async def _as_producer(self, values: list[str]) -> None:
-        draws = self.world.draws
-        broker = self.world.anyone()
+        if await self._idempotent.introduce():
+            number = self.world.draws.randrange(self.world.inputs()[TOPIC])
+            await self._idempotent.send(number, values)
+
+
+async def by_init(broker: Broker) -> int:
+    """A producer id as level 1 has it. Its epoch is 0."""
+    return (await broker.log.init_producer()).producer_id
+
+
+async def by_reservation(broker: Broker) -> int:
+    """A producer id as Kafka's listener gives it. Its epoch is 0."""
+    return await broker.log.kafka.reserve_producer_id()
+
+
+class Idempotent(Client):
+    """An idempotent producer of Kafka's protocol: a broker gives it an id, and its batches to a
+    partition have sequences without a gap. After an unknown outcome it needs a new id."""
+
+    def __init__(
+        self,
+        world: World,
+        name: str,
+        load: Load,
+        id_of: Callable[[Broker], Awaitable[int]] = by_reservation,
+    ) -> None:
+        super().__init__(world, name, load)
+        self._id_of = id_of
+        self.epoch: tuple[int, int] | None = None
+        """Its id, and the epoch of its next batch."""
+        self.sequences: dict[int, int] = {}
+        """The next one of each partition."""
+        self.is_sending = False
+
+    def anyone(self) -> Broker | None:
+        return self.world.anyone()
+
+    async def introduce(self) -> bool:
+        """Get an id, unless it has one; whether it has one now."""
+        broker = self.anyone()
         if broker is None:
-            return
-        if self._epoch is None:
+            return False
+        if self.epoch is None:
             with contextlib.suppress(LogError, Refusal, Silence):
-                self._epoch = await self.world.ask(
-                    broker.address,
-                    lambda b: b.log.init_producer(),
-                    timeout_s=self.load.patience_s,
-                )
-                self._sequences = {}
-        if self._epoch is None:
-            return
-        number = draws.randrange(self.world.inputs()[TOPIC])
-        first = self._sequences.get(number, 0)
-        producer = *self._epoch, first
-        records = [Written(TOPIC, value, number, "p") for value in values]
+                producer_id = await self.reach(broker, self._id_of)
+                self.world.record(history.Given(self.world.now_s, self.name, producer_id))
+                self.epoch, self.sequences = (producer_id, 0), {}
+        return self.epoch is not None
 
-        async def append(broker: Broker) -> AppendedRange:
-            log = broker.log
-            _ = log.state.partition(TOPIC, number)
-            batch = checked(rows_of(records), producer, codec=first % CODECS)
-            (placed,) = await log.kafka.append(log.state.topic(TOPIC), number, batch)
-            return placed
-
+    async def send(self, number: int, values: list[str], topic: str = TOPIC) -> bool:
+        """One batch to a partition, until it is acked; whether it was. `topic`: in the history."""
+        assert self.epoch is not None, "it has an id"
+        self.is_sending = True
+        records = [Written(topic, value, number, "p") for value in values]
         for _ in range(6):
-            broker = self.world.anyone()
+            broker = self.anyone()
             if broker is not None:
                 op = self.begin(
                     history.Append, self.name, records, None, broker.name, is_producer=True
                 )
+                first = self.sequences.get(number, 0)
+                batch = checked(rows_of(records), (*self.epoch, first), codec=first % CODECS)
                 try:
-                    placed = await self.ask(op, broker, append)
+                    placed = await self.ask(op, broker, partial(_append_batch, number, batch))
                 except StaleCommit as error:
-                    self.world.bug(f"producer {self.name} at {producer}: {error!r}")
-                    break
+                    if not self.goes_on_after(error):
+                        break
+                    continue
                 if placed is not None:
-                    self.end(history.Acked, op, places_of([placed]))
-                    self._sequences[number] = first + len(records)
-                    return
+                    places = [place._replace(topic=topic) for place in places_of([placed])]
+                    self.end(history.Acked, op, places)
+                    self.sequences[number] = first + len(records)
+                    self.is_sending = False
+                    return True
             await self.pause()
-        self._epoch = None  # the outcome of the last is unknown: start a new epoch
+        self.epoch = None  # the outcome of the last is unknown
+        self.is_sending = False
+        return False
+
+    def goes_on_after(self, error: StaleCommit) -> bool:
+        """Whether to send the batch again after this refusal: no log refuses its next batch."""
+        self.world.bug(f"producer {self.name} at {self.epoch}, {self.sequences}: {error!r}")
+        return False
+
+
+async def _append_batch(number: int, batch: Batch, broker: Broker) -> AppendedRange:
+    log = broker.log
+    _ = log.state.partition(TOPIC, number)
+    (placed,) = await log.kafka.append(log.state.topic(TOPIC), number, batch)
+    return placed
+
+
+class Newcomers(Client):
+    """Idempotent producers that come and go. Each gets its id from any broker, and sends a few
+    batches while others come."""
+
+    PAUSE_S = 0.3
+    BATCHES_MAX = 5
+
+    def __init__(self, world: World, name: str, load: Load, pause_s: float = PAUSE_S) -> None:
+        super().__init__(world, name, load)
+        self._pause_s = pause_s
+        self.producers: list[Idempotent] = []
+
+    async def run(self) -> None:
+        while not self.is_over:
+            await self.pause(self._pause_s)
+            name = f"{self.name}.{len(self.producers)}"
+            self.producers.append(Idempotent(self.world, name, self.load))
+            self.world.spawn(name, self._lived(self.producers[-1]))
+        while not all(producer.is_done for producer in self.producers):  # noqa: ASYNC110
+            await asyncio.sleep(0.2)
+
+    async def _lived(self, producer: Idempotent) -> None:
+        if await producer.introduce():
+            for batch in range(self.world.draws.randint(1, self.BATCHES_MAX)):
+                number = self.world.draws.randrange(self.load.partitions)
+                if not await producer.send(number, [f"{producer.name}/{batch}"]):
+                    break
+                await self.pause()
+        producer.is_done = True
 
 
 async def _wrapped(call: Awaitable[T]) -> list[T]:

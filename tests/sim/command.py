@@ -20,6 +20,7 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from tests.sim import history
+from tests.sim.backups import simulate_backups
 from tests.sim.clones import simulate_clones
 from tests.sim.crashes import SCENARIOS, all_of
 from tests.sim.damage import simulate_damage
@@ -30,6 +31,7 @@ WORLDS: dict[str, Callable[..., Result]] = {
     "brokers": simulate,
     "damage": simulate_damage,
     "clones": simulate_clones,
+    "backups": simulate_backups,
 }
 OTHERS_SHARE = 8
 """Of the first world there are so many seeds for each of one of the others."""
@@ -101,7 +103,7 @@ def _results(seeds: Sequence[Job], jobs: int) -> Iterable[tuple[str, Result]]:
 
 def _simulated(job: Job) -> tuple[str, Result]:
     world, seed = job
-    return world, WORLDS[world](seed)
+    return world, WORLDS[world](seed)._replace(seed=seed)
 
 
 def _tell(world: str, result: Result) -> None:

@@ -10,6 +10,7 @@ from tidelog.compaction import scrub_wal
 from tidelog.storage.cluster.sequencer import Sequencer
 from tidelog.storage.core import object_keys
 from tidelog.storage.core.errors import Corrupt
+from tidelog.storage.kafka_log import KafkaLog
 from tidelog.storage.wal.copy_fence import CopyFence
 from tidelog.storage.wal.wal_objects import WalObjects
 from tidelog.storage.write import hot_log_copies
@@ -17,6 +18,7 @@ from tidelog.storage.write.hot_log import HotLog
 from tidelog.storage.write.sealer import Sealer
 
 Patches = list[tuple[Any, str, Any]]
+IDS_WAITING = 1000
 
 # -- damage
 
@@ -107,6 +109,17 @@ def used_marks_are_committed() -> Patches:
     return [(hot_log_copies, "settled", settled)]
 
 
+def ids_wait_in_memory() -> Patches:
+    async def reserve(self: KafkaLog) -> int:
+        ids: list[int] = vars(self).setdefault("ids", [])
+        if not ids:
+            first = await self._log.reserve_producers(IDS_WAITING)
+            ids += range(first, first + IDS_WAITING)
+        return ids.pop(0)
+
+    return [(KafkaLog, "reserve_producer_id", reserve)]
+
+
 DAMAGE = ("damage",)
 CLONES = ("clones",)
 MUTATIONS = (
@@ -118,5 +131,6 @@ MUTATIONS = (
     ("a copy does not fence", no_fence, CLONES, 20),
     ("a copy does not fence a view that was loaded", no_fence_after_a_reload, CLONES, 59),
     ("a fenced broker forwards drafts", a_fenced_broker_forwards, CLONES, 59),
+    ("producer ids wait in a broker's memory", ids_wait_in_memory, CLONES, 20),
     ("a recovery takes marks of a copy for its own", used_marks_are_committed, CLONES, 59),
 )

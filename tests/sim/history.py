@@ -246,6 +246,13 @@ class Owns(_Event, frozen=True):
     partitions: list[tuple[str, int]]
 
 
+class Given(_Event, frozen=True):
+    """A client got a new producer id, which no other producer has."""
+
+    client: str
+    producer_id: int
+
+
 class Final(_Event, frozen=True):
     """The partition in the end, when nothing fails any more: all that a reader gets from the log
     start on."""
@@ -284,7 +291,9 @@ Yes: TypeAlias = (
 )
 Invocation: TypeAlias = Append | Fetch | Look | Scan | Poll | Commit | Seek | Ask
 Outcome: TypeAlias = Yes | Refused | Unknown
-Event: TypeAlias = Invocation | Outcome | Topic | Owns | Final | Drained | Deletion | GivenUp
+Event: TypeAlias = (
+    Invocation | Outcome | Topic | Owns | Given | Final | Drained | Deletion | GivenUp
+)
 
 INVOCATIONS = (Append, Fetch, Look, Scan, Poll, Commit, Seek, Ask)
 

@@ -2,27 +2,28 @@
 
 import math
 
-from tests.sim import machine
 from tests.sim.backups import crashed_backup, simulate_backups
 
-SEEDS = 10
+SEEDS = 6
 CRASH_POINTS = 24
 """Of a backup, spread over all of its awaits."""
 
 
 def test_i1_i7_i9_a_backup_of_a_running_cluster_has_all_that_was_acknowledged() -> None:
     counts: dict[str, int] = {}
-    with machine.quietly():
-        for seed in range(SEEDS):
-            result = simulate_backups(seed)
-            assert not result.violations, (seed, result.violations[:5])
-            for name, count in result.counts.items():
-                counts[name] = counts.get(name, 0) + count
-    assert counts["restored"] >= 50
-    assert counts["restored at a time"] >= 40
+    for seed in range(SEEDS):
+        result = simulate_backups(seed)
+        assert not result.violations, (seed, result.violations[:5])
+        for name, count in result.counts.items():
+            counts[name] = counts.get(name, 0) + count
+    assert counts["restored"] >= 30
+    assert counts["restored at a time"] >= 25
     assert counts["slow backups"] >= 5, "those that last three graces"
     assert counts["collected"] > 100
     assert counts["held"] > 1000
+    assert counts["returned"] > 100, "producers that live on at restored clusters"
+    assert counts["new epochs"] > 0, "of those whose newest batches are not there"
+    assert counts["dropped"] > 5
 
 
 def test_i9_a_backup_that_is_killed_leaves_no_backup_and_its_hold_expires() -> None:

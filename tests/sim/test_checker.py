@@ -18,6 +18,7 @@ from tests.sim.history import (
     Fetch,
     Fetched,
     Final,
+    Given,
     Look,
     Looked,
     OutOfRange,
@@ -411,6 +412,14 @@ def test_concurrent_answers_may_come_in_any_order() -> None:
     tale.ask(None)
     tale.ask(1)
     assert tale.kinds() == set()
+
+
+def test_two_producers_with_one_id() -> None:
+    tale = honest()
+    tale.events += [Given(tale.now, "p1", 7), Given(tale.now, "p2", 8)]
+    assert tale.kinds() == set()
+    tale.events.append(Given(tale.now, "p3", 7))
+    assert tale.kinds() == {"producer id"}
 
 
 def test_a_history_survives_its_lines(tmp_path: Path) -> None:
