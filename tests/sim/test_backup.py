@@ -9,7 +9,7 @@ CRASH_POINTS = 24
 """Of a backup, spread over all of its awaits."""
 
 
-def test_i1_i7_i9_a_backup_of_a_running_cluster_has_all_that_was_acknowledged() -> None:
+def test_i1_i7_i9_i11_a_backup_of_a_running_cluster_has_all_that_was_acknowledged() -> None:
     counts: dict[str, int] = {}
     for seed in range(SEEDS):
         result = simulate_backups(seed)
