@@ -16,12 +16,12 @@ def test_i1_i7_i9_i11_a_backup_of_a_running_cluster_has_all_that_was_acknowledge
         assert not result.violations, (seed, result.violations[:5])
         for name, count in result.counts.items():
             counts[name] = counts.get(name, 0) + count
-    assert counts["restored"] >= 30
-    assert counts["restored at a time"] >= 25
-    assert counts["slow backups"] >= 5, "those that last three graces"
+    assert counts["restored"] >= 24
+    assert counts["restored at a time"] >= 24
+    assert counts["slow backups"] >= 4, "those that last three graces"
     assert counts["collected"] > 100
-    assert counts["held"] > 1000
-    assert counts["returned"] > 100, "producers that live on at restored clusters"
+    assert counts["held"] > 150
+    assert counts["returned"] > 50, "producers that live on at restored clusters"
     assert counts["new epochs"] > 0, "of those whose newest batches are not there"
     assert counts["dropped"] > 5
 
