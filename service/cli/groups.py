@@ -28,6 +28,7 @@ from tidelog.service.cli.requests import (
 from tidelog.service.cli.results import (
     BadUsage,
     NotReachable,
+    NotThere,
     age,
     confirm,
     show,
@@ -278,9 +279,11 @@ def reset_group(  # noqa: PLR0913 - the options of the command
     else:
         body |= {"to": "SHIFT", "shift_by": by} if to is None else _target(to)
     path = f"{{cluster}}/consumer-groups/{quoted(group)}/offsets:reset"
-    missing = ""
+    missing, is_new = "", False
     if topic is None and file is None:
         missing = f"group {group!r} has no committed offsets: name a topic with --topic"
+    else:
+        is_new = _is_new(ctx, server, group)
     rows = [
         {"topic": each["topic_name"], "partition": each["partition_id"], "offset": each["offset"]}
         for each in request(ctx, server, "POST", path, json=body, missing=missing)["data"]
@@ -295,6 +298,16 @@ def reset_group(  # noqa: PLR0913 - the options of the command
             is_met = not isinstance(asked, int) or all(row["offset"] == asked for row in rows)
             nearest = "" if is_met else ", or to the nearest offset of a partition without it"
             show_line(f"{what} to {in_words(asked, now())}{nearest}")
+    if is_new:
+        warn(f"group {group!r} is new: it had no members and no committed offsets")
+
+
+def _is_new(ctx: typer.Context, server: str | None, group: str) -> bool:
+    try:
+        request(ctx, server, "GET", f"{{cluster}}/consumer-groups/{quoted(group)}")
+    except NotThere:
+        return True
+    return False
 
 
 @app.command("export")

@@ -97,6 +97,9 @@ def test_reset_by_shift_and_from_a_file(
     assert committed() == 3
     said = error_line(broker.cli("groups", "reset", "fresh", "--to", "end", status=4))
     assert "--topic" in said
+    for line in ("tidelog: group 'fresh' is new: it had no members and no committed offsets\n", ""):
+        done = broker.cli("groups", "reset", "fresh", "--to", "end", "-t", topic)
+        assert done.stderr.decode() == line
     for arguments in (
         ("--to", "end", "--by", "1"),
         (),
