@@ -28,9 +28,9 @@ SHARED_BYTES = 64 * 1024
 SMALL_BYTES_MAX = SHARED_BYTES
 """Largest frame that is received before it takes memory. A connection has no more than one."""
 DECODED_BYTES_MIN = 2 * 1024
-"""A decoded request uses up to twenty-five times the memory of its bytes. So larger requests, apart
+"""A decoded request uses up to forty times the memory of its bytes. So larger requests, apart
 from Produce requests, whose records are not decoded, also take their size from `decoded`."""
-DECODED_PART = 32
+DECODED_PART = 48
 FRAME_BYTES_MIN = 10
 """The least size of a request: its header with a client id."""
 
