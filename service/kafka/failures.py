@@ -7,9 +7,9 @@ request, as Kafka answers. Without an answer, the client would lose its connecti
 requests under way with it.
 """
 
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from types import CoroutineType
 from typing import Any, TypeVar
 
 import msgspec
@@ -69,20 +69,24 @@ def called(
 ) -> Any:
     """Call a handler. Return what it returns, or the answer to its error of the log; if it returns
     a coroutine, return a coroutine that does the same. Raises Unauthenticated."""
+    if _is_async(getattr(serve, "__func__", serve)):
+        return _awaited(context, api, serve, request, client)
     try:
-        result = serve(request, client)
+        return serve(request, client)
     except LogError as error:
         return _answer(context, api, request, client, error)
-    if type(result) is CoroutineType:
-        return _awaited(context, api, request, client, result)
-    return result
+
+
+_is_async = cache(inspect.iscoroutinefunction)
 
 
 async def _awaited(
-    context: Context, api: Api, request: Any, client: Client, handled: Coroutine[Any, Any, Any]
+    context: Context, api: Api, serve: Callable[[Any, Client], Any], request: Any, client: Client
 ) -> Any:
+    """Call the handler only here: if the client leaves before the task begins, there is no
+    coroutine of the handler that nobody awaits."""
     try:
-        return await handled
+        return await serve(request, client)
     except LogError as error:
         return _answer(context, api, request, client, error)
 

@@ -1,6 +1,8 @@
 """An error of the log in any handler is an answer with a code, not the end of the connection."""
 
+import gc
 import random
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -84,6 +86,21 @@ async def test_an_exception_in_a_coroutine_is_answered_alike(kafka: Kafka) -> No
         ]
         one, other = (b"".join(api.encode(answer, version)) for answer in answers)
         assert one == other
+
+
+async def test_a_client_that_leaves_before_its_task_begins_calls_no_handler(kafka: Kafka) -> None:
+    """A coroutine of the handler that nobody awaits would be a line in the broker's log."""
+    requests: list[object] = []
+
+    async def serve(request: object, _: Client) -> None:
+        requests.append(request)
+
+    api, version = apis_of(kafka)[0]
+    client = Client(version, "c", "192.0.2.1", "", ALL_RIGHTS)
+    with warnings.catch_warnings(record=True) as caught:
+        called(kafka.server.listener.server.context, api, serve, None, client).close()
+        gc.collect()
+    assert (requests, [str(warning.message) for warning in caught]) == ([], [])
 
 
 def _raise(*_: object) -> None:
