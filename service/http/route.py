@@ -10,7 +10,13 @@ from collections.abc import Callable, Coroutine, Mapping
 from enum import Enum
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from tidelog.service.http.media_types import JSON, JSON_V2_TYPES
+from tidelog.service.http.media_types import (
+    EMBEDDED,
+    JSON,
+    JSON_V2_TYPES,
+    SCHEMA_FORMATS,
+    types_of_formats,
+)
 from tidelog.storage.core.acls import CLUSTER_NAME
 
 # -- access
@@ -57,6 +63,8 @@ class Dialect(NamedTuple):
 
 
 V2 = Dialect(("",), JSON_V2_TYPES)
+V2_INSTANCES = Dialect(("",), (*JSON_V2_TYPES, *types_of_formats((*EMBEDDED, *SCHEMA_FORMATS))))
+"""Requests of members. Clients such as Karapace's send the type of the records with all of them."""
 V3 = Dialect(("/v3", "/kafka/v3"), (JSON,))
 """Confluent's REST proxy serves `/v3`. Confluent Server and Cloud serve `/kafka/v3`."""
 TIDELOG = Dialect(("/tidelog/v1",), (JSON,))

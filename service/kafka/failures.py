@@ -84,7 +84,7 @@ async def _awaited(
     context: Context, api: Api, serve: Callable[[Any, Client], Any], request: Any, client: Client
 ) -> Any:
     """Call the handler only here: if the client leaves before the task begins, there is no
-    coroutine of the handler that nobody awaits."""
+    coroutine of the handler without an await."""
     try:
         return await serve(request, client)
     except LogError as error:

@@ -16,6 +16,7 @@ from tidelog.service.http.call import HttpResponse
 from tidelog.service.http.media_types import JSON_V2
 from tidelog.service.http.route import (
     V2,
+    V2_INSTANCES,
     Answer,
     Body,
     Content,
@@ -70,7 +71,8 @@ def _route(
         doc["answers"] = {204: Answer(done)}
     access = Permission(READ, GROUP, "consumer_group_id")
     documentation = RouteDoc({**_ERRORS, **errors}, tag="consumers", **doc)
-    return Route(method, path, handler, access, label, V2, documentation)
+    dialect = V2_INSTANCES if method == "POST" else V2
+    return Route(method, path, handler, access, label, dialect, documentation)
 
 
 ROUTES = (

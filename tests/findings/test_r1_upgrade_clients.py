@@ -28,7 +28,9 @@ class Offering {
     static String ask(String method, String url, String type, String body) throws Exception {
         var publisher = HttpRequest.BodyPublishers.ofString(body);
         var request = HttpRequest.newBuilder(URI.create(url)).method(method, publisher)
-            .header("Content-Type", type).header("Accept", type).build();
+            .header("Content-Type", type)
+            .header("Accept", method.equals("GET") ? type : "application/vnd.kafka.v2+json")
+            .build();
         var answer = client.send(request, HttpResponse.BodyHandlers.ofString());
         System.out.println(answer.statusCode());
         return answer.body();

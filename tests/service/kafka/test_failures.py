@@ -89,7 +89,7 @@ async def test_an_exception_in_a_coroutine_is_answered_alike(kafka: Kafka) -> No
 
 
 async def test_a_client_that_leaves_before_its_task_begins_calls_no_handler(kafka: Kafka) -> None:
-    """A coroutine of the handler that nobody awaits would be a line in the broker's log."""
+    """A coroutine of the handler without an await would be a line in the broker's log."""
     requests: list[object] = []
 
     async def serve(request: object, _: Client) -> None:
