@@ -38,13 +38,13 @@ async def expiries(log: Log, topic: Topic, config: TopicConfig) -> list[Expiry]:
     if not _may_delete_more(topic.config, config):
         return []
     table, now_ms = open_table(log.store, topic.prefix, topic.name), log.clock.now_ms()
-    found = []
+    expired = []
     for number, partition in enumerate(topic.partitions):
         columns = (await table.segments(number)).columns
         expiry = _expiry(number, partition, columns, (topic.config, config), now_ms)
         if expiry is not None:
-            found.append(expiry)
-    return found
+            expired.append(expiry)
+    return expired
 
 
 def _may_delete_more(before: TopicConfig, after: TopicConfig) -> bool:

@@ -45,9 +45,9 @@ def _show(health: dict[str, Any]) -> None:
         ("broker", "version", "age", "sequencer", "clock", "connections", "address"),
         [_broker(each) for each in health["brokers"]],
     )
-    for each in health.get("gone", ()):
-        since = age((health["now_ms"] - each["since_ms"]) / 1000)
-        show_line(f"{each['name']} is gone: its last answer was {since} ago")
+    for broker in health.get("gone", ()):
+        since = age((health["now_ms"] - broker["since_ms"]) / 1000)
+        show_line(f"{broker['name']} is gone: its last answer was {since} ago")
     show_line("")
     for name, text in _lines(health):
         show_line(f"{name:<12} {text}")

@@ -226,7 +226,7 @@ def gone_brokers(log: Broker, absent: Iterable[AbsentBroker]) -> list[GoneBroker
     me, peers, _, others = log.members()
     live = {member.name for member in (me, *peers, *others)}
     age_ms = log.clock.now_ms() - log.clock.boot_s() * 1000
-    found = {
+    gone = {
         broker.rates.name: GoneBroker(
             name=broker.rates.name,
             address=broker.rates.address,
@@ -235,7 +235,7 @@ def gone_brokers(log: Broker, absent: Iterable[AbsentBroker]) -> list[GoneBroker
         for broker in absent
         if broker.rates.name not in live
     }
-    return sorted(found.values(), key=lambda broker: broker.name)
+    return sorted(gone.values(), key=lambda broker: broker.name)
 
 
 def _rates(step: Step, seconds: float) -> RatesNow:

@@ -25,7 +25,7 @@ from tidelog.service.http.call import (
     Send,
     WholeExchange,
 )
-from tidelog.service.http.errors import error_body, error_response
+from tidelog.service.http.errors import INTERNAL_ERROR, error_body, error_response
 from tidelog.service.http.route import media_type_of_errors
 from tidelog.service.http.transports import Arrival, is_ending
 from tidelog.storage.core.errors import CommitUnknown, LogError, Unavailable
@@ -108,7 +108,7 @@ class Exchange(RequestResponseCycle, WholeExchange):
             error = Unavailable(f"{why}: try again") if is_reading else CommitUnknown(why)
         except BaseException as bug:
             log.error("bug in %s %s", scope["method"], scope["path"], exc_info=bug)
-            error = LogError("internal error: the broker's log has the details")
+            error = LogError(INTERNAL_ERROR[2])
         finally:
             self.on_response = lambda: None
         if error is not None and not self.response_started:

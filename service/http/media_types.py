@@ -56,18 +56,9 @@ def media_type(header: bytes) -> bytes:
 _ANY = (b"", b"*/*", b"application/*")
 
 
-def check_accept(accept: bytes, served: tuple[bytes, ...]) -> None:
-    """Raise NotAcceptable unless an `Accept` names one of the `served` types.
-
-    Called for a request that changes something, before the change. A GET with an unknown Accept is
-    served, as RFC 9110 allows. Only GET routes with several formats refuse it.
-    """
-    if not is_served(accept, served):
-        raise not_acceptable(accept, served[0].decode())
-
-
 @lru_cache(maxsize=1024)
 def is_served(accept: bytes, served: tuple[bytes, ...]) -> bool:
+    """Whether an `Accept` names one of the `served` types."""
     return any(_is_served(part, served) for part in accept.split(b","))
 
 

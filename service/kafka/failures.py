@@ -107,7 +107,7 @@ def refused(response: type[S], request: Any, version: int, code: Code) -> S:
     """Return a response, or a part of one, with the code at each place for a code. `request` is the
     request or the part of it that this part answers; a text or a number if it is only a name."""
     values: dict[str, object] = {}
-    for member in _members(response):
+    for member in members_of(response):
         if member.name == "error_code":
             values[member.name] = code
         elif member.is_array and isinstance(member.form, type):
@@ -120,17 +120,12 @@ def refused(response: type[S], request: Any, version: int, code: Code) -> S:
 
 
 @cache
-def _members(structure: type[Structure]) -> tuple[Member, ...]:
-    return tuple(members_of(structure))
-
-
-@cache
 def _has_code(structure: type[Structure], version: int) -> bool:
     """Whether a structure, or a part of it, has a code in this version."""
     return any(
         member.name == "error_code"
         or (isinstance(member.form, type) and _has_code(member.form, version))
-        for member in _members(structure)
+        for member in members_of(structure)
         if version in member.versions
     )
 

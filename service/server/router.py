@@ -26,7 +26,7 @@ from tidelog.service.http.admission import Admission, Limits
 from tidelog.service.http.call import HttpRequest, HttpResponse, Receive, Scope, Send
 from tidelog.service.http.cors import Cors, exposing
 from tidelog.service.http.errors import answered
-from tidelog.service.http.media_types import JSON, NotAcceptable, check_accept
+from tidelog.service.http.media_types import JSON, NotAcceptable, is_served, not_acceptable
 from tidelog.service.http.parameters import InvalidParameter, check_printable
 from tidelog.service.http.request_id import REQUEST_ID, id_of_error
 from tidelog.service.http.route import Access, Permission, Route, RouteAccess
@@ -272,6 +272,8 @@ class Router:
             refusal = await _refusal(self._security, scope, node, target, segments)
         if refusal is None and (target is None or not scope["path"].isprintable()):
             refusal = _refusal_of_path(method, node, target, segments)
+        if refusal is None and target is not None and method not in READING:
+            refusal = _refusal_of_accept(target, headers)
         if refusal is not None:
             await self._refuse(target, call, refusal)
         elif target is not None and target.serve is not None:
@@ -280,7 +282,7 @@ class Router:
             allow = ((b"allow", ", ".join(node.allowed).encode()),)
             await call.answer(HttpResponse(204, b"", JSON, allow))
         else:
-            await self._measured(call, self._serve_by_app(target, call))
+            await self._measured(call, self._serve_by_app(call))
 
     def _measured(self, call: HttpRequest, work: Coroutine[Any, Any, T]) -> Awaitable[T]:
         return work if self._security is None else measured(rights_of(call.scope), work)
@@ -298,7 +300,7 @@ class Router:
         has_effects = (not is_reading or is_instance) and not is_allowed
         return self._sites.refusal(call.scope, call.headers, has_effects=has_effects)
 
-    async def _serve_by_app(self, target: Target | None, call: HttpRequest) -> None:
+    async def _serve_by_app(self, call: HttpRequest) -> None:
         scope = call.scope
         scope["bodies"] = self.admission.bodies
         scope[HELD_MEMBERS] = self.consumers.held_members
@@ -306,12 +308,6 @@ class Router:
             scope = {**scope, ADVERTISED: self._advertised_url}
         if scope["method"] == "HEAD":
             scope = {**scope, "method": "GET"}
-        elif scope["method"] not in READING:
-            try:
-                _check_accept(target, call.headers)
-            except NotAcceptable as error:
-                await self._refuse(target, call, error)
-                return
         if self._audit is None or scope["method"] in READING:
             await self._app(scope, call.receive, call.send)
         else:
@@ -321,8 +317,6 @@ class Router:
         assert target.serve is not None, "FastAPI serves the others"
         started = time.perf_counter()
         try:
-            if call.scope["method"] not in READING:
-                _check_accept(target, call.headers)
             response = await target.serve(call, *[segments[at] for at in target.positions])
             if response is not None:
                 await call.answer(response)
@@ -377,11 +371,14 @@ class Router:
             await call.answer(answer.response(scope["path"]))
 
 
-def _check_accept(target: Target | None, headers: Mapping[bytes, bytes]) -> None:
-    """Raise NotAcceptable if the client does not take the answer of a change."""
-    accept = headers.get(b"accept")
-    if accept is not None and accept != b"*/*" and target is not None:
-        check_accept(accept, target.route.dialect.served)
+def _refusal_of_accept(target: Target, headers: Mapping[bytes, bytes]) -> NotAcceptable | None:
+    """Return the error if the client of a change does not take its answer. A GET with an unknown
+    Accept is served, as RFC 9110 allows. Only GET routes with several formats refuse it."""
+    accept = headers.get(b"accept", b"*/*")
+    served = target.route.dialect.served
+    if accept == b"*/*" or is_served(accept, served):
+        return None
+    return not_acceptable(accept, served[0].decode())
 
 
 def _refusal_of_path(

@@ -182,7 +182,7 @@ class RateSampler:
                 await self.lags.refresh()
                 self.step()
                 if count % ASKED_STEPS == 0:
-                    await self.all()
+                    await self._others()
                 await self._telemetry.shares.step()
                 await self.lags.look(LOOKS_A_STEP)
                 await self._telemetry.maintenance.stored(self._log).refresh()
@@ -200,10 +200,15 @@ class RateSampler:
 
     async def all(self) -> list[BrokerRates]:
         """Return the rates of every broker that answers in time, this one first."""
-        found = answers(await self._ask(), BrokerRates)
-        others = [one for one in found if _has_our_counters(one)]
+        others = await self._others()
+        return [self.own(), *others]
+
+    async def _others(self) -> list[BrokerRates]:
+        """Return the rates of the other brokers that answer in time, by name; remember them."""
+        texts = await self._ask()
+        others = [rates for rates in answers(texts, BrokerRates) if _has_our_counters(rates)]
         self._remember(others)
-        return [self.own(), *sorted(others, key=lambda one: one.name)]
+        return sorted(others, key=lambda rates: rates.name)
 
     def _remember(self, others: Iterable[BrokerRates]) -> None:
         now_s, remembered = self._log.clock.boot_s(), self._remembered

@@ -5,7 +5,6 @@ without a line here. `kafka_arrays` has the requests whose elements a broker wou
 """
 
 from collections.abc import Iterator, Sequence
-from functools import cache
 from typing import Any, NamedTuple
 
 import msgspec
@@ -73,13 +72,8 @@ def elements_of(field: ArrayField, request: Any) -> Sequence[Any]:
     return elements
 
 
-@cache
-def _members(structure: type[Structure]) -> tuple[Member, ...]:
-    return tuple(members_of(structure))
-
-
 def _paths(structure: type[Structure], version: int) -> Iterator[tuple[str, ...]]:
-    for member in _members(structure):
+    for member in members_of(structure):
         if version not in member.versions:
             continue
         if member.is_array:
@@ -101,7 +95,7 @@ def _made(
     """Make a structure with the least values, and `count` elements in the array at the path. The
     names and numbers of elements differ."""
     values: dict[str, Any] = {}
-    for member in _members(structure):
+    for member in members_of(structure):
         if version not in member.versions:
             continue
         if path and member.name == path[0]:

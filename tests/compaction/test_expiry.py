@@ -46,12 +46,12 @@ def test_the_records_of_a_lower_retention_are_those_that_it_deletes(hours: float
             assert await starts(log) == [0, 0]
             await log.alter_topic("t", {"retention.ms": retention_ms})
             await log.seal("t")
-            done = {each.partition: each for each in await retained(inner)}
-            assert {each.partition for each in preview} == done.keys()
-            for each in preview:
-                assert (each.start, each.end) == (0, done[each.partition].log_start_offset)
-                assert each.records == done[each.partition].rows
-                assert each.size > 0
+            done = {cut.partition: cut for cut in await retained(inner)}
+            assert {expiry.partition for expiry in preview} == done.keys()
+            for expiry in preview:
+                assert (expiry.start, expiry.end) == (0, done[expiry.partition].log_start_offset)
+                assert expiry.records == done[expiry.partition].rows
+                assert expiry.size > 0
 
     run(main)
 
@@ -62,7 +62,7 @@ def test_a_change_counts_only_what_it_adds() -> None:
         two_hours, one_hour = str(5 * HOUR_MS // 2), str(3 * HOUR_MS // 2)
         log = await log_of_three_hours(inner, retention_ms=two_hours)
         async with closing(log):
-            assert [each[:4] for each in await expired(log, retention_ms=one_hour)] == [
+            assert [expiry[:4] for expiry in await expired(log, retention_ms=one_hour)] == [
                 (0, 2, 4, 2),
                 (1, 2, 4, 2),
             ]
@@ -71,7 +71,7 @@ def test_a_change_counts_only_what_it_adds() -> None:
             assert await expired(log, segment_ms="60000") == []
             assert await expired(log, retention_ms="1", cleanup_policy="compact") == []
             await log.delete_records("t", 0, 3)
-            assert [each[:4] for each in await expired(log, retention_ms=one_hour)] == [
+            assert [expiry[:4] for expiry in await expired(log, retention_ms=one_hour)] == [
                 (0, 3, 4, 1),
                 (1, 2, 4, 2),
             ]
@@ -84,8 +84,8 @@ def test_records_that_only_the_policy_kept() -> None:
         inner = MemoryStore()
         log = await log_of_three_hours(inner, cleanup_policy="compact", retention_ms="1")
         async with closing(log):
-            found = await expired(log, cleanup_policy="compact,delete")
-            assert [(each.partition, each.records) for each in found] == [(0, 6), (1, 7)]
+            preview = await expired(log, cleanup_policy="compact,delete")
+            assert [(expiry.partition, expiry.records) for expiry in preview] == [(0, 6), (1, 7)]
 
     run(main)
 
@@ -104,10 +104,10 @@ def test_a_lower_size_of_a_partition(seed: int) -> None:
             sizes = (await table.segments(0)).columns.size
             kept = draw.randrange(1 + int(sizes.sum()))
             preview = {
-                each.partition: each for each in await expired(log, retention_bytes=str(kept))
+                expiry.partition: expiry for expiry in await expired(log, retention_bytes=str(kept))
             }
             await log.alter_topic("t", {"retention.bytes": str(kept)})
-            done = {each.partition: each for each in await retained(inner)}
+            done = {cut.partition: cut for cut in await retained(inner)}
             if 0 in done:
                 assert preview[0].records == done[0].rows
                 assert preview[0].size == done[0].size

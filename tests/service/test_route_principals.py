@@ -151,9 +151,9 @@ def test_a_wrong_login_takes_a_second_and_a_right_one_does_not() -> None:
 
 def changes(broker: Broker) -> list[tuple[str, str, bytes]]:
     """Every route that changes something, with every type of an Accept."""
-    found = [each for each in routes(broker) if each[0] not in READING]
-    assert len(found) > 40
-    return [(*each, accept) for each in found for accept in ACCEPTS]
+    changing = [(method, route) for method, route in routes(broker) if method not in READING]
+    assert len(changing) > 40
+    return [(method, route, accept) for method, route in changing for accept in ACCEPTS]
 
 
 async def test_a_change_whose_answer_is_not_wanted_changes_nothing(broker: Broker) -> None:

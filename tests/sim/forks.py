@@ -73,17 +73,19 @@ class Fork:
         """Let producers with ids of before send on, beside new ones; return them all."""
         world, draws = self._world, self._world.draws
         brokers = [await self._broker(number) for number in range(BROKERS)]
-        held = [each for each in old if each.epoch is not None and not each.is_sending]
+        idle = [
+            producer for producer in old if producer.epoch is not None and not producer.is_sending
+        ]
         older: list[Idempotent] = [
-            Returned(world, f"{self._name}.{each.name}", brokers, each)
-            for each in held[-OLD_PRODUCERS_MAX:]
+            Returned(world, f"{self._name}.{producer.name}", brokers, producer)
+            for producer in idle[-OLD_PRODUCERS_MAX:]
         ]
         new: list[Idempotent] = [
             Returned(world, f"{self._name}.n{number}", brokers, None)
             for number in range(NEW_PRODUCERS)
         ]
         partitions = brokers[0].log.state.topic(TOPIC).partitions
-        ends = [held.high_watermark for held in partitions]
+        ends = [partition.high_watermark for partition in partitions]
         for batch in range(BATCHES):
             for producer in draws.sample([*older, *new], len(older) + len(new)):
                 number = draws.randrange(len(ends))

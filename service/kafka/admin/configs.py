@@ -337,7 +337,7 @@ class Configs:
         await call.rights.check(ALTER_CONFIGS, CLUSTER, CLUSTER_NAME)
         name = resource.resource_name
         self._check_node(name)
-        if any(getattr(each, "config_operation", SET) != DELETE for each in resource.configs):
+        if any(getattr(config, "config_operation", SET) != DELETE for config in resource.configs):
             raise Refused(
                 Code.INVALID_CONFIG,
                 f"broker {name} has no configs of its own that a request can change: change its "

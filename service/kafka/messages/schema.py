@@ -22,6 +22,7 @@ definitions, in snake_case. Messages are trees, so no instance is tracked by the
 
 import types
 from collections.abc import Iterator
+from functools import cache
 from typing import Annotated, Any, ClassVar, NamedTuple, Union, dataclass_transform, get_args
 from typing import get_origin as origin_of
 
@@ -120,11 +121,16 @@ def versions_of(text: str) -> range:
     return range(int(first), int(last or first) + 1)
 
 
-def members_of(structure: type[Structure]) -> Iterator[Member]:
-    """Yield the fields of a structure in the order of the bytes.
+@cache
+def members_of(structure: type[Structure]) -> tuple[Member, ...]:
+    """Return the fields of a structure in the order of the bytes.
 
     Raises `TypeError` if the notation is wrong.
     """
+    return tuple(_members(structure))
+
+
+def _members(structure: type[Structure]) -> Iterator[Member]:
     for field in msgspec.structs.fields(structure):
         notes, inner, nullable = _parts(field.type)
         is_array = origin_of(inner) is list and not any(isinstance(note, Wire) for note in notes)

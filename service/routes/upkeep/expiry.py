@@ -65,8 +65,10 @@ async def preview_defaults(body: PreviewedChanges, log: FreshLog) -> ExpiringTop
         if config == topic.config:
             continue
         changed += 1
-        if changed <= TOPICS_MAX and (found := await expiries(log, topic, config)):
-            topics.append(_topic(topic, found))
+        if changed > TOPICS_MAX:
+            break
+        if expired := await expiries(log, topic, config):
+            topics.append(_topic(topic, expired))
     return ExpiringTopics(
         records=sum(topic.records for topic in topics),
         bytes=sum(topic.bytes for topic in topics),
@@ -75,7 +77,7 @@ async def preview_defaults(body: PreviewedChanges, log: FreshLog) -> ExpiringTop
     )
 
 
-def _topic(topic: Topic, found: list[Expiry]) -> ExpiringTopic:
+def _topic(topic: Topic, expired: list[Expiry]) -> ExpiringTopic:
     partitions = [
         ExpiringPartition(
             partition_id=expiry.partition,
@@ -84,12 +86,12 @@ def _topic(topic: Topic, found: list[Expiry]) -> ExpiringTopic:
             records=expiry.records,
             bytes=expiry.size,
         )
-        for expiry in found
+        for expiry in expired
     ]
     return ExpiringTopic(
         topic_name=topic.name,
-        records=sum(expiry.records for expiry in found),
-        bytes=sum(expiry.size for expiry in found),
+        records=sum(expiry.records for expiry in expired),
+        bytes=sum(expiry.size for expiry in expired),
         partitions=partitions,
     )
 

@@ -507,10 +507,10 @@ def test_answers_that_one_principal_does_not_read_close_no_connection_of_another
     unsent = UnsentAnswers(100)
     unsent.note(slow, 30)
     greedy = [_Unread("User:greedy") for _ in range(5)]
-    for each in greedy:
-        unsent.note(each, 20)
+    for receiver in greedy:
+        unsent.note(receiver, 20)
     assert not slow.is_ended
-    assert [each.is_ended for each in greedy] == [True, True, False, False, False]
+    assert [receiver.is_ended for receiver in greedy] == [True, True, False, False, False]
     assert unsent.used == 90
     slow.owner = "User:other"  # it has logged in again
     unsent.note(slow, 0)

@@ -149,7 +149,8 @@ async def test_offset_fetch_has_what_was_committed_at_another_broker() -> None:
             assert (await committed(writing.client(), offset))[0] == Code.NONE
             answer = await reading.client().ask(asked, offsets.OffsetFetchResponse, 9)
             (topic,) = answer.groups[0].topics
-            assert [each.committed_offset for each in topic.partitions] == [offset]
+            committed_offsets = [partition.committed_offset for partition in topic.partitions]
+            assert committed_offsets == [offset]
 
 
 @pytest.mark.parametrize("version", range(2, 11))
