@@ -7,6 +7,7 @@ checks (pyproject.toml).
     client          the Python client; tidelog.client has its public names
     exit_status     exit statuses of brokers and commands
     memory_pool     bytes within a limit that principals share
+    unpacking       the threads that unpack and check what clients send
     setting_fields  a setting as a field of a dataclass, with default, documentation and check
     secret_files    secrets in files
     drain_settings  that field of `Settings` that concerns the drain before the end of a broker

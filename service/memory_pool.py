@@ -45,6 +45,8 @@ class MemoryPool:
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.used = 0
+        self.refused = 0
+        """Calls of `change` that did not fit."""
         self._held_bytes: Counter[str] = Counter()
         self._waiting: dict[str, dict[Taker, None]] = {}
         """By owner, in the order in which the owners began to wait."""
@@ -65,8 +67,23 @@ class MemoryPool:
             self._forget(owner, taker)
         return True
 
+    def change(self, owner: str, before: int, size: int) -> bool:
+        """Hold `size` bytes for the owner in place of `before` bytes, and return True. If `size` is
+        more and does not fit, change nothing and return False: the caller does not wait (M3)."""
+        if size <= before:
+            self.give(owner, before - size)
+            return True
+        if not self._has_room(owner, size, before):
+            self.refused += 1
+            return False
+        self.used += size - before
+        self._held_bytes[owner] += size - before
+        return True
+
     def give(self, owner: str, size: int) -> None:
         """Give bytes back that an owner holds."""
+        if not size:
+            return
         self.used -= size
         self._held_bytes[owner] -= size
         assert self._held_bytes[owner] >= 0, "what is given back was taken"
@@ -92,11 +109,13 @@ class MemoryPool:
         if owners:
             self.wake()
 
-    def _has_room(self, owner: str, size: int) -> bool:
-        free, owned = self.limit - self.used, self._held_bytes[owner]
+    def _has_room(self, owner: str, size: int, before: int = 0) -> bool:
+        """Whether `size` bytes fit in place of the `before` bytes that the owner holds."""
+        others = self.used - before
+        free, owned = self.limit - others, self._held_bytes[owner] - before
         if owner == UNPROVED:
             return owned + size <= self.limit // UNPROVED_PART and size <= free
-        if not self.used:
+        if not others:
             return True
         return size <= free and (not owned or owner == EVERYONE or owned + size <= free)
 
@@ -115,3 +134,22 @@ class MemoryPool:
             takers.pop(taker, None)
             if not takers:
                 del self._waiting[owner]
+
+
+class Share:
+    """The bytes that one request holds of a pool. The request ends its share with `set(0)`."""
+
+    __slots__ = ("owner", "pool", "size")
+
+    def __init__(self, pool: MemoryPool, owner: str) -> None:
+        self.pool = pool
+        self.owner = owner
+        self.size = 0
+
+    def set(self, size: int) -> bool:
+        """Hold `size` bytes from now on, and return True. If `size` is more than before and does
+        not fit, change nothing and return False."""
+        if not self.pool.change(self.owner, self.size, size):
+            return False
+        self.size = size
+        return True

@@ -2,15 +2,15 @@
 
 Pure: no IO, no clock. The listener (service.http.protocol) passes the time, and closes the
 connections that `Admission` returns. Invariants:
-A1 A request takes bytes from a `Budget`, and gives each of these bytes back exactly once. `used` is
-   never negative.
-A2 A budget is exceeded only while one share alone is larger than the budget.
+A1 A request takes bytes from a pool of memory, which principals share (memory_pool), and gives each
+   of these bytes back exactly once.
+A2 A pool is exceeded only while one share alone is larger than its limit.
 A3 A connection is unproved until its client has sent a whole head or, at the port for peers, the
    broker's token. If a bound of connections is reached, an unproved connection is closed for a
    new one. So unproved connections cannot keep out other clients.
 A4 No clock runs while the client waits for the broker.
 
-Connections hold at most the sum of the two budgets, and CONNECTION_BYTES for each connection
+Connections hold at most the limits of the two pools, and CONNECTION_BYTES for each connection
 (`Admission.bounds`). An uncompressed body that arrives in one packet is not charged. Before the
 next packet is read, the body's bytes are in the write buffer of the log (`buffer_bytes_max`), or
 they are freed.
@@ -22,13 +22,15 @@ from enum import Enum
 from itertools import islice
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
+from tidelog.service.memory_pool import MemoryPool
+
 HEAD_BYTES_MAX = 64 * 1024
 HEAD_FIELDS_MAX = 100
 PIPELINED_MAX = 100
 """Maximum requests of one connection that wait for answers to earlier requests. Requests above this
 number are not served."""
 CONNECTION_BYTES = 2 * 64 * 1024
-"""Maximum bytes of one connection that no budget counts: the head of a request, and the part of
+"""Maximum bytes of one connection that no pool counts: the head of a request, and the part of
 answers that the socket has not taken."""
 BODY_STEP_BYTES = 64 * 1024
 """A body is charged in multiples of this size."""
@@ -88,40 +90,6 @@ class Limits(NamedTuple):
     idle_s: float = 75.0
 
 
-class Budget:
-    """Bytes of one kind that are held at a time, in shares. Owned by an Admission."""
-
-    __slots__ = ("limit", "refused", "used")
-
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self.used = 0
-        self.refused = 0
-
-
-class Share:
-    """The bytes that one request holds of a budget. Its owner ends it with `set(0)`."""
-
-    __slots__ = ("budget", "size")
-
-    def __init__(self, budget: Budget) -> None:
-        self.budget = budget
-        self.size = 0
-
-    def set(self, size: int) -> bool:
-        """Hold `size` bytes from now on, and return True. If `size` is more than before and does
-        not fit into the budget (A2), change nothing and return False."""
-        budget = self.budget
-        others = budget.used - self.size
-        assert others >= 0, "A1: what is given back was taken"
-        if others and size > self.size and others + size > budget.limit:
-            budget.refused += 1
-            return False
-        budget.used = others + size
-        self.size = size
-        return True
-
-
 class _LastCheck:
     """The state of a connection when `overdue` last checked it."""
 
@@ -151,9 +119,9 @@ class Admission(Generic[G]):
         not count."""
         self.limits = limits
         self._other_bounds = other_bounds or {}
-        self.bodies = Budget(limits.bodies_bytes_max)
+        self.bodies = MemoryPool(limits.bodies_bytes_max)
         """Bodies that arrive in more than one packet, or compressed."""
-        self.answers = Budget(limits.answers_bytes_max)
+        self.answers = MemoryPool(limits.answers_bytes_max)
         """Records that are read and encoded, until the socket has taken the answer."""
         self.ended: Counter[str] = Counter()
         """Connections that were closed, by reason."""

@@ -2,11 +2,12 @@
 
 import sys
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from functools import partial
 from http import HTTPStatus
 from typing import Any, NamedTuple, TypeAlias
 from urllib.parse import parse_qsl
 
-from tidelog.service.http.admission import BODY_STEP_BYTES, Budget, Share
+from tidelog.service.http.admission import BODY_STEP_BYTES
 from tidelog.service.http.content_coding import (
     PACKED_BYTES_MIN,
     BodyTooLarge,
@@ -14,16 +15,20 @@ from tidelog.service.http.content_coding import (
     coding_of_body,
     headers_of,
     packed,
-    unpacked,
+    unpack,
+    unpacked_max,
 )
 from tidelog.service.http.media_types import JSON_V2
 from tidelog.service.http.request_id import echo
 from tidelog.service.http.transports import Arrival
+from tidelog.service.memory_pool import EVERYONE, MemoryPool, Share
 from tidelog.storage.core.errors import InvalidRequest, Unavailable
 
 Scope: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Turn: TypeAlias = Callable[[str, int, Callable[[], bytes]], Awaitable[bytes]]
+"""Runs the work in a thread when it is a principal's turn, with so much memory."""
 
 UNSTORED = ((b"x-content-type-options", b"nosniff"), (b"cache-control", b"no-store"))
 """Headers of each stream, and of each other answer unless the method is POST. A browser neither
@@ -77,6 +82,13 @@ def _whole_exchange(method: object) -> WholeExchange | None:
     return owner if isinstance(owner, WholeExchange) else None
 
 
+class BodyMemory(NamedTuple):
+    """The memory of the bodies of a listener, and the threads in which they are unpacked."""
+
+    pool: MemoryPool
+    turn: Turn
+
+
 class HttpRequest:
     """One request being served."""
 
@@ -94,12 +106,12 @@ class HttpRequest:
     )
 
     def __init__(
-        self, scope: Scope, receive: Receive, send: Send, bodies: Budget | None = None
+        self, scope: Scope, receive: Receive, send: Send, bodies: BodyMemory | None = None
     ) -> None:
         self.scope = scope
         self.bodies = bodies
         self.share: Share | None = None
-        """The share of `bodies` that the body holds; `release` gives it back."""
+        """The memory that the body holds; `release` gives it back."""
         self.receive = receive
         self.send = send
         self._exchange = _whole_exchange(receive)  # also if `receive` or `send` is wrapped later
@@ -124,10 +136,10 @@ class HttpRequest:
     async def body(self, bytes_max: int) -> bytes:
         """Read the whole body.
 
-        Unpack it if it has a Content-Encoding. Raises BodyTooLarge if the body, as sent or
-        unpacked, is over `bytes_max`; the rest is neither read nor unpacked (I10). Raises
-        Unavailable if the bodies of all requests exceed their budget. An uncompressed body that
-        arrives in one piece is not charged. Raises UnsupportedEncoding and BadEncoding. Raises
+        Unpack it if it has a Content-Encoding. Raises BodyTooLarge if the body is over `bytes_max`,
+        and UnpacksToMore for its content; the rest is neither read nor unpacked (I10). Raises
+        Unavailable if there is no memory for the bodies of this principal. An uncompressed body
+        that arrives in one piece is not charged. Raises UnsupportedEncoding and BadEncoding. Raises
         IncompleteBody if the client disconnects, because half an Arrow stream would decode as a
         shorter stream.
         """
@@ -141,7 +153,10 @@ class HttpRequest:
         del self.headers[b"content-encoding"]
         kept = [each for each in self.scope["headers"] if each[0] != b"content-encoding"]
         self.scope["headers"] = kept
-        content = await unpacked(body, coding, bytes_max)
+        work = partial(unpack, body, coding, bytes_max)
+        if self.bodies is None:  # no listener: a test's request
+            return work()
+        content = await self.bodies.turn(self._owner(), unpacked_max(body, bytes_max), work)
         self._charge(len(body) + len(content))
         return content
 
@@ -188,11 +203,25 @@ class HttpRequest:
         if self.bodies is None:
             return
         if self.share is None:
-            self.share = Share(self.bodies)
-        charge_body(self.share, size)
+            self.share = Share(self.bodies.pool, self._owner())
+        if not self.share.set(-(-size // BODY_STEP_BYTES) * BODY_STEP_BYTES):
+            pool = self.share.pool
+            raise Unavailable(
+                f"bodies of {pool.used} bytes are being read, the limit of all principals is "
+                f"{pool.limit}: try again later"
+            )
+
+    def _owner(self) -> str:
+        rights = self.scope.get("rights")
+        return EVERYONE if rights is None else rights.principal
+
+    def body_became(self, size: int) -> None:
+        """Note that the body is freed, and that `size` bytes were made of it."""
+        if self.share is not None:
+            self.share.set(size)  # or, if there is no room for more, as many bytes as before
 
     def release(self) -> None:
-        """Give the body's share back to the budget. Called at the end of the request."""
+        """Give the memory of the body back. Called at the end of the request."""
         if self.share is not None:
             self.share.set(0)
 
@@ -243,16 +272,6 @@ class HttpRequest:
 
     async def end(self) -> None:
         await self.send({"type": "http.response.body", "body": b""})
-
-
-def charge_body(share: Share, size: int) -> None:
-    """Charge `size` bytes of a body to its share, rounded up to whole steps. Raises Unavailable."""
-    if not share.set(-(-size // BODY_STEP_BYTES) * BODY_STEP_BYTES):
-        budget = share.budget
-        raise Unavailable(
-            f"bodies of {budget.used} bytes are being read, the limit is {budget.limit}: "
-            "try again later"
-        )
 
 
 def received_again(body: bytes, then: Receive) -> Receive:

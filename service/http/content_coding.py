@@ -1,6 +1,7 @@
 """Content-Encoding of bodies and answers: gzip and zstd.
 
-A body is unpacked in a thread. Unpacking stops at the body's limit, with a 413 for the request. A
+A body is unpacked in a thread, by the codecs of record batches: up to 64 times its bytes, or 16 MiB
+if that is more. Unpacking stops at this bound or the body's limit, with a 413 for the request. A
 large answer is packed if the client accepts a coding. On hot routes, the client must also refuse
 unpacked answers (`identity;q=0`). The reason: most client libraries send `Accept-Encoding: gzip` by
 default, and packing takes more CPU than the rest of a fetch.
@@ -13,15 +14,16 @@ from functools import lru_cache
 import pyarrow as pa
 
 from tidelog.storage.core.errors import InvalidRequest, RecordTooLarge
+from tidelog.storage.kafka import codecs
+from tidelog.storage.kafka.layout import InvalidBatch
 
 ACCEPTED = "gzip, zstd"
 PACKED_BYTES_MIN = 16 * 1024
 """Minimum size of an answer that is packed. A smaller answer takes few packets, packed or not."""
-GZIP_MEMBERS_MAX = 16
-"""Maximum gzip members of a body. Each member costs a copy of the bytes after it."""
 _GZIP_BITS = 31
 _GZIP_LEVEL = 1
 _CODINGS = {b"gzip": b"gzip", b"x-gzip": b"gzip", b"zstd": b"zstd"}
+_CODECS = {b"gzip": codecs.GZIP, b"zstd": codecs.ZSTD}
 _IDENTITY = (b"", b"identity")
 
 
@@ -49,6 +51,18 @@ class BodyTooLarge(RecordTooLarge):
         super().__init__(f"request body of {size} bytes or more is over the limit of {bytes_max}")
 
 
+class UnpacksToMore(RecordTooLarge):
+    """The content of the body is over its bound."""
+
+    headers = BodyTooLarge.headers
+
+    def __init__(self, size: int, bound: int) -> None:
+        super().__init__(
+            f"request body of {size} bytes unpacks to more than {bound} bytes: send smaller or "
+            "less compressed bodies"
+        )
+
+
 def coding_of_body(header: bytes) -> bytes:
     """Return the coding of a body with this Content-Encoding, or an empty name for no coding.
     Raises UnsupportedEncoding."""
@@ -61,44 +75,19 @@ def coding_of_body(header: bytes) -> bytes:
     return _CODINGS[name]
 
 
-async def unpacked(body: bytes, coding: bytes, bytes_max: int) -> bytes:
-    """Return the content of a body. Raises BodyTooLarge, BadEncoding."""
-    return await asyncio.to_thread(_UNPACK[coding], body, bytes_max)
+def unpacked_max(body: bytes, bytes_max: int) -> int:
+    """Return the most bytes that `unpack` makes of a body."""
+    return min(codecs.bound_of(len(body)), bytes_max)
 
 
-def _gunzip(body: bytes, bytes_max: int) -> bytes:
-    parts: list[bytes] = []
-    size = 0
-    while body:
-        if len(parts) == GZIP_MEMBERS_MAX:
-            raise BadEncoding(f"the gzip body has more than {GZIP_MEMBERS_MAX} members")
-        member = zlib.decompressobj(_GZIP_BITS)
-        try:
-            parts.append(member.decompress(body, bytes_max - size + 1))
-        except zlib.error as error:
-            raise BadEncoding(f"the body is not gzip: {error}") from error
-        size += len(parts[-1])
-        if size > bytes_max:
-            raise BodyTooLarge(size, bytes_max)
-        if not member.eof:
-            raise BadEncoding("the gzip body ends early")
-        body = member.unused_data
-    return b"".join(parts)
-
-
-def _unpack_zstd(body: bytes, bytes_max: int) -> bytes:
+def unpack(body: bytes, coding: bytes, bytes_max: int) -> bytes:
+    """Return the content of a body. Raises UnpacksToMore, BadEncoding."""
     try:
-        with pa.CompressedInputStream(pa.BufferReader(body), "zstd") as stream:
-            # `read` never frees its bytes if it raises (pyarrow 26).
-            content: bytes = stream.read_buffer(bytes_max + 1).to_pybytes()
-    except OSError as error:
-        raise BadEncoding(f"the body is not zstd: {error}") from error
-    if len(content) > bytes_max:
-        raise BodyTooLarge(len(content), bytes_max)
-    return content
-
-
-_UNPACK = {b"gzip": _gunzip, b"zstd": _unpack_zstd}
+        return codecs.unpack(_CODECS[coding], body, bytes_max)
+    except codecs.TooMuch as error:
+        raise UnpacksToMore(len(body), error.bound) from error
+    except InvalidBatch as error:
+        raise BadEncoding(f"the body does not unpack: {error}") from error
 
 
 @lru_cache(maxsize=256)

@@ -88,7 +88,7 @@ class Flow(FlowControl):
 class Exchange(RequestResponseCycle, WholeExchange):
     """One request and its answer. `answer` and `send` return when the socket has taken all bytes
     except a bounded rest (CONNECTION_BYTES of service.http.admission). Until then, the caller keeps
-    its share of the budget."""
+    its share of the memory."""
 
     arrival: Arrival | None = None
     """The arrival of the answer, if the application watches it."""

@@ -9,7 +9,6 @@ apis           the table of APIs, from which the answer to ApiVersions is made
 connections    frames, the handshake, requests and answers of one connection, the listener
 routing        node ids, leaders, coordinators: Metadata, FindCoordinator, DescribeCluster
 produce        Produce, InitProducerId
-checks         the threads that check batches
 appends        the queue of Produce requests whose batches are not appended
 refusal_lines  log lines about refused requests
 refused_batches  the batches behind a refused batch of their producer

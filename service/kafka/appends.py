@@ -20,7 +20,6 @@ from collections import deque
 from functools import lru_cache, partial
 from typing import NamedTuple
 
-from tidelog.service.kafka.checks import SLICE_S, UNPACKED_BYTES_MAX
 from tidelog.service.kafka.client import Client, CloseConnection, Later
 from tidelog.service.kafka.context import Context
 from tidelog.service.kafka.errors import Code, Kind, message_of
@@ -34,6 +33,7 @@ from tidelog.service.kafka.messages.produce import (
 )
 from tidelog.service.security.caller import ALL_RIGHTS, forbidden
 from tidelog.service.telemetry.metrics import KAFKA
+from tidelog.service.unpacking import SLICE_S, UNPACKED_BYTES_MAX
 from tidelog.storage.core.acls import TOPIC, WRITE
 from tidelog.storage.core.errors import (
     CommitUnknown,

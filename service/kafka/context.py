@@ -10,16 +10,17 @@ import logging
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any, TypeVar
 
-from tidelog.service.http.admission import Budget
 from tidelog.service.kafka.client import REQUEST, Client, Encoded, fields_of
 from tidelog.service.kafka.errors import Code, Kind, code_of
 from tidelog.service.kafka.refusal_lines import RefusalLines
 from tidelog.service.kafka.refused_batches import RefusedBatches
+from tidelog.service.memory_pool import MemoryPool
 from tidelog.service.routes.dependencies import decided
 from tidelog.service.security.caller import Unauthenticated
 from tidelog.service.settings import Settings
 from tidelog.service.telemetry.kafka_counters import KafkaCounters
 from tidelog.service.telemetry.metrics import HttpCounters
+from tidelog.service.unpacking import UnpackThreads
 from tidelog.storage.broker import Broker
 from tidelog.storage.core.acls import CLUSTER, GROUP, TOPIC
 from tidelog.storage.core.errors import CommitUnknown, Corrupt, LogError
@@ -49,7 +50,8 @@ class Context:
         settings: Settings,
         counters: KafkaCounters,
         traffic: HttpCounters,
-        answers: Budget,
+        answers: MemoryPool,
+        threads: UnpackThreads,
     ) -> None:
         self.broker = broker
         self.batches = broker.kafka
@@ -61,6 +63,7 @@ class Context:
         self.refusal_lines = RefusalLines(counters.admission)
         self.answers = answers
         """The memory of the answers with records, over all protocols."""
+        self.threads = threads
         self._turn = asyncio.Semaphore(WIDE_AT_ONCE)
         self.is_draining = False
         """Whether the broker is stopping. Then it refuses appends and reads with the code that

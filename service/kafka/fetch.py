@@ -12,7 +12,6 @@ import random
 from functools import partial
 from typing import NamedTuple
 
-from tidelog.service.http.admission import Share
 from tidelog.service.http.paging import Slices
 from tidelog.service.kafka.client import Client, Encoded
 from tidelog.service.kafka.context import Context
@@ -27,6 +26,7 @@ from tidelog.service.kafka.messages.fetch import (
     FetchResponse,
     FetchTopic,
 )
+from tidelog.service.memory_pool import Share
 from tidelog.service.security.caller import ALL_RIGHTS, forbidden
 from tidelog.service.telemetry.metrics import KAFKA
 from tidelog.storage.core.acls import READ, TOPIC
@@ -86,7 +86,7 @@ class Fetch:
             if session is not None:
                 response.session_id, response.responses = session.session_id, []
             return response
-        share = Share(context.answers)
+        share = Share(context.answers, rights.principal)
         try:
             is_readable = len(wanted) == _count(topics)
             size = await self._read(request, wanted, share, not is_readable)

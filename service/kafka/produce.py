@@ -18,7 +18,6 @@ from tidelog.service.kafka.appends import (
     Append,
     AppendQueue,
 )
-from tidelog.service.kafka.checks import CheckThreads
 from tidelog.service.kafka.client import Client, CloseConnection, Later
 from tidelog.service.kafka.context import Context
 from tidelog.service.kafka.errors import Code, Kind
@@ -30,6 +29,7 @@ from tidelog.service.kafka.messages.produce import (
     TopicProduceData,
 )
 from tidelog.service.security.caller import ALL_RIGHTS, CallerRights, Forbidden
+from tidelog.service.security.request_time import in_thread
 from tidelog.storage.core.acls import CLUSTER, CLUSTER_NAME, IDEMPOTENT_WRITE, TOPIC, WRITE
 from tidelog.storage.core.errors import LogError, Unavailable
 from tidelog.storage.state.access import PRODUCER_BYTE_RATE
@@ -47,7 +47,6 @@ class Produce:
         self._broker = context.broker
         self._loop = asyncio.get_running_loop()
         self._queue = AppendQueue(context)
-        self._checks = CheckThreads()
 
     def produce(self, request: ProduceRequest, client: Client) -> ProduceResponse | Later:
         """Append the batches of a request. Raises CloseConnection for a refused request without an
@@ -97,9 +96,9 @@ class Produce:
             await self._admit(request.topic_data[topics:], append)
             if append.check_inline():
                 return
-        unpacked_bytes = append.unpacked_bytes
+        rights, threads = append.client.rights, self._context.threads
         while not append.is_checked:
-            await self._checks.run(append.client.rights, unpacked_bytes, append.check_slice)
+            await in_thread(rights, threads, append.unpacked_bytes, append.check_slice)
 
     async def _admit(self, topic_data: list[TopicProduceData], append: Append) -> None:
         """Admit these topics with a refreshed view: another broker may have created a topic, or

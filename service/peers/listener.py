@@ -34,8 +34,15 @@ from typing import Any
 
 import msgspec
 
-from tidelog.service.http.admission import Admission, Budget, Limits
-from tidelog.service.http.call import HttpRequest, IncompleteBody, Receive, Scope, Send
+from tidelog.service.http.admission import Admission, Limits
+from tidelog.service.http.call import (
+    BodyMemory,
+    HttpRequest,
+    IncompleteBody,
+    Receive,
+    Scope,
+    Send,
+)
 from tidelog.service.http.errors import error_response
 from tidelog.service.http.sockets import Server
 from tidelog.service.http.urls import host_of_url
@@ -51,6 +58,7 @@ from tidelog.service.peers.client import (
 )
 from tidelog.service.peers.forwarding import Forwarded
 from tidelog.service.security.signatures import HEADER, Signatures
+from tidelog.service.unpacking import UnpackThreads
 from tidelog.storage.broker import Broker
 from tidelog.storage.cluster.liveness import PROTOCOL
 from tidelog.storage.cluster.messages import ForwardRefused
@@ -97,8 +105,8 @@ class PeerApp:
         self._groups = groups
         self._requests = broker.groups.requests
         self._reports = reports or {}
-        self.bodies: Budget | None = None
-        """The budget for the bodies of requests. PeerListener sets it."""
+        self.bodies: BodyMemory | None = None
+        """The memory of the bodies of requests. PeerListener sets it."""
         self._token = f"Bearer {broker.members().me.token}".encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -193,7 +201,7 @@ class PeerListener:
         self._host = host
         self._scheme = "http" if tls is None else "https"
         self.admission: Admission[Any] = Admission(limits)
-        app.bodies = self.admission.bodies
+        app.bodies = BodyMemory(self.admission.bodies, UnpackThreads().run)
         self._server = Server(
             app,
             host,

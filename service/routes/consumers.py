@@ -330,7 +330,7 @@ class ConsumerHandlers:
         rights = rights_of(call.scope)
         for portion in read.portions:
             await check_found(rights, portion.topic)
-        with self._fetch.budget(read.weight):
+        with self._fetch.answer_share(rights.principal, read.weight):
             headers: tuple[tuple[bytes, bytes], ...] = (
                 (b"tidelog-generation", b"%d" % read.generation),
             )

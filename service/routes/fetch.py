@@ -32,11 +32,11 @@ from tidelog.service.formats.record_formats import (
     reset_of,
 )
 from tidelog.service.formats.shared_pages import PageKey, SharedPages
-from tidelog.service.http.admission import Budget, Share
 from tidelog.service.http.call import HttpRequest, HttpResponse
 from tidelog.service.http.errors import answered, error_body
 from tidelog.service.http.parameters import InvalidParameter, integer, partition_number
 from tidelog.service.http.route import V2, Parameter, Permission, Route, RouteDoc
+from tidelog.service.memory_pool import MemoryPool, Share
 from tidelog.service.security.caller import rights_of
 from tidelog.service.security.request_time import measured
 from tidelog.service.settings import Settings
@@ -59,7 +59,7 @@ T = TypeVar("T")
 
 KEEPALIVE_S = 15.0
 ROOM_S = 0.05
-"""If the budget has no room for a follower's next page, the broker tries again after this time."""
+"""If there is no memory for a follower's next page, the broker tries again after this time."""
 STREAMS_OF_PRINCIPAL_MAX = 1_000
 STREAMS_RETRY_MS = 10_000
 
@@ -68,7 +68,7 @@ class Fetch:
     """The fetch route. One per broker."""
 
     def __init__(
-        self, broker: Log, settings: Settings, counters: HttpCounters, answers: Budget
+        self, broker: Log, settings: Settings, counters: HttpCounters, answers: MemoryPool
     ) -> None:
         self._log = broker
         self._settings = settings
@@ -81,7 +81,7 @@ class Fetch:
     async def fetch(
         self, call: HttpRequest, topic: str, partition_text: str
     ) -> HttpResponse | None:
-        """Answer a fetch. The answer holds a share of the budget until the socket has taken it."""
+        """Answer a fetch. The answer holds a share of the memory until the socket has taken it."""
         rights = rights_of(call.scope)
         rights.charge(CONSUMER_BYTE_RATE)
         format_name = format_of_accept(call.headers.get(b"accept", b""))
@@ -100,7 +100,7 @@ class Fetch:
         if format_name == "sse" or (format_name == "ndjson" and query.get("follow") == "true"):
             await self._follow(call, view, offset, reset_of(query))
             return None
-        with self.budget() as share:
+        with self.answer_share(rights.principal) as share:
             found = await self.page(view, offset, share, wait_ms / 1000, call)
             await self._answer(call, view, found)
         return None
@@ -120,7 +120,7 @@ class Fetch:
         start, high_watermark = held.log_start_offset, held.high_watermark
         if end < start:
             self._log.check_range(view.topic, view.partition, end, held)
-        with self.budget(view.bounds.bytes_max) as share:
+        with self.answer_share(rights_of(call.scope).principal, view.bounds.bytes_max) as share:
             fetch = partial(self._log.fetch, view.topic, view.partition)
             end = min(end, high_watermark)
             found, first = await fetch_before(fetch, start, end, high_watermark, view.bounds)
@@ -164,9 +164,9 @@ class Fetch:
         call: HttpRequest | None = None,
     ) -> FetchPage:
         """Return the encoded records from `offset` on. If there is no record, wait up to `wait_s`
-        for one. That wait holds no share of the budget, so idle clients do not block others.
+        for one. That wait holds no memory, so idle clients do not block others.
 
-        If the budget has no room and there is no `call`, wait for room. With a `call`, whose
+        If there is no memory and no `call`, wait for room. With a `call`, whose
         response has not begun, raise Unavailable instead.
         """
         partition = self._log.state.partition(view.topic, view.partition)
@@ -219,9 +219,9 @@ class Fetch:
                 self.counters.undecodable[page.on_error] += page.wrong
 
     @contextlib.contextmanager
-    def budget(self, size: int = 0) -> Iterator[Share]:
+    def answer_share(self, principal: str, size: int = 0) -> Iterator[Share]:
         """Reserve memory for a response until it is sent (I10). Raises Unavailable."""
-        share = Share(self._answers)
+        share = Share(self._answers, principal)
         self.charge(share, size)
         try:
             yield share
@@ -229,14 +229,14 @@ class Fetch:
             share.set(0)
 
     def charge(self, share: Share, size: int) -> None:
-        """Set the bytes that a response holds of the budget. Raises Unavailable."""
+        """Set the bytes that a response holds. Raises Unavailable."""
         if not share.set(size):
             raise self._full()
 
     def _full(self) -> Unavailable:
         return Unavailable(
-            f"responses of {self._answers.used} bytes are in flight, the limit is "
-            f"{self._answers.limit}: try again later"
+            f"responses of {self._answers.used} bytes are in flight, the limit of all principals "
+            f"is {self._answers.limit}: try again later"
         )
 
     async def _partition(self, topic: str, text: str) -> int:
@@ -274,7 +274,8 @@ class Fetch:
         # The first page is read before the response starts, so its errors have a status. An
         # EventSource closes at any status but 200, so for a record that does not decode it gets an
         # event.
-        with self.following(rights_of(call.scope).principal), self.budget() as share:
+        principal = rights_of(call.scope).principal
+        with self.following(principal), self.answer_share(principal) as share:
             await self._follow_on(call, view, offset, reset, share)
 
     @contextlib.contextmanager

@@ -6,10 +6,11 @@ The broker checks the whole request before the log gets any part of it, so a req
 writes nothing (I6). The response has the order of the request.
 """
 
-import asyncio
 import contextlib
 import hashlib
-from typing import cast
+from collections.abc import Callable
+from functools import partial
+from typing import TypeVar, cast
 
 import msgspec
 import pyarrow as pa
@@ -41,6 +42,7 @@ from tidelog.service.security.caller import ALL_RIGHTS, CallerRights, check_crea
 from tidelog.service.security.request_time import in_thread
 from tidelog.service.settings import Settings
 from tidelog.service.telemetry.metrics import HttpCounters
+from tidelog.service.unpacking import UnpackThreads
 from tidelog.storage.broker import Broker
 from tidelog.storage.core import chunk as chunks
 from tidelog.storage.core.acls import TOPIC, WRITE
@@ -60,14 +62,12 @@ from tidelog.storage.core.topic_configs import TopicConfig
 from tidelog.storage.state.access import PRODUCER_BYTE_RATE
 from tidelog.storage.state.cluster_state import Topic
 
+T = TypeVar("T")
+
 KEY_LENGTH_MAX = 255
 DECODE_INLINE_BYTES = 1024 * 1024
 """Bodies of at most this size are decoded on the event loop, which takes ~2 ms at most. A thread
 for a larger body costs ~100 us."""
-DECODES_MAX = 2
-"""Maximum bodies that are decoded in threads at the same time."""
-UNPACKED_FACTOR_MAX = 4
-"""An unpacked Arrow body may have at most this number times `request_bytes_max` (I10)."""
 ACKS = {"all": Acks.ALL, "-1": Acks.ALL, "1": Acks.LOCAL, "0": Acks.NONE}
 PRODUCE_FORMATS: dict[bytes, str] = {
     b"": "binary",
@@ -122,13 +122,15 @@ class ArrowReport(msgspec.Struct):
 class Produce:
     """The v2 produce routes. One per broker."""
 
-    def __init__(self, broker: Broker, settings: Settings, counters: HttpCounters) -> None:
+    def __init__(
+        self, broker: Broker, settings: Settings, counters: HttpCounters, threads: UnpackThreads
+    ) -> None:
         self._log = broker
         self._settings = settings
         self._counters = counters
+        self._threads = threads
         seed = int.from_bytes(broker.clock.new_id()[:8], "little")
         self.sticky = Sticky(seed)
-        self._decoding = asyncio.Semaphore(DECODES_MAX)
 
     async def produce(
         self, call: HttpRequest, topic_name: str, partition: str | None = None
@@ -155,18 +157,22 @@ class Produce:
         if produced is None:
             produced = await self._decode_large(body, format_name, rights)
             topic = await self.topic(topic_name, rights)  # it may be new or deleted by now
-        if produced.weight > len(body):
-            rights.record(PRODUCER_BYTE_RATE, produced.weight - len(body))
+        size = len(body)
+        if produced.weight > size:
+            rights.record(PRODUCER_BYTE_RATE, produced.weight - size)
+        if name is None and format_name != "arrow":  # its columns refer to the body
+            body = b""
+            call.body_became(produced.weight)
         target = f"{number}/{format_name}"
         try:
             key, places = self._placed(topic, produced, number, name, target, body)
         except UnknownPartition:
             topic = await self.newest(topic)
             key, places = self._placed(topic, produced, number, name, target, body)
-        placements = await self.append(topic, produced, places, acks, key, len(body))
+        placements = await self.append(topic, produced, places, acks, key, size)
         if key is not None and placements is not None:
             places = self._places_of_first(topic, places, produced, number, key)
-        self._counters.add_records_in(produced.count, len(body), topic.name)
+        self._counters.add_records_in(produced.count, size, topic.name)
         if query.get("async") == "true":
             return HttpResponse(204, b"")
         if format_name == "arrow":
@@ -246,13 +252,16 @@ class Produce:
     async def _decode_large(
         self, body: bytes, format_name: str, rights: CallerRights
     ) -> json_in.Produced:
-        """Decode a body in a thread, while the event loop serves other requests. At most
-        DECODES_MAX bodies are decoded at the same time, because each body may take
-        UNPACKED_FACTOR_MAX times its limit (I10)."""
-        bytes_max = self._settings.request_bytes_max * UNPACKED_FACTOR_MAX
-        async with self._decoding:
-            now_ms = self._log.store_time.now_ms()
-            return await in_thread(rights, _decoded, body, format_name, now_ms, bytes_max)
+        """Decode a body in a thread. A body of Arrow may unpack to `request_bytes_max` (I10)."""
+        bytes_max = self._settings.request_bytes_max
+        now_ms = self._log.store_time.now_ms()
+        decode = partial(_decoded, body, format_name, now_ms, bytes_max)
+        return await self.in_thread(rights, decode)
+
+    async def in_thread(self, rights: CallerRights, decode: Callable[[], T]) -> T:
+        """Decode a large body in a thread, while the event loop serves other requests."""
+        bytes_max = self._settings.request_bytes_max
+        return await in_thread(rights, self._threads, bytes_max, decode)
 
     def place(
         self,

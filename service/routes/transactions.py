@@ -13,6 +13,7 @@ the whole request if a check fails.
 that the crash prevented.
 """
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
@@ -37,7 +38,6 @@ from tidelog.service.routes.produce import (
     fingerprint,
 )
 from tidelog.service.security.caller import CallerRights, rights_of
-from tidelog.service.security.request_time import in_thread
 from tidelog.service.settings import Settings
 from tidelog.service.telemetry.metrics import HttpCounters
 from tidelog.storage.broker import Broker
@@ -126,7 +126,7 @@ class Transactions:
         now_ms = self._log.store_time.now_ms()
         if len(body) <= DECODE_INLINE_BYTES:
             return decode_transaction(body, now_ms)
-        return await in_thread(rights, decode_transaction, body, now_ms)
+        return await self._produce.in_thread(rights, partial(decode_transaction, body, now_ms))
 
     async def _plan(
         self, request: Transaction, body: bytes, name: str | None, rights: CallerRights

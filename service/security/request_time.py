@@ -10,13 +10,12 @@ requests of principals with this quota are measured. For other principals, the c
 costs ~0.4 us.
 """
 
-import asyncio
 import time
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Executor
 from typing import Any, TypeVar
 
 from tidelog.service.security.caller import CallerRights
+from tidelog.service.unpacking import UnpackThreads
 from tidelog.storage.io.tasks import Steps
 from tidelog.storage.state.access import REQUEST_PERCENTAGE
 
@@ -44,26 +43,21 @@ def measured(rights: CallerRights, work: Coroutine[Any, Any, T]) -> Coroutine[An
 
 
 async def in_thread(
-    rights: CallerRights,
-    function: Callable[..., T],
-    *arguments: Any,
-    executor: Executor | None = None,
+    rights: CallerRights, threads: UnpackThreads, unpacked_bytes: int, function: Callable[[], T]
 ) -> T:
-    """Run the function in a thread (of the loop's own executor unless there is another one) and
-    charge its CPU time."""
+    """Run the function in a thread when it is the caller's turn (service.unpacking), and charge its
+    CPU time."""
     used_s = 0.0
 
     def run() -> T:
         nonlocal used_s
         began_s = time.thread_time()
         try:
-            return function(*arguments)
+            return function()
         finally:
             used_s = time.thread_time() - began_s
 
     try:
-        if executor is None:
-            return await asyncio.to_thread(run)
-        return await asyncio.get_running_loop().run_in_executor(executor, run)
+        return await threads.run(rights.principal, unpacked_bytes, run)
     finally:
         rights.record(REQUEST_PERCENTAGE, used_s * PERCENT)

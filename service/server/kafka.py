@@ -9,13 +9,13 @@ import contextlib
 import socket
 from typing import Any, NamedTuple
 
-from tidelog.service.http.admission import Admission
+from tidelog.service.http.admission import CONNECTION_BYTES, Admission
 from tidelog.service.http.sockets import bound_sockets
 from tidelog.service.kafka.admin.acls import disabled_acl_apis
 from tidelog.service.kafka.admin.configs import Configs
 from tidelog.service.kafka.admin.topics import Topics
 from tidelog.service.kafka.apis import Handlers, table
-from tidelog.service.kafka.connections.frame import RequestMemory
+from tidelog.service.kafka.connections.frame import DECODED_FACTOR, RequestMemory
 from tidelog.service.kafka.connections.listener import Listener, limits_of
 from tidelog.service.kafka.connections.outbox import UnsentAnswers
 from tidelog.service.kafka.connections.server import Server
@@ -33,6 +33,7 @@ from tidelog.service.security.certificates import ServerCertificate
 from tidelog.service.settings import Settings
 from tidelog.service.telemetry.kafka_counters import KafkaCounters
 from tidelog.service.telemetry.metrics import HttpCounters
+from tidelog.service.unpacking import UnpackThreads
 from tidelog.storage.broker import Broker
 from tidelog.storage.cluster.liveness import KafkaListener
 from tidelog.storage.core.checksum import crc32c
@@ -89,10 +90,12 @@ class KafkaServer:
         counters: HttpCounters,
         security: Security | None,
         named: KafkaListener,
+        threads: UnpackThreads,
         certificate: ServerCertificate | None = None,
     ) -> None:
         kafka = counters.kafka
-        context = Context(broker, settings, kafka, counters, counters.admission.answers)
+        answers = counters.admission.answers
+        context = Context(broker, settings, kafka, counters, answers, threads)
         self.routing = Routing(context, named)
         placement = Placement(context, self.routing)
         handlers = Handlers(
@@ -137,6 +140,18 @@ class KafkaServer:
         assert self._draining is not None
         await self._draining
         await self.listener.close()
+
+
+def memory_bounds(settings: Settings, connections_max: int) -> dict[str, int]:
+    """Return the maximum bytes of each part of the memory that the listener needs."""
+    requests = RequestMemory(settings.buffer_bytes_max)
+    connections = connections_max + limits_of(connections_max).spare_max
+    return {
+        "kafka requests": requests.small.limit + requests.large.limit,
+        "kafka decoded requests": DECODED_FACTOR * requests.decoded.limit,
+        "kafka answers": UNSENT_ALL_BYTES_MAX,
+        "kafka connections": connections * CONNECTION_BYTES,
+    }
 
 
 def counters_of(connections_max: int) -> KafkaCounters:

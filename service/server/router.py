@@ -23,7 +23,7 @@ from starlette.exceptions import HTTPException
 
 from tidelog.service.console import api, cluster_health, files, groups, kafka_clients
 from tidelog.service.http.admission import Admission, Limits
-from tidelog.service.http.call import HttpRequest, HttpResponse, Receive, Scope, Send
+from tidelog.service.http.call import BodyMemory, HttpRequest, HttpResponse, Receive, Scope, Send
 from tidelog.service.http.cors import Cors, exposing
 from tidelog.service.http.errors import answered
 from tidelog.service.http.media_types import JSON, NotAcceptable, is_served, not_acceptable
@@ -59,6 +59,7 @@ from tidelog.service.security.request_time import measured
 from tidelog.service.security.sites import Sites
 from tidelog.service.settings import Settings
 from tidelog.service.telemetry.metrics import HttpCounters
+from tidelog.service.unpacking import UnpackThreads
 from tidelog.storage.broker import Broker
 from tidelog.storage.core.acls import CLUSTER_NAME
 from tidelog.storage.core.errors import LogError
@@ -117,7 +118,7 @@ def limits_of(settings: Settings, connections_max: int | None = None) -> Limits:
         unproved_max=most,
         address_max=most if most < ADDRESSES_MIN else most // 4,
         spare_max=max(4, min(64, most // 16)),
-        bodies_bytes_max=settings.buffer_bytes_max,
+        bodies_bytes_max=settings.buffer_bytes_max // 2,
         answers_bytes_max=settings.fetch_bytes_in_flight,
         idle_s=KEEP_ALIVE_S,
     )
@@ -193,6 +194,13 @@ class Node:
         return node, segments
 
 
+class Bounds(NamedTuple):
+    """The Admission of the listener that calls a router, and the threads that unpack bodies."""
+
+    admission: Admission[Any]
+    threads: UnpackThreads
+
+
 class Router:
     """The ASGI application of one broker process. `app` serves the routes that are not hot."""
 
@@ -205,11 +213,11 @@ class Router:
         instances: Instances,
         forwarder: Forwarder | None = None,
         security: Security | None = None,
-        admission: "Admission[Any] | None" = None,
+        bounds: "Bounds | None" = None,
     ) -> None:
         self._app = app
-        self.admission = admission or Admission(limits_of(settings))
-        """The Admission of the listener that calls this router."""
+        self.admission, threads = bounds or Bounds(Admission(limits_of(settings)), UnpackThreads())
+        self._bodies = BodyMemory(self.admission.bodies, threads.run)
         self._clock = broker.clock
         self._advertised_url = settings.advertised_url
         self._cors = Cors(settings.cors_origin_names) if settings.cors_origins else None
@@ -221,7 +229,7 @@ class Router:
         self.counters = counters
         fetcher = fetch.Fetch(broker, settings, counters, self.admission.answers)
         follower = topic_follower.TopicFollower(broker, fetcher)
-        producer = produce.Produce(broker, settings, counters)
+        producer = produce.Produce(broker, settings, counters, threads)
         self.consumers = consumers.ConsumerHandlers(broker, settings, instances, fetcher, forwarder)
         self.forwarded = Forwarded(self._serve_for_peer)
         """Serves the requests that other brokers forward to this one."""
@@ -250,7 +258,7 @@ class Router:
         node, segments = self._root.find(scope["path"])
         method: str = scope["method"]
         target = None if node is None else node.methods.get(method)
-        call = HttpRequest(scope, receive, send, self.admission.bodies)
+        call = HttpRequest(scope, receive, send, self._bodies)
         headers = call.headers
         origin = b""
         if self._cors is not None and (origin := self._cors.origin(headers)):
@@ -302,7 +310,7 @@ class Router:
 
     async def _serve_by_app(self, call: HttpRequest) -> None:
         scope = call.scope
-        scope["bodies"] = self.admission.bodies
+        scope["bodies"] = self._bodies
         scope[HELD_MEMBERS] = self.consumers.held_members
         if self._advertised_url:
             scope = {**scope, ADVERTISED: self._advertised_url}

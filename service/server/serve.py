@@ -43,7 +43,7 @@ from tidelog.service.server.log_lines import log_failure, log_to_stderr
 from tidelog.service.server.maintenance import check_tables, compactor, run_maintenance
 from tidelog.service.server.open_files import client_limits
 from tidelog.service.server.return_memory import return_memory
-from tidelog.service.server.router import Router, limits_of
+from tidelog.service.server.router import Bounds, Router, limits_of
 from tidelog.service.settings import Settings
 from tidelog.service.telemetry.compactions import Compactions
 from tidelog.service.telemetry.kafka_clients import KafkaClients
@@ -51,6 +51,7 @@ from tidelog.service.telemetry.loop_probe import LoopProbe
 from tidelog.service.telemetry.maintenance_metrics import MaintenanceCounters
 from tidelog.service.telemetry.metrics import HttpCounters, Worker, gathered
 from tidelog.service.telemetry.rates import RateSampler
+from tidelog.service.unpacking import UNPACKED_ALL_BYTES_MAX, UnpackThreads
 from tidelog.storage.broker import BACKGROUND_STOP_S, NO_OBSERVER, NO_PEERS, Broker
 from tidelog.storage.cluster.liveness import KafkaListener, Member
 from tidelog.storage.core.errors import LogError, StoreUnfit, Unavailable
@@ -214,7 +215,7 @@ async def _serve_cluster(
     broker, counters, tls = serving.broker, MaintenanceCounters(), serving.tls
     files = client_limits(settings)
     admission: Admission[Any] = Admission(
-        limits_of(settings, files.clients), _other_bounds(settings)
+        limits_of(settings, files.clients), other_bounds(settings, files.clients)
     )
     maintaining = asyncio.create_task(
         run_maintenance(settings, broker, counters), name="tidelog-care"
@@ -304,17 +305,20 @@ async def _build_apps(
         peers=lambda: ask(VITALS),
         security=security,
     )
-    kafka_server = None
+    kafka_server, threads = None, UnpackThreads()
     for named in _advertised(settings, serving):
         certificate = serving.tls.clients
-        kafka_server = kafka.KafkaServer(settings, broker, counters, security, named, certificate)
+        kafka_server = kafka.KafkaServer(
+            settings, broker, counters, security, named, threads, certificate
+        )
     connected = () if kafka_server is None else kafka_server.listener.connections
     app.state.kafka_clients = KafkaClients(broker, connected, lambda: ask(KAFKA_CLIENTS))
     compactions = Compactions(broker, compactor(settings), lambda: ask(COMPACTIONS))
     app.state.compactions = compactions
     forwarder = Forwarder(GroupPeers(broker.members, serving.peers))
     kind = Router if traces is None else traces.router()
-    router = kind(app, broker, settings, counters, broker.groups, forwarder, security, admission)
+    bounds = Bounds(admission, threads)
+    router = kind(app, broker, settings, counters, broker.groups, forwarder, security, bounds)
     reports = {
         METRICS: app.state.telemetry.text,
         VITALS: app.state.vitals.encoded,
@@ -420,15 +424,18 @@ def _issuer(settings: Settings, broker: Broker, counters: HttpCounters) -> "Issu
     return issuer
 
 
-def _other_bounds(settings: Settings) -> dict[str, int]:
-    """Return the maximum bytes of the parts of a broker's memory that Admission does not count."""
-    return {
+def other_bounds(settings: Settings, clients: int) -> dict[str, int]:
+    """Return the maximum bytes of the parts of a broker's memory that the Admission of HTTP does
+    not count. `clients` is the maximum of connections."""
+    bounds = {
         "write buffer": settings.buffer_bytes_max,
         "tail cache": settings.tail_cache_bytes,
         "read cache": settings.read_cache_bytes,
         "peers": BODIES_BYTES_MAX,
         "shared pages": SHARED_BYTES_MAX,
+        "unpacked": UNPACKED_ALL_BYTES_MAX,
     }
+    return bounds | (kafka.memory_bounds(settings, clients) if settings.kafka_port else {})
 
 
 def _worker(settings: Settings, serving: _Serving) -> Worker | None:

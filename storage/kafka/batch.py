@@ -188,9 +188,7 @@ def _opened(sent: memoryview, rules: Rules, effort: Effort | None) -> _Opened:
     return _Opened(sent, header, raw, start)
 
 
-def _unpacked(
-    codec: int, packed: memoryview, rules: Rules, effort: Effort | None
-) -> codecs.Unpacked:
+def _unpacked(codec: int, packed: memoryview, rules: Rules, effort: Effort | None) -> bytes:
     if effort is None or effort.unpacked >= rules.unpacked_max:
         raw = codecs.unpack(codec, packed, rules.unpacked_max)
     else:

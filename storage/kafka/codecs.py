@@ -1,4 +1,6 @@
-"""Unpack the records of a batch: gzip, snappy, lz4 and zstd, with a bound of the memory. Pure.
+"""Unpack the records of a batch, or a body of HTTP, with a bound of the memory. Pure.
+
+The codecs are gzip, snappy, lz4 and zstd.
 
 A client may send few bytes that unpack to gigabytes. Each codec here stops at the bound. A size in
 the packed bytes is compared with the bound, and with the most that its format can unpack, before
@@ -7,6 +9,7 @@ error is InvalidBatch. A broker serves a compressed batch as it came, so this mo
 the clients that read the batch. For example, Java's consumer reads only the first frame of lz4.
 """
 
+import io
 import zlib
 from collections.abc import Callable
 from typing import Any, Literal
@@ -33,7 +36,6 @@ Clients make blocks of 32 KiB and more."""
 SNAPPY_RATIO_MAX = 22
 """The most bytes that snappy unpacks from one: an element of 3 bytes copies at most 64."""
 
-Unpacked = bytes | bytearray
 _STEP = 64 << 10
 _STEP_MAX = 1 << 20
 _MEMBER_STEP = 4 << 10
@@ -51,7 +53,7 @@ def bound_of(packed_size: int) -> int:
     return min(max(RATIO_MAX * packed_size, UNPACKED_MIN), UNPACKED_MAX)
 
 
-def unpack(codec: int, packed: bytes | memoryview, bytes_max: int = UNPACKED_MAX) -> Unpacked:
+def unpack(codec: int, packed: bytes | memoryview, bytes_max: int = UNPACKED_MAX) -> bytes:
     """Return the unpacked bytes. Raises InvalidBatch if they do not unpack, and TooMuch if they
     exceed `bytes_max` or the bound of the packed bytes.
 
@@ -73,47 +75,69 @@ class TooMuch(InvalidBatch):
         super().__init__(
             f"records unpack to more than {bound} bytes: send smaller or less compressed batches"
         )
+        self.bound = bound
 
 
 class _Pieces:
-    """The unpacked bytes of a batch, piece by piece, within a bound."""
+    """The unpacked bytes of a batch, piece by piece, within a bound.
 
-    __slots__ = ("_bound", "_bytes", "_count")
+    Memory that grows step by step would leave freed blocks of all sizes behind, which malloc keeps.
+    So it has the expected size from the second piece on.
+    """
 
-    def __init__(self, bound: int) -> None:
+    __slots__ = ("_bound", "_content", "_count", "_expected", "_first", "_size")
+
+    def __init__(self, bound: int, expected: int) -> None:
         self._bound = bound
-        self._bytes: Unpacked = b""
+        self._expected = min(expected, bound)
+        self._first = b""
+        self._content: io.BytesIO | None = None
+        self._size = 0
         self._count = 0
 
     @property
     def left(self) -> int:
-        return self._bound - len(self._bytes)
+        return self._bound - self._size
 
     def add(self, piece: bytes) -> None:
         """Take a piece. Raises TooMuch."""
         if len(piece) > self.left:
             raise TooMuch(self._bound)
-        if not self._bytes:
-            self._bytes = piece
-            return
-        if isinstance(self._bytes, bytes):
-            self._bytes = bytearray(self._bytes)
-        self._bytes += piece
+        if not self._size:
+            self._first = piece
+        else:
+            self._behind_first().write(piece)
+        self._size += len(piece)
+
+    def _behind_first(self) -> io.BytesIO:
+        if self._content is None:
+            self._content = io.BytesIO()
+            if self._expected > self._size:
+                self._content.seek(self._expected - 1)
+                self._content.write(b"\0")
+                self._content.seek(0)
+            self._content.write(self._first)
+            self._first = b""
+        return self._content
 
     def end_block(self) -> None:
         """Count a block or a member, also if it is empty. Raises InvalidBatch."""
         self._count += 1
         _check_blocks(self._count)
 
-    def joined(self) -> Unpacked:
-        return self._bytes
+    def joined(self) -> bytes:
+        """Return all bytes, without another copy of them."""
+        if self._content is None:
+            return self._first
+        self._content.truncate(self._size)
+        return self._content.getvalue()
 
 
-def _plain(packed: bytes, bound: int) -> Unpacked:
+def _plain(packed: bytes, bound: int) -> bytes:
     return packed
 
 
-def _gzip(packed: bytes, bound: int) -> Unpacked:
+def _gzip(packed: bytes, bound: int) -> bytes:
     if len(packed) <= _STEP:
         member = zlib.decompressobj(wbits=31)
         unpacked = member.decompress(packed, bound + 1)
@@ -122,7 +146,7 @@ def _gzip(packed: bytes, bound: int) -> Unpacked:
         if member.eof and not member.unused_data:
             return unpacked  # the usual form
         del unpacked
-    pieces, at = _Pieces(bound), 0
+    pieces, at = _Pieces(bound, int.from_bytes(packed[-4:], "little")), 0
     while at < len(packed):  # a member each round
         member = zlib.decompressobj(wbits=31)
         step = _MEMBER_STEP
@@ -137,11 +161,11 @@ def _gzip(packed: bytes, bound: int) -> Unpacked:
     return pieces.joined()
 
 
-def _snappy(packed: bytes, bound: int) -> Unpacked:
+def _snappy(packed: bytes, bound: int) -> bytes:
     """Unpack one raw block, or the blocks of the xerial framing, which Java writes."""
     if not packed.startswith(_XERIAL):
         return _snappy_block(packed, bound)
-    pieces, at = _Pieces(bound), _XERIAL_HEADER
+    pieces, at = _Pieces(bound, 0), _XERIAL_HEADER
     while at < len(packed):
         block = int.from_bytes(packed[at : at + 4])
         at += 4
@@ -172,9 +196,9 @@ def _snappy_block(block: bytes, bound: int) -> bytes:
     return unpacked
 
 
-def _lz4(packed: bytes, bound: int) -> Unpacked:
+def _lz4(packed: bytes, bound: int) -> bytes:
     _check_lz4_frame(packed, bound)
-    return _stream(packed, "lz4", bound)
+    return _stream(packed, "lz4", bound, 0)
 
 
 def _check_lz4_frame(packed: bytes, bound: int) -> None:
@@ -200,7 +224,7 @@ def _check_lz4_frame(packed: bytes, bound: int) -> None:
         raise OSError("the bytes are not one whole frame")
 
 
-def _zstd(packed: bytes, bound: int) -> Unpacked:
+def _zstd(packed: bytes, bound: int) -> bytes:
     at = blocks = size = 0
     while at < len(packed):
         at, checksum_size, content_size = _zstd_frame(packed, at, bound)
@@ -218,7 +242,7 @@ def _zstd(packed: bytes, bound: int) -> Unpacked:
         size += max(content_size, run_size)
         if size > bound:
             raise TooMuch(bound)
-    return _stream(packed, "zstd", bound)
+    return _stream(packed, "zstd", bound, size)
 
 
 def _zstd_frame(packed: bytes, at: int, bound: int) -> tuple[int, int, int]:
@@ -246,13 +270,13 @@ def _zstd_frame(packed: bytes, at: int, bound: int) -> tuple[int, int, int]:
     return at + size_bytes, descriptor & 4, content_size
 
 
-def _stream(packed: bytes, name: Literal["lz4", "zstd"], bound: int) -> Unpacked:
+def _stream(packed: bytes, name: Literal["lz4", "zstd"], bound: int, expected: int) -> bytes:
     """Unpack in steps. Arrow's `Codec.decompress` does this in one call, but needs the exact size.
     Its buffer has the given size, and the bytes behind the content are memory that was not
     written. `read` of the stream never frees its bytes if it raises (pyarrow 26)."""
     stream = pa.CompressedInputStream(pa.BufferReader(packed), name)
     step = min(max(_STEP, 8 * len(packed)), _STEP_MAX)
-    pieces = _Pieces(bound)
+    pieces = _Pieces(bound, expected)
     while piece := stream.read_buffer(min(step, pieces.left + 1)).to_pybytes():
         pieces.add(piece)
     return pieces.joined()
@@ -263,4 +287,4 @@ def _check_blocks(blocks: int) -> None:
         raise InvalidBatch(f"records are in more than {BLOCKS_MAX} blocks: use larger blocks")
 
 
-_UNPACK: tuple[Callable[[bytes, int], Unpacked], ...] = (_plain, _gzip, _snappy, _lz4, _zstd)
+_UNPACK: tuple[Callable[[bytes, int], bytes], ...] = (_plain, _gzip, _snappy, _lz4, _zstd)

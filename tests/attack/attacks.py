@@ -5,10 +5,12 @@ by itself. Bodies and heads are those of tests in tests/findings and tests/syste
 """
 
 import functools
+import gzip
 import io
+import random
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -22,6 +24,7 @@ from tests.attack.share_attacks import share_attacks
 from tests.findings.test_s1_views_behind_nulls import SLOTS, WAYS, views
 from tests.findings.test_s3_unpacked_bytes import TYPE as ARROW_TYPE
 from tests.findings.test_s3_unpacked_bytes import packed
+from tests.service.test_http import zstd
 from tests.support.broker import Broker
 from tests.system.test_admission import ATTACKS as CONNECTIONS
 from tests.system.test_admission import attacked
@@ -78,11 +81,22 @@ def long_names(broker: Broker) -> str:
 
 
 def unpacked(way: str, scale: float, broker: Broker) -> str:
-    """Send one body that unpacks to more than a request may have, and four smaller ones that a
-    broker may accept."""
-    rows = [480, 120, 120, 120, 120]  # of half a MiB each
-    bodies = [packed(MIB // 2, scaled(count, scale, 1))[way] for count in rows]
-    return sent(broker, produced(bodies, ARROW_TYPE), at_once=5)
+    """Send one body that unpacks to more than a request may have, and smaller ones: one that a
+    broker accepts, and others that it decodes before it refuses their partition."""
+    rows = [480, *[120] * 8]  # of half a MiB each
+    bodies = [packed(MIB // 2, scaled(count, scale, 1), partition=9)[way] for count in rows]
+    bodies.append(packed(MIB // 2, scaled(120, scale, 1))[way])
+    return sent(broker, produced(bodies, ARROW_TYPE), at_once=10)
+
+
+def coded(coding: str, pack: Callable[[bytes], bytes], scale: float, broker: Broker) -> str:
+    """Send compressed bodies of one record that is too large, each on a connection of its own."""
+    draw = random.Random(1)
+    pieces = [draw.randbytes(30).hex() + "x" * 2000 for _ in range(scaled(28 << 10, scale, 1))]
+    value = "".join(pieces).encode()  # 55 MiB, of about 50 times the packed bytes
+    body = pack(b'{"records":[{"value":"%b"}]}' % value)
+    headers = {**TYPE, "content-encoding": coding}
+    return sent(broker, produced([body] * scaled(40, scale, 4), headers), at_once=40)
 
 
 def empty_records(scale: float, broker: Broker) -> str:
@@ -131,6 +145,10 @@ def attacks(scale: float) -> Attacks:
         "topics with long names": long_names,
         "bodies that unpack (zstd)": functools.partial(unpacked, "zstd", scale),
         "bodies that unpack (dictionary)": functools.partial(unpacked, "dictionary", scale),
+        "bodies with Content-Encoding (gzip)": functools.partial(
+            coded, "gzip", gzip.compress, scale
+        ),
+        "bodies with Content-Encoding (zstd)": functools.partial(coded, "zstd", zstd, scale),
         "records without bytes": functools.partial(empty_records, scale),
         "many partitions": functools.partial(many_partitions, scale),
         "followers of one partition": functools.partial(woken, "text/event-stream", "", scale),

@@ -20,14 +20,16 @@ SMALL = {"buffer_bytes_max": 4 * MIB, "request_bytes_max": 4 * MIB}
 TYPE = {"content-type": ARROW}
 
 
-def packed(size: int, rows: int = 3) -> dict[str, bytes]:
-    """Small bodies of so many MiB a row: the same value compressed, or named often."""
-    plain = pa.record_batch({"value": pa.array([bytes(size)] * rows)})
-    words = pa.array([bytes(size)])
+def packed(size: int, rows: int = 3, partition: int = 0) -> dict[str, bytes]:
+    """Small bodies of so many bytes a row: the same value compressed, or named often."""
+    partitions, words = pa.array([partition] * rows), pa.array([bytes(size)])
     named = pa.DictionaryArray.from_arrays(pa.array([0] * rows, pa.int8()), words)
+    values = {"zstd": pa.array([bytes(size)] * rows), "dictionary": named}
     return {
-        "zstd": arrow_of(plain, compression="zstd"),
-        "dictionary": arrow_of(pa.record_batch({"value": named}), compression="zstd"),
+        way: arrow_of(
+            pa.record_batch({"value": column, "partition": partitions}), compression="zstd"
+        )
+        for way, column in values.items()
     }
 
 

@@ -17,7 +17,6 @@ from tests.service.conftest import arrow, arrow_of
 from tidelog.service.formats import arrow as wire_arrow
 from tidelog.service.formats import json_in, transactions, v3_records
 from tidelog.service.formats.schemas import schema_error
-from tidelog.service.routes.produce import UNPACKED_FACTOR_MAX
 from tidelog.storage.core.errors import InvalidRequest
 
 BODY_BYTES = 8 * 1024 * 1024
@@ -68,8 +67,7 @@ def _nested() -> Callable[[], object]:
 
 
 def _arrow(body: bytes) -> Callable[[], object]:
-    bytes_max = UNPACKED_FACTOR_MAX * BODY_BYTES
-    return lambda: wire_arrow.decode_arrow(body, NOW_MS, bytes_max=bytes_max).count
+    return lambda: wire_arrow.decode_arrow(body, NOW_MS, bytes_max=BODY_BYTES).count
 
 
 def _zeros() -> bytes:

@@ -4,6 +4,7 @@ import random
 
 import pytest
 
+from tidelog.service.formats.shared_pages import SHARED_BYTES_MAX
 from tidelog.service.http.admission import (
     BYTES_PER_S_MIN,
     CONNECTION_BYTES,
@@ -11,12 +12,18 @@ from tidelog.service.http.admission import (
     LOG_PERIOD_S,
     WATCHED_MAX,
     Admission,
-    Budget,
     Limits,
     Phase,
-    Share,
 )
+from tidelog.service.kafka.connections.frame import DECODED_FACTOR, DECODED_PART
+from tidelog.service.memory_pool import EVERYONE, MemoryPool, Share
+from tidelog.service.peers.listener import PEER_BODY_BYTES_MAX
+from tidelog.service.server.kafka import UNSENT_ALL_BYTES_MAX
 from tidelog.service.server.open_files import KEPT_FILES, connection_limits
+from tidelog.service.server.router import limits_of
+from tidelog.service.server.serve import other_bounds
+from tidelog.service.settings import Settings
+from tidelog.service.unpacking import UNPACKED_ALL_BYTES_MAX
 
 
 class Client:
@@ -46,10 +53,10 @@ def ended(admission: Admission[Client], now_s: float) -> list[tuple[Client, Phas
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_a1_a2_shares_are_given_back_and_budgets_kept(seed: int) -> None:
+def test_a1_a2_shares_are_given_back_and_limits_kept(seed: int) -> None:
     rng = random.Random(seed)
-    budget = Budget(1000)
-    held = [Share(budget) for _ in range(8)]
+    pool = MemoryPool(1000)
+    held = [Share(pool, EVERYONE) for _ in range(8)]
     for _ in range(2000):
         share = rng.choice(held)
         before = share.size
@@ -57,13 +64,13 @@ def test_a1_a2_shares_are_given_back_and_budgets_kept(seed: int) -> None:
         is_held = share.set(size)
         assert share.size == (size if is_held else before)
         assert is_held or size > before, "less always fits"
-        assert budget.used == sum(each.size for each in held)
-        others = budget.used - share.size
-        assert not is_held or size <= before or not others or budget.used <= budget.limit
+        assert pool.used == sum(each.size for each in held)
+        others = pool.used - share.size
+        assert not is_held or size <= before or not others or pool.used <= pool.limit
     for share in held:
         assert share.set(0)
-    assert budget.used == 0
-    assert budget.refused > 0
+    assert pool.used == 0
+    assert pool.refused > 0
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -225,6 +232,19 @@ def test_the_bound_of_memory_is_the_sum_of_the_budgets() -> None:
         "connections": 8 * CONNECTION_BYTES,
         "cache": 30,
     }
+
+
+@pytest.mark.parametrize("kafka_port", [0, 9092])
+def test_the_bound_of_memory_has_every_part_that_holds_bytes_of_clients(kafka_port: int) -> None:
+    settings = Settings(store="memory://", kafka_port=kafka_port)
+    admission: Admission[Client] = Admission(limits_of(settings, 100), other_bounds(settings, 100))
+    buffer = settings.buffer_bytes_max
+    caches = settings.tail_cache_bytes + settings.read_cache_bytes
+    http = buffer + buffer // 2 + settings.fetch_bytes_in_flight + UNPACKED_ALL_BYTES_MAX
+    fixed = 4 * PEER_BODY_BYTES_MAX + SHARED_BYTES_MAX + 106 * CONNECTION_BYTES
+    decoded = DECODED_FACTOR * (buffer // DECODED_PART)
+    kafka = buffer + decoded + UNSENT_ALL_BYTES_MAX + 101 * CONNECTION_BYTES
+    assert sum(admission.bounds().values()) == http + caches + fixed + (kafka if kafka_port else 0)
 
 
 @pytest.mark.parametrize("files", [64, 128, 256, 1024, 4096, 20_000, 1 << 20])

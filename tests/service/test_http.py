@@ -24,7 +24,7 @@ from tests.service.conftest import (
     stored,
 )
 from tests.service.instances import created, subscribed
-from tidelog.service.http.content_coding import BadEncoding, coding_of_answer, packed, unpacked
+from tidelog.service.http.content_coding import BadEncoding, coding_of_answer, packed, unpack
 from tidelog.service.http.media_types import is_served
 from tidelog.service.http.route import V2 as V2_DIALECT
 from tidelog.service.routes import topics
@@ -145,7 +145,7 @@ async def test_a_bomb_is_too_large(broker: Broker, path: str, coding: str, pack:
         ("zstd", BODY, 400),
         ("gzip", gzip.compress(BODY)[:-9], 400),
         ("zstd", zstd(BODY)[:-3], 400),
-        ("gzip", gzip.compress(b"") * 17, 400),
+        ("gzip", gzip.compress(b"") * 10_001, 400),
         ("identity", BODY, 200),
         ("X-GZIP", gzip.compress(BODY[:9]) + gzip.compress(BODY[9:]), 200),
         ("zstd", zstd(BODY[:9]) + zstd(BODY[9:]), 200),
@@ -363,11 +363,11 @@ async def test_bodies_that_do_not_unpack_leave_no_memory(coding: bytes) -> None:
     tracemalloc.start()
     try:
         with pytest.raises(BadEncoding):
-            await unpacked(damaged, coding, 1 << 20)
+            unpack(damaged, coding, 1 << 20)
         before = tracemalloc.get_traced_memory()[0]
         for _ in range(5):
             with pytest.raises(BadEncoding):
-                await unpacked(damaged, coding, 1 << 20)
+                unpack(damaged, coding, 1 << 20)
         grown = tracemalloc.get_traced_memory()[0] - before
     finally:
         tracemalloc.stop()

@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from tidelog.service.memory_pool import EVERYONE, UNPROVED, UNPROVED_PART, MemoryPool
+from tidelog.service.memory_pool import EVERYONE, UNPROVED, UNPROVED_PART, MemoryPool, Share
 
 
 class _Taker:
@@ -50,6 +50,23 @@ def test_taker_that_leaves_lets_the_next_one_go_on() -> None:
     takers = _takers(memory, 60, 90, 5)
     memory.leave(takers[1])
     assert _sizes(takers) == [60, 5]
+
+
+def test_shares_of_one_owner_leave_room_for_those_of_others() -> None:
+    memory = MemoryPool(90)
+    greedy = [Share(memory, "User:greedy") for _ in range(9)]
+    assert sum(share.set(10) for share in greedy) == 5, "as many as are free, or less"
+    other = Share(memory, "User:other")
+    assert other.set(20)
+    assert not other.set(60), "more than is free"
+    assert not Share(memory, UNPROVED).set(90 // UNPROVED_PART + 1)
+    assert (memory.used, memory.refused) == (70, 6)
+    for share in greedy:
+        assert share.set(0)
+    assert other.set(1000), "alone, a share may have any size"
+    assert not greedy[0].set(1)
+    assert other.set(0)
+    assert memory.used == 0
 
 
 def test_owner_that_waits_for_its_share_delays_no_other_owner() -> None:

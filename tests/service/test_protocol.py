@@ -9,9 +9,12 @@ from typing import Any
 import pytest
 
 from tests.service.conftest import listening
-from tidelog.service.http.call import HttpRequest, HttpResponse
+from tidelog.service.http.admission import BODY_STEP_BYTES
+from tidelog.service.http.call import BodyMemory, HttpRequest, HttpResponse
 from tidelog.service.http.exchange import JOINED_BYTES_MAX
-from tidelog.storage.core.errors import InvalidRequest
+from tidelog.service.memory_pool import MemoryPool
+from tidelog.service.unpacking import UnpackThreads
+from tidelog.storage.core.errors import InvalidRequest, Unavailable
 
 
 class App:
@@ -204,6 +207,45 @@ async def test_whole_bodies_and_parted_ones_are_read_on_one_connection() -> None
             assert await reader.readexactly(size) == body
         writer.close()
         await writer.wait_closed()
+
+
+async def test_bodies_of_one_principal_leave_memory_for_those_of_others() -> None:
+    """The bodies of a client that stops in the middle are held."""
+    pool = MemoryPool(16 * BODY_STEP_BYTES)
+    bodies = BodyMemory(pool, UnpackThreads().run)
+
+    async def begun(principal: str) -> tuple[HttpRequest, asyncio.Task[bytes]]:
+        parts = [{"type": "http.request", "body": b"x", "more_body": True}]
+
+        async def receive() -> dict[str, Any]:
+            if not parts:
+                await asyncio.Event().wait()
+            return parts.pop()
+
+        rights = type("Rights", (), {"principal": principal})
+        scope = {"headers": [(b"content-length", b"50000")], "rights": rights, "method": "POST"}
+        call = HttpRequest(scope, receive, no_send, bodies)
+        reading = asyncio.create_task(call.body(100_000))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        return call, reading
+
+    async def no_send(message: Any) -> None:
+        raise AssertionError(message)
+
+    greedy = [await begun("User:greedy") for _ in range(16)]
+    assert sum(reading.done() for _, reading in greedy) == 8
+    other, its_reading = await begun("User:other")
+    assert not its_reading.done(), "it is read"
+    assert pool.used == 9 * BODY_STEP_BYTES
+    for call, reading in [*greedy, (other, its_reading)]:
+        if reading.done():
+            with pytest.raises(Unavailable, match="try again later"):
+                reading.result()
+        reading.cancel()
+        call.release()
+        call.release()
+    assert pool.used == 0
 
 
 @pytest.mark.parametrize("pieces", [1, 2])

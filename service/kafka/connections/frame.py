@@ -28,8 +28,10 @@ SHARED_BYTES = 64 * 1024
 SMALL_BYTES_MAX = SHARED_BYTES
 """Largest frame that is received before it takes memory. A connection has no more than one."""
 DECODED_BYTES_MIN = 2 * 1024
-"""A decoded request uses up to forty times the memory of its bytes. So larger requests, apart
-from Produce requests, whose records are not decoded, also take their size from `decoded`."""
+"""Larger requests also take their size from `decoded`, apart from Produce requests, whose records
+are not decoded."""
+DECODED_FACTOR = 40
+"""The most memory that a decoded request uses, for each of its bytes."""
 DECODED_PART = 48
 FRAME_BYTES_MIN = 10
 """The least size of a request: its header with a client id."""
@@ -42,6 +44,36 @@ class FrameRefused(Exception):
     """The size of a frame is out of its bounds. The connection cannot go on."""
 
 
+class Decoded:
+    """The bytes of the requests that are decoded and not answered, of two sizes. A frame that is
+    partly received has none of them, so it delays no other request."""
+
+    def __init__(self, limit: int) -> None:
+        self._large = MemoryPool(limit // 2)
+        self._small = MemoryPool(limit - limit // 2)
+        self.limit = limit
+
+    @property
+    def used(self) -> int:
+        return self._small.used + self._large.used
+
+    def take(self, taker: Taker, size: int) -> bool:
+        """Hold the bytes of a request; see MemoryPool."""
+        return self._pool(size).take(taker, size)
+
+    def give(self, owner: str, size: int) -> None:
+        """Give the bytes of a request back."""
+        self._pool(size).give(owner, size)
+
+    def leave(self, taker: Taker) -> None:
+        """Forget a taker that waits."""
+        for pool in (self._small, self._large):
+            pool.leave(taker)
+
+    def _pool(self, size: int) -> MemoryPool:
+        return self._large if size > SMALL_BYTES_MAX else self._small
+
+
 class RequestMemory:
     """The bytes of requests that the broker has not answered, over all connections of a
     listener."""
@@ -49,9 +81,7 @@ class RequestMemory:
     def __init__(self, limit: int) -> None:
         self.small = MemoryPool(limit // 4)
         self.large = MemoryPool(limit - limit // 4)
-        self.decoded = MemoryPool(limit // DECODED_PART)
-        """The bytes of the requests that are decoded and not answered. A frame that is partly
-        received has none of them, so it delays no other request."""
+        self.decoded = Decoded(limit // DECODED_PART)
 
     @property
     def used(self) -> int:
@@ -67,8 +97,9 @@ class RequestMemory:
 
     def leave(self, taker: Taker) -> None:
         """Forget a taker that waits."""
-        for pool in (self.small, self.large, self.decoded):
+        for pool in (self.small, self.large):
             pool.leave(taker)
+        self.decoded.leave(taker)
 
 
 class FrameReader:

@@ -28,7 +28,6 @@ from tidelog.service.formats.record_formats import (
     on_error_of,
     reset_of,
 )
-from tidelog.service.http.admission import Share
 from tidelog.service.http.call import HttpRequest
 from tidelog.service.http.media_types import EVENT_STREAM, NDJSON, media_type, not_acceptable
 from tidelog.service.http.parameters import SHOWN_MAX, InvalidParameter
@@ -41,6 +40,7 @@ from tidelog.service.http.route import (
     Route,
     RouteDoc,
 )
+from tidelog.service.memory_pool import Share
 from tidelog.service.routes.fetch import KEEPALIVE_S, Fetch
 from tidelog.service.security.caller import rights_of
 from tidelog.storage.core.acls import READ, TOPIC
@@ -159,7 +159,7 @@ class TopicFollower:
         _check_count(topic)
         at = _Position(view, reset, topic, _offsets(call, query, topic, reset))
         principal = rights_of(call.scope).principal
-        with self._fetch.following(principal), self._fetch.budget() as share:
+        with self._fetch.following(principal), self._fetch.answer_share(principal) as share:
             await self._stream(call, at, share)
 
     async def _stream(self, call: HttpRequest, at: _Position, share: Share) -> None:
@@ -184,7 +184,7 @@ class TopicFollower:
         self, at: _Position, share: Share, wait_s: float, call: HttpRequest | None = None
     ) -> _Turn:
         """Wait for records, and read a page of the next partition that has any. A waiting follower
-        holds no share of the budget."""
+        holds no memory."""
         topic = await self._log.wait_for_topic(at.view.topic, at.offsets, wait_s)
         resets = at.update(topic)
         number = at.turn(topic)

@@ -104,3 +104,29 @@ def test_usual_values_need_no_parser(kind: str) -> None:
     }[kind]
     for count in (20, len(value)):
         assert not json_numbers._may_overflow(orjson.dumps(value[:count]))
+
+
+def _token(draw: random.Random) -> bytes:
+    digits = draw.randrange(1, 330)
+    tokens = (
+        b"1e%d" % draw.randrange(290, 330),
+        b"9" * digits,
+        b"0." + b"0" * digits + b"1e%d" % draw.randrange(200, 700),
+        b"1" * digits + b".5E+%d" % draw.randrange(90, 310),
+        b"-1e-%d" % digits,
+        b'"1e999, %d"' % digits,
+        rb'"a\"1e999,\\"',
+        b"%d" % digits,
+    )
+    return draw.choice(tokens)
+
+
+@pytest.mark.parametrize("block", [64, json_numbers.BLOCK])
+def test_large_texts_are_judged_as_by_a_parser(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(json_numbers, "BLOCK", block)
+    draw, too_large = random.Random(1), 0
+    for _ in range(5000):
+        text = b"[" + b",".join(_token(draw) for _ in range(draw.randrange(1, 5))) + b"]"
+        assert is_refused(text) == (not is_read(text))
+        too_large += is_refused(text)
+    assert 1000 < too_large < 4000

@@ -18,6 +18,7 @@ from tidelog.service.security.caller import topic_filter
 from tidelog.service.server.kafka import KafkaServer, counters_of
 from tidelog.service.settings import Settings
 from tidelog.service.telemetry.metrics import HttpCounters
+from tidelog.service.unpacking import UnpackThreads
 from tidelog.storage.broker import Broker, LogSettings
 from tidelog.storage.cluster.liveness import KafkaListener
 from tidelog.storage.io.clock import SystemClock
@@ -91,7 +92,7 @@ class Kafka:
         self.counters = HttpCounters(None, counters_of(100))
         if security is not None:
             security.counters = self.counters
-        self.server = KafkaServer(settings, log, self.counters, security, NODE)
+        self.server = KafkaServer(settings, log, self.counters, security, NODE, UnpackThreads())
         self._clients: list[Client] = []
 
     def client(self, host: str = "192.0.2.1") -> Client:

@@ -10,7 +10,6 @@ from tests.service.conftest import QUIET
 from tests.service.kafka.conftest import NOW_MS, Client, Kafka, batch, broker
 from tests.service.kafka.test_produce import _produce, _request
 from tests.support.faults import Call, FaultyStore
-from tidelog.service.http.admission import Share
 from tidelog.service.kafka.errors import Code
 from tidelog.service.kafka.messages.fetch import (
     FetchablePartitionResponse,
@@ -34,6 +33,7 @@ from tidelog.service.kafka.messages.topics import (
     ListPartitionReassignmentsRequest,
     ListPartitionReassignmentsResponse,
 )
+from tidelog.service.memory_pool import EVERYONE, Share
 from tidelog.service.telemetry.rates import NAMES, RateSampler
 from tidelog.storage.core.chunk import Rows
 from tidelog.storage.io.memory import MemoryStore
@@ -197,7 +197,7 @@ async def test_an_unknown_session(kafka: Kafka, filled: Client) -> None:
 
 async def test_answers_wait_for_memory(kafka: Kafka, filled: Client) -> None:
     budget = kafka.counters.admission.answers
-    other = Share(budget)
+    other = Share(budget, EVERYONE)
     assert other.set(budget.limit)
     waiting = asyncio.create_task(_fetch(filled, _wanted((0, 0), wait_ms=20_000)))
     await asyncio.sleep(0.01)

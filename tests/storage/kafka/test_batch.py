@@ -100,7 +100,7 @@ def test_what_clients_build_is_accepted_as_it_is(
     assert records.walk(built_raw(built), 0, len(drawn), stamps[0])[:4] == walk_of(checked)
 
 
-def built_raw(built: bytes) -> codecs.Unpacked:
+def built_raw(built: bytes) -> bytes:
     return codecs.unpack(built[22] & 7, built[HEADER_SIZE:])
 
 

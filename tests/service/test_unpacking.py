@@ -1,25 +1,18 @@
-"""The threads that check batches: whose turn it is, and how much is under way."""
+"""The threads that unpack and check: whose turn it is, and how much is under way."""
 
 import asyncio
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from typing import cast
 
-from tidelog.service.kafka import checks
-from tidelog.service.kafka.checks import THREADS, CheckThreads
-from tidelog.service.security.caller import ALL_RIGHTS, CallerRights
-
-
-class _Rights(type(ALL_RIGHTS)):  # type: ignore[misc]  # the rights of a principal without quotas
-    def __init__(self, principal: str) -> None:
-        self.principal = principal
+from tidelog.service import unpacking
+from tidelog.service.unpacking import THREADS, UnpackThreads
 
 
 class Work:
     """Slices that run until `gate` is set, and the order in which they began."""
 
-    def __init__(self, threads: CheckThreads) -> None:
+    def __init__(self, threads: UnpackThreads) -> None:
         self.threads = threads
         self.gate = threading.Event()
         self.began: list[str] = []
@@ -27,8 +20,7 @@ class Work:
         self._loop = asyncio.get_running_loop()
 
     def start(self, principal: str, size: int = 0) -> "asyncio.Task[None]":
-        rights = cast("CallerRights", _Rights(principal))
-        return asyncio.ensure_future(self.threads.run(rights, size, self._slice(principal)))
+        return asyncio.ensure_future(self.threads.run(principal, size, self._slice(principal)))
 
     def _slice(self, principal: str) -> Callable[[], None]:
         def run() -> None:
@@ -45,7 +37,7 @@ class Work:
 
 
 async def test_no_more_slices_run_than_there_are_threads() -> None:
-    work = Work(CheckThreads())
+    work = Work(UnpackThreads())
     tasks = [work.start("a") for _ in range(3 * THREADS)]
     await work.until_began(THREADS)
     await asyncio.sleep(0.02)
@@ -56,7 +48,7 @@ async def test_no_more_slices_run_than_there_are_threads() -> None:
 
 
 async def test_the_next_slice_is_of_the_principal_with_the_fewest() -> None:
-    work = Work(CheckThreads())
+    work = Work(UnpackThreads())
     tasks = [work.start("a") for _ in range(6)]
     await work.until_began(THREADS)
     tasks += [work.start(name) for name in ("b", "b", "c")]
@@ -69,8 +61,8 @@ async def test_the_next_slice_is_of_the_principal_with_the_fewest() -> None:
 
 
 async def test_unpacked_bytes_at_a_time_are_bounded() -> None:
-    work = Work(CheckThreads())
-    most = checks.UNPACKED_ALL_BYTES_MAX
+    work = Work(UnpackThreads())
+    most = unpacking.UNPACKED_ALL_BYTES_MAX
     tasks = [work.start("a", most), work.start("b", 1)]
     await work.until_began(1)
     await asyncio.sleep(0.02)
@@ -84,8 +76,8 @@ async def test_unpacked_bytes_at_a_time_are_bounded() -> None:
 
 
 async def test_a_cancelled_wait_for_memory_holds_none() -> None:
-    work = Work(CheckThreads())
-    most = checks.UNPACKED_ALL_BYTES_MAX
+    work = Work(UnpackThreads())
+    most = unpacking.UNPACKED_ALL_BYTES_MAX
     first, leaving, staying = (work.start(name, most) for name in ("a", "b", "c"))
     await work.until_began(1)
     leaving.cancel()
@@ -98,7 +90,7 @@ async def test_a_cancelled_wait_for_memory_holds_none() -> None:
 
 
 async def test_a_cancelled_wait_gives_its_turn_back() -> None:
-    work = Work(CheckThreads())
+    work = Work(UnpackThreads())
     tasks = [work.start("a") for _ in range(THREADS)]
     await work.until_began(THREADS)
     leaving, staying = work.start("b"), work.start("c")
@@ -111,3 +103,20 @@ async def test_a_cancelled_wait_gives_its_turn_back() -> None:
     assert "b" not in work.began
     again = [work.start("d") for _ in range(THREADS)]
     await asyncio.gather(*again)
+
+
+async def test_a_cancelled_slice_holds_its_bytes_to_its_end() -> None:
+    """Else a client could send bodies and close, again and again: the threads work on."""
+    work = Work(UnpackThreads())
+    tasks = [work.start("a", 1000) for _ in range(THREADS)]
+    await work.until_began(THREADS)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert work.threads.unpacked.used == THREADS * 1000
+    next_one = work.start("b")
+    await asyncio.sleep(0.02)
+    assert "b" not in work.began, "the threads are busy"
+    work.gate.set()
+    await next_one
+    assert work.threads.unpacked.used == 0

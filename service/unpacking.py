@@ -1,13 +1,14 @@
-"""The threads that check the batches of Produce requests, and whose turn it is.
+"""The threads that unpack and check what clients send, and whose turn it is.
 
-A client may send batches whose check takes seconds. The threads are not those of the event loop's
-executor, because flushes and seals need these. A check is done in slices. If several principals
-wait, the next slice is of the principal with the fewest slices under way, and among equals, of the
-one that has waited longest. So one principal delays another by the slices under way alone.
+These are batches of Produce requests, and compressed or large bodies of HTTP. A few bytes may take
+seconds and much memory. The threads are not those of the event loop's executor, because flushes and
+seals need these. The work of a request may be done in slices. If several principals wait, the next
+slice is of the principal with the fewest slices under way, and among equals, of the one that has
+waited longest. So one principal delays another by the slices under way alone.
 
 Invariants:
 C1 At most THREADS slices are under way.
-C2 Their unpacked bytes are at most UNPACKED_ALL_BYTES_MAX, or those of one batch. Principals share
+C2 Their unpacked bytes are at most UNPACKED_ALL_BYTES_MAX, or those of one slice. Principals share
    these bytes (memory_pool). They are given back at the end of a slice.
 """
 
@@ -15,18 +16,21 @@ import asyncio
 from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from typing import TypeVar
 
 from tidelog.service.memory_pool import MemoryPool
-from tidelog.service.security.caller import CallerRights
-from tidelog.service.security.request_time import in_thread
+
+T = TypeVar("T")
 
 THREADS = 2
 UNPACKED_BYTES_MAX = 128 << 20
 """The most bytes that a batch of a producer may unpack to."""
-UNPACKED_ALL_BYTES_MAX = 160 << 20
-"""Unpacked bytes of all checks at a time."""
+UNPACKED_ALL_BYTES_MAX = 96 << 20
+"""Unpacked bytes of all slices at a time."""
 SLICE_S = 0.02
-"""Time after which a check lets another one go on. The check of one batch may take longer."""
+"""Time after which a slice ends. One batch or one body may take longer."""
 
 
 class _Unpacking:
@@ -43,31 +47,41 @@ class _Unpacking:
             self.has_memory.set_result(None)
 
 
-class CheckThreads:
-    """The threads of one listener. Owned by its event loop."""
+class UnpackThreads:
+    """The threads of one broker. Owned by its event loop."""
 
     def __init__(self) -> None:
-        self._executor = ThreadPoolExecutor(THREADS, "tidelog-check")
+        self._loop = asyncio.get_running_loop()
+        self._executor = ThreadPoolExecutor(THREADS, "tidelog-unpack")
         self.unpacked = MemoryPool(UNPACKED_ALL_BYTES_MAX)
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
         self._running: Counter[str] = Counter()
 
-    async def run(
-        self, rights: CallerRights, unpacked_bytes: int, check_slice: Callable[[], None]
-    ) -> None:
-        """Run a slice that unpacks at most so many bytes at a time, when it is its turn. Its CPU
-        time is charged to the caller."""
-        principal = rights.principal
-        if not unpacked_bytes:
-            await self._run(rights, check_slice)
-            return
+    async def run(self, principal: str, unpacked_bytes: int, work: Callable[[], T]) -> T:
+        """Run a slice that unpacks at most so many bytes, when it is its turn. Return its result.
+        A slice that was cancelled holds its bytes to the end of its work."""
         await self._take(principal, unpacked_bytes)
         try:
-            await self._run(rights, check_slice)
-        finally:
+            await self._begin(principal)
+        except BaseException:
             self.unpacked.give(principal, unpacked_bytes)
+            raise
+        job = self._executor.submit(work)
+        job.add_done_callback(partial(self._on_done, principal, unpacked_bytes))
+        return await asyncio.wrap_future(job)
+
+    def _on_done(self, principal: str, unpacked_bytes: int, _: object) -> None:
+        """Called in the thread."""
+        with suppress(RuntimeError):  # the event loop has ended
+            self._loop.call_soon_threadsafe(self._end_slice, principal, unpacked_bytes)
+
+    def _end_slice(self, principal: str, unpacked_bytes: int) -> None:
+        self.unpacked.give(principal, unpacked_bytes)
+        self._end(principal)
 
     async def _take(self, principal: str, unpacked_bytes: int) -> None:
+        if not unpacked_bytes:
+            return
         taker = _Unpacking(self.unpacked, principal, unpacked_bytes)
         taker.on_memory()
         try:
@@ -77,14 +91,6 @@ class CheckThreads:
                 self.unpacked.give(principal, unpacked_bytes)
             self.unpacked.leave(taker)
             raise
-
-    async def _run(self, rights: CallerRights, check_slice: Callable[[], None]) -> None:
-        principal = rights.principal
-        await self._begin(principal)
-        try:
-            await in_thread(rights, check_slice, executor=self._executor)
-        finally:
-            self._end(principal)
 
     async def _begin(self, principal: str) -> None:
         if not self._waiting and self._running.total() < THREADS:
