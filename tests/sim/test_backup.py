@@ -4,7 +4,7 @@ import math
 
 from tests.sim.backups import crashed_backup, simulate_backups
 
-SEEDS = 6
+SEEDS = 3
 CRASH_POINTS = 24
 """Of a backup, spread over all of its awaits."""
 
@@ -16,14 +16,14 @@ def test_i1_i7_i9_i11_a_backup_of_a_running_cluster_has_all_that_was_acknowledge
         assert not result.violations, (seed, result.violations[:5])
         for name, count in result.counts.items():
             counts[name] = counts.get(name, 0) + count
-    assert counts["restored"] >= 24
-    assert counts["restored at a time"] >= 24
-    assert counts["slow backups"] >= 4, "those that last three graces"
-    assert counts["collected"] > 100
-    assert counts["held"] > 150
-    assert counts["returned"] > 50, "producers that live on at restored clusters"
+    assert counts["restored"] >= 12
+    assert counts["restored at a time"] >= 12
+    assert counts["slow backups"] >= 2, "those that last three graces"
+    assert counts["collected"] > 50
+    assert counts["held"] > 75
+    assert counts["returned"] > 25, "producers that live on at restored clusters"
     assert counts["new epochs"] > 0, "of those whose newest batches are not there"
-    assert counts["dropped"] > 5
+    assert counts["dropped"] > 2
 
 
 def test_i9_a_backup_that_is_killed_leaves_no_backup_and_its_hold_expires() -> None:
