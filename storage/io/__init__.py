@@ -14,6 +14,7 @@ blocking      OpenedStore, opened to read, for code without an event loop: its c
 metered       a store that counts its requests
 clock         wall time, boot time, ids
 loop_thread   a resource on the event loop of a second thread, for a caller with its own event loop
+threads       threads that refuse work after their end, as an error of the log
 malloc        settings of glibc's allocator; return of freed memory
 tasks         exceptions in tasks; tasks that run together; steps; the lowest priority of a thread
 """

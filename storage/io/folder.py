@@ -24,13 +24,13 @@ import itertools
 import os
 import stat
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar, TypeVarTuple
 
 from tidelog.storage.core.errors import NotFound, StoreRefused, StoreUnfit, Unavailable
 from tidelog.storage.core.model import Part
 from tidelog.storage.io.object_store import Created, ObjectInfo
+from tidelog.storage.io.threads import Threads
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -83,7 +83,7 @@ class FolderStore:
         except OSError as error:
             raise StoreUnfit(_what("cannot be written", self._root, error)) from error
         self._durable = {self._root}
-        self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="folder-store")
+        self._pool = Threads(_THREADS, thread_name_prefix="folder-store")
 
     @property
     def url(self) -> str:

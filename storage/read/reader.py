@@ -18,7 +18,6 @@ the hole.
 import asyncio
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple, NoReturn, TypeVar
 
 import pyarrow as pa
@@ -36,6 +35,7 @@ from tidelog.storage.core.model import Part, ReadBounds, SegmentFile
 from tidelog.storage.io.clock import Clock
 from tidelog.storage.io.object_store import ObjectStore
 from tidelog.storage.io.tasks import retrieve_exception
+from tidelog.storage.io.threads import Threads
 from tidelog.storage.kafka.kept import KeptBatches, Records
 from tidelog.storage.read.cache import Cache
 from tidelog.storage.read.segment_reader import (
@@ -130,7 +130,7 @@ class Reader:
         )
         self._tables = tables
         self._ranges = StoreRanges(store)
-        self._threads = ThreadPoolExecutor(2, "tidelog-read")
+        self._threads = Threads(2, "tidelog-read")
         self.segments = SegmentReader(
             self._ranges,
             footer_bytes=settings.footer_cache_bytes,

@@ -12,7 +12,6 @@ import asyncio
 import logging
 import math
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple, TypeVar
 
 import pyarrow as pa
@@ -25,6 +24,7 @@ from tidelog.storage.core.model import SegmentFile
 from tidelog.storage.core.topic_configs import TopicConfig
 from tidelog.storage.io.clock import Clock
 from tidelog.storage.io.tasks import lower_priority
+from tidelog.storage.io.threads import Threads
 from tidelog.storage.kafka.batch import UNDECODABLE
 from tidelog.storage.kafka.kept import KeptBatches, undecodable
 from tidelog.storage.read.reader import Reader
@@ -70,9 +70,9 @@ class TailSegments:
         self._reader = reader
         self._clock = clock
         self._level = level
-        self._idle = ThreadPoolExecutor(1, "tidelog-seal", initializer=lower_priority)
+        self._idle = Threads(1, "tidelog-seal", initializer=lower_priority)
         # For tails that are overdue. A thread cannot raise its priority again.
-        self._hurried = ThreadPoolExecutor(1, "tidelog-seal-now")
+        self._hurried = Threads(1, "tidelog-seal-now")
         self._turn = asyncio.Lock()
 
     def close(self) -> None:

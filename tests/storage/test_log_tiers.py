@@ -431,3 +431,19 @@ def test_i5_a_zombies_tail_is_not_served() -> None:
             assert await read_values(zombie) == ["b"]
 
     run(main)
+
+
+def test_a_read_that_the_end_of_its_broker_overtakes_is_not_done() -> None:
+    """The threads that decode have ended, for example because a copy of the process runs."""
+
+    async def main() -> None:
+        inner = MemoryStore()
+        log = await with_topic(inner, COLD)
+        async with closing(log):
+            await append(log, "1", "2")
+            await log.seal("t")
+            log.reader.close()
+            with pytest.raises(Unavailable, match="the broker stops"):
+                await read_values(log)
+
+    run(main)
