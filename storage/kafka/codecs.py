@@ -149,13 +149,16 @@ def _gzip(packed: bytes, bound: int) -> bytes:
     pieces, at = _Pieces(bound, int.from_bytes(packed[-4:], "little")), 0
     while at < len(packed):  # a member each round
         member = zlib.decompressobj(wbits=31)
-        step = _MEMBER_STEP
+        step, is_full = _MEMBER_STEP, False
         while not member.eof:
             part = packed[at : at + step]
-            if not part:
+            if not part and not is_full:
                 raise zlib.error("the last member is cut off")
-            pieces.add(member.decompress(part, pieces.left + 1))
-            at += len(part) - len(member.unused_data)
+            most = min(pieces.left + 1, _STEP_MAX)
+            piece = member.decompress(part, most)
+            is_full = len(piece) == most  # there may be more without more packed bytes
+            pieces.add(piece)
+            at += len(part) - len(member.unused_data or member.unconsumed_tail)
             step = min(4 * step, _STEP_MAX)
         pieces.end_block()
     return pieces.joined()

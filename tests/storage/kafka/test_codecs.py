@@ -1,11 +1,13 @@
 """The codecs: every framing that clients use, no byte beyond the bound, one error."""
 
 import contextlib
+import random
 import struct
 import time
 import tracemalloc
 import zlib
 from collections.abc import Callable
+from itertools import pairwise
 
 import pyarrow as pa
 import pytest
@@ -235,3 +237,17 @@ def test_damaged_bytes_unpack_or_are_refused(framing: str, data: st.DataObject) 
         body[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
     with contextlib.suppress(InvalidBatch):
         assert len(codecs.unpack(codec, bytes(body))) <= codecs.UNPACKED_MIN
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_members_of_gzip_of_any_size_are_unpacked_in_steps(seed: int) -> None:
+    """A member ends anywhere in a step, and its last bytes come with and without packed bytes."""
+    draw = random.Random(seed)
+    size = draw.choice((0, 1, 65_536, 1 << 20, (1 << 20) + 1, 3 << 20))
+    raw = draw.choice((bytes, draw.randbytes))(size) + draw.randbytes(100_000)
+    cuts = sorted(draw.randrange(len(raw) + 1) for _ in range(draw.randrange(3)))
+    members = [gzip(raw[start:end]) for start, end in pairwise([0, *cuts, len(raw)])]
+    whole = b"".join(members)
+    assert codecs.unpack(codecs.GZIP, whole) == raw
+    for damaged in (whole[:-1], whole[:-9], whole + b"x"):
+        refuses(codecs.GZIP, damaged)
