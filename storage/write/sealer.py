@@ -345,8 +345,11 @@ class Sealer:
                     )
                 if done == base < ends[number]:
                     work.ranges[number] = base, ends[number]
-                elif done > topic.partitions[number].sealed_end:
-                    await self._ahead.check(topic, table, number, base, done)
+                elif done > (partition := topic.partitions[number]).sealed_end:
+                    # Not `base`: it may be of an older view, and maintenance may have removed
+                    # records from the table since.
+                    start = max(partition.sealed_end, partition.log_start_offset)
+                    await self._ahead.check(topic, table, number, start, done)
                     work.actions.append(Sealed(topic.topic_id, number, done))
             except TableInDoubt:
                 raise

@@ -92,6 +92,9 @@ class TablesAhead:
         current = self._tables.topic_of_id(topic.topic_id)
         if current is None or current.partitions[number].sealed_end >= end:
             return  # `Sealed` was written meanwhile: they may be compacted or removed since
+        if (start := current.partitions[number].log_start_offset) > base:
+            await self.check(current, table, number, start, end)  # those below may be removed since
+            return
         doubt = TableInDoubt(topic.prefix, table.version, f"partition {number}: {why}")
         self._tables.doubt(topic, doubt)
         raise doubt

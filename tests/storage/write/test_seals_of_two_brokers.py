@@ -7,8 +7,10 @@ import pytest
 
 from tests.support.clock import ManualClock
 from tests.support.logs import MANUAL, append, closing, opened, read_values
+from tests.support.maintenance import caring
 from tests.support.views import AGE_S
 from tests.support.vloop import run
+from tidelog.compaction.retention import delete_records
 from tidelog.storage.core.model import Acks
 from tidelog.storage.io.memory import MemoryStore
 from tidelog.storage.log import Log
@@ -52,6 +54,31 @@ def test_a_view_that_is_loaded_again_during_a_seal_makes_no_doubt(suspended_s: f
             assert not behind.tables.doubts
             assert behind.state.partition("t", 0).sealed_end == 2
             assert await read_values(behind) == ["a", "b"]
+
+    run(main)
+
+
+def test_records_that_expire_before_the_view_is_loaded_again_make_no_doubt() -> None:
+    """The sealed end that the sealer read first is below them, and the table is ahead."""
+
+    async def main() -> None:
+        inner = MemoryStore()
+        ahead, behind = await opened(inner), await opened(inner)
+        async with closing(ahead, behind):
+            await ahead.create_topic("t", 1, {})
+            await append(ahead, "a")
+            await behind.refresh()
+            assert await ahead.seal("t") == 1
+            await append(ahead, "b")
+            await seal_without_the_action(ahead)
+            async with caring(inner) as cluster:
+                await delete_records(cluster, "t", {0: 1}, is_dry=False)
+            assert isinstance(behind.clock, ManualClock)
+            behind.clock.advance(AGE_S + 1)
+            await behind.seal("t")
+            assert not behind.tables.doubts
+            assert behind.state.partition("t", 0).sealed_end == 2
+            assert await read_values(behind, offset=1) == ["b"]
 
     run(main)
 
