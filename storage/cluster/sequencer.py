@@ -11,7 +11,8 @@ makes an entry has read the whole chain before this entry, and omits drafts that
 of the two crashes, the other commits the draft, or finds it in the chain. I6: if the sequencer did
 not answer, no caller gets "definitely not in the log" while the sequencer may still commit the
 draft. The draft's own broker commits it again, under the same number, until one of the copies is in
-the chain, or no later entry may have the draft (FORMAT rule 8).
+the chain, or no later entry may have the draft (FORMAT rule 8). A sequencer that has refused a draft
+refuses it also if the network brings it again.
 """
 
 import asyncio
@@ -68,6 +69,8 @@ TOLD_BYTES_MAX = 64 * 1024
 """Larger headers, and larger chunks of an entry, are not announced: peers read the store."""
 TOO_OLD = "the upload was not committed in time and may be collected: retry"
 SKIPPED = "this broker was suspended: the outcome of the request is unknown"
+REFUSED_BROKERS_MAX = 1000
+"""Brokers whose refused drafts are noted: the last ones."""
 SEQUENCER_RETRY_S = 0.05
 RETRY_S_MAX = 2.0
 
@@ -167,6 +170,9 @@ class Sequencer:
         self._queue_bytes = 0
         self._batch: list[_WaitingDraft] = []
         self._drain: asyncio.Task[None] | None = None
+        self._refused: dict[str, int] = {}
+        """By broker, the highest number of its drafts that this broker has refused. A broker sends
+        a draft once, and later drafts have higher numbers."""
         self._newest = EntryAnnouncement(0)
         self._is_closing = False
         wal.subscribers.append(self)
@@ -308,7 +314,25 @@ class Sequencer:
         except Corrupt as error:
             self.counters.not_taken += 1
             raise ForwardRefused(str(error)) from error
-        if self._is_closing or self._queue_bytes + len(message) > self.settings.queue_bytes_max:
+        (origin,) = draft.origins
+        if origin.number <= self._refused.get(origin.origin_id, 0):
+            raise ForwardRefused(f"draft {origin.number} was refused, and came again")
+        try:
+            return await self._on_draft(draft, origin, len(message))
+        except ForwardRefused:
+            self._note_refused(origin)
+            raise
+
+    def _note_refused(self, origin: DraftId) -> None:
+        """Note that a peer's draft was refused. Its broker tells its client so, and the network may
+        bring the draft a second time."""
+        numbers = self._refused
+        numbers[origin.origin_id] = max(origin.number, numbers.pop(origin.origin_id, 0))
+        if len(numbers) > REFUSED_BROKERS_MAX:
+            del numbers[next(iter(numbers))]
+
+    async def _on_draft(self, draft: Draft, origin: DraftId, size: int) -> bytes:
+        if self._is_closing or self._queue_bytes + size > self.settings.queue_bytes_max:
             self.counters.not_taken += 1
             why = "shutting down" if self._is_closing else "the queue of drafts is full"
             raise ForwardRefused(why)
@@ -316,9 +340,8 @@ class Sequencer:
             self.counters.not_taken += 1
             raise ForwardRefused("this broker has not read the entry that raises the level")
         self.counters.taken += 1
-        (origin,) = draft.origins
         # Shielded: a peer that disconnects does not cancel the commit.
-        seq = await asyncio.shield(self._enqueue(draft, origin, len(message)).done)
+        seq = await asyncio.shield(self._enqueue(draft, origin, size).done)
         assert isinstance(seq, int), "a peer's draft is answered with a number"
         newest = self._newest
         return encode_announcements([newest if newest.seq == seq else EntryAnnouncement(seq)])

@@ -15,6 +15,7 @@ from tests.support.records import fold, tail_values
 from tests.support.vloop import run
 from tidelog.compaction.collect import collect, plan
 from tidelog.compaction.garbage import Grace
+from tidelog.storage.cluster.messages import ForwardRefused
 from tidelog.storage.core import object_keys
 from tidelog.storage.core.bounds import Bounds
 from tidelog.storage.core.errors import CommitUnknown, Unavailable
@@ -245,6 +246,35 @@ def test_a_sequencer_that_is_refused_by_the_store_says_so_and_others_go_on() -> 
             logs.store_of(first).plan = lambda _: None
             assert await values(cluster) == ["one"]
             assert placed.base_offset == 0
+
+    run(main)
+
+
+def test_i6_a_draft_that_was_refused_is_not_committed_when_it_comes_again() -> None:
+    """The network brings a message twice, and the store refuses only at the first time."""
+
+    async def main() -> None:
+        async with Cluster(latency=lambda _: 0.02) as cluster:
+            first, one, _ = await three(cluster)
+            messages: list[bytes] = []
+            real = first.sequencer.on_forward
+
+            async def noted(message: bytes) -> bytes:
+                messages.append(message)
+                return await real(message)
+
+            first.sequencer.on_forward = noted  # type: ignore[method-assign]
+            for broker in (first, one):
+                logs.store_of(broker).plan = Script("create", object_keys.WAL, [Fault.REFUSED] * 50)
+            with pytest.raises(Unavailable):
+                await logs.append(one, "refused")
+            for broker in (first, one):
+                logs.store_of(broker).plan = lambda _: None
+            (message,) = messages
+            with pytest.raises(ForwardRefused, match="came again"):
+                await real(message)
+            await logs.append(one, "next")
+            assert await values(cluster) == ["next"]
 
     run(main)
 
