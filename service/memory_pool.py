@@ -4,9 +4,9 @@ Each taker has an owner: a principal, or UNPROVED. Without shares, one principal
 bytes and keep them, and then no other client is served. Invariants:
 M1 `used` is the sum of what the owners hold. The owner that took a byte gives it back, once.
 M2 An owner takes bytes only while it then holds at most as many as are free. So an owner that is
-   alone gets half of the limit, two get a third each, and a new owner always finds room (Choudhury
-   and Hahne 1998, "dynamic threshold", with alpha 1). An owner that holds nothing may take any size
-   that fits.
+   alone gets half of the limit, two get a third each, and a new owner finds room (Choudhury and
+   Hahne 1998, "dynamic threshold", with alpha 1). An owner that holds nothing may take any size
+   that fits, so few large takes may fill the limit.
 M3 Takers of one owner get bytes in the order of their requests. An owner that holds nothing and
    waits for room is passed by none that came later, because small requests could delay a large one
    without end. An owner that waits only because of its share delays no other owner.
@@ -23,8 +23,8 @@ colon."""
 UNPROVED_PART = 16
 """UNPROVED holds at most the limit divided by this number."""
 EVERYONE = ""
-"""The owner of all connections of a listener without security. It may hold the whole limit, because
-its clients are not known apart."""
+"""The owner of all connections of a listener without security, and of other brokers. It may hold
+the whole limit, because its clients are not known apart."""
 
 
 class Taker(Protocol):

@@ -30,7 +30,7 @@ UNPACKED_BYTES_MAX = 128 << 20
 UNPACKED_ALL_BYTES_MAX = 96 << 20
 """Unpacked bytes of all slices at a time."""
 SLICE_S = 0.02
-"""Time after which a slice ends. One batch or one body may take longer."""
+"""Time after which a slice of batches ends. One batch or one body may take longer."""
 
 
 class _Unpacking:
@@ -66,9 +66,20 @@ class UnpackThreads:
         except BaseException:
             self.unpacked.give(principal, unpacked_bytes)
             raise
-        job = self._executor.submit(work)
+        return await self._started(principal, unpacked_bytes, work)
+
+    def _started(
+        self, principal: str, unpacked_bytes: int, work: Callable[[], T]
+    ) -> "asyncio.Future[T]":
+        """Begin the work. `run` has no variable for the future: the error in a future has `run` in
+        its traceback, and such a cycle would keep the body until a garbage collection."""
+        try:
+            job = self._executor.submit(work)
+        except BaseException:
+            self._end_slice(principal, unpacked_bytes)
+            raise
         job.add_done_callback(partial(self._on_done, principal, unpacked_bytes))
-        return await asyncio.wrap_future(job)
+        return asyncio.wrap_future(job)
 
     def _on_done(self, principal: str, unpacked_bytes: int, _: object) -> None:
         """Called in the thread."""

@@ -21,7 +21,7 @@ from tidelog.service.http.content_coding import (
 from tidelog.service.http.media_types import JSON_V2
 from tidelog.service.http.request_id import echo
 from tidelog.service.http.transports import Arrival
-from tidelog.service.memory_pool import EVERYONE, MemoryPool, Share
+from tidelog.service.memory_pool import UNPROVED, MemoryPool, Share
 from tidelog.storage.core.errors import InvalidRequest, Unavailable
 
 Scope: TypeAlias = MutableMapping[str, Any]
@@ -83,10 +83,11 @@ def _whole_exchange(method: object) -> WholeExchange | None:
 
 
 class BodyMemory(NamedTuple):
-    """The memory of the bodies of a listener, and the threads in which they are unpacked."""
+    """The memory of the bodies of a listener, and the threads in which they are unpacked. Without
+    `turn`, they are unpacked at once: brokers do not compress what they send to each other."""
 
     pool: MemoryPool
-    turn: Turn
+    turn: Turn | None = None
 
 
 class HttpRequest:
@@ -154,10 +155,10 @@ class HttpRequest:
         kept = [each for each in self.scope["headers"] if each[0] != b"content-encoding"]
         self.scope["headers"] = kept
         work = partial(unpack, body, coding, bytes_max)
-        if self.bodies is None:  # no listener: a test's request
+        if self.bodies is None or self.bodies.turn is None:
             return work()
         content = await self.bodies.turn(self._owner(), unpacked_max(body, bytes_max), work)
-        self._charge(len(body) + len(content))
+        self.charge(len(body) + len(content))
         return content
 
     async def _received(self, bytes_max: int) -> bytes:
@@ -185,7 +186,7 @@ class HttpRequest:
         while message.get("more_body", False):
             # If all declared bytes are here, only the end of the message is missing.
             if not 0 < size <= received:
-                self._charge(max(size, received))
+                self.charge(max(size, received))
             message = await self._part()
             parts.append(message.get("body", b""))
             self.received = received = received + len(parts[-1])
@@ -199,7 +200,8 @@ class HttpRequest:
             raise IncompleteBody("the client disconnected before the end of its request")
         return message
 
-    def _charge(self, size: int) -> None:
+    def charge(self, size: int) -> None:
+        """Hold so many bytes for the body, and for what is made of it. Raises Unavailable."""
         if self.bodies is None:
             return
         if self.share is None:
@@ -212,16 +214,12 @@ class HttpRequest:
             )
 
     def _owner(self) -> str:
-        rights = self.scope.get("rights")
-        return EVERYONE if rights is None else rights.principal
-
-    def body_became(self, size: int) -> None:
-        """Note that the body is freed, and that `size` bytes were made of it."""
-        if self.share is not None:
-            self.share.set(size)  # or, if there is no room for more, as many bytes as before
+        rights = self.scope.get("rights")  # a request of a public route has none
+        return UNPROVED if rights is None else rights.principal
 
     def release(self) -> None:
-        """Give the memory of the body back. Called at the end of the request."""
+        """Give the memory of the body back. Called when the body is freed, and at the end of the
+        request."""
         if self.share is not None:
             self.share.set(0)
 

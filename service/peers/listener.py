@@ -57,8 +57,8 @@ from tidelog.service.peers.client import (
     VITALS,
 )
 from tidelog.service.peers.forwarding import Forwarded
+from tidelog.service.security.caller import ALL_RIGHTS
 from tidelog.service.security.signatures import HEADER, Signatures
-from tidelog.service.unpacking import UnpackThreads
 from tidelog.storage.broker import Broker
 from tidelog.storage.cluster.liveness import PROTOCOL
 from tidelog.storage.cluster.messages import ForwardRefused
@@ -169,6 +169,7 @@ class PeerApp:
             prove()
         if scope["path"] not in ROUTES or scope["method"] != "POST":
             raise _Refused(404, f"no such route: this broker has peer protocol version {PROTOCOL}")
+        scope["rights"] = ALL_RIGHTS  # of a broker: its bodies are not those of strangers
         request = HttpRequest(scope, receive, send, self.bodies)
         try:
             return await request.body(PEER_BODY_BYTES_MAX)
@@ -201,7 +202,7 @@ class PeerListener:
         self._host = host
         self._scheme = "http" if tls is None else "https"
         self.admission: Admission[Any] = Admission(limits)
-        app.bodies = BodyMemory(self.admission.bodies, UnpackThreads().run)
+        app.bodies = BodyMemory(self.admission.bodies)
         self._server = Server(
             app,
             host,

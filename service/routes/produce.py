@@ -158,19 +158,21 @@ class Produce:
         produced = self._decode_small(body, format_name)
         if produced is None:
             produced = await self._decode_large(body, format_name, rights)
+            call.charge(max(len(body), produced.weight))
             topic = await self.topic(topic_name, rights)  # it may be new or deleted by now
         size = len(body)
         if produced.weight > size:
             rights.record(PRODUCER_BYTE_RATE, produced.weight - size)
-        if name is None and format_name != "arrow":  # its columns refer to the body
-            body = b""
-            call.body_became(produced.weight)
         target = f"{number}/{format_name}"
         try:
             key, places = self._placed(topic, produced, number, name, target, body)
         except UnknownPartition:
+            call.charge(max(size, produced.weight))
             topic = await self.newest(topic)
             key, places = self._placed(topic, produced, number, name, target, body)
+        if format_name != "arrow":  # its columns refer to the body
+            body = b""
+        call.release()  # the records are now those of the write buffer
         placements = await self.append(topic, produced, places, acks, key, size)
         if key is not None and placements is not None:
             places = self._places_of_first(topic, places, produced, number, key)

@@ -147,7 +147,7 @@ def memory_bounds(settings: Settings, connections_max: int) -> dict[str, int]:
     requests = RequestMemory(settings.buffer_bytes_max)
     connections = connections_max + limits_of(connections_max).spare_max
     return {
-        "kafka requests": requests.small.limit + requests.large.limit,
+        "kafka requests": requests.limit,
         "kafka decoded requests": DECODED_FACTOR * requests.decoded.limit,
         "kafka answers": UNSENT_ALL_BYTES_MAX,
         "kafka connections": connections * CONNECTION_BYTES,

@@ -118,7 +118,7 @@ def limits_of(settings: Settings, connections_max: int | None = None) -> Limits:
         unproved_max=most,
         address_max=most if most < ADDRESSES_MIN else most // 4,
         spare_max=max(4, min(64, most // 16)),
-        bodies_bytes_max=settings.buffer_bytes_max // 2,
+        bodies_bytes_max=max(settings.buffer_bytes_max // 2, 2 * settings.request_bytes_max),
         answers_bytes_max=settings.fetch_bytes_in_flight,
         idle_s=KEEP_ALIVE_S,
     )
@@ -213,7 +213,7 @@ class Router:
         instances: Instances,
         forwarder: Forwarder | None = None,
         security: Security | None = None,
-        bounds: "Bounds | None" = None,
+        bounds: Bounds | None = None,
     ) -> None:
         self._app = app
         self.admission, threads = bounds or Bounds(Admission(limits_of(settings)), UnpackThreads())

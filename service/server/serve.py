@@ -51,7 +51,7 @@ from tidelog.service.telemetry.loop_probe import LoopProbe
 from tidelog.service.telemetry.maintenance_metrics import MaintenanceCounters
 from tidelog.service.telemetry.metrics import HttpCounters, Worker, gathered
 from tidelog.service.telemetry.rates import RateSampler
-from tidelog.service.unpacking import UNPACKED_ALL_BYTES_MAX, UnpackThreads
+from tidelog.service.unpacking import UNPACKED_ALL_BYTES_MAX, UNPACKED_BYTES_MAX, UnpackThreads
 from tidelog.storage.broker import BACKGROUND_STOP_S, NO_OBSERVER, NO_PEERS, Broker
 from tidelog.storage.cluster.liveness import KafkaListener, Member
 from tidelog.storage.core.errors import LogError, StoreUnfit, Unavailable
@@ -433,7 +433,7 @@ def other_bounds(settings: Settings, clients: int) -> dict[str, int]:
         "read cache": settings.read_cache_bytes,
         "peers": BODIES_BYTES_MAX,
         "shared pages": SHARED_BYTES_MAX,
-        "unpacked": UNPACKED_ALL_BYTES_MAX,
+        "unpacked": max(UNPACKED_ALL_BYTES_MAX, UNPACKED_BYTES_MAX, settings.request_bytes_max),
     }
     return bounds | (kafka.memory_bounds(settings, clients) if settings.kafka_port else {})
 

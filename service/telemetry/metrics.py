@@ -448,7 +448,7 @@ class _AdmissionCollector(Collector):
         yield held
         yield counter(
             "budget_refused",
-            "requests refused because the budget was used up",
+            "requests refused because there was no memory for them, or not for their principal",
             ["budget"],
             [([name], budget.refused) for name, budget in budgets.items()],
         )

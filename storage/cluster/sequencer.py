@@ -11,8 +11,8 @@ makes an entry has read the whole chain before this entry, and omits drafts that
 of the two crashes, the other commits the draft, or finds it in the chain. I6: if the sequencer did
 not answer, no caller gets "definitely not in the log" while the sequencer may still commit the
 draft. The draft's own broker commits it again, under the same number, until one of the copies is in
-the chain, or no later entry may have the draft (FORMAT rule 8). A sequencer that has refused a draft
-refuses it also if the network brings it again.
+the chain, or no later entry may have the draft (FORMAT rule 8). A sequencer that has refused a
+draft refuses it also if the network brings it again.
 """
 
 import asyncio

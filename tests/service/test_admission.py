@@ -23,7 +23,7 @@ from tidelog.service.server.open_files import KEPT_FILES, connection_limits
 from tidelog.service.server.router import limits_of
 from tidelog.service.server.serve import other_bounds
 from tidelog.service.settings import Settings
-from tidelog.service.unpacking import UNPACKED_ALL_BYTES_MAX
+from tidelog.service.unpacking import UNPACKED_BYTES_MAX
 
 
 class Client:
@@ -240,7 +240,7 @@ def test_the_bound_of_memory_has_every_part_that_holds_bytes_of_clients(kafka_po
     admission: Admission[Client] = Admission(limits_of(settings, 100), other_bounds(settings, 100))
     buffer = settings.buffer_bytes_max
     caches = settings.tail_cache_bytes + settings.read_cache_bytes
-    http = buffer + buffer // 2 + settings.fetch_bytes_in_flight + UNPACKED_ALL_BYTES_MAX
+    http = buffer + buffer // 2 + settings.fetch_bytes_in_flight + UNPACKED_BYTES_MAX
     fixed = 4 * PEER_BODY_BYTES_MAX + SHARED_BYTES_MAX + 106 * CONNECTION_BYTES
     decoded = DECODED_FACTOR * (buffer // DECODED_PART)
     kafka = buffer + decoded + UNSENT_ALL_BYTES_MAX + 101 * CONNECTION_BYTES

@@ -214,7 +214,7 @@ async def test_bodies_of_one_principal_leave_memory_for_those_of_others() -> Non
     pool = MemoryPool(16 * BODY_STEP_BYTES)
     bodies = BodyMemory(pool, UnpackThreads().run)
 
-    async def begun(principal: str) -> tuple[HttpRequest, asyncio.Task[bytes]]:
+    async def begun(principal: str | None) -> tuple[HttpRequest, asyncio.Task[bytes]]:
         parts = [{"type": "http.request", "body": b"x", "more_body": True}]
 
         async def receive() -> dict[str, Any]:
@@ -223,7 +223,9 @@ async def test_bodies_of_one_principal_leave_memory_for_those_of_others() -> Non
             return parts.pop()
 
         rights = type("Rights", (), {"principal": principal})
-        scope = {"headers": [(b"content-length", b"50000")], "rights": rights, "method": "POST"}
+        scope = {"headers": [(b"content-length", b"50000")], "method": "POST"}
+        if principal is not None:
+            scope["rights"] = rights
         call = HttpRequest(scope, receive, no_send, bodies)
         reading = asyncio.create_task(call.body(100_000))
         await asyncio.sleep(0)
@@ -233,12 +235,14 @@ async def test_bodies_of_one_principal_leave_memory_for_those_of_others() -> Non
     async def no_send(message: Any) -> None:
         raise AssertionError(message)
 
+    strangers = [await begun(None) for _ in range(16)]  # of a public route
+    assert sum(reading.done() for _, reading in strangers) == 15
     greedy = [await begun("User:greedy") for _ in range(16)]
     assert sum(reading.done() for _, reading in greedy) == 8
     other, its_reading = await begun("User:other")
     assert not its_reading.done(), "it is read"
-    assert pool.used == 9 * BODY_STEP_BYTES
-    for call, reading in [*greedy, (other, its_reading)]:
+    assert pool.used == 10 * BODY_STEP_BYTES
+    for call, reading in [*strangers, *greedy, (other, its_reading)]:
         if reading.done():
             with pytest.raises(Unavailable, match="try again later"):
                 reading.result()

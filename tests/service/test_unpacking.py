@@ -1,10 +1,16 @@
 """The threads that unpack and check: whose turn it is, and how much is under way."""
 
 import asyncio
+import gc
 import threading
+import weakref
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
 
+import pytest
+
+from tests.service.conftest import until
 from tidelog.service import unpacking
 from tidelog.service.unpacking import THREADS, UnpackThreads
 
@@ -119,4 +125,48 @@ async def test_a_cancelled_slice_holds_its_bytes_to_its_end() -> None:
     assert "b" not in work.began, "the threads are busy"
     work.gate.set()
     await next_one
-    assert work.threads.unpacked.used == 0
+    await until(lambda: not work.threads.unpacked.used)  # the other thread ends a little later
+
+
+async def test_a_failed_slice_keeps_no_body() -> None:
+    """A cycle of an error and its frames would keep it until a garbage collection."""
+
+    class Body:
+        def unpack(self) -> None:
+            raise ValueError
+
+    body = Body()
+    kept = weakref.ref(body)
+    gc.disable()
+    try:
+        with pytest.raises(ValueError, match=r"^$"):
+            await UnpackThreads().run("a", 10, body.unpack)
+        del body
+        assert await _is_freed(kept)
+    finally:
+        gc.enable()
+
+
+async def _is_freed(kept: "weakref.ref[Any]") -> bool:
+    for _ in range(100):  # a thread forgets its last work a little later
+        if kept() is None:
+            return True
+        await asyncio.sleep(0.01)
+    return False
+
+
+async def test_a_thread_that_cannot_start_gives_turn_and_memory_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    threads = UnpackThreads()
+
+    def fails(_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threads._executor, "submit", fails)
+        for _ in range(2 * THREADS):
+            with pytest.raises(RuntimeError, match="new thread"):
+                await threads.run("a", 10, int)
+    assert threads.unpacked.used == 0
+    assert await threads.run("a", 10, int) == 0

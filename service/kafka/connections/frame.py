@@ -44,14 +44,13 @@ class FrameRefused(Exception):
     """The size of a frame is out of its bounds. The connection cannot go on."""
 
 
-class Decoded:
-    """The bytes of the requests that are decoded and not answered, of two sizes. A frame that is
-    partly received has none of them, so it delays no other request."""
+class SizedPools:
+    """Memory of requests of two sizes: large ones delay no small one."""
 
-    def __init__(self, limit: int) -> None:
-        self._large = MemoryPool(limit // 2)
-        self._small = MemoryPool(limit - limit // 2)
-        self.limit = limit
+    def __init__(self, small: int, large: int) -> None:
+        self._small = MemoryPool(small)
+        self._large = MemoryPool(large)
+        self.limit = small + large
 
     @property
     def used(self) -> int:
@@ -74,31 +73,19 @@ class Decoded:
         return self._large if size > SMALL_BYTES_MAX else self._small
 
 
-class RequestMemory:
+class RequestMemory(SizedPools):
     """The bytes of requests that the broker has not answered, over all connections of a
     listener."""
 
     def __init__(self, limit: int) -> None:
-        self.small = MemoryPool(limit // 4)
-        self.large = MemoryPool(limit - limit // 4)
-        self.decoded = Decoded(limit // DECODED_PART)
-
-    @property
-    def used(self) -> int:
-        return self.small.used + self.large.used
-
-    def take(self, taker: Taker, size: int) -> bool:
-        """Hold the bytes of a frame; see MemoryPool."""
-        return (self.large if size > SMALL_BYTES_MAX else self.small).take(taker, size)
-
-    def give(self, owner: str, size: int) -> None:
-        """Give the bytes of a frame back."""
-        (self.large if size > SMALL_BYTES_MAX else self.small).give(owner, size)
+        super().__init__(limit // 4, limit - limit // 4)
+        decoded = limit // DECODED_PART
+        self.decoded = SizedPools(decoded - decoded // 2, decoded // 2)
+        """The bytes of the requests that are decoded and not answered. A frame that is partly
+        received has none of them, so it delays no other request."""
 
     def leave(self, taker: Taker) -> None:
-        """Forget a taker that waits."""
-        for pool in (self.small, self.large):
-            pool.leave(taker)
+        super().leave(taker)
         self.decoded.leave(taker)
 
 
