@@ -53,6 +53,10 @@ test: has-all  ## Run the tests; ARGS are those of pytest
 torture: has-all  ## Run three brokers under injected faults for MINUTES
 	$(BIN)/python -m pytest -s --timeout 0 tests/system/test_torture.py --torture-minutes $(MINUTES) $(ARGS)
 
+.PHONY: torture-restores
+torture-restores: has-all  ## Run three brokers for MINUTES as they are cloned and their store is restored
+	$(BIN)/python -m pytest -s --timeout 0 tests/system/test_restores.py --torture-minutes $(MINUTES) $(ARGS)
+
 .PHONY: fuzz
 fuzz: has-all  ## Fuzz each decoder for MINUTES, or the service with INPUTS=1000000; ARGS are targets
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --only-binary atheris \

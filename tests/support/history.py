@@ -7,7 +7,7 @@ idempotency key. Values are unique over a history, so that each record is recogn
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -86,6 +86,30 @@ def violations(requests: Sequence[Request], log: Log) -> list[str]:
         found += _counted(request, places)
         found += _placed(request, places, at)
     return [*found, *_overtaken(requests, places)]
+
+
+def cut(
+    requests: Sequence[Request], log: Log, is_sent_again: Callable[[Request], bool]
+) -> list[str]:
+    """Write down in the requests that the log continues from this copy of an earlier moment: forget
+    the answers about what it does not have. Call it while no request can be answered.
+
+    `is_sent_again` are requests whose producer still waits for an answer. The others may be in the
+    log later only if they are in this copy. Return what is wrong with the copy.
+    """
+    values = {read.value for records in log.values() for read in records}
+    for request in requests:
+        request.acks = [
+            places
+            for places in request.acks
+            if any(place.offset < len(log[place.partition]) for place in places)
+        ]
+        if not any(record.value in values for record in request.records):
+            request.acks_without_offsets = 0
+            if not is_sent_again(request):
+                request.unknown = 0
+                request.is_acked_in_turn = False
+    return violations(requests, log)
 
 
 def _holes(log: Log) -> Iterator[str]:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.support.history import Log, Place, Read, Request, Written, violations
+from tests.support.history import Log, Place, Read, Request, Written, cut, violations
 
 A, B, C = b'"a"', b'"b"', b'"c"'
 
@@ -186,3 +186,32 @@ def test_one_wrong_record_of_many_is_seen(spoiler: int, at: int) -> None:
     assert violations(requests, log) == []
     spoilers(log, at)[spoiler]()
     assert violations(requests, log) != []
+
+
+# -- a log that continues from a copy of an earlier moment
+
+
+def test_a_cut_forgets_acks_of_what_the_copy_does_not_have() -> None:
+    there, gone = (
+        Request([Written(value)], acks=[[Place(0, offset)]])
+        for offset, value in enumerate((b"a", b"b"))
+    )
+    assert cut([there, gone], {0: [Read(0, b"a")]}, lambda _: False) == []
+    log = {0: [Read(0, b"a"), Read(1, b"new")]}
+    new = Request([Written(b"new")], acks=[[Place(0, 1)]])
+    assert violations([there, gone, new], log) == []
+    assert violations([there, gone, new], {0: [*log[0], Read(2, b"b")]}) != [], "it came back"
+    assert violations([there, gone, new], {0: []}) != [], "it is lost"
+
+
+def test_a_cut_finds_a_record_that_the_copy_has_elsewhere() -> None:
+    request = Request([Written(b"a")], acks=[[Place(0, 0)]])
+    found = cut([request], {0: [Read(0, b"b")]}, lambda _: False)
+    assert any(each.startswith("lost") for each in found)
+
+
+def test_after_a_cut_only_what_is_sent_again_may_be_there() -> None:
+    left, again = (Request([Written(value)], unknown=1) for value in (b"a", b"b"))
+    assert cut([left, again], {0: []}, lambda request: request is again) == []
+    assert violations([left, again], {0: [Read(0, b"b")]}) == []
+    assert violations([left, again], {0: [Read(0, b"a")]}) != []

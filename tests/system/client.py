@@ -70,6 +70,11 @@ class Client:
     def __exit__(self, *_: object) -> None:
         self._connection.close()
 
+    @property
+    def address(self) -> tuple[str, int]:
+        """Of the broker that the next request goes to."""
+        return self._connection.host, self._connection.port
+
     def call(
         self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] | None = None
     ) -> Answer:

@@ -1,10 +1,11 @@
-"""Kafka clients under faults: idempotent producers, and groups whose members commit.
+"""Kafka clients under faults: producers, and groups whose members commit.
 
 A producer's records are recorded as requests of one record, so that the checkers of the REST load
 also check them: each is acked at one offset, or its outcome is unknown.
 """
 
 import logging
+import math
 import threading
 import time
 from collections import defaultdict
@@ -23,6 +24,8 @@ __all__ = ["KafkaGroup", "KafkaProducer"]
 
 LAST_ACKS_S = 120.0
 """Longest wait for the acks of the last records."""
+RESENDS_MAX = 100
+"""Of a record by a client that is not idempotent, about which its application learns nothing."""
 QUIET: dict[str, Any] = {"log_level": 0, "logger": logging.getLogger("rdkafka")}
 QUICK: dict[str, Any] = {
     "reconnect.backoff.max.ms": 500,
@@ -39,24 +42,50 @@ class _Sent(NamedTuple):
 
 
 class KafkaProducer(Threads):
-    """An idempotent producer of librdkafka in a thread, from `with` to `finish`. In a history, each
-    producer has another `number`."""
+    """A producer of librdkafka in a thread, from `with` to `finish`. In a history, each producer
+    has another `number`.
+
+    With `is_forgiving`, an error is an unknown outcome and no failure, and a client that cannot go
+    on is replaced by a new one, which asks for a new producer id. So is each client after `life_s`.
+    One that is not idempotent sends a record again when a connection breaks, whatever `retries` is.
+    """
 
     def __init__(
-        self, addresses: str, topic: str, partitions: int, number: int, *, pause_s: float = 0.002
+        self,
+        addresses: str,
+        topic: str,
+        partitions: int,
+        number: int,
+        *,
+        pause_s: float = 0.002,
+        is_idempotent: bool = True,
+        is_forgiving: bool = False,
+        life_s: float = math.inf,
     ) -> None:
         super().__init__(self._run)
         self._config: dict[str, Any] = {
             "bootstrap.servers": addresses,
-            "enable.idempotence": True,
+            "enable.idempotence": is_idempotent,
             "linger.ms": 5,
+            "error_cb": self._error,
         }
+        if not is_idempotent:
+            self._config["acks"] = "all"
+        self._is_idempotent = is_idempotent
+        self._is_forgiving = is_forgiving
+        self._life_s = life_s
+        self._is_dead = False
+        self._born_s = 0.0
+        self.clients = 0
+        self.ended_lives: list[tuple[float, float]] = []
+        """When clients that could not go on began and ended."""
         self._where = (topic, partitions)
         self.number = number
         self._pause_s = pause_s
         self._history = history.Recorder(number * OPS_OF_ONE)
         self._failures: list[object] = []
         self.requests: list[Request] = []
+        self._waiting: dict[int, Request] = {}
         self.acks = 0
         self.longest_ack_s = 0.0
 
@@ -70,20 +99,51 @@ class KafkaProducer(Threads):
         assert not self._failures, self._failures[:3]
         return self.requests
 
+    def waiting(self) -> list[Request]:
+        """Requests without an answer: only these may still be sent again."""
+        return list(self._waiting.values())
+
     def wait_for_acks(self, more: int) -> None:
         wanted = self.acks + more
         wait_until(lambda: self.acks >= wanted or bool(self._failures), f"{more} more acks")
 
     def _run(self) -> None:
         try:
-            producer = librdkafka.Producer({**self._config, **QUICK})
             while not self._stop.is_set():
-                self._send(producer)
-                producer.poll(self._pause_s)
-            if left := producer.flush(LAST_ACKS_S):
-                self._failures.append(f"{left} records have no answer after {LAST_ACKS_S:g} s")
+                try:
+                    self._live(time.monotonic() + self._life_s)
+                except librdkafka.KafkaException as error:
+                    if not (self._is_forgiving and _is_fatal(error.args[0])):
+                        raise
+                    self._end_dead()
         except BaseException as error:  # noqa: BLE001 - `finish` raises it
             self._failures.append(error)
+
+    def _live(self, until_s: float) -> None:
+        producer = librdkafka.Producer({**self._config, **QUICK})
+        self.clients += 1
+        self._born_s = time.monotonic()
+        self._is_dead = False
+        while not (self._stop.is_set() or self._is_dead or time.monotonic() > until_s):
+            self._send(producer)
+            producer.poll(self._pause_s)
+        if self._is_dead:
+            producer.purge()
+            producer.flush(LAST_ACKS_S)
+            self._end_dead()
+        elif left := producer.flush(LAST_ACKS_S):
+            self._failures.append(f"{left} records have no answer after {LAST_ACKS_S:g} s")
+
+    def _end_dead(self) -> None:
+        """Note a client that could not go on. Nothing is known of its last records."""
+        self.ended_lives.append((self._born_s, time.monotonic()))
+        for request in self._waiting.values():
+            request.unknown += 1
+        self._waiting.clear()
+
+    def _error(self, error: librdkafka.KafkaError) -> None:
+        if error.fatal() and self._is_forgiving:
+            self._is_dead = True
 
     def _send(self, producer: librdkafka.Producer) -> None:
         sent = self._begin()
@@ -106,26 +166,42 @@ class KafkaProducer(Threads):
         index = len(self.requests)
         value = f'{{"id":"kafka-{self.number}/{index}"}}'
         partition = index % partitions
-        request = Request([Written(value.encode(), None, partition)], producer=self.number)
+        records = [Written(value.encode(), None, partition)]
+        request = Request(records, is_keyed=self._is_idempotent, producer=self.number)
+        if not self._is_idempotent:
+            request.unknown = RESENDS_MAX
         self.requests.append(request)
         sent = _Sent(request, self._history.next_op(), time.monotonic())
+        self._waiting[sent.op] = request
         written = [history.Written(topic, value, partition)]
         name = f"k{self.number}"
         self._history.add(history.Append(sent.begun_s, sent.op, name, written, is_producer=True))
         return sent
 
-    def _acked(self, sent: _Sent, partition: int, offset: int) -> None:
+    def _acked(self, sent: _Sent, partition: int, offset: int | None) -> None:
+        """`offset` is None for a record that was sent again, and that the broker had already."""
         now_s = time.monotonic()
+        self._waiting.pop(sent.op, None)
         self.longest_ack_s = max(self.longest_ack_s, now_s - sent.begun_s)
-        sent.request.acks.append([Place(partition, offset)])
         self.acks += 1
+        if offset is None:
+            sent.request.acks_without_offsets += 1
+            self._history.add(history.Unknown(now_s, sent.op, "acked without its offset"))
+            return
+        sent.request.acks.append([Place(partition, offset)])
         place = history.Place(self._where[0], partition, offset)
         self._history.add(history.Acked(now_s, sent.op, [place]))
 
     def _fail(self, sent: _Sent, error: object) -> None:
+        self._waiting.pop(sent.op, None)
         sent.request.unknown += 1
-        self._failures.append(error)
+        if not self._is_forgiving:
+            self._failures.append(error)
         self._history.add(history.Unknown(time.monotonic(), sent.op, str(error)))
+
+
+def _is_fatal(error: librdkafka.KafkaError) -> bool:
+    return bool(error.fatal() or error.code() == librdkafka.KafkaError._FATAL)
 
 
 class KafkaGroup(Threads):
@@ -149,6 +225,8 @@ class KafkaGroup(Threads):
             **config,
         }
         self._lock = threading.Lock()
+        self.resets = 0
+        """How often each partition may have become shorter: its members then may go back once."""
         self.failures: list[object] = []
         self.errors: list[str] = []
         """Errors that the application got, and after which the client went on."""
@@ -200,7 +278,13 @@ class KafkaGroup(Threads):
     def _run(self) -> None:
         try:
             consumer = librdkafka.Consumer({**self._config, **QUICK})
-            consumer.subscribe([self._topic], on_assign=self._assigned)
+            order = _Order()
+
+            def assigned(*_: object) -> None:
+                order.newest.clear()
+                self._assigned()
+
+            consumer.subscribe([self._topic], on_assign=assigned)
             while not self._stop.is_set():
                 message = consumer.poll(0.1)
                 if message is None:
@@ -212,6 +296,8 @@ class KafkaGroup(Threads):
                     self.errors.append(str(error))
                     continue
                 now_s, partition = time.monotonic(), message.partition()
+                if before := order.going_back(partition, message.offset(), self.resets):
+                    self.failures.append(f"{partition}: {message.offset()} after {before}")
                 with self._lock:
                     gap_s = now_s - self._last_s.get(partition, now_s)
                     self.longest_gap_s = max(self.longest_gap_s, gap_s)
@@ -221,6 +307,24 @@ class KafkaGroup(Threads):
         except BaseException as error:  # noqa: BLE001 - the test asserts that there is none
             self.failures.append(error)
 
-    def _assigned(self, *_: object) -> None:
+    def _assigned(self) -> None:
         with self._lock:
             self.rebalances += 1
+
+
+class _Order:
+    """The newest offset of each partition that a member has got since its assignment."""
+
+    def __init__(self) -> None:
+        self.newest: dict[int, int] = {}
+        self._resets: dict[int, int] = {}
+
+    def going_back(self, partition: int, offset: int, resets: int) -> str:
+        """Take note of the offset. Return the one before if no reset explains that it is higher."""
+        before = self.newest.get(partition, -1)
+        self.newest[partition] = offset
+        if offset > before or self._resets.get(partition, 0) < resets:
+            if offset <= before:
+                self._resets[partition] = resets
+            return ""
+        return str(before)

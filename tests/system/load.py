@@ -28,7 +28,8 @@ RECORDS_MANY = 100
 
 class Mix(NamedTuple):
     """The content of a load. `acks` are drawn for each request; `first` is the number of its first
-    producer, for loads that run side by side."""
+    producer, for loads that run side by side. Without keys, a request of unknown outcome is not
+    sent again."""
 
     topic: str
     partitions: int
@@ -37,13 +38,14 @@ class Mix(NamedTuple):
     pad_bytes: int = 40
     pause_s: float = 0.0
     first: int = 0
+    is_keyed: bool = True
 
 
 class Sent(NamedTuple):
     """A request with what is needed to send it again."""
 
     request: Request
-    key: str
+    key: str | None
     form: Form
 
 
@@ -75,6 +77,15 @@ class Load(Threads):
         assert not self._failures, self._failures
         return [sent for of_one in self._sent for sent in of_one]
 
+    def waiting(self) -> list[Request]:
+        """The newest request of each producer without an ack: only these may be sent again."""
+        newest = [of_one[-1].request for of_one in self._sent if of_one]
+        return [request for request in newest if not request.is_acked]
+
+    def sent(self) -> list[Request]:
+        """All requests so far."""
+        return [each.request for of_one in self._sent for each in list(of_one)]
+
     def acked(self) -> int:
         """Requests acked so far."""
         return sum(sent.request.is_acked for of_one in self._sent for sent in list(of_one))
@@ -104,11 +115,13 @@ class Load(Threads):
     def _send_next(self, client: Client, producer: int, draw: random.Random) -> None:
         mix, number = self._mix, len(self._sent[producer])
         form, name = draw.choice(list(Form)), mix.first + producer
-        request = Request(self._records(name, number, form, draw), producer=name)
-        sent = Sent(request, f"{mix.topic}-{name}-{number}", form)
+        records = self._records(name, number, form, draw)
+        request = Request(records, is_keyed=mix.is_keyed, producer=name)
+        key = f"{mix.topic}-{name}-{number}" if mix.is_keyed else None
+        sent = Sent(request, key, form)
         self._sent[producer].append(sent)
         acks = draw.choice(mix.acks)
-        gives_up = draw.random() < GIVE_UP_SHARE
+        gives_up = draw.random() < GIVE_UP_SHARE or not mix.is_keyed
         deadline = time.monotonic() + WAIT_S_MAX
         while not request.is_acked:
             client.send(mix.topic, request, acks=acks, key=sent.key, form=form)

@@ -19,6 +19,21 @@ THROTTLED = Faults(refused=0.6)
 SLOW = Faults(slowed=1.0, slow_s=1.0)
 FILE_GRACE_MS = 5000
 """Longer than any read of these tests takes."""
+VIEW_AGE_S = 2.0
+YOUNG = {
+    "wal_view_age_max_ms": round(1000 * VIEW_AGE_S),
+    "wal_retention_ms": 10_000,
+    "file_grace_ms": FILE_GRACE_MS,
+    "test_bounds": True,
+}
+OFTEN = {
+    "poll_interval_ms": 200,
+    "retention_check_interval_ms": 1000,
+    "tuning": {
+        "wal": {"checkpoint_entries": 50, "checkpoint_interval_s": 0.0},
+        "sealer": {"check_interval_s": 0.2},
+    },
+}
 
 
 class Nemesis:
@@ -64,7 +79,9 @@ class Nemesis:
         """Each deed comes once before any comes again."""
         if not self._next:
             self._next = self._draw.sample(self._deeds, len(self._deeds))
-        deed = self._next.pop()
+        self._do(self._next.pop())
+
+    def _do(self, deed: Callable[[], None]) -> None:
         self.counts[deed.__name__.strip("_").replace("_", " ")] += 1
         deed()
 

@@ -26,27 +26,12 @@ from tests.system.client import Client
 from tests.system.fault_proxy import FaultProxy
 from tests.system.kafka_load import KafkaGroup, KafkaProducer
 from tests.system.load import Load, Mix, Reading, Sent
-from tests.system.nemesis import FILE_GRACE_MS, Nemesis
+from tests.system.nemesis import OFTEN, VIEW_AGE_S, YOUNG, Nemesis
 from tests.system.recorded import Witness, history_of
 from tests.system.several import QUICK, brokers
 from tests.system.transform import Found, Names, Worker, check
 
 PARTITIONS = 3
-VIEW_AGE_S = 2.0
-YOUNG = {
-    "wal_view_age_max_ms": round(1000 * VIEW_AGE_S),
-    "wal_retention_ms": 10_000,
-    "file_grace_ms": FILE_GRACE_MS,
-    "test_bounds": True,
-}
-OFTEN = {
-    "poll_interval_ms": 200,
-    "retention_check_interval_ms": 1000,
-    "tuning": {
-        "wal": {"checkpoint_entries": 50, "checkpoint_interval_s": 0.0},
-        "sealer": {"check_interval_s": 0.2},
-    },
-}
 PAUSE_S = 0.01
 """Of each producer after a request, so that a run of minutes can still be checked."""
 
