@@ -116,6 +116,10 @@ class KafkaProducer(Threads):
                     if not (self._is_forgiving and _is_fatal(error.args[0])):
                         raise
                     self._end_dead()
+                except SystemError:  # confluent-kafka called back with its own error set
+                    if not self._is_forgiving:
+                        raise
+                    self._end_dead()
         except BaseException as error:  # noqa: BLE001 - `finish` raises it
             self._failures.append(error)
 
