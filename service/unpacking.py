@@ -25,12 +25,8 @@ from tidelog.service.memory_pool import MemoryPool
 T = TypeVar("T")
 
 THREADS = 2
-UNPACKED_BYTES_MAX = 128 << 20
-"""The most bytes that a batch of a producer may unpack to."""
 UNPACKED_ALL_BYTES_MAX = 96 << 20
 """Unpacked bytes of all slices at a time."""
-SLICE_S = 0.02
-"""Time after which a slice of batches ends. One batch or one body may take longer."""
 
 
 class _Unpacking:

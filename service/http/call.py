@@ -16,19 +16,18 @@ from tidelog.service.http.content_coding import (
     headers_of,
     packed,
     unpack,
-    unpacked_max,
 )
 from tidelog.service.http.media_types import JSON_V2
 from tidelog.service.http.request_id import echo
 from tidelog.service.http.transports import Arrival
 from tidelog.service.memory_pool import UNPROVED, MemoryPool, Share
+from tidelog.service.unpacking import UnpackThreads
 from tidelog.storage.core.errors import InvalidRequest, Unavailable
+from tidelog.storage.kafka.codecs import bound_of
 
 Scope: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-Turn: TypeAlias = Callable[[str, int, Callable[[], bytes]], Awaitable[bytes]]
-"""Runs the work in a thread when it is a principal's turn, with so much memory."""
 
 UNSTORED = ((b"x-content-type-options", b"nosniff"), (b"cache-control", b"no-store"))
 """Headers of each stream, and of each other answer unless the method is POST. A browser neither
@@ -84,10 +83,10 @@ def _whole_exchange(method: object) -> WholeExchange | None:
 
 class BodyMemory(NamedTuple):
     """The memory of the bodies of a listener, and the threads in which they are unpacked. Without
-    `turn`, they are unpacked at once: brokers do not compress what they send to each other."""
+    `threads`, they are unpacked at once: brokers do not compress what they send to each other."""
 
     pool: MemoryPool
-    turn: Turn | None = None
+    threads: UnpackThreads | None = None
 
 
 class HttpRequest:
@@ -155,9 +154,10 @@ class HttpRequest:
         kept = [each for each in self.scope["headers"] if each[0] != b"content-encoding"]
         self.scope["headers"] = kept
         work = partial(unpack, body, coding, bytes_max)
-        if self.bodies is None or self.bodies.turn is None:
+        if self.bodies is None or self.bodies.threads is None:
             return work()
-        content = await self.bodies.turn(self._owner(), unpacked_max(body, bytes_max), work)
+        unpacked_bytes = bound_of(len(body), bytes_max)
+        content = await self.bodies.threads.run(self._owner(), unpacked_bytes, work)
         self.charge(len(body) + len(content))
         return content
 

@@ -75,11 +75,6 @@ def coding_of_body(header: bytes) -> bytes:
     return _CODINGS[name]
 
 
-def unpacked_max(body: bytes, bytes_max: int) -> int:
-    """Return the most bytes that `unpack` makes of a body."""
-    return min(codecs.bound_of(len(body)), bytes_max)
-
-
 def unpack(body: bytes, coding: bytes, bytes_max: int) -> bytes:
     """Return the content of a body. Raises UnpacksToMore, BadEncoding."""
     try:

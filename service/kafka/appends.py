@@ -33,7 +33,6 @@ from tidelog.service.kafka.messages.produce import (
 )
 from tidelog.service.security.caller import ALL_RIGHTS, forbidden
 from tidelog.service.telemetry.metrics import KAFKA
-from tidelog.service.unpacking import SLICE_S, UNPACKED_BYTES_MAX
 from tidelog.storage.core.acls import TOPIC, WRITE
 from tidelog.storage.core.errors import (
     CommitUnknown,
@@ -68,6 +67,10 @@ costs more."""
 INLINE_UNPACKED, INLINE_HEADERS = (1 << 20, 20_000) if native.IS_BUILT else (1 << 16, 1_000)
 """The most unpacked bytes and headers of a request that the event loop checks. The cost cannot be
 seen in the packed bytes: 105 bytes may be 100,000 headers."""
+UNPACKED_BYTES_MAX = 128 << 20
+"""The most bytes that a batch of a producer may unpack to."""
+SLICE_S = 0.02
+"""Time after which a slice of checks in a thread ends. One batch may take longer."""
 BYTE_COSTS = (0.06 if native.IS_BUILT else 1, 256, 21, 8, 32, 32, 32, 32)
 """Cost of a byte by codec (none, gzip, snappy, lz4, zstd), because packed bytes take more time."""
 RECORD_COST, PART_COST = 5 if native.IS_BUILT else 80, 2_000
@@ -211,8 +214,7 @@ class Append(Later):
         most = 0
         for part, outcome, rules in zip(self.parts, self.batches, self._rules, strict=True):
             if outcome is None and part.records is not None and _codec(part.records):
-                bound = codecs.bound_of(part.records.nbytes)
-                most = max(most, min(bound, rules.unpacked_max))
+                most = max(most, codecs.bound_of(part.records.nbytes, rules.unpacked_max))
         return most
 
     def check_slice(self) -> None:

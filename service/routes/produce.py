@@ -155,12 +155,12 @@ class Produce:
         except UnknownPartition:
             topic = await self.newest(topic)
             number = None if partition is None else partition_number(topic, partition)
+        size = len(body)
         produced = self._decode_small(body, format_name)
         if produced is None:
             produced = await self._decode_large(body, format_name, rights)
-            call.charge(max(len(body), produced.weight))
+            call.charge(max(size, produced.weight))
             topic = await self.topic(topic_name, rights)  # it may be new or deleted by now
-        size = len(body)
         if produced.weight > size:
             rights.record(PRODUCER_BYTE_RATE, produced.weight - size)
         target = f"{number}/{format_name}"
@@ -269,11 +269,10 @@ class Produce:
         return await in_thread(rights, self._threads, most, partial(decode, most))
 
     async def decode_in_thread(
-        self, rights: CallerRights, decode: Callable[[bytes, int], T], body: bytes
+        self, rights: CallerRights, body: bytes, decode: Callable[[], T]
     ) -> T:
         """Decode a large body in a thread, while the event loop serves other requests."""
-        work = partial(decode, body, self._log.store_time.now_ms())
-        return await in_thread(rights, self._threads, self._decoded_max(body), work)
+        return await in_thread(rights, self._threads, self._decoded_max(body), decode)
 
     def _decoded_max(self, body: bytes) -> int:
         return min(DECODED_FACTOR * len(body), self._settings.request_bytes_max)

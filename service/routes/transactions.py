@@ -13,6 +13,7 @@ the whole request if a check fails.
 that the crash prevented.
 """
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
@@ -125,7 +126,8 @@ class Transactions:
         now_ms = self._log.store_time.now_ms()
         if len(body) <= DECODE_INLINE_BYTES:
             return decode_transaction(body, now_ms)
-        return await self._produce.decode_in_thread(rights, decode_transaction, body)
+        work = partial(decode_transaction, body, now_ms)
+        return await self._produce.decode_in_thread(rights, body, work)
 
     async def _plan(
         self, request: Transaction, body: bytes, name: str | None, rights: CallerRights

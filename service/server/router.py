@@ -194,7 +194,7 @@ class Node:
         return node, segments
 
 
-class Bounds(NamedTuple):
+class Limiters(NamedTuple):
     """The Admission of the listener that calls a router, and the threads that unpack bodies."""
 
     admission: Admission[Any]
@@ -213,11 +213,13 @@ class Router:
         instances: Instances,
         forwarder: Forwarder | None = None,
         security: Security | None = None,
-        bounds: Bounds | None = None,
+        limiters: Limiters | None = None,
     ) -> None:
         self._app = app
-        self.admission, threads = bounds or Bounds(Admission(limits_of(settings)), UnpackThreads())
-        self._bodies = BodyMemory(self.admission.bodies, threads.run)
+        self.admission, threads = limiters or Limiters(
+            Admission(limits_of(settings)), UnpackThreads()
+        )
+        self._bodies = BodyMemory(self.admission.bodies, threads)
         self._clock = broker.clock
         self._advertised_url = settings.advertised_url
         self._cors = Cors(settings.cors_origin_names) if settings.cors_origins else None

@@ -25,6 +25,7 @@ from tidelog.service.exit_status import EXIT_FAILED, EXIT_OK, EXIT_UNREACHABLE, 
 from tidelog.service.formats.shared_pages import SHARED_BYTES_MAX
 from tidelog.service.http.admission import Admission
 from tidelog.service.http.sockets import Server, bound_sockets
+from tidelog.service.kafka.appends import UNPACKED_BYTES_MAX
 from tidelog.service.peers.client import COMPACTIONS, KAFKA_CLIENTS, METRICS, VITALS, HttpPeers
 from tidelog.service.peers.forwarding import Forwarder, GroupPeers
 from tidelog.service.peers.listener import BODIES_BYTES_MAX, PeerApp, PeerListener, reachable
@@ -43,7 +44,7 @@ from tidelog.service.server.log_lines import log_failure, log_to_stderr
 from tidelog.service.server.maintenance import check_tables, compactor, run_maintenance
 from tidelog.service.server.open_files import client_limits
 from tidelog.service.server.return_memory import return_memory
-from tidelog.service.server.router import Bounds, Router, limits_of
+from tidelog.service.server.router import Limiters, Router, limits_of
 from tidelog.service.settings import Settings
 from tidelog.service.telemetry.compactions import Compactions
 from tidelog.service.telemetry.kafka_clients import KafkaClients
@@ -51,7 +52,7 @@ from tidelog.service.telemetry.loop_probe import LoopProbe
 from tidelog.service.telemetry.maintenance_metrics import MaintenanceCounters
 from tidelog.service.telemetry.metrics import HttpCounters, Worker, gathered
 from tidelog.service.telemetry.rates import RateSampler
-from tidelog.service.unpacking import UNPACKED_ALL_BYTES_MAX, UNPACKED_BYTES_MAX, UnpackThreads
+from tidelog.service.unpacking import UNPACKED_ALL_BYTES_MAX, UnpackThreads
 from tidelog.storage.broker import BACKGROUND_STOP_S, NO_OBSERVER, NO_PEERS, Broker
 from tidelog.storage.cluster.liveness import KafkaListener, Member
 from tidelog.storage.core.errors import LogError, StoreUnfit, Unavailable
@@ -317,8 +318,8 @@ async def _build_apps(
     app.state.compactions = compactions
     forwarder = Forwarder(GroupPeers(broker.members, serving.peers))
     kind = Router if traces is None else traces.router()
-    bounds = Bounds(admission, threads)
-    router = kind(app, broker, settings, counters, broker.groups, forwarder, security, bounds)
+    limiters = Limiters(admission, threads)
+    router = kind(app, broker, settings, counters, broker.groups, forwarder, security, limiters)
     reports = {
         METRICS: app.state.telemetry.text,
         VITALS: app.state.vitals.encoded,

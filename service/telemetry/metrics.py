@@ -439,18 +439,18 @@ class _AdmissionCollector(Collector):
             ["reason"],
             [([reason], count) for reason, count in admission.ended.items()],
         )
-        budgets = {"bodies": admission.bodies, "answers": admission.answers}
+        pools = {"bodies": admission.bodies, "answers": admission.answers}
         held = GaugeMetricFamily(
             "tidelog_budget_bytes", "bytes of requests and answers in memory", labels=["budget"]
         )
-        for name, budget in budgets.items():
-            held.add_metric([name], budget.used)
+        for name, pool in pools.items():
+            held.add_metric([name], pool.used)
         yield held
         yield counter(
             "budget_refused",
             "requests refused because there was no memory for them, or not for their principal",
             ["budget"],
-            [([name], budget.refused) for name, budget in budgets.items()],
+            [([name], pool.refused) for name, pool in pools.items()],
         )
         most = GaugeMetricFamily(
             "tidelog_memory_max_bytes",

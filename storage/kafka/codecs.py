@@ -48,9 +48,9 @@ _ZSTD_RUN = 1
 _SNAPPY: Any = pa.Codec("snappy")
 
 
-def bound_of(packed_size: int) -> int:
-    """Return the most unpacked bytes of a batch with so many packed bytes."""
-    return min(max(RATIO_MAX * packed_size, UNPACKED_MIN), UNPACKED_MAX)
+def bound_of(packed_size: int, bytes_max: int = UNPACKED_MAX) -> int:
+    """Return the most bytes that `unpack` makes of so many packed bytes."""
+    return min(max(RATIO_MAX * packed_size, UNPACKED_MIN), UNPACKED_MAX, bytes_max)
 
 
 def unpack(codec: int, packed: bytes | memoryview, bytes_max: int = UNPACKED_MAX) -> bytes:
@@ -59,7 +59,7 @@ def unpack(codec: int, packed: bytes | memoryview, bytes_max: int = UNPACKED_MAX
 
     This takes at most a little more than the unpacked bytes.
     """
-    bound = min(bound_of(len(packed)), bytes_max)
+    bound = bound_of(len(packed), bytes_max)
     try:
         return _UNPACK[codec](bytes(packed), bound)
     except (pa.ArrowInvalid, OSError, zlib.error, IndexError) as error:
@@ -82,7 +82,7 @@ class _Pieces:
     """The unpacked bytes of a batch, piece by piece, within a bound.
 
     Memory that grows step by step would leave freed blocks of all sizes behind, which malloc keeps.
-    So it has the expected size from the second piece on.
+    So it has the expected size, if one is known, from the second piece on.
     """
 
     __slots__ = ("_bound", "_content", "_count", "_expected", "_first", "_size")

@@ -1,4 +1,4 @@
-"""Admission: connections, shares of budgets and clocks, in virtual time."""
+"""Admission: connections, shares of memory and clocks, in virtual time."""
 
 import random
 
@@ -15,6 +15,7 @@ from tidelog.service.http.admission import (
     Limits,
     Phase,
 )
+from tidelog.service.kafka.appends import UNPACKED_BYTES_MAX
 from tidelog.service.kafka.connections.frame import DECODED_FACTOR, DECODED_PART
 from tidelog.service.memory_pool import EVERYONE, MemoryPool, Share
 from tidelog.service.peers.listener import PEER_BODY_BYTES_MAX
@@ -23,7 +24,6 @@ from tidelog.service.server.open_files import KEPT_FILES, connection_limits
 from tidelog.service.server.router import limits_of
 from tidelog.service.server.serve import other_bounds
 from tidelog.service.settings import Settings
-from tidelog.service.unpacking import UNPACKED_BYTES_MAX
 
 
 class Client:
@@ -56,18 +56,18 @@ def ended(admission: Admission[Client], now_s: float) -> list[tuple[Client, Phas
 def test_a1_a2_shares_are_given_back_and_limits_kept(seed: int) -> None:
     rng = random.Random(seed)
     pool = MemoryPool(1000)
-    held = [Share(pool, EVERYONE) for _ in range(8)]
+    shares = [Share(pool, EVERYONE) for _ in range(8)]
     for _ in range(2000):
-        share = rng.choice(held)
+        share = rng.choice(shares)
         before = share.size
         size = rng.choice((0, rng.randrange(400), rng.randrange(3000)))
         is_held = share.set(size)
         assert share.size == (size if is_held else before)
         assert is_held or size > before, "less always fits"
-        assert pool.used == sum(each.size for each in held)
+        assert pool.used == sum(share.size for share in shares)
         others = pool.used - share.size
         assert not is_held or size <= before or not others or pool.used <= pool.limit
-    for share in held:
+    for share in shares:
         assert share.set(0)
     assert pool.used == 0
     assert pool.refused > 0
@@ -222,7 +222,7 @@ def test_lines_of_bad_requests_are_few_and_counted() -> None:
     assert admission.line(LOG_PERIOD_S) == 0
 
 
-def test_the_bound_of_memory_is_the_sum_of_the_budgets() -> None:
+def test_the_bound_of_memory_is_the_sum_of_the_limits() -> None:
     admission: Admission[Client] = Admission(
         limits(bodies_bytes_max=10, answers_bytes_max=20), {"cache": 30}
     )

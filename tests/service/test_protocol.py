@@ -212,7 +212,7 @@ async def test_whole_bodies_and_parted_ones_are_read_on_one_connection() -> None
 async def test_bodies_of_one_principal_leave_memory_for_those_of_others() -> None:
     """The bodies of a client that stops in the middle are held."""
     pool = MemoryPool(16 * BODY_STEP_BYTES)
-    bodies = BodyMemory(pool, UnpackThreads().run)
+    bodies = BodyMemory(pool, UnpackThreads())
 
     async def begun(principal: str | None) -> tuple[HttpRequest, asyncio.Task[bytes]]:
         parts = [{"type": "http.request", "body": b"x", "more_body": True}]

@@ -120,11 +120,11 @@ async def test_a_cancelled_slice_holds_its_bytes_to_its_end() -> None:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
     assert work.threads.unpacked.used == THREADS * 1000
-    next_one = work.start("b")
+    waiting = work.start("b")
     await asyncio.sleep(0.02)
     assert "b" not in work.began, "the threads are busy"
     work.gate.set()
-    await next_one
+    await waiting
     await until(lambda: not work.threads.unpacked.used)  # the other thread ends a little later
 
 

@@ -108,6 +108,15 @@ class Client:
         answer = self.call("POST", "/admin/topics", json.dumps(body).encode(), headers)
         assert answer.status == 201, answer
 
+    def committed(self, group: str) -> dict[int, int]:
+        """Return the committed offsets of a group of one topic, by partition. Raises NotServed."""
+        (cluster,) = self.call("GET", "/v3/clusters").json()["data"]
+        path = f"/v3/clusters/{cluster['cluster_id']}/consumer-groups/{group}/offsets"
+        answer = self.call("GET", path)
+        if answer.status in (503, 504):
+            raise NotServed(answer.body.decode())
+        return {entry["partition_id"]: entry["offset"] for entry in answer.json()["data"]}
+
     def post(
         self,
         topic: str,

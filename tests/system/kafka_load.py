@@ -112,12 +112,8 @@ class KafkaProducer(Threads):
             while not self._stop.is_set():
                 try:
                     self._live(time.monotonic() + self._life_s)
-                except librdkafka.KafkaException as error:
-                    if not (self._is_forgiving and _is_fatal(error.args[0])):
-                        raise
-                    self._end_dead()
-                except SystemError:  # confluent-kafka called back with its own error set
-                    if not self._is_forgiving:
+                except (librdkafka.KafkaException, SystemError) as error:
+                    if not (self._is_forgiving and _is_fatal(error)):
                         raise
                     self._end_dead()
         except BaseException as error:  # noqa: BLE001 - `finish` raises it
@@ -204,8 +200,13 @@ class KafkaProducer(Threads):
         self._history.add(history.Unknown(time.monotonic(), sent.op, str(error)))
 
 
-def _is_fatal(error: librdkafka.KafkaError) -> bool:
-    return bool(error.fatal() or error.code() == librdkafka.KafkaError._FATAL)
+def _is_fatal(error: Exception) -> bool:
+    """Whether a producer cannot go on. confluent-kafka may call back with its own error set, and
+    then Python raises SystemError."""
+    if isinstance(error, SystemError):
+        return True
+    cause: librdkafka.KafkaError = error.args[0]
+    return bool(cause.fatal() or cause.code() == librdkafka.KafkaError._FATAL)
 
 
 class KafkaGroup(Threads):

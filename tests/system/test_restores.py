@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.support.broker import Broker, tidelog
-from tests.support.history import Log, Request, cut, violations
+from tests.support.history import Log, Read, Request, cut, violations
 from tests.support.ports import free_port
 from tests.system.checks import new_topic, the_log, wait_for_commits
-from tests.system.client import AnswerLost, Client, NotSent, NotServed, wait_until
+from tests.system.client import AnswerLost, Client, NotSent, wait_until
 from tests.system.kafka_load import KafkaGroup, KafkaProducer
 from tests.system.load import Load, Mix
 from tests.system.nemesis import OFTEN, VIEW_AGE_S, YOUNG, Nemesis
@@ -263,15 +263,16 @@ def passed_over(
     excused = 0
     for partition, records in log.items():
         mine = set(read.get(partition, ()))
-        ours = {(each.offset, each.value) for each in records}
-        others = [{(each.offset, each.value) for each in era.log[partition]} for era in eras]
-        wrong += [f"{partition}: read {each}" for each in sorted(mine - ours.union(*others))[:3]]
+        ours = _places(records)
+        others = [_places(era.log[partition]) for era in eras]
+        wrong += [f"{partition}: read {place}" for place in sorted(mine - ours.union(*others))[:3]]
         gaps = []
         for era, old in zip(eras, others, strict=True):
             start = len(era.restored[partition])
             ahead = [offset for offset, value in mine & old if offset >= start]
             gaps.append(range(start, max(ahead, default=start - 1) + 1))
-        missing = sorted(each[0] for each in ours - mine if each[0] < committed.get(partition, 0))
+        end = committed.get(partition, 0)
+        missing = sorted(offset for offset, _ in ours - mine if offset < end)
         not_read = [offset for offset in missing if not any(offset in gap for gap in gaps)]
         excused += len(missing) - len(not_read)
         if not_read:
@@ -279,14 +280,13 @@ def passed_over(
     return wrong, excused
 
 
+def _places(records: Sequence[Read]) -> set[tuple[int, bytes | None]]:
+    return {(record.offset, record.value) for record in records}
+
+
 def _committed(url: str, group: str) -> dict[int, int]:
     with Client(url) as client:
-        (cluster,) = client.call("GET", "/v3/clusters").json()["data"]
-        path = f"/v3/clusters/{cluster['cluster_id']}/consumer-groups/{group}/offsets"
-        answer = client.call("GET", path)
-        if answer.status in (503, 504):
-            raise NotServed(answer.body.decode())
-        return {each["partition_id"]: each["offset"] for each in answer.json()["data"]}
+        return client.committed(group)
 
 
 @pytest.mark.slow

@@ -146,10 +146,7 @@ def _transformed(url: str, names: Names) -> Found:
             ]
             for name, partitions in ((names.made, PARTITIONS), (names.audit, 1))
         }
-        (cluster,) = client.call("GET", "/v3/clusters").json()["data"]
-        path = f"/v3/clusters/{cluster['cluster_id']}/consumer-groups/{names.group}/offsets"
-        listed = client.call("GET", path).json()["data"]
-    offsets = {each["partition_id"]: each["offset"] for each in listed}
+        offsets = client.committed(names.group)
     return Found(offsets, values[names.made], values[names.audit])
 
 

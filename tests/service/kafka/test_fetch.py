@@ -196,9 +196,9 @@ async def test_an_unknown_session(kafka: Kafka, filled: Client) -> None:
 
 
 async def test_answers_wait_for_memory(kafka: Kafka, filled: Client) -> None:
-    budget = kafka.counters.admission.answers
-    other = Share(budget, EVERYONE)
-    assert other.set(budget.limit)
+    answers = kafka.counters.admission.answers
+    other = Share(answers, EVERYONE)
+    assert other.set(answers.limit)
     waiting = asyncio.create_task(_fetch(filled, _wanted((0, 0), wait_ms=20_000)))
     await asyncio.sleep(0.01)
     assert not waiting.done()
@@ -206,7 +206,7 @@ async def test_answers_wait_for_memory(kafka: Kafka, filled: Client) -> None:
     (found,) = await waiting
     assert len(_records(found)) == 6
     await asyncio.sleep(0)
-    assert budget.used == 0
+    assert answers.used == 0
 
 
 async def test_a_stopping_broker_ends_waits(kafka: Kafka, filled: Client) -> None:

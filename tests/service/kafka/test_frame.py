@@ -131,7 +131,7 @@ def test_frames_that_stop_in_the_middle_delay_no_small_frame() -> None:
         reader.push(_framed(0, size)[:-1])
         assert _pulled(reader) == []
     assert [number for number, one in enumerate(stopped) if one.is_blocked] == [5, 7]
-    assert memory._small.take(_Idle(), SHARED_BYTES)
+    assert memory.take(_Idle(), SHARED_BYTES)
 
 
 class _Idle:

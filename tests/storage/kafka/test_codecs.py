@@ -128,7 +128,7 @@ def test_a_bomb_is_refused_within_its_bound(framing: str) -> None:
     finally:
         tracemalloc.stop()
         pa.set_memory_pool(default)
-    assert peak < 2.6 * codecs.UNPACKED_MIN
+    assert peak < 2.1 * codecs.UNPACKED_MIN
     assert (pool.max_memory() or 0) < 4 << 20
 
 

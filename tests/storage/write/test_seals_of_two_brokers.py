@@ -1,6 +1,8 @@
 """Two brokers seal one topic: a sealer that is behind the other does not doubt a good table."""
 
 import asyncio
+import contextlib
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -11,11 +13,23 @@ from tests.support.maintenance import caring
 from tests.support.views import AGE_S
 from tests.support.vloop import run
 from tidelog.compaction.retention import delete_records
+from tidelog.storage.broker import Broker
 from tidelog.storage.core.model import Acks
 from tidelog.storage.io.memory import MemoryStore
 from tidelog.storage.log import Log
 from tidelog.storage.tables.manifest import Table
 from tidelog.storage.write.requests import AppendRequest
+
+
+@contextlib.asynccontextmanager
+async def ahead_and_behind(inner: MemoryStore) -> AsyncIterator[tuple[Broker, Broker]]:
+    """Two brokers that know the first record of `t`."""
+    ahead, behind = await opened(inner), await opened(inner)
+    async with closing(ahead, behind):
+        await ahead.create_topic("t", 1, {})
+        await append(ahead, "a")
+        await behind.refresh()
+        yield ahead, behind
 
 
 async def seal_without_the_action(log: Log) -> None:
@@ -39,11 +53,7 @@ def test_a_view_that_is_loaded_again_during_a_seal_makes_no_doubt(suspended_s: f
 
     async def main() -> None:
         inner = MemoryStore()
-        ahead, behind = await opened(inner), await opened(inner)
-        async with closing(ahead, behind):
-            await ahead.create_topic("t", 1, {})
-            await append(ahead, "a")
-            await behind.refresh()
+        async with ahead_and_behind(inner) as (ahead, behind):
             await append(ahead, "b")
             await seal_without_the_action(ahead)
             assert isinstance(behind.clock, ManualClock)
@@ -63,11 +73,7 @@ def test_records_that_expire_before_the_view_is_loaded_again_make_no_doubt() -> 
 
     async def main() -> None:
         inner = MemoryStore()
-        ahead, behind = await opened(inner), await opened(inner)
-        async with closing(ahead, behind):
-            await ahead.create_topic("t", 1, {})
-            await append(ahead, "a")
-            await behind.refresh()
+        async with ahead_and_behind(inner) as (ahead, behind):
             assert await ahead.seal("t") == 1
             await append(ahead, "b")
             await seal_without_the_action(ahead)
