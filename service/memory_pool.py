@@ -9,7 +9,9 @@ M2 An owner takes bytes only while it then holds at most as many as are free. So
    that fits, so few large takes may fill the limit.
 M3 Takers of one owner get bytes in the order of their requests. An owner that holds nothing and
    waits for room is passed by none that came later, because small requests could delay a large one
-   without end. An owner that waits only because of its share delays no other owner.
+   without end. Each taker that is served puts its owner behind the others that wait, so an owner
+   whose queue never empties passes another one once. An owner that waits only because of its share
+   delays no other owner.
 
 Pure: no IO, no clock.
 """
@@ -49,7 +51,7 @@ class MemoryPool:
         """Calls of `change` that did not fit."""
         self._held_bytes: Counter[str] = Counter()
         self._waiting: dict[str, dict[Taker, None]] = {}
-        """By owner, in the order in which the owners began to wait."""
+        """By owner: first the one that has waited longest since it began to wait, or was served."""
 
     def take(self, taker: Taker, size: int) -> bool:
         """Hold `size` bytes for the owner of the taker, and return True. If they do not fit, return
@@ -65,6 +67,8 @@ class MemoryPool:
         self._held_bytes[owner] += size
         if takers:
             self._forget(owner, taker)
+            if takers:
+                self._waiting[owner] = self._waiting.pop(owner)
         return True
 
     def change(self, owner: str, before: int, size: int) -> bool:
@@ -93,13 +97,18 @@ class MemoryPool:
             self.wake()
 
     def wake(self) -> None:
-        """Let the takers try again, while their bytes fit: those of each owner in their order."""
-        for owner in list(self._waiting):
-            while takers := self._waiting.get(owner):
-                taker = next(iter(takers))
-                taker.on_memory()
-                if self._waiting.get(owner) is takers and next(iter(takers), None) is taker:
-                    break
+        """Let the takers try again while their bytes fit: the first of each owner, in rounds."""
+        while any([self._has_gone_on(owner) for owner in list(self._waiting)]):
+            pass
+
+    def _has_gone_on(self, owner: str) -> bool:
+        """Let the first taker of an owner try again. Return whether it waits no longer."""
+        takers = self._waiting.get(owner)
+        if not takers:
+            return False
+        taker = next(iter(takers))
+        taker.on_memory()
+        return next(iter(takers), None) is not taker
 
     def leave(self, taker: Taker) -> None:
         """Forget a taker that waits, because its connection has ended or may not go on."""

@@ -4,7 +4,8 @@ These are batches of Produce requests, and compressed or large bodies of HTTP. A
 seconds and much memory. The threads are not those of the event loop's executor, because flushes and
 seals need these. The work of a request may be done in slices. If several principals wait, the next
 slice is of the principal with the fewest slices under way, and among equals, of the one that has
-waited longest. So one principal delays another by the slices under way alone.
+waited longest. So one principal delays another by the slices under way alone. A principal's quota
+`request_percentage` is charged with the CPU time of its slices.
 
 Invariants:
 C1 At most THREADS slices are under way.
@@ -13,20 +14,65 @@ C2 Their unpacked bytes are at most UNPACKED_ALL_BYTES_MAX, or those of one slic
 """
 
 import asyncio
+import time
 from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
-from tidelog.service.memory_pool import MemoryPool
+from tidelog.service.memory_pool import UNPROVED, MemoryPool
+from tidelog.storage.state.access import REQUEST_PERCENTAGE
 
 T = TypeVar("T")
 
 THREADS = 2
 UNPACKED_ALL_BYTES_MAX = 96 << 20
 """Unpacked bytes of all slices at a time."""
+PERCENT = 100
+"""Charges are seconds times PERCENT, because the quota's rate is PERCENT for a whole thread."""
+
+
+class Caller(Protocol):
+    """The caller whose request needs a slice: see service.security.caller.CallerRights."""
+
+    @property
+    def principal(self) -> str: ...
+
+    def record(self, quota: str, size: float) -> None: ...
+
+
+class _Unproved:
+    """The caller of a public route."""
+
+    principal = UNPROVED
+
+    def record(self, quota: str, size: float) -> None:
+        """No quota counts requests of public routes."""
+
+
+UNPROVED_CALLER: Caller = _Unproved()
+
+
+class _Slice:
+    """A slice under way: what its caller holds, and has used."""
+
+    __slots__ = ("caller", "unpacked_bytes", "used_s")
+
+    def __init__(self, caller: Caller, unpacked_bytes: int) -> None:
+        self.caller = caller
+        self.unpacked_bytes = unpacked_bytes
+        self.used_s = 0.0
+        """CPU time."""
+
+    def run(self, work: Callable[[], T]) -> T:
+        """Called in the thread."""
+        began_s = time.thread_time()
+        try:
+            return work()
+        finally:
+            self.used_s = time.thread_time() - began_s
 
 
 class _Unpacking:
@@ -53,37 +99,38 @@ class UnpackThreads:
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
         self._running: Counter[str] = Counter()
 
-    async def run(self, principal: str, unpacked_bytes: int, work: Callable[[], T]) -> T:
+    async def run(self, caller: Caller, unpacked_bytes: int, work: Callable[[], T]) -> T:
         """Run a slice that unpacks at most so many bytes, when it is its turn. Return its result.
         A slice that was cancelled holds its bytes to the end of its work."""
+        principal = caller.principal
         await self._take(principal, unpacked_bytes)
         try:
             await self._begin(principal)
         except BaseException:
             self.unpacked.give(principal, unpacked_bytes)
             raise
-        return await self._started(principal, unpacked_bytes, work)
+        return await self._started(_Slice(caller, unpacked_bytes), work)
 
-    def _started(
-        self, principal: str, unpacked_bytes: int, work: Callable[[], T]
-    ) -> "asyncio.Future[T]":
+    def _started(self, begun: _Slice, work: Callable[[], T]) -> "asyncio.Future[T]":
         """Begin the work. `run` has no variable for the future: the error in a future has `run` in
         its traceback, and such a cycle would keep the body until a garbage collection."""
         try:
-            job = self._executor.submit(work)
+            job = self._executor.submit(begun.run, work)
         except BaseException:
-            self._end_slice(principal, unpacked_bytes)
+            self._end_slice(begun)
             raise
-        job.add_done_callback(partial(self._on_done, principal, unpacked_bytes))
+        job.add_done_callback(partial(self._on_done, begun))
         return asyncio.wrap_future(job)
 
-    def _on_done(self, principal: str, unpacked_bytes: int, _: object) -> None:
+    def _on_done(self, ended: _Slice, _: object) -> None:
         """Called in the thread."""
         with suppress(RuntimeError):  # the event loop has ended
-            self._loop.call_soon_threadsafe(self._end_slice, principal, unpacked_bytes)
+            self._loop.call_soon_threadsafe(self._end_slice, ended)
 
-    def _end_slice(self, principal: str, unpacked_bytes: int) -> None:
-        self.unpacked.give(principal, unpacked_bytes)
+    def _end_slice(self, ended: _Slice) -> None:
+        principal = ended.caller.principal
+        ended.caller.record(REQUEST_PERCENTAGE, ended.used_s * PERCENT)
+        self.unpacked.give(principal, ended.unpacked_bytes)
         self._end(principal)
 
     async def _take(self, principal: str, unpacked_bytes: int) -> None:

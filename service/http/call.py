@@ -20,8 +20,8 @@ from tidelog.service.http.content_coding import (
 from tidelog.service.http.media_types import JSON_V2
 from tidelog.service.http.request_id import echo
 from tidelog.service.http.transports import Arrival
-from tidelog.service.memory_pool import UNPROVED, MemoryPool, Share
-from tidelog.service.unpacking import UnpackThreads
+from tidelog.service.memory_pool import MemoryPool, Share
+from tidelog.service.unpacking import UNPROVED_CALLER, Caller, UnpackThreads
 from tidelog.storage.core.errors import InvalidRequest, Unavailable
 from tidelog.storage.kafka.codecs import bound_of
 
@@ -32,12 +32,13 @@ Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 UNSTORED = ((b"x-content-type-options", b"nosniff"), (b"cache-control", b"no-store"))
 """Headers of each stream, and of each other answer unless the method is POST. A browser neither
 stores nor runs an answer to a POST."""
+LEFT = "the client disconnected before its request was read"
 LENGTH_DIGITS_MAX = 18
 """Maximum digits of a Content-Length that is parsed. For thousands of digits, `int` raises."""
 
 
 class IncompleteBody(InvalidRequest):
-    """The client disconnected before it had sent its whole body."""
+    """The client disconnected before its whole body was read."""
 
     status = 400
     code = 400
@@ -59,6 +60,9 @@ class HttpResponse(NamedTuple):
 class WholeExchange:
     """A request and its answer without ASGI messages. `receive` and `send` of a request are methods
     of this object, unless an application wraps them."""
+
+    disconnected: bool
+    """Whether the client has ended the connection. Threads read it."""
 
     def whole_body(self) -> bytes | None:
         """Take and return the body, or return None if it has not arrived completely."""
@@ -139,7 +143,7 @@ class HttpRequest:
         Unpack it if it has a Content-Encoding. Raises BodyTooLarge if the body is over `bytes_max`,
         and UnpacksToMore for its content; the rest is neither read nor unpacked (I10). Raises
         Unavailable if there is no memory for the bodies of this principal. An uncompressed body
-        that arrives in one piece is not charged. Raises UnsupportedEncoding and BadEncoding. Raises
+        that arrives in one piece is not charged here. Raises UnsupportedEncoding and BadEncoding. Raises
         IncompleteBody if the client disconnects, because half an Arrow stream would decode as a
         shorter stream.
         """
@@ -153,13 +157,20 @@ class HttpRequest:
         del self.headers[b"content-encoding"]
         kept = [each for each in self.scope["headers"] if each[0] != b"content-encoding"]
         self.scope["headers"] = kept
-        work = partial(unpack, body, coding, bytes_max)
         if self.bodies is None or self.bodies.threads is None:
-            return work()
+            return unpack(body, coding, bytes_max)
+        self.charge(len(body))
+        work = partial(self._unpacked, body, coding, bytes_max)
         unpacked_bytes = bound_of(len(body), bytes_max)
-        content = await self.bodies.threads.run(self._owner(), unpacked_bytes, work)
+        content = await self.bodies.threads.run(self._caller(), unpacked_bytes, work)
         self.charge(len(body) + len(content))
         return content
+
+    def _unpacked(self, body: bytes, coding: bytes, bytes_max: int) -> bytes:
+        """Called in a thread, perhaps a long time after the body has arrived."""
+        if self._exchange is not None and self._exchange.disconnected:
+            raise IncompleteBody(LEFT)
+        return unpack(body, coding, bytes_max)
 
     async def _received(self, bytes_max: int) -> bytes:
         size = 0
@@ -197,7 +208,7 @@ class HttpRequest:
     async def _part(self) -> MutableMapping[str, Any]:
         message = await self.receive()
         if message["type"] == "http.disconnect":
-            raise IncompleteBody("the client disconnected before the end of its request")
+            raise IncompleteBody(LEFT)
         return message
 
     def charge(self, size: int) -> None:
@@ -205,7 +216,7 @@ class HttpRequest:
         if self.bodies is None:
             return
         if self.share is None:
-            self.share = Share(self.bodies.pool, self._owner())
+            self.share = Share(self.bodies.pool, self._caller().principal)
         if not self.share.set(-(-size // BODY_STEP_BYTES) * BODY_STEP_BYTES):
             pool = self.share.pool
             raise Unavailable(
@@ -213,9 +224,9 @@ class HttpRequest:
                 f"{pool.limit}: try again later"
             )
 
-    def _owner(self) -> str:
-        rights = self.scope.get("rights")  # a request of a public route has none
-        return UNPROVED if rights is None else rights.principal
+    def _caller(self) -> Caller:
+        rights: Caller | None = self.scope.get("rights")  # a request of a public route has none
+        return UNPROVED_CALLER if rights is None else rights
 
     def release(self) -> None:
         """Give the memory of the body back. Called when the body is freed, and at the end of the

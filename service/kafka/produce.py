@@ -29,7 +29,6 @@ from tidelog.service.kafka.messages.produce import (
     TopicProduceData,
 )
 from tidelog.service.security.caller import ALL_RIGHTS, CallerRights, Forbidden
-from tidelog.service.security.request_time import in_thread
 from tidelog.storage.core.acls import CLUSTER, CLUSTER_NAME, IDEMPOTENT_WRITE, TOPIC, WRITE
 from tidelog.storage.core.errors import LogError, Unavailable
 from tidelog.storage.state.access import PRODUCER_BYTE_RATE
@@ -98,7 +97,7 @@ class Produce:
                 return
         rights, threads = append.client.rights, self._context.threads
         while not append.is_checked:
-            await in_thread(rights, threads, append.unpacked_bytes, append.check_slice)
+            await threads.run(rights, append.unpacked_bytes, append.check_slice)
 
     async def _admit(self, topic_data: list[TopicProduceData], append: Append) -> None:
         """Admit these topics with a refreshed view: another broker may have created a topic, or

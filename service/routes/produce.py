@@ -39,7 +39,6 @@ from tidelog.service.http.route import (
     RouteDoc,
 )
 from tidelog.service.security.caller import ALL_RIGHTS, CallerRights, check_creation, rights_of
-from tidelog.service.security.request_time import in_thread
 from tidelog.service.settings import Settings
 from tidelog.service.telemetry.metrics import HttpCounters
 from tidelog.service.unpacking import UnpackThreads
@@ -158,6 +157,7 @@ class Produce:
         size = len(body)
         produced = self._decode_small(body, format_name)
         if produced is None:
+            call.charge(size)
             produced = await self._decode_large(body, format_name, rights)
             call.charge(max(size, produced.weight))
             topic = await self.topic(topic_name, rights)  # it may be new or deleted by now
@@ -262,17 +262,17 @@ class Produce:
         decode = partial(_decoded, body, format_name, now_ms)
         bound = self._decoded_max(body)
         try:
-            return await in_thread(rights, self._threads, bound, partial(decode, bound))
+            return await self._threads.run(rights, bound, partial(decode, bound))
         except arrow.UnpackedTooLarge:
             if bound == most:
                 raise
-        return await in_thread(rights, self._threads, most, partial(decode, most))
+        return await self._threads.run(rights, most, partial(decode, most))
 
     async def decode_in_thread(
         self, rights: CallerRights, body: bytes, decode: Callable[[], T]
     ) -> T:
         """Decode a large body in a thread, while the event loop serves other requests."""
-        return await in_thread(rights, self._threads, self._decoded_max(body), decode)
+        return await self._threads.run(rights, self._decoded_max(body), decode)
 
     def _decoded_max(self, body: bytes) -> int:
         return min(DECODED_FACTOR * len(body), self._settings.request_bytes_max)

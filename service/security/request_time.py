@@ -1,7 +1,7 @@
 """The CPU time of a principal's requests, for its quota `request_percentage`.
 
 A request's time is the CPU time of the threads that work for it: of the event loop between the
-handler's waits, and of a thread that decodes its body. Wall time would also count waits for a CPU
+handler's waits, which is measured here, and of its slices (service.unpacking). Wall time would also count waits for a CPU
 and for the interpreter's lock, which requests of other principals cause. Work for several
 principals together (flushes, commits, seals) is not counted.
 
@@ -15,15 +15,11 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from tidelog.service.security.caller import CallerRights
-from tidelog.service.unpacking import UnpackThreads
+from tidelog.service.unpacking import PERCENT
 from tidelog.storage.io.tasks import Steps
 from tidelog.storage.state.access import REQUEST_PERCENTAGE
 
 T = TypeVar("T")
-
-PERCENT = 100
-"""Charges are seconds times PERCENT, because the quota's rate is PERCENT for a whole thread."""
-
 
 def measured(rights: CallerRights, work: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T]:
     """Return `work` as a coroutine that charges the CPU time of each of its steps. If the principal
@@ -40,24 +36,3 @@ def measured(rights: CallerRights, work: Coroutine[Any, Any, T]) -> Coroutine[An
             rights.record(REQUEST_PERCENTAGE, (time.thread_time() - began_s) * PERCENT)
 
     return Steps(work, charged)
-
-
-async def in_thread(
-    rights: CallerRights, threads: UnpackThreads, unpacked_bytes: int, function: Callable[[], T]
-) -> T:
-    """Run the function in a thread when it is the caller's turn (service.unpacking), and charge its
-    CPU time."""
-    used_s = 0.0
-
-    def run() -> T:
-        nonlocal used_s
-        began_s = time.thread_time()
-        try:
-            return function()
-        finally:
-            used_s = time.thread_time() - began_s
-
-    try:
-        return await threads.run(rights.principal, unpacked_bytes, run)
-    finally:
-        rights.record(REQUEST_PERCENTAGE, used_s * PERCENT)

@@ -11,13 +11,22 @@ from tidelog.service.memory_pool import EVERYONE, UNPROVED, UNPROVED_PART, Memor
 class _Taker:
     """Takes its bytes as soon as there is room."""
 
-    def __init__(self, memory: MemoryPool, size: int, owner: str = EVERYONE) -> None:
+    def __init__(
+        self,
+        memory: MemoryPool,
+        size: int,
+        owner: str = EVERYONE,
+        services: list[str] | None = None,
+    ) -> None:
+        """`services` gets the owner when the taker is served."""
         self.memory, self.size, self.owner = memory, size, owner
+        self.services = [] if services is None else services
         self.has_bytes = False
 
     def on_memory(self) -> None:
         if not self.has_bytes:
             self.has_bytes = self.memory.take(self, self.size)
+            self.services += [self.owner] * self.has_bytes
 
 
 def _takers(memory: MemoryPool, *sizes: int, owner: str = EVERYONE) -> list[_Taker]:
@@ -87,6 +96,43 @@ def test_owner_that_holds_nothing_is_not_passed_for_ever() -> None:
     for _ in range(3):
         memory.give("User:a", small.pop().size)
     assert (_sizes(large), _sizes(later)) == ([80], [])
+
+
+def test_owner_whose_queue_never_empties_delays_another_one_by_what_it_holds() -> None:
+    memory = MemoryPool(96)
+    fed = _takers(memory, *[16] * 5, owner="User:fed")
+    large = _takers(memory, 64, owner="User:large")
+    ended = 0
+    while not large[0].has_bytes:
+        fed += _takers(memory, 16, owner="User:fed")
+        memory.give("User:fed", fed[ended].size)
+        ended += 1
+        assert ended < 4, "it held three takes"
+    memory.give("User:large", 64)
+    assert sum(taker.has_bytes for taker in fed[ended:]) == 3, "its queue goes on"
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_an_owner_that_holds_nothing_is_passed_by_another_one_once(seed: int) -> None:
+    draw, memory, services = random.Random(seed), MemoryPool(1000), list[str]()
+    queues: dict[str, list[_Taker]] = {f"User:{number}": [] for number in range(4)}
+    waits_since: dict[str, int] = {}
+    for _ in range(1000):
+        owner, queue = draw.choice([*queues.items()])
+        served = [taker for taker in queue if taker.has_bytes]
+        if served and len(queue) > draw.randrange(6):
+            queue.remove(served[0])
+            memory.give(owner, served[0].size)
+        else:
+            queue.append(_Taker(memory, draw.randrange(1, 1001), owner, services))
+            queue[-1].on_memory()
+        for name, takers in queues.items():
+            if not takers or any(taker.has_bytes for taker in takers):
+                waits_since.pop(name, None)
+                continue
+            others = Counter(services[waits_since.setdefault(name, len(services)) :])
+            assert max(others.values(), default=0) <= 1
+    assert len(services) > 200
 
 
 def test_connections_without_a_principal_share_a_small_part() -> None:

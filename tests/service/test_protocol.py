@@ -4,16 +4,17 @@ import asyncio
 import contextlib
 import gzip
 import json
+import threading
 from typing import Any
 
 import pytest
 
-from tests.service.conftest import listening
+from tests.service.conftest import listening, until
 from tidelog.service.http.admission import BODY_STEP_BYTES
-from tidelog.service.http.call import BodyMemory, HttpRequest, HttpResponse
+from tidelog.service.http.call import LEFT, BodyMemory, HttpRequest, HttpResponse
 from tidelog.service.http.exchange import JOINED_BYTES_MAX
 from tidelog.service.memory_pool import MemoryPool
-from tidelog.service.unpacking import UnpackThreads
+from tidelog.service.unpacking import THREADS, UNPROVED_CALLER, UnpackThreads
 from tidelog.storage.core.errors import InvalidRequest, Unavailable
 
 
@@ -272,3 +273,47 @@ async def test_a_body_counts_as_it_arrived_also_if_it_cannot_be_unpacked(pieces:
         assert await reader.readexactly(2) == b"%d" % len(body)
         writer.close()
         await writer.wait_closed()
+
+
+async def test_a_packed_body_is_charged_while_it_waits_and_not_unpacked_if_its_client_left() -> (
+    None
+):
+    pool, threads, gate = MemoryPool(64 * BODY_STEP_BYTES), UnpackThreads(), threading.Event()
+    bodies = BodyMemory(pool, threads)
+    outcomes: list[str] = []
+    exchanges: list[Any] = []
+
+    async def serve(scope: Any, receive: Any, send: Any) -> None:
+        call = HttpRequest(scope, receive, send, bodies)
+        exchanges.append(receive.__self__)
+        try:
+            outcomes.append(str(len(await call.body(1 << 20))))
+            await call.answer(HttpResponse(200, b""))
+        except InvalidRequest as error:
+            outcomes.append(str(error))
+        finally:
+            call.release()
+
+    body = gzip.compress(bytes(1000))
+    head = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-encoding: gzip\r\ncontent-length: %d\r\n\r\n"
+    busy = [
+        asyncio.ensure_future(threads.run(UNPROVED_CALLER, 0, lambda: gate.wait(20)))
+        for _ in range(THREADS)
+    ]
+    async with listening(serve) as port:
+        clients = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
+        for _, writer in clients:
+            writer.write(head % len(body) + body)
+        await until(lambda: pool.used == 3 * BODY_STEP_BYTES)
+        leaving = clients.pop()[1]
+        leaving.transport.abort()
+        await until(lambda: any(exchange.disconnected for exchange in exchanges))
+        gate.set()
+        for reader, writer in clients:
+            assert b"200" in await reader.readuntil(b"\r\n\r\n")
+            writer.close()
+            await writer.wait_closed()
+        await until(lambda: len(outcomes) == 3)
+    await asyncio.gather(*busy)
+    assert sorted(outcomes) == ["1000", "1000", LEFT]
+    assert pool.used == 0

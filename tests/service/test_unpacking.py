@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
@@ -13,6 +14,18 @@ import pytest
 from tests.service.conftest import until
 from tidelog.service import unpacking
 from tidelog.service.unpacking import THREADS, UnpackThreads
+from tidelog.storage.state.access import REQUEST_PERCENTAGE
+
+
+class Caller:
+    """A caller whose charges are kept."""
+
+    def __init__(self, principal: str) -> None:
+        self.principal = principal
+        self.charges: list[tuple[str, float]] = []
+
+    def record(self, quota: str, size: float) -> None:
+        self.charges.append((quota, size))
 
 
 class Work:
@@ -26,7 +39,8 @@ class Work:
         self._loop = asyncio.get_running_loop()
 
     def start(self, principal: str, size: int = 0) -> "asyncio.Task[None]":
-        return asyncio.ensure_future(self.threads.run(principal, size, self._slice(principal)))
+        work = self._slice(principal)
+        return asyncio.ensure_future(self.threads.run(Caller(principal), size, work))
 
     def _slice(self, principal: str) -> Callable[[], None]:
         def run() -> None:
@@ -128,6 +142,32 @@ async def test_a_cancelled_slice_holds_its_bytes_to_its_end() -> None:
     await until(lambda: not work.threads.unpacked.used)  # the other thread ends a little later
 
 
+async def test_a_slice_is_charged_to_its_caller_also_if_it_fails_or_nobody_waits() -> None:
+    def busy() -> None:
+        began_s = time.thread_time()
+        while time.thread_time() < began_s + 0.01:
+            pass
+
+    def fails() -> None:
+        busy()
+        raise ValueError
+
+    threads, gate = UnpackThreads(), threading.Event()
+    callers = {name: Caller(name) for name in ("done", "failed", "left")}
+    await threads.run(callers["done"], 0, busy)
+    with pytest.raises(ValueError, match=r"^$"):
+        await threads.run(callers["failed"], 0, fails)
+    left = asyncio.ensure_future(threads.run(callers["left"], 0, lambda: gate.wait(20) and busy()))
+    await until(lambda: threads._running["left"] == 1)
+    left.cancel()
+    gate.set()
+    for caller in callers.values():
+        await until(lambda caller=caller: bool(caller.charges))
+        ((quota, size),) = caller.charges
+        assert quota == REQUEST_PERCENTAGE
+        assert 1 <= size < 20, "percent of a thread's second"
+
+
 async def test_a_failed_slice_keeps_no_body() -> None:
     """A cycle of an error and its frames would keep it until a garbage collection."""
 
@@ -140,7 +180,7 @@ async def test_a_failed_slice_keeps_no_body() -> None:
     gc.disable()
     try:
         with pytest.raises(ValueError, match=r"^$"):
-            await UnpackThreads().run("a", 10, body.unpack)
+            await UnpackThreads().run(Caller("a"), 10, body.unpack)
         del body
         assert await _is_freed(kept)
     finally:
@@ -160,13 +200,13 @@ async def test_a_thread_that_cannot_start_gives_turn_and_memory_back(
 ) -> None:
     threads = UnpackThreads()
 
-    def fails(_: object) -> None:
+    def fails(*_: object) -> None:
         raise RuntimeError("can't start new thread")
 
     with monkeypatch.context() as patch:
         patch.setattr(threads._executor, "submit", fails)
         for _ in range(2 * THREADS):
             with pytest.raises(RuntimeError, match="new thread"):
-                await threads.run("a", 10, int)
+                await threads.run(Caller("a"), 10, int)
     assert threads.unpacked.used == 0
-    assert await threads.run("a", 10, int) == 0
+    assert await threads.run(Caller("a"), 10, int) == 0
