@@ -8,10 +8,12 @@ import functools
 import gzip
 import io
 import random
+import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import Any
 
 import httpx
@@ -99,6 +101,24 @@ def coded(coding: str, pack: Callable[[bytes], bytes], scale: float, broker: Bro
     return sent(broker, produced([body] * scaled(40, scale, 4), headers), at_once=40)
 
 
+def waiting_coded(scale: float, broker: Broker) -> str:
+    """Send thousands of compressed bodies, each in one packet, faster than they are unpacked."""
+    content = random.Random(1).randbytes(100 << 10) + bytes(15 * MIB)
+    body = gzip.compress(content, 1)
+    head = f"POST /topics/{VICTIM} HTTP/1.1\r\nHost: x\r\nContent-Encoding: gzip\r\n"
+    data = f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+    with ExitStack() as stack:
+        for number in range(scaled(6_000, scale, 30)):
+            source = f"127.0.0.{number % 4 + 1}", 0  # a broker bounds the connections of an address
+            connection = socket.create_connection(
+                (broker.address, broker.port), TIMEOUT_S, source_address=source
+            )
+            stack.enter_context(connection)
+            connection.sendall(data)
+        time.sleep(HOLD_S * scale)
+    return ""
+
+
 def empty_records(scale: float, broker: Broker) -> str:
     """Produce records without content, then fetch them with `max_bytes` of 1."""
     rows = int(1_000_000 * scale)
@@ -149,6 +169,7 @@ def attacks(scale: float) -> Attacks:
             coded, "gzip", gzip.compress, scale
         ),
         "bodies with Content-Encoding (zstd)": functools.partial(coded, "zstd", zstd, scale),
+        "waiting bodies with Content-Encoding": functools.partial(waiting_coded, scale),
         "records without bytes": functools.partial(empty_records, scale),
         "many partitions": functools.partial(many_partitions, scale),
         "followers of one partition": functools.partial(woken, "text/event-stream", "", scale),
