@@ -54,7 +54,7 @@ class Clients:
     def __init__(self, found: Sequence[Broker], topic: str, seed: int) -> None:
         urls = [broker.base_url for broker in found]
         kafka = ",".join(f"127.0.0.1:{broker.settings['kafka_port']}" for broker in found)
-        mix = Mix(topic, PARTITIONS, producers=2, pause_s=PAUSE_S)
+        mix = Mix(topic, PARTITIONS, producers=2, pause_s=PAUSE_S, is_cloned=True)
         self._seed = seed
         self._mix = mix
         self.loads = [
