@@ -98,7 +98,7 @@ class MemoryPool:
 
     def wake(self) -> None:
         """Let the takers try again while their bytes fit: the first of each owner, in rounds."""
-        while any([self._has_gone_on(owner) for owner in list(self._waiting)]):
+        while sum(self._has_gone_on(owner) for owner in list(self._waiting)):
             pass
 
     def _has_gone_on(self, owner: str) -> bool:

@@ -143,9 +143,9 @@ class HttpRequest:
         Unpack it if it has a Content-Encoding. Raises BodyTooLarge if the body is over `bytes_max`,
         and UnpacksToMore for its content; the rest is neither read nor unpacked (I10). Raises
         Unavailable if there is no memory for the bodies of this principal. An uncompressed body
-        that arrives in one piece is not charged here. Raises UnsupportedEncoding and BadEncoding. Raises
-        IncompleteBody if the client disconnects, because half an Arrow stream would decode as a
-        shorter stream.
+        that arrives in one piece is not charged here. Raises UnsupportedEncoding and BadEncoding.
+        Raises IncompleteBody if the client disconnects, because half an Arrow stream would decode
+        as a shorter stream.
         """
         coding = b""
         if b"content-encoding" in self.headers:

@@ -157,9 +157,7 @@ class Produce:
         size = len(body)
         produced = self._decode_small(body, format_name)
         if produced is None:
-            call.charge(size)
-            produced = await self._decode_large(body, format_name, rights)
-            call.charge(max(size, produced.weight))
+            produced = await self._decode_large(call, body, format_name)
             topic = await self.topic(topic_name, rights)  # it may be new or deleted by now
         if produced.weight > size:
             rights.record(PRODUCER_BYTE_RATE, produced.weight - size)
@@ -254,19 +252,23 @@ class Produce:
             return None
 
     async def _decode_large(
-        self, body: bytes, format_name: str, rights: CallerRights
+        self, call: HttpRequest, body: bytes, format_name: str
     ) -> json_in.Produced:
         """Decode a body in a thread. A body of Arrow may unpack to `request_bytes_max` (I10). Most
         do not, so the first try is for less memory, and more of them are decoded at once."""
-        now_ms, most = self._log.store_time.now_ms(), self._settings.request_bytes_max
+        call.charge(len(body))
+        rights, now_ms = rights_of(call.scope), self._log.store_time.now_ms()
+        most = self._settings.request_bytes_max
         decode = partial(_decoded, body, format_name, now_ms)
         bound = self._decoded_max(body)
         try:
-            return await self._threads.run(rights, bound, partial(decode, bound))
+            produced = await self._threads.run(rights, bound, partial(decode, bound))
         except arrow.UnpackedTooLarge:
             if bound == most:
                 raise
-        return await self._threads.run(rights, most, partial(decode, most))
+            produced = await self._threads.run(rights, most, partial(decode, most))
+        call.charge(max(len(body), produced.weight))
+        return produced
 
     async def decode_in_thread(
         self, rights: CallerRights, body: bytes, decode: Callable[[], T]
