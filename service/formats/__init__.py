@@ -10,6 +10,7 @@ fetched         the records of a fetch, as read and as encoded
 record_formats  parameters of all reads: format, `on_error`, `reset`; the documentation of a record
 shared_pages    encoded pages that several readers use
 json_numbers    JSON numbers beyond the range of a double, which are refused
+json_blocks     large JSON texts in blocks without the contents of strings
 arrow           Arrow streams to columns and back
 schemas         errors of requests that need a schema registry, which tidelog does not have
 v3_records      records of the v3 dialect

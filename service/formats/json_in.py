@@ -17,9 +17,10 @@ letters name the proxies whose source has the same error: C (Confluent), K (Kara
     bad base64                                                 BadBody 400      (C, K; S 422)
 """
 
+import codecs
 import re
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import msgspec
@@ -28,6 +29,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from msgspec import Raw
 
+from tidelog.service.formats.json_blocks import excess_objects, has_many_objects
 from tidelog.service.formats.json_numbers import NumberTooLarge, check_numbers
 from tidelog.storage.core.chunk import (
     CHUNK_SCHEMA,
@@ -48,12 +50,19 @@ Format: TypeAlias = Literal["json", "binary", "text"]
 ROWS_MAX = 64
 """Up to ROWS_MAX records stay lists (chunk.Rows), because building columns costs ~40 us."""
 
+UTF8_BYTES = 1024 * 1024
+"""UTF-8 is checked in blocks of this many bytes: a text in memory may take four times its bytes."""
+
 PRODUCE_BODY_BYTES_MAX = 1 << 30
 """A column's 32-bit offsets suffice for a body of this size (I10). This is the
 highest value of the setting `request_bytes_max`."""
 
-JSON_OBJECTS_MAX = 2_000_000
-"""Bound of the objects in a body (I10). In memory, a short record or header may take 200 bytes."""
+HEADERS_MAX = 10_000
+"""Bound of the headers of a record (I10), because even a short header takes 100 bytes."""
+
+HEADERS_BYTES = 64 * 1024
+"""The headers of records are decoded in slices of about this many bytes of JSON, because as objects
+they take ten times the memory."""
 
 TIMESTAMP_MS_MAX = 253_402_300_799_999
 """The last millisecond of the year 9999, the end of most calendars."""
@@ -117,6 +126,7 @@ _MORE: list[Any] = [
     ("timestamp", int | str | None, None),
     ("headers", list[Header] | None, None),
 ]
+_RAW_HEADERS = [*_MORE[:-1], ("headers", Raw, _ABSENT)]
 _SCHEMAS: list[Any] = [
     # Confluent's clients send these fields with every format. The fields have no effect, because
     # there are no schemas.
@@ -146,6 +156,11 @@ empty fields in each record. If they fail on a record with more fields, _FULL de
 
 _FULL = {fmt: _decoder(kind, absent, _MORE) for fmt, (kind, absent) in _KINDS.items()}
 
+_MANY = {fmt: _decoder(kind, absent, _RAW_HEADERS) for fmt, (kind, absent) in _KINDS.items()}
+"""Decoders for bodies of many objects. They leave the headers to `_header_slices`."""
+
+_headers = msgspec.json.Decoder(list[list[Header] | None]).decode
+
 
 def decode_json(body: bytes, fmt: Format, now_ms: int) -> Produced:
     """Decode the records of `{"records": [...]}`. Records without a timestamp get `now_ms`.
@@ -158,28 +173,40 @@ def decode_json(body: bytes, fmt: Format, now_ms: int) -> Produced:
         raise RecordTooLarge(
             f"body of {len(body)} bytes is over the limit of {PRODUCE_BODY_BYTES_MAX}"
         )
-    check_objects(body)
+    is_many = has_many_objects(body)
+    if is_many:
+        check_records(body)
     try:
-        records, is_plain = _records(body, fmt)
+        return _decoded(body, fmt, now_ms, is_many)
     except msgspec.ValidationError as error:
         raise refusal(str(error), body, fmt) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         if not body.strip():
             raise InvalidBody("the body is empty") from error
         raise BadBody(f"the body is not JSON: {error}") from error
-    if not records:
+
+
+def _decoded(body: bytes, fmt: Format, now_ms: int, is_many: bool) -> Produced:
+    records, is_plain = _records(body, fmt, is_many)
+    count = len(records)
+    if not count:
         raise InvalidBody("records is empty")
-    check_count(len(records))
+    check_count(count)
     if fmt == "json":
         try:
             check_numbers(body)
         except NumberTooLarge as error:
             raise InvalidBody(str(error)) from error
-    count = len(records)
     partitions, given = (None, None) if is_plain else (_partitions(records), _given(records))
-    make = _rows if count <= ROWS_MAX else _batch
+    make = _rows if count <= ROWS_MAX and not is_many else _batch
     rows = make(records, fmt, now_ms, given, is_plain)
     return Produced(rows, partitions, fmt == "json", count, weight(rows), given is not None)
+
+
+def check_records(body: bytes) -> None:
+    """Raise RecordTooLarge for a body `{"records": [...]}` with too many records, before memory is
+    taken for them."""
+    check_count(excess_objects(body, 2, RECORDS_MAX))
 
 
 def check_count(count: int) -> None:
@@ -191,23 +218,22 @@ def check_count(count: int) -> None:
         )
 
 
-def check_objects(body: bytes) -> None:
-    """Raise RecordTooLarge for a body with too many objects. Objects inside values count too,
-    because only decoding could tell them from records."""
-    if len(body) > JSON_OBJECTS_MAX and body.count(b"{") > JSON_OBJECTS_MAX:
-        raise RecordTooLarge(
-            f"the body has more than {JSON_OBJECTS_MAX} JSON objects: send it in several requests"
-        )
-
-
 def check_utf8(body: bytes) -> None:
     """Raise UnicodeDecodeError if the body is not UTF-8. msgspec checks only the texts that it
     decodes."""
-    if not body.isascii():
-        str(body, "utf-8")
+    if body.isascii():
+        return
+    at = 0
+    while at < len(body):
+        end = at + UTF8_BYTES
+        try:
+            at += codecs.utf_8_decode(memoryview(body)[at:end], "strict", end >= len(body))[1]
+        except UnicodeDecodeError as error:
+            places = at + error.start, at + error.end
+            raise UnicodeDecodeError("utf-8", body, *places, error.reason) from None
 
 
-def _records(body: bytes, fmt: Format) -> tuple[list[Any], bool]:
+def _records(body: bytes, fmt: Format, is_many: bool) -> tuple[list[Any], bool]:
     """Return the records, and whether each is known to have only a key and a value."""
     check_utf8(body)
     if len(body) > 4096:
@@ -215,7 +241,8 @@ def _records(body: bytes, fmt: Format) -> tuple[list[Any], bool]:
             return _PLAIN[fmt].decode(body).records, True
         except msgspec.ValidationError:
             pass  # more fields, or an error: decode with the full type
-    return _FULL[fmt].decode(body).records, False
+    decoders = _MANY if is_many else _FULL
+    return decoders[fmt].decode(body).records, False
 
 
 # --- fields of every format
@@ -280,7 +307,11 @@ def _rows(
 
 
 def _pairs(headers: list[Header] | None) -> Headers | None:
-    return [(header.key, header.value) for header in headers] if headers else None
+    if not headers:
+        return None
+    if len(headers) > HEADERS_MAX:
+        check_headers(len(headers))
+    return [(header.key, header.value) for header in headers]
 
 
 def octets_of_raw(raw: Raw) -> bytes | None:
@@ -319,7 +350,8 @@ def _batch(
     else:
         stamps = timestamps(np.array(_timestamps(given, now_ms), dtype=np.int64))
     if not is_plain and any(record.headers for record in records):
-        headers = _headers_column([record.headers for record in records])
+        columns: list[Any] = [_headers_column(rows) for rows in _header_slices(records)]
+        headers = columns[0] if len(columns) == 1 else pa.concat_arrays(columns)
     return pa.RecordBatch.from_arrays(
         [stamps, keys, values, headers],
         schema=CHUNK_SCHEMA,
@@ -375,9 +407,44 @@ _COLUMN_BY_FORMAT: dict[Format, Callable[[Any], Column]] = {
 }
 
 
+def _header_slices(records: list[Any]) -> Iterator[list[list[Header] | None]]:
+    """Return the headers of all records. If they are not decoded yet, decode those of a few records
+    at a time."""
+    if not isinstance(records[0].headers, Raw):
+        yield [record.headers for record in records]
+        return
+    first, size = 0, 0
+    for row, record in enumerate(records):
+        size += len(record.headers)
+        if size > HEADERS_BYTES and row > first:
+            yield _decoded_headers(records[first:row], first)
+            first, size = row, len(record.headers)
+    yield _decoded_headers(records[first:], first)
+
+
+def _decoded_headers(records: list[Any], first: int) -> list[list[Header] | None]:
+    """Decode the headers of records. `first` is the number of the first of them in the request."""
+    raws = [record.headers or b"null" for record in records]
+    if len(raws) == 1:
+        check_headers(excess_objects(bytes(raws[0]), 1, HEADERS_MAX))
+    try:
+        rows = _headers(b"[%b]" % b",".join(raws))
+    except msgspec.ValidationError as error:
+        path = _ROW.sub(lambda row: f"`$.records[{first + int(row[1])}].headers", str(error))
+        raise msgspec.ValidationError(path) from error
+    return rows
+
+
+def check_headers(count: int) -> None:
+    """Raise InvalidBody for a record with too many headers."""
+    if count > HEADERS_MAX:
+        raise InvalidBody(f"a record has {HEADERS_MAX} headers at most")
+
+
 def _headers_column(rows: list[list[Header] | None]) -> Column:
     flat = [header for row in rows if row for header in row]
     lengths = [len(row) if row else 0 for row in rows]
+    check_headers(max(lengths))
     offsets: Any = pa.array(np.cumsum([0, *lengths], dtype=np.int32))
     pairs: Any = pa.StructArray.from_arrays(
         [
@@ -395,6 +462,7 @@ def _headers_column(rows: list[list[Header] | None]) -> Column:
 
 # --- refusals
 
+_ROW = re.compile(r"`\$\[(\d+)\]")
 _PATH = re.compile(r" - at `\$\.records\[(\d+)\](?:\.(key|value|headers\[(\d+)\]\.value))?`")
 
 

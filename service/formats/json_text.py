@@ -15,11 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidelog.service.formats.json_in import Format, one_line
-from tidelog.service.formats.json_numbers import (
-    NumberTooLarge,
-    check_all_numbers,
-    check_numbers,
-)
+from tidelog.service.formats.json_numbers import NumberTooLarge, check_numbers
 from tidelog.service.http.media_types import SCHEMA_FORMATS
 from tidelog.storage.core.errors import InvalidRequest
 from tidelog.storage.core.model import TopicPartition
@@ -103,7 +99,7 @@ def all_decode(fmt: ReadFormat, column: Any) -> bool:
         if fmt == "json":
             texts = column.drop_null().to_pylist()
             deque(map(_check_json, texts), maxlen=0)
-            check_all_numbers(texts)
+            check_numbers(b"\n".join(texts))
     except (pa.ArrowInvalid, msgspec.DecodeError, RecursionError, NumberTooLarge):
         return False
     return True

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from tidelog.service.formats.json_in import BadBody, InvalidBody
+from tidelog.service.formats.json_in import BadBody, InvalidBody, check_records
 from tidelog.storage.core.errors import InvalidRequest, LogError
 
 
@@ -42,7 +42,9 @@ class _Schemas(msgspec.Struct):
 
 
 def schema_error(body: bytes) -> LogError:
-    """Return the error of Kafka's REST proxies for a body that needs a schema registry."""
+    """Return the error of Kafka's REST proxies for a body that needs a schema registry. Raises
+    RecordTooLarge."""
+    check_records(body)
     try:
         schemas = msgspec.json.decode(body, type=_Schemas)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):

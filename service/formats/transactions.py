@@ -16,11 +16,11 @@ import msgspec
 from msgspec import Meta
 
 from tidelog.service.formats.bodies import StrictBody, unrecognized
+from tidelog.service.formats.json_blocks import excess_objects
 from tidelog.service.formats.json_in import (
     BadBody,
     InvalidBody,
     Produced,
-    check_objects,
     check_utf8,
     one_line,
 )
@@ -39,6 +39,15 @@ chunks."""
 TRANSACTION_OFFSETS_MAX = 1_000
 """Bound for a request (I10). With 4 KiB of metadata each, the offsets take 4 MiB of the 64 MiB that
 an entry's header may have."""
+TRANSACTION_HEADERS_MAX = 500_000
+"""Bound for a request (I10), because even a short header takes 100 bytes."""
+_DEPTHS = {
+    2: TRANSACTION_TOPICS_MAX + TRANSACTION_OFFSETS_MAX,
+    4: RECORDS_MAX + TRANSACTION_OFFSETS_MAX,
+    6: TRANSACTION_HEADERS_MAX,
+}
+"""By depth: about how many objects a body may have, because they are topics and groups, records and
+offsets, or headers."""
 
 Int32 = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 
@@ -103,7 +112,12 @@ def decode_transaction(body: bytes, now_ms: int) -> Transaction:
     Raises InvalidBody, NoSchemaRegistry or RecordTooLarge. Does not check whether topics and
     partitions exist.
     """
-    check_objects(body)
+    for depth, most in _DEPTHS.items():
+        if excess_objects(body, depth, most):
+            raise InvalidBody(
+                f"a transaction has {TRANSACTION_TOPICS_MAX} topics, {RECORDS_MAX} records, "
+                f"{TRANSACTION_OFFSETS_MAX} offsets and {TRANSACTION_HEADERS_MAX} headers at most"
+            )
     try:
         check_utf8(body)
         request = _decode(body)

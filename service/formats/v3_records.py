@@ -13,11 +13,13 @@ import msgspec
 from msgspec import Raw
 
 from tidelog.service.formats.bodies import StrictBody, unrecognized
+from tidelog.service.formats.json_blocks import excess_objects
 from tidelog.service.formats.json_in import (
+    HEADERS_MAX,
     TIMESTAMP_MS_MAX,
     BadBody,
     InvalidBody,
-    check_objects,
+    check_headers,
     check_utf8,
     not_base64,
     octets_of_raw,
@@ -33,9 +35,6 @@ OBJECT_BYTES_MAX = 16 * 1024 * 1024
 
 ENTRIES_MAX = 10
 """Confluent's limit of the entries in a batch."""
-
-HEADERS_MAX = 10_000
-"""Bound of the headers of a record (I10), because even a short header takes 100 bytes."""
 
 DEPTH_MAX = 1000
 """Bound of the depth of nested objects. The decoder's own limit is about the same."""
@@ -83,7 +82,7 @@ class EncodedRecord(StrictBody):
 
     id: str | int | None = None  # only in a batch
     partition_id: int | None = None
-    headers: list[_Header] | None = None
+    headers: Raw = Raw(b"")
     key: _Data | None = None
     value: _Data | None = None
     timestamp: str | None = None
@@ -106,6 +105,7 @@ _ids = msgspec.json.Decoder(_Ids).decode
 _batch = msgspec.json.Decoder(_RecordBatch).decode
 _id = msgspec.json.Decoder(_Id).decode
 _string = msgspec.json.Decoder(str | None).decode
+_headers = msgspec.json.Decoder(list[_Header] | None).decode
 _octets = msgspec.json.Decoder(bytes | None).decode
 
 
@@ -124,12 +124,11 @@ def decode_v3_record(obj: bytes, now_ms: int) -> V3Record:
 
 def v3_record(record: EncodedRecord, now_ms: int) -> V3Record:
     """Decode the data of a record. Raises the errors of `decode_v3_record`."""
-    if len(record.headers or ()) > HEADERS_MAX:
-        raise InvalidBody(f"a record has {HEADERS_MAX} headers at most")
+    headers = _decoded_headers(record.headers) if record.headers else None
     key, value = _decoded(record.key), _decoded(record.value)
     stamp = now_ms if record.timestamp is None else milliseconds(record.timestamp)
     return V3Record(
-        Rows([stamp], [key], [value], [_headers(record.headers)] if record.headers else None),
+        Rows([stamp], [key], [value], [headers] if headers else None),
         record.partition_id,
         _is_json(record.key, key) and _is_json(record.value, value),
         _shown(record.key, key),
@@ -142,11 +141,11 @@ def decode_v3_batch(body: bytes, *, entries_max: int = ENTRIES_MAX) -> list[tupl
 
     If the batch as a whole is wrong, raises BadBody, RecordTooLarge, or InvalidBody (code 42208).
     """
-    check_objects(body)
     try:
         check_utf8(body)
         # An entry that is not an object fails here, before memory is taken for all entries.
-        if (count := len(_ids(body).entries)) > entries_max:
+        count = excess_objects(body, 2, entries_max) or len(_ids(body).entries)
+        if count > entries_max:
             raise InvalidBody(f"a batch has 1 to {entries_max} entries, not {count}", BATCH_CODE)
         entries = [(str(_id(entry).id), bytes(entry)) for entry in _batch(body).entries]
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -198,7 +197,14 @@ def _from_base64(raw: Raw) -> bytes | None:
         raise BadBody(f"Bad Request: {not_base64(raw)}") from error
 
 
-def _headers(headers: list[_Header]) -> Headers:
+def _decoded_headers(raw: Raw) -> Headers:
+    check_headers(excess_objects(bytes(raw), 1, HEADERS_MAX))
+    try:
+        headers = _headers(raw) or []
+    except msgspec.ValidationError as error:
+        message = one_line(str(error).replace("`$", "`$.headers"))
+        raise BadBody(f"Bad Request: {unrecognized(message)}") from error
+    check_headers(len(headers))
     return [(header.name, _from_base64(header.value)) for header in headers]
 
 

@@ -17,6 +17,7 @@ from tests.service.conftest import arrow, arrow_of
 from tidelog.service.formats import arrow as wire_arrow
 from tidelog.service.formats import json_in, transactions, v3_records
 from tidelog.service.formats.schemas import schema_error
+from tidelog.storage.core.chunk import RECORDS_MAX
 from tidelog.storage.core.errors import InvalidRequest
 
 BODY_BYTES = 8 * 1024 * 1024
@@ -30,14 +31,29 @@ def _filled(before: bytes, piece: bytes, after: bytes, count: int = sys.maxsize)
     return before + b",".join([piece] * count) + after
 
 
-def _v2(fmt: json_in.Format, piece: bytes, count: int = sys.maxsize) -> Callable[[], object]:
-    body = _filled(b'{"records":[', piece, b"]}", count)
+def _v2(
+    fmt: json_in.Format, piece: bytes, count: int = sys.maxsize, first: bytes = b""
+) -> Callable[[], object]:
+    body = _filled(b'{"records":[' + first, piece, b"]}", count)
     return lambda: json_in.decode_json(body, fmt, NOW_MS).count
 
 
-def _headers() -> Callable[[], object]:
-    body = _filled(b'{"records":[{"headers":[', b'{"key":""}', b"]}]}")
+def _headers(records: int) -> Callable[[], object]:
+    count = BODY_BYTES // 11 // records
+    record = b'{"headers":[%b]}' % b",".join([b'{"key":""}'] * count)
+    body = b'{"records":[%b]}' % b",".join([record] * records)
     return lambda: json_in.decode_json(body, "json", NOW_MS).count
+
+
+def _value() -> Callable[[], object]:
+    """One value of many objects."""
+    body = _filled(b'{"records":[{"value":[', b"{}", b"]}]}")
+    return lambda: json_in.decode_json(body, "json", NOW_MS).count
+
+
+def _schema_records() -> Callable[[], object]:
+    body = _filled(b'{"records":[', b"{}", b"]}")
+    return lambda: schema_error(body)
 
 
 def _keys() -> Callable[[], object]:
@@ -46,8 +62,9 @@ def _keys() -> Callable[[], object]:
     return lambda: schema_error(body)
 
 
-def _transaction(piece: bytes) -> Callable[[], object]:
-    body = _filled(b'{"topics":[{"topic_name":"t","records":[', piece, b"]}]}")
+def _transaction(piece: bytes, before: bytes = b"", after: bytes = b"") -> Callable[[], object]:
+    before = b'{"topics":[{"topic_name":"t","records":[' + before
+    body = _filled(before, piece, after + b"]}]}")
     return lambda: transactions.decode_transaction(body, NOW_MS).records
 
 
@@ -94,16 +111,24 @@ def _nothing() -> bytes:
 
 BOMBS: dict[str, Callable[[], Callable[[], object]]] = {
     "v2 records of nothing": lambda: _v2("json", b"{}"),
-    "v2 as many records as may be": lambda: _v2("json", b'{"value":1}', 690_000),
-    "v2 records of nothing, as many as may be": lambda: _v2(
-        "json", b"{}", json_in.JSON_OBJECTS_MAX - 1
-    ),
+    "v2 records of little": lambda: _v2("json", b'{"value":1}'),
+    "v2 as many records as may be": lambda: _v2("json", b'{"value":1}', RECORDS_MAX),
     "v2 text": lambda: _v2("text", b'{"value":""}'),
-    "v2 one record of headers": _headers,
+    "v2 a character of four bytes": lambda: _v2(
+        "json", b'{"value":"%b"}' % bytes(1000).hex().encode(), first='{"value":"😀"},'.encode()
+    ),
+    "v2 one record of headers": lambda: _headers(1),
+    "v2 records of headers": lambda: _headers(100),
+    "v2 a value of objects": _value,
+    "v2 records in a format with schemas": _schema_records,
     "v2 keys of a body with a schema": _keys,
     "v2 nested": _nested,
     "transaction of numbers": lambda: _transaction(b"1"),
     "transaction of records": lambda: _transaction(b"{}"),
+    "transaction of topics": lambda: _transaction(
+        b'{"topic_name":"t","records":[]}', b"]},", b",{" + b'"topic_name":"t","records":['
+    ),
+    "transaction of headers": lambda: _transaction(b'{"name":""}', b'{"headers":[', b"]}"),
     "v3 batch of numbers": lambda: _batch(b"1"),
     "v3 batch of entries": lambda: _batch(b'{"id":1}'),
     "v3 record of headers": _v3_headers,

@@ -7,12 +7,12 @@ import sys
 from pathlib import Path
 
 from tests.fuzz.bombs import BODY_BYTES, BOMBS, MIB
-from tidelog.service.formats.json_in import JSON_OBJECTS_MAX
+from tidelog.service.formats.json_blocks import FEW_OBJECTS
 
 OBJECT_BYTES_MAX = 200
 BATCHES = int(os.environ.get("TIDELOG_MUTATIONS", "20000"))
 GROWTH_MIB_MAX = 64
-MIB_MAX = 4 * BODY_BYTES // MIB + JSON_OBJECTS_MAX * OBJECT_BYTES_MAX // MIB
+MIB_MAX = 4 * BODY_BYTES // MIB + FEW_OBJECTS * OBJECT_BYTES_MAX // MIB
 
 
 def test_no_body_takes_more_than_its_bound() -> None:

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.properties import examples
+from tidelog.service.formats import json_in
 from tidelog.service.formats.json_in import (
     ROWS_MAX,
     TIMESTAMP_MS_MAX,
@@ -178,7 +179,7 @@ BAD, INVALID = 400, 422
         (b'{"records":[{"headers":{}}]}', BAD),
         (b'{"records":[{"headers":[{"key":1,"value":"YQ=="}]}]}', BAD),
         (b'{"records":[{"headers":[{"key":"a","value":"Y"}]}]}', BAD),
-        (b'{"records":[{"headers":[{"key":"a","value":"Y"}],"headers":null}]}', BAD),
+        (b'{"records":[{"headers":null,"headers":[{"key":"a","value":"Y"}]}]}', BAD),
         (b'\xef\xbb\xbf{"records":[{}]}', BAD),
         (b'{"records":[{"value":"\xff"}]}', BAD),
         (b'{"records":[{"value":"\xed\xa0\x80"}]}', BAD),
@@ -383,3 +384,53 @@ def test_any_bytes_are_records_or_refused(body: bytes, fmt: Format, large: bool)
 
 
 KEYS = ("key", "value")
+
+
+def many(records: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> Produced:
+    """Decode the records as those of a body of many objects, a few headers at a time."""
+    monkeypatch.setattr(json_in, "has_many_objects", lambda _: True)
+    monkeypatch.setattr(json_in, "HEADERS_BYTES", 100)
+    return decode_json(json.dumps({"records": records}).encode(), "text", 1)
+
+
+def test_headers_are_decoded_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = random.Random(1)
+    drawn: list[Any] = [
+        draw.choice([None, [], [{"key": "é", "value": "YQ=="}], [{"key": "a"}] * draw.randrange(9)])
+        for _ in range(200)
+    ]
+    records = [{"value": str(row), "headers": each} for row, each in enumerate(drawn)]
+    records[7].pop("headers")
+    records[8]["headers"] = [{"key": "x" * 1000}]
+    expected = decode_json(json.dumps({"records": records}).encode(), "text", 1)
+    assert isinstance(expected.rows, pa.RecordBatch)
+    assert many(records, monkeypatch).rows.equals(expected.rows)  # type: ignore[union-attr]
+
+
+def test_an_error_in_a_slice_names_the_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    headers: list[Any] = [{"key": "a", "value": "YQ=="}] * 3
+    records = [{"headers": headers} for _ in range(50)]
+    for wrong, message in (
+        ([*headers, {"key": "a", "value": "Y"}], 'data="Y" is not a base64 string'),
+        ([*headers, {"key": 1}], "at `$.records[33].headers[3].key`"),
+        (1, "at `$.records[33].headers`"),
+    ):
+        changed = [*records[:33], {"headers": wrong}, *records[34:]]
+        with pytest.raises(BadBody) as refused:
+            many(changed, monkeypatch)
+        assert message in str(refused.value)
+
+
+@pytest.mark.parametrize("is_large", [False, True])
+@pytest.mark.parametrize("count", [1, 100])
+def test_a_record_has_so_many_headers_at_most(
+    count: int, is_large: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    headers = [{"key": "a"}] * json_in.HEADERS_MAX
+    monkeypatch.setattr(json_in, "has_many_objects", lambda _: is_large)
+    body = json.dumps({"records": [{"headers": headers}] * count}).encode()
+    assert decode_json(body, "json", 1).count == count
+    headers.append({"key": "b"})
+    body = json.dumps({"records": [{"headers": headers}] * count}).encode()
+    with pytest.raises(InvalidBody, match="10000 headers at most"):
+        decode_json(body, "json", 1)
