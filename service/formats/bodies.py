@@ -6,14 +6,29 @@ body derives from one of two base classes: StrictBody if msgspec decodes the bod
 FastAPI decodes it. Pure.
 """
 
+from itertools import islice
 from typing import Annotated, Any, TypeVar
 
 import msgspec
-from pydantic import BaseModel, BeforeValidator, ConfigDict
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
 
 from tidelog.service.formats.json_in import BadBody, InvalidBody, one_line
 
 Body = TypeVar("Body")
+Item = TypeVar("Item")
+
+UNKNOWN_FIELDS_MAX = 3
+"""Maximum errors for fields that an object with too many fields does not have."""
+Items = Annotated[list[Item], Field(fail_fast=True)]
+"""A list in a StrictModel. pydantic stops at the first invalid item. Without this, a body would
+cost a large error for each item."""
 
 
 class StrictBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -24,6 +39,22 @@ class StrictModel(BaseModel):
     """A body, or an object in it, that FastAPI decodes."""
 
     model_config = ConfigDict(extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_many_fields(cls, body: Any) -> Any:
+        """Refuse an object that has more fields than the model. pydantic would make an error for
+        each unknown field."""
+        if isinstance(body, dict) and len(body) > len(cls.model_fields):
+            unknown = (name for name in body if name not in cls.model_fields)
+            raise ValidationError.from_exception_data(
+                cls.__name__,
+                [
+                    {"type": "extra_forbidden", "loc": (name,), "input": None}
+                    for name in islice(unknown, UNKNOWN_FIELDS_MAX)
+                ],
+            )
+        return body
 
 
 def _no_boolean(value: Any) -> Any:

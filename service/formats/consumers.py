@@ -5,7 +5,7 @@ Clients may send numbers and booleans as strings (DIALECTS, v2 consumers). Pure.
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Annotated, Any, NamedTuple, TypeAlias, TypeVar, cast
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -27,6 +27,7 @@ from tidelog.storage.core.actions import MemberConfig
 from tidelog.storage.core.chunk import RECORDS_MAX
 from tidelog.storage.core.model import OFFSET_MAX, TopicPartition
 from tidelog.storage.groups.portions import Portion, PortionCheck, Read
+from tidelog.storage.state.group_members import GROUP_PARTITIONS_MAX
 
 CONSUMER_FORMATS = ("binary", "json", "text", *SCHEMA_FORMATS)
 RESETS = {"earliest": "earliest", "latest": "latest", "smallest": "earliest", "largest": "latest"}
@@ -43,6 +44,10 @@ _ON_ERROR, _POLL_RECORDS = ";on_error=", ";max_poll_records="
 """Prefixes of `on.error` and `max.poll.records` in an instance's stored format, because the stored
 config has no fields for these. For a broker of an older version, the whole text is an unknown
 format, so this broker refuses the instance's reads."""
+
+
+_Item = TypeVar("_Item")
+_Many: TypeAlias = Annotated[list[_Item], msgspec.Meta(max_length=GROUP_PARTITIONS_MAX)]
 
 
 class _Create(StrictBody, omit_defaults=True):
@@ -95,17 +100,17 @@ class _Timestamp(_Partition):
 
 
 class _Partitions(StrictBody):
-    partitions: list[_Partition]
+    partitions: _Many[_Partition]
 
 
 class _CommitBody(StrictBody):
-    offsets: list[_Offset] | None = None
-    partitions: list[_Offset] | None = None
+    offsets: _Many[_Offset] | None = None
+    partitions: _Many[_Offset] | None = None
 
 
 class _Positions(StrictBody):
-    offsets: list[_Offset] | None = None
-    timestamps: list[_Timestamp] | None = None
+    offsets: _Many[_Offset] | None = None
+    timestamps: _Many[_Timestamp] | None = None
 
 
 class _Subscription(StrictBody):

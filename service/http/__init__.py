@@ -1,6 +1,7 @@
 """HTTP as all routes use it. A hot route is one that the router serves without FastAPI.
 
 admission       which connections a listener keeps, how long, and the bytes that they hold: pure
+body_limit      the bytes and JSON values that a body without records may have
 call            HttpRequest and HttpResponse, as handlers of the hot routes use them
 content_coding  gzip and zstd of bodies and answers
 cors            CORS: pages of other origins that may use the API

@@ -10,6 +10,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from enum import Enum
 from typing import Any, Literal, NamedTuple, TypeAlias
 
+from tidelog.service.http.body_limit import SMALL_BODY, BodyLimit
 from tidelog.service.http.media_types import (
     EMBEDDED,
     JSON,
@@ -159,6 +160,8 @@ class Route(NamedTuple):
     doc: RouteDoc
     is_ack: bool = False
     """Whether the time until its response is the latency of an acknowledgment."""
+    body: BodyLimit | None = SMALL_BODY
+    """The limit of its request's body; None for records, which `request_bytes_max` bounds."""
 
     @property
     def paths(self) -> tuple[str, ...]:

@@ -12,8 +12,9 @@ from urllib.parse import urlencode
 from fastapi import Depends, Query, Response
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from tidelog.service.formats.bodies import StrictModel
+from tidelog.service.formats.bodies import Items, StrictModel
 from tidelog.service.formats.resources_v3 import Resource, ResourceFactory, ResourceList
+from tidelog.service.http.body_limit import SMALL_BODY
 from tidelog.service.http.paging import WHOLE, WantedPage, answer_page, in_order, sliced
 from tidelog.service.http.route import V3, Permission, Route, RouteDoc
 from tidelog.service.routes.dependencies import (
@@ -32,6 +33,7 @@ from tidelog.storage.core import acls
 from tidelog.storage.core.acls import ALTER, ANY, CLUSTER, DESCRIBE, Acl, AclFilter
 from tidelog.storage.core.actions import CreateAcls, DeleteAcls
 from tidelog.storage.core.errors import InvalidRequest
+from tidelog.storage.state.access import ACLS_AT_ONCE_MAX
 
 AclKey: TypeAlias = tuple[str, ...]
 """The fields of an ACL. Lists of ACLs are in the order of these tuples."""
@@ -73,7 +75,7 @@ class NewAcl(StrictModel):
 
 
 class NewAcls(StrictModel):
-    data: list[NewAcl] = Field(min_length=1)
+    data: Items[NewAcl] = Field(min_length=1)
 
 
 class AclData(Resource):
@@ -250,10 +252,11 @@ _ERRORS = ERRORS | {400: "40002: security is off, or a value is not one that Kaf
 _DOC = RouteDoc(_ERRORS)
 _CREATE_DOC = RouteDoc(_ERRORS | CHANGE_ERRORS, 201)
 _DELETE_DOC = RouteDoc(_ERRORS | CHANGE_ERRORS)
+_BATCH_BODY = SMALL_BODY.with_items(ACLS_AT_ONCE_MAX, 400, 8)
 
 ROUTES = (
     Route("GET", _ACLS, list_acls, _DESCRIBE, _LABEL, V3, _DOC),
     Route("POST", _ACLS, create_acl, _ALTER, _LABEL, V3, _CREATE_DOC),
     Route("DELETE", _ACLS, delete_acls, _ALTER, _LABEL, V3, _DELETE_DOC),
-    Route("POST", f"{_ACLS}:batch", create_acls, _ALTER, _LABEL, V3, _CREATE_DOC),
+    Route("POST", f"{_ACLS}:batch", create_acls, _ALTER, _LABEL, V3, _CREATE_DOC, body=_BATCH_BODY),
 )

@@ -10,7 +10,7 @@ from typing import Literal
 from fastapi import Request
 from pydantic import Field
 
-from tidelog.service.formats.bodies import StrictModel
+from tidelog.service.formats.bodies import Items, StrictModel
 from tidelog.service.formats.resources_v3 import (
     BrokerConfigData,
     BrokerConfigList,
@@ -64,7 +64,7 @@ class ConfigChange(StrictModel):
 
 
 class ConfigChanges(StrictModel):
-    data: list[ConfigChange]
+    data: Items[ConfigChange]
     validate_only: bool = False
 
 

@@ -12,6 +12,7 @@ from tidelog.service.formats.record_formats import (
     ON_ERROR_PARAMETER,
     records_answer,
 )
+from tidelog.service.http.body_limit import SMALL_BODY, BodyLimit
 from tidelog.service.http.call import HttpResponse
 from tidelog.service.http.media_types import JSON_V2
 from tidelog.service.http.route import (
@@ -28,6 +29,7 @@ from tidelog.service.http.route import (
 from tidelog.service.routes.consumers import ConsumerHandlers
 from tidelog.storage.core.acls import GROUP, READ
 from tidelog.storage.core.chunk import RECORDS_MAX
+from tidelog.storage.state.group_members import GROUP_PARTITIONS_MAX, GROUP_TOPICS_MAX
 
 _GROUP = "/consumers/{consumer_group_id}"
 _INSTANCE = f"{_GROUP}/instances/{{instance}}"
@@ -48,6 +50,9 @@ _CHANGE_ERRORS = {
     409: "40903: the instance would have more than one of: topics, a pattern, an assignment",
 }
 _SEEK_ERRORS = {**_NOT_FOUND, 409: "40903: the partition is not assigned to the instance"}
+_TOPICS_BODY = SMALL_BODY.with_items(GROUP_TOPICS_MAX, 256, 1)
+_PARTITIONS_BODY = SMALL_BODY.with_items(GROUP_PARTITIONS_MAX, 128, 3)
+_OFFSETS_BODY = SMALL_BODY.with_items(GROUP_PARTITIONS_MAX, 128, 5)
 _JSON = (Content((JSON_V2,)),)
 _OK = {200: Answer("successful", _JSON)}
 
@@ -61,6 +66,7 @@ def _route(
     example: Mapping[str, Any] | None = None,
     done: str = "",
     label: str = "consumers",
+    body: BodyLimit = SMALL_BODY,
     **doc: Any,
 ) -> Route:
     """Declare a route. Every route needs the permission to read the group; the handlers check the
@@ -72,7 +78,7 @@ def _route(
     access = Permission(READ, GROUP, "consumer_group_id")
     documentation = RouteDoc({**_ERRORS, **errors}, tag="consumers", **doc)
     dialect = V2_INSTANCES if method == "POST" else V2
-    return Route(method, path, handler, access, label, dialect, documentation)
+    return Route(method, path, handler, access, label, dialect, documentation, body=body)
 
 
 ROUTES = (
@@ -118,6 +124,7 @@ ROUTES = (
         "arrives.",
         example={"topics": ["flights"]},
         done="subscribed",
+        body=_TOPICS_BODY,
     ),
     _route(
         "GET",
@@ -143,6 +150,7 @@ ROUTES = (
         summary="Assign partitions, without regard to other members",
         example={"partitions": [_PARTITION]},
         done="assigned",
+        body=_PARTITIONS_BODY,
     ),
     _route(
         "GET",
@@ -207,6 +215,7 @@ ROUTES = (
             204: Answer("committed, in Strimzi's and Redpanda's dialects"),
         },
         label="commit",
+        body=_OFFSETS_BODY,
     ),
     _route(
         "GET",
@@ -218,6 +227,7 @@ ROUTES = (
         "`?topic=&partition=` (repeatable). Without either, returns those of all "
         "partitions that the instance reads. -1 means that the partition has no committed offset.",
         answers=_OK,
+        body=_PARTITIONS_BODY,
     ),
     _route(
         "POST",
@@ -230,6 +240,7 @@ ROUTES = (
             "timestamps": [{**_PARTITION, "timestamp": "2021-02-05T19:14:42Z"}],
         },
         done="the positions are stored: every broker uses them, also after a crash",
+        body=_OFFSETS_BODY,
     ),
     _route(
         "POST",
@@ -239,6 +250,7 @@ ROUTES = (
         summary="Seek to the log start",
         example={"partitions": [_PARTITION]},
         done="the positions are stored",
+        body=_PARTITIONS_BODY,
     ),
     _route(
         "POST",
@@ -248,6 +260,7 @@ ROUTES = (
         summary="Seek to the end",
         example={"partitions": [_PARTITION]},
         done="the positions are stored",
+        body=_PARTITIONS_BODY,
     ),
 )
 

@@ -19,6 +19,7 @@ import msgspec
 from tidelog.service.formats import consumers as wire_consumers
 from tidelog.service.formats.pages import OnError, headers_of
 from tidelog.service.formats.record_formats import FETCH_FORMATS, MEDIA_TYPES, on_error_of
+from tidelog.service.http.body_limit import limited_body
 from tidelog.service.http.call import ClientGone, HttpRequest, HttpResponse, received_again
 from tidelog.service.http.media_types import (
     ARROW,
@@ -64,7 +65,6 @@ from tidelog.storage.state.committed_offsets import check_group_id
 
 log = logging.getLogger("tidelog.groups")
 
-CONSUMER_BODY_BYTES_MAX = 4 * 1024 * 1024  # enough for 20,000 partitions with their offsets
 READ_ID = b"tidelog-read"
 """Header of a response with records: the id of the read. A read may send the last one it has."""
 CLIENT_GONE = 499  # metrics count it if the client has disconnected, as in nginx. It is not sent.
@@ -154,7 +154,7 @@ class ConsumerHandlers:
     async def _forward(self, call: HttpRequest, coordinator: str, group: str) -> bool:
         """Forward a request. Return False if the coordinator certainly did not begin it."""
         assert self._forwarder is not None, "without a forwarder, every group is here"
-        body = await call.body(CONSUMER_BODY_BYTES_MAX)
+        body = await limited_body(call)
         gone = asyncio.create_task(until_gone(call))
         forwarding = asyncio.create_task(self._forwarder.forward(call, coordinator, body))
         try:
@@ -203,7 +203,7 @@ class ConsumerHandlers:
         if refusal is not None:
             raise refusal
         check_instance_type(call.headers)
-        body = await call.body(CONSUMER_BODY_BYTES_MAX)
+        body = await limited_body(call)
         created = wire_consumers.decode_creation(body, self._settings.consumer_instance_timeout_ms)
         name = created.name or f"rest-consumer-{self._log.clock.new_id().hex()}"
         config = msgspec.structs.replace(created.config, principal=rights_of(call.scope).principal)
@@ -231,7 +231,7 @@ class ConsumerHandlers:
     # -- subscriptions and assignments
 
     async def subscribe(self, call: HttpRequest, group: str, name: str) -> HttpResponse:
-        wanted = wire_consumers.decode_subscription(await call.body(CONSUMER_BODY_BYTES_MAX))
+        wanted = wire_consumers.decode_subscription(await limited_body(call))
         await check_topics(rights_of(call.scope), READ, [] if wanted is None else wanted.topics)
         member = (await self._consumers.heartbeat(group, name)).member
         if wanted is None or (wanted.pattern and member.topics and not member.pattern):
@@ -355,7 +355,7 @@ class ConsumerHandlers:
     # -- offsets
 
     async def commit(self, call: HttpRequest, group: str, name: str) -> HttpResponse:
-        body = await call.body(CONSUMER_BODY_BYTES_MAX)
+        body = await limited_body(call)
         session = await self._consumers.heartbeat(group, name)
         commit = wire_consumers.decode_commit(body, session.member.config.dialect)
         rights = rights_of(call.scope)
@@ -369,7 +369,7 @@ class ConsumerHandlers:
 
     async def committed(self, call: HttpRequest, group: str, name: str) -> HttpResponse:
         partitions = wire_consumers.partitions_of_query(call.scope["query_string"])
-        body = await call.body(CONSUMER_BODY_BYTES_MAX)
+        body = await limited_body(call)
         if body.strip():
             partitions += wire_consumers.decode_partitions(body)
         await check_topics(rights_of(call.scope), DESCRIBE, [each.topic for each in partitions])
@@ -386,7 +386,7 @@ class ConsumerHandlers:
         return HttpResponse(200, wire_consumers.encode_offsets(offsets))
 
     async def seek(self, call: HttpRequest, group: str, name: str) -> HttpResponse:
-        wanted = wire_consumers.decode_positions(await call.body(CONSUMER_BODY_BYTES_MAX))
+        wanted = wire_consumers.decode_positions(await limited_body(call))
         found = dict(wanted.offsets)
         topics = [each.topic for each in (*found, *wanted.timestamps)]
         await check_topics(rights_of(call.scope), DESCRIBE, topics)
@@ -427,7 +427,7 @@ def _unknown_is_not_assigned() -> Iterator[None]:
 async def _partitions(call: HttpRequest, operation: str) -> list[TopicPartition]:
     """Return the partitions of the body. Raises Forbidden if the caller may not do `operation` on
     their topics."""
-    partitions = wire_consumers.decode_partitions(await call.body(CONSUMER_BODY_BYTES_MAX))
+    partitions = wire_consumers.decode_partitions(await limited_body(call))
     await check_topics(rights_of(call.scope), operation, [each.topic for each in partitions])
     return partitions
 

@@ -11,12 +11,13 @@ from typing import Annotated, Literal, NamedTuple
 from fastapi import Depends, Path, Request, Response
 from pydantic import BaseModel, Field
 
-from tidelog.service.formats.bodies import StrictModel, WholeNumber
+from tidelog.service.formats.bodies import Items, StrictModel, WholeNumber
 from tidelog.service.formats.json_in import TIMESTAMP_MS_MAX, InvalidBody
 from tidelog.service.formats.resources_v3 import ListMetadata, ResourceFactory
 from tidelog.service.formats.v3_records import milliseconds
+from tidelog.service.http.body_limit import SMALL_BODY
 from tidelog.service.http.errors import NoSuchResource
-from tidelog.service.http.paging import WHOLE, Slices, WantedPage, answer_page, in_order
+from tidelog.service.http.paging import WHOLE, Slices, WantedPage, answer_page, in_order, sliced
 from tidelog.service.http.parameters import partition_number
 from tidelog.service.http.route import V3, Permission, Route, RouteAccess, RouteDoc
 from tidelog.service.peers.held_members import HELD_MEMBERS, HeldMembers
@@ -50,11 +51,12 @@ from tidelog.storage.core.acls import DELETE, DESCRIBE, GROUP, READ, TOPIC
 from tidelog.storage.core.actions import CommitOffsets, GroupOffset
 from tidelog.storage.core.errors import GroupNotEmpty, UnknownPartition
 from tidelog.storage.core.model import OFFSET_MAX, TopicIdPartition, TopicPartition
+from tidelog.storage.core.topic_configs import PARTITIONS_MAX
 from tidelog.storage.state.committed_offsets import CommittedOffset, check_group_id
 from tidelog.storage.state.group_types import NO_GENERATION, GroupMember
 
 GroupId = Annotated[str, Path(examples=["enrich"])]
-OFFSETS_MAX = 100_000
+OFFSETS_MAX = 20_000
 """Offsets in one reset."""
 ConsumerId = Annotated[str, Path(examples=["rest-consumer-1"])]
 
@@ -102,10 +104,12 @@ class Reset(StrictModel):
         )
     )
     topic_name: str | None = Field(default=None, examples=["flights"])
-    partition_ids: list[WholeNumber] | None = Field(default=None, description="all if absent")
+    partition_ids: Items[WholeNumber] | None = Field(
+        default=None, max_length=PARTITIONS_MAX, description="all if absent"
+    )
     offset: WholeNumber | None = Field(default=None, ge=0, le=OFFSET_MAX)
     shift_by: WholeNumber | None = Field(default=None, ge=-OFFSET_MAX, le=OFFSET_MAX)
-    offsets: list[ResetOffset] | None = Field(
+    offsets: Items[ResetOffset] | None = Field(
         default=None, max_length=OFFSETS_MAX, description="an offset for each partition to reset"
     )
     timestamp: str | None = Field(default=None, examples=["2021-02-05T19:14:42Z"])
@@ -208,7 +212,7 @@ async def reset_group_offsets(
     if body.topic_name is not None:
         await rights.check(READ, TOPIC, body.topic_name)
     await check_topics(rights, READ, [each.topic_name for each in body.offsets or ()])
-    wanted = _partitions(log, consumer_group_id, body)
+    wanted = await _partitions(log, consumer_group_id, body)
     await check_topics(rights, READ, [each.topic for each in wanted])
     given = {
         TopicPartition(each.topic_name, each.partition_id): each.offset
@@ -270,7 +274,7 @@ def _shifted(
     return _within(log, where, committed.offset + shift_by)
 
 
-def _partitions(log: Broker, group_id: str, body: Reset) -> list[TopicPartition]:
+async def _partitions(log: Broker, group_id: str, body: Reset) -> list[TopicPartition]:
     if body.to == "OFFSETS":
         if not body.offsets:
             raise InvalidBody("offsets are missing")
@@ -279,7 +283,7 @@ def _partitions(log: Broker, group_id: str, body: Reset) -> list[TopicPartition]
                 each.topic_name,
                 partition_number(log.state.topic(each.topic_name), str(each.partition_id)),
             )
-            for each in body.offsets
+            async for each in sliced(body.offsets)
         ]
         if len(set(places)) < len(places):
             raise InvalidBody("offsets name a partition twice")
@@ -454,13 +458,23 @@ _DOC = RouteDoc(ERRORS)
 _HAS_MEMBERS = {409: "40903: the group has members"}
 _RESET_DOC = RouteDoc(ERRORS | CHANGE_ERRORS | _HAS_MEMBERS)
 _DELETE_DOC = RouteDoc(ERRORS | CHANGE_ERRORS | _HAS_MEMBERS, 204)
+_RESET_BODY = SMALL_BODY.with_items(OFFSETS_MAX, 128, 4)
 
 ROUTES = (
     Route("GET", _GROUPS, list_groups, _CHECKED, _LABEL, V3, _DOC),
     Route("GET", _GROUP, get_group, _DESCRIBE, _LABEL, V3, _DOC),
     Route("DELETE", _GROUP, delete_group, _DELETE, _LABEL, V3, _DELETE_DOC),
     Route("GET", f"{_GROUP}/offsets", list_group_offsets, _DESCRIBE, _LABEL, V3, _DOC),
-    Route("POST", f"{_GROUP}/offsets:reset", reset_group_offsets, _READ, _LABEL, V3, _RESET_DOC),
+    Route(
+        "POST",
+        f"{_GROUP}/offsets:reset",
+        reset_group_offsets,
+        _READ,
+        _LABEL,
+        V3,
+        _RESET_DOC,
+        body=_RESET_BODY,
+    ),
     Route("GET", f"{_GROUP}/consumers", list_consumers, _DESCRIBE, _LABEL, V3, _DOC),
     Route("GET", _CONSUMER, get_consumer, _DESCRIBE, _LABEL, V3, _DOC),
     Route("GET", f"{_CONSUMER}/assignments", list_assignments, _DESCRIBE, _LABEL, V3, _DOC),

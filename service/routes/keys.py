@@ -14,6 +14,7 @@ from fastapi import Header, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from tidelog.service.formats.bodies import StrictModel, WholeNumber
+from tidelog.service.http.body_limit import BodyLimit
 from tidelog.service.http.errors import NoSuchResource
 from tidelog.service.http.paging import WantedPage, answer_page, in_order
 from tidelog.service.http.route import TIDELOG, Permission, Route, RouteAccess, RouteDoc
@@ -357,6 +358,7 @@ _ERRORS = {
 }
 _CHANGE_ERRORS = _ERRORS | CHANGE_ERRORS
 _DELETE_ERRORS = _CHANGE_ERRORS | {404: ERRORS[404]}
+_LOGIN_BODY = BodyLimit(4 * 1024, 100)
 _LOGIN_DOC = RouteDoc(_ERRORS | {401: "40101: no key has this secret, or the key has expired"})
 _LOGOUT_DOC = RouteDoc(_ERRORS, 204)
 _DOC = RouteDoc(_ERRORS)
@@ -366,7 +368,7 @@ _DELETE_DOC = RouteDoc(_DELETE_ERRORS, 204)
 
 ROUTES = (
     # Public: a client that logs in has no session yet.
-    Route("POST", "/login", log_in, _PUBLIC, _LABEL, TIDELOG, _LOGIN_DOC),
+    Route("POST", "/login", log_in, _PUBLIC, _LABEL, TIDELOG, _LOGIN_DOC, body=_LOGIN_BODY),
     Route("POST", "/logout", log_out, _PUBLIC, _LABEL, TIDELOG, _LOGOUT_DOC),
     Route("GET", "/me", get_me, RouteAccess.ANY_KEY, _LABEL, TIDELOG, _DOC),
     # The permissions are those that Kafka requires for SCRAM credentials and client quotas.

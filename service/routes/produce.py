@@ -492,6 +492,7 @@ ROUTES = (
             "partition after about 16 KiB of values of such records.",
         ),
         is_ack=True,
+        body=None,
     ),
     Route(
         "POST",
@@ -505,5 +506,6 @@ ROUTES = (
             text="A record's own `partition` takes precedence.",
         ),
         is_ack=True,
+        body=None,
     ),
 )

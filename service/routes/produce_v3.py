@@ -297,6 +297,7 @@ ROUTES = (
             answers={200: Answer("A report for each record.", (Content((JSON,)),))},
         ),
         is_ack=True,
+        body=None,
     ),
     Route(
         "POST",
@@ -312,5 +313,6 @@ ROUTES = (
             answers={207: Answer("A report for each entry.", (Content((JSON,), (BatchReport,)),))},
         ),
         is_ack=True,
+        body=None,
     ),
 )

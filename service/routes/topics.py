@@ -20,6 +20,7 @@ from tidelog.service.http.route import V2, Permission, Route, RouteAccess, Route
 from tidelog.service.routes.dependencies import (
     CREATE_ERRORS,
     ERRORS,
+    ConfigValue,
     FreshLog,
     PartitionId,
     Rights,
@@ -79,7 +80,7 @@ class NewTopic(TopicCreation):
     model_config = ConfigDict(
         json_schema_extra={"examples": [{"topic_name": "flights", "partitions_count": 3}]},
     )
-    configs: dict[str, str | int | float | bool | None] = Field(
+    configs: Annotated[dict[str, ConfigValue], Field(fail_fast=True)] = Field(
         default={}, examples=[{"segment.ms": "60000"}]
     )
 

@@ -9,7 +9,7 @@ from typing import Annotated
 from fastapi import Depends, Query, Request, Response
 from pydantic import ConfigDict, Field
 
-from tidelog.service.formats.bodies import StrictModel, WholeNumber
+from tidelog.service.formats.bodies import Items, StrictModel, WholeNumber
 from tidelog.service.formats.resources_v3 import (
     BROKER_ID,
     PartitionData,
@@ -20,6 +20,7 @@ from tidelog.service.formats.resources_v3 import (
     TopicData,
     TopicList,
 )
+from tidelog.service.http.body_limit import SMALL_BODY
 from tidelog.service.http.errors import NoSuchResource
 from tidelog.service.http.paging import WantedPage, answer_page, in_order
 from tidelog.service.http.parameters import (
@@ -49,6 +50,9 @@ from tidelog.storage.core.acls import ALTER, DELETE, DESCRIBE, OPERATIONS_OF, TO
 from tidelog.storage.core.errors import InvalidRequest
 from tidelog.storage.core.topic_configs import PARTITIONS_MAX
 
+CONFIGS_MAX = 1_000
+"""Configs in a request for a new topic, some of them given more than once."""
+
 
 class NewTopicConfig(StrictModel):
     name: str
@@ -67,10 +71,12 @@ class NewTopicV3(TopicCreation):
             ]
         },
     )
-    replicas_assignments: dict[int, list[int]] | None = Field(
-        default=None, description="sets the number of partitions; the brokers are ignored"
+    replicas_assignments: Annotated[dict[int, Items[int]], Field(fail_fast=True)] | None = Field(
+        default=None,
+        max_length=PARTITIONS_MAX,
+        description="sets the number of partitions; the brokers are ignored",
     )
-    configs: list[NewTopicConfig] | None = None
+    configs: Items[NewTopicConfig] | None = Field(default=None, max_length=CONFIGS_MAX)
     validate_only: bool = False
 
 
@@ -255,6 +261,8 @@ _DESCRIBE = Permission(DESCRIBE, TOPIC, "topic_name")
 _ALTER = Permission(ALTER, TOPIC, "topic_name")
 _DELETE = Permission(DELETE, TOPIC, "topic_name")
 _CHECKED = RouteAccess.CHECKED_BY_HANDLER
+_NEW_TOPIC_BODY = SMALL_BODY.with_items(PARTITIONS_MAX, 64, 5)
+"""With an assignment of each partition to up to four brokers."""
 _LABEL = "v3 topics"
 _DOC = RouteDoc(ERRORS)
 _CREATE_DOC = RouteDoc(ERRORS | CREATE_ERRORS, 201)
@@ -264,7 +272,7 @@ _OFFSETS_DOC = RouteDoc(ERRORS, omit="none")
 
 ROUTES = (
     Route("GET", _TOPICS, list_topics, _CHECKED, _LABEL, V3, _DOC),
-    Route("POST", _TOPICS, create_topic, _CHECKED, _LABEL, V3, _CREATE_DOC),
+    Route("POST", _TOPICS, create_topic, _CHECKED, _LABEL, V3, _CREATE_DOC, body=_NEW_TOPIC_BODY),
     Route("GET", _TOPIC, get_topic, _DESCRIBE, _LABEL, V3, _DOC),
     Route("PATCH", _TOPIC, add_partitions, _ALTER, _LABEL, V3, _ADD_DOC),
     Route("DELETE", _TOPIC, delete_topic, _DELETE, _LABEL, V3, _DELETE_DOC),

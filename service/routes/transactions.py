@@ -325,5 +325,6 @@ ROUTES = (
             },
         ),
         is_ack=True,
+        body=None,
     ),
 )

@@ -9,14 +9,15 @@ import asyncio
 import functools
 import json
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any, ClassVar
 from urllib.parse import quote_from_bytes
 
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from fastapi.dependencies.models import Dependant
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -24,6 +25,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from tidelog.service.console.topic_layout import TopicLayouts
 from tidelog.service.console.wal_entries import WalPage
 from tidelog.service.http import openapi
+from tidelog.service.http.body_limit import limited_body
 from tidelog.service.http.call import UNSTORED, HttpRequest
 from tidelog.service.http.content_coding import (
     PACKED_BYTES_MIN,
@@ -35,7 +37,7 @@ from tidelog.service.http.errors import answered, error_response
 from tidelog.service.http.media_types import UnsupportedMediaType, media_type
 from tidelog.service.http.parameters import SHOWN_MAX, InvalidParameter
 from tidelog.service.http.request_id import REQUEST_ID, echo, id_of_error
-from tidelog.service.http.route import V2, Route
+from tidelog.service.http.route import V2, Access, Route
 from tidelog.service.http.urls import clean_path
 from tidelog.service.routes.dependencies import V2Response, check_cluster_id
 from tidelog.service.routes.health import VERSION
@@ -50,10 +52,6 @@ from tidelog.storage.broker import Broker
 from tidelog.storage.core.errors import LogError
 from tidelog.storage.core.topic_configs import of_settings
 from tidelog.storage.io.tasks import TASK_ENDS
-
-BODY_BYTES_MAX = 4 * 1024 * 1024
-"""Largest body of a request without records (I10). Even the request for a new topic with an
-assignment for each partition is smaller."""
 
 _ASCII = bytes(range(128))
 
@@ -175,10 +173,9 @@ def _app_routes() -> tuple[BaseRoute, ...]:
 def _add(router: APIRouter, route: Route) -> None:
     """Give a route to FastAPI, under each mount. Only the first mount is documented."""
     doc = route.doc
-    dependencies = [Depends(_Check(route))]
-    if "{cluster_id}" in route.path:
-        dependencies.append(Depends(check_cluster_id))
+    dependencies = [Depends(check_cluster_id)] if "{cluster_id}" in route.path else []
     response_class = V2Response if route.dialect is V2 else JSONResponse
+    kind = type("_RouteWithAccess", (_CheckedRoute,), {"access": route.access})
     is_plain = route.serve.__annotations__.get("return") is Response
     for number, path in enumerate(route.paths):
         router.add_api_route(
@@ -196,22 +193,29 @@ def _add(router: APIRouter, route: Route) -> None:
             include_in_schema=not (number or doc.is_hidden),
             response_model_exclude_none=doc.omit == "none",
             response_model_exclude_unset=doc.omit == "unset",
+            route_class_override=kind,
         )
 
 
-class _Check:
-    """The check of every request of a route: the caller has access, and a DELETE or PUT has no
-    query parameter that the route ignores. The router has checked the names in the path."""
+class _CheckedRoute(APIRoute):
+    """A route that checks each request before FastAPI reads and parses its body: the caller has
+    access, and a DELETE or PUT has no query parameter that the route ignores. The router has
+    checked the names in the path."""
 
-    def __init__(self, route: Route) -> None:
-        self._access = route.access
+    access: ClassVar[Access]
 
-    async def __call__(self, request: Request) -> None:
-        security: Security | None = request.app.state.security
-        if security is not None:
-            await security.check_access(request.scope, self._access, request.path_params)
-        if request.method in ("DELETE", "PUT"):
-            _check_query(request)
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        serve = super().get_route_handler()
+
+        async def checked(request: Request) -> Response:
+            security: Security | None = request.app.state.security
+            if security is not None:
+                await security.check_access(request.scope, self.access, request.path_params)
+            if request.method in ("DELETE", "PUT"):
+                _check_query(request)
+            return await serve(request)
+
+        return checked
 
 
 def _check_query(request: Request) -> None:
@@ -307,7 +311,8 @@ class Edge:
 
 
 def _whole_body(call: HttpRequest) -> Receive:
-    """Return a `receive` that gives the whole body at once, and refuses a body over the limit."""
+    """Return a `receive` that gives the whole body at once, and refuses a body over the limit of
+    its route."""
     body: bytes | None = None
 
     async def receive() -> Message:
@@ -315,7 +320,7 @@ def _whole_body(call: HttpRequest) -> Receive:
         if body is not None:
             return await call.receive()
         try:
-            body = await call.body(BODY_BYTES_MAX)
+            body = await limited_body(call)
         except LogError as error:  # FastAPI would answer every other exception with 400
             refusal = error_response(error)
             raise HTTPException(refusal.status, str(error), refusal.headers) from error

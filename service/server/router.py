@@ -23,6 +23,7 @@ from starlette.exceptions import HTTPException
 
 from tidelog.service.console import api, cluster_health, files, groups, kafka_clients
 from tidelog.service.http.admission import Admission, Limits
+from tidelog.service.http.body_limit import set_limit
 from tidelog.service.http.call import BodyMemory, HttpRequest, HttpResponse, Receive, Scope, Send
 from tidelog.service.http.cors import Cors, exposing
 from tidelog.service.http.errors import answered
@@ -286,7 +287,10 @@ class Router:
             refusal = _refusal_of_accept(target, headers)
         if refusal is not None:
             await self._refuse(target, call, refusal)
-        elif target is not None and target.serve is not None:
+            return
+        if target is not None and target.route.body is not None:
+            set_limit(scope, target.route.body)
+        if target is not None and target.serve is not None:
             await self._measured(call, self._serve(target, segments, call))
         elif target is None and node is not None and node.methods and method == "OPTIONS":
             allow = ((b"allow", ", ".join(node.allowed).encode()),)
@@ -365,6 +369,8 @@ class Router:
                 call.scope["rights"] = rights
                 PRINCIPAL.set(call.scope["rights"].principal)
                 rights.charge(REQUEST_PERCENTAGE)
+            if target.route.body is not None:
+                set_limit(call.scope, target.route.body)
             serving = target.serve(call, *[segments[at] for at in target.positions])
             response = await self._measured(call, serving)
             if response is not None:

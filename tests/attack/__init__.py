@@ -1,5 +1,6 @@
 """Attacks on real brokers, and what each attack costs the broker and its other clients.
 
-attacks   the requests of each attack
-measure   memory, stalls and the requests of a neighbour (another client) during an attack
+attacks       the requests of each attack
+body_attacks  bodies that a broker parses on its event loop
+measure       memory, stalls and the requests of a neighbour (another client) during an attack
 """

@@ -10,15 +10,15 @@ import io
 import random
 import socket
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any
 
 import httpx
 import pyarrow as pa
 
+from tests.attack.body_attacks import body_attacks
+from tests.attack.http_client import TIMEOUT_S, sent
 from tests.attack.kafka_attacks import kafka_attacks
 from tests.attack.measure import HOLD_S, MIB, TYPE, VICTIM, Attack, scaled
 from tests.attack.produce_attacks import produce_attacks
@@ -31,27 +31,7 @@ from tests.support.broker import Broker
 from tests.system.test_admission import ATTACKS as CONNECTIONS
 from tests.system.test_admission import attacked
 
-TIMEOUT_S = 120.0
 Attacks = Mapping[str, Attack]
-
-
-def sent(broker: Broker, requests: Iterable[tuple[str, str, Any]], at_once: int = 1) -> str:
-    """Send requests (method, path, keywords of httpx), `at_once` at a time. Return the number of
-    answers by status."""
-
-    def one(request: tuple[str, str, Any]) -> str:
-        method, path, more = request
-        try:
-            return str(client.request(method, path, **more).status_code)
-        except httpx.HTTPError as error:
-            return type(error).__name__
-
-    with (
-        httpx.Client(base_url=broker.base_url, timeout=TIMEOUT_S) as client,
-        ThreadPoolExecutor(at_once) as pool,
-    ):
-        counts = Counter(pool.map(one, requests))
-    return ", ".join(f"{count} x {status}" for status, count in sorted(counts.items()))
 
 
 def produced(bodies: Iterable[bytes], headers: Mapping[str, str]) -> list[tuple[str, str, Any]]:
@@ -182,4 +162,4 @@ def attacks(scale: float) -> Attacks:
 
 def secured_attacks(scale: float) -> Attacks:
     """Return the attacks of principals on a broker with `security=keys`, by name."""
-    return produce_attacks(scale) | share_attacks(scale)
+    return produce_attacks(scale) | share_attacks(scale) | body_attacks(scale)

@@ -172,6 +172,16 @@ async def test_an_instances_whole_life_on_whichever_broker(cluster: Cluster) -> 
     assert group.term == 1  # no broker took it from another
 
 
+async def test_a_forwarded_body_has_the_limit_of_its_route(cluster: Cluster) -> None:
+    path = await cluster.created()
+    where = {"topic": "t", "partition": 0}
+    before = cluster.network.handed_over
+    while cluster.network.handed_over == before:
+        await cluster.ok("POST", f"{path}/assignments", {"partitions": [where] * 2_000})
+    many = {"partitions": [where] * 40_000}
+    assert_refused(await cluster.call("POST", f"{path}/assignments", many), 413, 413)
+
+
 async def test_an_answer_that_did_not_arrive_is_returned_again(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

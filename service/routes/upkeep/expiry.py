@@ -3,7 +3,7 @@
 from pydantic import BaseModel, Field
 
 from tidelog.compaction.expiry import Expiry, expiries
-from tidelog.service.formats.bodies import StrictModel
+from tidelog.service.formats.bodies import Items, StrictModel
 from tidelog.service.http.paging import sliced
 from tidelog.service.http.route import TIDELOG, Permission, Route, RouteDoc
 from tidelog.service.routes.configs_v3 import ConfigChange, changed_texts
@@ -17,7 +17,7 @@ TOPICS_MAX = 1_000
 
 
 class PreviewedChanges(StrictModel):
-    data: list[ConfigChange]
+    data: Items[ConfigChange]
 
 
 class ExpiringPartition(BaseModel):

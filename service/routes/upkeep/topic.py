@@ -7,7 +7,8 @@ import msgspec
 from fastapi import Request
 from pydantic import BaseModel, Field
 
-from tidelog.service.formats.bodies import StrictModel, WholeNumber
+from tidelog.service.formats.bodies import Items, StrictModel, WholeNumber
+from tidelog.service.http.body_limit import SMALL_BODY
 from tidelog.service.http.parameters import partition_number
 from tidelog.service.http.route import TIDELOG, Permission, Route, RouteAccess, RouteDoc
 from tidelog.service.routes.dependencies import (
@@ -34,7 +35,7 @@ class RecordsBefore(StrictModel):
 
 
 class DeleteRecords(StrictModel):
-    partitions: Annotated[list[RecordsBefore], Field(min_length=1, max_length=PARTITIONS_MAX)] = (
+    partitions: Annotated[Items[RecordsBefore], Field(min_length=1, max_length=PARTITIONS_MAX)] = (
         Field(examples=[[{"partition_id": 0, "offset": 17}]])
     )
     validate_only: bool = Field(default=False, description="change nothing")
@@ -141,11 +142,21 @@ _COMPACT = "/topics/{topic_name}/compactions"
 _DELETE = Permission(DELETE, TOPIC, "topic_name")
 _ALTER = Permission(ALTER, TOPIC, "topic_name")
 _CHECKED = RouteAccess.CHECKED_BY_HANDLER
+_DELETE_BODY = SMALL_BODY.with_items(PARTITIONS_MAX, 100, 3)
 _DELETE_DOC = RouteDoc(ERRORS | CHANGE_ERRORS)
 _COMPACT_DOC = RouteDoc(ERRORS | {409: "40904: the broker runs a compaction already"}, 202)
 
 ROUTES = (
-    Route("POST", _RECORDS, delete_records, _DELETE, "topics", TIDELOG, _DELETE_DOC),
+    Route(
+        "POST",
+        _RECORDS,
+        delete_records,
+        _DELETE,
+        "topics",
+        TIDELOG,
+        _DELETE_DOC,
+        body=_DELETE_BODY,
+    ),
     Route("POST", _COMPACT, start_compaction, _ALTER, "topics", TIDELOG, _COMPACT_DOC),
     Route("GET", "/compactions", list_compactions, _CHECKED, "topics", TIDELOG, RouteDoc()),
 )
