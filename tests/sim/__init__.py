@@ -13,6 +13,7 @@ foreign     other engines commit to a table
 backups     backups of a cluster that works
 forks       a log continues from an older state, beside producers of later
 damage      objects of the store are damaged; damage_deeds has how
+doubled     messages come twice while the store refuses
 clones      machines are cloned, and restored from snapshots
 finish      the end of a run, when everything must come right
 mutations   guards taken out one by one, which the simulator must notice

@@ -33,6 +33,7 @@ from tests.sim import (
 from tests.sim.backups import simulate_backups
 from tests.sim.clones import simulate_clones
 from tests.sim.damage import simulate_damage
+from tests.sim.doubled import simulate_doubled
 from tests.sim.foreign import simulate_foreign
 from tests.sim.plans import KINDS, Plan, plan_of
 from tests.sim.runs import Result, simulate
@@ -62,13 +63,15 @@ from tidelog.storage.write.tail_segments import TailSegments
 
 FOREIGN = ("foreign",)
 BACKUPS = ("backups",)
+DOUBLED = ("doubled",)
 WORLDS: dict[tuple[str, ...], Callable[[int], Result]] = {
     FOREIGN: simulate_foreign,
     BACKUPS: simulate_backups,
+    DOUBLED: simulate_doubled,
     damage_mutations.DAMAGE: simulate_damage,
     damage_mutations.CLONES: simulate_clones,
 }
-"""Worlds of tests/sim/foreign.py, backups.py, damage.py and clones.py: they have own seeds."""
+"""Worlds with seeds of their own: foreign.py, backups.py, doubled.py, damage.py, clones.py."""
 
 Patch = tuple[Any, str, Any]
 Made = Callable[[], list[Patch]]
@@ -156,6 +159,10 @@ def _no_origins() -> list[Patch]:
             self._finish(one, entry.seq)
 
     return [(AppliedDrafts, "see", forgetful), (Sequencer, "on_applied", blind)]
+
+
+def _refusals_are_forgotten() -> list[Patch]:
+    return [(Sequencer, "_note_refused", lambda *_: None)]
 
 
 class _Forgetful(dict[str, int]):
@@ -392,6 +399,7 @@ MUTATIONS = (
     Mutation("idempotency keys are forgotten", _no_keys, ("brokers",), 5),
     Mutation("sequences of producers are not looked at", _no_sequences, ("brokers",), 20),
     Mutation("a handed-over draft is put twice", _no_origins, ("brokers",), 40),
+    Mutation("a refused draft that comes again is taken", _refusals_are_forgotten, DOUBLED, 60),
     Mutation("hot marks are forgotten", _no_hot_marks, ("disks",), 20),
     Mutation("acks=1 before the disk has it", _promise_before_the_disk, ("disks",), 60),
     *itertools.starmap(Mutation, level_mutations.MUTATIONS),
