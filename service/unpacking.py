@@ -1,11 +1,12 @@
 """The threads that unpack and check what clients send, and whose turn it is.
 
-These are batches of Produce requests, and compressed or large bodies of HTTP. A few bytes may take
-seconds and much memory. The threads are not those of the event loop's executor, because flushes and
-seals need these. The work of a request may be done in slices. If several principals wait, the next
-slice is of the principal with the fewest slices under way, and among equals, of the one that has
-waited longest. So one principal delays another by the slices under way alone. A principal's quota
-`request_percentage` is charged with the CPU time of its slices.
+These are batches of Produce requests, and compressed or large bodies of HTTP. Large answers with
+records are encoded in these threads, too. A few bytes may take seconds and much memory. The threads
+are not those of the event loop's executor, because flushes and seals need these. The work of a
+request may be done in slices. If several principals wait, the next slice is of the principal with
+the fewest slices under way, and among equals, of the one that has waited longest. So one principal
+delays another by the slices under way alone. A principal's quota `request_percentage` is charged
+with the CPU time of its slices.
 
 Invariants:
 C1 At most THREADS slices are under way.

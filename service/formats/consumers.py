@@ -344,23 +344,27 @@ def columns_of_read(read: Read) -> tuple[int, bytes]:
 
 
 def pages_of_read(read: Read, fmt: str, on_error: OnError) -> list[RecordPage]:
-    """Encode the portions. If a page stops before a record that does not decode, end its portion
-    there, so that the next read begins with that record."""
-    pages = []
-    for number, (_, topic, _, fetched) in enumerate(read.portions):
-        page = encode_page(
-            [piece.batch for piece in fetched.pieces],
-            topic,
-            read.portions[number].where.partition,
+    """Encode the portions."""
+    return [
+        encode_page(
+            [piece.batch for piece in portion.fetched.pieces],
+            portion.topic,
+            portion.where.partition,
             cast("ReadFormat", fmt),
-            is_json=[piece.is_json for piece in fetched.pieces],
+            is_json=[piece.is_json for piece in portion.fetched.pieces],
             on_error=on_error,
         )
-        pages.append(page)
+        for portion in read.portions
+    ]
+
+
+def end_at_pages(read: Read, pages: Sequence[RecordPage]) -> None:
+    """If a page stopped before a record that does not decode, end its portion there, so that the
+    next read begins with that record."""
+    for number, (portion, page) in enumerate(zip(read.portions, pages, strict=True)):
         if page.stopped is not None:
-            fetched = fetched._replace(next_offset=page.stopped.offset)
-            read.portions[number] = read.portions[number]._replace(fetched=fetched)
-    return pages
+            fetched = portion.fetched._replace(next_offset=page.stopped.offset)
+            read.portions[number] = portion._replace(fetched=fetched)
 
 
 def array_of_pages(pages: Sequence[RecordPage]) -> bytes:

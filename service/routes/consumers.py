@@ -336,10 +336,13 @@ class ConsumerHandlers:
             )
             kind = ARROW
             if fmt == "arrow":
-                records, body = wire_consumers.columns_of_read(read)
+                work = partial(wire_consumers.columns_of_read, read)
+                records, body = await self._fetch.encoded(rights, read.weight, work)
                 self._fetch.counters.add_records_out(records, len(body))
             else:
-                pages = wire_consumers.pages_of_read(read, fmt, on_error)
+                encode = partial(wire_consumers.pages_of_read, read, fmt, on_error)
+                pages = await self._fetch.encoded(rights, read.weight, encode)
+                wire_consumers.end_at_pages(read, pages)
                 body = wire_consumers.array_of_pages(pages)
                 headers += headers_of(pages, read.failure)
                 kind = MEDIA_TYPES[fmt]

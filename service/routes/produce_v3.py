@@ -7,8 +7,9 @@ for record n of a stream (from 0), `<key>/<id>` for an entry of a batch.
 
 import asyncio
 import datetime as dt
-from collections.abc import AsyncIterator
-from typing import Any, TypeAlias
+from collections.abc import AsyncIterator, Callable
+from functools import partial
+from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 
@@ -19,6 +20,7 @@ from tidelog.service.http.media_types import JSON
 from tidelog.service.http.route import V3, Answer, Body, Content, Permission, Route, RouteDoc
 from tidelog.service.routes.dependencies import check_cluster
 from tidelog.service.routes.produce import (
+    DECODE_INLINE_BYTES,
     IDEMPOTENCY_KEY,
     Produce,
     body_of,
@@ -40,10 +42,14 @@ from tidelog.storage.state.access import PRODUCER_BYTE_RATE, REQUEST_PERCENTAGE
 from tidelog.storage.state.cluster_state import Topic
 
 Report: TypeAlias = dict[str, Any]
+T = TypeVar("T")
 
 IN_FLIGHT_MAX = 1000
 """Maximum uncommitted records of one stream. At this number, the broker stops reading the stream
 until it has sent a report (I10)."""
+SPLIT_BYTES = 16 * 1024
+"""A stream is split into objects in pieces of at most this size, because each of them may have
+thousands of objects."""
 
 
 class BatchReport(msgspec.Struct):
@@ -105,7 +111,7 @@ class ProduceV3:
         await self._topic(cluster, topic_name, rights)
         key = client_key(call)
         body = await body_of(call, rights, self._settings.request_bytes_max)
-        entries = v3_records.decode_v3_batch(body)
+        entries = await self._decoded(rights, body, partial(v3_records.decode_v3_batch, body))
         reports = await asyncio.gather(
             *(
                 measured(
@@ -127,6 +133,11 @@ class ProduceV3:
             is_done = report["error_code"] == 200
             (successes if is_done else failures).append({"id": entry_id, **report})
         return HttpResponse(207, msgspec.json.encode(BatchReport(successes, failures)), JSON)
+
+    async def _decoded(self, rights: CallerRights, body: bytes, decode: Callable[[], T]) -> T:
+        if len(body) <= DECODE_INLINE_BYTES:
+            return decode()
+        return await self._produce.decode_in_thread(rights, body, decode)
 
     async def _topic(self, cluster: str, name: str, rights: CallerRights) -> Topic:
         check_cluster(cluster, self._log.identity.cluster_id)
@@ -165,7 +176,9 @@ class ProduceV3:
     async def _append(
         self, topic_name: str, record: bytes, name: str | None, rights: CallerRights
     ) -> Report:
-        decoded = v3_records.decode_v3_record(record, self._log.store_time.now_ms())
+        now_ms = self._log.store_time.now_ms()
+        work = partial(v3_records.decode_v3_record, record, now_ms)
+        decoded = await self._decoded(rights, record, work)
         partitions: list[int | None] | None = (
             None if decoded.partition is None else [decoded.partition]
         )
@@ -216,17 +229,26 @@ async def _records(call: HttpRequest, bytes_max: int) -> AsyncIterator[bytes]:
     stream = v3_records.ObjectStream()
     more = b"content-encoding" not in call.headers
     if not more:
-        for record in stream.feed(await call.body(bytes_max)):
+        async for record in _split(stream, await call.body(bytes_max)):
             yield record
     while more:
         message = await call.receive()
         if message["type"] == "http.disconnect":
             return
         more = message.get("more_body", False)
-        for record in stream.feed(message.get("body", b"")):
+        async for record in _split(stream, message.get("body", b"")):
             yield record
         stream.feed(b"")  # raises now if the bytes after these objects are invalid
     stream.finish()
+
+
+async def _split(stream: v3_records.ObjectStream, piece: bytes) -> AsyncIterator[bytes]:
+    """Iterate over the objects that end in the next bytes of a stream."""
+    for at in range(0, len(piece), SPLIT_BYTES):
+        if at:
+            await asyncio.sleep(0)
+        for record in stream.feed(piece[at : at + SPLIT_BYTES]):
+            yield record
 
 
 async def _put(

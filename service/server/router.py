@@ -230,7 +230,7 @@ class Router:
         counters.on_refusal = None if self._audit is None else self._audit.refused
         counters.on_change = None if self._audit is None else self._audit.changed
         self.counters = counters
-        fetcher = fetch.Fetch(broker, settings, counters, self.admission.answers)
+        fetcher = fetch.Fetch(broker, settings, counters, self.admission.answers, threads)
         follower = topic_follower.TopicFollower(broker, fetcher)
         producer = produce.Produce(broker, settings, counters, threads)
         self.consumers = consumers.ConsumerHandlers(broker, settings, instances, fetcher, forwarder)

@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from tests.attack.body_attacks import body_attacks
 from tests.attack.http_client import TIMEOUT_S, sent
+from tests.attack.json_attacks import json_attacks
 from tests.attack.kafka_attacks import kafka_attacks
 from tests.attack.measure import HOLD_S, MIB, TYPE, VICTIM, Attack, scaled
 from tests.attack.produce_attacks import produce_attacks
@@ -157,7 +158,7 @@ def attacks(scale: float) -> Attacks:
     }
     for name, data in CONNECTIONS.items():
         found[f"connections: {name}"] = functools.partial(held, data, scale)
-    return found | kafka_attacks(scale)
+    return found | json_attacks(scale) | kafka_attacks(scale)
 
 
 def secured_attacks(scale: float) -> Attacks:

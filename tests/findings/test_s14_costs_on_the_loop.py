@@ -6,6 +6,7 @@ encoded.
 
 import asyncio
 import json
+import threading
 from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
@@ -146,3 +147,40 @@ async def test_s14_a_page_is_encoded_once_for_all_its_readers(
             reader.cancel()
         await asyncio.gather(*readers, return_exceptions=True)
     assert len(pages) == 1
+
+
+@pytest.mark.parametrize(
+    ("query", "accept"),
+    [
+        (b"offset=0&format=json&max_bytes=5000000", b"text/event-stream"),
+        (b"offset=0&timeout=30000&max_bytes=5000000", b"application/vnd.kafka.json.v2+json"),
+        (b"offset=0&max_bytes=5000000&format=json", b"application/x-ndjson"),
+        (b"before=latest&max_bytes=5000000", b"application/vnd.kafka.json.v2+json"),
+    ],
+    ids=["followers", "long polls", "lines", "backwards"],
+)
+async def test_s14_a_large_page_is_encoded_in_a_thread(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch, query: bytes, accept: bytes
+) -> None:
+    await broker.log.create_topic("t", 1, {"max.message.bytes": "4000000"})
+    await append(broker.log, b'"%b"' % (b"1e00" * 500_000))
+    encode = json_out.encode_records
+    threads: list[str] = []
+
+    def counted(batches: Any, *more: Any, **named: Any) -> bytes:
+        if batches:
+            threads.append(threading.current_thread().name)
+        return encode(batches, *more, **named)
+
+    monkeypatch.setattr(json_out, "encode_records", counted)
+    bodies: list[list[bytes]] = [[] for _ in range(READERS)]
+    readers = [asyncio.ensure_future(read(broker, query, accept, seen)) for seen in bodies]
+    try:
+        await until(lambda: all(b"1e00" in b"".join(seen) for seen in bodies), WAIT_S)
+    finally:
+        for reader in readers:
+            reader.cancel()
+        await asyncio.gather(*readers, return_exceptions=True)
+    assert all(name.startswith("tidelog-unpack") for name in threads)
+    is_shared = b"timeout" in query or b"event-stream" in accept
+    assert len(threads) == (1 if is_shared else READERS)

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 from base64 import b64encode
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -23,6 +24,8 @@ from tests.service.conftest import (
 )
 from tests.service.test_produce_refusals import JSONISH, anything
 from tests.support.faults import FaultyStore
+from tidelog.service.formats import v3_records
+from tidelog.service.routes import produce_v3
 from tidelog.storage.core import object_keys
 from tidelog.storage.io.memory import MemoryStore
 
@@ -411,3 +414,51 @@ async def test_no_body_is_an_internal_error(
     assert answer.status_code < 500
     said = [json.loads(line) for line in answer.text.splitlines()]
     assert all(each.get("error_code", 200) < 50000 for each in said)
+
+
+async def test_a_body_is_split_in_pieces(
+    broker: Broker, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One piece of a body may have millions of objects. Few of them are split off at a time."""
+    feed = v3_records.ObjectStream.feed
+    counts: list[int] = []
+
+    def counted(split: v3_records.ObjectStream, piece: bytes) -> list[bytes]:
+        assert len(piece) <= produce_v3.SPLIT_BYTES
+        objects = feed(split, piece)
+        counts.append(len(objects))
+        return objects
+
+    monkeypatch.setattr(v3_records.ObjectStream, "feed", counted)
+    records = [of(number) for number in range(1500)]
+    reports = await stream(broker, "".join(map(json.dumps, records)))
+    assert codes(reports) == [200] * len(records)
+    assert sum(counts) == len(records)
+    assert max(counts) < len(records) / 3
+
+
+@pytest.mark.parametrize("way", ["stream", "batch"])
+async def test_a_large_record_is_decoded_in_a_thread(
+    store: MemoryStore, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    threads: list[str] = []
+    decode = v3_records.decode_v3_record
+
+    def counted(obj: bytes, now_ms: int) -> v3_records.V3Record:
+        threads.append(threading.current_thread().name)
+        return decode(obj, now_ms)
+
+    monkeypatch.setattr(v3_records, "decode_v3_record", counted)
+    async with broker_on(store) as broker:
+        await broker.log.create_topic("t", 1, {"max.message.bytes": "4000000"})
+        records = [of("x" * 10), of("x" * 2_000_000)]
+        if way == "stream":
+            reports = await stream(broker, "".join(map(json.dumps, records)))
+            assert codes(reports) == [200, 200]
+        else:
+            entries = [{"id": str(number), **each} for number, each in enumerate(records)]
+            answer = await batch(broker, {"entries": entries})
+            assert len(answer.json()["successes"]) == 2, answer.text
+        lengths = sorted(len(value) for value in map(str, await stored(broker.log)))
+    assert lengths[1] > 1_000_000
+    assert sorted(name.startswith("tidelog-unpack") for name in threads) == [False, True]

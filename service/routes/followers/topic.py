@@ -42,7 +42,7 @@ from tidelog.service.http.route import (
 )
 from tidelog.service.memory_pool import Share
 from tidelog.service.routes.fetch import KEEPALIVE_S, Fetch
-from tidelog.service.security.caller import rights_of
+from tidelog.service.security.caller import CallerRights, rights_of
 from tidelog.storage.core.acls import READ, TOPIC
 from tidelog.storage.core.errors import InvalidRequest, LogError, OffsetOutOfRange, UnknownTopic
 from tidelog.storage.log import Log
@@ -164,7 +164,8 @@ class TopicFollower:
 
     async def _stream(self, call: HttpRequest, at: _Position, share: Share) -> None:
         beginning = at.beginning()
-        turn = await self._turn(at, share, 0.0, call)
+        rights = rights_of(call.scope)
+        turn = await self._turn(at, share, rights, 0.0, call)
         page = turn.page
         if page is not None and page.stopped is not None and not page.records and not at.is_sse:
             raise page.stopped  # not for SSE: an EventSource closes at any status but 200
@@ -175,13 +176,18 @@ class TopicFollower:
             share,
             beginning,
             turn,
-            read=lambda: self._turn(at, share, KEEPALIVE_S),
+            read=lambda: self._turn(at, share, rights, KEEPALIVE_S),
             send=lambda turn: self._send(call, at, turn or _Turn(b"")),
             failure=lambda error: self._failure(call, at, error),
         )
 
     async def _turn(
-        self, at: _Position, share: Share, wait_s: float, call: HttpRequest | None = None
+        self,
+        at: _Position,
+        share: Share,
+        rights: CallerRights,
+        wait_s: float,
+        call: HttpRequest | None = None,
     ) -> _Turn:
         """Wait for records, and read a page of the next partition that has any. A waiting follower
         holds no memory."""
@@ -192,9 +198,10 @@ class TopicFollower:
             return _Turn(resets)
         view = at.view._replace(partition=number)
         try:
-            fetched, page = await self._fetch.page(view, at.offsets[number], share, call=call)
+            found = await self._fetch.page(view, at.offsets[number], share, rights, call=call)
         except OffsetOutOfRange as error:  # retention has deleted records since `update`
             return _Turn(resets + at.reset(number, error))
+        fetched, page = found
         return _Turn(resets, number, fetched.next_offset, page, fetched.weight)
 
     async def _send(self, call: HttpRequest, at: _Position, turn: _Turn) -> None:

@@ -1,0 +1,99 @@
+"""Requests whose JSON costs more than its bytes: many records, long runs, odd numbers."""
+
+import functools
+import gzip
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import httpx
+
+from tests.attack.http_client import TIMEOUT_S, sent
+from tests.attack.measure import MIB, TYPE, VICTIM, Attack, scaled
+from tests.support.broker import Broker
+
+Phase = Sequence[tuple[str, str, Any]]
+"""Requests that are sent at once: method, path, keywords of httpx."""
+
+TEXT_TYPE = {"content-type": "application/vnd.kafka.text.v2+json"}
+V3 = f"/v3/clusters/{{cluster}}/topics/{VICTIM}/records"
+READERS = {
+    "v2": {"accept": "application/vnd.kafka.json.v2+json"},
+    "lines": {"accept": "application/x-ndjson"},
+}
+VALUES = {
+    "exponents in a string": '[\\"%s\\"]' % ("1e00" * 250_000),
+    "large numbers": f"[{','.join(['1e100'] * 160_000)}]",
+    "backslashes": '[\\"%s\\",1e100]' % ("\\\\\\\\" * 250_000),
+}
+"""Values of about 1 MiB, as they are in a JSON string."""
+
+
+def many(scale: float, before: bytes, piece: bytes, after: bytes, between: bytes = b",") -> bytes:
+    count = scaled(62 * MIB // (len(piece) + len(between)), scale, 1)
+    return before + between.join([piece] * count) + after
+
+
+def produced(body: bytes, **headers: str) -> list[Phase]:
+    return [[("POST", f"/topics/{VICTIM}", {"content": body, "headers": TYPE | headers})]]
+
+
+def to_v3(body: bytes, last: str = "", **headers: str) -> list[Phase]:
+    return [[("POST", V3 + last, {"content": body, "headers": headers})]]
+
+
+def pages(value: str, reader: str, max_bytes: int, scale: float) -> list[Phase]:
+    """Produce texts that are JSON, which a reader's broker checks, then read them."""
+    body = f'{{"records":[{{"value":"{value}"}}]}}'
+    texts = [("POST", f"/topics/{VICTIM}", {"content": body, "headers": TEXT_TYPE})]
+    path = f"/topics/{VICTIM}/partitions/0/records?offset=0&format=json&max_bytes={max_bytes}"
+    reads = [("GET", path, {"headers": READERS[reader]})] * 4
+    return [texts * scaled(40, scale, 2), reads]
+
+
+def in_phases(make: Callable[[], Sequence[Phase]], broker: Broker) -> str:
+    """Send the requests of each phase, four at a time."""
+    clusters = httpx.get(f"{broker.base_url}/v3/clusters", timeout=TIMEOUT_S).json()["data"]
+    cluster = clusters[0]["cluster_id"]
+    counts = []
+    for phase in make():
+        requests = [(method, path.format(cluster=cluster), more) for method, path, more in phase]
+        counts.append(sent(broker, requests, at_once=4))
+    return "; ".join(counts)
+
+
+def json_attacks(scale: float) -> dict[str, Attack]:
+    """Return the attacks by name."""
+    value = b'{"records":[{"value":'
+    packed = {"content-encoding": "gzip"}
+    objects = b"{}" * scaled(100_000, scale, 100)
+    found: dict[str, Callable[[], list[Phase]]] = {
+        "JSON: records of nothing": lambda: produced(many(scale, b'{"records":[', b"{}", b"]}")),
+        "JSON: short records": lambda: produced(
+            many(scale, b'{"records":[', b'{"value":1}', b"]}")
+        ),
+        "JSON: headers": lambda: produced(
+            many(scale, b'{"records":[{"headers":[', b'{"key":""}', b"]}]}")
+        ),
+        "JSON: a value of objects": lambda: produced(many(scale, value + b"[", b"{}", b"]}]}")),
+        "JSON: backslashes": lambda: produced(many(scale, value + b'"', rb"\\", b'"}]}', b"")),
+        "JSON: digits": lambda: produced(many(scale, value + b"[1e100,0.", b"7", b"]}]}", b"")),
+        "JSON: zeros of an exponent": lambda: produced(
+            many(scale, value + b"[1e100,1e", b"0", b"1]}]}", b"")
+        ),
+        "JSON: large numbers": lambda: produced(many(scale, value + b"[", b"1e100", b"]}]}")),
+        "JSON: v3 batch of entries": lambda: to_v3(
+            many(scale, b'{"entries":[', b'{"id":1}', b"]}"), ":batch"
+        ),
+        "JSON: v3 batch of headers": lambda: to_v3(
+            many(scale, b'{"entries":[{"id":1,"headers":[', b'{"name":""}', b"]}]}"), ":batch"
+        ),
+        "JSON: v3 objects": lambda: to_v3(objects),
+        "JSON: v3 objects in gzip": lambda: to_v3(gzip.compress(objects), **packed),
+    }
+    for name, text in VALUES.items():
+        for reader in READERS:
+            for size in (MIB, 64 * MIB):
+                found[f"JSON: page of {size // MIB} MiB, {name}, {reader}"] = (
+                    lambda text=text, reader=reader, size=size: pages(text, reader, size, scale)
+                )
+    return {name: functools.partial(in_phases, make) for name, make in found.items()}
