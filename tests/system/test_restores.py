@@ -42,10 +42,11 @@ SETTINGS: dict[str, Any] = {**QUICK, **YOUNG, **OFTEN}
 
 
 class Era(NamedTuple):
-    """The log of a cluster at its end, and what the next one was restored with."""
+    """The records of a cluster that the restored one does not have, and where they began."""
 
-    log: Log
-    restored: Log
+    ends: dict[int, int]
+    """The ends of the partitions in the backup."""
+    cut_off: Log
 
 
 class Clients:
@@ -191,9 +192,10 @@ class Restores(Nemesis):
             broker.kill()
         try:
             tidelog("restore", place, "--store", new, **self._variables_of_store)
-            era = Era(self._read(self.store), self._read(new))
-            self._check_cut(era, before)
-            self.eras.append(era)
+            log, restored = self._read(self.store), self._read(new)
+            self._check_cut(log, restored, before)
+            ends = {partition: len(records) for partition, records in restored.items()}
+            self.eras.append(Era(ends, {number: log[number][end:] for number, end in ends.items()}))
             self._clients.kafka_group.resets += 1
             for broker in self._brokers:
                 broker.store = new  # and new disks: a broker refuses a hot log of the old cluster
@@ -211,18 +213,18 @@ class Restores(Nemesis):
             if not any(begin_s < ended_s and end_s > born_s for begin_s, end_s in self._restores_s)
         ]
 
-    def _check_cut(self, era: Era, before: Mapping[int, int]) -> None:
-        for partition, records in era.restored.items():
-            assert records == era.log[partition][: len(records)], "the backup is no beginning"
+    def _check_cut(self, log: Log, restored: Log, before: Mapping[int, int]) -> None:
+        for partition, records in restored.items():
+            assert records == log[partition][: len(records)], "the backup is no beginning"
             assert len(records) > before.get(partition, -1), "acked before the backup, not in it"
         requests = self._clients.requests()
         waiting = self._clients.waiting()  # clients go on: a request that is new by now is not cut
-        values = {read.value for records in era.log.values() for read in records}
+        values = {read.value for records in log.values() for read in records}
         for request in requests:
             request.unknown += id(request) in waiting
         answered = [request for request in requests if not _is_hot(request, values)]
-        assert violations(answered, era.log) == []
-        assert cut(requests, era.restored, lambda request: id(request) in waiting) == []
+        assert violations(answered, log) == []
+        assert cut(requests, restored, lambda request: id(request) in waiting) == []
 
     def _read(self, store: str) -> Log:
         topic = self._clients._mix.topic
@@ -264,12 +266,12 @@ def passed_over(
     for partition, records in log.items():
         mine = set(read.get(partition, ()))
         ours = _places(records)
-        others = [_places(era.log[partition]) for era in eras]
+        others = [_places(era.cut_off[partition]) for era in eras]
         wrong += [f"{partition}: read {place}" for place in sorted(mine - ours.union(*others))[:3]]
         gaps = []
         for era, old in zip(eras, others, strict=True):
-            start = len(era.restored[partition])
-            ahead = [offset for offset, value in mine & old if offset >= start]
+            start = era.ends[partition]
+            ahead = [offset for offset, _ in mine & old]
             gaps.append(range(start, max(ahead, default=start - 1) + 1))
         end = committed.get(partition, 0)
         missing = sorted(offset for offset, _ in ours - mine if offset < end)
@@ -350,11 +352,7 @@ def _counted(
     clients: Clients, nemesis: Restores, excused: tuple[int, int]
 ) -> dict[str, dict[str, int]]:
     requests = clients.requests()
-    gone = [
-        len(era.log[number]) - len(era.restored[number])
-        for era in nemesis.eras
-        for number in era.log
-    ]
+    gone = [len(records) for era in nemesis.eras for records in era.cut_off.values()]
     return {
         "records": {
             "acked and there": sum(len(each.records) for each in requests if each.is_acked),
