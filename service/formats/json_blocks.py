@@ -43,11 +43,21 @@ def block_of(text: bytes, at: int, is_inside: bool) -> Block:
         if piece.endswith(b"\\") and len(piece) > 1:
             piece = piece[:-1]
     octets = np.frombuffer(piece, np.uint8)
-    in_string = np.logical_xor.accumulate(octets == ord('"'))
-    if is_inside:
-        in_string = ~in_string
-    outside = octets * ~in_string
-    return Block(outside, at + len(piece), bool(in_string[-1]))
+    in_string = _parities(octets == ord('"'), is_inside)
+    return Block(octets * (in_string ^ 1), at + len(piece), bool(in_string[-1]))
+
+
+def _parities(bits: npt.NDArray[np.bool_], before: bool) -> Octets:
+    """Return for each bit whether it and the bits before it have an odd sum (0 or 1). `before` is
+    the sum of the bits of the blocks before."""
+    packed = np.zeros(-(-len(bits) // 64) * 8, np.uint8)
+    packed[: -(-len(bits) // 8)] = np.packbits(bits, bitorder="little")
+    words = packed.view("<u8")
+    for shift in (1, 2, 4, 8, 16, 32):
+        words ^= words << np.uint64(shift)
+    odd = np.logical_xor.accumulate(np.concatenate(([before], words[:-1] >> np.uint64(63))))
+    words[odd] ^= np.uint64(0xFFFFFFFFFFFFFFFF)
+    return np.unpackbits(packed, count=len(bits), bitorder="little")
 
 
 def has_many_objects(text: bytes) -> bool:

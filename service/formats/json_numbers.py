@@ -32,7 +32,7 @@ these bytes."""
 MANTISSA_MAX = 24
 """The search reads about this number of bytes before an exponent. If all of them are digits, `.` or
 `-`, they count as a number."""
-FEW = 16
+FEW = 64
 """Up to this number of places are searched one by one."""
 
 BLOCK = 1 << 20

@@ -9,6 +9,7 @@ import pytest
 
 from tests.service.conftest import JSON, Broker
 from tests.service.keyed import MALLORY, RECORDS, allow, key_of, open_to_mallory, refill_nothing
+from tidelog.service import unpacking
 from tidelog.service.routes.produce import DECODE_INLINE_BYTES
 from tidelog.service.security import request_time
 from tidelog.service.security.caller import ALL_RIGHTS
@@ -50,7 +51,8 @@ class Rights:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """Time stands still for token buckets: nothing is refilled."""
     clock = Clock()
-    monkeypatch.setattr(request_time, "time", SimpleNamespace(thread_time=clock.thread_time))
+    for module in (request_time, unpacking):
+        monkeypatch.setattr(module, "time", SimpleNamespace(thread_time=clock.thread_time))
     refill_nothing(monkeypatch)
     return clock
 
