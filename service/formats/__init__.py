@@ -12,6 +12,7 @@ shared_pages    encoded pages that several readers use
 json_numbers    JSON numbers beyond the range of a double, which are refused
 json_blocks     large JSON texts in blocks without the contents of strings
 arrow           Arrow streams to columns and back
+arrow_messages  the memory of an Arrow stream by its messages' metadata; the budget of its decoding
 schemas         errors of requests that need a schema registry, which tidelog does not have
 v3_records      records of the v3 dialect
 transactions    atomic requests: records for several topics and offsets of groups

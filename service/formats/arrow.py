@@ -2,20 +2,30 @@
 
 Input may be malicious. This module checks the columns' types before Arrow reads any column, and
 accepts a type only if it can check all buffers of the type. It reads sizes from the messages'
-metadata before Arrow decompresses, and validates every batch in full. Before a cast that can make a
-column larger (dictionaries, views, columns of nulls) it counts the memory. A body becomes records,
-InvalidBody or RecordTooLarge. It never crashes the broker, and decoding never takes more memory
-than its bound (I10).
+metadata before Arrow decompresses (arrow_messages), and validates every batch in full. Lengths of
+columns are no bound of bytes: a column of nulls has none. Before each step that takes memory for a
+length, this module takes that memory from a budget. The rows of all batches are converted at once,
+and a dictionary once for all its batches. A body becomes records, InvalidBody or RecordTooLarge. It
+never crashes the broker, and decoding never takes more memory than its bound (I10).
 """
 
+import functools
+import itertools
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tidelog.service.formats.arrow_messages import (
+    BUFFER_BYTES,
+    MESSAGES_MAX,
+    DecodeBudget,
+    UnpackedTooLarge,
+    check_messages,
+)
 from tidelog.service.formats.json_in import (
     TIMESTAMP_MS_MAX,
     InvalidBody,
@@ -39,6 +49,16 @@ from tidelog.storage.core.chunk import (
 from tidelog.storage.core.errors import InvalidRequest, RecordTooLarge
 from tidelog.storage.core.partitioner import Column
 
+__all__ = [
+    "MESSAGES_MAX",
+    "UnpackedTooLarge",
+    "decode_arrow",
+    "encode_arrow",
+    "encode_arrow_of_many",
+]
+
+HEADERS_MAX = 2_000_000
+"""Bound of the headers in a request (I10)."""
 MERGE_ROWS = 1000
 """If the batches of an answer have fewer rows than this on average, they are merged, because each
 batch costs a reader time."""
@@ -60,38 +80,30 @@ _READ_OPTIONS = pa.ipc.IpcReadOptions(use_threads=False)
 _NOT_ARROW = (pa.ArrowException, OSError, ValueError, KeyError, IndexError, OverflowError)
 
 
-class UnpackedTooLarge(RecordTooLarge):
-    """Decoding the body would need more memory than its bound."""
-
-
-def decode_arrow(body: bytes, now_ms: int, *, bytes_max: int) -> Produced:
+def decode_arrow(
+    body: bytes, now_ms: int, *, bytes_max: int, messages_max: int = MESSAGES_MAX
+) -> Produced:
     """Decode a stream of batches with a column `value` and the optional columns `key`, `timestamp`
     (any unit, or int ms), `headers` and `partition` (int). `offset` is ignored, so that clients can
     produce the records that they fetched. Strings, dictionaries, large and view columns are
     accepted.
 
     Missing and null timestamps become `now_ms`. Raises InvalidBody, RecordTooLarge for too many
-    records, or UnpackedTooLarge if decoding would need more than `bytes_max` of memory. The columns
-    of a stream without compression refer to the bytes of the body, so the body stays in memory.
+    records, headers or messages, or UnpackedTooLarge if decoding would need more than `bytes_max`
+    of memory, or if the stream has more than `messages_max` messages. The columns of a stream
+    without compression refer to the bytes of the body, so the body stays in memory.
     """
-    budget = _DecodeBudget(bytes_max)
+    budget = DecodeBudget(bytes_max)
     try:
-        _weigh_messages(body, budget)
+        columns = _columns_of(body[: check_messages(body, budget, messages_max)])
         with pa.ipc.open_stream(pa.py_buffer(body), options=_READ_OPTIONS) as reader:
-            names = _names(reader.schema)
-            has_timestamps = "timestamp" in names
-            is_exact = all(reader.schema.field(name).type == _TYPES[name] for name in names)
-            read = [
-                _read(batch.select(names), now_ms, budget, is_exact=is_exact)
-                for batch in reader
-                if batch.num_rows
-            ]
-        if not read:
+            batches = [batch.select(columns.names) for batch in reader if batch.num_rows]
+        if not batches:
             raise InvalidBody("the stream has no records")
-        rows = concat([batch for batch, _ in read])
+        rows, partitions = _conformed(batches, columns, now_ms, budget)
         # `nbytes` also counts bytes of null values, which the request keeps in memory.
         size = max(weight(rows), rows.nbytes)
-        return Produced(rows, _partitions(read), False, rows.num_rows, size, has_timestamps)
+        return Produced(rows, partitions, False, rows.num_rows, size, "timestamp" in columns.names)
     except (InvalidBody, RecordTooLarge):
         raise
     except InvalidRequest as error:
@@ -129,26 +141,40 @@ def _stream(schema: bytes, batches: Iterable[pa.RecordBatch]) -> bytes:
     return b"".join((schema, *messages, _END_OF_STREAM))
 
 
-class _DecodeBudget:
-    """The memory that one request may still take."""
-
-    def __init__(self, bytes_max: int) -> None:
-        self._bytes_max = bytes_max
-        self._left = bytes_max
-        self._records = 0
-
-    def take_records(self, count: int) -> None:
-        self._records += count
-        check_count(self._records)
-        self.take(count * RECORD_BYTES)
-
-    def take(self, size: int) -> None:
-        self._left -= size
-        if self._left < 0:
-            raise UnpackedTooLarge(f"the body decompresses to more than {self._bytes_max} bytes")
-
-
 # --- batches
+
+
+class _Columns(NamedTuple):
+    """The columns of a stream to decode. `is_exact`: all have the types of the result. `is_plain`:
+    no column has dictionaries or views."""
+
+    names: list[str]
+    is_exact: bool
+    is_plain: bool
+
+
+def _columns_of(schema_message: bytes) -> _Columns:
+    """Raises InvalidBody for a wrong name or type."""
+    if len(schema_message) <= _CACHED_BYTES_MAX:
+        return _cached_columns(schema_message)
+    return _columns(schema_message)
+
+
+@functools.lru_cache(64)
+def _cached_columns(schema_message: bytes) -> _Columns:
+    """As `_columns_of`: clients send the same few schemas again and again."""
+    return _columns(schema_message)
+
+
+_CACHED_BYTES_MAX = 4096
+
+
+def _columns(schema_message: bytes) -> _Columns:
+    schema = pa.ipc.read_schema(pa.py_buffer(schema_message))
+    names = _names(schema)
+    kinds = [schema.field(name).type for name in names]
+    is_exact = kinds == [_TYPES[name] for name in names]
+    return _Columns(names, is_exact, all(map(_is_plain, kinds)))
 
 
 def _names(schema: pa.Schema) -> list[str]:
@@ -165,45 +191,68 @@ def _names(schema: pa.Schema) -> list[str]:
     return [name for name in names if name != "offset"]
 
 
-def _read(
-    batch: pa.RecordBatch, now_ms: int, budget: _DecodeBudget, *, is_exact: bool
+def _conformed(
+    batches: Sequence[pa.RecordBatch], columns: _Columns, now_ms: int, budget: DecodeBudget
 ) -> "tuple[pa.RecordBatch, Column | None]":
-    """Return the batch in CHUNK_SCHEMA with all timestamps, and its `partition` column."""
-    rows = batch.num_rows
-    budget.take_records(rows)
-    batch.validate(full=True)  # untrusted bytes
-    columns = dict(zip(batch.schema.names, batch.columns, strict=True))
-    if not is_exact:
-        for column in columns.values():
-            _check_views(column)
-        columns = {name: _cast(column, name, budget) for name, column in columns.items()}
-    stamps, key, headers = map(columns.get, ("timestamp", "key", "headers"))
+    """Return all rows in CHUNK_SCHEMA with all timestamps, and their `partition` column. The rows
+    of all batches are converted at once, because each conversion costs ~10 us."""
+    rows = sum(batch.num_rows for batch in batches)
+    check_count(rows)
+    budget.take(rows * RECORD_BYTES)
+    for batch in batches:  # untrusted bytes
+        batch.validate(full=columns.is_plain)
+        if not columns.is_plain:
+            for column in batch.columns:
+                _validate(column)
+    joined = {
+        name: _column(name, [batch.column(number) for batch in batches], budget)
+        for number, name in enumerate(columns.names)
+    }
+    stamps, key, headers = map(joined.get, ("timestamp", "key", "headers"))
     if headers is not None:
-        _check_headers(headers)
+        _check_headers(headers, budget)
     conformed = pa.RecordBatch.from_arrays(
         [
             same_timestamps(now_ms, rows) if stamps is None else _stamped(stamps, now_ms),
             pa.nulls(rows, pa.binary()) if key is None else key,
-            columns["value"],
+            joined["value"],
             no_headers(rows) if headers is None else headers,
         ],
         schema=CHUNK_SCHEMA,
     )
-    return conformed, columns.get("partition")
+    partitions = joined.get("partition")
+    if partitions is not None and partitions.null_count == rows:
+        partitions = None
+    return conformed, partitions
 
 
-def _cast(column: Column, name: str, budget: _DecodeBudget) -> Column:
-    """Cast a validated column of any type to the type that its name requires."""
-    if column.type == _TYPES[name]:
-        return column
-    if name == "partition":
-        return column.cast(pa.int64())
-    if name == "timestamp":
-        return _timestamps(column)
+def _column(name: str, chunks: Sequence[Any], budget: DecodeBudget) -> Column:
+    """Return validated chunks of any type as one column of the type that its name requires."""
+    if chunks[0].type == _TYPES[name]:
+        return _joined(chunks, budget)
     if name == "headers":
-        return _headers(column, budget)
-    octets: Column = _octets(column, budget).cast(pa.binary())
-    return octets
+        return _headers(chunks, budget)
+    if name not in ("timestamp", "partition"):
+        octets: Column = _octets(chunks, budget).cast(pa.binary())
+        return octets
+    column = _joined(chunks, budget)
+    budget.take(_CAST_BYTES * len(column))
+    return column.cast(pa.int64()) if name == "partition" else _timestamps(column)
+
+
+_CAST_BYTES = 32
+"""Memory of a time or an integer in all steps of its conversion, each of 8 bytes."""
+
+
+def _joined(chunks: Sequence[Any], budget: DecodeBudget) -> Any:
+    """Return the chunks as one array. A single chunk is not copied."""
+    if len(chunks) == 1:
+        return chunks[0]
+    if _is_view(chunks[0].type):  # the values themselves are not copied
+        budget.take(_VIEW_BYTES * sum(map(len, chunks)))
+    else:
+        budget.take(pa.chunked_array(chunks).nbytes)
+    return pa.concat_arrays(chunks)
 
 
 def _timestamps(column: Column) -> Column:
@@ -222,68 +271,141 @@ def _stamped(column: Column, now_ms: int) -> Column:
     return column
 
 
-def _headers(column: Column, budget: _DecodeBudget) -> Column:
+# --- headers
+
+
+def _headers(chunks: Sequence[Any], budget: DecodeBudget) -> Column:
     """Convert lists of pairs (key, value), whose types may be any string and binary types."""
-    lists: Any = column
-    if pa.types.is_null(lists.type):
-        return no_headers(len(column))
-    flat = lists.flatten()
-    if flat.null_count:
+    rows = sum(map(len, chunks))
+    if pa.types.is_null(chunks[0].type):
+        return no_headers(rows)
+    budget.take(_CAST_BYTES * rows)
+    if _is_plain(chunks[0].type):
+        chunks = [_joined(chunks, budget)]
+    lengths = [
+        pc.list_value_length(chunk).fill_null(0).to_numpy(zero_copy_only=False) for chunk in chunks
+    ]
+    pairs = [
+        _pairs(chunk, int(own.sum(dtype=np.int64)), budget)
+        for chunk, own in zip(chunks, lengths, strict=True)
+    ]
+    _check_header_count(sum(map(len, pairs)))
+    if any(chunk.null_count for chunk in pairs):
         raise InvalidBody("a header is null")
-    pairs = pa.StructArray.from_arrays(
-        [
-            _octets(flat.field("key"), budget).cast(pa.string()),
-            _octets(flat.field("value"), budget).cast(pa.binary()),
-        ],
-        fields=list(HEADERS_TYPE.value_type),
-    )
-    lengths = pc.list_value_length(lists).fill_null(0).to_numpy(zero_copy_only=False)
-    offsets: Any = pa.array(np.cumsum([0, *lengths], dtype=np.int32))
+    columns: list[Any] = [
+        _octets([chunk.field(name) for chunk in pairs], budget).cast(pa.binary()).cast(kind)
+        for name, kind in (("key", pa.string()), ("value", pa.binary()))
+    ]
+    ends = np.zeros(rows + 1, dtype=np.int32)
+    np.cumsum(np.concatenate(lengths), out=ends[1:])
+    offsets: Any = pa.array(ends)
     built: Column = pa.ListArray.from_arrays(
-        offsets, pairs, type=HEADERS_TYPE, mask=lists.is_null()
+        offsets,
+        pa.StructArray.from_arrays(columns, fields=list(HEADERS_TYPE.value_type)),
+        type=HEADERS_TYPE,
+        mask=_joined([chunk.is_null() for chunk in chunks], budget),
     )
     return built
 
 
-def _check_headers(column: Any) -> None:
+def _pairs(lists: Any, count: int, budget: DecodeBudget) -> Any:
+    """Return the `count` pairs of the lists. Null lists may have pairs, too, which are omitted.
+    (Arrow's `flatten` would then compare the dictionaries again for each list.)"""
+    starts = lists.offsets.to_numpy()
+    pairs = lists.values.slice(starts[0], starts[-1] - starts[0])
+    if len(pairs) > count:
+        budget.take(pairs.nbytes + _CAST_BYTES * len(pairs))
+        is_shown = lists.is_valid().to_numpy(zero_copy_only=False)
+        pairs = pairs.filter(pa.array(np.repeat(is_shown, np.diff(starts))))
+    return pairs
+
+
+def _check_headers(column: Any, budget: DecodeBudget) -> None:
     """Check that each header has a key. As in Kafka, the value of a header may be null."""
     if column.null_count < len(column):
+        if column.null_count:  # Arrow may copy the headers beside the nulls
+            budget.take(column.nbytes)
         flat = column.flatten()
+        _check_header_count(len(flat))
+        budget.take(_CAST_BYTES * len(flat))  # their weight is computed
         if flat.null_count or flat.field("key").null_count:
             raise InvalidBody("a header has no key")
 
 
-def _octets(column: Any, budget: _DecodeBudget) -> Any:
-    """Return the values in a form that Arrow can cast to strings or binary. Take the memory of the
-    cast from the budget first."""
-    kind = column.type
+def _check_header_count(count: int) -> None:
+    if count > HEADERS_MAX:
+        raise RecordTooLarge(
+            f"the request has {count} headers, the limit is {HEADERS_MAX}: send it in several "
+            "requests"
+        )
+
+
+# --- strings and binary
+
+
+def _octets(chunks: Sequence[Any], budget: DecodeBudget) -> Any:
+    """Return the values of the chunks in a form that Arrow can cast to strings or binary. Take the
+    memory of the cast from the budget first."""
+    kind = chunks[0].type
     if isinstance(kind, pa.BaseExtensionType):
-        return _octets(column.storage, budget)
+        return _octets([chunk.storage for chunk in chunks], budget)
     if pa.types.is_dictionary(kind):
-        return _looked_up(column, budget)
+        groups = itertools.groupby(chunks, functools.partial(_dictionary_identity, budget))
+        return _joined([_looked_up(list(group), budget) for _, group in groups], budget)
+    column = _joined(chunks, budget)
+    if kind not in (pa.string(), pa.binary()):
+        budget.take(_OFFSET_BYTES * len(column))
     if _is_view(kind):  # many views may share the same bytes
         budget.take(int(_views(column)[:, 0].sum(dtype=np.int64)))
     return column
 
 
-def _looked_up(column: Any, budget: _DecodeBudget) -> Any:
-    """Return the values of a dictionary column, after taking their size from the budget."""
-    words = _octets(column.dictionary, budget).cast(pa.binary())
-    if not len(words):
-        return pa.nulls(len(column), pa.binary())
-    lengths = pc.binary_length(words).fill_null(0).to_numpy(zero_copy_only=False)
-    nulls = column.indices.is_null().to_numpy(zero_copy_only=False)
-    indices = column.indices.fill_null(0).to_numpy(zero_copy_only=False)
-    budget.take(int(lengths.astype(np.int64)[indices].sum()))
-    # The index of a null may be invalid, so it was replaced by 0.
-    return words.take(pa.array(indices, mask=nulls))
+_OFFSET_BYTES = 8
+"""Memory of the end of a value and its bit of validity, of 32 bits or more."""
 
 
-def _partitions(read: "list[tuple[pa.RecordBatch, Column | None]]") -> "Column | None":
-    columns = [column for _, column in read if column is not None]
-    if all(column.null_count == len(column) for column in columns):
-        return None
-    return pa.concat_arrays(columns)
+def _dictionary_identity(budget: DecodeBudget, chunk: Any) -> object:
+    """Return an equal object for chunks that share one dictionary."""
+    words = chunk.dictionary
+    buffers = words.buffers()
+    budget.take(BUFFER_BYTES * len(buffers))
+    return len(words), words.offset, [buffer and buffer.address for buffer in buffers]
+
+
+def _looked_up(chunks: Sequence[Any], budget: DecodeBudget) -> Any:
+    """Return the values of chunks that share one dictionary, as views of its words. Take their size
+    from the budget."""
+    dictionary = chunks[0].dictionary
+    _validate(dictionary)
+    words = _octets([dictionary], budget).cast(pa.binary())
+    positions = _joined([chunk.indices for chunk in chunks], budget)
+    rows = len(positions)
+    budget.take(_CAST_BYTES * len(words) + _LOOKUP_BYTES * rows)
+    if positions.null_count == rows:
+        return pa.nulls(rows, pa.binary_view())
+    views = words.cast(pa.binary_view())
+    nulls = None
+    if positions.null_count:  # the index of a null may be invalid
+        nulls = positions.is_null().to_numpy(zero_copy_only=False)
+        positions = positions.fill_null(0)
+    indices = positions.cast(pa.int64()).to_numpy()
+    if indices.min() < 0:
+        raise InvalidBody("an index of a dictionary is negative")
+    picked = _views(views).take(indices, axis=0)
+    if words.null_count:
+        of_words = words.is_null().to_numpy(zero_copy_only=False)[indices]
+        nulls = of_words if nulls is None else nulls | of_words
+    valid = None
+    if nulls is not None:
+        picked[nulls] = 0
+        valid = pa.py_buffer(np.packbits(~nulls, bitorder="little").data)
+    budget.take(int(picked[:, 0].sum(dtype=np.int64)))
+    buffers = [valid, pa.py_buffer(picked.data), *views.buffers()[2:]]
+    return pa.Array.from_buffers(pa.binary_view(), rows, buffers)
+
+
+_LOOKUP_BYTES = 48
+"""Memory of a position in a dictionary, its view and so on while it is looked up."""
 
 
 # --- accepted types, and checks that Arrow's validation omits
@@ -324,6 +446,8 @@ def _is_octets(kind: Any) -> bool:
         kind = kind.storage_type
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
+    if pa.types.is_fixed_size_binary(kind):  # values without bytes would cost no bytes in a body
+        return bool(kind.byte_width > 0)
     return _is_view(kind) or any(is_octets(kind) for is_octets in _OCTET_TYPES)
 
 
@@ -332,9 +456,17 @@ _OCTET_TYPES = (
     pa.types.is_string,
     pa.types.is_large_binary,
     pa.types.is_large_string,
-    pa.types.is_fixed_size_binary,
     pa.types.is_null,
 )
+
+
+def _is_plain(kind: Any) -> bool:
+    """Return whether the type, which `_check_type` has accepted, has no dictionaries and views."""
+    if isinstance(kind, pa.BaseExtensionType):
+        return _is_plain(kind.storage_type)
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return all(_is_plain(field.type) for field in kind.value_type)
+    return not pa.types.is_dictionary(kind) and not _is_view(kind)
 
 
 def _is_view(kind: pa.DataType) -> bool:
@@ -344,6 +476,7 @@ def _is_view(kind: pa.DataType) -> bool:
 _VIEW_INTS = 4
 """A view has four integers: the length of the value, its first four bytes, the number of a buffer,
 and the position of the value in that buffer."""
+_VIEW_BYTES = 16
 _INLINE_BYTES_MAX = 12
 """A value up to this size is in the view itself, in place of the last three integers."""
 
@@ -354,114 +487,55 @@ def _views(column: Any) -> Any:
         column.buffers()[1] or b"",
         np.int32,
         count=_VIEW_INTS * len(column),
-        offset=_VIEW_INTS * np.int32().itemsize * column.offset,
+        offset=_VIEW_BYTES * column.offset,
     )
     return ints.reshape(-1, _VIEW_INTS)
 
 
-def _check_views(column: Any) -> None:
-    """Raise InvalidBody if a view of a column, or of a child column, lies outside the buffers of
-    this column. Arrow's validation skips the views of null values, but its casts read these views.
-    A negative length in such a view crashes the process.
-    """
+def _validate(column: Any) -> None:
+    """Validate a column of untrusted bytes in full, but not the words of a dictionary: many batches
+    may have the same. The buffers have been validated (`RecordBatch.validate`)."""
     kind = column.type
     if isinstance(kind, pa.BaseExtensionType):
-        _check_views(column.storage)
+        _validate(column.storage)
     elif pa.types.is_dictionary(kind):
-        _check_views(column.dictionary)
+        column.indices.validate(full=True)
     elif pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        _check_views(column.values)
-    elif pa.types.is_struct(kind):
-        for number in range(kind.num_fields):
-            _check_views(column.field(number))
-    elif _is_view(kind) and len(column):
-        lengths, _, numbers, starts = _views(column).T.astype(np.int64)
-        sizes = [0 if data is None else data.size for data in column.buffers()[2:]]
-        is_near = (lengths >= 0) & (lengths <= _INLINE_BYTES_MAX)
-        is_far = (lengths > _INLINE_BYTES_MAX) & (numbers >= 0) & (numbers < len(sizes))
-        rooms = np.array([*sizes, 0])[np.where(is_far, numbers, -1)]
-        if not (is_near | (is_far & (starts >= 0) & (starts + lengths <= rooms))).all():
-            raise InvalidBody(f"a value of a column of {kind} lies outside the column")
+        _lists_of_nulls(column).validate(full=True)
+        for number in range(kind.value_type.num_fields):
+            _validate(column.values.field(number))
+    else:
+        column.validate(full=True)
+        if _is_view(kind):
+            for start in range(0, len(column), _VIEWS_AT_ONCE):
+                _check_views(column.slice(start, _VIEWS_AT_ONCE))
 
 
-# --- decompressed size of a message, from its metadata (Arrow's Message.fbs, RecordBatch)
+def _lists_of_nulls(column: Any) -> pa.Array:
+    """Return the lists with nulls as their values."""
+    listed = pa.list_ if pa.types.is_list(column.type) else pa.large_list
+    return pa.Array.from_buffers(
+        listed(pa.null()),
+        len(column),
+        column.buffers()[:2],
+        column.null_count,
+        column.offset,
+        [pa.Array.from_buffers(pa.null(), len(column.values), [None])],
+    )
 
-_DICTIONARY_BATCH, _RECORD_BATCH = 2, 3
-_I32 = struct.Struct("<i").unpack_from
-_U16 = struct.Struct("<H").unpack_from
-_U32 = struct.Struct("<I").unpack_from
-_I64 = struct.Struct("<q").unpack_from
-_SPAN = struct.Struct("<qq")
+
+_VIEWS_AT_ONCE = 4096
 
 
-def _weigh_messages(body: bytes, budget: _DecodeBudget) -> None:
-    """Take the decompressed sizes of all compressed buffers from the budget.
-
-    A buffer's first eight bytes are its decompressed size. Arrow allocates this size before it
-    decompresses. If this function misreads damaged metadata, Arrow's own verifier refuses the
-    metadata afterwards.
+def _check_views(column: Any) -> None:
+    """Raise InvalidBody if a view of a column lies outside the buffers of this column. Arrow's
+    validation skips the views of null values, but its casts read these views. A negative length in
+    such a view crashes the process.
     """
-    for message in _messages(pa.ipc.MessageReader.open_stream(pa.py_buffer(body))):
-        for size in _unpacked_sizes(message):
-            budget.take(size)
-
-
-def _messages(reader: pa.ipc.MessageReader) -> Iterator[pa.ipc.Message]:
-    try:
-        while True:
-            yield reader.read_next_message()
-    except StopIteration:
-        return
-
-
-def _unpacked_sizes(message: pa.ipc.Message) -> Iterator[int]:
-    meta = memoryview(message.metadata)
-    top = _Table(meta, _U32(meta, 0)[0])
-    at = top.field(1)
-    kind = meta[at] if at else 0
-    if kind not in (_DICTIONARY_BATCH, _RECORD_BATCH):
-        return
-    batch = top.table(2)
-    if kind == _DICTIONARY_BATCH:
-        batch = batch.table(1)
-    if not batch.field(3):  # no compression
-        return
-    body = memoryview(message.body or b"")
-    buffers = batch.indirect(2)
-    for number in range(_U32(meta, buffers)[0]):
-        offset, length = _SPAN.unpack_from(meta, buffers + 4 + number * _SPAN.size)
-        if not length:
-            continue
-        if offset < 0 or length < 8 or offset + length > len(body):
-            raise InvalidBody("a buffer of the stream lies outside its message")
-        size = _I64(body, offset)[0]
-        if size < -1:
-            raise InvalidBody("a buffer of the stream has a negative size")
-        if size > 0:  # -1: this buffer is not compressed
-            yield size
-
-
-class _Table(NamedTuple):
-    """A FlatBuffers table at a position of `meta`, whose vtable has the positions of its fields."""
-
-    meta: memoryview
-    position: int
-
-    def field(self, number: int) -> int:
-        """Return the position of the field's value, or 0 if the field is missing."""
-        vtable = self.position - _I32(self.meta, self.position)[0]
-        slot = 4 + 2 * number
-        if slot >= _U16(self.meta, vtable)[0]:
-            return 0
-        offset = _U16(self.meta, vtable + slot)[0]
-        return self.position + int(offset) if offset else 0
-
-    def indirect(self, number: int) -> int:
-        """Return the position of a vector or table that the field refers to."""
-        at = self.field(number)
-        if not at:
-            raise InvalidBody("a message of the stream lacks a field")
-        return at + int(_U32(self.meta, at)[0])
-
-    def table(self, number: int) -> "_Table":
-        return _Table(self.meta, self.indirect(number))
+    lengths, _, numbers, starts = _views(column).T.astype(np.int64)
+    sizes = [0 if data is None else data.size for data in column.buffers()[2:]]
+    is_near = (lengths >= 0) & (lengths <= _INLINE_BYTES_MAX)
+    is_far = (lengths > _INLINE_BYTES_MAX) & (numbers >= 0) & (numbers < len(sizes))
+    rooms = np.array([*sizes, 0])[np.where(is_far, numbers, -1)]
+    if not (is_near | (is_far & (starts >= 0) & (starts + lengths <= rooms))).all():
+        raise InvalidBody(f"a value of a column of {column.type} lies outside the column")

@@ -27,6 +27,7 @@ from tests.attack.share_attacks import share_attacks
 from tests.findings.test_s1_views_behind_nulls import SLOTS, WAYS, views
 from tests.findings.test_s3_unpacked_bytes import TYPE as ARROW_TYPE
 from tests.findings.test_s3_unpacked_bytes import packed
+from tests.fuzz.arrow_bodies import BODIES as ARROW_BODIES
 from tests.service.test_http import zstd
 from tests.support.broker import Broker
 from tests.system.test_admission import ATTACKS as CONNECTIONS
@@ -113,6 +114,12 @@ def empty_records(scale: float, broker: Broker) -> str:
     return f"{made}; {sent(broker, [('GET', path, {})] * 4, at_once=4)}"
 
 
+def arrow_bodies(name: str, scale: float, broker: Broker) -> str:
+    """Send the body a few times, on as many connections."""
+    bodies = [ARROW_BODIES[name]()] * scaled(16, scale, 2)
+    return sent(broker, produced(bodies, ARROW_TYPE), at_once=4)
+
+
 def many_partitions(scale: float, broker: Broker) -> str:
     count = scaled(10_000, scale, 1)
     body = {"topic_name": "p", "partitions_count": count}
@@ -156,6 +163,8 @@ def attacks(scale: float) -> Attacks:
         "followers of one partition": functools.partial(woken, "text/event-stream", "", scale),
         "long polls on one partition": functools.partial(woken, json_type, wait, scale),
     }
+    for name in ARROW_BODIES:
+        found[f"Arrow: {name}"] = functools.partial(arrow_bodies, name, scale)
     for name, data in CONNECTIONS.items():
         found[f"connections: {name}"] = functools.partial(held, data, scale)
     return found | json_attacks(scale) | kafka_attacks(scale)

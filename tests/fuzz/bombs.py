@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 import pyarrow as pa
 
+from tests.fuzz.arrow_bodies import shared_metadata
 from tests.service.conftest import arrow, arrow_of
 from tidelog.service.formats import arrow as wire_arrow
 from tidelog.service.formats import json_in, transactions, v3_records
@@ -136,6 +137,7 @@ BOMBS: dict[str, Callable[[], Callable[[], object]]] = {
     "arrow words": lambda: _arrow(_words()),
     "arrow views": lambda: _arrow(_views()),
     "arrow nothing": lambda: _arrow(_nothing()),
+    "arrow metadata": lambda: _arrow(shared_metadata()),
 }
 
 

@@ -12,6 +12,7 @@ from tidelog.service.formats.json_blocks import FEW_OBJECTS
 OBJECT_BYTES_MAX = 200
 BATCHES = int(os.environ.get("TIDELOG_MUTATIONS", "20000"))
 GROWTH_MIB_MAX = 64
+ARROW_MIB_MAX = 4 * BODY_BYTES // MIB
 MIB_MAX = 4 * BODY_BYTES // MIB + FEW_OBJECTS * OBJECT_BYTES_MAX // MIB
 
 
@@ -31,6 +32,7 @@ def test_no_body_takes_more_than_its_bound() -> None:
     for name, said in took.items():
         assert said["mib"] <= MIB_MAX, said
         if name.startswith("arrow"):
+            assert said["mib"] <= ARROW_MIB_MAX, said
             assert said["said"].startswith(("RecordTooLarge", "UnpackedTooLarge")), said
 
 

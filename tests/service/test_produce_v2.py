@@ -3,6 +3,7 @@ bodies, partitions, times of answers. Refusals are in test_produce_refusals."""
 
 import asyncio
 import base64
+import threading
 import time
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,6 +19,7 @@ from tests.service.conftest import (
     TEXT,
     Broker,
     arrow,
+    arrow_of,
     assert_refused,
     broker_on,
     ends,
@@ -26,6 +28,8 @@ from tests.service.conftest import (
     stored,
     until,
 )
+from tidelog.service.formats import arrow as arrow_format
+from tidelog.service.routes.produce import DECODE_INLINE_MESSAGES
 from tidelog.storage.core.chunk import HEADERS_TYPE
 from tidelog.storage.core.murmur2 import partition_of
 from tidelog.storage.io.memory import MemoryStore
@@ -360,3 +364,25 @@ async def test_partitions_that_another_broker_added_are_known(store: MemoryStore
             else:
                 answer = await broker.http.get(f"{path}/records")
                 assert (answer.status_code, answer.json()) == (200, [])
+
+
+@pytest.mark.parametrize(
+    ("batches", "is_inline"), [(1, True), (DECODE_INLINE_MESSAGES, False)], ids=["one", "many"]
+)
+async def test_a_small_stream_of_many_messages_is_decoded_in_a_thread(
+    broker: Broker, topic: str, monkeypatch: pytest.MonkeyPatch, batches: int, is_inline: bool
+) -> None:
+    decode, inline = arrow_format.decode_arrow, []
+
+    def recorded(*arguments: Any, **keywords: Any) -> Any:
+        produced = decode(*arguments, **keywords)
+        inline.append(threading.current_thread() is threading.main_thread())
+        return produced
+
+    monkeypatch.setattr(arrow_format, "decode_arrow", recorded)
+    batch = pa.record_batch({"value": [b"v"]})
+    body = arrow_of(*[batch] * batches)
+    path = "/topics/t/partitions/0"
+    answer = await broker.http.post(path, content=body, headers={"content-type": ARROW})
+    assert answer.json() == {"partitions": [{"partition": 0, "base_offset": 0, "count": batches}]}
+    assert inline == [is_inline]

@@ -15,7 +15,9 @@ from hypothesis import strategies as st
 
 from tests.service.conftest import arrow_of
 from tests.support.properties import examples
-from tidelog.service.formats.arrow import decode_arrow, encode_arrow
+from tidelog.service.formats import arrow as arrow_module
+from tidelog.service.formats import arrow_messages
+from tidelog.service.formats.arrow import UnpackedTooLarge, decode_arrow, encode_arrow
 from tidelog.service.formats.json_in import TIMESTAMP_MS_MAX, InvalidBody
 from tidelog.storage.core.chunk import (
     CHUNK_SCHEMA,
@@ -94,6 +96,7 @@ OCTETS: list[tuple[Any, list[Any]]] = [
     (pa.null(), [None, None, None]),
     (pa.dictionary(pa.int8(), pa.string()), ["a", None, "a"]),
     (pa.dictionary(pa.uint32(), pa.large_binary()), [b"a", None, b"a"]),
+    (pa.dictionary(pa.uint64(), pa.binary()), [b"a", None, b"longer than twelve bytes"]),
     (pa.dictionary(pa.int8(), pa.string()), [None, None, None]),
 ]
 
@@ -171,6 +174,19 @@ REFUSED: dict[str, pa.RecordBatch] = {
     "numbers": batch_of(value=pa.array([1, 2])),
     "lists": batch_of(value=pa.array([[1], [2]])),
     "dictionary of numbers": batch_of(value=pa.array([1, 2]).dictionary_encode()),
+    "no bytes": batch_of(value=pa.array([b"", b""], pa.binary(0))),
+    "dictionary without bytes": batch_of(
+        value=pa.DictionaryArray.from_arrays(pa.array([0]), pa.array([b""], pa.binary(0)))
+    ),
+    "position before a dictionary": batch_of(
+        value=pa.DictionaryArray.from_arrays(pa.array([-1]), pa.array(["a"]), safe=False)
+    ),
+    "position behind a dictionary": batch_of(
+        value=pa.DictionaryArray.from_arrays(pa.array([1]), pa.array(["a"]), safe=False)
+    ),
+    "position in no dictionary": batch_of(
+        value=pa.DictionaryArray.from_arrays(pa.array([0]), pa.array([], pa.string()), safe=False)
+    ),
     "runs": batch_of(
         value=pa.RunEndEncodedArray.from_arrays(pa.array([2], pa.int32()), pa.array(["a"]))
     ),
@@ -266,6 +282,101 @@ def test_rows_of_nothing() -> None:
     nothing = pa.Array.from_buffers(pa.null(), 1 << 30, [None])
     with pytest.raises(RecordTooLarge):
         decoded(arrow_of(batch_of(value=nothing)))
+
+
+# --- what would take too much work
+
+
+def test_a_dictionary_is_converted_once_for_all_its_batches(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    validated: list[int] = []
+    validate = arrow_module._validate
+
+    def counted(column: Any) -> None:
+        if column.type == pa.binary():
+            validated.append(len(column))
+        validate(column)
+
+    monkeypatch.setattr(arrow_module, "_validate", counted)
+    words = pa.array([b"a", None, b"longer than twelve bytes", b"\xff"])
+    columns = [
+        pa.DictionaryArray.from_arrays(pa.array([index, None], pa.int8()), words)
+        for index in (0, 1, 2, 3)
+    ]
+    others = pa.DictionaryArray.from_arrays(pa.array([0, 1], pa.int8()), pa.array([b"b", b"c"]))
+    body = arrow_of(*(batch_of(value=column) for column in (*columns, others, others)))
+    expected = [each for word in words.to_pylist() for each in (word, None)]
+    assert decoded(body).column("value").to_pylist() == [*expected, b"b", b"c", b"b", b"c"]
+    assert validated == [len(words), len(others.dictionary)]
+
+
+@pytest.mark.parametrize("is_hidden", [False, True])
+def test_dictionaries_of_headers_in_many_batches(is_hidden: bool) -> None:
+    keys = pa.array(["a", "b", "a"]).dictionary_encode()
+    values = pa.array([b"1", None, b"longer than twelve bytes"]).dictionary_encode()
+    pairs = pa.StructArray.from_arrays([keys, values], ["key", "value"])
+    mask = pa.array([False, True, False]) if is_hidden else None
+    headers: Any = pa.ListArray.from_arrays(pa.array([0, 1, 2, 3], pa.int32()), pairs, mask=mask)
+    batch = batch_of(value=pa.array([b"v"] * 3), headers=headers)
+    rows = [
+        [{"key": "a", "value": b"1"}],
+        None if is_hidden else [{"key": "b", "value": None}],
+        [{"key": "a", "value": b"longer than twelve bytes"}],
+    ]
+    decoded_rows = decoded(arrow_of(batch, batch, batch.slice(1)))
+    assert decoded_rows.column("headers").to_pylist() == [*rows, *rows, *rows[1:]]
+
+
+def test_messages_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    body = arrow_of(*[BATCH] * 4)
+    assert decode_arrow(body, NOW, bytes_max=MIB, messages_max=5).count == 4 * len(BATCH)
+    with pytest.raises(UnpackedTooLarge):
+        decode_arrow(body, NOW, bytes_max=MIB, messages_max=4)
+    monkeypatch.setattr(arrow_messages, "MESSAGES_MAX", 4)
+    with pytest.raises(RecordTooLarge, match="more than 4 batches") as refused:
+        decode_arrow(body, NOW, bytes_max=MIB, messages_max=4)
+    assert not isinstance(refused.value, UnpackedTooLarge), "more memory would not help"
+
+
+def test_headers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arrow_module, "HEADERS_MAX", 2)
+    with pytest.raises(RecordTooLarge, match="3 headers"):
+        decoded(arrow_of(BATCH))
+    texts = pa.struct([("key", pa.string()), ("value", pa.string())])
+    column = pa.array([[{"key": "a", "value": "b"}] * 3], pa.list_(texts))
+    with pytest.raises(RecordTooLarge, match="3 headers"):
+        decoded(arrow_of(batch_of(value=VALUE.slice(1), headers=column)))
+
+
+# --- metadata
+
+
+def test_metadata_is_taken_and_forgotten() -> None:
+    """pandas and Spark write some."""
+    batch = batch_of(value=VALUE).replace_schema_metadata({"pandas": "{}" * 5000, "": ""})
+    assert decoded(arrow_of(batch)).num_rows == 2
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch, custom_metadata={"a": "b"})
+    assert decoded(sink.getvalue().to_pybytes()).num_rows == 2
+
+
+def test_too_much_metadata_is_refused() -> None:
+    entries = {f"{number}": "" for number in range(arrow_messages.TEXTS_MAX + 1)}
+    with pytest.raises(InvalidBody, match="metadata"):
+        decoded(arrow_of(batch_of(value=VALUE).replace_schema_metadata(entries)))
+
+
+@pytest.mark.parametrize("version", [pa.ipc.MetadataVersion.V4, pa.ipc.MetadataVersion.V5])
+@pytest.mark.parametrize("is_legacy", [False, True])
+def test_older_streams(version: Any, is_legacy: bool) -> None:
+    options = pa.ipc.IpcWriteOptions(metadata_version=version, use_legacy_format=is_legacy)
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, BATCH.schema, options=options) as writer:
+        writer.write_batch(BATCH)
+        writer.write_batch(BATCH)
+    assert decoded(sink.getvalue().to_pybytes()).to_pylist() == BATCH.to_pylist() * 2
 
 
 # --- broken bytes
