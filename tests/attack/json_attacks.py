@@ -92,7 +92,7 @@ def json_attacks(scale: float) -> dict[str, Attack]:
     }
     for name, text in VALUES.items():
         for reader in READERS:
-            for size in (MIB, 64 * MIB):
+            for size in (MIB, 16 * MIB):
                 found[f"JSON: page of {size // MIB} MiB, {name}, {reader}"] = (
                     lambda text=text, reader=reader, size=size: pages(text, reader, size, scale)
                 )
