@@ -21,7 +21,7 @@ from tests.support.broker import Broker, tidelog
 from tests.support.history import Log, Read, Request, cut, violations
 from tests.support.ports import free_port
 from tests.system.checks import new_topic, the_log, wait_for_commits
-from tests.system.client import AnswerLost, Client, NotSent, wait_until
+from tests.system.client import AnswerLost, Client, NotSent, NotServed, wait_until
 from tests.system.kafka_load import KafkaGroup, KafkaProducer
 from tests.system.load import Load, Mix
 from tests.system.nemesis import OFTEN, VIEW_AGE_S, YOUNG, Nemesis
@@ -286,9 +286,20 @@ def _places(records: Sequence[Read]) -> set[tuple[int, bytes | None]]:
     return {(record.offset, record.value) for record in records}
 
 
-def _committed(url: str, group: str) -> dict[int, int]:
-    with Client(url) as client:
-        return client.committed(group)
+def _wait_for_commits(url: str, group: str, ends: Mapping[int, int]) -> None:
+    """Wait until the group has committed its reads of all partitions to their ends. A member that
+    lives on may commit a position of before a restore, which is behind the end."""
+    committed: dict[int, int] = {}
+
+    def is_at_the_end() -> bool:
+        with contextlib.suppress(NotServed), Client(url) as client:
+            committed.update(client.committed(group))
+        return all(committed.get(partition, 0) >= end for partition, end in ends.items())
+
+    try:
+        wait_until(is_at_the_end, f"the commit of the last records by group {group}")
+    except AssertionError as error:
+        raise AssertionError(f"{error}: {committed} of {ends}") from error
 
 
 @pytest.mark.slow
@@ -326,12 +337,8 @@ def test_clients_live_on_when_stores_are_restored_and_brokers_cloned(
                 wait_for_commits(broker)
             logs = [the_log(broker, topic, PARTITIONS) for broker in found]
             ends = {partition: len(records) for partition, records in logs[0].items()}
-            committed = {"kafka": ends, "rest": ends}
-            for group in committed:
-                wait_until(
-                    lambda group=group: _committed(found[0].base_url, group) == ends,  # type: ignore[misc]
-                    f"the commit of the last records by group {group}",
-                )
+            for group in ("kafka", "rest"):
+                _wait_for_commits(found[0].base_url, group, ends)
         assert logs[0] == logs[1] == logs[2]
         assert violations(clients.requests(), logs[0]) == []
         for producer in clients.producers:
