@@ -24,6 +24,8 @@ LOST_SHARE = 0.15
 LEAVE_SHARE = 0.01
 PATIENCE_S = 2.0
 """Less than brokers stand still at times."""
+SESSION_MS = 20_000
+"""A restore brings members back that have left since the backup, and they keep their partitions."""
 HEAD = b"GET {} HTTP/1.1\r\nHost: localhost\r\nAccept: {}\r\nTidelog-Read: {}\r\n\r\n".decode()
 
 
@@ -110,6 +112,7 @@ class _Member:
             "format": "binary",
             "auto.offset.reset": "earliest",
             "auto.commit.enable": str(self.is_automatic).lower(),
+            "session.timeout.ms": SESSION_MS,
         }
         self._ask("POST", self._group, settings)
         path = f"{self._group}/instances/{name}"
