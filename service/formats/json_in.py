@@ -287,8 +287,8 @@ def _shown(text: str) -> str:
 
 
 def one_line(message: str) -> str:
-    """Shorten a library's message, which may quote the body, for one of our error messages."""
-    return " ".join(message.split())[:MESSAGE_MAX]
+    """Shorten a library's message, which may quote the whole body, for one of our messages."""
+    return " ".join(message[: 2 * MESSAGE_MAX].split())[:MESSAGE_MAX]
 
 
 # --- few records: lists
@@ -430,7 +430,8 @@ def _decoded_headers(records: list[Any], first: int) -> list[list[Header] | None
     try:
         rows = _headers(b"[%b]" % b",".join(raws))
     except msgspec.ValidationError as error:
-        path = _ROW.sub(lambda row: f"`$.records[{first + int(row[1])}].headers", str(error))
+        message = one_line(str(error))
+        path = _ROW.sub(lambda row: f"`$.records[{first + int(row[1])}].headers", message)
         raise msgspec.ValidationError(path) from error
     return rows
 
@@ -513,7 +514,8 @@ def _not_base64(message: str, body: bytes) -> str:
 
 def not_base64(raw: Raw) -> str:
     """Return the message for a JSON value, as sent, that is not base64."""
-    return f"data={_shown(bytes(raw).decode())} is not a base64 string."
+    text = bytes(memoryview(raw)[: 4 * (QUOTED_MAX + 1)]).decode("utf-8", "ignore")
+    return f"data={_shown(text)} is not a base64 string."
 
 
 class _LooseHeader(msgspec.Struct, gc=False):

@@ -202,7 +202,7 @@ def _decoded_headers(raw: Raw) -> Headers:
     try:
         headers = _headers(raw) or []
     except msgspec.ValidationError as error:
-        message = one_line(str(error).replace("`$", "`$.headers"))
+        message = one_line(str(error)).replace("`$", "`$.headers")
         raise BadBody(f"Bad Request: {unrecognized(message)}") from error
     check_headers(len(headers))
     return [(header.name, _from_base64(header.value)) for header in headers]

@@ -26,9 +26,10 @@ from tidelog.service.memory_pool import MemoryPool
 
 HEAD_BYTES_MAX = 64 * 1024
 HEAD_FIELDS_MAX = 100
-PIPELINED_MAX = 100
-"""Maximum requests of one connection that wait for answers to earlier requests. Requests above this
-number are not served."""
+PIPELINED_MAX = 32
+PIPELINED_FIELDS_MAX = 600
+"""Maximum requests of one connection that wait for answers to earlier requests, and fields in their
+heads, each of which takes ~130 bytes of memory. Requests above these numbers are not served."""
 CONNECTION_BYTES = 2 * 64 * 1024
 """Maximum bytes of one connection that no pool counts: the head of a request, and the part of
 answers that the socket has not taken."""

@@ -23,6 +23,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from tidelog.service.http.admission import (
     HEAD_BYTES_MAX,
     HEAD_FIELDS_MAX,
+    PIPELINED_FIELDS_MAX,
     PIPELINED_MAX,
     Admission,
     Limits,
@@ -172,13 +173,18 @@ class Protocol(HttpToolsProtocol):
         if before is None or before.response_complete:
             self._begin(version)
             self._start_asgi_task(self.cycle, self._app)
-        elif len(self.pipeline) < PIPELINED_MAX:
+        elif self._may_wait():
             self._begin(version)
             self.flow.pause_reading()
             self.pipeline.appendleft((self.cycle, self._app))
         else:  # the connection ends after `before`, the last request that is served
             before.keep_alive = False
             self._is_ended = True
+
+    def _may_wait(self) -> bool:
+        """Whether a request may wait for the answers to earlier requests."""
+        fields = len(self.headers) + sum(len(cycle.scope["headers"]) for cycle, _ in self.pipeline)
+        return len(self.pipeline) < PIPELINED_MAX and fields <= PIPELINED_FIELDS_MAX
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
         self._served = cycle

@@ -155,7 +155,8 @@ def _is_text(text: str) -> bool:
 
 class Acls:
     """All bindings, in the order of their commits. The cost of a decision is one lookup for each
-    prefix of the resource's name. It does not depend on the number of bindings."""
+    prefix of the resource's name that a binding may have. It does not depend on the number of
+    bindings, and a client may ask for a name of any length."""
 
     def __init__(self) -> None:
         self._all: dict[Acl, None] = {}
@@ -200,7 +201,7 @@ class Acls:
         named = self._named
         for literal in (name, WILDCARD):
             yield from named.get((resource_type, LITERAL, literal), ())
-        for end in range(1, len(name) + 1):
+        for end in range(1, min(len(name), TEXT_BYTES_MAX) + 1):
             yield from named.get((resource_type, PREFIXED, name[:end]), ())
 
 

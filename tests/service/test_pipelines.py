@@ -8,7 +8,7 @@ import pytest
 from tests.findings.connections import Connection, client_port, served
 from tests.service.conftest import ends
 from tests.support.vloop import run
-from tidelog.service.http.admission import HEAD_BYTES_MAX
+from tidelog.service.http.admission import HEAD_BYTES_MAX, PIPELINED_FIELDS_MAX, PIPELINED_MAX
 from tidelog.service.http.call import HttpRequest, HttpResponse
 from tidelog.service.http.protocol import Config
 
@@ -137,3 +137,29 @@ def test_a_packet_is_read_when_the_requests_before_are_served() -> None:
             connection.end()
 
     run(main)
+
+
+@pytest.mark.parametrize(
+    ("fields", "served_most"), [(0, PIPELINED_MAX + 1), (95, 1 + PIPELINED_FIELDS_MAX // 96)]
+)
+def test_heads_that_wait_are_bounded(fields: int, served_most: int) -> None:
+    served_paths: list[str] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        served_paths.append(scope["path"])
+        await asyncio.sleep(1.0)
+        await HttpRequest(scope, receive, send).answer(HttpResponse(200, b"{}"))
+
+    async def main() -> None:
+        connection = Connection(Config(app, lifespan="off"))
+        heads = [
+            b"GET /%d HTTP/1.1\r\nHost: x\r\n%b\r\n" % (number, b"a:\r\n" * fields)
+            for number in range(100)
+        ]
+        await connection.send(b"".join(heads), 1 << 18)
+        await asyncio.sleep(200.0)
+        assert connection.is_closed
+        connection.end()
+
+    run(main)
+    assert served_paths == [f"/{number}" for number in range(served_most)]

@@ -4,6 +4,7 @@ out whatever the bytes."""
 import base64
 import json
 import random
+import tracemalloc
 from typing import Any
 
 import pyarrow as pa
@@ -434,3 +435,20 @@ def test_a_record_has_so_many_headers_at_most(
     body = json.dumps({"records": [{"headers": headers}] * count}).encode()
     with pytest.raises(InvalidBody, match="10000 headers at most"):
         decode_json(body, "json", 1)
+
+
+@pytest.mark.parametrize(
+    "field", ['"%b":1', '"value":"%b"', '"headers":[{"key":"a","value":"%b"}]'], ids=str
+)
+def test_the_message_of_a_refusal_takes_no_memory_for_the_words_of_a_body(field: str) -> None:
+    """msgspec's message quotes an unknown field, and ours a value that is not base64."""
+    body = b'{"records":[{%b}]}' % field.encode().replace(b"%b", b"ab " * 500_000)
+    tracemalloc.start()
+    try:
+        with pytest.raises(InvalidRequest) as refusal:
+            decode_json(body, "binary", NOW)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert len(str(refusal.value)) < 1000
+    assert peak < 4 * len(body)

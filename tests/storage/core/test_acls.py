@@ -1,6 +1,7 @@
 """ACLs: Kafka's rules, against the plainest reading of them."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 import pytest
@@ -8,7 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidelog.storage.core import acls
-from tidelog.storage.core.acls import OPERATIONS, RESOURCE_TYPES, Acl, AclFilter, Acls
+from tidelog.storage.core.acls import (
+    OPERATIONS,
+    RESOURCE_TYPES,
+    TEXT_BYTES_MAX,
+    Acl,
+    AclFilter,
+    Acls,
+)
 
 NAMES = ["*", "a", "ab", "abc", "b", "kafka-cluster"]
 PRINCIPALS = ["User:*", "User:alice", "User:bob"]
@@ -191,3 +199,23 @@ def test_a_binding_that_can() -> None:
     assert acls.check(allow("READ")) is None
     cluster = allow("CREATE", resource_type="CLUSTER", resource_name="kafka-cluster")
     assert acls.check(cluster) is None
+
+
+class _Counting(dict[Any, Any]):
+    """Counts its lookups."""
+
+    lookups = 0
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        self.lookups += 1
+        return super().get(key, default)
+
+
+def test_a_decision_about_a_name_of_any_length_takes_few_lookups() -> None:
+    rules = Acls()
+    prefix = "x" * TEXT_BYTES_MAX
+    rules.add(Acl("TOPIC", prefix, "PREFIXED", "User:a", "*", "READ", "ALLOW"))
+    rules._named = counting = _Counting(rules._named)
+    assert rules.allows("User:a", "h", "READ", "TOPIC", "x" * 60_000)
+    assert not rules.allows("User:a", "h", "READ", "TOPIC", prefix[1:] + "y" * 60_000)
+    assert counting.lookups <= 2 * (TEXT_BYTES_MAX + 2)
