@@ -183,8 +183,9 @@ class Protocol(HttpToolsProtocol):
 
     def _may_wait(self) -> bool:
         """Whether a request may wait for the answers to earlier requests."""
-        fields = len(self.headers) + sum(len(cycle.scope["headers"]) for cycle, _ in self.pipeline)
-        return len(self.pipeline) < PIPELINED_MAX and fields <= PIPELINED_FIELDS_MAX
+        waiting: list[Any] = [cycle for cycle, _ in self.pipeline]
+        fields = len(self.headers) + sum(len(cycle.scope["headers"]) for cycle in waiting)
+        return len(waiting) < PIPELINED_MAX and fields <= PIPELINED_FIELDS_MAX
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
         self._served = cycle

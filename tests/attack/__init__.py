@@ -2,5 +2,6 @@
 
 attacks       the requests of each attack
 body_attacks  bodies that a broker parses on its event loop
+name_attacks  long names, words that errors quote, logins that wait behind others
 measure       memory, stalls and the requests of a neighbour (another client) during an attack
 """

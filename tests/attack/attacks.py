@@ -22,6 +22,7 @@ from tests.attack.http_client import TIMEOUT_S, sent
 from tests.attack.json_attacks import json_attacks
 from tests.attack.kafka_attacks import kafka_attacks
 from tests.attack.measure import HOLD_S, MIB, TYPE, VICTIM, Attack, scaled
+from tests.attack.name_attacks import name_attacks
 from tests.attack.produce_attacks import produce_attacks
 from tests.attack.share_attacks import share_attacks
 from tests.findings.test_s1_views_behind_nulls import SLOTS, WAYS, views
@@ -172,4 +173,5 @@ def attacks(scale: float) -> Attacks:
 
 def secured_attacks(scale: float) -> Attacks:
     """Return the attacks of principals on a broker with `security=keys`, by name."""
-    return produce_attacks(scale) | share_attacks(scale) | body_attacks(scale)
+    shared = produce_attacks(scale) | share_attacks(scale)
+    return shared | body_attacks(scale) | name_attacks(scale)

@@ -1,0 +1,86 @@
+"""Attacks by names and words: long names that a principal without rights asks for, words that an
+error quotes, and logins that wait behind others on their connection."""
+
+import functools
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
+from tests.attack.brokers import SecuredBroker
+from tests.attack.http_client import sent
+from tests.attack.kafka_arrays import cut, names
+from tests.attack.kafka_client import sent as sent_by_kafka
+from tests.attack.measure import HOLD_S, MIB, Attack, scaled
+from tests.attack.produce_attacks import STRANGER
+from tests.service.kafka.wire import framed
+from tidelog.service.kafka.messages import metadata, produce
+
+JSON = {"content-type": "application/json"}
+NAME = 31_000
+"""Characters of a name in a request of Kafka."""
+ADDRESSES = 4
+"""A broker bounds the connections of each address."""
+
+
+def path(scale: float, broker: SecuredBroker) -> str:
+    headers = broker.principal(STRANGER).headers
+    name = "x" * 60_000
+    return sent(broker, [("GET", f"/topics/{name}", {"headers": headers})] * scaled(20, scale, 1))
+
+
+def transaction(body: Callable[[int], bytes], scale: float, broker: SecuredBroker) -> str:
+    """Send transactions of up to 60 MiB."""
+    headers = {**JSON, **broker.principal(STRANGER).headers}
+    cluster = broker.asked("GET", "/v3/clusters").json()["data"][0]["cluster_id"]
+    sending = {"content": body(scaled(60 * MIB, scale, MIB)), "headers": headers}
+    return sent(broker, [("POST", f"/v3/clusters/{cluster}/transactions", sending)] * 2)
+
+
+def topic_name(size: int) -> bytes:
+    return b'{"topics":[{"topic_name":"%b","records":[{"value":1}]}]}' % (b"x" * size)
+
+
+def field(word: bytes, size: int) -> bytes:
+    return b'{"%b":1}' % (word * (size // len(word)))
+
+
+def kafka_requests(scale: float) -> Iterator[tuple[str, bytes]]:
+    few, many = names(32, NAME), names(scaled(1_000, scale, 10), NAME)
+    topics = [metadata.MetadataRequestTopic(name=name) for name in few]
+    yield "Metadata", cut(metadata.MetadataRequest(topics=topics), 8)
+    yield "FindCoordinator", cut(metadata.FindCoordinatorRequest(coordinator_keys=few), 4)
+    data = [produce.TopicProduceData(name=name, partition_data=[]) for name in many]
+    yield "Produce", framed(produce.ProduceRequest(acks=1, timeout_ms=1000, topic_data=data), 8)
+
+
+def kafka(data: bytes, broker: SecuredBroker) -> str:
+    return sent_by_kafka(broker, [data] * 2, 2, broker.principal(STRANGER))
+
+
+def logins(scale: float, broker: SecuredBroker) -> str:
+    """Many logins on each connection: the answer to a wrong key takes a second."""
+    body = b'{"key":"a"}'
+    head = b"POST /tidelog/v1/login HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    request = b"%bContent-Length: %d\r\n%b\r\n%b" % (head, len(body), b"a:\r\n" * 95, body)
+    with ExitStack() as stack:
+        for number in range(scaled(1_000, scale, 10)):
+            source = f"127.0.0.{number % ADDRESSES + 1}", 0
+            place = broker.address, broker.port
+            connection = socket.create_connection(place, 60, source_address=source)
+            stack.enter_context(connection)
+            connection.sendall(request * 100)
+        time.sleep(HOLD_S * scale)
+    return ""
+
+
+def name_attacks(scale: float) -> dict[str, Attack]:
+    """Return the attacks by name."""
+    words = functools.partial(field, b"ab ")
+    return {
+        "names: a path": functools.partial(path, scale),
+        "names: a topic of a transaction": functools.partial(transaction, topic_name, scale),
+        "names: a field of words": functools.partial(transaction, words, scale),
+        **{f"names: {api}": functools.partial(kafka, data) for api, data in kafka_requests(scale)},
+        "names: logins behind others": functools.partial(logins, scale),
+    }
