@@ -22,6 +22,7 @@ from tests.system.recorded import OPS_OF_ONE
 
 __all__ = ["KafkaGroup", "KafkaProducer"]
 
+FLUSH_S = 0.5
 LAST_ACKS_S = 120.0
 """Longest wait for the acks of the last records."""
 RESENDS_MAX = 100
@@ -127,11 +128,14 @@ class KafkaProducer(Threads):
         while not (self._stop.is_set() or self._is_dead or time.monotonic() > until_s):
             self._send(producer)
             producer.poll(self._pause_s)
-        if self._is_dead:
+        last_s = time.monotonic() + LAST_ACKS_S
+        while producer.flush(FLUSH_S) and not self._is_dead and time.monotonic() < last_s:
+            pass
+        if self._is_dead:  # librdkafka then keeps its records until they are too old
             producer.purge()
             producer.flush(LAST_ACKS_S)
             self._end_dead()
-        elif left := producer.flush(LAST_ACKS_S):
+        elif left := len(producer):
             self._failures.append(f"{left} records have no answer after {LAST_ACKS_S:g} s")
 
     def _end_dead(self) -> None:
