@@ -33,10 +33,10 @@ from tidelog.service.formats.json_blocks import excess_objects, has_many_objects
 from tidelog.service.formats.json_numbers import NumberTooLarge, check_numbers
 from tidelog.storage.core.chunk import (
     CHUNK_SCHEMA,
-    HEADERS_TYPE,
     RECORDS_MAX,
     Headers,
     Rows,
+    headers_column,
     no_headers,
     same_timestamps,
     timestamps,
@@ -444,21 +444,10 @@ def check_headers(count: int) -> None:
 
 def _headers_column(rows: list[list[Header] | None]) -> Column:
     flat = [header for row in rows if row for header in row]
-    lengths = [len(row) if row else 0 for row in rows]
-    check_headers(max(lengths))
-    offsets: Any = pa.array(np.cumsum([0, *lengths], dtype=np.int32))
-    pairs: Any = pa.StructArray.from_arrays(
-        [
-            pa.array([header.key for header in flat], pa.string()),
-            pa.array([header.value for header in flat], pa.binary()),
-        ],
-        fields=list(HEADERS_TYPE.value_type),
-    )
-    empty = [not length for length in lengths]
-    column: Column = pa.ListArray.from_arrays(
-        offsets, pairs, type=HEADERS_TYPE, mask=pa.array(empty)
-    )
-    return column
+    lengths = [len(row) if row else None for row in rows]
+    check_headers(max(length or 0 for length in lengths))
+    names, values = [header.key for header in flat], [header.value for header in flat]
+    return headers_column(names, values, lengths)
 
 
 # --- refusals

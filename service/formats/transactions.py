@@ -24,7 +24,12 @@ from tidelog.service.formats.json_in import (
     check_utf8,
     one_line,
 )
-from tidelog.service.formats.v3_records import EncodedRecord, V3Record, v3_record
+from tidelog.service.formats.v3_records import (
+    EncodedRecord,
+    V3Record,
+    columns_of_many,
+    v3_record,
+)
 from tidelog.storage.core.actions import GroupOffset
 from tidelog.storage.core.chunk import Rows, weight
 from tidelog.storage.core.errors import InvalidRequest
@@ -166,11 +171,13 @@ def _produced(topic: str, records: list[EncodedRecord], now_ms: int) -> Produced
     partitions = [record.partition for record in decoded]
     rows = [record.rows for record in decoded]
     headers = [None if row.headers is None else row.headers[0] for row in rows]
-    merged = Rows(
-        [row.timestamps[0] for row in rows],
-        [row.keys[0] for row in rows],
-        [row.values[0] for row in rows],
-        headers if any(headers) else None,
+    merged = columns_of_many(
+        Rows(
+            [row.timestamps[0] for row in rows],
+            [row.keys[0] for row in rows],
+            [row.values[0] for row in rows],
+            headers if any(headers) else None,
+        )
     )
     return Produced(
         merged,

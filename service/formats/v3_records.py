@@ -10,12 +10,14 @@ from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
 import msgspec
+import pyarrow as pa
 from msgspec import Raw
 
 from tidelog.service.formats.bodies import StrictBody, unrecognized
 from tidelog.service.formats.json_blocks import excess_objects
 from tidelog.service.formats.json_in import (
     HEADERS_MAX,
+    ROWS_MAX,
     TIMESTAMP_MS_MAX,
     BadBody,
     InvalidBody,
@@ -27,7 +29,7 @@ from tidelog.service.formats.json_in import (
 )
 from tidelog.service.formats.json_numbers import NumberTooLarge, check_numbers
 from tidelog.service.formats.schemas import NoSchemaRegistry
-from tidelog.storage.core.chunk import Headers, Rows
+from tidelog.storage.core.chunk import Headers, Rows, batch_of_rows
 from tidelog.storage.core.errors import InvalidRequest, RecordTooLarge
 
 OBJECT_BYTES_MAX = 16 * 1024 * 1024
@@ -72,7 +74,7 @@ class _Data(StrictBody):
     schema: str | None = None
 
 
-class _Header(StrictBody):
+class _Header(StrictBody, gc=False):
     name: str
     value: Raw = Raw(b"")
 
@@ -134,6 +136,13 @@ def v3_record(record: EncodedRecord, now_ms: int) -> V3Record:
         _shown(record.key, key),
         _shown(record.value, value),
     )
+
+
+def columns_of_many(rows: Rows) -> Rows | pa.RecordBatch:
+    """Return many records or headers as columns, because the event loop would need long for lists
+    of them."""
+    headers = sum(len(row or ()) for row in rows.headers or ())
+    return rows if len(rows) + headers <= ROWS_MAX else batch_of_rows([rows])
 
 
 def decode_v3_batch(body: bytes, *, entries_max: int = ENTRIES_MAX) -> list[tuple[str, bytes]]:
@@ -231,8 +240,11 @@ def milliseconds(text: str) -> int:
 
 # --- concatenated objects
 
+_BRACELESS = rb'(?:[^"{}]++|"(?:[^"\\]++|\\.)*+")*+'
 # All bytes up to the next brace that is outside of strings, in one match.
-_TO_BRACE = re.compile(rb'(?:[^"{}]++|"(?:[^"\\]++|\\.)*+")*+([{}])', re.DOTALL)
+_TO_BRACE = re.compile(_BRACELESS + rb"([{}])", re.DOTALL)
+# The same inside of an object: whole objects without braces are bytes before the brace.
+_OVER_OBJECTS = re.compile(rb"(?:%b\{%b\})*+%b([{}])" % ((_BRACELESS,) * 3), re.DOTALL)
 # A whole string, or the start of a string that does not end in these bytes (group 1 is then empty).
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+("?)', re.DOTALL)
 _NO_SPACE = re.compile(rb"[^ \t\r\n]")
@@ -243,7 +255,7 @@ class ObjectStream:
     """Splitter of one request's bytes into JSON objects as they arrive.
 
     Owned by the request, used by one task. The decoder checks the inside of an object; between
-    objects only white space is allowed. Each byte is processed once.
+    objects only white space is allowed. Each byte is processed a few times at most.
     """
 
     def __init__(self, *, object_bytes_max: int = OBJECT_BYTES_MAX) -> None:
@@ -289,7 +301,8 @@ class ObjectStream:
         while self._in_string or self._depth or self._begin():
             if self._in_string and not self._skip_string():
                 break
-            brace = _TO_BRACE.match(self._buffer, self._at)
+            to_brace = _OVER_OBJECTS if self._depth else _TO_BRACE
+            brace = to_brace.match(self._buffer, self._at)
             if brace is None:
                 self._scan_tail()
                 break

@@ -16,6 +16,7 @@ Phase = Sequence[tuple[str, str, Any]]
 
 TEXT_TYPE = {"content-type": "application/vnd.kafka.text.v2+json"}
 V3 = f"/v3/clusters/{{cluster}}/topics/{VICTIM}/records"
+TRANSACTIONS = "/v3/clusters/{cluster}/transactions"
 READERS = {
     "v2": {"accept": "application/vnd.kafka.json.v2+json"},
     "lines": {"accept": "application/x-ndjson"},
@@ -66,6 +67,11 @@ def json_attacks(scale: float) -> dict[str, Attack]:
     value = b'{"records":[{"value":'
     packed = {"content-encoding": "gzip"}
     objects = b"{}" * scaled(100_000, scale, 100)
+    headers = b'{"headers":[%b]}' % b",".join([b'{"name":"ab"}'] * 9999)
+    entries = [b'{"id":%d,%b' % (number, headers[1:]) for number in range(10)]
+    many_of_ten = b'{"entries":[%b]}' % b",".join(entries)
+    small = b'{"headers":[%b]}' % b",".join([b'{"name":"a"}'] * 48)
+    transaction = many(scale / 6, b'{"topics":[{"topic_name":"t","records":[', small, b"]}]}")
     found: dict[str, Callable[[], list[Phase]]] = {
         "JSON: records of nothing": lambda: produced(many(scale, b'{"records":[', b"{}", b"]}")),
         "JSON: short records": lambda: produced(
@@ -87,6 +93,13 @@ def json_attacks(scale: float) -> dict[str, Attack]:
         "JSON: v3 batch of headers": lambda: to_v3(
             many(scale, b'{"entries":[{"id":1,"headers":[', b'{"name":""}', b"]}]}"), ":batch"
         ),
+        "JSON: v3 records with many headers": lambda: to_v3(headers * scaled(200, scale, 4)),
+        "JSON: v3 batches of records with many headers": lambda: [
+            to_v3(many_of_ten, ":batch")[0] * scaled(20, scale, 2)
+        ],
+        "JSON: v3 transactions with many headers": lambda: [
+            [("POST", TRANSACTIONS, {"content": transaction})] * scaled(8, scale, 2)
+        ],
         "JSON: v3 objects": lambda: to_v3(objects),
         "JSON: v3 objects in gzip": lambda: to_v3(gzip.compress(objects), **packed),
     }

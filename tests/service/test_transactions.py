@@ -5,6 +5,7 @@ import json
 from typing import Any
 
 import httpx
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,6 +17,7 @@ from tidelog.service.formats.transactions import (
     RECORDS_MAX,
     TRANSACTION_OFFSETS_MAX,
     TRANSACTION_TOPICS_MAX,
+    decode_transaction,
 )
 from tidelog.service.routes.transactions import EXAMPLE
 from tidelog.storage.core import object_keys
@@ -401,6 +403,16 @@ async def test_a_record_that_is_too_large_for_its_topic_refuses_all(two: Broker)
     assert await untouched(two)
     large["topics"][1]["records"].pop()
     assert (await transact(two, large)).status_code == 200
+
+
+def test_many_headers_are_columns() -> None:
+    """The event loop would need long for lists of 500,000 headers."""
+    record = {"value": {"type": "JSON", "data": 1}, "headers": [{"name": "a", "value": "Yg=="}] * 9}
+    body = json.dumps({"topics": [{"topic_name": "t", "records": [record] * 8}]}).encode()
+    (topic,) = decode_transaction(body, 0).topics
+    rows = topic.produced.rows
+    assert isinstance(rows, pa.RecordBatch)
+    assert rows.column("headers").to_pylist() == [[{"key": "a", "value": b"b"}] * 9] * 8
 
 
 async def test_a_body_over_the_bound_is_refused(store: MemoryStore) -> None:

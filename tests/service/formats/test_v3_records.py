@@ -5,24 +5,33 @@ import json
 from collections import deque
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.properties import examples
-from tidelog.service.formats.json_in import BadBody, InvalidBody
+from tidelog.service.formats.json_in import ROWS_MAX, BadBody, InvalidBody
 from tidelog.service.formats.v3_records import (
     BATCH_CODE,
     ENTRIES_MAX,
     NoSchemaRegistry,
     ObjectStream,
+    columns_of_many,
     decode_v3_batch,
     decode_v3_record,
 )
+from tidelog.storage.core.chunk import Headers, Rows, weight
 from tidelog.storage.core.errors import InvalidRequest, RecordTooLarge
 
 NOW = 1_700_000_000_000
 quick = examples(150)
+
+
+def rows_with(count: int, headers: int | None) -> Rows:
+    """Return records of which each has so many headers."""
+    pairs: list[Headers | None] | None = (headers and [[("a", None)] * headers] * count) or None
+    return Rows([NOW] * count, [None] * count, [b"v"] * count, pairs)
 
 
 def record_of(**fields: object) -> bytes:
@@ -115,6 +124,19 @@ def test_refusals(obj: bytes) -> None:
     assert str(refused.value).startswith("Bad Request: ")
 
 
+@pytest.mark.parametrize(("rows", "headers"), [(ROWS_MAX, None), (1, ROWS_MAX - 1)])
+def test_few_records_and_headers_stay_lists(rows: int, headers: int | None) -> None:
+    few = rows_with(rows, headers)
+    assert columns_of_many(few) is few
+    many = rows_with(rows + (headers is None), headers and headers + 1)
+    columns = columns_of_many(many)
+    assert isinstance(columns, pa.RecordBatch)
+    assert weight(columns) == weight(many)
+    assert columns.column("headers").to_pylist() == [
+        row and [{"key": "a", "value": None}] * len(row) for row in many.headers or [None] * rows
+    ] + [None] * (headers is None)
+
+
 @pytest.mark.parametrize("text", ["1969-12-31T23:59:59Z", "0001-01-01T00:00:00+14:00"])
 def test_timestamps_before_the_epoch(text: str) -> None:
     with pytest.raises(InvalidBody):
@@ -152,6 +174,7 @@ OBJECTS = [
     b"{}",
     b'{"a":"}{\\"\\\\"}',
     b'{"b":[1,{"c":{}},"]"],"d":"' + b"x" * 300 + b'"}',
+    b'{"e":[{"f":"}"},{"g":"{\\""},{},{"h":{"i":{}}}]}',
     '{"é":"\\u007d"}'.encode(),
 ]
 
