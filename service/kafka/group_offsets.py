@@ -1,7 +1,7 @@
 """OffsetCommit, OffsetFetch and OffsetDelete."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from tidelog.service.http.paging import Slices, sliced
@@ -108,12 +108,12 @@ class GroupOffsets:
         self, request: messages.OffsetCommitRequest, client: Client
     ) -> messages.OffsetCommitResponse:
         """Answer OffsetCommit. One commit has all valid offsets, and deletes the offsets of
-        partitions that are reset."""
+        partitions that are reset. If a partition is named more than once, its last offset counts.
+        """
         api, context = "OffsetCommit", self._context
         refusal = await context.group_refusal(api, client, READ, request.group_id)
         codes: dict[tuple[int, int], Code] = {}
-        valid: list[GroupOffset] = []
-        gone: list[TopicIdPartition] = []
+        valid: dict[TopicIdPartition, GroupOffset | None] = {}
         slices = Slices()
         for at, topic in enumerate([] if refusal else request.topics):
             await slices.pause()
@@ -121,11 +121,11 @@ class GroupOffsets:
             why = await context.topic_refusal(api, client, READ, found, topic.name)
             for number, each in enumerate(topic.partitions):
                 await slices.pause()
-                code = why or self._add(valid, gone, found, each)
+                code = why or self._add(valid, found, each)
                 if code:
                     codes[at, number] = code
-        if not refusal and (valid or gone or not codes):
-            refusal = await self._commit(request, client, valid, gone)
+        if not refusal and (valid or not codes):
+            refusal = await self._commit(request, client, valid)
         return messages.OffsetCommitResponse(
             topics=[
                 messages.OffsetCommitResponseTopic(
@@ -136,7 +136,7 @@ class GroupOffsets:
                             partition_index=each.partition_index,
                             error_code=codes.get((at, number), refusal),
                         )
-                        for number, each in enumerate(topic.partitions)
+                        async for number, each in sliced(enumerate(topic.partitions))
                     ],
                 )
                 async for at, topic in sliced(enumerate(request.topics))
@@ -147,9 +147,10 @@ class GroupOffsets:
         self,
         request: messages.OffsetCommitRequest,
         client: Client,
-        offsets: list[GroupOffset],
-        gone: list[TopicIdPartition],
+        valid: Mapping[TopicIdPartition, GroupOffset | None],
     ) -> Code:
+        offsets = [offset for offset in valid.values() if offset is not None]
+        gone = [partition for partition, offset in valid.items() if offset is None]
         who = Identity(request.member_id, request.group_instance_id or "")
         generation = request.generation_id_or_member_epoch
         try:
@@ -178,17 +179,17 @@ class GroupOffsets:
 
     def _add(
         self,
-        valid: list[GroupOffset],
-        gone: list[TopicIdPartition],
+        valid: dict[TopicIdPartition, GroupOffset | None],
         topic: Topic | None,
         each: messages.OffsetCommitRequestPartition,
     ) -> Code:
-        """Add the offset to `valid`. If the offset is one of `RESETS`, add its partition to `gone`.
-        If the offset cannot be committed, return the code."""
+        """Add the offset to `valid`, or None if it is one of `RESETS`. If the offset cannot be
+        committed, return the code."""
         if topic is None or not 0 <= each.partition_index < len(topic.partitions):
             return self._context.refusal("OffsetCommit", Code.UNKNOWN_TOPIC_OR_PARTITION)
+        place = TopicIdPartition(topic.topic_id, each.partition_index)
         if each.committed_offset in RESETS:
-            gone.append(TopicIdPartition(topic.topic_id, each.partition_index))
+            valid[place] = None
             return Code.NONE
         offset = GroupOffset(
             topic.topic_id,
@@ -200,7 +201,7 @@ class GroupOffsets:
         refusal = check_offset(offset)
         if refusal is not None:
             return self._context.code("OffsetCommit", refusal, Kind.GROUP)
-        valid.append(offset)
+        valid[place] = offset
         return Code.NONE
 
     # -- OffsetFetch

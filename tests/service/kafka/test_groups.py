@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from typing import Any
 
 import pytest
 
@@ -135,6 +136,35 @@ async def test_offsets_of_resets_delete_what_is_committed(kafka: Kafka) -> None:
     codes = await committed(client, -2, me, generation)
     assert codes == [Code.NONE, Code.UNKNOWN_TOPIC_OR_PARTITION]
     assert "g" not in kafka.log.state.committed_offsets
+
+
+@pytest.mark.parametrize(
+    ("repeated", "last"), [([5, 3], 3), ([-1, 4], 4), ([4, -1], None), ([7] * 20_000, 7)]
+)
+async def test_the_last_offset_of_a_repeated_partition_counts(
+    kafka: Kafka, repeated: list[int], last: int | None
+) -> None:
+    made = [
+        offsets.OffsetCommitRequestPartition(
+            partition_index=0, committed_offset=offset, committed_metadata=""
+        )
+        for offset in repeated
+    ]
+    topics = [offsets.OffsetCommitRequestTopic(name="t", partitions=made)]
+    asked = offsets.OffsetCommitRequest(group_id="g", member_id="", topics=topics)
+    entries = []
+    commit_offsets = kafka.log.classic_groups.commit_offsets
+
+    async def counted(group: str, who: Any, generation: int, offsets: Any, gone: Any) -> Any:
+        entries.append(len(offsets) + len(gone))
+        return await commit_offsets(group, who, generation, offsets, gone)
+
+    kafka.log.classic_groups.commit_offsets = counted
+    answer = await kafka.client().ask(asked, offsets.OffsetCommitResponse, 8)
+    assert [each.error_code for each in answer.topics[0].partitions] == [0] * len(repeated)
+    assert entries == [1], "an entry has a partition once"
+    offset = kafka.log.committed_offsets("g").get(TopicPartition("t", 0))
+    assert (None if offset is None else offset.offset) == last
 
 
 async def test_offset_fetch_has_what_was_committed_at_another_broker() -> None:
