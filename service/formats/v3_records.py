@@ -287,6 +287,11 @@ class ObjectStream:
         self._start = 0
         return objects
 
+    @property
+    def unfinished_bytes(self) -> int:
+        """The bytes of the object that has not ended."""
+        return len(self._buffer)
+
     def finish(self) -> None:
         """Check the end of the request. Raises BadBody if the request ends inside an object."""
         self._raise_refused()

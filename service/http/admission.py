@@ -30,9 +30,11 @@ PIPELINED_MAX = 32
 PIPELINED_FIELDS_MAX = 600
 """Maximum requests of one connection that wait for answers to earlier requests, and fields in their
 heads, each of which takes ~130 bytes of memory. Requests above these numbers are not served."""
-CONNECTION_BYTES = 2 * 64 * 1024
-"""Maximum bytes of one connection that no pool counts: the head of a request, and the part of
-answers that the socket has not taken."""
+STREAM_BYTES = 64 * 1024
+"""Records and objects of an open stream that no pool counts. More of them are charged as a body."""
+CONNECTION_BYTES = 2 * 64 * 1024 + STREAM_BYTES
+"""Maximum bytes of one connection that no pool counts: the head of a request, a stream's records,
+and the part of answers that the socket has not taken."""
 BODY_STEP_BYTES = 64 * 1024
 """A body is charged in multiples of this size."""
 BYTES_PER_S_MIN = 512

@@ -168,9 +168,14 @@ class HttpRequest:
 
     def _unpacked(self, body: bytes, coding: bytes, bytes_max: int) -> bytes:
         """Called in a thread, perhaps a long time after the body has arrived."""
-        if self._exchange is not None and self._exchange.disconnected:
+        if self.has_left:
             raise IncompleteBody(LEFT)
         return unpack(body, coding, bytes_max)
+
+    @property
+    def has_left(self) -> bool:
+        """Whether the client has ended its connection. Threads read it."""
+        return self._exchange is not None and self._exchange.disconnected
 
     async def _received(self, bytes_max: int) -> bytes:
         size = 0

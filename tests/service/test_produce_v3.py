@@ -1,6 +1,7 @@
 """POST /v3/clusters/{c}/topics/{t}/records and records:batch: streams of records and of reports."""
 
 import asyncio
+import gzip
 import json
 import threading
 from base64 import b64encode
@@ -25,8 +26,10 @@ from tests.service.conftest import (
 from tests.service.test_produce_refusals import JSONISH, anything
 from tests.support.faults import FaultyStore
 from tidelog.service.formats import v3_records
+from tidelog.service.http.admission import BODY_STEP_BYTES
 from tidelog.service.routes import produce_v3
 from tidelog.storage.core import object_keys
+from tidelog.storage.core.chunk import RECORDS_MAX
 from tidelog.storage.io.memory import MemoryStore
 
 JSON = "application/json"
@@ -264,9 +267,11 @@ async def read_head(reader: asyncio.StreamReader) -> bytes:
 
 
 async def read_report(reader: asyncio.StreamReader) -> dict[str, Any]:
-    size = int(await reader.readline(), 16)
-    report: dict[str, Any] = json.loads(await reader.readexactly(size))
-    await reader.readexactly(2)
+    """Read a line of the answer. Several lines may be in one of its chunks."""
+    line = await reader.readline()
+    while not line.startswith(b"{"):
+        line = await reader.readline()
+    report: dict[str, Any] = json.loads(line)
     return report
 
 
@@ -289,7 +294,7 @@ async def test_reports_come_while_records_go(broker: Broker, topic: str) -> None
         writer.write(chunk(record[10:] + b"x"))
         assert (await read_report(reader))["offset"] == 20
         assert (await read_report(reader))["error_code"] == 400  # the x, before the stream's end
-        assert await reader.readline() == b"0\r\n"
+        assert (await reader.readline(), await reader.readline()) == (b"\r\n", b"0\r\n")
 
 
 async def test_reports_of_slow_commits_are_in_order(store: MemoryStore) -> None:
@@ -324,6 +329,51 @@ async def test_a_client_that_leaves_an_open_stream_leaves_nothing(
             assert (await read_report(reader))["offset"] == 0
         await until(lambda: asyncio.all_tasks() <= before)
         assert ends(broker.log) == [3, 0, 0]  # what was whole
+
+
+async def test_an_object_that_has_not_ended_is_charged(store: MemoryStore) -> None:
+    """Its bytes are given back with its report. If they do not fit, the last report says so."""
+    async with asyncio.timeout(240), broker_on(store) as broker, listening(broker.app) as port:
+        await broker.log.create_topic("t", 1, {})
+        bodies = broker.app.admission.bodies
+        async with open_stream(port, path(broker)) as (reader, writer):
+            large = json.dumps(of("x" * 300_000)).encode()
+            writer.write(chunk(large[:-1]))
+            await until(lambda: bodies.used >= len(large))
+            assert bodies.used <= len(large) + BODY_STEP_BYTES
+            writer.write(chunk(large[-1:]))
+            await read_head(reader)
+            assert (await read_report(reader))["error_code"] == 200
+            writer.write(chunk(json.dumps(of(1)).encode()))
+            assert (await read_report(reader))["error_code"] == 200
+            await until(lambda: not bodies.used)
+            bodies.limit = len(large) // 2
+            bodies.take(Other(), BODY_STEP_BYTES)
+            writer.write(chunk(large[:-1]))
+            assert (await read_report(reader))["error_code"] == 50302
+            assert (await reader.read()).endswith(b"0\r\n\r\n")
+        await until(lambda: bodies.used == BODY_STEP_BYTES)
+        assert ends(broker.log) == [2]
+
+
+class Other:
+    """Another taker of memory."""
+
+    owner = "User:other"
+
+    def on_memory(self) -> None:
+        raise AssertionError("it has its bytes")
+
+
+async def test_a_compressed_stream_has_a_bound_of_records(broker: Broker, topic: str) -> None:
+    """200 bytes may unpack to a million records. Nothing is appended, whatever the first are."""
+    for record, code in ((b"{}", 413), (b"{[}", 413)):
+        body = gzip.compress(record * (RECORDS_MAX + 1))
+        answer = await broker.http.post(
+            path(broker), content=body, headers={"content-encoding": "gzip"}
+        )
+        assert_refused(answer, 413, code, JSON)
+    assert ends(broker.log) == [0, 0, 0]
 
 
 # -- batches
