@@ -145,7 +145,11 @@ class Settings:
     )
     drain_ms: int = drain_settings.DRAIN_MS
     fetch_bytes: int = setting(1 * MIB, "`max_bytes` of a fetch that sets no `max_bytes`", low=1)
-    fetch_bytes_max: int = setting(64 * MIB, "maximum bytes that one fetch returns", low=1024)
+    fetch_bytes_max: int = setting(
+        64 * MIB,
+        "maximum bytes of the records that one fetch returns, and of its answer if the records have more than 1 MiB",
+        low=1024,
+    )
     consumer_instance_timeout_ms: int = setting(
         300_000,
         "session timeout of a consumer instance that is created without a `session.timeout.ms`",

@@ -8,6 +8,7 @@ events          streams of followers: event ids; events and lines that are no re
 pages           encoded records of a partition; `on_error` for a record that does not decode
 fetched         the records of a fetch, as read and as encoded
 record_formats  parameters of all reads: format, `on_error`, `reset`; the documentation of a record
+page_bounds     upper bounds of the bytes of encoded pages, before they are encoded
 shared_pages    encoded pages that several readers use
 json_numbers    JSON numbers beyond the range of a double, which are refused
 json_blocks     large JSON texts in blocks without the contents of strings

@@ -14,6 +14,7 @@ from tidelog.service.formats import arrow
 from tidelog.service.formats.bodies import StrictBody, decode_body
 from tidelog.service.formats.json_in import InvalidBody
 from tidelog.service.formats.json_text import ReadFormat
+from tidelog.service.formats.page_bounds import fitted
 from tidelog.service.formats.pages import ON_ERROR, OnError, RecordPage, check_first, encode_page
 from tidelog.service.formats.v3_records import milliseconds
 from tidelog.service.http.media_types import SCHEMA_FORMATS
@@ -343,9 +344,24 @@ def columns_of_read(read: Read) -> tuple[int, bytes]:
     return records, arrow.encode_arrow_of_many(parts)
 
 
-def pages_of_read(read: Read, fmt: str, on_error: OnError) -> list[RecordPage]:
-    """Encode the portions."""
-    return [
+def fit(read: Read, fmt: str, bytes_max: int) -> int:
+    """Leave the leading records of the read whose encoded bytes are within `bytes_max`, but at
+    least one. Return an upper bound of their bytes. The next read begins with what is left out."""
+    size, kept = 0, list[Portion]()
+    for portion in read.portions:
+        fetched, more = fitted(
+            portion.fetched, portion.topic, fmt, fmt, bytes_max - size, at_least=int(not kept)
+        )
+        if fetched.pieces:
+            size += more
+            kept.append(portion._replace(fetched=fetched))
+    read.portions = kept
+    return size
+
+
+def array_of_read(read: Read, fmt: str, on_error: OnError) -> tuple[list[RecordPage], bytes]:
+    """Encode the portions. Return their pages, and the pages' records as one JSON array."""
+    pages = [
         encode_page(
             [piece.batch for piece in portion.fetched.pieces],
             portion.topic,
@@ -356,6 +372,10 @@ def pages_of_read(read: Read, fmt: str, on_error: OnError) -> list[RecordPage]:
         )
         for portion in read.portions
     ]
+    if len(pages) == 1:
+        return pages, pages[0].body
+    bodies = [memoryview(page.body)[1:-1] for page in pages if page.records]
+    return pages, b"".join((b"[", b",".join(bodies), b"]"))
 
 
 def end_at_pages(read: Read, pages: Sequence[RecordPage]) -> None:
@@ -365,12 +385,6 @@ def end_at_pages(read: Read, pages: Sequence[RecordPage]) -> None:
         if page.stopped is not None:
             fetched = portion.fetched._replace(next_offset=page.stopped.offset)
             read.portions[number] = portion._replace(fetched=fetched)
-
-
-def array_of_pages(pages: Sequence[RecordPage]) -> bytes:
-    """Join the pages of all partitions to one JSON array."""
-    bodies = [memoryview(page.body)[1:-1] for page in pages if page.records]
-    return b"".join((b"[", b",".join(bodies), b"]"))
 
 
 def check_of_portions(fmt: str, on_error: OnError) -> PortionCheck | None:

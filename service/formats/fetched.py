@@ -22,8 +22,8 @@ class FetchParams(NamedTuple):
 
 
 class FetchPage(NamedTuple):
-    """Records as read and as encoded. Both end at `fetched.next_offset`, also if the page stops at
-    a record that does not decode."""
+    """A fetch and its encoded records. Both end at `fetched.next_offset`, also if the page stops at
+    a record that does not decode. `fetched` has no pieces, because they may be large."""
 
     fetched: FetchResult
     page: RecordPage
@@ -32,6 +32,8 @@ class FetchPage(NamedTuple):
 def encode(view: FetchParams, fetched: FetchResult) -> FetchPage:
     """Return the records in the format of the fetch."""
     batches = [piece.batch for piece in fetched.pieces]
+    flags = [piece.is_json for piece in fetched.pieces]
+    fetched = fetched._replace(pieces=[])
     if view.format_name == "arrow":
         records = sum(batch.num_rows for batch in batches)
         body = arrow.encode_arrow(batches)
@@ -41,7 +43,7 @@ def encode(view: FetchParams, fetched: FetchResult) -> FetchPage:
         view.topic,
         view.partition,
         cast("ReadFormat", view.embedded),
-        is_json=[piece.is_json for piece in fetched.pieces],
+        is_json=flags,
         framing=FRAMINGS.get(view.format_name, "array"),
         on_error=view.on_error,
     )
@@ -56,9 +58,16 @@ def positions(
     """Return the headers with the offsets of a fetch. Only a fetch backwards has `first_offset`."""
     found = (
         (b"tidelog-next-offset", b"%d" % fetched.next_offset),
-        (b"tidelog-high-watermark", b"%d" % fetched.high_watermark),
-        (b"tidelog-log-start-offset", b"%d" % fetched.log_start_offset),
+        *limits(fetched.log_start_offset, fetched.high_watermark),
     )
     if first_offset is None:
         return found
     return ((b"tidelog-first-offset", b"%d" % first_offset), *found)
+
+
+def limits(log_start_offset: int, high_watermark: int) -> tuple[tuple[bytes, bytes], ...]:
+    """Return the headers with the first and the end offset of a partition."""
+    return (
+        (b"tidelog-high-watermark", b"%d" % high_watermark),
+        (b"tidelog-log-start-offset", b"%d" % log_start_offset),
+    )

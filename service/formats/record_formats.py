@@ -118,7 +118,8 @@ FORMAT_PARAMETER = Parameter(
 MAX_BYTES_PARAMETER = Parameter(
     "max_bytes",
     "maximum bytes of the returned records: key, value, headers, and 24 for each record. The first "
-    "record is returned even if it is larger",
+    "record is returned even if it is larger. If they have more than 1 MiB, the answer ends before "
+    "it may have more than `fetch_bytes_max` bytes",
     {"type": "integer"},
 )
 MAX_RECORDS_PARAMETER = Parameter(

@@ -28,6 +28,8 @@ from tidelog.storage.kafka.codecs import bound_of
 Scope: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Pack: TypeAlias = Callable[[bytes, bytes], Awaitable[bytes]]
+"""Packs the body of an answer with a coding (content_coding)."""
 
 UNSTORED = ((b"x-content-type-options", b"nosniff"), (b"cache-control", b"no-store"))
 """Headers of each stream, and of each other answer unless the method is POST. A browser neither
@@ -239,21 +241,21 @@ class HttpRequest:
         if self.share is not None:
             self.share.set(0)
 
-    async def answer(self, answer: HttpResponse) -> None:
-        self.status = answer.status
+    async def answer(self, answer: HttpResponse, pack: Pack = packed) -> None:
         body = answer.body
         headers = list(answer.headers)
         if answer.status != HTTPStatus.NO_CONTENT:
             if len(body) >= PACKED_BYTES_MIN and b"accept-encoding" in self.headers:
                 coding = coding_of_answer(self.headers[b"accept-encoding"], is_hot=True)
                 if coding:
-                    body = await packed(body, coding)
+                    body = await pack(body, coding)
                     headers += headers_of(coding)
             headers.append((b"content-type", answer.media_type))
             headers.append((b"content-length", b"%d" % len(body)))
         if self.scope["method"] != "POST":
             headers += UNSTORED
         headers += echo(self.headers)
+        self.status = answer.status
         if (exchange := _whole_exchange(self.send)) is not None:
             await exchange.answer(answer.status, headers, body)
             return

@@ -111,7 +111,16 @@ def _quality(parameter: bytes) -> float:
 
 
 async def packed(body: bytes, coding: bytes) -> bytes:
-    return await asyncio.to_thread(_gzip if coding == b"gzip" else _pack_zstd, body)
+    return await asyncio.to_thread(pack, body, coding)
+
+
+def pack(body: bytes, coding: bytes) -> bytes:
+    return _gzip(body) if coding == b"gzip" else _pack_zstd(body)
+
+
+def packed_bound(size: int) -> int:
+    """Return an upper bound of the bytes of so many bytes, packed."""
+    return size + size // 64 + 1024
 
 
 def headers_of(coding: bytes) -> tuple[tuple[bytes, bytes], ...]:
@@ -119,8 +128,8 @@ def headers_of(coding: bytes) -> tuple[tuple[bytes, bytes], ...]:
 
 
 def _gzip(body: bytes) -> bytes:
-    packer = zlib.compressobj(_GZIP_LEVEL, wbits=_GZIP_BITS)
-    return packer.compress(body) + packer.flush()
+    packed: bytes = zlib.compress(body, _GZIP_LEVEL, wbits=_GZIP_BITS)
+    return packed
 
 
 def _pack_zstd(body: bytes) -> bytes:

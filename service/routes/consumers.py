@@ -11,7 +11,7 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 from urllib.parse import quote
 
 import msgspec
@@ -32,9 +32,10 @@ from tidelog.service.http.paging import sliced
 from tidelog.service.http.parameters import integer_or_default
 from tidelog.service.http.route import Route
 from tidelog.service.http.urls import client_url
+from tidelog.service.memory_pool import Share
 from tidelog.service.peers.forwarding import ForwardedCall, Forwarder, Unreached
 from tidelog.service.peers.held_members import HeldMembers
-from tidelog.service.routes.fetch import Fetch, until_gone
+from tidelog.service.routes.fetch import ENCODE_INLINE_BYTES, Fetch, until_gone
 from tidelog.service.routes.group_resources_v3 import assigned_in_order
 from tidelog.service.security.caller import (
     ALL_RIGHTS,
@@ -73,6 +74,7 @@ NO_RECORDS = HttpResponse(200, b"[]")
 REROUTE_S, REROUTE_PAUSE_S = 2.0, 0.1  # of a broker that stops
 GENERIC = frozenset({b"", b"*/*", b"application/*", JSON_V2, b"application/json"})
 
+T = TypeVar("T")
 Handler: TypeAlias = Callable[..., Coroutine[Any, Any, HttpResponse | None]]
 
 
@@ -330,30 +332,41 @@ class ConsumerHandlers:
         rights = rights_of(call.scope)
         for portion in read.portions:
             await check_found(rights, portion.topic)
-        with self._fetch.answer_share(rights.principal, read.weight):
+        with self._fetch.answer_share(rights.principal) as share:
+            encoded = partial(self._encoded, read, fmt, share, rights)
             headers: tuple[tuple[bytes, bytes], ...] = (
                 (b"tidelog-generation", b"%d" % read.generation),
             )
             kind = ARROW
             if fmt == "arrow":
-                work = partial(wire_consumers.columns_of_read, read)
-                records, body = await self._fetch.encoded(rights, read.weight, work)
+                records, body = await encoded(partial(wire_consumers.columns_of_read, read))
                 self._fetch.counters.add_records_out(records, len(body))
             else:
-                encode = partial(wire_consumers.pages_of_read, read, fmt, on_error)
-                pages = await self._fetch.encoded(rights, read.weight, encode)
+                work = partial(wire_consumers.array_of_read, read, fmt, on_error)
+                pages, body = await encoded(work)
                 wire_consumers.end_at_pages(read, pages)
-                body = wire_consumers.array_of_pages(pages)
                 headers += headers_of(pages, read.failure)
                 kind = MEDIA_TYPES[fmt]
                 self._fetch.count(pages, len(body))
+            await self._fetch.reserve(share, len(body))
             if read.read_id:
                 headers += ((READ_ID, read.read_id.encode()),)
                 read.arrival = call.watch()
             stop_watching()
-            await call.answer(HttpResponse(200, body, kind, headers))
+            answer = HttpResponse(200, body, kind, headers)
+            await call.answer(answer, self._fetch.packing(share, rights))
             rights.record(CONSUMER_BYTE_RATE, read.weight)
         await call.until_delivered()
+
+    async def _encoded(
+        self, read: Read, fmt: str, share: Share, rights: CallerRights, encode: Callable[[], T]
+    ) -> T:
+        """Encode the records, or the leading ones whose answer is within its bound."""
+        size = read.weight
+        if is_large := size > ENCODE_INLINE_BYTES:
+            size = wire_consumers.fit(read, fmt, self._fetch.page_bytes_max)
+        await self._fetch.reserve(share, size)
+        return await self._fetch.encoded(rights, size, encode) if is_large else encode()
 
     # -- offsets
 

@@ -13,9 +13,10 @@ from functools import partial
 from typing import Any, TypeVar
 
 from tidelog.service.formats import events
-from tidelog.service.formats.fetched import FetchPage, FetchParams, encode, positions
+from tidelog.service.formats.fetched import FetchPage, FetchParams, encode, limits, positions
 from tidelog.service.formats.json_in import TIMESTAMP_MS_MAX
 from tidelog.service.formats.json_text import Undecodable
+from tidelog.service.formats.page_bounds import FittedPage, fitted
 from tidelog.service.formats.pages import RecordPage, headers_of
 from tidelog.service.formats.record_formats import (
     FORMAT_PARAMETER,
@@ -32,7 +33,8 @@ from tidelog.service.formats.record_formats import (
     reset_of,
 )
 from tidelog.service.formats.shared_pages import PageKey, SharedPages
-from tidelog.service.http.call import HttpRequest, HttpResponse
+from tidelog.service.http.call import HttpRequest, HttpResponse, Pack
+from tidelog.service.http.content_coding import pack, packed_bound
 from tidelog.service.http.errors import answered, error_body
 from tidelog.service.http.parameters import InvalidParameter, integer, partition_number
 from tidelog.service.http.route import V2, Parameter, Permission, Route, RouteDoc
@@ -63,7 +65,11 @@ ENCODE_INLINE_BYTES = 1024 * 1024
 """Records of at most this weight are encoded on the event loop, which takes ~2 ms, and 30 ms at
 most. A thread for heavier records costs ~100 us."""
 ROOM_S = 0.05
-"""If there is no memory for a follower's next page, the broker tries again after this time."""
+"""If there is no memory for a page, the broker tries again after this time."""
+ROOM_WAIT_S = 1.0
+"""How long a fetch waits for memory before it is refused. Large pages hold theirs for less."""
+BACKWARDS_PART = 8
+"""A fetch backwards reads at most this part of `fetch_bytes_max`, whose answer is within it."""
 STREAMS_OF_PRINCIPAL_MAX = 1_000
 STREAMS_RETRY_MS = 10_000
 
@@ -102,6 +108,9 @@ class Fetch:
         bounds = self.bounds_of(query)
         on_error = on_error_of(query) or "stop"
         view = FetchParams(topic, number, format_name, embedded, bounds, on_error)
+        if call.scope["method"] == "HEAD":
+            await self._head(call, view, query)
+            return None
         if "before" in query:
             await self._fetch_before(call, view, query)
             return None
@@ -113,8 +122,19 @@ class Fetch:
             return None
         with self.answer_share(rights.principal) as share:
             found = await self.page(view, offset, share, rights, wait_ms / 1000, call)
-            await self._answer(call, view, found)
+            await self._answer(call, view, found, share)
         return None
+
+    async def _head(self, call: HttpRequest, view: FetchParams, query: dict[str, str]) -> None:
+        """Answer with the headers of a fetch that are known without its records."""
+        where = view.topic, view.partition
+        offset = await self._offset(call, *where, query)
+        held = await self._log.offsets(*where)
+        if "before" not in query and reset_of(query) == "none":
+            self._log.check_range(*where, offset, held)
+        headers = limits(held.log_start_offset, held.high_watermark)
+        await call.start_stream(MEDIA_TYPES[view.format_name], headers)
+        await call.end()
 
     async def _fetch_before(
         self, call: HttpRequest, view: FetchParams, query: dict[str, str]
@@ -132,16 +152,28 @@ class Fetch:
         if end < start:
             self._log.check_range(view.topic, view.partition, end, held)
         rights = rights_of(call.scope)
-        with self.answer_share(rights.principal, view.bounds.bytes_max) as share:
+        part = max(self._settings.fetch_bytes_max // BACKWARDS_PART, 1)
+        bounds = view.bounds._replace(bytes_max=min(view.bounds.bytes_max, part))
+        with self.answer_share(rights.principal) as share:
+            await self.reserve(share, bounds.bytes_max)
             fetch = partial(self._log.fetch, view.topic, view.partition)
             end = min(end, high_watermark)
-            found, first = await fetch_before(fetch, start, end, high_watermark, view.bounds)
-            page = await self._encoded(view, found, rights)
+            found, first = await fetch_before(fetch, start, end, high_watermark, bounds)
+            large = FittedPage(found, 0)
+            if found.weight > ENCODE_INLINE_BYTES:
+                large = fitted(found, view.topic, view.format_name, view.embedded)
+                await self.reserve(share, large.size)
+            page = await self._encoded(view, large, rights)
             self.charge(share, len(page.page.body))
-            await self._answer(call, view, page, first)
+            await self._answer(call, view, page, share, first)
 
     async def _answer(
-        self, call: HttpRequest, view: FetchParams, found: FetchPage, first: int | None = None
+        self,
+        call: HttpRequest,
+        view: FetchParams,
+        found: FetchPage,
+        share: Share,
+        first: int | None = None,
     ) -> None:
         rights, (fetched, page) = rights_of(call.scope), found
         if not rights.may(READ, TOPIC, view.topic):  # access may have changed during a wait
@@ -153,7 +185,8 @@ class Fetch:
         headers = positions(fetched, first)
         if page.wrong:
             headers += headers_of([page])
-        await call.answer(HttpResponse(200, page.body, MEDIA_TYPES[view.format_name], headers))
+        answer = HttpResponse(200, page.body, MEDIA_TYPES[view.format_name], headers)
+        await call.answer(answer, self.packing(share, rights))
 
     def bounds_of(self, query: dict[str, str]) -> ReadBounds:
         """Return the parameters `max_bytes` and `max_records`, within their bounds. Raises
@@ -180,7 +213,7 @@ class Fetch:
         for one. That wait holds no memory, so idle clients do not block others.
 
         If there is no memory and no `call`, wait for room. With a `call`, whose
-        response has not begun, raise Unavailable instead.
+        response has not begun, raise Unavailable after ROOM_WAIT_S.
         """
         partition = self._log.state.partition(view.topic, view.partition)
         if wait_s > 0 and offset >= partition.high_watermark:
@@ -192,45 +225,62 @@ class Fetch:
                 call.waited_s = self._log.clock.boot_s() - started_s
             if offset == waited.high_watermark:
                 return encode(view, waited)
-        bytes_max, records_max = view.bounds.bytes_max, view.bounds.records_max
-        while not share.set(bytes_max):
-            if call is not None:
-                raise self._full()
-            await asyncio.sleep(ROOM_S)
-        fetched = await self._log.fetch(
-            view.topic, view.partition, offset, bytes_max=bytes_max, records_max=records_max
-        )
+        fit = await self._read(view, offset, share, is_refused=call is not None)
         # Long polls and followers often need the same records at the same time.
         is_shared = wait_s > 0 or call is None or view.format_name == "sse"
         if is_shared:
-            page = await self._shared(view, offset, fetched, rights)
+            page = await self._shared(view, offset, fit, rights)
         else:
-            page = await self._encoded(view, fetched, rights)
+            page = await self._encoded(view, fit, rights)
         self.charge(share, len(page.page.body))
         return page
 
-    async def encoded(self, rights: CallerRights, weight: int, encode: Callable[[], T]) -> T:
-        """Encode records of this weight: in a thread if they are many. Their memory is that of a
-        share of the answers."""
-        if weight <= ENCODE_INLINE_BYTES:
-            return encode()
-        return await self._threads.run(rights, 0, encode)
+    async def _read(
+        self, view: FetchParams, offset: int, share: Share, *, is_refused: bool
+    ) -> FittedPage:
+        """Read the records of a page. If they are many, the share then holds the bytes that they
+        may have in the answer, which are at most `page_bytes_max`, or those of one record."""
+        bytes_max, records_max = view.bounds.bytes_max, view.bounds.records_max
+        needed = bytes_max
+        while True:
+            await self.reserve(share, needed, is_refused=is_refused)
+            fetched = await self._log.fetch(
+                view.topic, view.partition, offset, bytes_max=bytes_max, records_max=records_max
+            )
+            if fetched.weight <= ENCODE_INLINE_BYTES:
+                return FittedPage(fetched, 0)
+            fit = fitted(fetched, view.topic, view.format_name, view.embedded, self.page_bytes_max)
+            if share.set(fit.size):
+                return fit
+            # Hold nothing during the wait: readers that hold a part would wait for each other.
+            needed = max(bytes_max, fit.size)
+            del fetched, fit
+            share.set(0)
 
-    async def _encoded(
-        self, view: FetchParams, fetched: FetchResult, rights: CallerRights
-    ) -> FetchPage:
-        return await self.encoded(rights, fetched.weight, partial(encode, view, fetched))
+    @property
+    def page_bytes_max(self) -> int:
+        """Bound of the encoded bytes of a page, unless its first record alone has more."""
+        return self._settings.fetch_bytes_max
+
+    async def encoded(self, rights: CallerRights, size: int, encode: Callable[[], T]) -> T:
+        """Encode many records, in a thread. `size` bounds their encoded bytes, which are also
+        those of a share of the answers."""
+        return await self._threads.run(rights, size, encode)
+
+    async def _encoded(self, view: FetchParams, fit: FittedPage, rights: CallerRights) -> FetchPage:
+        if fit.fetched.weight <= ENCODE_INLINE_BYTES:
+            return encode(view, fit.fetched)
+        return await self.encoded(rights, fit.size, partial(encode, view, fit.fetched))
 
     async def _shared(
-        self, view: FetchParams, offset: int, fetched: FetchResult, rights: CallerRights
+        self, view: FetchParams, offset: int, fit: FittedPage, rights: CallerRights
     ) -> FetchPage:
         """Return the encoded records, if possible from a page of another reader."""
-        topic = self._log.state.topics.get(view.topic)
+        topic, fetched = self._log.state.topics.get(view.topic), fit.fetched
         if topic is None or not fetched.pieces:
             return encode(view, fetched)
-        records = sum(piece.batch.num_rows for piece in fetched.pieces)
         key = PageKey(
-            *(topic.topic_id, view.partition, offset, fetched.next_offset, records),
+            *(topic.topic_id, view.partition, offset, fetched.next_offset, fetched.records),
             *(view.format_name, view.embedded, view.on_error),
         )
         page = self._pages.get(key)
@@ -239,17 +289,18 @@ class Fetch:
             self._pages.add(key, page)
         elif page is None:
             if key not in self._encoding:
-                encoding = self._encode_once(key, view, fetched, rights)
+                encoding = self._encode_once(key, view, fit, rights)
                 self._encoding[key] = asyncio.create_task(encoding)
             # If a reader leaves, the others still wait for the page.
             page = (await asyncio.shield(self._encoding[key])).page
-        return FetchPage(fetched._replace(next_offset=page.end(fetched.next_offset)), page)
+        end = page.end(fetched.next_offset)
+        return FetchPage(fetched._replace(pieces=[], next_offset=end), page)
 
     async def _encode_once(
-        self, key: PageKey, view: FetchParams, fetched: FetchResult, rights: CallerRights
+        self, key: PageKey, view: FetchParams, fit: FittedPage, rights: CallerRights
     ) -> FetchPage:
         try:
-            found = await self._encoded(view, fetched, rights)
+            found = await self._encoded(view, fit, rights)
             self._pages.add(key, found.page)
             return found
         finally:
@@ -263,15 +314,37 @@ class Fetch:
             if page.wrong and page.stopped is None:
                 self.counters.undecodable[page.on_error] += page.wrong
 
+    def packing(self, share: Share, rights: CallerRights) -> Pack:
+        """Return the function that packs an answer, within the share and in the threads."""
+
+        async def pack_body(body: bytes, coding: bytes) -> bytes:
+            size = packed_bound(len(body))
+            await self.reserve(share, len(body) + size)
+            packed = await self._threads.run(rights, size, partial(pack, body, coding))
+            self.charge(share, len(body) + len(packed))
+            return packed
+
+        return pack_body
+
     @contextlib.contextmanager
-    def answer_share(self, principal: str, size: int = 0) -> Iterator[Share]:
-        """Reserve memory for a response until it is sent (I10). Raises Unavailable."""
+    def answer_share(self, principal: str) -> Iterator[Share]:
+        """Hold memory for a response until it is sent (I10): first no bytes, then those that
+        `reserve` and `charge` set."""
         share = Share(self._answers, principal)
-        self.charge(share, size)
         try:
             yield share
         finally:
             share.set(0)
+
+    async def reserve(self, share: Share, size: int, *, is_refused: bool = True) -> None:
+        """Set the bytes that a response holds; if there is no room, wait for it. Raises Unavailable
+        after ROOM_WAIT_S if the response `is_refused` then, because it has not begun."""
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + ROOM_WAIT_S
+        while not share.set(size):
+            if is_refused and loop.time() >= until_s:
+                raise self._full()
+            await asyncio.sleep(ROOM_S)
 
     def charge(self, share: Share, size: int) -> None:
         """Set the bytes that a response holds. Raises Unavailable."""

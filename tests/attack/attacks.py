@@ -24,6 +24,7 @@ from tests.attack.kafka_attacks import kafka_attacks
 from tests.attack.measure import HOLD_S, MIB, TYPE, VICTIM, Attack, scaled
 from tests.attack.name_attacks import name_attacks
 from tests.attack.produce_attacks import produce_attacks
+from tests.attack.read_attacks import read_attacks
 from tests.attack.share_attacks import share_attacks
 from tests.findings.test_s1_views_behind_nulls import SLOTS, WAYS, views
 from tests.findings.test_s3_unpacked_bytes import TYPE as ARROW_TYPE
@@ -193,5 +194,5 @@ def attacks(scale: float) -> Attacks:
 
 def secured_attacks(scale: float) -> Attacks:
     """Return the attacks of principals on a broker with `security=keys`, by name."""
-    shared = produce_attacks(scale) | share_attacks(scale)
+    shared = produce_attacks(scale) | share_attacks(scale) | read_attacks(scale)
     return shared | body_attacks(scale) | name_attacks(scale)

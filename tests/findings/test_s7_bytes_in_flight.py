@@ -9,6 +9,7 @@ import pytest
 from tests.findings.connections import SILENCE_S, Connection, client_port, served
 from tests.service.conftest import BINARY, Broker, append
 from tests.support.vloop import run
+from tidelog.service.routes.fetch import ROOM_WAIT_S
 
 MIB = 1 << 20
 CONNECTIONS = 20
@@ -76,6 +77,7 @@ def test_s7_answers_that_are_not_read_are_bounded(accept: str) -> None:
                 for each in connections:
                     await each.send(fetching(accept))
                     await asyncio.sleep(0.1)
+                await asyncio.sleep(ROOM_WAIT_S)  # a fetch waits so long for memory
                 await on_all(connections, Connection.read_on)
                 held = [each for each in connections if await each.status() not in BUSY]
                 assert 0 < len(held) <= BOUND // MIB + 1

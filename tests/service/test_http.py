@@ -16,6 +16,7 @@ import pytest
 
 from tests.service.conftest import (
     JSON,
+    TEXT,
     V2,
     Broker,
     append,
@@ -27,7 +28,7 @@ from tests.service.instances import created, subscribed
 from tidelog.service.http.content_coding import BadEncoding, coding_of_answer, packed, unpack
 from tidelog.service.http.media_types import is_served
 from tidelog.service.http.route import V2 as V2_DIALECT
-from tidelog.service.routes import topics
+from tidelog.service.routes import fetch, topics
 from tidelog.service.server.router import APP_ROUTES, HOT_ROUTES
 from tidelog.storage.io.memory import MemoryStore
 
@@ -94,12 +95,35 @@ async def test_head_of_a_follower_ends(broker: Broker) -> None:
 async def test_head_and_get_over_a_socket(broker: Broker) -> None:
     await append(broker.log, b"1")
     async with listening(broker.app) as port, httpx.AsyncClient(trust_env=False) as http:
-        for path in ("/topics", PATH, "/nowhere"):
+        for path in ("/topics", "/nowhere"):
             url = f"http://127.0.0.1:{port}{path}"
             head, got = await http.head(url), await http.get(url)
             assert head.status_code == got.status_code
             assert head.headers["content-length"] == got.headers["content-length"]
             assert head.content == b""
+
+
+@pytest.mark.parametrize("accept", [TEXT, "text/event-stream"])
+@pytest.mark.parametrize("path", ["/topics/t/records", PATH])
+async def test_head_reads_and_encodes_no_record(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch, path: str, accept: str
+) -> None:
+    if (path, accept) == ("/topics/t/records", TEXT):
+        accept = "application/x-ndjson"
+    await append(broker.log, b"1", b"2")
+    monkeypatch.setattr(fetch, "encode", None)
+    monkeypatch.setattr(broker.log, "fetch", None)
+    async with listening(broker.app) as port, httpx.AsyncClient(trust_env=False) as http:
+        url = f"http://127.0.0.1:{port}{path}"
+        query = {"offset": "earliest", "follow": "true"}
+        answer = await http.head(url, params=query, headers={"accept": accept})
+        assert (answer.status_code, answer.content) == (200, b"")
+        assert answer.headers["content-type"] == accept
+        assert "content-length" not in answer.headers
+        if path == PATH:
+            assert answer.headers["tidelog-high-watermark"] == "2"
+            assert (await http.head(url, params={"offset": "3"})).status_code == 400
+            assert (await http.head(url, params={"before": "1"})).status_code == 200
 
 
 # -- compression

@@ -165,7 +165,10 @@ class TopicFollower:
     async def _stream(self, call: HttpRequest, at: _Position, share: Share) -> None:
         beginning = at.beginning()
         rights = rights_of(call.scope)
-        turn = await self._turn(at, share, rights, 0.0, call)
+        if call.scope["method"] == "HEAD":
+            turn = _Turn(at.update(self._log.state.topic(at.view.topic)))
+        else:
+            turn = await self._turn(at, share, rights, 0.0, call)
         page = turn.page
         if page is not None and page.stopped is not None and not page.records and not at.is_sse:
             raise page.stopped  # not for SSE: an EventSource closes at any status but 200

@@ -1,0 +1,166 @@
+"""Answers with records have their memory before they are made: encoded pages, packed pages."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+from tests.service.conftest import ARROW, BINARY, JSON, TEXT, Broker, append, broker_on, positions
+from tests.service.instances import subscribed
+from tidelog.service.formats import consumers, fetched
+from tidelog.service.http import content_coding
+from tidelog.service.memory_pool import MemoryPool, Share
+from tidelog.service.routes import consumers as routes
+from tidelog.service.routes import fetch
+from tidelog.service.unpacking import UNPROVED
+from tidelog.storage.io.memory import MemoryStore
+
+MIB = 1 << 20
+PAGE_MAX = 2 * MIB
+LIMIT = 16 * MIB
+COUNT = 20
+VALUE = b"\x01" * 100_000
+"""As text, it is six times as long."""
+SMALL = 1000
+"""Bytes of an answer without records, or less."""
+PATH = "/topics/t/partitions/0/records"
+Held = list[tuple[int, int]]
+
+
+@pytest.fixture
+async def broker(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Broker]:
+    for module in (fetch, routes):
+        monkeypatch.setattr(module, "ENCODE_INLINE_BYTES", 0)
+    limits = {"fetch_bytes_max": PAGE_MAX, "fetch_bytes_in_flight": LIMIT}
+    async with broker_on(store, **limits) as broker:
+        await broker.log.create_topic("t", 1, {})
+        await append(broker.log, *([VALUE] * COUNT))
+        yield broker
+
+
+def watched(
+    monkeypatch: pytest.MonkeyPatch,
+    broker: Broker,
+    where: Any,
+    name: str,
+    size_of: Callable[[Any], int],
+    least: int = SMALL,
+) -> Held:
+    """Return a list. Each call adds the bytes that the answers held before, and the bytes that it
+    made, if these are more than `least`."""
+    held: Held = []
+    work = getattr(where, name)
+
+    def watching(*args: Any) -> Any:
+        used = broker.app.admission.answers.used
+        made = work(*args)
+        if (size := size_of(made)) > least:
+            held.append((used, size))
+        return made
+
+    monkeypatch.setattr(where, name, watching)
+    return held
+
+
+def body_bytes(made: fetched.FetchPage) -> int:
+    return len(made.page.body)
+
+
+@pytest.mark.parametrize("query", ["", "&timeout=1000"])
+@pytest.mark.parametrize("accept", [TEXT, BINARY, ARROW, "application/x-ndjson"])
+async def test_a_page_has_its_memory_before_it_is_encoded(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch, accept: str, query: str
+) -> None:
+    held = watched(monkeypatch, broker, fetch, "encode", body_bytes)
+    offset = pages = 0
+    while offset < COUNT:
+        path = f"{PATH}?offset={offset}&max_bytes={PAGE_MAX}&format=text{query}"
+        answer = await broker.http.get(path, headers={"accept": accept})
+        assert answer.status_code == 200
+        if accept == TEXT:
+            read = [record["offset"] for record in answer.json()]
+            assert read == list(range(offset, positions(answer)[0]))
+        offset, pages = positions(answer)[0], pages + 1
+    assert len(held) == pages
+    for used, made in held:
+        assert made <= PAGE_MAX
+        assert used >= made
+    assert broker.app.admission.answers.used == 0
+
+
+async def test_a_page_backwards_has_its_memory(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = watched(monkeypatch, broker, fetch, "encode", body_bytes)
+    path = f"{PATH}?before=latest&max_bytes={PAGE_MAX}"
+    answer = await broker.http.get(path, headers={"accept": TEXT})
+    offsets = [record["offset"] for record in answer.json()]
+    assert offsets == list(range(offsets[0], COUNT))
+    ((_, made),) = held
+    assert made <= PAGE_MAX
+
+
+@pytest.mark.parametrize(("form", "accept"), [("text", TEXT), ("binary", BINARY), ("text", ARROW)])
+async def test_a_read_of_an_instance_has_its_memory(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch, form: str, accept: str
+) -> None:
+    instance = await subscribed(broker, format=form)
+    name = "columns_of_read" if accept == ARROW else "array_of_read"
+    held = watched(monkeypatch, broker, consumers, name, lambda made: len(made[1]))
+    read, offsets = 0, []
+    while read == len(held):
+        answer = await instance("GET", f"/records?max_bytes={PAGE_MAX}&timeout=0", accept=accept)
+        assert answer.status_code == 200, answer.text
+        read += 1
+        if accept != ARROW:
+            offsets += [record["offset"] for record in answer.json()]
+    if accept != ARROW:
+        assert offsets == list(range(COUNT))
+    for used, made in held:
+        assert made <= PAGE_MAX
+        assert used >= made
+    assert broker.app.admission.answers.used == 0
+
+
+@pytest.mark.parametrize("coding", ["gzip", "zstd"])
+async def test_a_packed_page_has_its_memory(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch, coding: str
+) -> None:
+    held = watched(monkeypatch, broker, fetch, "pack", len, least=0)
+    headers = {"accept": BINARY, "accept-encoding": f"{coding}, identity;q=0"}
+    path = f"{PATH}?offset=0&max_bytes={PAGE_MAX}"
+    async with broker.http.stream("GET", path, headers=headers) as answer:
+        assert answer.headers["content-encoding"] == coding
+        size = len(b"".join([part async for part in answer.aiter_raw()]))
+    ((used, made),) = held
+    assert made == size
+    assert used >= content_coding.packed_bound(PAGE_MAX // 2) + PAGE_MAX // 2
+    assert broker.app.admission.answers.used == 0
+
+
+async def test_a_page_whose_packing_has_no_memory_is_refused(broker: Broker) -> None:
+    headers = {"accept": BINARY, "accept-encoding": "gzip, identity;q=0"}
+    path = f"{PATH}?offset=0&max_bytes={PAGE_MAX}"
+    other = Share(broker.app.admission.answers, UNPROVED + "another")
+    assert other.set(LIMIT - 3 * MIB)
+    assert (await broker.http.get(path, headers=headers)).status_code == 503
+    assert (await broker.http.get(path, headers={"accept": BINARY})).status_code == 200
+    other.set(0)
+
+
+@pytest.mark.parametrize("freed_s", [0.2, None])
+async def test_a_fetch_waits_for_memory(broker: Broker, freed_s: float | None) -> None:
+    pool: MemoryPool = broker.app.admission.answers
+    other = Share(pool, "User:other")
+    assert other.set(LIMIT)
+    reading = asyncio.create_task(broker.http.get(PATH, headers={"accept": JSON}))
+    if freed_s is not None:
+        await asyncio.sleep(freed_s)
+        assert not reading.done()
+        other.set(0)
+    answer = await reading
+    assert answer.status_code == (422 if freed_s else 503)
+    if freed_s is None:
+        assert json.loads(answer.content)["error_code"] == 50302
