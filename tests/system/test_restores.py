@@ -286,12 +286,15 @@ def _places(records: Sequence[Read]) -> set[tuple[int, bytes | None]]:
     return {(record.offset, record.value) for record in records}
 
 
-def _wait_for_commits(url: str, group: str, ends: Mapping[int, int]) -> None:
+def _wait_for_commits(
+    url: str, group: str, ends: Mapping[int, int], failures: Sequence[object]
+) -> None:
     """Wait until the group has committed its reads of all partitions to their ends. A member that
     lives on may commit a position of before a restore, which is behind the end."""
     committed: dict[int, int] = {}
 
     def is_at_the_end() -> bool:
+        assert not failures, f"members of group {group} failed: {failures}"
         with contextlib.suppress(NotServed), Client(url) as client:
             committed.update(client.committed(group))
         return all(committed.get(partition, 0) >= end for partition, end in ends.items())
@@ -337,8 +340,8 @@ def test_clients_live_on_when_stores_are_restored_and_brokers_cloned(
                 wait_for_commits(broker)
             logs = [the_log(broker, topic, PARTITIONS) for broker in found]
             ends = {partition: len(records) for partition, records in logs[0].items()}
-            for group in ("kafka", "rest"):
-                _wait_for_commits(found[0].base_url, group, ends)
+            for name, group in (("kafka", clients.kafka_group), ("rest", clients.rest_group)):
+                _wait_for_commits(found[0].base_url, name, ends, group.failures)
         assert logs[0] == logs[1] == logs[2]
         assert violations(clients.requests(), logs[0]) == []
         for producer in clients.producers:
