@@ -23,7 +23,9 @@ from tidelog.service.formats.arrow_messages import (
     BUFFER_BYTES,
     MESSAGES_MAX,
     DecodeBudget,
+    Octets,
     UnpackedTooLarge,
+    cached_by_schema,
     check_messages,
 )
 from tidelog.service.formats.json_in import (
@@ -153,23 +155,9 @@ class _Columns(NamedTuple):
     is_plain: bool
 
 
-def _columns_of(schema_message: bytes) -> _Columns:
+@cached_by_schema
+def _columns_of(schema_message: Octets) -> _Columns:
     """Raises InvalidBody for a wrong name or type."""
-    if len(schema_message) <= _CACHED_BYTES_MAX:
-        return _cached_columns(schema_message)
-    return _columns(schema_message)
-
-
-@functools.lru_cache(64)
-def _cached_columns(schema_message: bytes) -> _Columns:
-    """As `_columns_of`: clients send the same few schemas again and again."""
-    return _columns(schema_message)
-
-
-_CACHED_BYTES_MAX = 4096
-
-
-def _columns(schema_message: bytes) -> _Columns:
     schema = pa.ipc.read_schema(pa.py_buffer(schema_message))
     names = _names(schema)
     kinds = [schema.field(name).type for name in names]

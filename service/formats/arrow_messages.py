@@ -10,7 +10,7 @@ Arrow's own verifier refuses the metadata afterwards.
 import struct
 from collections.abc import Callable, Iterator
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
 
 from tidelog.service.formats.json_in import InvalidBody
 from tidelog.storage.core.errors import RecordTooLarge
@@ -47,6 +47,9 @@ _VTABLES = [struct.Struct(f"<{size}H").unpack_from for size in range(10)]
 that this module reads."""
 _SCHEMAS_CACHED = 64
 _CACHED_BYTES_MAX = 4096
+
+T = TypeVar("T")
+Octets: TypeAlias = bytes | memoryview
 
 
 class UnpackedTooLarge(RecordTooLarge):
@@ -86,7 +89,7 @@ def check_messages(body: bytes, budget: DecodeBudget, messages_max: int = MESSAG
             _refuse_messages(messages_max)
         if not number:
             schema_end = end - len(content)
-            budget.take(_schema_memory(top))
+            budget.take(_schema_bytes(top.meta))
             continue
         kind = top.scalar(1, _U8)
         if kind == _RECORD_BATCH:
@@ -177,22 +180,22 @@ def _messages(body: bytes) -> Iterator[tuple[_Table, memoryview, int]]:
 # --- what they take
 
 
-def _schema_memory(top: _Table) -> int:
+def cached_by_schema(function: Callable[[Octets], T]) -> Callable[[Octets], T]:
+    """Keep the results for small schemas: clients send the same few schemas again and again."""
+    cached = lru_cache(_SCHEMAS_CACHED)(function)
+
+    def called(schema: Octets) -> T:
+        return cached(bytes(schema)) if len(schema) <= _CACHED_BYTES_MAX else function(schema)
+
+    return called
+
+
+@cached_by_schema
+def _schema_bytes(meta: Octets) -> int:
     """Return the memory of a schema. Raises InvalidBody for too many fields, or for another order
     of bytes."""
-    if len(top.meta) <= _CACHED_BYTES_MAX:
-        return _cached_schema_bytes(bytes(top.meta))
-    return _schema_bytes(top)
-
-
-@lru_cache(_SCHEMAS_CACHED)
-def _cached_schema_bytes(meta: bytes) -> int:
-    """As `_schema_bytes`: clients send the same few schemas again and again."""
     view = memoryview(meta)
-    return _schema_bytes(_Table(view, _U32(view, 0)[0]))
-
-
-def _schema_bytes(top: _Table) -> int:
+    top = _Table(view, _U32(view, 0)[0])
     if top.scalar(1, _U8) != _SCHEMA:
         raise InvalidBody("the stream does not begin with a schema")
     schema = top.table(2)

@@ -5,6 +5,7 @@ text of any size holds neither the interpreter's lock nor much memory. The text 
 several such texts with white space between them. Pure.
 """
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -33,10 +34,10 @@ class Block(NamedTuple):
     is_inside: bool
 
 
-def block_of(text: bytes, at: int, is_inside: bool) -> Block:
+def block_of(text: bytes, start: int, is_inside: bool) -> Block:
     """Return the block at this position, which is inside of a string or not. A block does not end
     in the middle of an escape, so it may be a byte shorter than BLOCK."""
-    piece = text[at : at + BLOCK]
+    piece = text[start : start + BLOCK]
     if b"\\" in piece:
         for escaped in _ESCAPED:
             piece = piece.replace(escaped, b"  ")
@@ -44,7 +45,7 @@ def block_of(text: bytes, at: int, is_inside: bool) -> Block:
             piece = piece[:-1]
     octets = np.frombuffer(piece, np.uint8)
     in_string = _parities(octets == ord('"'), is_inside)
-    return Block(octets * (in_string ^ 1), at + len(piece), bool(in_string[-1]))
+    return Block(octets * (in_string ^ 1), start + len(piece), bool(in_string[-1]))
 
 
 def _parities(bits: npt.NDArray[np.bool_], before: bool) -> Octets:
@@ -65,8 +66,8 @@ def has_many_objects(text: bytes) -> bool:
     if len(text) <= FEW_BYTES:
         return False
     octets, braces = np.frombuffer(text, np.uint8), 0
-    for at in range(0, len(text), BLOCK):
-        braces += int(np.count_nonzero(octets[at : at + BLOCK] == _OPENING))
+    for start in range(0, len(text), BLOCK):
+        braces += int(np.count_nonzero(octets[start : start + BLOCK] == _OPENING))
     return braces > FEW_OBJECTS
 
 
@@ -76,15 +77,23 @@ def excess_objects(text: bytes, depth: int, most: int) -> int:
     objects is not counted."""
     if not has_many_objects(text):
         return 0
-    count, level, at, is_inside = 0, 0, 0, False
-    while at < len(text):
-        outside, at, is_inside = block_of(text, at, is_inside)
+    (count,) = objects_at(text, (depth,))
+    return count if count > most else 0
+
+
+def objects_at(text: bytes, depths: Iterable[int]) -> list[int]:
+    """Return the number of JSON objects at each of these depths (`excess_objects`)."""
+    counts = dict.fromkeys(depths, 0)
+    level, position, is_inside = 0, 0, False
+    while position < len(text):
+        outside, position, is_inside = block_of(text, position, is_inside)
         lower = outside | _IS_BRACE  # brackets become braces
         is_opening = lower == _OPENING
         places = np.flatnonzero(is_opening | (lower == _CLOSING))
         if places.size:
             levels = level + np.cumsum(np.where(is_opening[places], 1, -1))  # behind each bracket
             is_object = outside[places] == _OPENING
-            count += int(np.count_nonzero(is_object & (levels == depth + 1)))
+            for depth in counts:
+                counts[depth] += int(np.count_nonzero(is_object & (levels == depth + 1)))
             level = int(levels[-1])
-    return count if count > most else 0
+    return list(counts.values())

@@ -10,13 +10,14 @@ InvalidBody (422). If a record is wrong, the error names its topic and its numbe
 """
 
 from collections.abc import Iterable
+from operator import gt
 from typing import Annotated, NamedTuple
 
 import msgspec
 from msgspec import Meta
 
 from tidelog.service.formats.bodies import StrictBody, unrecognized
-from tidelog.service.formats.json_blocks import excess_objects
+from tidelog.service.formats.json_blocks import has_many_objects, objects_at
 from tidelog.service.formats.json_in import (
     BadBody,
     InvalidBody,
@@ -117,12 +118,11 @@ def decode_transaction(body: bytes, now_ms: int) -> Transaction:
     Raises InvalidBody, NoSchemaRegistry or RecordTooLarge. Does not check whether topics and
     partitions exist.
     """
-    for depth, most in _DEPTHS.items():
-        if excess_objects(body, depth, most):
-            raise InvalidBody(
-                f"a transaction has {TRANSACTION_TOPICS_MAX} topics, {RECORDS_MAX} records, "
-                f"{TRANSACTION_OFFSETS_MAX} offsets and {TRANSACTION_HEADERS_MAX} headers at most"
-            )
+    if has_many_objects(body) and any(map(gt, objects_at(body, _DEPTHS), _DEPTHS.values())):
+        raise InvalidBody(
+            f"a transaction has {TRANSACTION_TOPICS_MAX} topics, {RECORDS_MAX} records, "
+            f"{TRANSACTION_OFFSETS_MAX} offsets and {TRANSACTION_HEADERS_MAX} headers at most"
+        )
     try:
         check_utf8(body)
         request = _decode(body)

@@ -34,9 +34,10 @@ SMALL_BODY = BodyLimit(64 * 1024, 4_000)
 """Enough for every request that does not list partitions, topics or ACLs."""
 
 
-def set_limit(scope: Scope, limit: BodyLimit) -> None:
-    """Set the limit of the request's body."""
-    scope[_SCOPE_KEY] = limit
+def set_limit(scope: Scope, limit: BodyLimit | None) -> None:
+    """Set the limit of the request's body, if its route has one."""
+    if limit is not None:
+        scope[_SCOPE_KEY] = limit
 
 
 async def limited_body(call: HttpRequest) -> bytes:

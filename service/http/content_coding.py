@@ -128,8 +128,7 @@ def headers_of(coding: bytes) -> tuple[tuple[bytes, bytes], ...]:
 
 
 def _gzip(body: bytes) -> bytes:
-    packed: bytes = zlib.compress(body, _GZIP_LEVEL, wbits=_GZIP_BITS)
-    return packed
+    return zlib.compress(body, _GZIP_LEVEL, wbits=_GZIP_BITS)
 
 
 def _pack_zstd(body: bytes) -> bytes:

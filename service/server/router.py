@@ -288,7 +288,7 @@ class Router:
         if refusal is not None:
             await self._refuse(target, call, refusal)
             return
-        if target is not None and target.route.body is not None:
+        if target is not None:
             set_limit(scope, target.route.body)
         if target is not None and target.serve is not None:
             await self._measured(call, self._serve(target, segments, call))
@@ -369,8 +369,7 @@ class Router:
                 call.scope["rights"] = rights
                 PRINCIPAL.set(call.scope["rights"].principal)
                 rights.charge(REQUEST_PERCENTAGE)
-            if target.route.body is not None:
-                set_limit(call.scope, target.route.body)
+            set_limit(call.scope, target.route.body)
             serving = target.serve(call, *[segments[at] for at in target.positions])
             response = await self._measured(call, serving)
             if response is not None:
