@@ -223,13 +223,13 @@ def check_utf8(body: bytes) -> None:
     decodes."""
     if body.isascii():
         return
-    at = 0
-    while at < len(body):
-        end = at + UTF8_BYTES
+    start = 0
+    while start < len(body):
+        end = start + UTF8_BYTES
         try:
-            at += codecs.utf_8_decode(memoryview(body)[at:end], "strict", end >= len(body))[1]
+            start += codecs.utf_8_decode(memoryview(body)[start:end], "strict", end >= len(body))[1]
         except UnicodeDecodeError as error:
-            places = at + error.start, at + error.end
+            places = start + error.start, start + error.end
             raise UnicodeDecodeError("utf-8", body, *places, error.reason) from None
 
 

@@ -82,7 +82,7 @@ def _may_overflow(text: bytes) -> bool:
         if b"0e" not in alike:
             return False
         places = [match.start() + 1 for match in _EXPONENT_ALIKE.finditer(alike)]
-        return len(places) > FEW or any(_is_large_exponent(text, at) for at in places)
+        return len(places) > FEW or any(_is_large_exponent(text, place) for place in places)
     return any(
         _may_block_overflow(text[at : at + BLOCK + OVERLAP]) for at in range(0, len(text), BLOCK)
     )
@@ -98,12 +98,12 @@ def _may_block_overflow(text: bytes) -> bool:
     exponents = (octets[1:-3] | 0x20) == ord("e")
     for digits in (like_digits[:-4], like_digits[3:-1], like_digits[4:]):
         exponents &= digits
-    found = np.flatnonzero(exponents) + 1
-    if found.size:
-        found = found[_IS_EXPONENT[octets[found + 1]]]
+    places = np.flatnonzero(exponents) + 1
+    if places.size:
+        places = places[_IS_EXPONENT[octets[places + 1]]]
         # Hexadecimal digits have many such places, most of them after a letter.
-        found = found[_IS_MANTISSA[octets[np.maximum(found - 2, 0)]]]
-    return found.size > FEW or any(_is_large_exponent(text, at) for at in found.tolist())
+        places = places[_IS_MANTISSA[octets[np.maximum(places - 2, 0)]]]
+    return places.size > FEW or any(_is_large_exponent(text, place) for place in places.tolist())
 
 
 def _is_large_exponent(text: bytes, at: int) -> bool:

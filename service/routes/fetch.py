@@ -121,18 +121,18 @@ class Fetch:
             await self._follow(call, view, offset, reset_of(query))
             return None
         with self.answer_share(rights.principal) as share:
-            found = await self.page(view, offset, share, rights, wait_ms / 1000, call)
-            await self._answer(call, view, found, share)
+            page = await self.page(view, offset, share, rights, wait_ms / 1000, call)
+            await self._answer(call, view, page, share)
         return None
 
     async def _head(self, call: HttpRequest, view: FetchParams, query: dict[str, str]) -> None:
         """Answer with the headers of a fetch that are known without its records."""
         where = view.topic, view.partition
         offset = await self._offset(call, *where, query)
-        held = await self._log.offsets(*where)
+        offsets = await self._log.offsets(*where)
         if "before" not in query and reset_of(query) == "none":
-            self._log.check_range(*where, offset, held)
-        headers = limits(held.log_start_offset, held.high_watermark)
+            self._log.check_range(*where, offset, offsets)
+        headers = limits(offsets.log_start_offset, offsets.high_watermark)
         await call.start_stream(MEDIA_TYPES[view.format_name], headers)
         await call.end()
 
@@ -300,9 +300,9 @@ class Fetch:
         self, key: PageKey, view: FetchParams, fit: FittedPage, rights: CallerRights
     ) -> FetchPage:
         try:
-            found = await self._encoded(view, fit, rights)
-            self._pages.add(key, found.page)
-            return found
+            page = await self._encoded(view, fit, rights)
+            self._pages.add(key, page.page)
+            return page
         finally:
             del self._encoding[key]
 

@@ -64,7 +64,7 @@ REPORTS_TOGETHER = 100
 """Reports that are ready are sent together, at most so many."""
 
 
-class _Held:
+class _StreamMemory:
     """The bytes that a stream holds beside the write buffer: its unpacked body if it was
     compressed, its records without a report, and the object that has not ended. They are charged to
     the memory of bodies."""
@@ -142,14 +142,16 @@ class ProduceV3:
         reports: asyncio.Queue[asyncio.Task[Report] | None] = asyncio.Queue(IN_FLIGHT_MAX)
         sender = asyncio.create_task(_send_reports(call, reports))
         number = 0
-        held = _Held(call)
+        memory = _StreamMemory(call)
         try:
             try:
-                async for record in _records(call, held, self._settings.request_bytes_max):
+                async for record in _records(call, memory, self._settings.request_bytes_max):
                     name = None if key is None else f"{key}/{number}"
-                    held.take_record(len(record))
+                    memory.take_record(len(record))
                     report = asyncio.create_task(
-                        measured(rights, self._report(call, topic_name, record, name, rights, held))
+                        measured(
+                            rights, self._report(call, topic_name, record, name, rights, memory)
+                        )
                     )
                     # If the sender has failed, `_put` raises its error, and reading ends.
                     await _put(reports, report, sender)
@@ -215,13 +217,13 @@ class ProduceV3:
         record: bytes,
         name: str | None,
         rights: CallerRights,
-        held: _Held | None = None,
+        memory: _StreamMemory | None = None,
     ) -> Report:
         """Append one record and return its report, also after an error. A record of a stream is
-        `held`, and no quota is charged with its bytes yet."""
+        in `memory`, and no quota is charged with its bytes yet."""
         try:
             # Check for each record, because a stream may outlast the caller's key and permission.
-            if held is not None:
+            if memory is not None:
                 rights.charge(REQUEST_PERCENTAGE)
                 rights.charge(PRODUCER_BYTE_RATE, len(record))
             await rights.check(WRITE, TOPIC, topic_name)
@@ -231,8 +233,8 @@ class ProduceV3:
         except LogError as error:
             return await self._refused(call, error)
         finally:
-            if held is not None:
-                held.give_record(len(record))
+            if memory is not None:
+                memory.give_record(len(record))
 
     async def _refused(self, call: HttpRequest, error: LogError) -> Report:
         answer = answered(error, call.scope, self._counters)
@@ -290,7 +292,9 @@ def _decoded(record: bytes, now_ms: int) -> _Decoded:
     return _Decoded(produced, decoded.rows.timestamps[0], decoded.key, decoded.value)
 
 
-async def _records(call: HttpRequest, held: _Held, bytes_max: int) -> AsyncIterator[bytes]:
+async def _records(
+    call: HttpRequest, memory: _StreamMemory, bytes_max: int
+) -> AsyncIterator[bytes]:
     """Iterate over the JSON objects of the body as they arrive. Raises InvalidRequest at the first
     invalid object, and Unavailable if there is no memory for an object.
 
@@ -300,9 +304,9 @@ async def _records(call: HttpRequest, held: _Held, bytes_max: int) -> AsyncItera
     more = b"content-encoding" not in call.headers
     if not more:
         body = await call.body(bytes_max)
-        held.take_body(len(body))
+        memory.take_body(len(body))
         await _check_count(body)
-        async for record in _split(stream, held, body):
+        async for record in _split(stream, memory, body):
             yield record
             if call.has_left:
                 return
@@ -311,20 +315,20 @@ async def _records(call: HttpRequest, held: _Held, bytes_max: int) -> AsyncItera
         if message["type"] == "http.disconnect":
             return
         more = message.get("more_body", False)
-        async for record in _split(stream, held, message.get("body", b"")):
+        async for record in _split(stream, memory, message.get("body", b"")):
             yield record
         stream.feed(b"")  # raises now if the bytes after these objects are invalid
     stream.finish()
 
 
 async def _split(
-    stream: v3_records.ObjectStream, held: _Held, octets: bytes
+    stream: v3_records.ObjectStream, memory: _StreamMemory, octets: bytes
 ) -> AsyncIterator[bytes]:
     """Iterate over the objects that end in the next bytes of a stream."""
     async for piece in _pieces(octets):
         for record in stream.feed(piece):
             yield record
-        await held.charge(stream.unfinished_bytes)
+        await memory.charge(stream.unfinished_bytes)
 
 
 async def _pieces(octets: bytes) -> AsyncIterator[bytes]:

@@ -201,10 +201,10 @@ class TopicFollower:
             return _Turn(resets)
         view = at.view._replace(partition=number)
         try:
-            found = await self._fetch.page(view, at.offsets[number], share, rights, call=call)
+            fetch_page = await self._fetch.page(view, at.offsets[number], share, rights, call=call)
         except OffsetOutOfRange as error:  # retention has deleted records since `update`
             return _Turn(resets + at.reset(number, error))
-        fetched, page = found
+        fetched, page = fetch_page
         return _Turn(resets, number, fetched.next_offset, page, fetched.weight)
 
     async def _send(self, call: HttpRequest, at: _Position, turn: _Turn) -> None:
