@@ -8,17 +8,16 @@ import functools
 import gzip
 import io
 import random
-import socket
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, suppress
 from typing import Any
 
-import httpx
 import pyarrow as pa
 
 from tests.attack.body_attacks import body_attacks
-from tests.attack.http_client import TIMEOUT_S, sent
+from tests.attack.brokers import AttackedBroker
+from tests.attack.http_client import opened, sent
 from tests.attack.json_attacks import json_attacks
 from tests.attack.kafka_attacks import kafka_attacks
 from tests.attack.measure import HOLD_S, MIB, TYPE, VICTIM, Attack, scaled
@@ -92,12 +91,7 @@ def waiting_coded(scale: float, broker: Broker) -> str:
     head = f"POST /topics/{VICTIM} HTTP/1.1\r\nHost: x\r\nContent-Encoding: gzip\r\n"
     data = f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
     with ExitStack() as stack:
-        for number in range(scaled(6_000, scale, 30)):
-            source = f"127.0.0.{number % 4 + 1}", 0  # a broker bounds the connections of an address
-            connection = socket.create_connection(
-                (broker.address, broker.port), TIMEOUT_S, source_address=source
-            )
-            stack.enter_context(connection)
+        for connection in opened(broker, scaled(6_000, scale, 30), stack):
             connection.sendall(data)
         time.sleep(HOLD_S * scale)
     return ""
@@ -122,12 +116,11 @@ def arrow_bodies(name: str, scale: float, broker: Broker) -> str:
     return sent(broker, produced(bodies, ARROW_TYPE), at_once=4)
 
 
-def many_partitions(scale: float, broker: Broker) -> str:
+def many_partitions(scale: float, broker: AttackedBroker) -> str:
     count = scaled(10_000, scale, 1)
     body = {"topic_name": "p", "partitions_count": count}
     made = sent(broker, [("POST", "/admin/topics", {"json": body})])
-    cluster = httpx.get(f"{broker.base_url}/v3/clusters", timeout=TIMEOUT_S).json()["data"][0]
-    listing = f"/v3/clusters/{cluster['cluster_id']}/topics/p/partitions"
+    listing = f"{broker.cluster_path}/topics/p/partitions"
     return f"{made}; {sent(broker, [('GET', listing, {})] * 4, at_once=4)}"
 
 
@@ -137,17 +130,14 @@ def held(data: bytes, scale: float, broker: Broker) -> str:
     return ""
 
 
-def unfinished_objects(scale: float, broker: Broker) -> str:
+def unfinished_objects(scale: float, broker: AttackedBroker) -> str:
     """Open streams of v3 records, each with an object of 15 MiB that does not end."""
-    clusters = httpx.get(f"{broker.base_url}/v3/clusters", timeout=TIMEOUT_S).json()["data"]
-    path = f"/v3/clusters/{clusters[0]['cluster_id']}/topics/{VICTIM}/records"
+    path = f"{broker.cluster_path}/topics/{VICTIM}/records"
     head = f"POST {path} HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
     begin = b'{"value":{"type":"STRING","data":"'
     piece = b"%x\r\n%b\r\n" % (MIB, b"x" * MIB)
     with ExitStack() as stack:
-        for _ in range(scaled(60, scale, 2)):
-            connection = socket.create_connection((broker.address, broker.port), TIMEOUT_S)
-            stack.enter_context(connection)
+        for connection in opened(broker, scaled(60, scale, 2), stack):
             connection.sendall(head.encode() + b"%x\r\n%b\r\n" % (len(begin), begin))
             with suppress(OSError):  # the broker has perhaps refused the object
                 for _ in range(15):

@@ -6,14 +6,13 @@ import gzip
 from typing import Any, NamedTuple
 
 from tests.attack.brokers import SecuredBroker
-from tests.attack.http_client import sent
+from tests.attack.http_client import JSON, sent
 from tests.attack.measure import TYPE, VICTIM, Attack, scaled
 from tests.attack.produce_attacks import NOBODY, STRANGER
 from tests.attack.share_attacks import MEMBER
 
 CONFIGURER = "configurer"
 """A user that may alter the configs of the topic VICTIM."""
-JSON = {"content-type": "application/json"}
 INSTANCE = f"/consumers/{MEMBER}/instances/i"
 REQUESTS = 4
 
@@ -126,8 +125,7 @@ def bodies(name: str, scale: float, broker: SecuredBroker) -> str:
         created = {"content": b'{"name":"i"}', "headers": headers}
         requests.append(("POST", f"/consumers/{MEMBER}", created))
     coding = {"content-encoding": "gzip"} if row.is_packed else {}
-    cluster = broker.asked("GET", "/v3/clusters").json()["data"][0]["cluster_id"]
-    path = row.path.replace("{cluster}", f"/v3/clusters/{cluster}")
+    path = row.path.replace("{cluster}", broker.cluster_path)
     for items in (row.many, row.few):
         body = gzip.compress(row.of(items)) if row.is_packed else row.of(items)
         sending = {"content": body, "headers": {**headers, **coding}}

@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -50,6 +51,12 @@ class AttackedBroker(Broker):
         url = f"{self.base_url}{path}"
         return httpx.request(method, url, timeout=60, **keywords).raise_for_status()
 
+    @cached_property
+    def cluster_path(self) -> str:
+        """The path of the cluster in the v3 dialect."""
+        (cluster,) = self.asked("GET", "/v3/clusters").json()["data"]
+        return f"/v3/clusters/{cluster['cluster_id']}"
+
     def create_topic(self, name: str, partitions: int = 1, **configs: str) -> None:
         named = {key.replace("_", "."): value for key, value in configs.items()}
         body = {"topic_name": name, "partitions_count": partitions, "configs": named}
@@ -77,7 +84,6 @@ class SecuredBroker(AttackedBroker):
         secured = {"security": "keys", "admin_key": f"@{file}", **settings}
         super().__init__(folder, tree, **secured)
         self._principals: dict[str, Principal] = {}
-        self._acls = ""
 
     @property
     def neighbour(self) -> Principal:
@@ -99,9 +105,6 @@ class SecuredBroker(AttackedBroker):
         self, user: str, operation: str, kind: str, name: str, pattern: str = "LITERAL"
     ) -> None:
         """Give a right on a resource, for example WRITE on a TOPIC."""
-        if not self._acls:
-            cluster = self.asked("GET", "/v3/clusters").json()["data"][0]["cluster_id"]
-            self._acls = f"/v3/clusters/{cluster}/acls"
         rule = {
             "resource_type": kind,
             "resource_name": name,
@@ -111,7 +114,7 @@ class SecuredBroker(AttackedBroker):
             "operation": operation,
             "permission": "ALLOW",
         }
-        self.asked("POST", self._acls, json=rule)
+        self.asked("POST", f"{self.cluster_path}/acls", json=rule)
 
     def prepare(self) -> None:
         super().prepare()

@@ -1,8 +1,10 @@
-"""A client that sends many requests of an attack over HTTP."""
+"""A client that sends many requests of an attack over HTTP, and connections of many addresses."""
 
+import socket
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import Any
 
 import httpx
@@ -10,6 +12,17 @@ import httpx
 from tests.support.broker import Broker
 
 TIMEOUT_S = 120.0
+JSON = {"content-type": "application/json"}
+ADDRESSES = 4
+"""A broker bounds the connections of each address."""
+
+
+def opened(broker: Broker, count: int, stack: ExitStack) -> Iterator[socket.socket]:
+    """Open connections one after the other, from ADDRESSES addresses. The stack closes them."""
+    for number in range(count):
+        source = f"127.0.0.{number % ADDRESSES + 1}", 0
+        place = broker.address, broker.port
+        yield stack.enter_context(socket.create_connection(place, TIMEOUT_S, source_address=source))
 
 
 def sent(broker: Broker, requests: Iterable[tuple[str, str, Any]], at_once: int = 1) -> str:

@@ -5,18 +5,16 @@ import gzip
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import httpx
-
-from tests.attack.http_client import TIMEOUT_S, sent
+from tests.attack.brokers import AttackedBroker
+from tests.attack.http_client import sent
 from tests.attack.measure import MIB, TYPE, VICTIM, Attack, scaled
-from tests.support.broker import Broker
 
 Phase = Sequence[tuple[str, str, Any]]
 """Requests that are sent at once: method, path, keywords of httpx."""
 
 TEXT_TYPE = {"content-type": "application/vnd.kafka.text.v2+json"}
-V3 = f"/v3/clusters/{{cluster}}/topics/{VICTIM}/records"
-TRANSACTIONS = "/v3/clusters/{cluster}/transactions"
+V3 = f"{{cluster}}/topics/{VICTIM}/records"
+TRANSACTIONS = "{cluster}/transactions"
 READERS = {
     "v2": {"accept": "application/vnd.kafka.json.v2+json"},
     "lines": {"accept": "application/x-ndjson"},
@@ -51,13 +49,13 @@ def pages(value: str, reader: str, max_bytes: int, scale: float) -> list[Phase]:
     return [texts * scaled(40, scale, 2), reads]
 
 
-def in_phases(make: Callable[[], Sequence[Phase]], broker: Broker) -> str:
+def in_phases(make: Callable[[], Sequence[Phase]], broker: AttackedBroker) -> str:
     """Send the requests of each phase, four at a time."""
-    clusters = httpx.get(f"{broker.base_url}/v3/clusters", timeout=TIMEOUT_S).json()["data"]
-    cluster = clusters[0]["cluster_id"]
     counts = []
     for phase in make():
-        requests = [(method, path.format(cluster=cluster), more) for method, path, more in phase]
+        requests = [
+            (method, path.format(cluster=broker.cluster_path), more) for method, path, more in phase
+        ]
         counts.append(sent(broker, requests, at_once=4))
     return "; ".join(counts)
 
@@ -72,7 +70,7 @@ def json_attacks(scale: float) -> dict[str, Attack]:
     many_of_ten = b'{"entries":[%b]}' % b",".join(entries)
     small = b'{"headers":[%b]}' % b",".join([b'{"name":"a"}'] * 48)
     transaction = many(scale / 6, b'{"topics":[{"topic_name":"t","records":[', small, b"]}]}")
-    found: dict[str, Callable[[], list[Phase]]] = {
+    phases: dict[str, Callable[[], list[Phase]]] = {
         "JSON: records of nothing": lambda: produced(many(scale, b'{"records":[', b"{}", b"]}")),
         "JSON: short records": lambda: produced(
             many(scale, b'{"records":[', b'{"value":1}', b"]}")
@@ -109,7 +107,7 @@ def json_attacks(scale: float) -> dict[str, Attack]:
     for name, text in VALUES.items():
         for reader in READERS:
             for size in (MIB, 16 * MIB):
-                found[f"JSON: page of {size // MIB} MiB, {name}, {reader}"] = (
+                phases[f"JSON: page of {size // MIB} MiB, {name}, {reader}"] = (
                     lambda text=text, reader=reader, size=size: pages(text, reader, size, scale)
                 )
-    return {name: functools.partial(in_phases, make) for name, make in found.items()}
+    return {name: functools.partial(in_phases, make) for name, make in phases.items()}

@@ -2,13 +2,12 @@
 error quotes, and logins that wait behind others on their connection."""
 
 import functools
-import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
 from tests.attack.brokers import SecuredBroker
-from tests.attack.http_client import sent
+from tests.attack.http_client import JSON, opened, sent
 from tests.attack.kafka_arrays import cut, names
 from tests.attack.kafka_client import sent as sent_by_kafka
 from tests.attack.measure import HOLD_S, MIB, Attack, scaled
@@ -16,11 +15,8 @@ from tests.attack.produce_attacks import STRANGER
 from tests.service.kafka.wire import framed
 from tidelog.service.kafka.messages import metadata, produce
 
-JSON = {"content-type": "application/json"}
 NAME = 31_000
 """Characters of a name in a request of Kafka."""
-ADDRESSES = 4
-"""A broker bounds the connections of each address."""
 
 
 def path(scale: float, broker: SecuredBroker) -> str:
@@ -32,9 +28,8 @@ def path(scale: float, broker: SecuredBroker) -> str:
 def transaction(body: Callable[[int], bytes], scale: float, broker: SecuredBroker) -> str:
     """Send transactions of up to 60 MiB."""
     headers = {**JSON, **broker.principal(STRANGER).headers}
-    cluster = broker.asked("GET", "/v3/clusters").json()["data"][0]["cluster_id"]
     sending = {"content": body(scaled(60 * MIB, scale, MIB)), "headers": headers}
-    return sent(broker, [("POST", f"/v3/clusters/{cluster}/transactions", sending)] * 2)
+    return sent(broker, [("POST", f"{broker.cluster_path}/transactions", sending)] * 2)
 
 
 def topic_name(size: int) -> bytes:
@@ -64,11 +59,7 @@ def logins(scale: float, broker: SecuredBroker) -> str:
     head = b"POST /tidelog/v1/login HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
     request = b"%bContent-Length: %d\r\n%b\r\n%b" % (head, len(body), b"a:\r\n" * 95, body)
     with ExitStack() as stack:
-        for number in range(scaled(1_000, scale, 10)):
-            source = f"127.0.0.{number % ADDRESSES + 1}", 0
-            place = broker.address, broker.port
-            connection = socket.create_connection(place, 60, source_address=source)
-            stack.enter_context(connection)
+        for connection in opened(broker, scaled(1_000, scale, 10), stack):
             connection.sendall(request * 100)
         time.sleep(HOLD_S * scale)
     return ""
