@@ -26,7 +26,7 @@ VALUE = b"\x01" * 100_000
 SMALL = 1000
 """Bytes of an answer without records, or less."""
 PATH = "/topics/t/partitions/0/records"
-Held = list[tuple[int, int]]
+Calls = list[tuple[int, int]]
 
 
 @pytest.fixture
@@ -47,21 +47,21 @@ def watched(
     name: str,
     size_of: Callable[[Any], int],
     least: int = SMALL,
-) -> Held:
+) -> Calls:
     """Return a list. Each call adds the bytes that the answers held before, and the bytes that it
     made, if these are more than `least`."""
-    held: Held = []
+    calls: Calls = []
     work = getattr(where, name)
 
     def watching(*args: Any) -> Any:
         used = broker.app.admission.answers.used
         made = work(*args)
         if (size := size_of(made)) > least:
-            held.append((used, size))
+            calls.append((used, size))
         return made
 
     monkeypatch.setattr(where, name, watching)
-    return held
+    return calls
 
 
 def body_bytes(made: fetched.FetchPage) -> int:
@@ -73,7 +73,7 @@ def body_bytes(made: fetched.FetchPage) -> int:
 async def test_a_page_has_its_memory_before_it_is_encoded(
     broker: Broker, monkeypatch: pytest.MonkeyPatch, accept: str, query: str
 ) -> None:
-    held = watched(monkeypatch, broker, fetch, "encode", body_bytes)
+    calls = watched(monkeypatch, broker, fetch, "encode", body_bytes)
     offset = pages = 0
     while offset < COUNT:
         path = f"{PATH}?offset={offset}&max_bytes={PAGE_MAX}&format=text{query}"
@@ -83,8 +83,8 @@ async def test_a_page_has_its_memory_before_it_is_encoded(
             read = [record["offset"] for record in answer.json()]
             assert read == list(range(offset, positions(answer)[0]))
         offset, pages = positions(answer)[0], pages + 1
-    assert len(held) == pages
-    for used, made in held:
+    assert len(calls) == pages
+    for used, made in calls:
         assert made <= PAGE_MAX
         assert used >= made
     assert broker.app.admission.answers.used == 0
@@ -93,12 +93,12 @@ async def test_a_page_has_its_memory_before_it_is_encoded(
 async def test_a_page_backwards_has_its_memory(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    held = watched(monkeypatch, broker, fetch, "encode", body_bytes)
+    calls = watched(monkeypatch, broker, fetch, "encode", body_bytes)
     path = f"{PATH}?before=latest&max_bytes={PAGE_MAX}"
     answer = await broker.http.get(path, headers={"accept": TEXT})
     offsets = [record["offset"] for record in answer.json()]
     assert offsets == list(range(offsets[0], COUNT))
-    ((_, made),) = held
+    ((_, made),) = calls
     assert made <= PAGE_MAX
 
 
@@ -108,9 +108,9 @@ async def test_a_read_of_an_instance_has_its_memory(
 ) -> None:
     instance = await subscribed(broker, format=form)
     name = "columns_of_read" if accept == ARROW else "array_of_read"
-    held = watched(monkeypatch, broker, consumers, name, lambda made: len(made[1]))
+    calls = watched(monkeypatch, broker, consumers, name, lambda made: len(made[1]))
     read, offsets = 0, []
-    while read == len(held):
+    while read == len(calls):
         answer = await instance("GET", f"/records?max_bytes={PAGE_MAX}&timeout=0", accept=accept)
         assert answer.status_code == 200, answer.text
         read += 1
@@ -118,7 +118,7 @@ async def test_a_read_of_an_instance_has_its_memory(
             offsets += [record["offset"] for record in answer.json()]
     if accept != ARROW:
         assert offsets == list(range(COUNT))
-    for used, made in held:
+    for used, made in calls:
         assert made <= PAGE_MAX
         assert used >= made
     assert broker.app.admission.answers.used == 0
@@ -128,13 +128,13 @@ async def test_a_read_of_an_instance_has_its_memory(
 async def test_a_packed_page_has_its_memory(
     broker: Broker, monkeypatch: pytest.MonkeyPatch, coding: str
 ) -> None:
-    held = watched(monkeypatch, broker, fetch, "pack", len, least=0)
+    calls = watched(monkeypatch, broker, fetch, "pack", len, least=0)
     headers = {"accept": BINARY, "accept-encoding": f"{coding}, identity;q=0"}
     path = f"{PATH}?offset=0&max_bytes={PAGE_MAX}"
     async with broker.http.stream("GET", path, headers=headers) as answer:
         assert answer.headers["content-encoding"] == coding
         size = len(b"".join([part async for part in answer.aiter_raw()]))
-    ((used, made),) = held
+    ((used, made),) = calls
     assert made == size
     assert used >= content_coding.packed_bound(PAGE_MAX // 2) + PAGE_MAX // 2
     assert broker.app.admission.answers.used == 0

@@ -52,9 +52,9 @@ class Era(NamedTuple):
 class Clients:
     """All clients of the three brokers, and the answers that they got."""
 
-    def __init__(self, found: Sequence[Broker], topic: str, seed: int) -> None:
-        urls = [broker.base_url for broker in found]
-        kafka = ",".join(f"127.0.0.1:{broker.settings['kafka_port']}" for broker in found)
+    def __init__(self, cluster: Sequence[Broker], topic: str, seed: int) -> None:
+        urls = [broker.base_url for broker in cluster]
+        kafka = ",".join(f"127.0.0.1:{broker.settings['kafka_port']}" for broker in cluster)
         mix = Mix(topic, PARTITIONS, producers=2, pause_s=PAUSE_S, is_cloned=True)
         self._seed = seed
         self._mix = mix
@@ -118,12 +118,12 @@ class Clients:
 class Restores(Nemesis):
     """Faults of brokers, clones of them, and restores of their store."""
 
-    def __init__(self, found: Sequence[Broker], clients: Clients, root: Path, seed: int) -> None:
+    def __init__(self, cluster: Sequence[Broker], clients: Clients, root: Path, seed: int) -> None:
         self._variables_of_store = {
             f"TIDELOG_{name.upper()}": str(value) for name, value in YOUNG.items()
         }
         super().__init__(
-            found, (), (), view_age_s=VIEW_AGE_S, seed=seed, variables=self._variables_of_store
+            cluster, (), (), view_age_s=VIEW_AGE_S, seed=seed, variables=self._variables_of_store
         )
         self._clients = clients
         self._root = root
@@ -264,17 +264,20 @@ def passed_over(
     wrong: list[str] = []
     excused = 0
     for partition, records in log.items():
-        mine = set(read.get(partition, ()))
-        ours = _places(records)
+        read_places = set(read.get(partition, ()))
+        log_places = _places(records)
         others = [_places(era.cut_off[partition]) for era in eras]
-        wrong += [f"{partition}: read {place}" for place in sorted(mine - ours.union(*others))[:3]]
+        wrong += [
+            f"{partition}: read {place}"
+            for place in sorted(read_places - log_places.union(*others))[:3]
+        ]
         gaps = []
         for era, old in zip(eras, others, strict=True):
             start = era.ends[partition]
-            ahead = [offset for offset, _ in mine & old]
+            ahead = [offset for offset, _ in read_places & old]
             gaps.append(range(start, max(ahead, default=start - 1) + 1))
         end = committed.get(partition, 0)
-        missing = sorted(offset for offset, _ in ours - mine if offset < end)
+        missing = sorted(offset for offset, _ in log_places - read_places if offset < end)
         not_read = [offset for offset in missing if not any(offset in gap for gap in gaps)]
         excused += len(missing) - len(not_read)
         if not_read:
@@ -317,15 +320,15 @@ def test_clients_live_on_when_stores_are_restored_and_brokers_cloned(
     topic = new_topic()
     own = [{"kafka_port": free_port()} for _ in range(3)]
     with contextlib.ExitStack() as stack:
-        found = stack.enter_context(brokers(tmp_path, own=own, **SETTINGS))
-        with Client(found[0].base_url) as client:
+        cluster = stack.enter_context(brokers(tmp_path, own=own, **SETTINGS))
+        with Client(cluster[0].base_url) as client:
             client.create_topic(topic, PARTITIONS, segment_ms=1500)
             client.create_topic(PROBES, 1)
-        clients = Clients(found, topic, seed)
-        nemesis = Restores(found, clients, tmp_path, seed)
+        clients = Clients(cluster, topic, seed)
+        nemesis = Restores(cluster, clients, tmp_path, seed)
         with contextlib.ExitStack() as running:
-            for each in clients.all():
-                running.enter_context(each)
+            for client in clients.all():
+                running.enter_context(client)
             until_s = time.monotonic() + seconds
             while time.monotonic() < until_s or not nemesis.eras:
                 nemesis.step()
@@ -336,12 +339,12 @@ def test_clients_live_on_when_stores_are_restored_and_brokers_cloned(
                 load.finish()
             for producer in clients.producers[:3]:
                 producer.finish()
-            for broker in found:
+            for broker in cluster:
                 wait_for_commits(broker)
-            logs = [the_log(broker, topic, PARTITIONS) for broker in found]
+            logs = [the_log(broker, topic, PARTITIONS) for broker in cluster]
             ends = {partition: len(records) for partition, records in logs[0].items()}
             for name, group in (("kafka", clients.kafka_group), ("rest", clients.rest_group)):
-                _wait_for_commits(found[0].base_url, name, ends, group.failures)
+                _wait_for_commits(cluster[0].base_url, name, ends, group.failures)
         assert logs[0] == logs[1] == logs[2]
         assert violations(clients.requests(), logs[0]) == []
         for producer in clients.producers:
@@ -350,7 +353,7 @@ def test_clients_live_on_when_stores_are_restored_and_brokers_cloned(
         by_rest = passed_over(clients.rest_group.read, nemesis.eras, logs[0], ends)
         assert (by_kafka[0], by_rest[0]) == ([], [])
         assert clients.kafka_group.failures + clients.rest_group.failures == []
-        for broker in found:
+        for broker in cluster:
             assert broker.stop() == 0, broker.log()[-3000:]
         store = nemesis.store
     scrubbed = tidelog("scrub", "--store", store, "--json")
@@ -365,18 +368,20 @@ def _counted(
     gone = [len(records) for era in nemesis.eras for records in era.cut_off.values()]
     return {
         "records": {
-            "acked and there": sum(len(each.records) for each in requests if each.is_acked),
+            "acked and there": sum(
+                len(request.records) for request in requests if request.is_acked
+            ),
             "cut off by restores": sum(gone),
             "passed over at old positions, Kafka": excused[0],
             "passed over at old positions, REST": excused[1],
         },
         "Kafka producers": {
-            "clients": sum(each.clients for each in clients.producers),
+            "clients": sum(producer.clients for producer in clients.producers),
             "clients that could not go on": sum(
-                len(each.ended_lives) for each in clients.producers
+                len(producer.ended_lives) for producer in clients.producers
             ),
             "records of unknown outcome": sum(
-                each.unknown for producer in clients.producers for each in producer.requests
+                request.unknown for producer in clients.producers for request in producer.requests
             ),
         },
         "Kafka group": {
@@ -384,7 +389,7 @@ def _counted(
             "assignments": clients.kafka_group.rebalances,
         },
         "REST group": {
-            "read": sum(len(each) for each in clients.rest_group.read.values()),
+            "read": sum(len(records) for records in clients.rest_group.read.values()),
             **clients.rest_group.counts,
         },
         "deeds": dict(nemesis.counts),

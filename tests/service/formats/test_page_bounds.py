@@ -46,9 +46,11 @@ def fetched(*batches: list[Record], is_json: bool = False, base: int = BASE) -> 
     return FetchResult(pieces, base, 0, base, sum(weight(piece.batch) for piece in pieces))
 
 
-def encoded(found: FetchResult, format_name: str, embedded: str, on_error: Any = "raw") -> bytes:
+def encoded(
+    fetch_result: FetchResult, format_name: str, embedded: str, on_error: Any = "raw"
+) -> bytes:
     view = FetchParams(TOPIC, PARTITION, format_name, embedded, ReadBounds(1, 1), on_error)
-    return encode(view, found).page.body
+    return encode(view, fetch_result).page.body
 
 
 @pytest.mark.parametrize(("format_name", "embedded"), FORMATS)
@@ -57,12 +59,12 @@ def encoded(found: FetchResult, format_name: str, embedded: str, on_error: Any =
 def test_no_page_has_more_bytes(
     format_name: str, embedded: str, first: list[Record], second: list[Record], copies: int
 ) -> None:
-    found = fetched(first * copies, second)
-    _, size = fitted(found, TOPIC, format_name, embedded)
-    assert len(encoded(found, format_name, embedded)) <= size
+    fetch_result = fetched(first * copies, second)
+    _, size = fitted(fetch_result, TOPIC, format_name, embedded)
+    assert len(encoded(fetch_result, format_name, embedded)) <= size
     if format_name == "arrow":
-        parts = [(TOPIC, PARTITION, [piece.batch for piece in found.pieces])]
-        if found.pieces:
+        parts = [(TOPIC, PARTITION, [piece.batch for piece in fetch_result.pieces])]
+        if fetch_result.pieces:
             assert len(encode_arrow_of_many(parts)) <= size
 
 
@@ -71,16 +73,19 @@ def test_no_page_has_more_bytes(
 def test_no_page_of_json_has_more_bytes(format_name: str, char: str) -> None:
     value = b'"%b"' % (char.encode() if char not in '\x01"\\' else b"a") * 1
     listed: list[Record] = [(value, value[:-1] + value[1:-1] * 1000 + b'"', None)] * (2 * FEW)
-    found = fetched(listed, is_json=True)
-    assert len(encoded(found, format_name, "json")) <= fitted(found, TOPIC, format_name, "json")[1]
+    fetch_result = fetched(listed, is_json=True)
+    assert (
+        len(encoded(fetch_result, format_name, "json"))
+        <= fitted(fetch_result, TOPIC, format_name, "json")[1]
+    )
 
 
 def test_a_page_ends_where_its_bound_does() -> None:
     listed: list[Record] = [(None, b"\x01" * 1000, None)] * 30
     offset, offsets = BASE, list[int]()
     while left := listed[offset - BASE :]:
-        found = fetched(left[:1], left[1:], base=offset)
-        page, size = fitted(found, TOPIC, "text", "text", 20_000)
+        fetch_result = fetched(left[:1], left[1:], base=offset)
+        page, size = fitted(fetch_result, TOPIC, "text", "text", 20_000)
         assert size <= 20_000
         assert page.weight == 1024 * page.records
         assert page.next_offset == offset + page.records
@@ -90,11 +95,11 @@ def test_a_page_ends_where_its_bound_does() -> None:
 
 
 def test_a_record_above_the_bound_is_alone() -> None:
-    found = fetched([(None, b"\x01" * 1000, None)] * 3)
-    page, size = fitted(found, TOPIC, "text", "text", 1)
+    fetch_result = fetched([(None, b"\x01" * 1000, None)] * 3)
+    page, size = fitted(fetch_result, TOPIC, "text", "text", 1)
     assert (page.records, page.next_offset) == (1, BASE + 1)
     assert size > 6000
-    none, size = fitted(found, TOPIC, "text", "text", 1, at_least=0)
+    none, size = fitted(fetch_result, TOPIC, "text", "text", 1, at_least=0)
     assert (none.records, size) == (0, PAGE_BYTES)
 
 
