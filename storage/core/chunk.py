@@ -104,7 +104,8 @@ def headers_column(
     pairs = pa.Array.from_buffers(HEADERS_TYPE.value_type, len(names), [None], children=columns)
     offsets = np.zeros(len(lengths) + 1, dtype=np.int32)
     np.cumsum([length or 0 for length in lengths], out=offsets[1:])
-    valid = np.packbits([length is not None for length in lengths], bitorder="little")
+    is_valid = np.array([length is not None for length in lengths], dtype=np.bool_)
+    valid = np.packbits(is_valid, bitorder="little")
     buffers: list[Any] = [pa.py_buffer(valid.data), pa.py_buffer(offsets.data)]
     return pa.Array.from_buffers(HEADERS_TYPE, len(lengths), buffers, children=[pairs])
 
