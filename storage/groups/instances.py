@@ -80,7 +80,6 @@ class Instances:
         self.requests = GroupRequests()
         self.task: asyncio.Task[None] | None = None
         self._patterns = PatternTopics(broker, may_describe)
-        self._read_numbers = itertools.count(1)
 
     def start(self) -> None:
         self.task = asyncio.create_task(self._run(), name="tidelog-consumers")
@@ -303,7 +302,7 @@ class Instances:
                 await deliveries.decide(instance, received)
                 read = await self._read(session, bounds, deadline, check)
                 if read.portions:
-                    read.read_id = f"{session.term}.{next(self._read_numbers)}"
+                    read.read_id = self._log.clock.new_id().hex()
                 instance.sending = asyncio.get_running_loop().create_future()
                 yield read
                 for portion in read.portions:

@@ -178,3 +178,15 @@ async def test_two_requests_that_wait_for_one_proof_agree() -> None:
         await commit
         assert again[1] == places
         assert committed(log) == {}
+
+
+@virtual
+async def test_a_read_of_before_a_restore_proves_no_response_after_it() -> None:
+    """A restored log gives a term again, and a new process counts all that it counts anew."""
+    async with group_of(1, "x") as (log, consumers):
+        await append(log, "a", "b")
+        before, _ = await read_offsets(consumers, None)
+    async with group_of(1, "x") as (log, consumers):
+        await append(log, "c", "d")
+        _, lost = await read_offsets(consumers, Known(has_arrived=False), before)
+        assert (await read_offsets(consumers, None, before))[1] == lost
