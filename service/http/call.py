@@ -272,7 +272,7 @@ class HttpRequest:
     async def until_delivered(self) -> None:
         """Wait until the answer has arrived at the client of another broker. Here, the broker has
         a connection to the client, so `watch` shows the arrival. The subclass ForwardedCall
-        (service.peers.forwarding) waits for `Forwarded.confirm`."""
+        (service.peers.forwarding) waits for `Forwarded.settle`. Raises ClientGone, TimeoutError."""
 
     async def start_stream(
         self, media_type: bytes, headers: tuple[tuple[bytes, bytes], ...] = ()
@@ -288,6 +288,12 @@ class HttpRequest:
 
     async def end(self) -> None:
         await self.send({"type": "http.response.body", "body": b""})
+
+
+async def until_gone(receive: Receive) -> None:
+    """Return when the client of a request whose body was read has disconnected."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 def received_again(body: bytes, then: Receive) -> Receive:

@@ -44,7 +44,7 @@ that does not read would fill the memory."""
 
 ACKNOWLEDGED_S = 3.0
 """Longest wait for the acknowledgement of an answer that was written. TCP sends lost packets again
-after 0.2, 0.6 and 1.4 s. Shorter than CONFIRM_S of service.peers.forwarding."""
+after 0.2, 0.6 and 1.4 s. Shorter than SETTLED_S of service.peers.forwarding."""
 LOOK_S_MIN, LOOK_S_MAX = 0.0005, 0.05
 """Intervals at which a waiting task looks at the socket: TCP reports no acknowledgement."""
 _NOTHING = bytes(4)

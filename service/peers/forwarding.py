@@ -3,9 +3,11 @@
 A client sends requests for an instance to any broker. If another broker coordinates the instance's
 group, the client's broker forwards the whole request, and returns the coordinator's whole answer.
 For the coordinator, the records of a read are delivered only after the forwarding broker confirms
-that they have arrived at its client (`confirm`, service.http.transports). Without a confirmation,
-the coordinator returns the same records again. The instance's next read waits for the confirmation,
-at most `CONFIRM_S`.
+that they have arrived at its client (`settle`, service.http.transports). If they are lost, the
+forwarding broker says so, and the coordinator returns the same records again. The instance's next
+read waits for this message, at most `SETTLED_S`. If the client leaves before the answer, the
+forwarding broker closes its connection to the coordinator, which ends the read. Otherwise a client
+that gives up reads would wait for one read after another, and might never get an answer.
 
 A coordinator that stops refuses a request that arrives after the release of its groups
 (storage.groups.release): the forwarding broker then asks the next coordinator.
@@ -23,9 +25,9 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from tidelog.service.http.call import HttpRequest, Scope
+from tidelog.service.http.call import ClientGone, HttpRequest, Scope
 from tidelog.service.http.transports import Arrival
-from tidelog.service.peers.client import GROUP_CONFIRM, GROUP_REQUEST, HttpPeers
+from tidelog.service.peers.client import GROUP_ARRIVED, GROUP_LOST, GROUP_REQUEST, HttpPeers
 from tidelog.service.security.caller import CallerRights, address_of, rights_of
 from tidelog.storage.broker import Members
 from tidelog.storage.cluster.liveness import Member
@@ -34,7 +36,8 @@ from tidelog.storage.core.errors import LogError, Unavailable
 
 T = TypeVar("T")
 
-CONFIRM_S = 5.0
+SETTLED_S = 5.0
+"""Longest wait for the message whether an answer has arrived."""
 LOOK_S = 0.5
 """Interval at which a pending request checks whether the coordinator is still alive."""
 SECRET_HEADERS = (b"authorization", b"cookie")
@@ -42,7 +45,7 @@ SECRET_HEADERS = (b"authorization", b"cookie")
 
 class Unreached(Exception):
     """The coordinator has certainly not begun the request, or has perhaps not received the
-    confirmation."""
+    message whether an answer has arrived."""
 
 
 class Transport(Protocol):
@@ -52,8 +55,8 @@ class Transport(Protocol):
         """Call `Forwarded.take` on the coordinator. Raises Unreached. Raises Unavailable if the
         outcome is unknown."""
 
-    async def confirm(self, coordinator: str, ticket: bytes) -> None:
-        """Call `Forwarded.confirm` on the coordinator. Raises Unreached, also if the outcome is
+    async def settle(self, coordinator: str, ticket: bytes, *, has_arrived: bool) -> None:
+        """Call `Forwarded.settle` on the coordinator. Raises Unreached, also if the outcome is
         unknown."""
 
 
@@ -77,8 +80,8 @@ class _Request(msgspec.Struct, array_like=True):
 
 
 class _Response(msgspec.Struct, array_like=True):
-    """The answer to a forwarded request. `ticket` is empty if the coordinator needs no
-    confirmation. Versions before 0.2 do not know `is_refused`."""
+    """The answer to a forwarded request. `ticket` is empty if the coordinator need not know whether
+    the answer arrives. Versions before 0.2 do not know `is_refused`."""
 
     status: int
     headers: list[tuple[bytes, bytes]]
@@ -105,7 +108,15 @@ class ForwardedCall(HttpRequest):
     """A request whose client is connected to another broker. `response` collects the whole answer
     for that broker."""
 
-    __slots__ = ("answered", "arrived", "caller", "is_awaited", "is_trusted", "proof", "response")
+    __slots__ = (
+        "answered",
+        "caller",
+        "has_arrived",
+        "is_awaited",
+        "is_trusted",
+        "proof",
+        "response",
+    )
 
     def __init__(self, request: _Request, *, is_trusted: bool) -> None:
         scope: Scope = {
@@ -120,7 +131,7 @@ class ForwardedCall(HttpRequest):
         }
         loop = asyncio.get_running_loop()
         self.answered: asyncio.Future[None] = loop.create_future()
-        self.arrived: asyncio.Future[None] = loop.create_future()
+        self.has_arrived: asyncio.Future[bool] = loop.create_future()
         self.is_awaited = False
         self.caller, self.proof, self.is_trusted = request.caller, request.proof, is_trusted
         response = _Response(0, [], b"")
@@ -128,7 +139,8 @@ class ForwardedCall(HttpRequest):
 
         async def receive() -> Any:
             if not bodies:
-                await asyncio.Event().wait()  # a disconnect of the client is not reported here
+                await asyncio.wait({self.has_arrived})
+                return {"type": "http.disconnect"}
             return {"type": "http.request", "body": bodies.pop(), "more_body": False}
 
         async def send(message: Any) -> None:
@@ -148,8 +160,14 @@ class ForwardedCall(HttpRequest):
     async def until_delivered(self) -> None:
         self.is_awaited = True
         self.answered.set_result(None)
-        async with asyncio.timeout(CONFIRM_S):
-            await self.arrived
+        async with asyncio.timeout(SETTLED_S):
+            if not await self.has_arrived:
+                raise ClientGone
+
+    def settle(self, *, has_arrived: bool) -> None:
+        """Note the end of the exchange with the client."""
+        if not self.has_arrived.done():
+            self.has_arrived.set_result(has_arrived)
 
 
 class Forwarded:
@@ -161,19 +179,34 @@ class Forwarded:
         self._calls: dict[bytes, ForwardedCall] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def take(self, message: bytes, ticket: bytes, *, is_trusted: bool = False) -> bytes:
+    async def take(
+        self,
+        message: bytes,
+        ticket: bytes,
+        *,
+        is_trusted: bool = False,
+        until_gone: Callable[[], Coroutine[Any, Any, None]] | None = None,
+    ) -> bytes:
         """Serve a request that a peer forwarded. `ticket` is a unique id of the request. Without
         `is_trusted`, a broker with security on refuses the request, because the sender is perhaps
-        no broker."""
+        no broker. `until_gone` returns when the peer waits for the answer no more."""
         call = ForwardedCall(_decode(_requests, message), is_trusted=is_trusted)
         task = asyncio.create_task(self._serve(call))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        watching = None if until_gone is None else asyncio.create_task(until_gone())
+        if watching is not None:
+            watching.add_done_callback(
+                lambda ended: None if ended.cancelled() else call.settle(has_arrived=False)
+            )
         try:
             await asyncio.wait({task, call.answered}, return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
             task.cancel()
             raise
+        finally:
+            if watching is not None:
+                watching.cancel()
         response = call.response
         if call.is_awaited:
             self._calls[ticket] = call
@@ -181,11 +214,11 @@ class Forwarded:
             response.ticket = ticket
         return _encode(response)
 
-    def confirm(self, ticket: bytes) -> None:
-        """Note that the answer has arrived at the client of the forwarding broker."""
+    def settle(self, ticket: bytes, *, has_arrived: bool) -> None:
+        """Note whether the answer has arrived at the client of the forwarding broker."""
         call = self._calls.get(ticket)
-        if call is not None and not call.arrived.done():
-            call.arrived.set_result(None)
+        if call is not None:
+            call.settle(has_arrived=has_arrived)
 
 
 class Forwarder:
@@ -193,7 +226,7 @@ class Forwarder:
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
-        self._confirming: set[asyncio.Task[None]] = set()
+        self._settling: set[asyncio.Task[None]] = set()
 
     async def forward(self, call: HttpRequest, coordinator: str, body: bytes) -> None:
         """Forward the call, and send the coordinator's answer to the client of the call. Raises
@@ -213,17 +246,27 @@ class Forwarder:
             address_of(call.scope),
         )
         response = await self._ask(coordinator, request)
-        rights.check_valid()  # send no records if the key was deleted meanwhile
-        call.status = response.status
-        headers = [(bytes(name), bytes(text)) for name, text in response.headers]
-        arrival = call.watch() if response.ticket else None
-        start = {"type": "http.response.start", "status": response.status, "headers": headers}
-        await call.send(start)
-        await call.send({"type": "http.response.body", "body": response.body})
-        if response.ticket:
-            task = asyncio.create_task(self._confirm(coordinator, response.ticket, arrival))
-            self._confirming.add(task)
-            task.add_done_callback(self._confirming.discard)
+        await self._answer(call, coordinator, response)
+
+    async def _answer(self, call: HttpRequest, coordinator: str, response: _Response) -> None:
+        """Send the coordinator's answer, and tell the coordinator whether it arrives, however this
+        ends."""
+        is_sent, arrival = False, None
+        try:
+            rights_of(call.scope).check_valid()  # send no records if the key was deleted meanwhile
+            arrival = call.watch() if response.ticket else None
+            is_sent = True
+            call.status = response.status
+            headers = [(bytes(name), bytes(text)) for name, text in response.headers]
+            start = {"type": "http.response.start", "status": response.status, "headers": headers}
+            await call.send(start)
+            await call.send({"type": "http.response.body", "body": response.body})
+        finally:
+            if response.ticket:
+                settling = self._settle(coordinator, response.ticket, arrival, is_sent=is_sent)
+                task = asyncio.create_task(settling)
+                self._settling.add(task)
+                task.add_done_callback(self._settling.discard)
 
     async def get(self, rights: CallerRights, coordinator: str, path: str) -> bytes:
         """Return the body of a coordinator's answer to a GET that only brokers send. Raises
@@ -248,12 +291,13 @@ class Forwarder:
             raise Unavailable("no response from the group's coordinator: retry")
         return response
 
-    async def _confirm(self, coordinator: str, ticket: bytes, arrival: Arrival | None) -> None:
-        # Without a confirmation, a read returns the records again.
-        if arrival is not None and not await arrival.has_arrived():
-            return
+    async def _settle(
+        self, coordinator: str, ticket: bytes, arrival: Arrival | None, *, is_sent: bool
+    ) -> None:
+        # If the coordinator gets no message, the next read waits, and returns the records again.
+        has_arrived = is_sent and (arrival is None or await arrival.has_arrived())
         with contextlib.suppress(Unreached, LogError):
-            await self._transport.confirm(coordinator, ticket)
+            await self._transport.settle(coordinator, ticket, has_arrived=has_arrived)
 
 
 class GroupPeers:
@@ -283,11 +327,13 @@ class GroupPeers:
         finally:
             pending.cancel()
 
-    async def confirm(self, coordinator: str, ticket: bytes) -> None:
+    async def settle(self, coordinator: str, ticket: bytes, *, has_arrived: bool) -> None:
         peer = self._peer(coordinator)
         try:
-            async with asyncio.timeout(CONFIRM_S):
-                _ = await self._peers.post(peer, GROUP_CONFIRM, ticket)
+            async with asyncio.timeout(SETTLED_S):
+                # A broker of an older version does not know GROUP_LOST, and waits.
+                path = GROUP_ARRIVED if has_arrived else GROUP_LOST
+                _ = await self._peers.post(peer, path, ticket)
         except (ForwardRefused, ForwardOutcomeUnknown, TimeoutError) as error:
             raise Unreached(str(error)) from error
 

@@ -29,6 +29,7 @@ import logging
 import socket
 import ssl
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 
@@ -42,6 +43,7 @@ from tidelog.service.http.call import (
     Receive,
     Scope,
     Send,
+    until_gone,
 )
 from tidelog.service.http.errors import error_response
 from tidelog.service.http.sockets import Server
@@ -49,7 +51,8 @@ from tidelog.service.http.urls import host_of_url
 from tidelog.service.peers.client import (
     ANNOUNCE,
     COMPACTIONS,
-    GROUP_CONFIRM,
+    GROUP_ARRIVED,
+    GROUP_LOST,
     GROUP_REQUEST,
     HAND_OVER,
     KAFKA_CLIENTS,
@@ -67,7 +70,7 @@ from tidelog.storage.core.errors import Corrupt, LogError, RecordTooLarge, Unava
 log = logging.getLogger("tidelog.peers")
 
 REPORTS = frozenset({METRICS, VITALS, KAFKA_CLIENTS, COMPACTIONS})
-ROUTES = REPORTS | {HAND_OVER, ANNOUNCE, GROUP_REQUEST, GROUP_CONFIRM}
+ROUTES = REPORTS | {HAND_OVER, ANNOUNCE, GROUP_REQUEST, GROUP_ARRIVED, GROUP_LOST}
 PEER_BODY_BYTES_MAX = 32 * 1024 * 1024
 """Bound of a request's body. A peer commits a larger draft by itself. A draft with uploaded chunks
 is only a header, of about 60 bytes a chunk."""
@@ -118,7 +121,7 @@ class PeerApp:
             is_trusted = self._is_trusted(scope, message)
             if not is_trusted and scope["path"] != GROUP_REQUEST:
                 raise _Refused(401, "the message is unsigned, for another broker, or repeated")
-            body = await self._do(scope["path"], message, is_trusted=is_trusted)
+            body = await self._do(scope["path"], message, receive, is_trusted=is_trusted)
         except _Refused as error:
             status, body = error.status, str(error).encode()
         except Corrupt as error:
@@ -139,7 +142,7 @@ class PeerApp:
         signature = dict(scope["headers"]).get(HEADER.encode(), b"")
         return self._signatures.accepts(signature, scope["path"], message)
 
-    async def _do(self, path: str, message: bytes, *, is_trusted: bool) -> bytes:
+    async def _do(self, path: str, message: bytes, receive: Receive, *, is_trusted: bool) -> bytes:
         if path == HAND_OVER:
             return await self._api.on_forward(message)
         if path == ANNOUNCE:
@@ -150,14 +153,19 @@ class PeerApp:
             return found if isinstance(found, bytes) else await found
         if self._groups is None or path in REPORTS:
             raise _Refused(503, "this broker has no consumer groups and no reports")
-        if path == GROUP_CONFIRM:
-            self._groups.confirm(message)
+        if path in (GROUP_ARRIVED, GROUP_LOST):
+            self._groups.settle(message, has_arrived=path == GROUP_ARRIVED)
             return b""
         await self._requests.until_decided()
         if self._requests.is_released:
             raise ForwardRefused("this broker stops and has given its groups to others")
         try:
-            return await self._groups.take(message, self._new_id(), is_trusted=is_trusted)
+            return await self._groups.take(
+                message,
+                self._new_id(),
+                is_trusted=is_trusted,
+                until_gone=partial(until_gone, receive),
+            )
         except msgspec.MsgspecError as error:
             raise Corrupt("a peer's request", f"does not decode: {error}") from error
 

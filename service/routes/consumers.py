@@ -20,7 +20,13 @@ from tidelog.service.formats import consumers as wire_consumers
 from tidelog.service.formats.pages import OnError, headers_of
 from tidelog.service.formats.record_formats import FETCH_FORMATS, MEDIA_TYPES, on_error_of
 from tidelog.service.http.body_limit import limited_body
-from tidelog.service.http.call import ClientGone, HttpRequest, HttpResponse, received_again
+from tidelog.service.http.call import (
+    ClientGone,
+    HttpRequest,
+    HttpResponse,
+    received_again,
+    until_gone,
+)
 from tidelog.service.http.media_types import (
     ARROW,
     JSON_V2,
@@ -35,7 +41,7 @@ from tidelog.service.http.urls import client_url
 from tidelog.service.memory_pool import Share
 from tidelog.service.peers.forwarding import ForwardedCall, Forwarder, Unreached
 from tidelog.service.peers.held_members import HeldMembers
-from tidelog.service.routes.fetch import ENCODE_INLINE_BYTES, Fetch, until_gone
+from tidelog.service.routes.fetch import ENCODE_INLINE_BYTES, Fetch
 from tidelog.service.routes.group_resources_v3 import assigned_in_order
 from tidelog.service.security.caller import (
     ALL_RIGHTS,
@@ -157,7 +163,7 @@ class ConsumerHandlers:
         """Forward a request. Return False if the coordinator certainly did not begin it."""
         assert self._forwarder is not None, "without a forwarder, every group is here"
         body = await limited_body(call)
-        gone = asyncio.create_task(until_gone(call))
+        gone = asyncio.create_task(until_gone(call.receive))
         forwarding = asyncio.create_task(self._forwarder.forward(call, coordinator, body))
         try:
             await asyncio.wait({gone, forwarding}, return_when=asyncio.FIRST_COMPLETED)
@@ -356,7 +362,8 @@ class ConsumerHandlers:
             answer = HttpResponse(200, body, kind, headers)
             await call.answer(answer, self._fetch.packing(share, rights))
             rights.record(CONSUMER_BYTE_RATE, read.weight)
-        await call.until_delivered()
+        if read.read_id:
+            await call.until_delivered()
 
     async def _encoded(
         self, read: Read, fmt: str, share: Share, rights: CallerRights, encode: Callable[[], T]
@@ -455,7 +462,7 @@ async def _while_connected(call: HttpRequest) -> AsyncIterator[Callable[[], obje
     more: the end of an answer also ends `until_gone`, perhaps before the socket has taken the
     answer."""
     loop = asyncio.get_running_loop()
-    gone = asyncio.create_task(until_gone(call))
+    gone = asyncio.create_task(until_gone(call.receive))
     try:
         async with asyncio.timeout(None) as timeout:
 

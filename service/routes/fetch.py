@@ -33,7 +33,7 @@ from tidelog.service.formats.record_formats import (
     reset_of,
 )
 from tidelog.service.formats.shared_pages import PageKey, SharedPages
-from tidelog.service.http.call import HttpRequest, HttpResponse, Pack
+from tidelog.service.http.call import HttpRequest, HttpResponse, Pack, until_gone
 from tidelog.service.http.content_coding import pack, packed_bound
 from tidelog.service.http.errors import answered, error_body
 from tidelog.service.http.parameters import InvalidParameter, integer, partition_number
@@ -474,7 +474,7 @@ class Fetch:
         await call.chunk(beginning)
         started_s = self._log.clock.boot_s()
         rights = rights_of(call.scope)
-        gone = asyncio.create_task(until_gone(call))
+        gone = asyncio.create_task(until_gone(call.receive))
         reading: asyncio.Task[T] | None = None
         try:
             while not gone.done():
@@ -543,12 +543,6 @@ class Fetch:
     def answer_of(self, call: HttpRequest, error: LogError) -> bytes:
         """Count the error of a stream. Return the body of its error response."""
         return error_body(answered(error, call.scope, self.counters).code, str(error))
-
-
-async def until_gone(call: HttpRequest) -> None:
-    """Return when the client has disconnected."""
-    while (await call.receive())["type"] != "http.disconnect":
-        pass
 
 
 _DOC = RouteDoc(

@@ -125,4 +125,4 @@ async def test_s12_a_forwarded_read_without_a_key_gets_no_later_record(broker: B
     try:
         assert LATE not in await late(broker, reading(), delete_key)
     finally:
-        forwarded.confirm(b"ticket")
+        forwarded.settle(b"ticket", has_arrived=True)

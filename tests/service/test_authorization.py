@@ -282,8 +282,8 @@ class Between:
             message, b"%d" % len(self.said), is_trusted=True
         )
 
-    async def confirm(self, coordinator: str, ticket: bytes) -> None:
-        self.coordinator.app.forwarded.confirm(ticket)
+    async def settle(self, coordinator: str, ticket: bytes, *, has_arrived: bool) -> None:
+        self.coordinator.app.forwarded.settle(ticket, has_arrived=has_arrived)
 
 
 async def test_a_request_that_is_handed_over_keeps_its_rights_and_not_its_secret(

@@ -2,6 +2,7 @@
 the death of any broker in the middle of it."""
 
 import asyncio
+import contextlib
 import itertools
 import json
 import random
@@ -12,8 +13,9 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.service.conftest import FIRST_MS, QUIET, V2, append, assert_refused
-from tidelog.service.peers.forwarding import Forwarder, Unreached
+from tests.service.conftest import FIRST_MS, QUIET, V2, append, assert_refused, until
+from tidelog.service.http.call import ClientGone, HttpRequest
+from tidelog.service.peers.forwarding import ForwardedCall, Forwarder, Unreached
 from tidelog.service.server.app import build_app
 from tidelog.service.server.router import Router
 from tidelog.service.settings import Settings
@@ -32,13 +34,14 @@ POLLING = QUIET._replace(poll_interval_s=0.02, is_coordinating=False)
 
 
 class Network:
-    """Brokers by id; a killed one is not reached. `lose_confirms`: the broker in between crashes
-    after its client was served."""
+    """Brokers by id; a killed one is not reached. A forwarding broker that waits no more for an
+    answer closes its connection. `is_lossy`: the broker in between crashes after its client was
+    served."""
 
     def __init__(self) -> None:
         self.apps: dict[str, Router] = {}
         self.handed_over = 0
-        self.lose_confirms = False
+        self.is_lossy = False
         self._tickets = itertools.count()
 
     async def request(self, coordinator: str, message: bytes) -> bytes:
@@ -46,13 +49,29 @@ class Network:
             raise Unreached(coordinator)
         self.handed_over += 1
         ticket = b"%d" % next(self._tickets)
-        return await self.apps[coordinator].forwarded.take(message, ticket)
+        is_gone = asyncio.Event()
 
-    async def confirm(self, coordinator: str, ticket: bytes) -> None:
-        if self.lose_confirms:
+        async def until_gone() -> None:
+            await is_gone.wait()
+
+        forwarded = self.apps[coordinator].forwarded
+        taking = asyncio.create_task(forwarded.take(message, ticket, until_gone=until_gone))
+        try:
+            return await asyncio.shield(taking)
+        finally:
+            is_gone.set()
+
+    async def settle(self, coordinator: str, ticket: bytes, *, has_arrived: bool) -> None:
+        if self.is_lossy:
             raise Unavailable("lost")
         if coordinator in self.apps:
-            self.apps[coordinator].forwarded.confirm(ticket)
+            self.apps[coordinator].forwarded.settle(ticket, has_arrived=has_arrived)
+
+
+def lose_answer(call: HttpRequest) -> None:
+    """As `HttpRequest.watch` of a client that has left. The coordinator does not see the client."""
+    if not isinstance(call, ForwardedCall):
+        raise ClientGone
 
 
 class Cluster:
@@ -191,16 +210,72 @@ async def test_an_answer_that_did_not_arrive_is_returned_again(
     holder = cluster.logs["a"].state.members.get("g").coordinator  # type: ignore[union-attr]
     other = next(name for name in "abc" if name != holder)
     there = cluster._clients[other]
-    cluster.network.lose_confirms = True
+    cluster.network.is_lossy = True
     with monkeypatch.context() as impatient:
-        impatient.setattr("tidelog.service.peers.forwarding.CONFIRM_S", 0.1)
+        impatient.setattr("tidelog.service.peers.forwarding.SETTLED_S", 0.1)
         for _ in range(3):
             answer = await there.get(f"{path}/records?max_bytes=1&timeout=3000")
             assert [each["value"] for each in answer.json()] == [1]
-    cluster.network.lose_confirms = False
+    cluster.network.is_lossy = False
     for value in (1, 2):
         answer = await there.get(f"{path}/records?max_bytes=1&timeout=3000")
         assert [each["value"] for each in answer.json()] == [value]
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A read that waits for what never comes fails its test."""
+    monkeypatch.setattr("tidelog.service.peers.forwarding.SETTLED_S", 600.0)
+    monkeypatch.setattr("tidelog.storage.groups.deliveries.SENDING_S", 600.0)
+
+
+async def subscribed(cluster: Cluster) -> tuple[str, str, str]:
+    """The path of an instance, its coordinator and another broker."""
+    path = await cluster.created()
+    await cluster.ok("POST", f"{path}/subscription", {"topics": ["t"]})
+    coordinator = cluster.logs["a"].state.members.get("g").coordinator  # type: ignore[union-attr]
+    return path, coordinator, next(name for name in "abc" if name != coordinator)
+
+
+@pytest.mark.usefixtures("patient")
+async def test_a_client_that_leaves_another_broker_ends_its_read_at_the_coordinator(
+    cluster: Cluster,
+) -> None:
+    path, coordinator, other = await subscribed(cluster)
+    (instance,) = cluster._consumers[coordinator].coordinator.led["g"].instances.values()
+    reading = asyncio.create_task(cluster._clients[other].get(f"{path}/records?timeout=60000"))
+    await until(instance.lock.locked, 20)
+    reading.cancel()
+    await until(lambda: not instance.under_way, 20)
+    await append(cluster.logs["a"], b"1")
+    assert len(await cluster.ok("GET", f"{path}/records")) == 1
+
+
+@pytest.mark.usefixtures("patient")
+async def test_an_answer_that_is_lost_at_another_broker_delays_no_read(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, _, other = await subscribed(cluster)
+    await append(cluster.logs["a"], b"1", b"2")
+    async with asyncio.timeout(20):
+        with monkeypatch.context() as gone:
+            gone.setattr(HttpRequest, "watch", lose_answer)
+            for _ in range(3):
+                with contextlib.suppress(AssertionError):  # of httpx: there is no answer
+                    await cluster._clients[other].get(f"{path}/records?max_bytes=1&timeout=3000")
+        for value in (1, 2):
+            answer = await cluster._clients[other].get(f"{path}/records?max_bytes=1&timeout=3000")
+            assert [record["value"] for record in answer.json()] == [value]
+
+
+@pytest.mark.usefixtures("patient")
+async def test_an_answer_without_records_delays_no_read(cluster: Cluster) -> None:
+    path, _, other = await subscribed(cluster)
+    cluster.network.is_lossy = True
+    async with asyncio.timeout(20):
+        for _ in range(3):
+            answer = await cluster._clients[other].get(f"{path}/records?timeout=10")
+            assert answer.json() == []
 
 
 @pytest.mark.parametrize("victim", ["holder", "other"])

@@ -240,7 +240,7 @@ async def test_a_forwarded_read_ends_with_the_token(
         assert LATE not in task.result()
         assert b"40101" in task.result()
     finally:
-        forwarded.confirm(b"ticket")
+        forwarded.settle(b"ticket", has_arrived=True)
 
 
 @pytest.mark.parametrize(

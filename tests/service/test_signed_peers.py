@@ -1,5 +1,6 @@
 """The peer port where security is on: messages of brokers are taken, others only at level 1."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import NamedTuple
@@ -8,7 +9,7 @@ import httpx
 import msgspec
 import pytest
 
-from tests.service.conftest import QUIET, V2
+from tests.service.conftest import QUIET, V2, until
 from tests.service.keyed import ADMIN_KEY, SETTINGS, allow, key_of
 from tidelog.service.peers import client
 from tidelog.service.peers.client import ANNOUNCE, GROUP_REQUEST, HAND_OVER, METRICS, HttpPeers
@@ -77,10 +78,20 @@ async def pair(store: MemoryStore) -> AsyncIterator[list[Process]]:
         yield pair
 
 
-def forwarded(principal: str, key_id: str, group: str = "g") -> bytes:
+def forwarded(
+    principal: str,
+    key_id: str,
+    group: str = "g",
+    *,
+    method: str = "POST",
+    path: str = "",
+    query: bytes = b"",
+    body: bytes = BODY,
+) -> bytes:
+    """A request of the group; to create an instance unless there is a path."""
     return msgspec.msgpack.encode(
         _Request(
-            "POST", f"/consumers/{group}", b"", TYPE, "http", ("b", 1), BODY,
+            method, f"/consumers/{group}{path}", query, TYPE, "http", ("b", 1), body,
             (principal, "10.0.0.1"), (key_id, "", 0),
         )
     )  # fmt: skip
@@ -106,10 +117,27 @@ async def test_brokers_take_each_others_messages(pair: list[Process]) -> None:
     assert status(await a.peers.post(to, GROUP_REQUEST, forwarded(ADMIN, ADMIN_ID))) == 200
 
 
+async def test_a_read_ends_when_its_peer_waits_for_it_no_more(pair: list[Process]) -> None:
+    a, b = pair
+    await a.log.create_topic("t", 1, {})
+    to = b.log.members().me
+    topics = {"path": "/instances/i/subscription", "body": b'{"topics": ["t"]}'}
+    for message in (forwarded(ADMIN, ADMIN_ID), forwarded(ADMIN, ADMIN_ID, **topics)):
+        assert status(await a.peers.post(to, GROUP_REQUEST, message)) in (200, 204)
+    (instance,) = b.log.groups.coordinator.led["g"].instances.values()
+    read = forwarded(
+        ADMIN, ADMIN_ID, method="GET", path="/instances/i/records", query=b"timeout=60000"
+    )
+    reading = asyncio.create_task(a.peers.post(to, GROUP_REQUEST, read))
+    await until(instance.lock.locked)
+    reading.cancel()
+    await until(lambda: not instance.under_way)
+
+
 async def test_the_token_alone_is_not_enough(pair: list[Process]) -> None:
     a, b = pair
     message = forwarded(ADMIN, ADMIN_ID)
-    for path in (HAND_OVER, ANNOUNCE, METRICS, client.GROUP_CONFIRM):
+    for path in (HAND_OVER, ANNOUNCE, METRICS, client.GROUP_ARRIVED, client.GROUP_LOST):
         assert (await unsigned(b, path, message)).status_code == 401
     assert status((await unsigned(b, GROUP_REQUEST, message)).content) == 401
     assert "g" not in b.log.state.members
