@@ -182,7 +182,7 @@ async def test_two_requests_that_wait_for_one_proof_agree() -> None:
 
 @virtual
 async def test_a_read_of_before_a_restore_proves_no_response_after_it() -> None:
-    """A restored log gives a term again, and a new process counts all that it counts anew."""
+    """A restored log gives a term again, and a new process begins to count again."""
     async with group_of(1, "x") as (log, consumers):
         await append(log, "a", "b")
         before, _ = await read_offsets(consumers, None)
