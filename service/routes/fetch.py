@@ -54,6 +54,7 @@ from tidelog.storage.core.errors import (
     UnknownPartition,
 )
 from tidelog.storage.core.model import OFFSET_MAX, ReadBounds
+from tidelog.storage.io.tasks import retrieve_exception
 from tidelog.storage.log import FetchResult, Log
 from tidelog.storage.read.backwards import fetch_before
 from tidelog.storage.state.access import CONSUMER_BYTE_RATE, REQUEST_PERCENTAGE
@@ -291,6 +292,7 @@ class Fetch:
             if key not in self._encoding:
                 encoding = self._encode_once(key, view, fit, rights)
                 self._encoding[key] = asyncio.create_task(encoding)
+                self._encoding[key].add_done_callback(retrieve_exception)
             # If a reader leaves, the others still wait for the page.
             page = (await asyncio.shield(self._encoding[key])).page
         end = page.end(fetched.next_offset)

@@ -276,7 +276,8 @@ class Produce:
     async def decode_in_thread(
         self, rights: CallerRights, body: bytes, decode: Callable[[], T]
     ) -> T:
-        """Decode a large body in a thread, while the event loop serves other requests."""
+        """Decode a large body, which has its memory, in a thread, while the event loop serves other
+        requests."""
         return await self._threads.run(rights, self._decoded_max(body), decode)
 
     def _decoded_max(self, body: bytes) -> int:

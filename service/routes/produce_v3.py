@@ -175,6 +175,8 @@ class ProduceV3:
         await self._topic(cluster, topic_name, rights)
         key = client_key(call)
         body = await body_of(call, rights, self._settings.request_bytes_max)
+        if len(body) > DECODE_INLINE_BYTES:
+            call.charge(len(body))
         entries = await self._decoded(rights, body, partial(v3_records.decode_v3_batch, body))
         reports = await asyncio.gather(
             *(

@@ -93,7 +93,7 @@ class Transactions:
         name = client_key(call)
         rights = rights_of(call.scope)
         body = await body_of(call, rights, self._settings.request_bytes_max)
-        request = await self._decode(body, rights)
+        request = await self._decode(call, body)
         rights.record(PRODUCER_BYTE_RATE, max(request.weight - len(body), 0))
         await _check_rights(rights, request)
         try:
@@ -122,12 +122,15 @@ class Transactions:
         all_places = self._places_of_first(plan, request)
         return HttpResponse(200, self._response(request, all_places, placements), JSON)
 
-    async def _decode(self, body: bytes, rights: CallerRights) -> Transaction:
+    async def _decode(self, call: HttpRequest, body: bytes) -> Transaction:
         now_ms = self._log.store_time.now_ms()
         if len(body) <= DECODE_INLINE_BYTES:
             return decode_transaction(body, now_ms)
-        work = partial(decode_transaction, body, now_ms)
-        return await self._produce.decode_in_thread(rights, body, work)
+        call.charge(len(body))
+        decode = partial(decode_transaction, body, now_ms)
+        request = await self._produce.decode_in_thread(rights_of(call.scope), body, decode)
+        call.charge(max(len(body), request.weight))
+        return request
 
     async def _plan(
         self, request: Transaction, body: bytes, name: str | None, rights: CallerRights

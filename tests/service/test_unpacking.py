@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import json
 import threading
 import time
 import weakref
@@ -11,9 +12,11 @@ from typing import Any
 
 import pytest
 
-from tests.service.conftest import until
+from tests.service.conftest import broker_on, listening, until
 from tidelog.service import unpacking
+from tidelog.service.http.admission import BODY_STEP_BYTES
 from tidelog.service.unpacking import THREADS, UnpackThreads
+from tidelog.storage.io.memory import MemoryStore
 from tidelog.storage.state.access import REQUEST_PERCENTAGE
 
 
@@ -210,3 +213,31 @@ async def test_a_thread_that_cannot_start_gives_turn_and_memory_back(
                 await threads.run(Caller("a"), 10, int)
     assert threads.unpacked.used == 0
     assert await threads.run(Caller("a"), 10, int) == 0
+
+
+V3_RECORD = {"value": {"type": "STRING", "data": "x" * 100_000}}
+LARGE_BODIES: dict[str, Any] = {
+    "topics/t/records:batch": {"entries": [{"id": "1"} | V3_RECORD]},
+    "transactions": {"topics": [{"topic_name": "t", "records": [V3_RECORD]}]},
+}
+
+
+@pytest.mark.parametrize("path", LARGE_BODIES)
+async def test_a_body_that_waits_for_a_thread_has_its_memory(path: str) -> None:
+    body = json.dumps(LARGE_BODIES[path]).encode()
+    async with broker_on(MemoryStore()) as broker, listening(broker.app) as port:
+        await broker.log.create_topic("t", 1, {})
+        work, bodies = Work(broker.app._bodies.threads), broker.app.admission.bodies
+        tasks = [work.start("another") for _ in range(THREADS)]
+        await work.until_began(THREADS)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        target = f"/v3/clusters/{broker.log.identity.cluster_id}/{path}"
+        length = f"Content-Length: {len(body)}"
+        writer.write(f"POST {target} HTTP/1.1\r\nHost: x\r\n{length}\r\n\r\n".encode() + body)
+        await until(lambda: len(body) <= bodies.used <= len(body) + BODY_STEP_BYTES)
+        work.gate.set()
+        assert b" 20" in await reader.readuntil(b"\r\n\r\n")
+        writer.close()
+        await writer.wait_closed()
+        await asyncio.gather(*tasks)
+        await until(lambda: not bodies.used)
