@@ -23,7 +23,6 @@ from tidelog.storage.kafka import batch as kafka
 from tidelog.storage.kafka.batch import Batch, KeptBatch, KeylessRecords
 from tidelog.storage.kafka.kept import KeptBatches
 from tidelog.storage.log import Log
-from tidelog.storage.read.reader import retry_after_suspend
 from tidelog.storage.state.cluster_state import Topic
 from tidelog.storage.write.requests import AppendRequest, part_rows
 
@@ -96,7 +95,7 @@ class KafkaLog:
             await log.wal.ensure_view()
             return await self._read(topic.name, partition, offset, bytes_max)
 
-        return await retry_after_suspend(log.clock, log.wal.view_age_max_s, read)
+        return await log.wal.retry_after_suspend(read)
 
     async def reserve_producer_id(self) -> int:
         """Return a producer id that no other producer has (I11), with epoch 0. Each id is a commit;

@@ -48,7 +48,7 @@ from tidelog.storage.core.partitioner import RecordPartitions
 from tidelog.storage.io.start_retry import START_RETRY_S
 from tidelog.storage.io.tasks import surviving
 from tidelog.storage.read.long_polls import ANY_PARTITION, LongPolls
-from tidelog.storage.read.reader import FetchResult, Reader, ReaderSettings, retry_after_suspend
+from tidelog.storage.read.reader import FetchResult, Reader, ReaderSettings
 from tidelog.storage.read.tail_cache import TailCache
 from tidelog.storage.state.cluster_state import Applied, ClusterState, Topic
 from tidelog.storage.state.committed_offsets import CommittedOffset
@@ -343,7 +343,7 @@ class Log:
         """
         bounds = ReadBounds(bytes_max, records_max, offset_end)
         read = partial(self._fetch, topic, partition, offset, bounds, wait_s)
-        return await retry_after_suspend(self.clock, self.wal.view_age_max_s, read)
+        return await self.wal.retry_after_suspend(read)
 
     async def _fetch(
         self, topic: str, partition: int, offset: int, bounds: ReadBounds, wait_s: float
@@ -456,7 +456,7 @@ class Log:
                 self.state.topic(topic), partition, timestamp
             )
 
-        return await retry_after_suspend(self.clock, self.wal.view_age_max_s, search)
+        return await self.wal.retry_after_suspend(search)
 
     async def seal(self, topic: str, partitions: Sequence[int] | None = None) -> int:
         """Seal before `segment.ms` or `segment.bytes` is reached; return the number of rows."""

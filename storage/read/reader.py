@@ -17,7 +17,7 @@ the hole.
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from typing import NamedTuple, NoReturn, TypeVar
 
 import pyarrow as pa
@@ -32,7 +32,6 @@ from tidelog.storage.core.errors import (
     missing_object,
 )
 from tidelog.storage.core.model import Part, ReadBounds, SegmentFile
-from tidelog.storage.io.clock import Clock
 from tidelog.storage.io.object_store import ObjectStore
 from tidelog.storage.io.tasks import retrieve_exception
 from tidelog.storage.io.threads import Threads
@@ -64,9 +63,6 @@ READ_AHEAD_CHUNKS = 16
 """Tail chunks, from the read's offset on, that are fetched at once if they are not in memory."""
 GAP_CHUNKS_MAX = 16
 """Maximum number of tail chunks of other brokers that one `close_gap` decodes, in ~30 us each."""
-READS_MAX = 5
-"""Calls of one read that `retry_after_suspend` makes. If each takes long, the object is damaged and
-the store is slow: then the caller gets the error."""
 REFRESH_S = 30.0
 """How long a loaded manifest may still show records that key compaction removed."""
 
@@ -466,22 +462,6 @@ class Reader:
                 return
             self._keep(topic, number, chunk, records)
             end = chunk.end_offset
-
-
-async def retry_after_suspend(
-    clock: Clock, pause_max_s: float, read: Callable[[], Awaitable[T]]
-) -> T:
-    """Return the result of `read`. If it raises Corrupt after more than `pause_max_s`, call it
-    again, at most READS_MAX times in all: the process was suspended or the store was slow, and a
-    needed object may have been collected meanwhile."""
-    for _ in range(READS_MAX - 1):
-        started_s = clock.boot_s()
-        try:
-            return await read()
-        except Corrupt:
-            if clock.boot_s() - started_s <= pause_max_s:
-                raise
-    return await read()
 
 
 def _damaged(topic: Topic, number: int, chunk: TailChunk, error: Corrupt) -> DamagedRecords:

@@ -6,13 +6,20 @@ that these clocks show.
 """
 
 import math
-from typing import NamedTuple
+from collections.abc import Awaitable, Callable
+from typing import NamedTuple, TypeVar
 
+from tidelog.storage.core.errors import Corrupt
 from tidelog.storage.io.clock import Clock
 from tidelog.storage.io.object_store import ObjectStore
 
+T = TypeVar("T")
+
 STORE_CLOCK_STEP_S = 1.0
 """Resolution of the store's clock: S3 gives dates in seconds."""
+READS_MAX = 5
+"""Calls of one read that `retry_after_suspend` makes. If each takes long, the object is damaged and
+the store is slow: then the caller gets the error."""
 
 
 class Moment(NamedTuple):
@@ -55,3 +62,16 @@ class Freshness:
 
     def expire(self) -> None:
         self.moment = NEVER
+
+    async def retry_after_suspend(self, read: Callable[[], Awaitable[T]], pause_max_s: float) -> T:
+        """Return the result of `read`. If it raises Corrupt after more than `pause_max_s`, call it
+        again, at most READS_MAX times in all: the process was suspended or the store was slow, and
+        a needed object may have been collected meanwhile."""
+        for _ in range(READS_MAX - 1):
+            started = self.now()
+            try:
+                return await read()
+            except Corrupt:
+                if self.age_s(started) <= pause_max_s:
+                    raise
+        return await read()

@@ -12,8 +12,8 @@ import asyncio
 import contextlib
 import logging
 import math
-from collections.abc import AsyncIterator, Callable
-from typing import NamedTuple, Protocol
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import NamedTuple, Protocol, TypeVar
 
 from tidelog.storage.core import entry as entries
 from tidelog.storage.core import levels, object_keys
@@ -32,6 +32,8 @@ from tidelog.storage.wal.entry_put import EntryPut
 from tidelog.storage.wal.freshness import NEVER, Freshness, Moment
 from tidelog.storage.wal.store_time import StoreTime
 from tidelog.storage.wal.wal_objects import ClusterIdentity, WalObjects, WalSettings, empty_state
+
+T = TypeVar("T")
 
 log = logging.getLogger("tidelog.wal")
 
@@ -249,6 +251,11 @@ class WalView:
         return Committed(entry, header, draft.bodies, outcomes)
 
     # -- reading
+
+    async def retry_after_suspend(self, read: Callable[[], Awaitable[T]]) -> T:
+        """Return the result of a read of objects that this view names. Repeat it if it finds damage
+        and took longer than a view may be old."""
+        return await self._freshness.retry_after_suspend(read, self.view_age_max_s)
 
     async def ensure_view(self) -> None:
         """Reload the state if the view has expired; cheap otherwise. Raises Unavailable if a commit

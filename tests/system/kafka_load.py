@@ -129,13 +129,14 @@ class KafkaProducer(Threads):
             self._send(producer)
             producer.poll(self._pause_s)
         last_s = time.monotonic() + LAST_ACKS_S
-        while producer.flush(FLUSH_S) and not self._is_dead and time.monotonic() < last_s:
-            pass
+        while (left := producer.flush(FLUSH_S)) and time.monotonic() < last_s:
+            if self._is_dead:
+                break
         if self._is_dead:  # librdkafka then keeps its records until they are too old
             producer.purge()
             producer.flush(LAST_ACKS_S)
             self._end_dead()
-        elif left := len(producer):
+        elif left:  # not the length of the producer, which counts its errors and log lines too
             self._failures.append(f"{left} records have no answer after {LAST_ACKS_S:g} s")
 
     def _end_dead(self) -> None:
