@@ -7,7 +7,6 @@ keeps the connection and gets records when they are committed, as server-sent ev
 
 import asyncio
 import contextlib
-from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from functools import partial
 from typing import Any, TypeVar
@@ -39,6 +38,7 @@ from tidelog.service.http.errors import answered, error_body
 from tidelog.service.http.parameters import InvalidParameter, integer, partition_number
 from tidelog.service.http.route import V2, Parameter, Permission, Route, RouteDoc
 from tidelog.service.memory_pool import MemoryPool, Share
+from tidelog.service.routes.followers.bounds import Followers
 from tidelog.service.security.caller import CallerRights, rights_of
 from tidelog.service.security.request_time import measured
 from tidelog.service.settings import Settings
@@ -49,7 +49,6 @@ from tidelog.storage.core.chunk import RECORDS_MAX
 from tidelog.storage.core.errors import (
     LogError,
     OffsetOutOfRange,
-    Throttled,
     Unavailable,
     UnknownPartition,
 )
@@ -71,8 +70,6 @@ ROOM_WAIT_S = 1.0
 """How long a fetch waits for memory before it is refused. Large pages hold theirs for less."""
 BACKWARDS_PART = 8
 """A fetch backwards reads at most this part of `fetch_bytes_max`, whose answer is within it."""
-STREAMS_OF_PRINCIPAL_MAX = 1_000
-STREAMS_RETRY_MS = 10_000
 
 
 class Fetch:
@@ -93,8 +90,7 @@ class Fetch:
         self._threads = threads
         self._pages = SharedPages()
         self._encoding: dict[PageKey, asyncio.Task[FetchPage]] = {}
-        self._followers: Counter[str] = Counter()
-        """Number of followers by principal."""
+        self.followers = Followers()
 
     async def fetch(
         self, call: HttpRequest, topic: str, partition_text: str
@@ -395,26 +391,8 @@ class Fetch:
         # EventSource closes at any status but 200, so for a record that does not decode it gets an
         # event.
         principal = rights_of(call.scope).principal
-        with self.following(principal), self.answer_share(principal) as share:
+        with self.followers.follower(principal, 1), self.answer_share(principal) as share:
             await self._follow_on(call, view, offset, reset, share)
-
-    @contextlib.contextmanager
-    def following(self, principal: str) -> Iterator[None]:
-        """Count a follower of the principal. Raises Throttled if the principal has too many.
-        Without security, only the bound of the connections applies."""
-        if principal and self._followers[principal] >= STREAMS_OF_PRINCIPAL_MAX:
-            raise Throttled(
-                f"{principal} has {self._followers[principal]} followers at this broker, which is "
-                "the maximum: end one, or use another broker",
-                retry_after_ms=STREAMS_RETRY_MS,
-            )
-        self._followers[principal] += 1
-        try:
-            yield
-        finally:
-            self._followers[principal] -= 1
-            if not self._followers[principal]:
-                del self._followers[principal]
 
     async def _follow_on(
         self, call: HttpRequest, view: FetchParams, offset: int, reset: str, share: Share
@@ -553,7 +531,7 @@ _DOC = RouteDoc(
         404: "40401 unknown topic, 40402 unknown partition",
         406: "an unknown Accept",
         422: "the first record does not decode in the requested format",
-        429: "the principal's quota is used up, or the principal has too many followers",
+        429: "the principal's quota is used up, or the principal follows too much",
         500: "a corrupt object; the message names it. Reads of other partitions work.",
         503: "the store does not answer, or too many fetches at once",
     },

@@ -1,7 +1,8 @@
 """Attacks on real brokers, and what each attack costs the broker and its other clients.
 
-attacks       the requests of each attack
-body_attacks  bodies that a broker parses on its event loop
-name_attacks  long names, words that errors quote, logins that wait behind others
-measure       memory, stalls and the requests of a neighbour (another client) during an attack
+attacks         the requests of each attack
+body_attacks    bodies that a broker parses on its event loop
+follow_attacks  many followers of topics with many partitions
+name_attacks    long names, words that errors quote, logins that wait behind others
+measure         memory, stalls and the requests of a neighbour (another client) during an attack
 """

@@ -20,6 +20,7 @@ from tests.service.conftest import (
 from tests.service.keyed import allow, key_of, secured
 from tests.service.test_follow import NDJSON, SSE, Event, Events, numbers
 from tidelog.service.formats import events as event_texts
+from tidelog.service.routes.followers import bounds
 from tidelog.service.routes.followers import topic as follower
 from tidelog.service.security.caller import ALL_RIGHTS
 from tidelog.storage.core.actions import DeleteKey
@@ -30,13 +31,15 @@ PATH = "/topics/t/records"
 
 
 @asynccontextmanager
-async def following(port: int, accept: str = SSE, **query: Any) -> AsyncIterator[httpx.Response]:
+async def following(
+    port: int, accept: str = SSE, path: str = PATH, **query: Any
+) -> AsyncIterator[httpx.Response]:
     headers = {"accept": accept, **query.pop("headers", {})}
     if (event_id := query.pop("event_id", None)) is not None:
         headers["last-event-id"] = event_id
     async with (
         httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as client,
-        client.stream("GET", PATH, headers=headers, params=query) as answer,
+        client.stream("GET", path, headers=headers, params=query) as answer,
     ):
         yield answer
 
@@ -334,6 +337,44 @@ async def test_a_right_or_key_that_is_taken_away_ends_the_stream(store: MemorySt
                 assert last.data["error_code"] == (40301 if taken == "right" else 40101)
                 with pytest.raises(StopAsyncIteration):
                     await events.next()
+
+
+async def test_the_partitions_of_a_principals_followers_are_bounded(
+    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bounds, "FOLLOWED_PARTITIONS_MAX", 7)
+    async with (
+        secured(store) as broker,
+        listening(broker.app) as port,
+        asyncio.timeout(240),
+    ):
+        await broker.log.create_topic("t", 3, {})
+        headers, others = [await key_of(broker.log, f"User:{name}") for name in "ab"]
+        for name in "ab":
+            await allow(broker.log, f"User:{name}", "READ")
+        one_path = "/topics/t/partitions/0/records"
+        before = asyncio.all_tasks()
+        for _ in range(2):  # what ends is not counted any more
+            async with (
+                following(port, headers=headers, offset="latest"),
+                following(port, headers=headers, offset="latest"),
+                following(port, path=one_path, headers=headers, offset="latest"),
+            ):
+                for path in (PATH, one_path):
+                    async with following(port, path=path, headers=headers) as refused:
+                        await refused.aread()
+                        said = assert_refused(refused, 429, 42901)
+                        assert "User:a has followers of 7 partitions at this broker" in said
+                async with following(port, headers=others) as answer:  # of another principal
+                    assert answer.status_code == 200
+            await until(lambda: asyncio.all_tasks() <= before)
+        async with (
+            following(port, headers=headers, offset="latest"),
+            following(port, headers=headers, offset="latest") as answer,
+        ):
+            await until(lambda: broker.log._waiting)
+            await broker.log.add_partitions("t", 4)
+            assert (await Events(answer).take(1))[0].data["error_code"] == 42901
 
 
 async def test_followers_share_the_bound_of_answers(store: MemoryStore) -> None:

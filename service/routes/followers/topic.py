@@ -42,6 +42,7 @@ from tidelog.service.http.route import (
 )
 from tidelog.service.memory_pool import Share
 from tidelog.service.routes.fetch import KEEPALIVE_S, Fetch
+from tidelog.service.routes.followers.bounds import Follower
 from tidelog.service.security.caller import CallerRights, rights_of
 from tidelog.storage.core.acls import READ, TOPIC
 from tidelog.storage.core.errors import InvalidRequest, LogError, OffsetOutOfRange, UnknownTopic
@@ -69,21 +70,31 @@ class _Turn(NamedTuple):
 class _Position:
     """The position of one follower: `offsets` has the next offset of each partition."""
 
-    def __init__(self, view: FetchParams, reset: str, topic: Topic, offsets: list[int]) -> None:
+    def __init__(
+        self,
+        view: FetchParams,
+        reset: str,
+        topic: Topic,
+        offsets: list[int],
+        follower: Follower,
+    ) -> None:
         self.view = view
         self.is_sse = view.format_name == "sse"
         self.offsets = offsets
         self._reset = reset
         self._topic_id = topic.topic_id
+        self._follower = follower
         self._last = -1
         """The partition of the last turn."""
 
     def update(self, topic: Topic) -> bytes:
         """Add the topic's new partitions, and reset the offsets that are out of range. Return the
-        events of these resets. Raises UnknownTopic, InvalidRequest, OffsetOutOfRange."""
+        events of these resets. Raises UnknownTopic, InvalidRequest, Throttled, OffsetOutOfRange."""
         if topic.topic_id != self._topic_id:  # deleted, and created again
             raise UnknownTopic(topic.name)
         _check_count(topic)
+        if len(topic.partitions) > len(self.offsets):
+            self._follower.grow(len(topic.partitions))
         added = topic.partitions[len(self.offsets) :]
         self.offsets += [partition.log_start_offset for partition in added]
         resets = b""
@@ -157,9 +168,13 @@ class TopicFollower:
         await self._log.refresh()  # to see all records acknowledged before this call (I3)
         topic = self._log.state.topic(name)
         _check_count(topic)
-        at = _Position(view, reset, topic, _offsets(call, query, topic, reset))
+        offsets = _offsets(call, query, topic, reset)
         principal = rights_of(call.scope).principal
-        with self._fetch.following(principal), self._fetch.answer_share(principal) as share:
+        with (
+            self._fetch.followers.follower(principal, len(offsets)) as follower,
+            self._fetch.answer_share(principal) as share,
+        ):
+            at = _Position(view, reset, topic, offsets, follower)
             await self._stream(call, at, share)
 
     async def _stream(self, call: HttpRequest, at: _Position, share: Share) -> None:
@@ -306,7 +321,7 @@ _DOC = RouteDoc(
         404: "40401: unknown topic",
         406: "an unknown Accept",
         422: "the first record does not decode in the requested format (NDJSON)",
-        429: "the principal's quota is used up, or the principal has too many followers",
+        429: "the principal's quota is used up, or the principal follows too much",
         500: "a corrupt object; the message names it",
         503: "the store does not answer, or too many fetches at once",
     },
