@@ -8,8 +8,8 @@ sequencer serves a thousand of these requests a second.
 
 import asyncio
 import ssl
-from collections.abc import Callable
-from typing import NamedTuple, cast
+from collections.abc import Callable, Coroutine
+from typing import Any, NamedTuple, TypeAlias, cast
 from urllib.parse import urlsplit
 
 import httptools
@@ -17,6 +17,7 @@ import httptools
 from tidelog.service.security.signatures import HEADER, Signatures
 from tidelog.storage.cluster.liveness import PROTOCOL, Member
 from tidelog.storage.cluster.messages import ForwardOutcomeUnknown, ForwardRefused
+from tidelog.storage.core.errors import LogError
 from tidelog.storage.core.model import Part
 
 HAND_OVER = f"/peers/v{PROTOCOL}/drafts"
@@ -40,9 +41,15 @@ ANSWER_BYTES_MAX = 80 * 1024 * 1024
 headers."""
 
 
+Room: TypeAlias = Callable[[int], Coroutine[Any, Any, None]]
+"""Waits until there is memory for an answer of so many bytes. Raises Unavailable."""
+SMALL_ANSWER_BYTES = 64 * 1024
+"""An answer up to this size is read without asking for room."""
+
+
 class _Answer(NamedTuple):
     status: int
-    body: bytes
+    body: bytearray
 
 
 class _Connection(asyncio.Protocol):
@@ -54,12 +61,16 @@ class _Connection(asyncio.Protocol):
         self._opened = opened
         self._transport: asyncio.Transport | None = None
         self._answer: asyncio.Future[_Answer] | None = None
+        self._room: Room | None = None
+        self._waiting: asyncio.Task[None] | None = None
+        """For room."""
 
-    async def request(self, *parts: Part) -> _Answer:
-        """Send a request and return its answer. Raises ConnectionError if no complete answer
-        arrives. Cancellation closes the connection."""
+    async def request(self, *parts: Part, room: Room | None = None) -> _Answer:
+        """Send a request and return its answer. Wait for `room` before a large answer is read.
+        Raises ConnectionError if no complete answer arrives, and the errors of `room`. Cancellation
+        closes the connection."""
         assert self._transport is not None, "not connected yet"
-        self._answer = asyncio.get_running_loop().create_future()
+        self._answer, self._room = asyncio.get_running_loop().create_future(), room
         self._parser = httptools.HttpResponseParser(self)
         self._body = bytearray()
         try:
@@ -69,7 +80,9 @@ class _Connection(asyncio.Protocol):
             self.close()
             raise
         finally:
-            self._answer = None
+            if self._waiting is not None:
+                self._waiting.cancel()
+            self._answer = self._room = self._waiting = None
 
     def close(self) -> None:
         self.is_open = False
@@ -100,6 +113,24 @@ class _Connection(asyncio.Protocol):
 
     # -- httptools
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._room is not None and name.lower() == b"content-length":
+            size = int(value)
+            if SMALL_ANSWER_BYTES < size <= ANSWER_BYTES_MAX and self._transport is not None:
+                self._transport.pause_reading()
+                self._waiting = asyncio.create_task(self._read_on(self._room, size))
+
+    async def _read_on(self, room: Room, size: int) -> None:
+        """Read the answer when there is room for it."""
+        try:
+            await room(size)
+        except LogError as error:
+            if self._answer is not None and not self._answer.done():
+                self._answer.set_exception(error)
+            return
+        if self._transport is not None:
+            self._transport.resume_reading()
+
     def on_body(self, body: bytes) -> None:
         self._body += body
         if len(self._body) > ANSWER_BYTES_MAX:
@@ -109,8 +140,9 @@ class _Connection(asyncio.Protocol):
         if not self._parser.should_keep_alive():
             self.is_open = False
         if self._answer is not None and not self._answer.done():
-            status = self._parser.get_status_code()
-            self._answer.set_result(_Answer(status, bytes(self._body)))
+            status, body = self._parser.get_status_code(), self._body
+            self._body = bytearray()  # the connection stays open
+            self._answer.set_result(_Answer(status, body))
 
     def _break(self, why: str) -> None:
         if self._answer is not None and not self._answer.done():
@@ -129,7 +161,7 @@ class HttpPeers:
         self._opened: set[_Connection] = set()
 
     async def forward(self, peer: Member, message: bytes) -> bytes:
-        return await self.post(peer, HAND_OVER, message)
+        return bytes(await self.post(peer, HAND_OVER, message))
 
     async def announce(self, peer: Member, message: bytes) -> None:
         _ = await self.post(peer, ANNOUNCE, message)
@@ -141,9 +173,12 @@ class HttpPeers:
             connection.close()
         self._idle.clear()
 
-    async def post(self, peer: Member, path: str, message: bytes) -> bytes:
-        """Send a request and return the body of its answer. Raises ForwardRefused if the peer has
-        certainly not executed the request, and ForwardOutcomeUnknown if the outcome is unknown."""
+    async def post(
+        self, peer: Member, path: str, message: bytes, room: Room | None = None
+    ) -> bytearray:
+        """Send a request and return the body of its answer. Wait for `room` before a large answer
+        is read. Raises ForwardRefused if the peer has certainly not executed the request,
+        ForwardOutcomeUnknown if the outcome is unknown, and the errors of `room`."""
         connection = await self._connection(peer)
         signature = ""
         if self.signatures is not None:
@@ -153,7 +188,7 @@ class HttpPeers:
             f"authorization: Bearer {peer.token}\r\ncontent-length: {len(message)}\r\n\r\n"
         )
         try:
-            answer = await connection.request(head.encode(), message)
+            answer = await connection.request(head.encode(), message, room=room)
         except ConnectionError as error:
             raise ForwardOutcomeUnknown(f"{peer.address}: {error}") from error
         self._keep(peer, connection)

@@ -19,7 +19,8 @@ and the client receives an error that asks for a retry.
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from functools import partial
 from http import HTTPStatus
 from typing import Any, Protocol, TypeVar
 
@@ -27,17 +28,24 @@ import msgspec
 
 from tidelog.service.http.call import ClientGone, HttpRequest, Scope
 from tidelog.service.http.transports import Arrival
-from tidelog.service.peers.client import GROUP_ARRIVED, GROUP_LOST, GROUP_REQUEST, HttpPeers
+from tidelog.service.memory_pool import MemoryPool, Share
+from tidelog.service.peers.client import GROUP_ARRIVED, GROUP_LOST, GROUP_REQUEST, HttpPeers, Room
 from tidelog.service.security.caller import CallerRights, address_of, rights_of
 from tidelog.storage.broker import Members
 from tidelog.storage.cluster.liveness import Member
 from tidelog.storage.cluster.messages import ForwardOutcomeUnknown, ForwardRefused
 from tidelog.storage.core.errors import LogError, Unavailable
+from tidelog.storage.core.model import Part
 
 T = TypeVar("T")
 
 SETTLED_S = 5.0
 """Longest wait for the message whether an answer has arrived."""
+TAKEN_MAX = 2_000
+"""Most forwarded requests under way at a coordinator, of the connections for peers (CONNECTIONS_MAX
+of service.peers.listener). The rest is for drafts and announcements."""
+FORWARDED_MAX = 1_000
+"""Most requests that a broker has under way at one coordinator."""
 LOOK_S = 0.5
 """Interval at which a pending request checks whether the coordinator is still alive."""
 SECRET_HEADERS = (b"authorization", b"cookie")
@@ -51,9 +59,9 @@ class Unreached(Exception):
 class Transport(Protocol):
     """Transport to the broker that the cluster state names as a group's coordinator."""
 
-    async def request(self, coordinator: str, message: bytes) -> bytes:
-        """Call `Forwarded.take` on the coordinator. Raises Unreached. Raises Unavailable if the
-        outcome is unknown."""
+    async def request(self, coordinator: str, message: bytes, room: Room) -> Part:
+        """Call `Forwarded.take` on the coordinator. Call `room` before a large answer is read.
+        Raises Unreached. Raises Unavailable if the outcome is unknown."""
 
     async def settle(self, coordinator: str, ticket: bytes, *, has_arrived: bool) -> None:
         """Call `Forwarded.settle` on the coordinator. Raises Unreached, also if the outcome is
@@ -96,12 +104,16 @@ _requests = msgspec.msgpack.Decoder(_Request)
 _responses = msgspec.msgpack.Decoder(_Response)
 
 
-def _decode(decoder: msgspec.msgpack.Decoder[T], message: bytes) -> T:
+def _decode(decoder: msgspec.msgpack.Decoder[T], message: Part) -> T:
     """Raises msgspec.DecodeError."""
     try:
         return decoder.decode(message)
     except (UnicodeDecodeError, RecursionError) as error:
         raise msgspec.DecodeError(str(error)) from error
+
+
+async def _small_answer(size: int) -> None:
+    """The room for an answer without records."""
 
 
 class ForwardedCall(HttpRequest):
@@ -135,11 +147,11 @@ class ForwardedCall(HttpRequest):
         self.is_awaited = False
         self.caller, self.proof, self.is_trusted = request.caller, request.proof, is_trusted
         response = _Response(0, [], b"")
-        bodies = [request.body]
+        bodies, has_arrived = [request.body], self.has_arrived
 
-        async def receive() -> Any:
+        async def receive() -> Any:  # without a reference to the call, which refers to it
             if not bodies:
-                await asyncio.wait({self.has_arrived})
+                await asyncio.wait({has_arrived})
                 return {"type": "http.disconnect"}
             return {"type": "http.request", "body": bodies.pop(), "more_body": False}
 
@@ -189,7 +201,13 @@ class Forwarded:
     ) -> bytes:
         """Serve a request that a peer forwarded. `ticket` is a unique id of the request. Without
         `is_trusted`, a broker with security on refuses the request, because the sender is perhaps
-        no broker. `until_gone` returns when the peer waits for the answer no more."""
+        no broker. `until_gone` returns when the peer waits for the answer no more. Raises
+        Unavailable, msgspec.DecodeError."""
+        if len(self._tasks) >= TAKEN_MAX:
+            raise Unavailable(
+                f"{TAKEN_MAX} requests of other brokers are under way at the group's coordinator, "
+                "the most at a time: retry"
+            )
         call = ForwardedCall(_decode(_requests, message), is_trusted=is_trusted)
         task = asyncio.create_task(self._serve(call))
         self._tasks.add(task)
@@ -212,7 +230,9 @@ class Forwarded:
             self._calls[ticket] = call
             task.add_done_callback(lambda _: self._calls.pop(ticket, None))
             response.ticket = ticket
-        return _encode(response)
+        message = _encode(response)
+        response.body = b""  # the call may wait for its end
+        return message
 
     def settle(self, ticket: bytes, *, has_arrived: bool) -> None:
         """Note whether the answer has arrived at the client of the forwarding broker."""
@@ -226,11 +246,16 @@ class Forwarder:
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
+        self._under_way: dict[str, MemoryPool] = {}
+        """By coordinator: its requests under way, shared by principal."""
         self._settling: set[asyncio.Task[None]] = set()
 
-    async def forward(self, call: HttpRequest, coordinator: str, body: bytes) -> None:
-        """Forward the call, and send the coordinator's answer to the client of the call. Raises
-        Unreached, Unavailable, ClientGone."""
+    async def ask(
+        self, call: HttpRequest, coordinator: str, body: bytes, room: Room
+    ) -> Callable[[], Awaitable[None]]:
+        """Forward the call. Return a function that sends the coordinator's answer to the client of
+        the call, and that raises ClientGone. The answer has its memory from `room`. Raises
+        Unreached, Unavailable."""
         server = call.scope.get("server") or ("localhost", None)
         rights = rights_of(call.scope)
         request = _Request(
@@ -245,8 +270,27 @@ class Forwarder:
             rights.proof,
             address_of(call.scope),
         )
-        response = await self._ask(coordinator, request)
-        await self._answer(call, coordinator, response)
+        with self._slot(rights.principal, coordinator):
+            response = await self._ask(coordinator, request, room)
+        return partial(self._answer, call, coordinator, response)
+
+    @contextlib.contextmanager
+    def _slot(self, principal: str, coordinator: str) -> Iterator[None]:
+        """Hold one of the requests under way to the coordinator. Each takes a connection there, and
+        brokers need some for their records. Raises Unavailable."""
+        pool = self._under_way.setdefault(coordinator, MemoryPool(FORWARDED_MAX))
+        slot = Share(pool, principal)
+        try:
+            if not slot.set(1):
+                raise Unavailable(
+                    f"{pool.used} requests wait here for the group's coordinator; principals share "
+                    f"{FORWARDED_MAX}: try again later, or at the coordinator"
+                )
+            yield
+        finally:
+            slot.set(0)
+            if not pool.used:
+                self._under_way.pop(coordinator, None)
 
     async def _answer(self, call: HttpRequest, coordinator: str, response: _Response) -> None:
         """Send the coordinator's answer, and tell the coordinator whether it arrives, however this
@@ -274,14 +318,14 @@ class Forwarder:
         coordinator has a version without the route)."""
         who, none = (rights.principal, rights.host), ("", None)
         request = _Request("GET", path, b"", [], "http", none, b"", who, rights.proof)
-        response = await self._ask(coordinator, request)
+        response = await self._ask(coordinator, request, _small_answer)
         if response.status != HTTPStatus.OK:
             raise Unavailable(f"the group's coordinator answered {path} with {response.status}")
         return response.body
 
-    async def _ask(self, coordinator: str, request: _Request) -> _Response:
+    async def _ask(self, coordinator: str, request: _Request, room: Room) -> _Response:
         try:
-            answer = await self._transport.request(coordinator, _encode(request))
+            answer = await self._transport.request(coordinator, _encode(request), room)
             response = _decode(_responses, answer)
         except msgspec.MsgspecError as error:
             raise Unavailable(f"invalid response from the group's coordinator: {error}") from error
@@ -311,9 +355,9 @@ class GroupPeers:
         self._members = members
         self._peers = peers
 
-    async def request(self, coordinator: str, message: bytes) -> bytes:
+    async def request(self, coordinator: str, message: bytes, room: Room) -> Part:
         peer = self._peer(coordinator)
-        pending = asyncio.create_task(self._peers.post(peer, GROUP_REQUEST, message))
+        pending = asyncio.create_task(self._peers.post(peer, GROUP_REQUEST, message, room))
         try:
             while not pending.done():
                 await asyncio.wait({pending}, timeout=LOOK_S)

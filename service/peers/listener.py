@@ -74,7 +74,8 @@ ROUTES = REPORTS | {HAND_OVER, ANNOUNCE, GROUP_REQUEST, GROUP_ARRIVED, GROUP_LOS
 PEER_BODY_BYTES_MAX = 32 * 1024 * 1024
 """Bound of a request's body. A peer commits a larger draft by itself. A draft with uploaded chunks
 is only a header, of about 60 bytes a chunk."""
-CONNECTIONS_MAX = 1000
+CONNECTIONS_MAX = 2_500
+"""Of brokers. Each forwarded request takes one (TAKEN_MAX of service.peers.forwarding)."""
 STRANGERS_SHARE = 8
 """At most one connection in this number may be unproved: its peer has not sent the token yet."""
 BODIES_BYTES_MAX = 4 * PEER_BODY_BYTES_MAX

@@ -163,23 +163,18 @@ class ConsumerHandlers:
         """Forward a request. Return False if the coordinator certainly did not begin it."""
         assert self._forwarder is not None, "without a forwarder, every group is here"
         body = await limited_body(call)
-        gone = asyncio.create_task(until_gone(call.receive))
-        forwarding = asyncio.create_task(self._forwarder.forward(call, coordinator, body))
-        try:
-            await asyncio.wait({gone, forwarding}, return_when=asyncio.FIRST_COMPLETED)
-            if not forwarding.done():
-                call.status = call.status or CLIENT_GONE
-                return True
-            forwarding.result()
-        except ClientGone:
-            call.status = CLIENT_GONE
-        except Unreached as error:
-            log.info("group %s: its coordinator cannot be reached: %s", group, error)
-            call.receive = received_again(body, call.receive)
-            return False
-        finally:
-            gone.cancel()
-            forwarding.cancel()
+        with self._fetch.answer_share(rights_of(call.scope).principal) as share:
+            room = partial(self._fetch.reserve, share)
+            try:
+                asking = self._forwarder.ask(call, coordinator, body, room)
+                send = await _unless_gone(call, asking)
+                await send()
+            except ClientGone:
+                call.status = CLIENT_GONE
+            except Unreached as error:
+                log.info("group %s: its coordinator cannot be reached: %s", group, error)
+                call.receive = received_again(body, call.receive)
+                return False
         return True
 
     def _elsewhere(self, group: str) -> str | None:
@@ -339,31 +334,39 @@ class ConsumerHandlers:
         for portion in read.portions:
             await check_found(rights, portion.topic)
         with self._fetch.answer_share(rights.principal) as share:
-            encoded = partial(self._encoded, read, fmt, share, rights)
-            headers: tuple[tuple[bytes, bytes], ...] = (
-                (b"tidelog-generation", b"%d" % read.generation),
-            )
-            kind = ARROW
-            if fmt == "arrow":
-                records, body = await encoded(partial(wire_consumers.columns_of_read, read))
-                self._fetch.counters.add_records_out(records, len(body))
-            else:
-                work = partial(wire_consumers.array_of_read, read, fmt, on_error)
-                pages, body = await encoded(work)
-                wire_consumers.end_at_pages(read, pages)
-                headers += headers_of(pages, read.failure)
-                kind = MEDIA_TYPES[fmt]
-                self._fetch.count(pages, len(body))
-            await self._fetch.reserve(share, len(body))
+            answer = await self._answer(read, fmt, on_error, share, rights)
             if read.read_id:
-                headers += ((READ_ID, read.read_id.encode()),)
                 read.arrival = call.watch()
             stop_watching()
-            answer = HttpResponse(200, body, kind, headers)
             await call.answer(answer, self._fetch.packing(share, rights))
+            del answer  # a forwarded call keeps it until it is on its way
             rights.record(CONSUMER_BYTE_RATE, read.weight)
+            if read.read_id:
+                await call.until_delivered()
+
+    async def _answer(
+        self, read: Read, fmt: str, on_error: OnError, share: Share, rights: CallerRights
+    ) -> HttpResponse:
+        """Encode a read within the share."""
+        encoded = partial(self._encoded, read, fmt, share, rights)
+        headers: tuple[tuple[bytes, bytes], ...] = (
+            (b"tidelog-generation", b"%d" % read.generation),
+        )
+        kind = ARROW
+        if fmt == "arrow":
+            records, body = await encoded(partial(wire_consumers.columns_of_read, read))
+            self._fetch.counters.add_records_out(records, len(body))
+        else:
+            work = partial(wire_consumers.array_of_read, read, fmt, on_error)
+            pages, body = await encoded(work)
+            wire_consumers.end_at_pages(read, pages)
+            headers += headers_of(pages, read.failure)
+            kind = MEDIA_TYPES[fmt]
+            self._fetch.count(pages, len(body))
+        await self._fetch.reserve(share, len(body))
         if read.read_id:
-            await call.until_delivered()
+            headers += ((READ_ID, read.read_id.encode()),)
+        return HttpResponse(200, body, kind, headers)
 
     async def _encoded(
         self, read: Read, fmt: str, share: Share, rights: CallerRights, encode: Callable[[], T]
@@ -477,6 +480,19 @@ async def _while_connected(call: HttpRequest) -> AsyncIterator[Callable[[], obje
                 gone.remove_done_callback(give_up)
     finally:
         gone.cancel()
+
+
+async def _unless_gone(call: HttpRequest, work: Coroutine[Any, Any, T]) -> T:
+    """Return the result of the work. Raises ClientGone if the client leaves before it ends."""
+    gone, working = asyncio.create_task(until_gone(call.receive)), asyncio.create_task(work)
+    try:
+        await asyncio.wait({gone, working}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientGone
+        return working.result()
+    finally:
+        gone.cancel()
+        working.cancel()
 
 
 def _received(call: HttpRequest) -> str | None:

@@ -40,6 +40,7 @@ from tidelog.service.telemetry.partition_shares import PartitionShares, SharesCo
 from tidelog.storage.broker import Broker
 from tidelog.storage.core.errors import LogError
 from tidelog.storage.core.histogram import SECONDS, Histogram
+from tidelog.storage.core.model import Part
 from tidelog.storage.io.clock import Clock
 
 WORKER_WAIT_S = 1.0
@@ -267,13 +268,13 @@ def merged(texts: Iterable[bytes]) -> bytes:
     return b"".join(part for parts in families.values() for part in parts)
 
 
-async def gathered(requests: Iterable[Awaitable[bytes]]) -> list[bytes]:
+async def gathered(requests: Iterable[Awaitable[Part]]) -> list[bytes]:
     """Return the answers that arrive within WORKER_WAIT_S."""
     answers = await asyncio.gather(*(_in_time(one) for one in requests))
-    return [answer for answer in answers if answer]
+    return [bytes(answer) for answer in answers if answer]
 
 
-async def _in_time(one: Awaitable[bytes]) -> bytes:
+async def _in_time(one: Awaitable[Part]) -> Part:
     """Return the answer, or b"" if none arrives within WORKER_WAIT_S."""
     try:
         async with asyncio.timeout(WORKER_WAIT_S):

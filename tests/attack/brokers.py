@@ -33,13 +33,13 @@ class AttackedBroker(Broker):
 
     def __init__(self, folder: Path, tree: Path | None = None, **settings: Any) -> None:
         super().__init__(folder, is_fresh=True, kafka_port=free_port(), **settings)
-        self._tree = tree
+        self.tree = tree
 
     @property
     def program(self) -> Sequence[str]:
-        if self._tree is None:
+        if self.tree is None:
             return super().program
-        return (str(self._tree / ".venv/bin/tidelog"),)
+        return (str(self.tree / ".venv/bin/tidelog"),)
 
     @property
     def neighbour(self) -> Principal | None:

@@ -276,7 +276,7 @@ class Between:
         self.coordinator = coordinator
         self.said: list[bytes] = []
 
-    async def request(self, coordinator: str, message: bytes) -> bytes:
+    async def request(self, coordinator: str, message: bytes, room: Any) -> bytes:
         self.said.append(message)
         return await self.coordinator.app.forwarded.take(
             message, b"%d" % len(self.said), is_trusted=True

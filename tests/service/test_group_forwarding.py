@@ -3,19 +3,29 @@ the death of any broker in the middle of it."""
 
 import asyncio
 import contextlib
+import gc
 import itertools
 import json
 import random
+import weakref
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
 from tests.service.conftest import FIRST_MS, QUIET, V2, append, assert_refused, until
-from tidelog.service.http.call import ClientGone, HttpRequest
-from tidelog.service.peers.forwarding import ForwardedCall, Forwarder, Unreached
+from tidelog.service.http.call import ClientGone, HttpRequest, HttpResponse
+from tidelog.service.peers.client import Room
+from tidelog.service.peers.forwarding import (
+    Forwarded,
+    ForwardedCall,
+    Forwarder,
+    Unreached,
+    _Request,
+)
 from tidelog.service.server.app import build_app
 from tidelog.service.server.router import Router
 from tidelog.service.settings import Settings
@@ -44,7 +54,7 @@ class Network:
         self.is_lossy = False
         self._tickets = itertools.count()
 
-    async def request(self, coordinator: str, message: bytes) -> bytes:
+    async def request(self, coordinator: str, message: bytes, room: Room) -> bytes:
         if coordinator not in self.apps:
             raise Unreached(coordinator)
         self.handed_over += 1
@@ -278,6 +288,60 @@ async def test_an_answer_without_records_delays_no_read(cluster: Cluster) -> Non
             assert answer.json() == []
 
 
+@pytest.mark.usefixtures("patient")
+async def test_a_forwarded_answer_has_its_memory_until_it_has_arrived(cluster: Cluster) -> None:
+    path, coordinator, other = await subscribed(cluster)
+    await append(cluster.logs["a"], b'"%s"' % (b"x" * 10_000))
+    answers = cluster.network.apps[coordinator].admission.answers
+    settle, used = cluster.network.settle, []
+
+    async def look(coordinator: str, ticket: bytes, *, has_arrived: bool) -> None:
+        used.append(answers.used)
+        await settle(coordinator, ticket, has_arrived=has_arrived)
+
+    cluster.network.settle = look  # type: ignore[method-assign]
+    answer = await cluster._clients[other].get(f"{path}/records?timeout=20000")
+    await until(lambda: bool(used) and not answers.used)
+    assert used[0] >= len(answer.content) > 10_000
+
+
+async def test_too_many_forwarded_requests_are_refused_and_the_group_stays(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, coordinator, other = await subscribed(cluster)
+    (instance,) = cluster._consumers[coordinator].coordinator.led["g"].instances.values()
+    client = cluster._clients[other]
+    for bound in ("FORWARDED_MAX", "TAKEN_MAX"):
+        with monkeypatch.context() as few:
+            few.setattr(f"tidelog.service.peers.forwarding.{bound}", 1)
+            reading = asyncio.create_task(client.get(f"{path}/records?timeout=60000"))
+            await until(instance.lock.locked)
+            answer = await client.get(f"{path}/records")
+            assert_refused(answer, 503, 50302, V2)
+            reading.cancel()
+            await until(lambda: not instance.under_way)
+    assert (await client.get(f"{path}/records?timeout=0")).json() == []
+    group = cluster.logs[other].state.members.get("g")
+    assert group is not None
+    assert (group.coordinator, group.term) == (coordinator, 1)
+
+
+async def test_an_answered_call_is_freed_without_a_garbage_collection() -> None:
+    futures: list[weakref.ref[asyncio.Future[bool]]] = []
+
+    async def serve(call: ForwardedCall) -> None:
+        futures.append(weakref.ref(call.has_arrived))
+        await call.answer(HttpResponse(200, b"x"))
+
+    request = _Request("GET", "/", b"", [], "http", ("b", 1), b"")
+    gc.disable()
+    try:
+        await Forwarded(serve).take(msgspec.msgpack.encode(request), b"ticket")
+        await until(lambda: futures[0]() is None)
+    finally:
+        gc.enable()
+
+
 @pytest.mark.parametrize("victim", ["holder", "other"])
 async def test_clients_do_not_notice_a_crashed_broker(cluster: Cluster, victim: str) -> None:
     path = await cluster.created()
@@ -346,11 +410,11 @@ async def test_a_broker_that_stops_asks_again_if_the_next_coordinator_cannot_be_
     requests = cluster.network.request
     missed: list[str] = []
 
-    async def late(coordinator: str, message: bytes) -> bytes:
+    async def late(coordinator: str, message: bytes, room: Room) -> bytes:
         if len(missed) < 3:
             missed.append(coordinator)
             raise Unreached(coordinator)
-        return await requests(coordinator, message)
+        return await requests(coordinator, message, room)
 
     cluster.network.request = late  # type: ignore[method-assign]
     del cluster.network.apps[holder]  # the others know that it stops

@@ -9,6 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.service.conftest import until
 from tests.support.logs import append, read_values
 from tidelog.service.peers.client import ANNOUNCE, HAND_OVER, HttpPeers
 from tidelog.service.peers.listener import PEER_BODY_BYTES_MAX, PeerApp, PeerListener
@@ -21,7 +22,7 @@ from tidelog.storage.cluster.messages import (
     encode_announcements,
 )
 from tidelog.storage.cluster.sequencer import SequencerSettings
-from tidelog.storage.core.errors import LogError
+from tidelog.storage.core.errors import LogError, Unavailable
 from tidelog.storage.io.clock import SystemClock
 from tidelog.storage.io.folder import FolderStore
 from tidelog.storage.log import Log, LogSettings
@@ -193,3 +194,38 @@ async def test_a_port_that_is_taken_is_named(pair: list[Log]) -> None:
     with pytest.raises(LogError, match=f"cannot listen for peers on 127.0.0.1:{port}"):
         await listener.start("")
     await listener.close()
+
+
+LARGE = 8 << 20
+
+
+async def test_a_large_answer_is_read_when_there_is_room_for_it() -> None:
+    head = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % LARGE
+    peers, sizes, has_room = HttpPeers(), [], asyncio.Event()
+
+    async def room(size: int) -> None:
+        sizes.append(size)
+        await has_room.wait()
+
+    async with answering(head + bytes(LARGE)) as peer:
+        asking = asyncio.create_task(peers.post(peer, HAND_OVER, b"draft", room))
+        await until(lambda: bool(sizes))
+        (connection,) = peers._opened
+        await asyncio.sleep(0.05)
+        assert len(connection._body) < LARGE // 8
+        has_room.set()
+        assert len(await asking) == sizes[0] == LARGE
+    await peers.close()
+
+
+async def test_an_answer_without_room_is_not_read() -> None:
+    head = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % LARGE
+    peers = HttpPeers()
+
+    async def room(size: int) -> None:
+        raise Unavailable("no room")
+
+    async with answering(head) as peer:
+        with pytest.raises(Unavailable, match="no room"):
+            await peers.post(peer, HAND_OVER, b"draft", room)
+    await until(lambda: not peers._opened)

@@ -1,6 +1,7 @@
 """The peer port where security is on: messages of brokers are taken, others only at level 1."""
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import NamedTuple
@@ -9,7 +10,7 @@ import httpx
 import msgspec
 import pytest
 
-from tests.service.conftest import QUIET, V2, until
+from tests.service.conftest import QUIET, V2, append, listening, until
 from tests.service.keyed import ADMIN_KEY, SETTINGS, allow, key_of
 from tidelog.service.peers import client
 from tidelog.service.peers.client import ANNOUNCE, GROUP_REQUEST, HAND_OVER, METRICS, HttpPeers
@@ -31,7 +32,7 @@ from tidelog.storage.io.clock import SystemClock
 from tidelog.storage.io.memory import MemoryStore
 
 ALICE = "User:alice"
-BODY = b'{"name": "i", "format": "json"}'
+BODY = b'{"name": "i", "format": "json", "auto.offset.reset": "earliest"}'
 TYPE = [(b"content-type", V2.encode())]
 
 
@@ -132,6 +133,38 @@ async def test_a_read_ends_when_its_peer_waits_for_it_no_more(pair: list[Process
     await until(instance.lock.locked)
     reading.cancel()
     await until(lambda: not instance.under_way)
+
+
+async def test_a_large_answer_of_another_broker_has_its_memory_until_its_client_has_it(
+    pair: list[Process],
+) -> None:
+    a, b = pair
+    await a.log.create_topic("t", 1, {})
+    for _ in range(16):
+        await append(b.log, b'"%s"' % (b"x" * 900_000))
+    to = b.log.members().me
+    topics = {"path": "/instances/i/subscription", "body": b'{"topics": ["t"]}'}
+    for message in (forwarded(ADMIN, ADMIN_ID), forwarded(ADMIN, ADMIN_ID, **topics)):
+        assert status(await a.peers.post(to, GROUP_REQUEST, message)) in (200, 204)
+    await a.log.refresh()
+    answers = a.app.admission.answers
+    async with asyncio.timeout(60), listening(a.app) as port:
+        connection = socket.socket()
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(connection, ("127.0.0.1", port))
+        reader, writer = await asyncio.open_connection(sock=connection)
+        path = "/consumers/g/instances/i/records?max_bytes=60000000"
+        key = f"Authorization: Bearer {ADMIN_KEY}"
+        accept = "Accept: application/vnd.kafka.json.v2+json"
+        writer.write(f"GET {path} HTTP/1.1\r\nHost: x\r\n{key}\r\n{accept}\r\n\r\n".encode())
+        head = await reader.readuntil(b"\r\n\r\n")
+        size = int(head.partition(b"content-length: ")[2].split()[0])
+        assert answers.used >= size > 900_000
+        await reader.readexactly(size)
+        await until(lambda: not answers.used)
+        writer.close()
+        await writer.wait_closed()
 
 
 async def test_the_token_alone_is_not_enough(pair: list[Process]) -> None:
