@@ -50,6 +50,7 @@ from tidelog.storage.io.tasks import surviving
 from tidelog.storage.read.long_polls import ANY_PARTITION, LongPolls
 from tidelog.storage.read.reader import FetchResult, Reader, ReaderSettings
 from tidelog.storage.read.tail_cache import TailCache
+from tidelog.storage.read.topic_changes import TopicChanges
 from tidelog.storage.state.cluster_state import Applied, ClusterState, Topic
 from tidelog.storage.state.committed_offsets import CommittedOffset
 from tidelog.storage.state.partition import Partition
@@ -416,9 +417,19 @@ class Log:
         the loop's time reaches `deadline`, or at `end_waits`. Call while no records are new."""
         return await self._waiting.wait(list(partitions), waiter, deadline)
 
-    async def wait_for_topic(self, name: str, offsets: list[int], wait_s: float) -> Topic:
-        """Return the topic as soon as the high watermarks of its partitions differ from `offsets`
-        (also if the topic has more partitions), or after `wait_s`.
+    async def turn(self) -> None:
+        """Wait for a turn, as a read that a commit wakes: between two pages of many readers, other
+        requests are served."""
+        await self._waiting.turn()
+
+    def changes_of(self, topic: str) -> TopicChanges:
+        """Return the changes of the topic's partitions, for `wait_for_changes`."""
+        return self._waiting.changes_of(topic)
+
+    async def wait_for_changes(
+        self, name: str, changes: TopicChanges, count: int, wait_s: float
+    ) -> Topic:
+        """Return the topic as soon as it has more changes than `count`, or after `wait_s`.
 
         This broker applies entries of other brokers when they are announced, or at the next `poll`.
         Raises UnknownTopic, Unavailable.
@@ -427,7 +438,7 @@ class Log:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait_s
         topic = await self._topic(name)
-        while _ends(topic) == offsets and loop.time() < deadline:
+        while changes.count == count and loop.time() < deadline:
             if not await self.wait_any([(name, ANY_PARTITION)], loop.create_future(), deadline):
                 break
             topic = self.state.topic(name)
@@ -478,12 +489,14 @@ class Log:
                 if isinstance(action, LoseRecords):  # from a repair; do not serve them
                     self.tail.forget(action.topic_id, action.partition)
                 elif isinstance(action, AddPartitions):
-                    self._waiting.wake_all()  # for `wait_for_topic`; the action is rare
+                    grown = self._topic_of_id(action.topic_id)
+                    if grown is not None:
+                        self._waiting.wake_all(grown.name)  # for `wait_for_changes`
         for topic in applied.deleted:
             self.tail.forget_topic(topic.topic_id)
             self.tables.forget(topic.topic_id)
             self._waiting.wake_all(topic.name)
-        if not self._waiting:
+        if not self._waiting.has_readers:
             return
         for outcome in applied.outcomes:
             if not outcome.is_duplicate:
@@ -496,7 +509,3 @@ class Log:
         self.tail.clear()
         self.tables.forget_unknown()
         self._waiting.wake_all()
-
-
-def _ends(topic: Topic) -> list[int]:
-    return [partition.high_watermark for partition in topic.partitions]

@@ -93,11 +93,17 @@ def _id_before(offset: int) -> bytes:
 
 def vector(offsets: Sequence[int]) -> bytes:
     """Return the event id of a client that continues with these offsets, one for each partition."""
-    return b",".join(_pairs(offsets))
+    return b",".join(pairs(offsets))
 
 
-def _pairs(offsets: Sequence[int]) -> list[bytes]:
-    return [b"%d:%d" % (number, offset - 1) for number, offset in enumerate(offsets)]
+def pairs(offsets: Sequence[int]) -> list[bytes]:
+    """Return the parts of a vector, one for each partition."""
+    return [pair(number, offset) for number, offset in enumerate(offsets)]
+
+
+def pair(partition: int, offset: int) -> bytes:
+    """Return the part of a vector for a partition whose next offset is `offset`."""
+    return b"%d:%d" % (partition, offset - 1)
 
 
 def parse_vector(text: str) -> dict[int, int] | None:
@@ -107,25 +113,24 @@ def parse_vector(text: str) -> dict[int, int] | None:
         return None
     found: dict[int, int] = {}
     for part in text.split(","):
-        pair = _PAIR.fullmatch(part)
-        if pair is None:
+        match = _PAIR.fullmatch(part)
+        if match is None:
             return None
-        number, offset = int(pair[1]), int(pair[2]) + 1
+        number, offset = int(match[1]), int(match[2]) + 1
         if number in found or offset > OFFSET_MAX:
             return None
         found[number] = offset
     return found
 
 
-def with_vectors(body: bytes, offsets: Sequence[int], partition: int) -> Iterator[bytes]:
+def with_vectors(body: bytes, vector: Sequence[bytes], partition: int) -> Iterator[bytes]:
     """Iterate over the events of a page of one partition, in pieces, with vectors as ids.
 
-    `offsets` has the next offset of each partition before the page. In `body`, each event has one
-    line with its id and one line with its record.
+    `vector` has the parts of the vector before the page. In `body`, each event has one line with
+    its id and one line with its record.
     """
-    pairs = _pairs(offsets)
-    before = b"".join(pair + b"," for pair in pairs[:partition]) + b"%d:" % partition
-    after = b"".join(b"," + pair for pair in pairs[partition + 1 :])
+    before = b",".join([*vector[:partition], b"%d:" % partition])
+    after = b",".join([b"", *vector[partition + 1 :]])
     step = PIECE_BYTES * EVENT_BYTES_MIN // (EVENT_BYTES_MIN + len(before) + len(after))
     at = 0
     while at < len(body):

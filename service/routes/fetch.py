@@ -409,6 +409,8 @@ class Fetch:
 
         async def read() -> tuple[FetchPage, bytes]:
             nonlocal offset
+            if self._log.state.partition(view.topic, view.partition).high_watermark > offset:
+                await self._log.turn()
             turn = await self._page_or_reset(view, offset, reset, share, rights, KEEPALIVE_S)
             offset = turn[0].fetched.next_offset
             return turn

@@ -3,6 +3,7 @@
 reader          a broker's reads
 backwards       the newest records before an offset
 long_polls      reads that wait for new records
+topic_changes   which partitions of a topic have new records, for readers of all of them: pure
 segment_reader  footers and row groups of segments, verified
 tail_cache      the newest records in memory
 tail_windows    whole tails of several partitions, read in few large ranges

@@ -3,8 +3,10 @@
 import asyncio
 from collections import OrderedDict
 from collections.abc import Sequence
+from weakref import WeakValueDictionary
 
 from tidelog.storage.core.errors import Unavailable
+from tidelog.storage.read.topic_changes import TopicChanges
 
 WOKEN_AT_ONCE = 16
 """Maximum number of reads that one turn of the event loop wakes. A woken read costs 0.1 to 0.5 ms,
@@ -26,11 +28,25 @@ class LongPolls(dict[tuple[str, int], dict["asyncio.Future[None]", None]]):
     def __init__(self) -> None:
         super().__init__()
         self.is_refusing = False
+        self._changes: WeakValueDictionary[str, TopicChanges] = WeakValueDictionary()
+        """By topic, while a reader holds them."""
         self._ends = 0
         self._queue: OrderedDict[asyncio.Future[None], None] = OrderedDict()
         self._woken = 0
         """Number of reads that this turn of the event loop has woken."""
         self._is_turn_planned = False
+
+    @property
+    def has_readers(self) -> bool:
+        """Whether a read waits, or a reader holds the changes of a topic."""
+        return bool(self) or bool(self._changes)
+
+    def changes_of(self, topic: str) -> TopicChanges:
+        """Return the topic's changes. They are counted while the caller holds the object."""
+        changes = self._changes.get(topic)
+        if changes is None:
+            changes = self._changes[topic] = TopicChanges()
+        return changes
 
     async def wait(
         self,
@@ -82,11 +98,17 @@ class LongPolls(dict[tuple[str, int], dict["asyncio.Future[None]", None]]):
     def wake_reads(self, topic: str, partition: int) -> None:
         """Wake the reads that wait for records of the partition, or of any partition of its
         topic."""
+        changes = self._changes.get(topic)
+        if changes is not None:
+            changes.add(partition)
         self.wake((topic, partition))
         self.wake((topic, ANY_PARTITION))
 
     def wake_all(self, topic: str | None = None) -> None:
         """Wake all reads, or all reads of the topic if one is given."""
+        for name, changes in list(self._changes.items()):
+            if topic in (None, name):
+                changes.add_all()
         for key in [key for key in self if topic in (None, key[0])]:
             self.wake(key)
 

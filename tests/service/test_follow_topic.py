@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from tests.service.conftest import (
+    JSON,
     Broker,
     append,
     assert_refused,
@@ -20,11 +21,17 @@ from tests.service.conftest import (
 from tests.service.keyed import allow, key_of, secured
 from tests.service.test_follow import NDJSON, SSE, Event, Events, numbers
 from tidelog.service.formats import events as event_texts
+from tidelog.service.formats.fetched import FetchPage, FetchParams
+from tidelog.service.http.call import HttpRequest
+from tidelog.service.routes.fetch import Fetch
 from tidelog.service.routes.followers import bounds
 from tidelog.service.routes.followers import topic as follower
 from tidelog.service.security.caller import ALL_RIGHTS
 from tidelog.storage.core.actions import DeleteKey
+from tidelog.storage.core.errors import Corrupt
 from tidelog.storage.io.memory import MemoryStore
+from tidelog.storage.log import Log
+from tidelog.storage.read.topic_changes import TopicChanges
 from tidelog.storage.state.access import CONSUMER_BYTE_RATE
 
 PATH = "/topics/t/records"
@@ -151,6 +158,94 @@ async def test_one_waiter_and_one_wake_up_for_all_partitions(broker: Broker, por
         await append(broker.log, *numbers(0), partition=2)
         assert seen(await Events(answer).take(1)) == [(2, 0)]
     await until(lambda: not broker.log._waiting)
+
+
+async def test_one_write_has_the_records_of_all_partitions_of_a_commit(
+    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    partitions, written, turns = 2 * follower.PAGES_AT_ONCE, list[int](), list[Log]()
+    real_chunk, real_turn = HttpRequest.chunk, Log.turn
+
+    async def chunk(call: HttpRequest, body: bytes) -> None:
+        written.append(body.count(b"\ndata: "))
+        await real_chunk(call, body)
+
+    async def turn(log: Log) -> None:
+        turns.append(log)
+        await real_turn(log)
+
+    async with broker_on(store) as broker, listening(broker.app) as port, asyncio.timeout(240):
+        await broker.log.create_topic("t", partitions, {})
+        async with following(port, offset="latest") as answer:
+            await until(lambda: broker.log._waiting)
+            monkeypatch.setattr(HttpRequest, "chunk", chunk)
+            monkeypatch.setattr(Log, "turn", turn)
+            records = ",".join(f'{{"partition":{n},"value":1}}' for n in range(partitions))
+            body = f'{{"records":[{records}]}}'
+            made = await broker.http.post("/topics/t", content=body, headers={"content-type": JSON})
+            assert made.status_code == 200
+            found = await Events(answer).take(partitions)
+            assert seen(found) == [(partition, 0) for partition in range(partitions)]
+            await until(lambda: broker.log._waiting)
+    assert written == [follower.PAGES_AT_ONCE] * 2
+    assert len(turns) == 1, "the second write is behind other readers"
+
+
+async def test_a_wake_up_looks_at_the_changed_partitions_alone(
+    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked_at: list[list[int] | None] = []
+    real = TopicChanges.since
+
+    def since(changes: TopicChanges, count: int) -> list[int] | None:
+        looked_at.append(real(changes, count))
+        return looked_at[-1]
+
+    monkeypatch.setattr(TopicChanges, "since", since)
+    async with broker_on(store) as broker, listening(broker.app) as port, asyncio.timeout(240):
+        await broker.log.create_topic("t", 256, {})
+        async with following(port, offset="latest") as answer:
+            events = Events(answer)
+            for partition in (7, 200, 7):
+                await until(lambda: broker.log._waiting)
+                await append(broker.log, *numbers(1), partition=partition)
+                await events.next()
+    assert looked_at[0] is None
+    assert [numbers for numbers in looked_at[1:] if numbers] == [[7], [200], [7]]
+    assert None not in looked_at[1:]
+
+
+async def test_an_error_comes_after_the_records_of_other_partitions(
+    broker: Broker, port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Fetch.page
+
+    async def page(fetcher: Fetch, view: FetchParams, *arguments: Any, **more: Any) -> FetchPage:
+        if view.partition == 1:
+            raise Corrupt("wal/1", "a test")
+        return await real(fetcher, view, *arguments, **more)
+
+    for partition in range(3):
+        await append(broker.log, *numbers(1), partition=partition)
+    monkeypatch.setattr(Fetch, "page", page)
+    async with following(port) as answer:
+        found = await Events(answer).take(2)
+    assert seen(found[:1]) == [(0, 0)]
+    assert found[1].kind == "tidelog-error"
+    assert "wal/1" in found[1].data["message"]
+
+
+async def test_a_reset_comes_between_records_with_its_own_id(broker: Broker, port: int) -> None:
+    for partition in range(3):
+        await append(broker.log, *numbers(1), partition=partition)
+    async with following(port, event_id="0:-1,1:9,2:-1", reset="earliest") as answer:
+        found = await Events(answer).take(4)
+    assert [(event.kind, event.id) for event in found] == [
+        ("message", "0:0,1:9,2:-1"),
+        ("reset", "0:0,1:-1,2:-1"),
+        ("message", "0:0,1:-1,2:0"),
+        ("message", "0:0,1:0,2:0"),
+    ]
 
 
 async def test_lines_begin_with_the_position_and_have_signs_of_life(
@@ -411,7 +506,7 @@ _EVENT = (
 def test_vectors_of_a_large_page_come_in_bounded_pieces() -> None:
     offsets = [10**12] * 256
     body = b"".join(_EVENT % (n, n) for n in range(5000))
-    pieces = list(event_texts.with_vectors(body, offsets, 100))
+    pieces = list(event_texts.with_vectors(body, event_texts.pairs(offsets), 100))
     assert max(map(len, pieces)) < 2 * event_texts.PIECE_BYTES
     found = b"".join(pieces).split(b"\n\n")[:-1]
     assert len(found) == 5000

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import random
+from collections.abc import Awaitable
 
 import pytest
 
@@ -269,6 +270,38 @@ def test_i3_reloaded_view_sends_no_poller_out_of_range() -> None:
             assert fetched.high_watermark == 40
             await append(other, "after")
             assert await read_values(log, offset=40) == ["after"]
+
+    run(main)
+
+
+def test_a_reader_of_a_topic_waits_for_a_change_of_it() -> None:
+    async def main() -> None:
+        async with brokers(2) as (log, other):
+            loop, changes = asyncio.get_running_loop(), log.changes_of("t")
+
+            async def change_after(work: Awaitable[object]) -> list[int] | None:
+                count, began_s = changes.count, loop.time()
+                waiting = asyncio.create_task(log.wait_for_changes("t", changes, count, 60))
+                await asyncio.sleep(0.1)
+                assert not waiting.done()
+                await work
+                await waiting
+                assert loop.time() - began_s < 2
+                return changes.since(count)
+
+            assert await change_after(append(log, "a", partition=2)) == [2]
+            assert await change_after(append(other, "a", partition=1)) == [1]
+            assert await change_after(log.add_partitions("t", 4)) is None
+            began_s, count = loop.time(), changes.count
+            await log.create_topic("u", 1, {})
+            await log.add_partitions("u", 2)
+            await append(log, "a", topic="u")
+            await log.wait_for_changes("t", changes, count, 5)
+            assert loop.time() - began_s >= 5
+            assert changes.count == count
+            with pytest.raises(UnknownTopic):
+                await change_after(log.delete_topic("t"))
+            assert not log._waiting
 
     run(main)
 

@@ -1,6 +1,6 @@
 """How many followers a principal may have at a broker, and how many partitions they may follow.
 
-A commit costs a broker ~50 us for each follower and partition with new records, so followers of
+A commit costs a broker ~0.1 ms for each follower and partition with new records, so followers of
 wide topics cost more than others.
 """
 

@@ -4,12 +4,12 @@ The event id is a vector of offsets (service.formats.events), so a broker keeps 
 follower. A client that connects again with its last event id, to any broker, loses no record and
 gets no record twice. Partitions that are added later are read from their beginning.
 
-The partitions take turns. Each turn sends one page of one partition, so between two pages of a
-partition there is at most one page of each other partition. A follower at the end of all partitions
-is one waiter (storage.read.long_polls), and a commit wakes it once.
+The partitions take turns. A turn sends pages of several partitions, one of each, so between two
+pages of a partition there is at most one page of each other partition. A follower at the end of all
+partitions is one waiter (storage.read.long_polls), and a commit wakes it once.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from tidelog.service.formats import events
@@ -47,28 +47,41 @@ from tidelog.service.security.caller import CallerRights, rights_of
 from tidelog.storage.core.acls import READ, TOPIC
 from tidelog.storage.core.errors import InvalidRequest, LogError, OffsetOutOfRange, UnknownTopic
 from tidelog.storage.log import Log
+from tidelog.storage.read.topic_changes import NO_CHANGE, TopicChanges
 from tidelog.storage.state.access import CONSUMER_BYTE_RATE
 from tidelog.storage.state.cluster_state import Topic
 
 PARTITIONS_MAX = events.VECTOR_PARTITIONS_MAX
 """Maximum partitions of a topic that can be followed. The number is bounded, because each event id
 has an offset of each partition."""
+PAGES_AT_ONCE = 8
+"""Maximum pages of one turn. A page costs ~0.1 ms of CPU, and one turn of the event loop has turns
+of several followers (storage.read.long_polls)."""
 FORMATS = {EVENT_STREAM: "sse", NDJSON: "ndjson", b"*/*": "ndjson", b"": "ndjson"}
 
 
-class _Turn(NamedTuple):
-    """The result of one turn: its events `reset`, and a page of one partition with the offset after
-    the page and the weight of its records."""
+class _Page(NamedTuple):
+    """A page of one partition with the offset after it, and the weight of its records."""
 
-    resets: bytes
-    partition: int = 0
-    next_offset: int = 0
-    page: RecordPage | None = None
-    weight: int = 0
+    partition: int
+    next_offset: int
+    page: RecordPage
+    weight: int
+
+
+class _Turn(NamedTuple):
+    """The result of one turn: the events `reset`, and pages of partitions."""
+
+    resets: bytes = b""
+    pages: Sequence[_Page] = ()
 
 
 class _Position:
-    """The position of one follower: `offsets` has the next offset of each partition."""
+    """The position of one follower: `offsets` has the next offset of each partition.
+
+    `ready` has the partitions that perhaps have records to send, in the order of their turns. A
+    follower looks at no other partition until it has changed.
+    """
 
     def __init__(
         self,
@@ -77,75 +90,104 @@ class _Position:
         topic: Topic,
         offsets: list[int],
         follower: Follower,
+        changes: TopicChanges,
     ) -> None:
         self.view = view
         self.is_sse = view.format_name == "sse"
         self.offsets = offsets
-        self._reset = reset
+        self.vector = events.pairs(offsets)
+        """The parts of the event id."""
+        self.changes = changes
+        self.count = NO_CHANGE
+        """Number of the changes that are in `ready`."""
+        self.ready: dict[int, None] = {}
+        self.reset_to = reset
         self._topic_id = topic.topic_id
         self._follower = follower
-        self._last = -1
-        """The partition of the last turn."""
 
-    def update(self, topic: Topic) -> bytes:
-        """Add the topic's new partitions, and reset the offsets that are out of range. Return the
-        events of these resets. Raises UnknownTopic, InvalidRequest, Throttled, OffsetOutOfRange."""
+    def update(self, topic: Topic) -> None:
+        """Add the topic's new partitions, and to `ready` those that have changed. Raises
+        UnknownTopic, InvalidRequest, Throttled."""
         if topic.topic_id != self._topic_id:  # deleted, and created again
             raise UnknownTopic(topic.name)
-        _check_count(topic)
-        if len(topic.partitions) > len(self.offsets):
-            self._follower.grow(len(topic.partitions))
-        added = topic.partitions[len(self.offsets) :]
-        self.offsets += [partition.log_start_offset for partition in added]
-        resets = b""
-        for number, partition in enumerate(topic.partitions):
-            offset = self.offsets[number]
-            if not partition.log_start_offset <= offset <= partition.high_watermark:
-                resets += self.reset(
-                    number,
-                    OffsetOutOfRange(
-                        topic.name,
-                        number,
-                        offset,
-                        log_start_offset=partition.log_start_offset,
-                        high_watermark=partition.high_watermark,
-                    ),
-                )
-        return resets
+        partitions = topic.partitions
+        if len(partitions) > len(self.offsets):
+            _check_count(topic)
+            self._follower.grow(len(partitions))
+            self.offsets += [added.log_start_offset for added in partitions[len(self.offsets) :]]
+            self.vector = events.pairs(self.offsets)
+        changed = self.changes.since(self.count)
+        self.count = self.changes.count
+        for number in range(len(partitions)) if changed is None else changed:
+            if partitions[number].high_watermark != self.offsets[number]:
+                self.ready[number] = None
+
+    def take(self) -> int:
+        """Take the first partition of those that are ready."""
+        number = next(iter(self.ready))
+        del self.ready[number]
+        return number
+
+    def put_back(self, number: int) -> None:
+        """Let the partition be the first one of the next turn."""
+        self.ready = {number: None, **self.ready}
+
+    def move(self, number: int, offset: int) -> None:
+        self.offsets[number] = offset
+        self.vector[number] = events.pair(number, offset)
 
     def reset(self, number: int, error: OffsetOutOfRange) -> bytes:
         """Move the partition's offset as the parameter `reset` says, and return the event `reset`.
         If the parameter is `none`, raise the error."""
-        if self._reset == "none":
+        if self.reset_to == "none":
             raise error
-        is_first = self._reset == "earliest"
+        is_first = self.reset_to == "earliest"
         offset = error.log_start_offset if is_first else error.high_watermark
-        self.offsets[number] = offset
+        self.move(number, offset)
+        if offset != error.high_watermark:
+            self.ready[number] = None
         data = {"type": "reset", "partition": number, "requested_offset": error.offset}
         return self.notice("reset", {**data, "offset": offset})
 
-    def turn(self, topic: Topic) -> int | None:
-        """Return the next partition with records to send, counted from the partition of the last
-        turn. If no partition has such records, return None."""
-        count = len(self.offsets)
-        for step in range(1, count + 1):
-            number = (self._last + step) % count
-            if topic.partitions[number].high_watermark > self.offsets[number]:
-                self._last = number
-                return number
-        return None
+    def events_of(self, ready: _Page) -> Iterable[bytes]:
+        """Return the events or lines of a page, in pieces."""
+        body = ready.page.body
+        if not self.is_sse:
+            return [body]
+        return events.with_vectors(body, self.vector, ready.partition)
 
     def notice(self, kind: str, data: dict[str, object]) -> bytes:
-        return events.notice(self.view.format_name, kind, data, events.vector(self.offsets))
+        return events.notice(self.view.format_name, kind, data, self.event_id())
+
+    def event_id(self) -> bytes:
+        return b",".join(self.vector)
 
     def beginning(self) -> bytes:
         """Return the beginning of the stream: for SSE, an event with an id and without data; for
         NDJSON, the first line."""
         if self.is_sse:
-            return events.beginning_with(events.vector(self.offsets))
-        return self.notice(
-            "", {"type": "position", "event_id": events.vector(self.offsets).decode()}
-        )
+            return events.beginning_with(self.event_id())
+        return self.notice("", {"type": "position", "event_id": self.event_id().decode()})
+
+
+class _Writes:
+    """The pieces of a stream, which are joined: each write has at least PIECE_BYTES, unless a piece
+    that is larger or the end of a turn follows."""
+
+    def __init__(self, call: HttpRequest) -> None:
+        self._call = call
+        self._pieces: list[bytes] = []
+        self._size = 0
+
+    async def add(self, piece: bytes) -> None:
+        if self._size + len(piece) > events.PIECE_BYTES:
+            await self.flush()
+        self._pieces.append(piece)
+        self._size += len(piece)
+
+    async def flush(self) -> None:
+        await self._call.chunk(b"".join(self._pieces))
+        self._pieces, self._size = [], 0
 
 
 class TopicFollower:
@@ -174,19 +216,21 @@ class TopicFollower:
             self._fetch.followers.follower(principal, len(offsets)) as follower,
             self._fetch.answer_share(principal) as share,
         ):
-            at = _Position(view, reset, topic, offsets, follower)
+            changes = self._log.changes_of(name)
+            at = _Position(view, reset, topic, offsets, follower, changes)
             await self._stream(call, at, share)
 
     async def _stream(self, call: HttpRequest, at: _Position, share: Share) -> None:
         beginning = at.beginning()
         rights = rights_of(call.scope)
+        turn = _Turn()
         if call.scope["method"] == "HEAD":
-            turn = _Turn(at.update(self._log.state.topic(at.view.topic)))
+            self._check_ranges(at)
         else:
             turn = await self._turn(at, share, rights, 0.0, call)
-        page = turn.page
-        if page is not None and page.stopped is not None and not page.records and not at.is_sse:
-            raise page.stopped  # not for SSE: an EventSource closes at any status but 200
+        first = turn.pages[0].page if turn.pages else None
+        if first is not None and first.stopped is not None and not first.records and not at.is_sse:
+            raise first.stopped  # not for SSE: an EventSource closes at any status but 200
         await call.start_stream(MEDIA_TYPES[at.view.format_name])
         await self._fetch.send_stream(
             call,
@@ -195,9 +239,17 @@ class TopicFollower:
             beginning,
             turn,
             read=lambda: self._turn(at, share, rights, KEEPALIVE_S),
-            send=lambda turn: self._send(call, at, turn or _Turn(b"")),
+            send=lambda turn: self._send(call, at, turn or _Turn()),
             failure=lambda error: self._failure(call, at, error),
         )
+
+    def _check_ranges(self, at: _Position) -> None:
+        """Raise OffsetOutOfRange if an offset is out of range and is not to be reset."""
+        topic = self._log.state.topic(at.view.topic)
+        at.update(topic)
+        for number in at.ready if at.reset_to == "none" else ():
+            partition = topic.partitions[number]
+            self._log.check_range(topic.name, number, at.offsets[number], partition)
 
     async def _turn(
         self,
@@ -207,45 +259,65 @@ class TopicFollower:
         wait_s: float,
         call: HttpRequest | None = None,
     ) -> _Turn:
-        """Wait for records, and read a page of the next partition that has any. A waiting follower
+        """Wait for records, and read pages of the next partitions that have any. A waiting follower
         holds no memory."""
-        topic = await self._log.wait_for_topic(at.view.topic, at.offsets, wait_s)
-        resets = at.update(topic)
-        number = at.turn(topic)
-        if number is None:
-            return _Turn(resets)
-        view = at.view._replace(partition=number)
-        try:
-            fetch_page = await self._fetch.page(view, at.offsets[number], share, rights, call=call)
-        except OffsetOutOfRange as error:  # retention has deleted records since `update`
-            return _Turn(resets + at.reset(number, error))
-        fetched, page = fetch_page
-        return _Turn(resets, number, fetched.next_offset, page, fetched.weight)
+        if at.ready:
+            await self._log.turn()
+            wait_s = 0.0
+        name = at.view.topic
+        at.update(await self._log.wait_for_changes(name, at.changes, at.count, wait_s))
+        resets, pages, size = b"", list[_Page](), 0
+        for _ in range(min(len(at.ready), PAGES_AT_ONCE)):
+            if pages and not self._has_room(at, share, size):
+                break
+            number = at.take()
+            view = at.view._replace(partition=number)
+            try:
+                fetched, page = await self._fetch.page(
+                    view, at.offsets[number], share, rights, call=call
+                )
+                self._fetch.charge(share, size := size + len(page.body))
+            except LogError as error:
+                if pages:  # they are sent before the next turn meets the error again
+                    at.put_back(number)
+                    break
+                if not isinstance(error, OffsetOutOfRange):
+                    raise
+                resets += at.reset(number, error)
+                continue
+            pages.append(_Page(number, fetched.next_offset, page, fetched.weight))
+            if fetched.next_offset < fetched.high_watermark:
+                at.ready[number] = None
+            if page.stopped is not None:
+                break
+        return _Turn(resets, pages)
+
+    def _has_room(self, at: _Position, share: Share, size: int) -> bool:
+        """Whether a turn with `size` bytes may have a page more."""
+        return size < events.PIECE_BYTES and share.set(size + at.view.bounds.bytes_max)
 
     async def _send(self, call: HttpRequest, at: _Position, turn: _Turn) -> None:
-        """Send the result of a turn, or a keep-alive if the result is empty. If the page stops at a
-        record that does not decode, send the records before it, then raise Undecodable."""
-        await call.chunk(turn.resets)
-        page = turn.page
-        if page is None:
-            if not turn.resets:
-                await call.chunk(events.KEEPALIVE[at.view.format_name])
+        """Send the result of a turn, or a keep-alive if the result is empty. If the last page stops
+        at a record that does not decode, send the records before it, then raise Undecodable."""
+        if not turn.resets and not turn.pages:
+            await call.chunk(events.KEEPALIVE[at.view.format_name])
             return
-        pieces: Iterable[bytes] = [page.body]
-        if at.is_sse:
-            pieces = events.with_vectors(page.body, at.offsets, turn.partition)
-        size = 0
-        for piece in pieces:
-            await call.chunk(piece)
-            size += len(piece)
-        at.offsets[turn.partition] = turn.next_offset
-        rights_of(call.scope).record(CONSUMER_BYTE_RATE, turn.weight)
-        self._fetch.count([page], size, page.topic)
-        if page.skipped:
-            data = {"skipped": page.skipped, "first_skipped_offset": page.first_wrong}
-            await call.chunk(at.notice("skipped", {"partition": turn.partition, **data}))
-        if page.stopped is not None:
-            raise page.stopped
+        writes, size = _Writes(call), 0
+        await writes.add(turn.resets)
+        for ready in turn.pages:
+            for piece in at.events_of(ready):
+                size += len(piece)
+                await writes.add(piece)
+            at.move(ready.partition, ready.next_offset)
+            if ready.page.skipped:
+                await writes.add(_skipped(at, ready))
+        await writes.flush()
+        if turn.pages:
+            weight = sum(ready.weight for ready in turn.pages)
+            rights_of(call.scope).record(CONSUMER_BYTE_RATE, weight)
+            self._fetch.count([ready.page for ready in turn.pages], size, at.view.topic)
+            if (stopped := turn.pages[-1].page.stopped) is not None:
+                raise stopped
 
     def _failure(self, call: HttpRequest, at: _Position, error: LogError) -> bytes:
         offsets = at.offsets
@@ -254,6 +326,11 @@ class TopicFollower:
             offsets[error.where.partition] = error.offset + 1
         body = self._fetch.answer_of(call, error)
         return events.failure(at.view.format_name, error, body, events.vector(offsets))
+
+
+def _skipped(at: _Position, ready: _Page) -> bytes:
+    data = {"skipped": ready.page.skipped, "first_skipped_offset": ready.page.first_wrong}
+    return at.notice("skipped", {"partition": ready.partition, **data})
 
 
 def _check_count(topic: Topic) -> None:
