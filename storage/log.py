@@ -125,6 +125,8 @@ class Log:
         )
         self.sealer = Sealer(self.reader, self.writer, self.tables, settings.sealer, owns)
         self._waiting = LongPolls()
+        self.losses = 0
+        """How often records of this broker's view were given up, or its whole view."""
         wal.subscribers.append(self)
 
     # -- the cluster
@@ -487,6 +489,7 @@ class Log:
                 self.writer.check_marks(marks, entry.seq, is_reset=False)
             for action in commit.actions:
                 if isinstance(action, LoseRecords):  # from a repair; do not serve them
+                    self.losses += 1
                     self.tail.forget(action.topic_id, action.partition)
                 elif isinstance(action, AddPartitions):
                     grown = self._topic_of_id(action.topic_id)
@@ -506,6 +509,7 @@ class Log:
     def on_reset(self) -> None:
         """Drop the data that was derived from an expired view; wake all fetches."""
         self.writer.check_marks(self.wal.state.hot_logs, self.wal.state.seq, is_reset=True)
+        self.losses += 1
         self.tail.clear()
         self.tables.forget_unknown()
         self._waiting.wake_all()

@@ -1,5 +1,8 @@
 """Encoded pages that several readers of a partition use, so that a broker encodes each page once.
 
+Readers that read the same offsets of an unchanged partition do not even read the records again: a
+read costs more than the page of one record.
+
 A key identifies the records and their format. The records at given offsets of a topic id never
 change, but retention, compaction and repairs remove some of them. So a key also has the number of
 records.
@@ -8,7 +11,9 @@ records.
 import asyncio
 from typing import NamedTuple
 
+from tidelog.service.formats.fetched import FetchPage, FetchParams
 from tidelog.service.formats.pages import RecordPage
+from tidelog.storage.log import FetchResult
 
 KEPT_S = 1.0
 """A page is kept for one to two periods of this length, or for a shorter time if all pages together
@@ -29,6 +34,18 @@ class PageKey(NamedTuple):
     on_error: str
 
 
+class ReadKey(NamedTuple):
+    """The parameters of a read, and the offsets that its partition had. `losses` is `Log.losses` at
+    the time."""
+
+    topic_id: str
+    view: FetchParams
+    offset: int
+    log_start_offset: int
+    high_watermark: int
+    losses: int
+
+
 class SharedPages:
     """The pages of the last two seconds. Together, they have at most SHARED_BYTES_MAX bytes.
 
@@ -39,6 +56,9 @@ class SharedPages:
         self._new: dict[PageKey, RecordPage] = {}
         self._old: dict[PageKey, RecordPage] = {}
         self._new_bytes = 0
+        self._new_reads: dict[ReadKey, tuple[PageKey, FetchResult]] = {}
+        self._old_reads: dict[ReadKey, tuple[PageKey, FetchResult]] = {}
+        """The pages of reads, and their results without records."""
         self._timer: asyncio.TimerHandle | None = None
 
     def get(self, key: PageKey) -> RecordPage | None:
@@ -53,14 +73,31 @@ class SharedPages:
             self._age()
         self._new[key] = page
         self._new_bytes += size
+        self._start_timer()
+
+    def of_read(self, key: ReadKey) -> FetchPage | None:
+        """Return the result of another such read, if its page is kept."""
+        page_key, fetched = self._new_reads.get(key) or self._old_reads.get(key) or (None, None)
+        if page_key is None or fetched is None:
+            return None
+        page = self.get(page_key)
+        return None if page is None else FetchPage(fetched, page)
+
+    def add_read(self, key: ReadKey, page_key: PageKey, fetched: FetchResult) -> None:
+        """Keep the result of a read, which has no records, for as long as its page."""
+        self._new_reads[key] = page_key, fetched
+        self._start_timer()
+
+    def _start_timer(self) -> None:
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(KEPT_S, self._on_timer)
 
     def _on_timer(self) -> None:
         self._age()
         self._timer = None
-        if self._old:
-            self._timer = asyncio.get_running_loop().call_later(KEPT_S, self._on_timer)
+        if self._old or self._old_reads:
+            self._start_timer()
 
     def _age(self) -> None:
         self._old, self._new, self._new_bytes = self._new, {}, 0
+        self._old_reads, self._new_reads = self._new_reads, {}

@@ -31,7 +31,7 @@ from tidelog.service.formats.record_formats import (
     records_answer,
     reset_of,
 )
-from tidelog.service.formats.shared_pages import PageKey, SharedPages
+from tidelog.service.formats.shared_pages import PageKey, ReadKey, SharedPages
 from tidelog.service.http.call import HttpRequest, HttpResponse, Pack, until_gone
 from tidelog.service.http.content_coding import pack, packed_bound
 from tidelog.service.http.errors import answered, error_body
@@ -222,11 +222,15 @@ class Fetch:
                 call.waited_s = self._log.clock.boot_s() - started_s
             if offset == waited.high_watermark:
                 return encode(view, waited)
-        fit = await self._read(view, offset, share, is_refused=call is not None)
         # Long polls and followers often need the same records at the same time.
         is_shared = wait_s > 0 or call is None or view.format_name == "sse"
+        losses = self._log.losses
+        if is_shared and (recent := await self._recent(view, offset)) is not None:
+            await self.reserve(share, len(recent.page.body), is_refused=call is not None)
+            return recent
+        fit = await self._read(view, offset, share, is_refused=call is not None)
         if is_shared:
-            page = await self._shared(view, offset, fit, rights)
+            page = await self._shared(view, offset, fit, rights, losses)
         else:
             page = await self._encoded(view, fit, rights)
         self.charge(share, len(page.page.body))
@@ -269,8 +273,16 @@ class Fetch:
             return encode(view, fit.fetched)
         return await self.encoded(rights, fit.size, partial(encode, view, fit.fetched))
 
+    async def _recent(self, view: FetchParams, offset: int) -> FetchPage | None:
+        """Return the page of another reader that has just read the same, if there is one."""
+        await self._log.wal.ensure_view()
+        topic = self._log.state.topic(view.topic)
+        partition = self._log.state.partition(view.topic, view.partition)
+        ends = partition.log_start_offset, partition.high_watermark
+        return self._pages.of_read(ReadKey(topic.topic_id, view, offset, *ends, self._log.losses))
+
     async def _shared(
-        self, view: FetchParams, offset: int, fit: FittedPage, rights: CallerRights
+        self, view: FetchParams, offset: int, fit: FittedPage, rights: CallerRights, losses: int
     ) -> FetchPage:
         """Return the encoded records, if possible from a page of another reader."""
         topic, fetched = self._log.state.topics.get(view.topic), fit.fetched
@@ -291,8 +303,11 @@ class Fetch:
                 self._encoding[key].add_done_callback(retrieve_exception)
             # If a reader leaves, the others still wait for the page.
             page = (await asyncio.shield(self._encoding[key])).page
-        end = page.end(fetched.next_offset)
-        return FetchPage(fetched._replace(pieces=[], next_offset=end), page)
+        fetched = fetched._replace(pieces=[], next_offset=page.end(fetched.next_offset))
+        ends = fetched.log_start_offset, fetched.high_watermark
+        read = ReadKey(topic.topic_id, view, offset, *ends, losses)
+        self._pages.add_read(read, key, fetched)
+        return FetchPage(fetched, page)
 
     async def _encode_once(
         self, key: PageKey, view: FetchParams, fit: FittedPage, rights: CallerRights

@@ -27,12 +27,14 @@ from tidelog.service.routes.fetch import Fetch
 from tidelog.service.routes.followers import bounds
 from tidelog.service.routes.followers import topic as follower
 from tidelog.service.security.caller import ALL_RIGHTS
-from tidelog.storage.core.actions import DeleteKey
+from tidelog.storage.core.actions import DeleteKey, LoseRecords
 from tidelog.storage.core.errors import Corrupt
 from tidelog.storage.io.memory import MemoryStore
 from tidelog.storage.log import Log
+from tidelog.storage.read.reader import Reader
 from tidelog.storage.read.topic_changes import TopicChanges
 from tidelog.storage.state.access import CONSUMER_BYTE_RATE
+from tidelog.storage.state.cluster_state import Topic
 
 PATH = "/topics/t/records"
 
@@ -213,6 +215,38 @@ async def test_a_wake_up_looks_at_the_changed_partitions_alone(
     assert looked_at[0] is None
     assert [numbers for numbers in looked_at[1:] if numbers] == [[7], [200], [7]]
     assert None not in looked_at[1:]
+
+
+async def test_followers_at_the_same_offsets_read_the_records_once(
+    broker: Broker, port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[int] = []
+    real = Reader.read
+
+    async def counted(reader: Reader, topic: Topic, partition: int, *arguments: Any) -> Any:
+        read.append(partition)
+        return await real(reader, topic, partition, *arguments)
+
+    monkeypatch.setattr(Reader, "read", counted)
+    one_path = "/topics/t/partitions/2/records"
+    async with (
+        following(port, offset="latest") as first,
+        following(port, offset="latest") as second,
+        following(port, path=one_path, offset="latest") as third,
+        following(port, path=one_path, offset="latest") as fourth,
+    ):
+        streams = [Events(answer) for answer in (first, second, third, fourth)]
+        for number in range(2):
+            await until(lambda: sum(map(len, broker.log._waiting.values())) == 4)
+            await append(broker.log, *numbers(number), partition=2)
+            for events in streams:
+                event = await events.next()
+                assert (event.data["offset"], event.data["value"]) == (number, number)
+            assert read == [2] * (number + 1)
+    for lost in range(2):  # a repair ends what is shared
+        async with following(port) as answer:
+            assert seen(await Events(answer).take(1)) == [(2, lost)]
+        await broker.log.submit(LoseRecords(broker.log.state.topic("t").topic_id, 2, 0, 1))
 
 
 async def test_an_error_comes_after_the_records_of_other_partitions(
