@@ -7,6 +7,7 @@ content_coding  gzip and zstd of bodies and answers
 cors            CORS: pages of other origins that may use the API
 errors          from an error to an HTTP response
 exchange        one request and its answer on a connection: written bytes, flow control
+handshakes      TLS handshakes of an event loop: their turns, the memory that they take
 media_types     media types and their refusals; formats in JSON: json, binary, text
 openapi         the OpenAPI document: FastAPI's, with the hot routes and the security of each route
 paging          pages of a listing; work in slices, between which other callbacks run

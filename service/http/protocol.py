@@ -30,6 +30,7 @@ from tidelog.service.http.admission import (
     Phase,
 )
 from tidelog.service.http.exchange import LINGER_S, Exchange, Flow, busy, last_answer
+from tidelog.service.http.handshakes import Handshakes
 from tidelog.service.http.transports import CountedTransport, TlsTransport
 
 NOT_HTTP = "Invalid HTTP request received."
@@ -54,10 +55,12 @@ class Config(uvicorn.Config):
         *,
         proves_by_head: bool = True,
         tls: Callable[[], ssl.SSLContext] | None = None,
+        handshakes: Handshakes | None = None,
         **options: Any,
     ) -> None:
         """Without `proves_by_head`, the application calls `scope["prove"]()` to prove a connection.
-        With `tls`, connections use TLS. A new connection gets the context that `tls` returns."""
+        With `tls`, connections use TLS. A new connection gets the context that `tls` returns.
+        `handshakes` are those of the event loop, None if no other listener has TLS."""
         super().__init__(
             app,
             http=Protocol if tls is None else TlsProtocol,
@@ -71,6 +74,7 @@ class Config(uvicorn.Config):
         self.admission: Admission[Protocol] = admission or Admission(Limits())
         self.proves_by_head = proves_by_head
         self.tls = tls
+        self.handshakes = handshakes or Handshakes()
         self.is_draining = False
         """Whether each answer ends its connection."""
         self._is_armed = False
@@ -433,16 +437,19 @@ class TlsProtocol(Protocol):
     _tls: TlsTransport
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        assert self.config.tls is not None
-        self._tls = TlsTransport(transport, self.loop, self.config.tls(), self._on_paused)
+        config = self.config
+        assert config.tls is not None
+        self._tls = TlsTransport(transport, self.loop, config.tls(), self, config.handshakes)
         super().connection_made(self._tls)  # type: ignore[arg-type]
 
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._tls.lost()
+        super().connection_lost(exc)
+
     def data_received(self, data: bytes) -> None:
-        try:
-            plain = self._tls.received(data)
-        except ssl.SSLError as error:
-            self._refuse_handshake(error)
-            return
+        self._tls.received(data)
+
+    def on_plain(self, plain: bytes) -> None:
         if plain and not self._tls.is_closing():
             super().data_received(plain)
         if self._tls.is_over:
@@ -455,13 +462,13 @@ class TlsProtocol(Protocol):
     def resume_writing(self) -> None:
         self._tls.resume_writing()
 
-    def _on_paused(self, is_paused: bool) -> None:
+    def on_paused(self, is_paused: bool) -> None:
         (self.flow.pause_writing if is_paused else self.flow.resume_writing)()
 
     def observed(self) -> tuple[Phase, int]:
         if self._tls.is_open or self._is_ended:
             return super().observed()
-        return Phase.HANDSHAKE, 0
+        return Phase.SERVED if self._tls.is_waiting else Phase.HANDSHAKE, 0
 
     def end_late(self, phase: Phase) -> None:
         if phase is Phase.HANDSHAKE:
@@ -469,16 +476,19 @@ class TlsProtocol(Protocol):
         else:
             super().end_late(phase)
 
-    def _refuse_handshake(self, error: ssl.SSLError) -> None:
+    def on_displaced(self) -> None:
+        self._admission.ended["displaced"] += 1
+
+    def on_failed(self, reason: str) -> None:
         if self._tls.is_open:  # a TLS record is damaged: the rest cannot be read
             self._admission.ended["tls"] += 1
             self.transport.abort()
             return
-        is_plain = error.reason in PLAIN_TEXT
+        is_plain = reason in PLAIN_TEXT
         self._admission.ended["plain text" if is_plain else "handshake"] += 1
         unlogged = self._admission.line(self.loop.time())
         if unlogged is not None:
-            why = NOT_TLS if is_plain else f"the TLS handshake of a client failed: {error.reason}"
+            why = NOT_TLS if is_plain else f"the TLS handshake of a client failed: {reason}"
             self.logger.warning("%s (%d more were not logged)", why, unlogged)
         self._tls.refuse(last_answer(HTTPStatus.BAD_REQUEST, NOT_TLS) if is_plain else b"")
         self._is_ended = True

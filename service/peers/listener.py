@@ -46,6 +46,7 @@ from tidelog.service.http.call import (
     until_gone,
 )
 from tidelog.service.http.errors import error_response
+from tidelog.service.http.handshakes import Handshakes
 from tidelog.service.http.sockets import Server
 from tidelog.service.http.urls import host_of_url
 from tidelog.service.peers.client import (
@@ -198,6 +199,7 @@ class PeerListener:
         port: int,
         connections_max: int | None = None,
         tls: Callable[[], ssl.SSLContext] | None = None,
+        handshakes: Handshakes | None = None,
     ) -> None:
         most = CONNECTIONS_MAX if connections_max is None else connections_max
         limits = Limits(
@@ -222,6 +224,7 @@ class PeerListener:
             admission=self.admission,
             proves_by_head=False,
             tls=tls,
+            handshakes=handshakes,
             timeout_graceful_shutdown=1,
         )
         self._task: asyncio.Task[None] | None = None

@@ -10,6 +10,7 @@ import socket
 from typing import Any, NamedTuple
 
 from tidelog.service.http.admission import CONNECTION_BYTES, Admission
+from tidelog.service.http.handshakes import Handshakes
 from tidelog.service.http.sockets import bound_sockets
 from tidelog.service.kafka.admin.acls import disabled_acl_apis
 from tidelog.service.kafka.admin.configs import Configs
@@ -92,6 +93,7 @@ class KafkaServer:
         named: KafkaListener,
         threads: UnpackThreads,
         certificate: ServerCertificate | None = None,
+        handshakes: Handshakes | None = None,
     ) -> None:
         kafka = counters.kafka
         answers = counters.admission.answers
@@ -117,7 +119,7 @@ class KafkaServer:
             security,
             UnsentAnswers(UNSENT_ALL_BYTES_MAX),
         )
-        self.listener = Listener(server, certificate.server if certificate else None)
+        self.listener = Listener(server, certificate.server if certificate else None, handshakes)
         self._draining: asyncio.Task[None] | None = None
 
     async def start(self, sockets: list[socket.socket], backlog: int) -> None:

@@ -1,13 +1,14 @@
 """After a peak, a broker returns freed memory to the kernel, so that its resident memory falls.
 
 malloc keeps the memory that the process frees (storage.io.malloc), because the next request needs
-it. In two cases the next request needs much less: after an outage during which requests filled the
-write buffer, and on a broker without load.
+it. In three cases the next request needs much less: after an outage during which requests filled
+the write buffer, after a flood of TLS handshakes, and on a broker without load.
 """
 
 import asyncio
 import logging
 
+from tidelog.service.http.handshakes import Handshakes
 from tidelog.storage.broker import Broker
 from tidelog.storage.io.malloc import return_freed
 
@@ -44,13 +45,15 @@ class PeakWatch:
         return True
 
 
-async def return_memory(broker: Broker) -> None:
+async def return_memory(broker: Broker, handshakes: Handshakes) -> None:
     """Return freed memory to the kernel after each peak of the broker. Does not return."""
-    watch, loop = PeakWatch(), asyncio.get_running_loop()
+    watch, handshake_watch = PeakWatch(), PeakWatch()
+    loop = asyncio.get_running_loop()
     while True:
         await asyncio.sleep(CHECK_S)
         stats = broker.stats()
-        if watch.is_over(stats.buffered_bytes, stats.writer.flush_bytes):
+        is_over = watch.is_over(stats.buffered_bytes, stats.writer.flush_bytes)
+        if handshake_watch.is_over(handshakes.peak_bytes(), flushed=0) or is_over:
             began_s = loop.time()
             await asyncio.to_thread(return_freed)
             log.debug("returned freed memory to the kernel in %.3f s", loop.time() - began_s)

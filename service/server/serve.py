@@ -24,6 +24,7 @@ import uvloop
 from tidelog.service.exit_status import EXIT_FAILED, EXIT_OK, EXIT_UNREACHABLE, UNREACHABLE_ERRORS
 from tidelog.service.formats.shared_pages import SHARED_BYTES_MAX
 from tidelog.service.http.admission import Admission
+from tidelog.service.http.handshakes import HANDSHAKES_BYTES_MAX, Handshakes
 from tidelog.service.http.sockets import Server, bound_sockets
 from tidelog.service.kafka.appends import UNPACKED_BYTES_MAX
 from tidelog.service.peers.client import COMPACTIONS, KAFKA_CLIENTS, METRICS, VITALS, HttpPeers
@@ -161,7 +162,7 @@ async def _serve_store(
                 observer=observer,
                 may_describe=topic_filter(settings),
             )
-            serving = _Serving(broker, peers, worker, traces, tls, kafka_ports)
+            serving = _Serving(broker, peers, worker, traces, tls, kafka_ports, Handshakes())
             await _serve_cluster(settings, serving, sockets, on_listening)
         finally:
             await peers.close()
@@ -181,6 +182,7 @@ class _Serving(NamedTuple):
     traces: "Traces | None"
     tls: Certificates
     kafka_ports: kafka.KafkaPorts | None
+    handshakes: Handshakes
 
 
 def _peer_host(settings: Settings) -> str:
@@ -237,6 +239,7 @@ async def _serve_cluster(
                     settings.peer_port,
                     files.peers,
                     tls.peers.server if tls.peers else None,
+                    serving.handshakes,
                 )
                 stack.push_async_callback(listener.close)
                 address = await listener.start(settings.peer_address)
@@ -310,7 +313,14 @@ async def _build_apps(
     for named in _advertised(settings, serving):
         certificate = serving.tls.clients
         kafka_server = kafka.KafkaServer(
-            settings, broker, counters, security, named, threads, certificate
+            settings,
+            broker,
+            counters,
+            security,
+            named,
+            threads,
+            certificate,
+            serving.handshakes,
         )
     connected = () if kafka_server is None else kafka_server.listener.connections
     app.state.kafka_clients = KafkaClients(broker, connected, lambda: ask(KAFKA_CLIENTS))
@@ -342,7 +352,7 @@ async def _serve_http(
 ) -> None:
     broker, clients = serving.broker, serving.tls.clients
     sampling = asyncio.create_task(rates.run(), name="tidelog-vitals")
-    memory = asyncio.create_task(return_memory(broker), name="tidelog-memory")
+    memory = asyncio.create_task(return_memory(broker, serving.handshakes), name="tidelog-memory")
     loop_probe = LoopProbe(app.counters.loop_held)
     loop_probe.start()
 
@@ -363,6 +373,7 @@ async def _serve_http(
         admission=app.admission,
         backlog=backlog,
         tls=clients.server if clients else None,
+        handshakes=serving.handshakes,
         timeout_graceful_shutdown=REQUESTS_S,
     )
 
@@ -436,6 +447,8 @@ def other_bounds(settings: Settings, clients: int) -> dict[str, int]:
         "shared pages": SHARED_BYTES_MAX,
         "unpacked": max(UNPACKED_ALL_BYTES_MAX, UNPACKED_BYTES_MAX, settings.request_bytes_max),
     }
+    if settings.tls_cert_file:
+        bounds["handshakes"] = HANDSHAKES_BYTES_MAX
     return bounds | (kafka.memory_bounds(settings, clients) if settings.kafka_port else {})
 
 

@@ -158,7 +158,7 @@ class Handshake:
         self.incoming, self.outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self.tls = used.client().wrap_bio(self.incoming, self.outgoing)
 
-    def flow(self) -> None:
+    async def flow(self) -> None:
         """Exchange what both sides have to send."""
         written = self.connection.transport.written
         self.incoming.write(bytes(written))
@@ -167,6 +167,7 @@ class Handshake:
             self.tls.do_handshake()
         if data := self.outgoing.read():
             self.connection.protocol.data_received(data)
+            await asyncio.sleep(0)  # the turn of the handshake
 
 
 async def test_a_connection_counts_from_its_first_packet_and_its_handshake_has_a_clock(
@@ -174,7 +175,7 @@ async def test_a_connection_counts_from_its_first_packet_and_its_handshake_has_a
 ) -> None:
     admission: Admission[Any] = Admission(Limits(first_byte_s=10.0))
     client = Handshake(pair, admission)
-    client.flow()  # its hello, and no more
+    await client.flow()  # its hello, and no more
     assert admission.connections == 1
     assert client.connection.transport.written
     assert admission.overdue(0.0) == ([], True)
@@ -194,7 +195,7 @@ async def test_a_connection_counts_from_its_first_packet_and_its_handshake_has_a
 async def test_an_answer_that_is_not_read_is_encrypted_in_steps(pair: Pair) -> None:
     client = Handshake(pair)
     for _ in range(3):
-        client.flow()
+        await client.flow()
     protocol, transport = client.connection.protocol, client.connection.transport
     transport.written.clear()
     client.tls.write(b"GET /%d HTTP/1.1\r\nhost: x\r\n\r\n" % (8 * MIB))

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tidelog.service.http.admission import Limits, Phase
+from tidelog.service.http.handshakes import Handshakes
 from tidelog.service.http.sockets import cannot_listen
 from tidelog.service.http.transports import TlsTransport
 from tidelog.service.kafka.connections.connection import Connection
@@ -89,58 +90,63 @@ class TlsConnection(Connection, asyncio.Protocol):
     """A connection with TLS."""
 
     is_tls = True
+    _tls: TlsTransport
 
     def __init__(self, listener: "Listener", context: ssl.SSLContext) -> None:
         super().__init__(listener.server)
         self._listener = listener
         self._tls_context = context
-        self._tls: TlsTransport | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         transport.set_write_buffer_limits(high=UNSENT_BYTES_MAX)
+        listener = self._listener
         self._tls = TlsTransport(
-            transport,
-            self._listener.server.loop,
-            self._tls_context,
-            lambda is_paused: self.set_writable(not is_paused),
+            transport, listener.server.loop, self._tls_context, self, listener.handshakes
         )
         self.opened(_JoinedWrites(self._tls), _host_of(transport))
-        self._listener.admit(self, transport)
+        listener.admit(self, transport)
 
     def data_received(self, data: bytes) -> None:
-        assert self._tls is not None
-        try:
-            plain = self._tls.received(data)
-        except ssl.SSLError as error:
-            self._listener.refuse_handshake(error)
-            if not self._tls.is_open:
-                self._tls.refuse(b"")
-                self._tls.close()
-            else:
-                self._tls.abort()
-            return
+        self._tls.received(data)
+
+    def on_plain(self, plain: bytes) -> None:
         if plain and not self._tls.is_closing():
             self.frames.push(plain)
             self.advance()
         if self._tls.is_over:
             self._tls.close()
 
+    def on_failed(self, reason: str) -> None:
+        admission = self._listener.server.admission
+        if self._tls.is_open:
+            admission.ended["tls"] += 1
+            self._tls.abort()
+            return
+        self._listener.refuse_handshake(reason)
+        self._tls.refuse(b"")
+        self._tls.close()
+
+    def on_displaced(self) -> None:
+        self._listener.server.admission.ended["displaced"] += 1
+
+    def on_paused(self, is_paused: bool) -> None:
+        self.set_writable(not is_paused)
+
     def connection_lost(self, exc: Exception | None) -> None:
+        self._tls.lost()
         self.closed()
         self._listener.connections.discard(self)
 
     def pause_writing(self) -> None:
-        assert self._tls is not None
         self._tls.pause_writing()
 
     def resume_writing(self) -> None:
-        assert self._tls is not None
         self._tls.resume_writing()
 
     def observed(self) -> tuple[Phase, int]:
-        if self._tls is None or not self._tls.is_open:
-            return Phase.HANDSHAKE, 0
-        return super().observed()
+        if self._tls.is_open:
+            return super().observed()
+        return Phase.SERVED if self._tls.is_waiting else Phase.HANDSHAKE, 0
 
 
 class _JoinedWrites:
@@ -159,9 +165,16 @@ class _JoinedWrites:
 class Listener:
     """The servers of one broker for Kafka's protocol: `bind`, `listen`, `drain`, `close`."""
 
-    def __init__(self, server: Server, tls: Callable[[], ssl.SSLContext] | None = None) -> None:
-        """With `tls`, connections use TLS. A new connection gets the context that `tls` returns."""
+    def __init__(
+        self,
+        server: Server,
+        tls: Callable[[], ssl.SSLContext] | None = None,
+        handshakes: Handshakes | None = None,
+    ) -> None:
+        """With `tls`, connections use TLS. A new connection gets the context that `tls` returns.
+        `handshakes` are those of the event loop, None if no other listener has TLS."""
         self.server = server
+        self.handshakes = handshakes or Handshakes()
         self._tls = tls
         self.shared = memoryview(bytearray(SHARED_BYTES))
         """The memory for bytes from sockets. The event loop reads one socket at a time."""
@@ -203,7 +216,7 @@ class Listener:
         if admission.is_spare(connection):
             transport.abort()
 
-    def refuse_handshake(self, error: ssl.SSLError) -> None:
+    def refuse_handshake(self, reason: str) -> None:
         """Count a failed TLS handshake, and log it within the rate of log lines."""
         admission = self.server.admission
         admission.ended["handshake"] += 1
@@ -211,7 +224,7 @@ class Listener:
         if unlogged is not None:
             log.warning(
                 "a TLS handshake of a Kafka client failed: %s (%d more were not logged)",
-                error.reason,
+                reason,
                 unlogged,
             )
 
