@@ -52,6 +52,7 @@ class Network:
         self.apps: dict[str, Router] = {}
         self.handed_over = 0
         self.is_lossy = False
+        self.lost_messages = 0
         self._tickets = itertools.count()
 
     async def request(self, coordinator: str, message: bytes, room: Room) -> bytes:
@@ -73,6 +74,7 @@ class Network:
 
     async def settle(self, coordinator: str, ticket: bytes, *, has_arrived: bool) -> None:
         if self.is_lossy:
+            self.lost_messages += 1
             raise Unavailable("lost")
         if coordinator in self.apps:
             self.apps[coordinator].forwarded.settle(ticket, has_arrived=has_arrived)
@@ -226,6 +228,7 @@ async def test_an_answer_that_did_not_arrive_is_returned_again(
         for _ in range(3):
             answer = await there.get(f"{path}/records?max_bytes=1&timeout=3000")
             assert [each["value"] for each in answer.json()] == [1]
+    await until(lambda: cluster.network.lost_messages == 3)
     cluster.network.is_lossy = False
     for value in (1, 2):
         answer = await there.get(f"{path}/records?max_bytes=1&timeout=3000")
