@@ -141,6 +141,10 @@ class Log:
         boot clock, if that is earlier."""
         await self.wal.refresh(since_s)
 
+    async def ensure_view(self) -> None:
+        """Reload the state if it is too old for reads; cheap otherwise. Raises Unavailable."""
+        await self.wal.ensure_view()
+
     async def poll(self) -> None:
         """Apply other brokers' entries, also if no request comes, until the task is cancelled."""
         while True:

@@ -275,7 +275,7 @@ class Fetch:
 
     async def _recent(self, view: FetchParams, offset: int) -> FetchPage | None:
         """Return the page of another reader that has just read the same, if there is one."""
-        await self._log.wal.ensure_view()
+        await self._log.ensure_view()
         topic = self._log.state.topic(view.topic)
         partition = self._log.state.partition(view.topic, view.partition)
         ends = partition.log_start_offset, partition.high_watermark
