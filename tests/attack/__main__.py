@@ -14,8 +14,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.attack.attacks import Attacks, attacks, secured_attacks
-from tests.attack.brokers import AttackedBroker, SecuredBroker, fresh_broker
+from tests.attack.brokers import AttackedBroker, SecuredBroker, TlsBroker, fresh_broker
 from tests.attack.measure import Result, measured
+from tests.attack.tls_attacks import tls_attacks
 
 REST_S = 5.0
 ROW = "{:44} {:>18} {:>9} {:>9} {:>16} {:>9}  {}"
@@ -69,7 +70,11 @@ def main(arguments: Sequence[str]) -> int:
         help="another checkout, whose brokers are attacked",
     )
     given = parser.parse_args(arguments)
-    tables = {AttackedBroker: attacks(given.scale), SecuredBroker: secured_attacks(given.scale)}
+    tables = {
+        AttackedBroker: attacks(given.scale),
+        SecuredBroker: secured_attacks(given.scale),
+        TlsBroker: tls_attacks(given.scale),
+    }
     results = []
     print(HEAD, flush=True)
     with tempfile.TemporaryDirectory(prefix="tidelog-attack-") as folder:

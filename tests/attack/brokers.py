@@ -11,9 +11,12 @@ import httpx
 
 from tests.attack.measure import NEIGHBOUR, TYPE, VICTIM
 from tests.support.broker import Broker
+from tests.support.certificates import Authority
 from tests.support.ports import free_port
+from tests.support.tls_client import client_context
 
 BIG = "big"
+RSA_BITS = 2048
 ADMIN_KEY = "an-administrators-key-of-many-characters"
 
 
@@ -49,7 +52,8 @@ class AttackedBroker(Broker):
     def asked(self, method: str, path: str, **keywords: Any) -> httpx.Response:
         """Send a request with all rights. Raises for an answer above 400."""
         url = f"{self.base_url}{path}"
-        return httpx.request(method, url, timeout=60, **keywords).raise_for_status()
+        answer = httpx.request(method, url, timeout=60, verify=client_context(), **keywords)
+        return answer.raise_for_status()
 
     @cached_property
     def cluster_path(self) -> str:
@@ -121,6 +125,19 @@ class SecuredBroker(AttackedBroker):
         self.principal(NEIGHBOUR)
         for operation in ("READ", "WRITE"):
             self.allow(NEIGHBOUR, operation, "TOPIC", NEIGHBOUR)
+
+
+class TlsBroker(AttackedBroker):
+    """A broker whose ports have TLS, with an RSA key, which costs more than others."""
+
+    def __init__(self, folder: Path, tree: Path | None = None, **settings: Any) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        pair = Authority(folder).pair("broker", rsa_bits=RSA_BITS)
+        super().__init__(folder, tree, tls_cert_file=pair.cert, tls_key_file=pair.key, **settings)
+
+    @property
+    def ports(self) -> dict[str, int]:
+        return {"http": self.port, "kafka": int(str(self.settings["kafka_port"]))}
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tests.support.threads import Threads
+from tests.support.tls_client import client_context
 
 if TYPE_CHECKING:
     from tests.attack.brokers import AttackedBroker
@@ -100,15 +101,20 @@ class _Probe:
         """CPU time of the event loop's thread in each round."""
         self.faults: list[str] = []
 
+    def _connection(self) -> http.client.HTTPConnection:
+        address, port = self._broker.address, self._broker.port
+        if self._broker.base_url.startswith("https"):
+            context = client_context()
+            return http.client.HTTPSConnection(address, port, timeout=TIMEOUT_S, context=context)
+        return http.client.HTTPConnection(address, port, timeout=TIMEOUT_S)
+
     def run(self, end: threading.Event) -> None:
         connection: http.client.HTTPConnection | None = None
         while not end.is_set():
             began_s, began_cpu_s = time.perf_counter(), loop_cpu_s(self._broker.pid)
             try:
                 if connection is None:
-                    connection = http.client.HTTPConnection(
-                        self._broker.address, self._broker.port, timeout=TIMEOUT_S
-                    )
+                    connection = self._connection()
                 for request in self._requests:
                     connection.request(*request)
                     answer = connection.getresponse()

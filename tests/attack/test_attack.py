@@ -6,8 +6,9 @@ import pytest
 
 from tests.attack.__main__ import row
 from tests.attack.attacks import attacks, secured_attacks
-from tests.attack.brokers import AttackedBroker, SecuredBroker
+from tests.attack.brokers import AttackedBroker, SecuredBroker, TlsBroker
 from tests.attack.measure import Attack, Result, measured
+from tests.attack.tls_attacks import tls_attacks
 
 SCALE = 0.01
 
@@ -28,6 +29,13 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredBroker]
         yield broker
 
 
+@pytest.fixture(scope="module")
+def with_tls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TlsBroker]:
+    with TlsBroker(tmp_path_factory.mktemp("tls")) as broker:
+        broker.prepare()
+        yield broker
+
+
 @pytest.mark.parametrize("name", attacks(SCALE))
 def test_a_broker_withstands_the_attack(broker: AttackedBroker, name: str) -> None:
     withstands(broker, name, attacks(SCALE)[name])
@@ -36,6 +44,11 @@ def test_a_broker_withstands_the_attack(broker: AttackedBroker, name: str) -> No
 @pytest.mark.parametrize("name", secured_attacks(SCALE))
 def test_a_secured_broker_withstands_the_attack(secured: SecuredBroker, name: str) -> None:
     withstands(secured, name, secured_attacks(SCALE)[name])
+
+
+@pytest.mark.parametrize("name", tls_attacks(SCALE))
+def test_a_broker_with_tls_withstands_the_attack(with_tls: TlsBroker, name: str) -> None:
+    withstands(with_tls, name, tls_attacks(SCALE)[name])
 
 
 def withstands(broker: AttackedBroker, name: str, attack: Attack) -> None:

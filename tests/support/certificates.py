@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 DAY = dt.timedelta(days=1)
@@ -35,9 +35,16 @@ class Authority:
         self.ca = folder / f"{name}.pem"
         self.ca.write_bytes(_pem(built.sign(self._key, hashes.SHA256())))
 
-    def pair(self, name: str, *, host: str = "127.0.0.1", days: float = 90) -> Pair:
-        """Write a certificate for an address, and its key (0600). It ends after so many days."""
-        key = ec.generate_private_key(ec.SECP256R1())
+    def pair(
+        self, name: str, *, host: str = "127.0.0.1", days: float = 90, rsa_bits: int = 0
+    ) -> Pair:
+        """Write a certificate for an address, and its key (0600): P-256, or RSA with `rsa_bits`. It
+        ends after so many days."""
+        key: ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey
+        if rsa_bits:
+            key = rsa.generate_private_key(65537, rsa_bits)
+        else:
+            key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
         address = x509.IPAddress(ipaddress.ip_address(host))
         usages = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
@@ -60,7 +67,10 @@ class Authority:
 
 
 def _begun(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: float
+    subject: x509.Name,
+    issuer: x509.Name,
+    key: ec.EllipticCurvePublicKey | rsa.RSAPublicKey,
+    days: float,
 ) -> x509.CertificateBuilder:
     now = dt.datetime.now(dt.UTC)
     return (

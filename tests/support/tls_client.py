@@ -40,6 +40,14 @@ class TlsClient:
         self._secret = b""
         self._sealed = 0
 
+    def close(self) -> None:
+        """Give up a handshake that is not done."""
+        self._folder.cleanup()
+
+    @property
+    def is_open(self) -> bool:
+        return bool(self._secret)
+
     def handshake(self, received: bytes = b"") -> bytes:
         """Return the bytes to send: the ClientHello first, then the answer to `received`."""
         self._incoming.write(received)
