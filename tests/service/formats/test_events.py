@@ -33,7 +33,7 @@ def test_the_vector_of_each_event_is_the_position_after_it(
     partition = data.draw(st.integers(0, len(offsets) - 1))
     numbers = data.draw(st.lists(st.integers(0, OFFSET_MAX - 1), min_size=1, max_size=5))
     body = b"".join(b'id: %d\ndata: {"offset":%d}\n\n' % (n, n) for n in numbers)
-    sent = b"".join(events.with_vectors(body, offsets, partition)).split(b"\n\n")
+    sent = b"".join(events.with_vectors(body, events.pairs(offsets), partition)).split(b"\n\n")
     assert sent.pop() == b""
     for number, event in zip(numbers, sent, strict=True):
         event_id, _, record = event.partition(b"\n")
