@@ -59,8 +59,8 @@ class Unreached(Exception):
 class Transport(Protocol):
     """Transport to the broker that the cluster state names as a group's coordinator."""
 
-    async def request(self, coordinator: str, message: bytes, room: Room) -> Part:
-        """Call `Forwarded.take` on the coordinator. Call `room` before a large answer is read.
+    async def request(self, coordinator: str, message: bytes, room: Room | None) -> Part:
+        """Call `Forwarded.take` on the coordinator. Wait for `room` before a large answer is read.
         Raises Unreached. Raises Unavailable if the outcome is unknown."""
 
     async def settle(self, coordinator: str, ticket: bytes, *, has_arrived: bool) -> None:
@@ -110,10 +110,6 @@ def _decode(decoder: msgspec.msgpack.Decoder[T], message: Part) -> T:
         return decoder.decode(message)
     except (UnicodeDecodeError, RecursionError) as error:
         raise msgspec.DecodeError(str(error)) from error
-
-
-async def _small_answer(size: int) -> None:
-    """The room for an answer without records."""
 
 
 class ForwardedCall(HttpRequest):
@@ -318,12 +314,14 @@ class Forwarder:
         coordinator has a version without the route)."""
         who, none = (rights.principal, rights.host), ("", None)
         request = _Request("GET", path, b"", [], "http", none, b"", who, rights.proof)
-        response = await self._ask(coordinator, request, _small_answer)
+        response = await self._ask(coordinator, request)
         if response.status != HTTPStatus.OK:
             raise Unavailable(f"the group's coordinator answered {path} with {response.status}")
         return response.body
 
-    async def _ask(self, coordinator: str, request: _Request, room: Room) -> _Response:
+    async def _ask(
+        self, coordinator: str, request: _Request, room: Room | None = None
+    ) -> _Response:
         try:
             answer = await self._transport.request(coordinator, _encode(request), room)
             response = _decode(_responses, answer)
@@ -355,7 +353,7 @@ class GroupPeers:
         self._members = members
         self._peers = peers
 
-    async def request(self, coordinator: str, message: bytes, room: Room) -> Part:
+    async def request(self, coordinator: str, message: bytes, room: Room | None) -> Part:
         peer = self._peer(coordinator)
         pending = asyncio.create_task(self._peers.post(peer, GROUP_REQUEST, message, room))
         try:

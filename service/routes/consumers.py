@@ -166,11 +166,12 @@ class ConsumerHandlers:
         with self._fetch.answer_share(rights_of(call.scope).principal) as share:
             room = partial(self._fetch.reserve, share)
             try:
-                asking = self._forwarder.ask(call, coordinator, body, room)
-                send = await _unless_gone(call, asking)
-                await send()
-            except ClientGone:
-                call.status = CLIENT_GONE
+                async with _while_connected(call) as stop_watching:
+                    send = await self._forwarder.ask(call, coordinator, body, room)
+                    stop_watching()
+                    await send()
+            except (TimeoutError, ClientGone):
+                call.status = call.status or CLIENT_GONE
             except Unreached as error:
                 log.info("group %s: its coordinator cannot be reached: %s", group, error)
                 call.receive = received_again(body, call.receive)
@@ -480,19 +481,6 @@ async def _while_connected(call: HttpRequest) -> AsyncIterator[Callable[[], obje
                 gone.remove_done_callback(give_up)
     finally:
         gone.cancel()
-
-
-async def _unless_gone(call: HttpRequest, work: Coroutine[Any, Any, T]) -> T:
-    """Return the result of the work. Raises ClientGone if the client leaves before it ends."""
-    gone, working = asyncio.create_task(until_gone(call.receive)), asyncio.create_task(work)
-    try:
-        await asyncio.wait({gone, working}, return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise ClientGone
-        return working.result()
-    finally:
-        gone.cancel()
-        working.cancel()
 
 
 def _received(call: HttpRequest) -> str | None:

@@ -12,13 +12,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from tests.attack.brokers import SecuredBroker
-from tests.attack.http_client import sent
-from tests.attack.measure import MIB, Attack, scaled
+from tests.attack.http_client import TIMEOUT_S, V2, counted, sent
+from tests.attack.measure import MIB, TYPE, Attack, scaled
 from tests.system.client import wait_until
 
 READER = "forwarded"
-V2 = {"content-type": "application/vnd.kafka.v2+json"}
-JSON = {"content-type": "application/vnd.kafka.json.v2+json"}
 RECORDS = 15
 """Records of 1 MB in a request."""
 TRICKLE_BYTES = 2048
@@ -36,7 +34,7 @@ def coordinator(broker: SecuredBroker, topic: str, groups: int, bodies: int = 0)
         try:
             body = json.dumps({"records": [{"value": "x" * 1_000_000}] * RECORDS})
             for _ in range(bodies):
-                other.asked("POST", f"/topics/{topic}", content=body, headers=JSON)
+                other.asked("POST", f"/topics/{topic}", content=body, headers=TYPE)
             rights = broker.principal(READER).headers
             config = {"name": "i", "format": "json", "auto.offset.reset": "earliest"}
             partitions = {"partitions": [{"topic": topic, "partition": 0}]}
@@ -73,11 +71,11 @@ def _reading(broker: SecuredBroker, group: str, query: str, stack: ExitStack) ->
     connection = stack.enter_context(socket.socket())
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     connection.connect((broker.address, broker.port))
-    connection.settimeout(60)
+    connection.settimeout(TIMEOUT_S)
     path = f"/consumers/{group}/instances/i/records?{query}"
     secret = broker.principal(READER).secret
     head = f"GET {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {secret}\r\n"
-    connection.sendall(f"{head}Accept: {JSON['content-type']}\r\n\r\n".encode())
+    connection.sendall(f"{head}Accept: {TYPE['content-type']}\r\n\r\n".encode())
     return connection
 
 
@@ -95,7 +93,7 @@ def taken_slowly(scale: float, broker: SecuredBroker) -> str:
             for connection in slow:
                 connection.recv(TRICKLE_BYTES)
             time.sleep(TRICKLE_S)
-    return ", ".join(f"{count} x {status}" for status, count in sorted(statuses.items()))
+    return counted(statuses)
 
 
 def waiting(scale: float, broker: SecuredBroker) -> str:

@@ -13,15 +13,19 @@ from tests.support.broker import Broker
 
 TIMEOUT_S = 120.0
 JSON = {"content-type": "application/json"}
+V2 = {"content-type": "application/vnd.kafka.v2+json"}
 ADDRESSES = 4
 """A broker bounds the connections of each address."""
 
 
-def opened(broker: Broker, count: int, stack: ExitStack) -> Iterator[socket.socket]:
-    """Open connections one after the other, from ADDRESSES addresses. The stack closes them."""
+def opened(
+    broker: Broker, count: int, stack: ExitStack, port: int | None = None
+) -> Iterator[socket.socket]:
+    """Open connections one after the other, from ADDRESSES addresses, to the port of HTTP or to
+    another one. The stack closes them."""
+    place = broker.address, broker.port if port is None else port
     for number in range(count):
         source = f"127.0.0.{number % ADDRESSES + 1}", 0
-        place = broker.address, broker.port
         yield stack.enter_context(socket.create_connection(place, TIMEOUT_S, source_address=source))
 
 
@@ -41,4 +45,9 @@ def sent(broker: Broker, requests: Iterable[tuple[str, str, Any]], at_once: int 
         ThreadPoolExecutor(at_once) as pool,
     ):
         counts = Counter(pool.map(one, requests))
-    return ", ".join(f"{count} x {status}" for status, count in sorted(counts.items()))
+    return counted(counts)
+
+
+def counted(statuses: Counter[str]) -> str:
+    """Return the number of answers by status, as a text."""
+    return ", ".join(f"{count} x {status}" for status, count in sorted(statuses.items()))

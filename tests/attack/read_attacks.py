@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.attack.brokers import SecuredBroker
-from tests.attack.http_client import sent
+from tests.attack.http_client import V2, sent
 from tests.attack.measure import MIB, Attack, scaled
 
 READER = "reader"
@@ -16,7 +16,6 @@ TEXT = {"accept": "application/vnd.kafka.text.v2+json"}
 PACKED = {"accept-encoding": "gzip, identity;q=0"}
 VALUE = base64.b64encode(b"\x01" * (900 << 10)).decode()
 OCTETS = {"content-type": "application/vnd.kafka.binary.v2+json"}
-V2 = {"content-type": "application/vnd.kafka.v2+json"}
 Requests = list[tuple[str, str, Any]]
 
 

@@ -1,14 +1,12 @@
 """Connections without a login to ports with TLS: what OpenSSL does before there is a request."""
 
 import functools
-import socket
 import struct
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 
-from tests.attack.brokers import AttackedBroker, TlsBroker
-from tests.attack.http_client import ADDRESSES, TIMEOUT_S
+from tests.attack.brokers import TlsBroker
+from tests.attack.http_client import opened
 from tests.attack.measure import Attack, scaled
 from tests.support.tls_client import TlsClient
 
@@ -17,39 +15,24 @@ HALF_HELLO = struct.pack(">BHH", 22, 0x0301, 16_384) + b"\x01\x00\xff\xff" + byt
 HELD_S = 3.0
 
 
-@contextmanager
-def connections(broker: AttackedBroker, port: int, count: int) -> Iterator[list[socket.socket]]:
-    """Open connections from several addresses."""
-    with ExitStack() as stack:
-        yield [
-            stack.enter_context(
-                socket.create_connection(
-                    (broker.address, port),
-                    TIMEOUT_S,
-                    source_address=(f"127.0.0.{number % ADDRESSES + 1}", 0),
-                )
-            )
-            for number in range(count)
-        ]
-
-
 def hellos(port_of: str, scale: float, broker: TlsBroker) -> str:
     """Send the ClientHellos of many connections at once."""
     count = scaled(1000, scale, 10)
     client = TlsClient()
     hello = client.handshake()
     client.close()
-    with connections(broker, broker.ports[port_of], count) as opened:
-        for connection in opened:
+    with ExitStack() as stack:
+        connections = list(opened(broker, count, stack, broker.ports[port_of]))
+        for connection in connections:
             connection.sendall(hello)
-        answers = sum(bool(connection.recv(1)) for connection in opened)
+        answers = sum(bool(connection.recv(1)) for connection in connections)
     return f"{answers} of {count} answered"
 
 
 def half_hellos(port_of: str, scale: float, broker: TlsBroker) -> str:
     count = scaled(2400, scale, 10)
-    with connections(broker, broker.ports[port_of], count) as opened:
-        for connection in opened:
+    with ExitStack() as stack:
+        for connection in [*opened(broker, count, stack, broker.ports[port_of])]:
             with suppress(OSError):  # the broker may close it
                 connection.sendall(HALF_HELLO)
         time.sleep(HELD_S)
@@ -58,9 +41,9 @@ def half_hellos(port_of: str, scale: float, broker: TlsBroker) -> str:
 
 def key_updates(scale: float, broker: TlsBroker) -> str:
     """Send thousands of KeyUpdates in a packet."""
-    with connections(broker, broker.port, 4) as opened:
+    with ExitStack() as stack:
         clients = []
-        for connection in opened:
+        for connection in opened(broker, 4, stack):
             client = TlsClient()
             connection.sendall(client.handshake())
             while not client.is_open:

@@ -59,8 +59,8 @@ async def port(broker: Broker, topic: str) -> AsyncIterator[int]:
         yield port
 
 
-def seen(found: list[Event]) -> list[tuple[int, int]]:
-    return [(event.data["partition"], event.data["offset"]) for event in found]
+def seen(received: list[Event]) -> list[tuple[int, int]]:
+    return [(event.data["partition"], event.data["offset"]) for event in received]
 
 
 async def first_id(answer: httpx.Response) -> str:
@@ -85,13 +85,13 @@ async def test_a_thousand_records_of_six_partitions_come_in_the_order_of_each(
 
         async with following(port, max_bytes=50) as answer:
             producing = asyncio.create_task(produce())
-            found = await Events(answer).take(1000)
+            received = await Events(answer).take(1000)
             await producing
         for partition in range(6):
-            offsets = [offset for number, offset in seen(found) if number == partition]
+            offsets = [offset for number, offset in seen(received) if number == partition]
             assert offsets == list(range(len(offsets)))
         expected = [0] * 6
-        for event in found:
+        for event in received:
             expected[event.data["partition"]] += 1
             assert event.id.encode() == event_texts.vector(expected)
 
@@ -99,13 +99,13 @@ async def test_a_thousand_records_of_six_partitions_come_in_the_order_of_each(
 async def test_a_cut_anywhere_loses_and_repeats_nothing(broker: Broker, port: int) -> None:
     for partition, count in enumerate((5, 1, 7)):
         await append(broker.log, *numbers(*range(count)), partition=partition)
-    found: list[Event] = []
+    received: list[Event] = []
     event_id: str | None = None
-    while len(found) < 13:
+    while len(received) < 13:
         async with following(port, event_id=event_id, max_bytes=2) as answer:
-            found += await Events(answer).take(1)
-        event_id = found[-1].id
-    assert sorted(seen(found)) == [
+            received += await Events(answer).take(1)
+        event_id = received[-1].id
+    assert sorted(seen(received)) == [
         (number, offset) for number, count in enumerate((5, 1, 7)) for offset in range(count)
     ]
     assert event_id == "0:4,1:0,2:6"
@@ -134,9 +134,9 @@ async def test_partitions_added_later_are_read_from_their_beginning(
         assert event_id == "0:0,1:-1,2:-1"
         await broker.log.add_partitions("t", 5)
         await append(broker.log, *numbers(0, 1), partition=4)
-        found = await events.take(2)
-        assert seen(found) == [(4, 0), (4, 1)]
-        assert found[-1].id == "0:0,1:-1,2:-1,3:-1,4:1"
+        received = await events.take(2)
+        assert seen(received) == [(4, 0), (4, 1)]
+        assert received[-1].id == "0:0,1:-1,2:-1,3:-1,4:1"
     await append(broker.log, *numbers(0), partition=3)
     async with following(port, offset="latest", event_id=event_id) as answer:  # of three
         assert sorted(seen(await Events(answer).take(3))) == [(3, 0), (4, 0), (4, 1)]
@@ -148,9 +148,9 @@ async def test_a_partition_with_many_records_does_not_hold_up_another(
     await append(broker.log, *numbers(*range(200)), partition=0)
     await append(broker.log, *numbers(*range(3)), partition=2)
     async with following(port, max_bytes=10) as answer:
-        found = seen(await Events(answer).take(40))
-    assert [at for at in found if at[0] == 2] == [(2, 0), (2, 1), (2, 2)]
-    assert found.index((2, 2)) < 20
+        received = seen(await Events(answer).take(40))
+    assert [at for at in received if at[0] == 2] == [(2, 0), (2, 1), (2, 2)]
+    assert received.index((2, 2)) < 20
 
 
 async def test_one_waiter_and_one_wake_up_for_all_partitions(broker: Broker, port: int) -> None:
@@ -186,8 +186,8 @@ async def test_one_write_has_the_records_of_all_partitions_of_a_commit(
             body = f'{{"records":[{records}]}}'
             made = await broker.http.post("/topics/t", content=body, headers={"content-type": JSON})
             assert made.status_code == 200
-            found = await Events(answer).take(partitions)
-            assert seen(found) == [(partition, 0) for partition in range(partitions)]
+            received = await Events(answer).take(partitions)
+            assert seen(received) == [(partition, 0) for partition in range(partitions)]
             await until(lambda: broker.log._waiting)
     assert written == [follower.PAGES_AT_ONCE] * 2
     assert len(turns) == 1, "the second write is behind other readers"
@@ -263,18 +263,18 @@ async def test_an_error_comes_after_the_records_of_other_partitions(
         await append(broker.log, *numbers(1), partition=partition)
     monkeypatch.setattr(Fetch, "page", page)
     async with following(port) as answer:
-        found = await Events(answer).take(2)
-    assert seen(found[:1]) == [(0, 0)]
-    assert found[1].kind == "tidelog-error"
-    assert "wal/1" in found[1].data["message"]
+        received = await Events(answer).take(2)
+    assert seen(received[:1]) == [(0, 0)]
+    assert received[1].kind == "tidelog-error"
+    assert "wal/1" in received[1].data["message"]
 
 
 async def test_a_reset_comes_between_records_with_its_own_id(broker: Broker, port: int) -> None:
     for partition in range(3):
         await append(broker.log, *numbers(1), partition=partition)
     async with following(port, event_id="0:-1,1:9,2:-1", reset="earliest") as answer:
-        found = await Events(answer).take(4)
-    assert [(event.kind, event.id) for event in found] == [
+        received = await Events(answer).take(4)
+    assert [(event.kind, event.id) for event in received] == [
         ("message", "0:0,1:9,2:-1"),
         ("reset", "0:0,1:-1,2:-1"),
         ("message", "0:0,1:-1,2:0"),
@@ -318,19 +318,19 @@ async def test_events_have_signs_of_life(
 async def test_a_record_that_does_not_decode_is_passed_by_its_id(broker: Broker, port: int) -> None:
     await append(broker.log, *numbers(0), b"no json", b"2", partition=1)
     await append(broker.log, *numbers(0), partition=2)
-    found: list[Event] = []
+    received: list[Event] = []
     event_id: str | None = None
     for _ in range(3):
         async with following(port, event_id=event_id) as answer:
             events = Events(answer)
             with_error = False
-            while not with_error and len([e for e in found if e.kind == "message"]) < 3:
-                found.append(await events.next())
-                event_id = found[-1].id
-                with_error = found[-1].kind == "undecodable"
-    records = [event for event in found if event.kind == "message"]
+            while not with_error and len([e for e in received if e.kind == "message"]) < 3:
+                received.append(await events.next())
+                event_id = received[-1].id
+                with_error = received[-1].kind == "undecodable"
+    records = [event for event in received if event.kind == "message"]
     assert sorted(seen(records)) == [(1, 0), (1, 2), (2, 0)]
-    (error,) = [event for event in found if event.kind == "undecodable"]
+    (error,) = [event for event in received if event.kind == "undecodable"]
     assert error.data["error_code"] == 422
     assert "t-1, offset 1" in error.data["message"]
 
@@ -338,13 +338,13 @@ async def test_a_record_that_does_not_decode_is_passed_by_its_id(broker: Broker,
 async def test_what_does_not_decode_is_skipped_or_raw_if_asked(broker: Broker, port: int) -> None:
     await append(broker.log, *numbers(0), b"no json", b"2", partition=1)
     async with following(port, on_error="skip") as answer:
-        found = await Events(answer).take(3)
-    assert [event.kind for event in found] == ["message", "message", "skipped"]
-    assert found[-1].data == {"partition": 1, "skipped": 1, "first_skipped_offset": 1}
-    assert found[-1].id == "0:-1,1:2,2:-1"
+        received = await Events(answer).take(3)
+    assert [event.kind for event in received] == ["message", "message", "skipped"]
+    assert received[-1].data == {"partition": 1, "skipped": 1, "first_skipped_offset": 1}
+    assert received[-1].id == "0:-1,1:2,2:-1"
     async with following(port, on_error="raw") as answer:
-        found = await Events(answer).take(3)
-    assert found[1].data["value_base64"] == "bm8ganNvbg=="
+        received = await Events(answer).take(3)
+    assert received[1].data["value_base64"] == "bm8ganNvbg=="
 
 
 @pytest.mark.parametrize(("reset", "offset"), [("earliest", 0), ("latest", 1)])
@@ -542,9 +542,9 @@ def test_vectors_of_a_large_page_come_in_bounded_pieces() -> None:
     body = b"".join(_EVENT % (n, n) for n in range(5000))
     pieces = list(event_texts.with_vectors(body, event_texts.pairs(offsets), 100))
     assert max(map(len, pieces)) < 2 * event_texts.PIECE_BYTES
-    found = b"".join(pieces).split(b"\n\n")[:-1]
-    assert len(found) == 5000
-    for number, event in enumerate(found):
+    received = b"".join(pieces).split(b"\n\n")[:-1]
+    assert len(received) == 5000
+    for number, event in enumerate(received):
         event_id, _, data = event.partition(b"\ndata: ")
         assert json.loads(data)["offset"] == number
         parsed = event_texts.parse_vector(event_id.removeprefix(b"id: ").decode())

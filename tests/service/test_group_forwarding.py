@@ -55,7 +55,7 @@ class Network:
         self.lost_messages = 0
         self._tickets = itertools.count()
 
-    async def request(self, coordinator: str, message: bytes, room: Room) -> bytes:
+    async def request(self, coordinator: str, message: bytes, room: Room | None) -> bytes:
         if coordinator not in self.apps:
             raise Unreached(coordinator)
         self.handed_over += 1
@@ -413,7 +413,7 @@ async def test_a_broker_that_stops_asks_again_if_the_next_coordinator_cannot_be_
     requests = cluster.network.request
     missed: list[str] = []
 
-    async def late(coordinator: str, message: bytes, room: Room) -> bytes:
+    async def late(coordinator: str, message: bytes, room: Room | None) -> bytes:
         if len(missed) < 3:
             missed.append(coordinator)
             raise Unreached(coordinator)

@@ -167,12 +167,12 @@ async def test_the_last_step_of_a_handshake_goes_before_client_hellos(
     arrived.tls.received(client.handshake())
     await asyncio.sleep(0)
     flood = [Arrived(context, handshakes) for _ in range(5)]
-    for each in flood:
-        each.tls.received(hello())
+    for flooding in flood:
+        flooding.tls.received(hello())
     arrived.tls.received(client.handshake(bytes(arrived.raw.written)))
     await asyncio.sleep(0)
     assert arrived.tls.is_open
-    assert not any(each.raw.written for each in flood)
+    assert not any(flooding.raw.written for flooding in flood)
 
 
 async def test_a_client_that_leaves_has_no_turn(context: ssl.SSLContext) -> None:
@@ -230,7 +230,9 @@ async def test_whole_client_hellos_are_answered(
 async def test_a_client_hello_in_many_records_is_answered(context: ssl.SSLContext) -> None:
     client = Arrived(context, Handshakes())
     message = hello()[5:]
-    client.tls.received(b"".join(record(message[at : at + 7]) for at in range(0, len(message), 7)))
+    client.tls.received(
+        b"".join(record(message[start : start + 7]) for start in range(0, len(message), 7))
+    )
     await asyncio.sleep(0)
     assert client.raw.written[:1] == b"\x16"
 

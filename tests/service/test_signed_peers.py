@@ -140,6 +140,7 @@ async def test_a_large_answer_of_another_broker_has_its_memory_until_its_client_
 ) -> None:
     a, b = pair
     await a.log.create_topic("t", 1, {})
+    await b.log.refresh()
     for _ in range(16):
         await append(b.log, b'"%s"' % (b"x" * 900_000))
     to = b.log.members().me

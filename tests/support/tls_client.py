@@ -55,7 +55,7 @@ class TlsClient:
             self._tls.do_handshake()
             assert (self._tls.cipher() or ("",))[0] == "TLS_AES_256_GCM_SHA384"
             lines = self._file.read_text().splitlines()
-            (line,) = [each for each in lines if each.startswith("CLIENT_TRAFFIC_SECRET_0")]
+            (line,) = [line for line in lines if line.startswith("CLIENT_TRAFFIC_SECRET_0")]
             self._secret = bytes.fromhex(line.split()[2])
             self._folder.cleanup()
         return self._outgoing.read()
