@@ -248,6 +248,7 @@ class HttpRequest:
             if len(body) >= PACKED_BYTES_MIN and b"accept-encoding" in self.headers:
                 coding = coding_of_answer(self.headers[b"accept-encoding"], is_hot=True)
                 if coding:
+                    answer = answer._replace(body=b"")
                     body = await pack(body, coding)
                     headers += headers_of(coding)
             headers.append((b"content-type", answer.media_type))

@@ -339,8 +339,9 @@ class ConsumerHandlers:
             if read.read_id:
                 read.arrival = call.watch()
             stop_watching()
-            await call.answer(answer, self._fetch.packing(share, rights))
-            del answer  # a forwarded call keeps it until it is on its way
+            sending = call.answer(answer, self._fetch.packing(share, rights))
+            del answer  # `sending` has it, until it is packed or on its way
+            await sending
             rights.record(CONSUMER_BYTE_RATE, read.weight)
             if read.read_id:
                 await call.until_delivered()
@@ -364,6 +365,7 @@ class ConsumerHandlers:
             headers += headers_of(pages, read.failure)
             kind = MEDIA_TYPES[fmt]
             self._fetch.count(pages, len(body))
+        read.drop_records()
         await self._fetch.reserve(share, len(body))
         if read.read_id:
             headers += ((READ_ID, read.read_id.encode()),)

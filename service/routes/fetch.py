@@ -119,7 +119,9 @@ class Fetch:
             return None
         with self.answer_share(rights.principal) as share:
             page = await self.page(view, offset, share, rights, wait_ms / 1000, call)
-            await self._answer(call, view, page, share)
+            sending = await self._answer(call, view, page, share)
+            del page  # `sending` has it, until it is packed
+            await sending
         return None
 
     async def _head(self, call: HttpRequest, view: FetchParams, query: dict[str, str]) -> None:
@@ -162,7 +164,9 @@ class Fetch:
                 await self.reserve(share, large.size)
             page = await self._encoded(view, large, rights)
             self.charge(share, len(page.page.body))
-            await self._answer(call, view, page, share, first)
+            sending = await self._answer(call, view, page, share, first)
+            del page, found, large
+            await sending
 
     async def _answer(
         self,
@@ -171,7 +175,8 @@ class Fetch:
         found: FetchPage,
         share: Share,
         first: int | None = None,
-    ) -> None:
+    ) -> Coroutine[Any, Any, None]:
+        """Return the coroutine that sends the answer, packed if the client wants it."""
         rights, (fetched, page) = rights_of(call.scope), found
         if not rights.may(READ, TOPIC, view.topic):  # access may have changed during a wait
             await rights.check(READ, TOPIC, view.topic)
@@ -183,7 +188,7 @@ class Fetch:
         if page.wrong:
             headers += headers_of([page])
         answer = HttpResponse(200, page.body, MEDIA_TYPES[view.format_name], headers)
-        await call.answer(answer, self.packing(share, rights))
+        return call.answer(answer, self.packing(share, rights))
 
     def bounds_of(self, query: dict[str, str]) -> ReadBounds:
         """Return the parameters `max_bytes` and `max_records`, within their bounds. Raises
@@ -334,7 +339,7 @@ class Fetch:
             size = packed_bound(len(body))
             await self.reserve(share, len(body) + size)
             packed = await self._threads.run(rights, size, partial(pack, body, coding))
-            self.charge(share, len(body) + len(packed))
+            self.charge(share, len(packed))  # the body is freed
             return packed
 
         return pack_body

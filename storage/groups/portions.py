@@ -41,6 +41,7 @@ class Read:
     read_id: str = ""
     """Names this read to the member. Empty if it has no records."""
     arrival: Arrival | None = None
+    _dropped: int = 0
 
     @property
     def weight(self) -> int:
@@ -49,7 +50,15 @@ class Read:
 
     @property
     def records(self) -> int:
-        return sum(portion.fetched.records for portion in self.portions)
+        return self._dropped + sum(portion.fetched.records for portion in self.portions)
+
+    def drop_records(self) -> None:
+        """Free the records, which may be large. Their number, weight and offsets stay."""
+        self._dropped = self.records
+        self.portions = [
+            portion._replace(fetched=portion.fetched._replace(pieces=[]))
+            for portion in self.portions
+        ]
 
 
 @dataclass(slots=True, eq=False)

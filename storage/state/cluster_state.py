@@ -136,11 +136,12 @@ class ClusterState:
         """Return the record of the principal's request with this key, or None."""
         return self._keys.get(key, self.owner(principal))
 
-    def check_new_key(self, principal: str) -> LogError | None:
-        """Return why `apply` would refuse another idempotency key of the principal now, or None."""
+    def check_new_key(self, principal: str, placements: int) -> LogError | None:
+        """Return why a request of the principal with a new idempotency key and so many placements
+        is above a share now, or None."""
         if self.level < shares.LEVEL:
             return None
-        return self.shares.refusal([self._keys.needs(principal)], self.access.quota)
+        return self._keys.refusal(principal, placements, self.access.quota)
 
     def owner(self, principal: str) -> str:
         """Return the owner of the data that a commit of this principal adds; "" below level 3."""

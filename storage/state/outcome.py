@@ -10,6 +10,7 @@ each key for the whole KEY_WINDOW_MS. Below level 3 keys belong to no principal,
 """
 
 from collections import deque
+from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
 import msgspec
@@ -18,11 +19,15 @@ from tidelog.storage.core.entry import IdempotencyKey
 from tidelog.storage.core.errors import IdempotencyMismatch, LogError
 from tidelog.storage.core.model import AppendedRange
 from tidelog.storage.state.producers import ProducerEpoch
-from tidelog.storage.state.shares import IDEMPOTENCY_KEYS, Need, Shares
+from tidelog.storage.state.shares import IDEMPOTENCY_KEYS, IDEMPOTENCY_PLACEMENTS, PARTS, Need, Shares
 from tidelog.storage.state.topic_checks import Topic
 
 KEYS_MAX = 250_000
-"""Bound of the kept keys (I10); ~500 bytes each."""
+"""Bound of the kept keys (I10); ~500 bytes each, and ~110 for each placement."""
+PLACEMENTS_OF_KEY = 4
+PLACEMENTS_MAX = PLACEMENTS_OF_KEY * KEYS_MAX
+"""Bound of the placements of the kept keys. Brokers check it before they accept a request; `apply`
+does not, because older versions do not."""
 KEY_WINDOW_MS = 3_600_000
 """How long a key is kept, in elapsed time."""
 
@@ -89,11 +94,29 @@ class IdempotencyRecords:
     def needs(self, principal: str) -> Need:
         return Need(IDEMPOTENCY_KEYS, principal, 1, KEYS_MAX)
 
+    def refusal(
+        self, principal: str, placements: int, quota: Callable[[str, str], int | None]
+    ) -> LogError | None:
+        """Return why a broker must not accept a request with a new key and so many placements, or
+        None. A quota of keys never makes the share of placements smaller."""
+
+        def share_quota(bound: str, principal: str) -> int | None:
+            if bound != IDEMPOTENCY_PLACEMENTS:
+                return quota(bound, principal)
+            keys = quota(IDEMPOTENCY_KEYS, principal) or 0
+            return max(keys * PLACEMENTS_OF_KEY, PLACEMENTS_MAX // PARTS)
+
+        needs = (
+            self.needs(principal),
+            Need(IDEMPOTENCY_PLACEMENTS, principal, placements, PLACEMENTS_MAX),
+        )
+        return self._shares.refusal(needs, share_quota)
+
     def remember(self, record: IdempotencyRecord, principal: str = "") -> None:
         self._records.setdefault(principal, {})[record.claim.key] = record
         self._order.append(record.claim.key)
         self._principals.append(principal)
-        self._shares.add(IDEMPOTENCY_KEYS, principal, 1)
+        self._count(record, principal, 1)
 
     def forget(self, now_ms: int, *, is_bounded: bool = True) -> None:
         """Drop records older than KEY_WINDOW_MS. If `is_bounded`, also drop the oldest ones above
@@ -106,12 +129,15 @@ class IdempotencyRecords:
             is_over = is_bounded and len(order) > KEYS_MAX
             if own[key].at_ms >= horizon and not is_over:
                 break
-            del own[key]
+            self._count(own.pop(key), principal, -1)
             if not own:
                 del self._records[principal]
             order.popleft()
             self._principals.popleft()
-            self._shares.add(IDEMPOTENCY_KEYS, principal, -1)
+
+    def _count(self, record: IdempotencyRecord, principal: str, sign: int) -> None:
+        self._shares.add(IDEMPOTENCY_KEYS, principal, sign)
+        self._shares.add(IDEMPOTENCY_PLACEMENTS, principal, sign * len(record.placements))
 
     def kept(self) -> OwnedRecords:
         """Return the records by principal, as part of a checkpoint."""

@@ -39,6 +39,7 @@ TOPICS, PARTITIONS, KEYS = "topics", "partitions", "keys"
 OFFSETS, OFFSET_METADATA_BYTES = "offsets", "offset_metadata_bytes"
 MEMBERS, PATTERNS, CLIENT_BYTES = "members", "patterns", "client_group_bytes"
 IDEMPOTENCY_KEYS = "idempotency_keys"
+IDEMPOTENCY_PLACEMENTS = "idempotency_placements"
 PRODUCERS, PRODUCER_PARTITIONS = "producers", "producer_partitions"
 
 
@@ -64,12 +65,15 @@ _WORDS = {
     PATTERNS: _Words("members that subscribe by pattern", _LEAVE),
     CLIENT_BYTES: _Words("bytes of groups that clients assign", "stop members of such groups"),
     IDEMPOTENCY_KEYS: _Words("idempotency keys", "they expire after an hour"),
+    IDEMPOTENCY_PLACEMENTS: _Words(
+        "partitions of requests with idempotency keys", "they expire after an hour"
+    ),
     PRODUCERS: _Words("producer ids", "they expire after a day without use"),
     PRODUCER_PARTITIONS: _Words(
         "partitions of producers", "they expire after a day without a batch"
     ),
 }
-NAMES = tuple(_WORDS)
+NAMES = tuple(name for name in _WORDS if name != IDEMPOTENCY_PLACEMENTS)
 """The bounds that have shares. A quota of one of these names sets a principal's share."""
 
 
@@ -87,8 +91,8 @@ class Shares:
     """The use of each bound by each principal. Owned by the cluster state. Its parts call `add`."""
 
     def __init__(self) -> None:
-        self._used: dict[str, dict[str, int]] = {name: {} for name in NAMES}
-        self._totals = dict.fromkeys(NAMES, 0)
+        self._used: dict[str, dict[str, int]] = {name: {} for name in _WORDS}
+        self._totals = dict.fromkeys(_WORDS, 0)
 
     def add(self, bound: str, principal: str, count: int) -> None:
         """Add `count` to a principal's use of a bound. When the use ends, `count` is negative."""

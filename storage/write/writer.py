@@ -199,8 +199,8 @@ class Writer:
                 if acks is Acks.LOCAL and under_way.request.hot is not None:
                     return None  # the first request is durable, so this one is too
                 return await self._waiters.outcome_of(under_way)
-            # Checked here: for a commit of a hot log, `apply` does not check the principal's share.
-            if (refusal := state.check_new_key(principal)) is not None:
+            # Checked here: `apply` does not check the share of a hot log's commit, nor placements.
+            if (refusal := state.check_new_key(principal, len(request.parts))) is not None:
                 raise refusal
         if request.has_timestamps:  # a retry is not checked: it gets the first request's answer
             self._check_timestamps(request)

@@ -66,6 +66,7 @@ def read_attacks(scale: float) -> dict[str, Attack]:
         "fetch": (functools.partial(fetches, "GET", {}, 64, 4), 4),
         "HEAD": (functools.partial(fetches, "HEAD", {}, 64, 4), 4),
         "gzip": (functools.partial(fetches, "GET", PACKED, 2, 8), 8),
+        "gzip, 4 MiB": (functools.partial(fetches, "GET", PACKED, 4, 8), 8),
         "instance": (by_instance, 1),
     }
     return {

@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import time
+import tracemalloc
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -10,7 +12,7 @@ import pytest
 from tests.service.conftest import ARROW, BINARY, JSON, TEXT, Broker, append, broker_on, positions
 from tests.service.instances import subscribed
 from tidelog.service.formats import consumers, fetched
-from tidelog.service.http import content_coding
+from tidelog.service.http import call, content_coding
 from tidelog.service.memory_pool import MemoryPool, Share
 from tidelog.service.routes import consumers as routes
 from tidelog.service.routes import fetch
@@ -138,6 +140,49 @@ async def test_a_packed_page_has_its_memory(
     assert made == size
     assert used >= content_coding.packed_bound(PAGE_MAX // 2) + PAGE_MAX // 2
     assert broker.app.admission.answers.used == 0
+
+
+@pytest.mark.parametrize("reader", ["fetch", "before", "instance"])
+async def test_a_page_is_freed_when_it_is_packed(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch, reader: str
+) -> None:
+    packed: list[tuple[int, int, int]] = []
+
+    def packing(body: bytes, coding: bytes) -> bytes:
+        made = content_coding.pack(body, coding)
+        packed.append((len(body), len(made), tracemalloc.get_traced_memory()[0]))
+        return made
+
+    kept: list[int] = []
+
+    def after(coding: bytes) -> tuple[tuple[bytes, bytes], ...]:
+        ((size, _, before),) = packed
+        until_s = time.monotonic() + 10
+        while before - tracemalloc.get_traced_memory()[0] < size * 3 // 4:
+            assert time.monotonic() < until_s, "the page is not freed"
+            time.sleep(0.001)  # the thread frees the page just after its result is here
+        kept.append(broker.app.admission.answers.used)
+        return content_coding.headers_of(coding)
+
+    monkeypatch.setattr(fetch, "pack", packing)
+    monkeypatch.setattr(call, "headers_of", after)
+    instance = await subscribed(broker, format="text")
+    headers = {"accept": TEXT, "accept-encoding": "gzip, identity;q=0"}
+    tracemalloc.start()
+    try:
+        if reader == "instance":
+            path = f"/records?max_bytes={PAGE_MAX}&timeout=0"
+            answer = await instance("GET", path, **headers)
+        else:
+            start = "before=latest" if reader == "before" else "offset=0"
+            path = f"{PATH}?{start}&max_bytes={PAGE_MAX}"
+            answer = await broker.http.get(path, headers=headers)
+    finally:
+        tracemalloc.stop()
+    assert answer.status_code == 200
+    ((size, packed_size, _),) = packed
+    assert size > MIB
+    assert kept == [packed_size]
 
 
 async def test_a_page_whose_packing_has_no_memory_is_refused(broker: Broker) -> None:

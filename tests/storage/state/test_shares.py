@@ -91,7 +91,7 @@ def usage(state: ClusterState) -> dict[str, dict[str, int]]:
     shares = state.shares
     found = {name: {who: n for who, n in held.items() if n} for name, held in shares._used.items()}
     assert {name: sum(held.values()) for name, held in found.items()} == {
-        name: shares.total(name) for name in rules.NAMES
+        name: shares.total(name) for name in found
     }
     return found
 
@@ -270,8 +270,41 @@ def test_a_commit_of_a_hot_log_is_counted_and_not_refused() -> None:
     for number in range(SHARE + 1):
         assert commit(state, Append(0, 0, 1), key=str(number), hot=HotMark("h", number)) is None
     assert usage(state)[rules.IDEMPOTENCY_KEYS] == {MALLORY: SHARE + 1}
-    assert isinstance(state.check_new_key(MALLORY), Throttled)
-    assert state.check_new_key(ALICE) is None
+    assert isinstance(state.check_new_key(MALLORY, 1), Throttled)
+    assert state.check_new_key(ALICE, 1) is None
+
+
+def test_the_placements_of_keys_have_a_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A key of a request with records in a thousand partitions takes 100 KB for an hour."""
+    monkeypatch.setattr(outcome, "PLACEMENTS_MAX", 4 * BOUND)
+    state = state_of()
+    assert state.check_new_key(MALLORY, BOUND) is None
+    refusal = state.check_new_key(MALLORY, BOUND + 1)
+    assert isinstance(refusal, BoundReached)
+    assert f"needs {BOUND + 1} more: they expire after an hour" in str(refusal)
+    many = [Append(0, 0, 1)] * BOUND
+    assert commit(state, *many, key="a") is None
+    assert isinstance(state.check_new_key(MALLORY, 1), BoundReached)
+    assert state.check_new_key(ALICE, BOUND) is None
+    assert commit(state, *many, key="b", principal=ALICE) is None
+    assert state.check_new_key(ADMIN, 2 * BOUND) is None
+    assert isinstance(state.check_new_key(ADMIN, 2 * BOUND + 1), BoundReached)
+    for hours in range(1, 20):
+        applied(state, Spec(hours * HOUR_MS // 7, [], []))
+    assert state.check_new_key(MALLORY, BOUND) is None
+    assert usage(state)[rules.IDEMPOTENCY_PLACEMENTS] == {}
+
+
+@pytest.mark.parametrize(("keys", "share"), [(1, BOUND), (4, 2 * BOUND), (8, 4 * BOUND)])
+def test_a_quota_of_keys_can_only_raise_the_share_of_placements(
+    monkeypatch: pytest.MonkeyPatch, keys: int, share: int
+) -> None:
+    monkeypatch.setattr(outcome, "PLACEMENTS_MAX", 4 * BOUND)
+    state = state_of()
+    quotas = SetQuotas(MALLORY, {rules.IDEMPOTENCY_KEYS: keys})
+    assert commit(state, quotas, principal=ADMIN) is None
+    assert state.check_new_key(MALLORY, share) is None
+    assert state.check_new_key(MALLORY, share + 1) is not None
 
 
 def test_a_static_member_that_joins_again_needs_no_share() -> None:
