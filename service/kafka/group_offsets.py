@@ -58,13 +58,13 @@ class _Asked(NamedTuple):
     partitions: list[int]
 
     @classmethod
-    def of(
+    async def of(
         cls, topics: Iterable[messages.OffsetFetchRequestTopics | messages.OffsetFetchRequestTopic]
     ) -> list["_Asked"]:
         """Return each partition once. A request may name it thousands of times, and the answer has
         up to METADATA_BYTES_MAX bytes for each."""
         found: dict[tuple[str, bytes], dict[int, None]] = {}
-        for one in topics:
+        async for one in sliced(topics):
             key = one.name, getattr(one, "topic_id", ZERO_UUID)
             found.setdefault(key, {}).update(dict.fromkeys(one.partition_indexes))
         return [cls(*key, list(numbers)) for key, numbers in found.items()]
@@ -224,7 +224,7 @@ class GroupOffsets:
                     "OffsetFetch", client, DESCRIBE, group.group_id
                 )
                 topics = group.topics
-                asked = None if topics is None else _Asked.of(topics)
+                asked = None if topics is None else await _Asked.of(topics)
                 found = [] if refusal else await self._fetch(group.group_id, asked, client)
                 groups.append(_of_group(group.group_id, found, refusal))
             return messages.OffsetFetchResponse(groups=groups)
@@ -233,7 +233,7 @@ class GroupOffsets:
         )
         asked = None
         if request.topics is not None:
-            asked = _Asked.of(request.topics)
+            asked = await _Asked.of(request.topics)
         if refusal and client.version < 2:  # version 1 has no error of the request
             found = [
                 _Topic(name, topic_id, [_none(number, refusal) for number in numbers])
@@ -241,25 +241,8 @@ class GroupOffsets:
             ]
         else:
             found = [] if refusal else await self._fetch(request.group_id, asked, client)
-        return messages.OffsetFetchResponse(
-            topics=[
-                messages.OffsetFetchResponseTopic(
-                    name=topic.name,
-                    partitions=[
-                        messages.OffsetFetchResponsePartition(
-                            partition_index=each.partition,
-                            committed_offset=each.offset,
-                            committed_leader_epoch=each.leader_epoch,
-                            metadata=each.metadata,
-                            error_code=each.code,
-                        )
-                        for each in topic.partitions
-                    ],
-                )
-                for topic in found
-            ],
-            error_code=refusal,
-        )
+        answers = [_of_topic(topic) async for topic in sliced(found)]
+        return messages.OffsetFetchResponse(topics=answers, error_code=refusal)
 
     async def _fetch(
         self, group_id: str, asked: list["_Asked"] | None, client: Client
@@ -381,6 +364,22 @@ class GroupOffsets:
 
 def _none(number: int, code: Code = Code.NONE) -> _Committed:
     return _Committed(number, NO_OFFSET, -1, "", code)
+
+
+def _of_topic(topic: _Topic) -> messages.OffsetFetchResponseTopic:
+    return messages.OffsetFetchResponseTopic(
+        name=topic.name,
+        partitions=[
+            messages.OffsetFetchResponsePartition(
+                partition_index=each.partition,
+                committed_offset=each.offset,
+                committed_leader_epoch=each.leader_epoch,
+                metadata=each.metadata,
+                error_code=each.code,
+            )
+            for each in topic.partitions
+        ],
+    )
 
 
 def _of_group(group_id: str, topics: list[_Topic], code: Code) -> messages.OffsetFetchResponseGroup:

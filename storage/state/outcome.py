@@ -19,7 +19,13 @@ from tidelog.storage.core.entry import IdempotencyKey
 from tidelog.storage.core.errors import IdempotencyMismatch, LogError
 from tidelog.storage.core.model import AppendedRange
 from tidelog.storage.state.producers import ProducerEpoch
-from tidelog.storage.state.shares import IDEMPOTENCY_KEYS, IDEMPOTENCY_PLACEMENTS, PARTS, Need, Shares
+from tidelog.storage.state.shares import (
+    IDEMPOTENCY_KEYS,
+    IDEMPOTENCY_PLACEMENTS,
+    PARTS,
+    Need,
+    Shares,
+)
 from tidelog.storage.state.topic_checks import Topic
 
 KEYS_MAX = 250_000

@@ -290,7 +290,7 @@ class Topics:
             results = await call.for_each(topic.partitions, serve)
             return DeleteRecordsTopicResult(name=topic.name, partitions=results)
 
-        answers = [await serve_topic(topic) for topic in request.topics]
+        answers = [await serve_topic(topic) async for topic in sliced(request.topics)]
         return DeleteRecordsResponse(throttle_time_ms=call.throttle_ms, topics=answers)
 
     async def _delete_records(
