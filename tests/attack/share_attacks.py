@@ -30,6 +30,9 @@ TENANT_BYTES = 3_000
 """Metadata of the tenant's members. A broker takes memory of the pool for such a request."""
 LONG_MS = 1_800_000
 FAT_BYTES = 1_040_000
+GROUPS_AT_ONCE = 6
+JOINS_S = 3.0
+"""How long the attack waits for answers to its joins. Most joins wait for a SyncGroup."""
 UNKNOWN_PARTITIONS = 190_000
 REQUEST_PARTITIONS = 25_000
 SharedAttack = Callable[[float, SecuredBroker, Principal | None], str]
@@ -134,15 +137,19 @@ def unsynced_groups(scale: float, broker: SecuredBroker, principal: Principal | 
     """Groups of large members that never send SyncGroup, and whose connections end."""
     timeouts = {"session_timeout_ms": LONG_MS, "rebalance_timeout_ms": LONG_MS}
     outcomes: Counter[int] = Counter()
-    for number in range(scaled(66, scale, 1)):
-        data = joined(f"{MEMBER}-fat-{number}", FAT_BYTES, **timeouts)
+    numbers = range(scaled(66, scale, 1))
+    for first in range(0, len(numbers), GROUPS_AT_ONCE):
         with ExitStack() as stack:
-            connections = [
-                stack.enter_context(connected(broker, principal, timeout_s=10.0)) for _ in range(4)
-            ]
+            connections = []
+            for number in numbers[first : first + GROUPS_AT_ONCE]:
+                data = joined(f"{MEMBER}-fat-{number}", FAT_BYTES, **timeouts)
+                for _ in range(4):
+                    connection = stack.enter_context(connected(broker, principal, timeout_s=10.0))
+                    connection.sendall(data)
+                    connections.append(connection)
+            until_s = time.monotonic() + JOINS_S
             for connection in connections:
-                connection.sendall(data)
-            for connection in connections:
+                connection.settimeout(max(until_s - time.monotonic(), 0.01))
                 with suppress(TimeoutError):
                     found = answer(received(connection), groups.JoinGroupResponse, 3)[1]
                     outcomes[found.error_code] += 1

@@ -141,7 +141,7 @@ MUTATIONS: tuple[tuple[str, Callable[[], list[Patch]], tuple[str, ...], int], ..
     ("acked before the PUT", _ack_before_the_put, ("brokers",), 5),
     ("announced to peers before the PUT", _tell_before_the_put, ("brokers",), 40),
     ("no view is too old", _no_view_is_void, ("sleepers",), 60),
-    ("a suspended writer does not look after its PUT", _no_look_after_the_put, ("sleepers",), 200),
+    ("a suspended writer does not look after its PUT", _no_look_after_the_put, ("sleepers",), 500),
     ("reads do not ask the WAL", _no_refresh, ("brokers",), 5),
     ("a store that overwrites", _overwriting_store, ("brokers",), 5),
 )
