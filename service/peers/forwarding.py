@@ -49,6 +49,7 @@ FORWARDED_MAX = 1_000
 LOOK_S = 0.5
 """Interval at which a pending request checks whether the coordinator is still alive."""
 SECRET_HEADERS = (b"authorization", b"cookie")
+NO_BODY = memoryview(b"")
 
 
 class Unreached(Exception):
@@ -89,11 +90,12 @@ class _Request(msgspec.Struct, array_like=True):
 
 class _Response(msgspec.Struct, array_like=True):
     """The answer to a forwarded request. `ticket` is empty if the coordinator need not know whether
-    the answer arrives. Versions before 0.2 do not know `is_refused`."""
+    the answer arrives. Versions before 0.2 do not know `is_refused`. `body` is a view of the
+    message, because it may be large."""
 
     status: int
     headers: list[tuple[bytes, bytes]]
-    body: bytes
+    body: memoryview
     ticket: bytes = b""
     is_refused: bool = False
     """Whether the coordinator has given up its groups, and has not begun the request."""
@@ -142,7 +144,7 @@ class ForwardedCall(HttpRequest):
         self.has_arrived: asyncio.Future[bool] = loop.create_future()
         self.is_awaited = False
         self.caller, self.proof, self.is_trusted = request.caller, request.proof, is_trusted
-        response = _Response(0, [], b"")
+        response = _Response(0, [], NO_BODY)
         bodies, has_arrived = [request.body], self.has_arrived
 
         async def receive() -> Any:  # without a reference to the call, which refers to it
@@ -156,7 +158,7 @@ class ForwardedCall(HttpRequest):
                 response.status = message["status"]
                 response.headers = message["headers"]
             else:
-                response.body = message["body"]
+                response.body = memoryview(message["body"])
 
         super().__init__(scope, receive, send)
         self.response = response
@@ -227,7 +229,7 @@ class Forwarded:
             task.add_done_callback(lambda _: self._calls.pop(ticket, None))
             response.ticket = ticket
         message = _encode(response)
-        response.body = b""  # the call may wait for its end
+        response.body = NO_BODY  # the call may wait for its end
         return message
 
     def settle(self, ticket: bytes, *, has_arrived: bool) -> None:
@@ -317,7 +319,7 @@ class Forwarder:
         response = await self._ask(coordinator, request)
         if response.status != HTTPStatus.OK:
             raise Unavailable(f"the group's coordinator answered {path} with {response.status}")
-        return response.body
+        return bytes(response.body)
 
     async def _ask(
         self, coordinator: str, request: _Request, room: Room | None = None
