@@ -69,7 +69,7 @@ def called(
 ) -> Any:
     """Call a handler. Return what it returns, or the answer to its error of the log; if it returns
     a coroutine, return a coroutine that does the same. Raises Unauthenticated."""
-    if _is_async(getattr(serve, "__func__", serve)):
+    if _is_async(serve):
         return _awaited(context, api, serve, request, client)
     try:
         return serve(request, client)
@@ -77,7 +77,11 @@ def called(
         return _answer(context, api, request, client, error)
 
 
-_is_async = cache(inspect.iscoroutinefunction)
+def _is_async(serve: Callable[[Any, Client], Any]) -> bool:
+    """Whether this is an async function. Nothing is stored: a handler may belong to one
+    connection."""
+    code = getattr(getattr(serve, "__func__", serve), "__code__", None)
+    return code is not None and bool(code.co_flags & inspect.CO_COROUTINE)
 
 
 async def _awaited(

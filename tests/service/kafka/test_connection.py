@@ -1,9 +1,11 @@
 """Requests of one connection: order, bounds, refusals. Virtual time, transports in memory."""
 
 import asyncio
+import gc
 import logging
 import math
 import struct
+import weakref
 from collections.abc import Awaitable, Callable
 from functools import partial
 from types import SimpleNamespace
@@ -51,6 +53,7 @@ from tidelog.service.telemetry.kafka_counters import KafkaCounters
 
 PRODUCE = ProduceRequest(acks=-1, timeout_ms=1000, topic_data=[])
 METADATA = MetadataRequest(topics=None)
+NAMED = ApiVersionsRequest(client_software_name="a", client_software_version="1")
 FETCH = FetchRequest(max_wait_ms=0, min_bytes=0, topics=[])
 CLOUD = MetadataResponse(brokers=[], topics=[], cluster_id="c", controller_id=1)
 
@@ -456,6 +459,22 @@ async def test_a_connection_that_ends_frees_the_part_of_a_frame() -> None:
     peer.connection.closed()
     assert not peer.connection.frames.is_inside
     assert peer.memory.used == 0
+
+
+@virtual
+async def test_a_connection_that_has_ended_is_freed() -> None:
+    """A cache of its handlers kept it, and so each connection, for good."""
+    peer = Peer()
+    transport, connection = peer.connect()
+    connection.frames.push(framed(NAMED, 3))
+    connection.advance()
+    assert transport.frames()
+    connection.closed()
+    ended = weakref.ref(connection)
+    del connection
+    await asyncio.sleep(1)
+    gc.collect()
+    assert ended() is None
 
 
 @virtual
