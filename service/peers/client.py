@@ -66,16 +66,20 @@ class _Connection(asyncio.Protocol):
         """For room."""
 
     async def request(self, *parts: Part, room: Room | None = None) -> _Answer:
-        """Send a request and return its answer. Wait for `room` before a large answer is read.
-        Raises ConnectionError if no complete answer arrives, and the errors of `room`. Cancellation
-        closes the connection."""
+        """Send a request and return its answer. Wait for `room` before a large answer is read, or
+        before it is returned if it has arrived with its head. Raises ConnectionError if no complete
+        answer arrives, and the errors of `room`. An error or a cancellation closes the
+        connection."""
         assert self._transport is not None, "not connected yet"
         self._answer, self._room = asyncio.get_running_loop().create_future(), room
         self._parser = httptools.HttpResponseParser(self)
         self._body = bytearray()
         try:
             self._transport.writelines(parts)
-            return await self._answer
+            answer = await self._answer
+            if self._waiting is not None:
+                await self._waiting
+            return answer
         except BaseException:  # after a cancellation or an error, the connection is not reusable
             self.close()
             raise
@@ -125,8 +129,9 @@ class _Connection(asyncio.Protocol):
         try:
             await room(size)
         except LogError as error:
-            if self._answer is not None and not self._answer.done():
-                self._answer.set_exception(error)
+            if self._answer is None or self._answer.done():
+                raise
+            self._answer.set_exception(error)
             return
         if self._transport is not None:
             self._transport.resume_reading()

@@ -11,7 +11,13 @@ import pytest
 
 from tests.service.conftest import until
 from tests.support.logs import append, read_values
-from tidelog.service.peers.client import ANNOUNCE, HAND_OVER, HttpPeers
+from tidelog.service.peers.client import (
+    ANNOUNCE,
+    HAND_OVER,
+    SMALL_ANSWER_BYTES,
+    HttpPeers,
+    Room,
+)
 from tidelog.service.peers.listener import PEER_BODY_BYTES_MAX, PeerApp, PeerListener
 from tidelog.storage.broker import Broker
 from tidelog.storage.cluster.liveness import Member
@@ -112,7 +118,8 @@ async def answering(answer: bytes) -> AsyncIterator[Member]:
         with contextlib.suppress(OSError, asyncio.IncompleteReadError):
             await reader.readuntil(b"draft")
             writer.write(answer)
-            writer.close()
+        writer.close()
+        with contextlib.suppress(OSError):
             await writer.wait_closed()
         closed[-1].set_result(None)
 
@@ -229,3 +236,57 @@ async def test_an_answer_without_room_is_not_read() -> None:
         with pytest.raises(Unavailable, match="no room"):
             await peers.post(peer, HAND_OVER, b"draft", room)
     await until(lambda: not peers._opened)
+
+
+@asynccontextmanager
+async def with_whole_answer(
+    room: Room,
+) -> AsyncIterator[tuple[HttpPeers, "asyncio.Task[bytearray]"]]:
+    """A request that waits for room, though its whole answer arrived in one read."""
+    peers = HttpPeers()
+    async with answering(b"") as peer:
+        asking = asyncio.create_task(peers.post(peer, ANNOUNCE, b"message", room))
+        await until(lambda: any(connection._answer for connection in peers._opened))
+        (connection,) = peers._opened
+        head = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % (SMALL_ANSWER_BYTES + 1)
+        connection.data_received(head + bytes(SMALL_ANSWER_BYTES + 1))
+        try:
+            yield peers, asking
+        finally:
+            await peers.close()
+
+
+async def test_a_whole_answer_waits_for_its_room_and_its_connection_reads_on() -> None:
+    has_room = asyncio.Event()
+
+    async def room(_: int) -> None:
+        await has_room.wait()
+
+    async with with_whole_answer(room) as (peers, asking):
+        (connection,) = peers._opened
+        await asyncio.sleep(0.01)
+        assert not asking.done()
+        has_room.set()
+        assert len(await asking) == SMALL_ANSWER_BYTES + 1
+        assert list(peers._idle.values()) == [[connection]]
+        assert connection._transport is not None
+        assert connection._transport.is_reading()
+
+
+@pytest.mark.parametrize("is_cancelled", [True, False])
+async def test_a_whole_answer_without_room_closes_its_connection(is_cancelled: bool) -> None:
+    is_refused = asyncio.Event()
+
+    async def room(_: int) -> None:
+        await is_refused.wait()
+        raise Unavailable("no room")
+
+    async with with_whole_answer(room) as (peers, asking):
+        await asyncio.sleep(0.01)
+        if is_cancelled:
+            asking.cancel()
+        is_refused.set()
+        with pytest.raises(asyncio.CancelledError if is_cancelled else Unavailable):
+            await asking
+        assert not any(peers._idle.values())
+        await until(lambda: not peers._opened)
