@@ -123,7 +123,7 @@ def ids_wait_in_memory() -> Patches:
 DAMAGE = ("damage",)
 CLONES = ("clones",)
 MUTATIONS = (
-    ("copies of headers are not read", no_copy_of_the_header, DAMAGE, 20),
+    ("copies of headers are not read", no_copy_of_the_header, DAMAGE, 40),
     ("a damaged checkpoint is not passed over", no_checkpoint_before, DAMAGE, 20),
     ("strays are entries", no_strays, DAMAGE, 20),
     ("damage in a partition stops the seals of others", damage_stops_all_seals, DAMAGE, 59),

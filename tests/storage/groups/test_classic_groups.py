@@ -117,6 +117,35 @@ async def test_principal_that_joins_many_groups_leaves_room_for_others() -> None
 
 
 @virtual
+async def test_members_that_join_again_need_no_more_room() -> None:
+    """In a rebalance all members join again, also if their principals have no room for more."""
+    metadata, members = b"x" * (PROTOCOL_BYTES_MAX // 16), list[tuple[str, str, str]]()
+    async with coordinator() as one:
+
+        async def join(group_id: str, principal: str, member_id: str = "", size: int = 0) -> Code:
+            protocols = [("range", metadata + b"x" * size)]
+            asked = request(member_id, principal=principal, protocols=protocols, version=3)
+            answer = await one.groups.join(group_id, asked)
+            if answer.code is Code.NONE and not member_id:
+                members.append((group_id, principal, answer.member_id))
+            return answer.code
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(classic_group, "PROTOCOL_BYTES_MAX", PROTOCOL_BYTES_MAX)
+            for principal in ("User:a", "User:b"):
+                number = 0
+                while await join(f"{principal}{number}", principal) is Code.NONE:
+                    number += 1
+                assert number
+            assert len(members) >= 8
+            again = [await join(*member) for member in members]
+            assert again == [Code.NONE] * len(members)
+            for group_id, principal, member_id in members:
+                code = await join(group_id, principal, member_id, size=PROTOCOL_BYTES_MAX // 2)
+                assert code is Code.GROUP_MAX_SIZE_REACHED
+
+
+@virtual
 async def test_the_assignments_are_in_the_state_before_the_answer() -> None:
     async with coordinator() as one:
         me = await joined(one.groups)
