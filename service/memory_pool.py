@@ -146,19 +146,28 @@ class MemoryPool:
 
 
 class Share:
-    """The bytes that one request holds of a pool. The request ends its share with `set(0)`."""
+    """The bytes that one request holds of a pool. The request ends its share, and what still runs
+    for the request then, for example a cancelled task, gets no bytes."""
 
-    __slots__ = ("owner", "pool", "size")
+    __slots__ = ("is_ended", "owner", "pool", "size")
 
     def __init__(self, pool: MemoryPool, owner: str) -> None:
         self.pool = pool
         self.owner = owner
         self.size = 0
+        self.is_ended = False
 
     def set(self, size: int) -> bool:
         """Hold `size` bytes from now on, and return True. If `size` is more than before and does
-        not fit, change nothing and return False."""
+        not fit, or if the share has ended, change nothing and return False."""
+        if self.is_ended:
+            return not size
         if not self.pool.change(self.owner, self.size, size):
             return False
         self.size = size
         return True
+
+    def end(self) -> None:
+        """Give the bytes back, and hold none from now on."""
+        self.set(0)
+        self.is_ended = True

@@ -236,10 +236,11 @@ class HttpRequest:
         return UNPROVED_CALLER if rights is None else rights
 
     def release(self) -> None:
-        """Give the memory of the body back. Called when the body is freed, and at the end of the
-        request."""
+        """Give the memory of the body back, and hold none from now on. Called when the body is
+        freed, and at the end of the request."""
         if self.share is not None:
-            self.share.set(0)
+            self.share.end()
+        self.bodies = None
 
     async def answer(self, answer: HttpResponse, pack: Pack = packed) -> None:
         body = answer.body

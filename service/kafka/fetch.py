@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import math
 import random
-from functools import partial
 from typing import NamedTuple
 
 from tidelog.service.http.paging import Slices
@@ -99,11 +98,11 @@ class Fetch:
             else:
                 pieces = await asyncio.to_thread(encode, response)
         except BaseException:
-            share.set(0)
+            share.end()
             raise
         if not share.size:
             return Encoded(pieces)
-        return Encoded(pieces, partial(share.set, 0))
+        return Encoded(pieces, share.end)
 
     def _keep_session(
         self,

@@ -286,7 +286,7 @@ class Forwarder:
                 )
             yield
         finally:
-            slot.set(0)
+            slot.end()
             if not pool.used:
                 self._under_way.pop(coordinator, None)
 

@@ -352,15 +352,16 @@ class Fetch:
         try:
             yield share
         finally:
-            share.set(0)
+            share.end()
 
     async def reserve(self, share: Share, size: int, *, is_refused: bool = True) -> None:
         """Set the bytes that a response holds; if there is no room, wait for it. Raises Unavailable
-        after ROOM_WAIT_S if the response `is_refused` then, because it has not begun."""
+        if the share has ended, and after ROOM_WAIT_S if the response `is_refused` then, because it
+        has not begun."""
         loop = asyncio.get_running_loop()
         until_s = loop.time() + ROOM_WAIT_S
         while not share.set(size):
-            if is_refused and loop.time() >= until_s:
+            if share.is_ended or (is_refused and loop.time() >= until_s):
                 raise self._full()
             await asyncio.sleep(ROOM_S)
 

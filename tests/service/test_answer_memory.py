@@ -16,7 +16,9 @@ from tidelog.service.http import call, content_coding
 from tidelog.service.memory_pool import MemoryPool, Share
 from tidelog.service.routes import consumers as routes
 from tidelog.service.routes import fetch
+from tidelog.service.security.caller import ALL_RIGHTS
 from tidelog.service.unpacking import UNPROVED
+from tidelog.storage.core.errors import Unavailable
 from tidelog.storage.io.memory import MemoryStore
 
 MIB = 1 << 20
@@ -209,3 +211,30 @@ async def test_a_fetch_waits_for_memory(broker: Broker, freed_s: float | None) -
     assert answer.status_code == (422 if freed_s else 503)
     if freed_s is None:
         assert json.loads(answer.content)["error_code"] == 50302
+
+
+async def test_a_task_of_an_answer_that_has_ended_takes_no_memory(broker: Broker) -> None:
+    """For example the task that waits for the room of a forwarded answer: it is cancelled only in a
+    later turn than its request."""
+    fetcher = broker.app.consumers._fetch
+    with fetcher.answer_share("User:a") as share:
+        asking = asyncio.create_task(fetcher.reserve(share, MIB, is_refused=False))
+    with pytest.raises(Unavailable):
+        await asking
+    assert broker.app.admission.answers.used == 0
+
+
+async def test_a_request_that_was_released_takes_no_memory() -> None:
+    async def nothing(*_: Any) -> Any:
+        raise AssertionError
+
+    pool = MemoryPool(MIB)
+    for charged in (0, MIB // 2):
+        request = call.HttpRequest(
+            {"headers": [], "rights": ALL_RIGHTS}, nothing, nothing, call.BodyMemory(pool)
+        )
+        if charged:
+            request.charge(charged)
+        request.release()
+        request.charge(MIB // 4)
+        assert pool.used == 0

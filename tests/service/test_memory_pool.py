@@ -78,6 +78,16 @@ def test_shares_of_one_owner_leave_room_for_those_of_others() -> None:
     assert memory.used == 0
 
 
+def test_a_share_that_has_ended_takes_no_bytes() -> None:
+    memory = MemoryPool(90)
+    share = Share(memory, "User:a")
+    assert share.set(30)
+    share.end()
+    assert not share.set(1)
+    assert share.set(0)
+    assert (memory.used, share.size) == (0, 0)
+
+
 def test_owner_that_waits_for_its_share_delays_no_other_owner() -> None:
     memory = MemoryPool(90)
     greedy = _takers(memory, *[10] * 9, owner="User:greedy")
