@@ -33,7 +33,7 @@ class Api:
         self,
         request: type[Message],
         response: type[Message],
-        serve: Callable[[Any, Any], Any] | None,
+        serve: Callable[..., Any] | None,
         *,
         is_pipelined: bool = False,
         is_waiting: bool = False,
@@ -43,8 +43,8 @@ class Api:
         the response. `serve` is None for an API that the connection itself serves. If
         `is_pipelined`, a request may begin before the earlier requests of its connection are
         answered. If `is_waiting`, a request is cancelled when its connection ends. If
-        `is_kept_by_group`, the group counts what the request brought, so the request holds no
-        memory of the listener while it waits for other members."""
+        `is_kept_by_group`, `serve` gets a third argument. It calls this when the group counts what
+        the request brought: from then on, the request holds no memory of the listener."""
         assert request.api_key is not None, request
         self.key: int = request.api_key
         self.name = request.__name__.removesuffix("Request")

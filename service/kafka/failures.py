@@ -10,7 +10,7 @@ requests under way with it.
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 
@@ -26,6 +26,8 @@ from tidelog.service.security.caller import Unauthenticated
 from tidelog.storage.core.errors import LogError
 
 S = TypeVar("S", bound=Structure)
+Serve: TypeAlias = Callable[..., Any]
+"""A handler of an API (apis.Api)."""
 _KINDS = {
     produce.__name__: Kind.PRODUCE,
     fetch.__name__: Kind.FETCH,
@@ -65,19 +67,19 @@ _NONE: Mapping[str, object] = {
 
 
 def called(
-    context: Context, api: Api, serve: Callable[[Any, Client], Any], request: Any, client: Client
+    context: Context, api: Api, serve: Serve, request: Any, client: Client, *more: object
 ) -> Any:
     """Call a handler. Return what it returns, or the answer to its error of the log; if it returns
     a coroutine, return a coroutine that does the same. Raises Unauthenticated."""
     if _is_async(serve):
-        return _awaited(context, api, serve, request, client)
+        return _awaited(context, api, serve, request, client, *more)
     try:
-        return serve(request, client)
+        return serve(request, client, *more)
     except LogError as error:
         return _answer(context, api, request, client, error)
 
 
-def _is_async(serve: Callable[[Any, Client], Any]) -> bool:
+def _is_async(serve: Serve) -> bool:
     """Whether this is an async function. Nothing is stored: a handler may belong to one
     connection."""
     code = getattr(getattr(serve, "__func__", serve), "__code__", None)
@@ -85,12 +87,12 @@ def _is_async(serve: Callable[[Any, Client], Any]) -> bool:
 
 
 async def _awaited(
-    context: Context, api: Api, serve: Callable[[Any, Client], Any], request: Any, client: Client
+    context: Context, api: Api, serve: Serve, request: Any, client: Client, *more: object
 ) -> Any:
     """Call the handler only here: if the client leaves before the task begins, there is no
     coroutine of the handler without an await."""
     try:
-        return await serve(request, client)
+        return await serve(request, client, *more)
     except LogError as error:
         return _answer(context, api, request, client, error)
 

@@ -5,7 +5,7 @@ answers into messages. Kafka's clients see REST's groups too: as groups of type 
 members have assignments in the format of Kafka's consumers.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from tidelog.service.http.paging import sliced
 from tidelog.service.kafka.apis import Api
@@ -70,7 +70,7 @@ class Groups:
         )
 
     async def join(
-        self, request: messages.JoinGroupRequest, client: Client
+        self, request: messages.JoinGroupRequest, client: Client, on_kept: Callable[[], object]
     ) -> messages.JoinGroupResponse:
         """Answer JoinGroup, at the end of the join phase."""
         code = await self._context.group_refusal("JoinGroup", client, READ, request.group_id)
@@ -90,7 +90,9 @@ class Groups:
         )
         if code:
             return self._join_refusal(code, request.member_id, version)
-        answer = await self._groups.join(request.group_id, joining)
+        # Of the request, only what the group counts is kept during the wait.
+        request.protocols, request.reason = [], None
+        answer = await self._groups.join(request.group_id, joining, on_kept)
         if answer.code:
             code = self._context.refusal("JoinGroup", Code(answer.code))
             return self._join_refusal(code, answer.member_id, version)

@@ -120,14 +120,17 @@ class ClassicGroups:
 
     # -- requests
 
-    async def join(self, group_id: str, request: JoinRequest) -> Joined:
-        """Handle JoinGroup. Returns at the end of the join phase."""
+    async def join(
+        self, group_id: str, request: JoinRequest, on_counted: Callable[[], object] | None = None
+    ) -> Joined:
+        """Handle JoinGroup. Returns at the end of the join phase. `on_counted` is called when the
+        request is counted among the bytes of members, if it then waits."""
         held = await self._hold(group_id, is_new=True)
         if not self._has_room(request) or self._members > MEMBERS_MAX:
             held = Code.GROUP_MAX_SIZE_REACHED
         if isinstance(held, Code):
             return Joined(held, request.who.member_id)
-        return await self._reply(held, partial(held.group.join, request))
+        return await self._reply(held, partial(held.group.join, request), on_counted)
 
     def _has_room(self, request: JoinRequest) -> bool:
         free = PROTOCOL_BYTES_MAX - self._sizes.total()
@@ -142,7 +145,12 @@ class ClassicGroups:
             return Synced(held)
         return await self._reply(held, partial(held.group.sync, request))
 
-    async def _reply(self, held: _Held, handle: Callable[[Callable[[A], None], float], None]) -> A:
+    async def _reply(
+        self,
+        held: _Held,
+        handle: Callable[[Callable[[A], None], float], None],
+        on_counted: Callable[[], object] | None = None,
+    ) -> A:
         """Let the group handle a request, and wait for its reply. If the caller is cancelled, the
         group drops the reply."""
         answer: asyncio.Future[A] = asyncio.get_running_loop().create_future()
@@ -150,6 +158,8 @@ class ClassicGroups:
         handle(reply, self._now_s)
         self._follow_up(held)
         try:
+            if on_counted is not None and not answer.done():
+                on_counted()
             return await answer
         except asyncio.CancelledError:
             held.group.lose(reply, self._now_s)

@@ -43,6 +43,8 @@ class Identity(NamedTuple):
 
 PROTOCOL_BYTES = 200
 """Memory of an assignor of a request, in addition to its name and metadata."""
+CHAR_BYTES = 4
+"""The most memory of a character of a text."""
 
 
 class JoinRequest(NamedTuple):
@@ -64,8 +66,10 @@ class JoinRequest(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Return the bytes that the group keeps of the request."""
-        return sum(PROTOCOL_BYTES + len(name) + len(data) for name, data in self.protocols)
+        """Return the bytes that the group keeps of the request, at most."""
+        return CHAR_BYTES * len(self.protocol_type) + sum(
+            PROTOCOL_BYTES + CHAR_BYTES * len(name) + len(data) for name, data in self.protocols
+        )
 
 
 class JoinedMember(NamedTuple):

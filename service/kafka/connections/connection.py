@@ -288,7 +288,8 @@ class Connection:
         api = pending.api
         REQUEST.set((api.name, pending.correlation_id, pending.client))
         serve = api.serve or partial(self._handshake.serve, api)
-        result = called(self._context, api, serve, request, pending.client)
+        more = (partial(self._give, pending),) if api.is_kept_by_group else ()
+        result = called(self._context, api, serve, request, pending.client, *more)
         if type(result) is CoroutineType:
             if self._is_secured:
                 result = measured(self._handshake.rights, result)

@@ -35,6 +35,11 @@ from tidelog.service.kafka.connections.outbox import (
 from tidelog.service.kafka.connections.server import Server
 from tidelog.service.kafka.errors import Code
 from tidelog.service.kafka.messages.fetch import FetchRequest, FetchResponse
+from tidelog.service.kafka.messages.groups import (
+    JoinGroupRequest,
+    JoinGroupRequestProtocol,
+    JoinGroupResponse,
+)
 from tidelog.service.kafka.messages.handshake import (
     ApiVersionsRequest,
     ApiVersionsResponse,
@@ -459,6 +464,47 @@ async def test_a_connection_that_ends_frees_the_part_of_a_frame() -> None:
     peer.connection.closed()
     assert not peer.connection.frames.is_inside
     assert peer.memory.used == 0
+
+
+@virtual
+async def test_a_request_that_its_group_keeps_gives_its_memory_back_then() -> None:
+    kept = asyncio.Queue[Callable[[], object]]()
+    ends = asyncio.Event()
+
+    async def join(
+        request: Any, client: Client, on_kept: Callable[[], object]
+    ) -> JoinGroupResponse:
+        kept.put_nowait(on_kept)
+        await ends.wait()
+        return JoinGroupResponse(
+            error_code=0, leader="", protocol_name="", member_id="", members=[]
+        )
+
+    peer = Peer()
+    peer.server.apis[11] = Api(
+        JoinGroupRequest, JoinGroupResponse, join, is_waiting=True, is_kept_by_group=True
+    )
+    sizes = 10, 5_000, 20_000, 100_000
+    for size in sizes:
+        _, connection = peer.connect()
+        protocols = [JoinGroupRequestProtocol(name="range", metadata=bytes(size))]
+        asked = JoinGroupRequest(
+            group_id="g",
+            session_timeout_ms=10_000,
+            member_id="",
+            protocol_type="consumer",
+            protocols=protocols,
+        )
+        connection.frames.push(framed(asked, 5))
+        connection.advance()
+        on_kept = await kept.get()  # a thread decodes the large ones
+        assert peer.memory.used > size, "no other part counts the bytes"
+        assert peer.memory.decoded.used == (0 if size == 10 else peer.memory.used)
+        on_kept()
+        assert peer.memory.used == peer.memory.decoded.used == 0
+    ends.set()
+    await asyncio.sleep(0.1)
+    assert peer.memory.used == peer.memory.decoded.used == 0
 
 
 @virtual

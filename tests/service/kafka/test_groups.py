@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.service.conftest import QUIET
+from tests.service.conftest import QUIET, until
 from tests.service.kafka.conftest import Client, Kafka, broker
 from tidelog.service.kafka.errors import Code
 from tidelog.service.kafka.messages import consumer_protocol
@@ -368,6 +368,32 @@ async def test_who_waits_is_answered_when_the_broker_stops() -> None:
             await asyncio.sleep(0)
         made.log.drain()
         assert (await waiting).error_code == Code.NOT_COORDINATOR
+
+
+async def test_members_that_wait_for_others_hold_no_memory_of_requests() -> None:
+    """All members of a group with large subscriptions can join: the group counts their bytes."""
+    members, size = 5, 70_000
+    settings = QUIET._replace(group_delay_s=60.0)
+    async with broker(settings, buffer_bytes_max=8 << 20, request_bytes_max=1 << 20) as made:
+        memory, groups = made.server.listener.server.memory, made.log.classic_groups
+        asked = messages.JoinGroupRequest(
+            group_id="g",
+            session_timeout_ms=10_000,
+            rebalance_timeout_ms=100_000,
+            member_id="",
+            protocol_type="consumer",
+            protocols=[messages.JoinGroupRequestProtocol(name="range", metadata=bytes(size))],
+            reason="x" * size,
+        )
+        assert memory.decoded.limit < 2 * 3 * size, "two requests do not fit"
+        for _ in range(members):
+            client = made.client()
+            client.send(asked, 3)
+        await until(lambda: groups._sizes.total() > members * size)
+        assert (memory.used, memory.decoded.used) == (0, 0)
+        assert groups._sizes.total() < members * (size + 1_000)
+        made.log.drain()
+        await asyncio.sleep(0)
 
 
 async def test_below_level_4_clients_get_an_error_and_the_log_stays_readable(kafka: Kafka) -> None:
