@@ -57,6 +57,7 @@ from tidelog.storage.groups.classic_requests import (
     Synced,
     SyncRequest,
 )
+from tidelog.storage.groups.classic_roster import Roster
 from tidelog.storage.groups.coordinator import all_of
 from tidelog.storage.groups.instances import Instances
 from tidelog.storage.io.tasks import TASK_ENDS, surviving
@@ -126,17 +127,24 @@ class ClassicGroups:
         """Handle JoinGroup. Returns at the end of the join phase. `on_counted` is called when the
         request is counted among the bytes of members, if it then waits."""
         held = await self._hold(group_id, is_new=True)
-        if not self._has_room(request) or self._members > MEMBERS_MAX:
-            held = Code.GROUP_MAX_SIZE_REACHED
         if isinstance(held, Code):
             return Joined(held, request.who.member_id)
+        if not self._has_room(held.group.members, request) or self._members > MEMBERS_MAX:
+            return Joined(Code.GROUP_MAX_SIZE_REACHED, request.who.member_id)
         return await self._reply(held, partial(held.group.join, request), on_counted)
 
-    def _has_room(self, request: JoinRequest) -> bool:
+    def _has_room(self, members: Roster, request: JoinRequest) -> bool:
+        """Return whether the request is no larger than the member's last one, which counts
+        already, or whether there is room for the difference."""
+        member = members.find(request.who)
+        is_own = member is not None and member.request.principal == request.principal
+        more = request.size - (member.request.size if member is not None and is_own else 0)
+        if more <= 0:
+            return True
         free = PROTOCOL_BYTES_MAX - self._sizes.total()
         if request.principal in WITHOUT_SHARE:
-            return request.size <= free
-        return self._sizes[request.principal] + request.size <= free
+            return more <= free
+        return self._sizes[request.principal] + more <= free
 
     async def sync(self, group_id: str, request: SyncRequest) -> Synced:
         """Handle SyncGroup. Returns when the assignments are committed."""
