@@ -7,7 +7,7 @@ content_coding  gzip and zstd of bodies and answers
 cors            CORS: pages of other origins that may use the API
 errors          from an error to an HTTP response
 exchange        one request and its answer on a connection: written bytes, flow control
-handshakes      TLS handshakes of an event loop: their turns, the memory that they take
+handshakes      TLS handshakes of an event loop, and the memory that they take
 media_types     media types and their refusals; formats in JSON: json, binary, text
 openapi         the OpenAPI document: FastAPI's, with the hot routes and the security of each route
 paging          pages of a listing; work in slices, between which other callbacks run
@@ -17,5 +17,6 @@ request_id      the header X-Request-Id
 route           a route as one declaration: path, handler, access, label, documentation
 sockets         uvicorn's server; sockets to listen on; the reason if a broker cannot listen
 transports      TLS below a protocol; the written bytes, and whether an answer has arrived
+turns           work of many connections that would take the event loop: the turns of their owners
 urls            a path in one spelling; the URL under which a client reaches this broker
 """

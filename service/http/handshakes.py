@@ -1,9 +1,9 @@
 """TLS handshakes of one event loop: their turns, and the memory that they take.
 
 A handshake costs 0.3 ms of CPU with a P-256 key, and 6 ms with an RSA key of 4096 bits. Clients
-without a login can begin thousands of handshakes at once. So all listeners of a loop share one
-queue: a turn of the loop serves handshakes for TURN_S, the next turn goes on. The addresses of
-clients take turns. The last steps of handshakes, which cost 0.1 ms, go before ClientHellos.
+without a login can begin thousands of handshakes at once. So the handshakes of all listeners of a
+loop take turns (service.http.turns), by the addresses of clients. The last steps of handshakes,
+which cost 0.1 ms, go before ClientHellos.
 
 OpenSSL takes memory for a ClientHello as soon as it has the first bytes, as much as they say: up to
 128 KiB. So OpenSSL gets a ClientHello when all of it has come.
@@ -11,9 +11,9 @@ OpenSSL takes memory for a ClientHello as soon as it has the first bytes, as muc
 
 import asyncio
 import struct
-import time
-from collections.abc import Callable
 from typing import Protocol
+
+from tidelog.service.http.turns import Turns
 
 HELLO_BYTES_MAX = 16 * 1024
 """Maximum bytes of a ClientHello. Those of clients have 0.2 to 4 KiB."""
@@ -24,7 +24,6 @@ UNDER_WAY_BYTES = 60 * 1024
 HANDSHAKES_BYTES_MAX = 160 * 1024 * 1024
 """Maximum memory of all connections whose handshake is not done. At the bound, the oldest of them
 is closed."""
-TURN_S = 0.004
 PIECE_RECORDS = 32
 
 HEADER = struct.Struct(">BHH")
@@ -51,16 +50,10 @@ class Handshaking(Protocol):
 class Handshakes:
     """The handshakes of one event loop that are not done."""
 
-    def __init__(self, clock_s: Callable[[], float] = time.perf_counter) -> None:
-        self._clock_s = clock_s
+    def __init__(self, turns: Turns | None = None) -> None:
+        self.turns = turns or Turns()
         self._sizes: dict[Handshaking, int] = {}
         """The memory of each connection, the oldest first."""
-        self._waiting: dict[str, dict[Handshaking, None]] = {}
-        """The connections of each address whose ClientHello waits. The first address is the next.
-        """
-        self._finishing: dict[Handshaking, None] = {}
-        """The connections that wait for their last step."""
-        self._is_turn_due = False
         self.bytes = self._peak_bytes = 0
 
     def charge(self, connection: Handshaking, size: int) -> None:
@@ -77,51 +70,19 @@ class Handshakes:
         self, connection: Handshaking, loop: asyncio.AbstractEventLoop, *, is_hello: bool
     ) -> None:
         """Call `connection.step`, for a ClientHello or for the last step, when it is its turn."""
-        if is_hello:
-            self._waiting.setdefault(connection.address, {})[connection] = None
-        else:
-            self._finishing[connection] = None
-        if not self._is_turn_due:
-            self._is_turn_due = True
-            loop.call_soon(self._turn, loop)
+        self.turns.wait(
+            connection.address, connection, connection.step, loop, is_first=not is_hello
+        )
 
     def leave(self, connection: Handshaking) -> None:
         """Forget a connection that is open or closed. A second call does nothing."""
         self.bytes -= self._sizes.pop(connection, 0)
-        self._finishing.pop(connection, None)
-        of_address = self._waiting.get(connection.address, {})
-        if of_address.pop(connection, connection) is None and not of_address:
-            del self._waiting[connection.address]
+        self.turns.leave(connection.address, connection)
 
     def peak_bytes(self) -> int:
         """Return the most memory that the handshakes had since the last call."""
         peak, self._peak_bytes = self._peak_bytes, self.bytes
         return peak
-
-    def _turn(self, loop: asyncio.AbstractEventLoop) -> None:
-        end_s = self._clock_s() + TURN_S
-        try:
-            while self._finishing or self._waiting:
-                self._next().step()
-                if self._clock_s() >= end_s:
-                    break
-        finally:
-            self._is_turn_due = bool(self._finishing or self._waiting)
-            if self._is_turn_due:
-                loop.call_soon(self._turn, loop)
-
-    def _next(self) -> Handshaking:
-        if self._finishing:
-            connection = next(iter(self._finishing))
-            del self._finishing[connection]
-            return connection
-        address = next(iter(self._waiting))
-        of_address = self._waiting.pop(address)
-        connection = next(iter(of_address))
-        del of_address[connection]
-        if of_address:
-            self._waiting[address] = of_address
-        return connection
 
 
 class ClientHello:

@@ -21,6 +21,7 @@ from tidelog.service.http.handshakes import (
     Records,
 )
 from tidelog.service.http.transports import UNASKED_MAX, TlsTransport
+from tidelog.service.http.turns import Turns
 
 
 @pytest.fixture
@@ -134,7 +135,7 @@ def half(size: int, claimed: int = 0x1FF00) -> bytes:
 
 
 async def test_handshakes_of_many_clients_take_turns_of_the_loop(context: ssl.SSLContext) -> None:
-    handshakes = Handshakes(Steps(0.003))  # two steps fit in a turn
+    handshakes = Handshakes(Turns(Steps(0.003)))  # two steps fit in a turn
     clients = [Arrived(context, handshakes) for _ in range(7)]
     data = hello()
     for client in clients:
@@ -148,7 +149,7 @@ async def test_handshakes_of_many_clients_take_turns_of_the_loop(context: ssl.SS
 
 
 async def test_a_flood_of_one_address_does_not_delay_another_one(context: ssl.SSLContext) -> None:
-    handshakes = Handshakes(Steps(0.005))  # one step a turn
+    handshakes = Handshakes(Turns(Steps(0.005)))  # one step a turn
     flood = [Arrived(context, handshakes) for _ in range(20)]
     other = Arrived(context, handshakes, "127.0.0.2")
     for client in (*flood, other):
@@ -162,7 +163,7 @@ async def test_a_flood_of_one_address_does_not_delay_another_one(context: ssl.SS
 async def test_the_last_step_of_a_handshake_goes_before_client_hellos(
     context: ssl.SSLContext,
 ) -> None:
-    handshakes = Handshakes(Steps(0.005))  # one step a turn
+    handshakes = Handshakes(Turns(Steps(0.005)))  # one step a turn
     client, arrived = TlsClient(), Arrived(context, handshakes)
     arrived.tls.received(client.handshake())
     await asyncio.sleep(0)
