@@ -2,8 +2,9 @@
 
 Except on public routes (RouteAccess.PUBLIC), every request needs a principal. The request proves it
 by `Authorization: Basic` (user and secret of a key), by `Bearer` (the secret, or a token of the
-OIDC issuer), or by the console's cookie. Callers are cached by header and address, so authorization
-costs two lookups in dicts. A change of the state applies to the next request.
+OIDC issuer), or by the console's cookie. Callers are cached by credential and address, and found
+again by header, so authorization costs two lookups in dicts. A change of the state applies to the
+next request. The memory of callers and of their cached decisions is bounded (I10).
 
 Before a broker rejects a request, it refreshes its view, because another broker may have added the
 key or the ACL (I3). It refreshes at most REFRESHES_PER_S times a second. So an invalid key costs a
@@ -14,8 +15,10 @@ compared as SHA-256 in constant time, and appear in no message, log line, trace 
 import base64
 import binascii
 import hmac
+import sys
 from collections.abc import Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 from tidelog.service.http.errors import CrossSite
 from tidelog.service.http.route import Access, Permission, RouteAccess
@@ -34,7 +37,7 @@ from tidelog.service.security.token_bucket import Bucket
 from tidelog.service.settings import Settings
 from tidelog.service.telemetry.metrics import HttpCounters
 from tidelog.storage.broker import Broker
-from tidelog.storage.core.acls import ADMIN, OPERATIONS_OF
+from tidelog.storage.core.acls import ADMIN, OPERATIONS_OF, TEXT_BYTES_MAX
 from tidelog.storage.core.actions import DeleteKey
 from tidelog.storage.core.errors import LogError
 from tidelog.storage.core.observer import PRINCIPAL
@@ -53,9 +56,14 @@ NO_DIGEST = b""
 HEADER_BYTES_MAX = 1024
 TOKEN_BYTES_MAX = 8192
 CALLERS_MAX = 10_000
-"""Maximum cached callers; the next caller clears the cache. Quota buckets have the same maximum."""
+"""Maximum cached callers; the next caller clears the cache. Quota buckets, and headers by which
+callers are found, have the same maximum."""
 DECISIONS_MAX = 1_000
 """Maximum cached decisions of one caller; the next decision clears them."""
+DECISION_BYTES_MAX = 32 * 1024 * 1024
+"""Bytes of decisions that all callers cache; the next decision clears the decisions of all."""
+DECISION_BYTES = 250
+"""Bytes of a cached decision without its name: a tuple, and its part of a dict."""
 REFRESHES_PER_S = 5.0
 READING = frozenset({"GET", "HEAD", "OPTIONS"})
 CONSOLE_HEADER = b"tidelog-console"
@@ -66,6 +74,7 @@ class Caller:
     """The CallerRights of a principal at an address, for all requests with the same credentials."""
 
     __slots__ = (
+        "__weakref__",
         "_access",
         "_decisions",
         "_is_revoked",
@@ -128,12 +137,20 @@ class Caller:
         key = (operation, resource_type, name)
         decision = self._decisions.get(key)
         if decision is None:
-            if len(self._decisions) >= DECISIONS_MAX:
-                self._decisions.clear()
             acls = self._security.access.acls
             decision = self.is_super or acls.allows(self.principal, self.host, *key)
-            self._decisions[key] = decision
+            if len(name) <= TEXT_BYTES_MAX:  # else no resource has this name
+                self._cache(key, decision)
         return decision
+
+    def _cache(self, key: tuple[str, str, str], decision: bool) -> None:
+        if len(self._decisions) >= DECISIONS_MAX:
+            self._decisions.clear()
+        self._security.reserve_decision(self, DECISION_BYTES + sys.getsizeof(key[-1]))
+        self._decisions[key] = decision
+
+    def forget_decisions(self) -> None:
+        self._decisions.clear()
 
     async def check(self, operation: str, resource_type: str, name: str) -> None:
         if self.may(operation, resource_type, name):
@@ -213,7 +230,12 @@ class Security:
         self.clock = broker.clock
         self.super_users = super_users_of(settings)
         self._admin = digest(settings.admin_key.encode()) if settings.admin_key else None
-        self._callers: dict[tuple[bytes, str], Caller] = {}
+        self._callers: dict[tuple[str, Credential | None, str], Caller] = {}
+        self._shown: dict[tuple[Any, ...], Caller] = {}
+        """The callers by the header or cookie that they show, and by address; callers of other
+        brokers by principal, address and proof."""
+        self._deciding: WeakSet[Caller] = WeakSet()
+        self._decision_bytes = 0
         self._buckets: dict[tuple[str, str], Bucket] = {}
         self._refreshes = Bucket(REFRESHES_PER_S, broker.clock.boot_s())
         self.cookie = session_cookie.cookie_name(broker.identity.cluster_id)
@@ -237,7 +259,7 @@ class Security:
                     break
             client = scope.get("client")
             host = client[0] if client else ""
-            caller = None if header is None else self._callers.get((_kept(header), host))
+            caller = None if header is None else self._shown.get((_kept(header), host))
             if caller is None or not caller.is_valid:
                 caller = await self._identify(scope, access, header, host)
                 if caller is None:
@@ -271,8 +293,7 @@ class Security:
         """Return the caller. If the request has no key and the route needs none, return None."""
         if header is not None:
             credential = await self._of_header(header)
-            caller = Caller(self, credential.principal, _plain(host), credential)
-            return self._remember((_kept(header), host), caller)
+            return self._remember((_kept(header), host), credential)
         headers = dict(scope["headers"])
         if _needs_no_key(scope, access):
             return None
@@ -286,14 +307,14 @@ class Security:
         if scope["method"] not in READING and CONSOLE_HEADER not in headers:
             raise CrossSite
         key = (cookie.encode("latin-1"), host)
-        cached = self._callers.get(key)
+        cached = self._shown.get(key)
         if cached is not None and cached.is_valid:
             return cached
         session = session_cookie.parse(cookie)
         claimed = None if session is None else await self._of_session(session)
         if claimed is None:
             raise self.refused("session", "the session has expired: log in", challenge)
-        return self._remember(key, Caller(self, claimed.principal, _plain(host), claimed))
+        return self._remember(key, claimed)
 
     async def log_in(self, secret: str) -> Credential:
         """Return the credential of this secret. Raises Unauthenticated."""
@@ -340,19 +361,18 @@ class Security:
         """Return the caller of a forwarded request, which another broker has authenticated. If
         security is off on that broker, the principal is empty, and the caller has only the rights
         of every client. Raises Unauthenticated if the key or the session has ended."""
-        key = (b"", f"{host} {principal} {proof}")
-        known = self._callers.get(key)
-        if known is not None and known.is_valid:
-            return known
-        credential = self._of_proof(principal, proof)
-        caller = Caller(self, principal, host, credential)
+        shown = (principal, host, proof)
+        cached = self._shown.get(shown)
+        if cached is not None and cached.is_valid:
+            return cached
+        caller = self._caller(principal, host, self._of_proof(principal, proof))
         if not caller.is_valid:
             await self.refresh()
-            caller = Caller(self, principal, host, self._of_proof(principal, proof))
+            caller = self._caller(principal, host, self._of_proof(principal, proof))
         caller.check_valid()
         if principal and caller.credential is None:  # version 0.1: valid until the level rises
             return caller
-        return self._remember(key, caller)
+        return self._show(shown, caller)
 
     def _of_proof(self, principal: str, proof: tuple[str, str, int]) -> Credential | None:
         """Return a credential that is valid only while its key and session are in the state."""
@@ -367,10 +387,27 @@ class Security:
             key_id = ""
         return Credential(key_id, principal, digest_of_key, expires_ms, session_id)
 
-    def _remember(self, key: tuple[bytes, str], caller: Caller) -> Caller:
-        if len(self._callers) >= CALLERS_MAX:
-            self._callers.clear()
-        self._callers[key] = caller
+    def _remember(self, shown: tuple[bytes, str], credential: Credential) -> Caller:
+        """Return the caller, which the next request with the same header or cookie finds."""
+        return self._show(shown, self._caller(credential.principal, _plain(shown[1]), credential))
+
+    def _show(self, shown: tuple[Any, ...], caller: Caller) -> Caller:
+        if len(self._shown) >= CALLERS_MAX:
+            self._shown.clear()
+        self._shown[shown] = caller
+        return caller
+
+    def _caller(self, principal: str, host: str, credential: Credential | None) -> Caller:
+        """Return the cached caller, or a new one. Only a valid caller is cached."""
+        key = (principal, credential, host)
+        cached = self._callers.get(key)
+        if cached is not None and cached.is_valid:
+            return cached
+        caller = Caller(self, principal, host, credential)
+        if caller.is_valid:
+            if len(self._callers) >= CALLERS_MAX:
+                self._callers.clear()
+            self._callers[key] = caller
         return caller
 
     async def _of_header(self, header: bytes) -> Credential:
@@ -456,6 +493,17 @@ class Security:
         if self._refreshes.throttle_s(self.clock.boot_s()) == 0:
             self._refreshes.charge(1.0)
             await self._log.refresh()
+
+    def reserve_decision(self, caller: Caller, size: int) -> None:
+        """Reserve bytes for a decision that the caller will cache. If all callers together have too
+        many bytes, their decisions are cleared."""
+        self._decision_bytes += size
+        if self._decision_bytes > DECISION_BYTES_MAX:
+            for deciding in self._deciding:
+                deciding.forget_decisions()
+            self._deciding.clear()
+            self._decision_bytes = size
+        self._deciding.add(caller)
 
     def bucket(self, quota: str, principal: str) -> Bucket | None:
         """Return the principal's token bucket. If the principal has no such quota, return None."""

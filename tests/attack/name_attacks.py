@@ -25,6 +25,19 @@ def path(scale: float, broker: SecuredBroker) -> str:
     return sent(broker, [("GET", f"/topics/{name}", {"headers": headers})] * scaled(20, scale, 1))
 
 
+def distinct_paths(scale: float, broker: SecuredBroker) -> str:
+    """Ask for thousands of long names, which have four bytes a character, under several spellings
+    of one credential."""
+    secret = broker.principal(STRANGER).secret
+    name = "x" * 60_000 + "\N{GRINNING FACE}"
+    requests = [
+        ("GET", f"/topics/{number}{name}", {"headers": {"authorization": f"{spelling} {secret}"}})
+        for number in range(scaled(1_000, scale, 10))
+        for spelling in ("Bearer", "bearer", "BEARER")
+    ]
+    return sent(broker, requests)
+
+
 def transaction(body: Callable[[int], bytes], scale: float, broker: SecuredBroker) -> str:
     """Send transactions of up to 60 MiB."""
     headers = {**JSON, **broker.principal(STRANGER).headers}
@@ -70,6 +83,7 @@ def name_attacks(scale: float) -> dict[str, Attack]:
     words = functools.partial(field, b"ab ")
     return {
         "names: a path": functools.partial(path, scale),
+        "names: distinct paths": functools.partial(distinct_paths, scale),
         "names: a topic of a transaction": functools.partial(transaction, topic_name, scale),
         "names: a field of words": functools.partial(transaction, words, scale),
         **{f"names: {api}": functools.partial(kafka, data) for api, data in kafka_requests(scale)},

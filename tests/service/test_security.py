@@ -28,6 +28,7 @@ from tidelog.service.security.authenticator import REFRESHES_PER_S
 from tidelog.service.setting_fields import BadSettings
 from tidelog.service.settings import Settings, client_key, load
 from tidelog.storage.cluster.secret import cluster_secret
+from tidelog.storage.core.acls import TEXT_BYTES_MAX
 from tidelog.storage.core.actions import DeleteKey
 from tidelog.storage.core.errors import StoreUnfit
 from tidelog.storage.io.clock import SystemClock
@@ -245,6 +246,46 @@ async def test_what_is_remembered_has_a_bound(
     for number in range(10):
         assert_denied(await broker.http.get(f"/topics/t{number}", headers=header))
     assert all(len(known._decisions) <= 3 for known in security._callers.values())
+
+
+async def test_spellings_of_a_credential_are_one_caller(broker: Broker) -> None:
+    secret = (await made(broker, principal="User:alice"))["secret"]
+    security = broker.app._security
+    assert security is not None
+    before = len(security._callers)
+    for spelling in ("Bearer ", "bearer ", "Bearer  ", "bEARER "):
+        assert await me(broker, {"authorization": spelling + secret}) == "User:alice"
+    assert await me(broker, basic("alice", secret)) == "User:alice"
+    assert len(security._callers) == before + 1
+
+
+async def test_a_decision_about_a_longer_name_than_a_resource_has_is_not_cached(
+    broker: Broker,
+) -> None:
+    header = await key_of(broker.log, "User:alice")
+    security = broker.app._security
+    assert security is not None
+    for size in (TEXT_BYTES_MAX, TEXT_BYTES_MAX + 1, 60_000):
+        assert_denied(await broker.http.get(f"/topics/{'x' * size}", headers=header))
+    (caller,) = (known for known in security._callers.values() if known.principal == "User:alice")
+    assert {len(name) for _, _, name in caller._decisions} == {TEXT_BYTES_MAX}
+
+
+async def test_the_decisions_of_all_callers_have_a_bound(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bound = 10_000
+    monkeypatch.setattr("tidelog.service.security.authenticator.DECISION_BYTES_MAX", bound)
+    security = broker.app._security
+    assert security is not None
+    for number in range(10):
+        header = await key_of(broker.log, f"User:u{number}")
+        for topic in range(10):
+            name = f"{topic}".rjust(TEXT_BYTES_MAX, "x")
+            assert_denied(await broker.http.get(f"/topics/{name}", headers=header))
+            names = [name for known in security._callers.values() for *_, name in known._decisions]
+            assert names
+            assert sum(map(len, names)) < bound
 
 
 async def test_a_follower_is_let_go_when_its_key_is_deleted(broker: Broker) -> None:
