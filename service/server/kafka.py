@@ -97,6 +97,7 @@ class KafkaServer:
     ) -> None:
         kafka = counters.kafka
         answers = counters.admission.answers
+        handshakes = handshakes or Handshakes()
         context = Context(broker, settings, kafka, counters, answers, threads)
         self.routing = Routing(context, named)
         placement = Placement(context, self.routing)
@@ -118,6 +119,7 @@ class KafkaServer:
             RequestMemory(settings.buffer_bytes_max),
             security,
             UnsentAnswers(UNSENT_ALL_BYTES_MAX),
+            handshakes.turns,
         )
         self.listener = Listener(server, certificate.server if certificate else None, handshakes)
         self._draining: asyncio.Task[None] | None = None

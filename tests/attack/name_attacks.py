@@ -4,7 +4,7 @@ error quotes, and logins that wait behind others on their connection."""
 import functools
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 from tests.attack.brokers import SecuredBroker
 from tests.attack.http_client import JSON, opened, sent
@@ -13,7 +13,7 @@ from tests.attack.kafka_client import sent as sent_by_kafka
 from tests.attack.measure import HOLD_S, MIB, Attack, scaled
 from tests.attack.produce_attacks import STRANGER
 from tests.service.kafka.wire import framed
-from tidelog.service.kafka.messages import metadata, produce
+from tidelog.service.kafka.messages import handshake, metadata, produce
 
 NAME = 31_000
 """Characters of a name in a request of Kafka."""
@@ -78,6 +78,28 @@ def logins(scale: float, broker: SecuredBroker) -> str:
     return ""
 
 
+def handshakes(scale: float, broker: SecuredBroker) -> str:
+    """Small requests without pause, on connections that do not log in."""
+    one = framed(handshake.SaslHandshakeRequest(mechanism="PLAIN"), 1)
+    data = one * (200_000 // len(one))
+    until_s = time.monotonic() + HOLD_S * scale
+    with ExitStack() as stack:
+        port = int(str(broker.settings["kafka_port"]))
+        connections = list(opened(broker, scaled(400, scale, 10), stack, port))
+        for connection in connections:
+            connection.setblocking(False)
+        rounds = 0
+        while time.monotonic() < until_s or not rounds:
+            for connection in connections:
+                with suppress(OSError):
+                    connection.send(data)
+                with suppress(OSError):
+                    connection.recv(MIB)
+            rounds += 1
+            time.sleep(0.05)
+    return ""
+
+
 def name_attacks(scale: float) -> dict[str, Attack]:
     """Return the attacks by name."""
     words = functools.partial(field, b"ab ")
@@ -88,4 +110,5 @@ def name_attacks(scale: float) -> dict[str, Attack]:
         "names: a field of words": functools.partial(transaction, words, scale),
         **{f"names: {api}": functools.partial(kafka, data) for api, data in kafka_requests(scale)},
         "names: logins behind others": functools.partial(logins, scale),
+        "names: handshakes without pause": functools.partial(handshakes, scale),
     }

@@ -40,7 +40,6 @@ log = logging.getLogger("tidelog.kafka")
 UNANSWERED_MAX = 16
 """Requests of one connection that are read and not answered."""
 UNANSWERED_BYTES_MAX = 32 * 1024 * 1024
-TURN_S = 0.004
 """Time after which a connection lets other callbacks of the event loop run."""
 DECODE_INLINE_BYTES = 8 * 1024
 """The event loop decodes requests up to this size. It also decodes all Produce requests: the
@@ -139,9 +138,16 @@ class Connection:
         return UNPROVED if rights is NO_RIGHTS else rights.principal
 
     def advance(self) -> None:
-        """Read the requests that have arrived, begin those that may begin. After TURN_S, the next
-        turn of the event loop continues."""
-        turn_end_s = time.perf_counter() + TURN_S
+        """Read the requests that have arrived, begin those that may begin. All connections of the
+        event loop take turns: if the time of this iteration is over, the connection waits."""
+        turns = self._server.turns
+        end_s = turns.begin(self._server.loop)
+        if self.frames.is_inside and not self._is_turn_due and turns.clock_s() >= end_s:
+            self._wait_for_turn()
+        self._advance(end_s)
+
+    def _advance(self, end_s: float) -> None:
+        clock_s = self._server.turns.clock_s
         while not (self._is_ending or self._is_turn_due):
             while self._waiting and self._begin_next():
                 pass
@@ -155,15 +161,22 @@ class Connection:
             if frame is None:
                 break
             self._arrived(frame)
-            if time.perf_counter() >= turn_end_s:
-                self._is_turn_due = True
-                self._server.loop.call_soon(self._next_turn)
+            if clock_s() >= end_s:
+                self._wait_for_turn()
         self.frames.settle()
         self._update_reading()
 
+    def _wait_for_turn(self) -> None:
+        """Go on in a later iteration of the event loop. A principal has its own turns. Clients that
+        have not proved their principal have those of their address."""
+        self._is_turn_due = True
+        owner = self.owner
+        turns_of = self._host if owner in (EVERYONE, UNPROVED) else owner
+        self._server.turns.wait(turns_of, self, self._next_turn, self._server.loop)
+
     def _next_turn(self) -> None:
         self._is_turn_due = False
-        self.advance()
+        self._advance(self._server.turns.begin(self._server.loop))
 
     def _is_full(self) -> bool:
         count = len(self._begun) + len(self._waiting)

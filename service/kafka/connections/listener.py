@@ -168,13 +168,13 @@ class Listener:
     def __init__(
         self,
         server: Server,
-        tls: Callable[[], ssl.SSLContext] | None = None,
-        handshakes: Handshakes | None = None,
+        tls: Callable[[], ssl.SSLContext] | None,
+        handshakes: Handshakes,
     ) -> None:
         """With `tls`, connections use TLS. A new connection gets the context that `tls` returns.
-        `handshakes` are those of the event loop, None if no other listener has TLS."""
+        `handshakes` are those of the event loop."""
         self.server = server
-        self.handshakes = handshakes or Handshakes()
+        self.handshakes = handshakes
         self._tls = tls
         self.shared = memoryview(bytearray(SHARED_BYTES))
         """The memory for bytes from sockets. The event loop reads one socket at a time."""

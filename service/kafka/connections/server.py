@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from tidelog.service.http.admission import Admission
+from tidelog.service.http.turns import Turns
 from tidelog.service.kafka.apis import Api
 from tidelog.service.kafka.client import Client, Encoded
 from tidelog.service.kafka.connections.frame import RequestMemory
@@ -25,6 +26,8 @@ class Server(NamedTuple):
     memory: RequestMemory
     security: Security | None
     unsent: UnsentAnswers
+    turns: Turns
+    """Those of the event loop."""
 
 
 class Pending:

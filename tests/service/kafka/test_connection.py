@@ -3,7 +3,6 @@
 import asyncio
 import gc
 import logging
-import math
 import struct
 import weakref
 from collections.abc import Awaitable, Callable
@@ -16,6 +15,7 @@ import pytest
 from tests.service.kafka.wire import MemoryTransport, answer, framed
 from tests.support import vloop
 from tidelog.service.http.admission import Admission, Limits, Phase
+from tidelog.service.http.turns import TURN_S, Turns
 from tidelog.service.kafka.apis import Api
 from tidelog.service.kafka.client import (
     Client,
@@ -63,13 +63,6 @@ FETCH = FetchRequest(max_wait_ms=0, min_bytes=0, topics=[])
 CLOUD = MetadataResponse(brokers=[], topics=[], cluster_id="c", controller_id=1)
 
 
-@pytest.fixture(autouse=True)
-def one_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A turn of the event loop takes real time, which depends on the machine. Here, it has no end:
-    a test sees all that one call does."""
-    monkeypatch.setattr(connections, "TURN_S", math.inf)
-
-
 class Peer:
     """A client and its connection. Handlers note their calls; Produce answers when `due` is set."""
 
@@ -95,15 +88,24 @@ class Peer:
         )
         table = {api.key: api for api in apis}
         loop = asyncio.get_running_loop()
+        self.step_s = 0.0
+        """The time of each request. Without it, a test sees all that one call does."""
+        self.now_s = 0.0
+        self.turns = Turns(self._clock_s)
+        unsent = UnsentAnswers(1 << 20)
         self.server = Server(
-            loop, context, table, self.admission, self.memory, None, UnsentAnswers(1 << 20)
+            loop, context, table, self.admission, self.memory, None, unsent, self.turns
         )
         self.transport, self.connection = self.connect()
 
-    def connect(self) -> tuple[MemoryTransport, Connection]:
+    def _clock_s(self) -> float:
+        self.now_s += self.step_s
+        return self.now_s
+
+    def connect(self, address: str = "192.0.2.1") -> tuple[MemoryTransport, Connection]:
         transport, connection = MemoryTransport(), Connection(self.server)
-        connection.opened(transport, "192.0.2.1")
-        self.admission.arrive(connection, "192.0.2.1")
+        connection.opened(transport, address)
+        self.admission.arrive(connection, address)
         return transport, connection
 
     def send(self, *frames: bytes) -> None:
@@ -201,16 +203,39 @@ async def test_a_client_with_too_many_unanswered_requests_is_not_read() -> None:
 @virtual
 async def test_a_connection_lets_other_callbacks_run_between_its_requests() -> None:
     peer = Peer()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(connections, "TURN_S", 0.0)
-        peer.send(*(framed(PRODUCE, 9, number) for number in range(5)))
-        for count in range(1, 5):
-            assert len(peer.begun) == count
-            assert peer.transport.is_paused
-            await asyncio.sleep(0)
+    peer.step_s = TURN_S
+    peer.send(*(framed(PRODUCE, 9, number) for number in range(5)))
+    for count in range(5):
+        assert len(peer.begun) == count
+        assert peer.transport.is_paused
+        await asyncio.sleep(0)
     assert len(peer.begun) == 5
     await asyncio.sleep(0)
     assert not peer.transport.is_paused
+
+
+@virtual
+async def test_connections_of_a_client_have_one_turn_in_an_iteration_of_the_loop() -> None:
+    """Another client waits for one request, and not for one of each connection."""
+    peer = Peer()
+    peer.step_s = TURN_S
+    crowd = [peer.connect()[1] for _ in range(50)]
+    for connection in crowd:
+        connection.frames.push(framed(PRODUCE, 9, 1) * 3)
+        connection.advance()
+    assert not peer.begun
+    await asyncio.sleep(0)
+    assert len(peer.begun) == 1
+    other = peer.connect("192.0.2.2")[1]
+    other.frames.push(framed(METADATA, 9, 1))
+    other.advance()
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert "metadata" in peer.begun
+    assert len(peer.begun) <= 4
+    for _ in range(160):
+        await asyncio.sleep(0)
+    assert len(peer.begun) == 151
 
 
 @virtual

@@ -12,6 +12,7 @@ from tests.service.kafka.test_connection import FETCH, METADATA, Peer, virtual
 from tests.service.kafka.wire import framed
 from tests.support import vloop
 from tidelog.service.http.admission import Admission
+from tidelog.service.http.handshakes import Handshakes
 from tidelog.service.http.sockets import bound_sockets
 from tidelog.service.kafka.client import Client, Encoded
 from tidelog.service.kafka.connections import listener as listeners
@@ -35,7 +36,7 @@ class _Served:
         self.peer.connection.closed()
         self.admission: Admission[Any] = Admission(limits_of(most))
         self.server = self.peer.server._replace(admission=self.admission)
-        self.listener = Listener(self.server)
+        self.listener = Listener(self.server, None, Handshakes())
         self.port = 0
 
     async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
