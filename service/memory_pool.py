@@ -12,6 +12,9 @@ M3 Takers of one owner get bytes in the order of their requests. An owner that h
    without end. Each taker that is served puts its owner behind the others that wait, so an owner
    whose queue never empties passes another one once. An owner that waits only because of its share
    delays no other owner.
+M4 A taker waits under the owner of its last request. The owner of a connection changes at its
+   login. If the connection stayed under its first owner too, it would take nothing there, and all
+   others of this owner would wait behind it.
 
 Pure: no IO, no clock.
 """
@@ -52,21 +55,26 @@ class MemoryPool:
         self._held_bytes: Counter[str] = Counter()
         self._waiting: dict[str, dict[Taker, None]] = {}
         """By owner: first the one that has waited longest since it began to wait, or was served."""
+        self._owner_of: dict[Taker, str] = {}
+        """The owner that each of these takers waits under."""
 
     def take(self, taker: Taker, size: int) -> bool:
         """Hold `size` bytes for the owner of the taker, and return True. If they do not fit, return
         False; `on_memory` of the taker is called when there may be room. Bytes of any size fit if
         no others are held."""
         owner = taker.owner
+        if self._owner_of.get(taker, owner) != owner:
+            self._forget(taker)
         takers = self._waiting.get(owner)
         is_first = not takers or next(iter(takers)) is taker
         if not (is_first and self._has_room(owner, size)) or self._is_behind_newcomer(owner):
             self._waiting.setdefault(owner, {})[taker] = None
+            self._owner_of[taker] = owner
             return False
         self.used += size
         self._held_bytes[owner] += size
         if takers:
-            self._forget(owner, taker)
+            self._forget(taker)
             if takers:
                 self._waiting[owner] = self._waiting.pop(owner)
         return True
@@ -112,10 +120,8 @@ class MemoryPool:
 
     def leave(self, taker: Taker) -> None:
         """Forget a taker that waits, because its connection has ended or may not go on."""
-        owners = [owner for owner, takers in self._waiting.items() if taker in takers]
-        for owner in owners:
-            self._forget(owner, taker)
-        if owners:
+        if taker in self._owner_of:
+            self._forget(taker)
             self.wake()
 
     def _has_room(self, owner: str, size: int, before: int = 0) -> bool:
@@ -137,12 +143,12 @@ class MemoryPool:
                 return True
         return False
 
-    def _forget(self, owner: str, taker: Taker) -> None:
-        takers = self._waiting.get(owner)
-        if takers is not None:
-            takers.pop(taker, None)
-            if not takers:
-                del self._waiting[owner]
+    def _forget(self, taker: Taker) -> None:
+        owner = self._owner_of.pop(taker)
+        takers = self._waiting[owner]
+        del takers[taker]
+        if not takers:
+            del self._waiting[owner]
 
 
 class Share:

@@ -145,6 +145,28 @@ def test_an_owner_that_holds_nothing_is_passed_by_another_one_once(seed: int) ->
     assert len(services) > 200
 
 
+def test_taker_whose_owner_changes_delays_no_other_one() -> None:
+    memory = MemoryPool(1600)
+    first, logging_in, other = _takers(memory, 100, 10, 10, owner=UNPROVED)
+    assert _sizes([first, logging_in, other]) == [100]
+    logging_in.owner = "User:a"
+    logging_in.on_memory()
+    assert logging_in.has_bytes
+    memory.give(UNPROVED, 100)
+    assert other.has_bytes
+    memory.leave(logging_in)
+
+
+def test_taker_that_leaves_after_its_owner_has_changed_is_not_woken() -> None:
+    memory = MemoryPool(1600)
+    first, logging_in, other = _takers(memory, 100, 10, 10, owner=UNPROVED)
+    logging_in.owner = "User:a"
+    memory.leave(logging_in)
+    memory.give(UNPROVED, 100)
+    assert _sizes([first, logging_in, other]) == [100, 10]
+    assert other.has_bytes
+
+
 def test_connections_without_a_principal_share_a_small_part() -> None:
     memory = MemoryPool(1600)
     takers = _takers(memory, *[10] * 400, owner=UNPROVED)

@@ -212,7 +212,7 @@ class Connection:
         self.advance()
         if self.frames.is_blocked and (self._is_ending or self._is_muted or self._is_full()):
             self._server.memory.leave(self)
-        if not self._may_begin():
+        if self._is_turn_due or not self._may_begin():
             self._server.memory.decoded.leave(self)
 
     # -- requests
@@ -445,6 +445,9 @@ class Connection:
             if not self.frames.is_proved:
                 self.frames.is_proved = True
                 self._server.admission.prove(self)
+                # Those that wait behind it without a login may go on. It takes memory as its
+                # principal when the login is answered.
+                self._server.memory.leave(self)
             self._variables.run(PRINCIPAL.set, rights.principal)
 
     def _is_allowed(self, pending: Pending) -> bool:

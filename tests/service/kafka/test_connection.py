@@ -43,6 +43,8 @@ from tidelog.service.kafka.messages.groups import (
 from tidelog.service.kafka.messages.handshake import (
     ApiVersionsRequest,
     ApiVersionsResponse,
+    SaslAuthenticateRequest,
+    SaslAuthenticateResponse,
     SaslHandshakeRequest,
     SaslHandshakeResponse,
 )
@@ -54,6 +56,7 @@ from tidelog.service.kafka.messages.metadata import (
 )
 from tidelog.service.kafka.messages.produce import ProduceRequest, ProduceResponse
 from tidelog.service.kafka.refusal_lines import RefusalLines
+from tidelog.service.memory_pool import UNPROVED, UNPROVED_PART
 from tidelog.service.telemetry.kafka_counters import KafkaCounters
 
 PRODUCE = ProduceRequest(acks=-1, timeout_ms=1000, topic_data=[])
@@ -488,6 +491,60 @@ async def test_a_connection_that_ends_frees_the_part_of_a_frame() -> None:
     assert peer.connection.frames.is_inside
     peer.connection.closed()
     assert not peer.connection.frames.is_inside
+    assert peer.memory.used == 0
+
+
+class _Security:
+    """Admits all clients as one principal, when `gate` is set."""
+
+    def __init__(self) -> None:
+        self.gate = asyncio.Event()
+
+    async def admit(self, scope: dict[str, Any], *_: object) -> None:
+        await self.gate.wait()
+        scope["rights"] = SimpleNamespace(
+            principal="User:a",
+            proof=("", "", 0),
+            check_valid=lambda: None,
+            has_quota=lambda _: False,
+            record=lambda *_: None,
+            throttle_s=lambda _: 0.0,
+        )
+
+
+class _Login:
+    """Other connections without a login, which hold memory."""
+
+    owner = UNPROVED
+
+    def on_memory(self) -> None:
+        """It waits for none."""
+
+
+@virtual
+async def test_a_client_that_logs_in_while_it_waits_for_memory_delays_no_other_login() -> None:
+    peer, security = Peer(memory=1 << 20), _Security()
+    peer.server.apis[36] = Api(SaslAuthenticateRequest, SaslAuthenticateResponse, None)
+    peer.server = peer.server._replace(security=security)  # type: ignore[arg-type]
+    login = framed(SaslHandshakeRequest(mechanism="PLAIN"), 1)
+    _, first = peer.connect()
+    first.frames.push(login + framed(SaslAuthenticateRequest(auth_bytes=b"\0u\0p"), 2))
+    first.advance()
+    others_bytes = (1 << 20) // 4 // UNPROVED_PART - peer.memory.used
+    assert peer.memory.take(_Login(), others_bytes)
+    first.frames.push(framed(METADATA, 1))
+    first.advance()
+    transport, second = peer.connect()
+    second.frames.push(login)
+    second.advance()
+    assert first.frames.is_blocked
+    assert second.frames.is_blocked
+    security.gate.set()
+    await asyncio.sleep(0.5)
+    assert peer.begun == ["metadata"], "it has its own memory now"
+    assert transport.frames(), "the memory of its login is free"
+    peer.memory.give(UNPROVED, others_bytes)
+    await asyncio.sleep(1)
     assert peer.memory.used == 0
 
 
