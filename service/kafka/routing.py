@@ -15,7 +15,7 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from tidelog.service.http.paging import Slices, sliced
+from tidelog.service.http.paging import Slices, in_order, sliced
 from tidelog.service.kafka.client import Client, Encoded
 from tidelog.service.kafka.context import Context
 from tidelog.service.kafka.errors import Code, Kind
@@ -175,7 +175,11 @@ class Routing:
         state, rights = self._broker.state, client.rights
         named = request.topics
         if named is None or (not named and client.version == 0):
-            found = [t for t in state.topics.values() if rights.may(DESCRIBE, TOPIC, t.name)]
+            found = [
+                topic
+                async for topic in sliced(list(state.topics.values()))
+                if rights.may(DESCRIBE, TOPIC, topic.name)
+            ]
             failed: list[MetadataResponseTopic] = []
         else:
             unread = Code.NONE
@@ -195,9 +199,15 @@ class Routing:
                 (found if isinstance(topic, Topic) else failed).append(topic)  # type: ignore[arg-type]
         response = self._without_topics(request, rights)
         zone = zone_of(client.client_id)
+        operations = [NOT_ASKED] * len(found)
+        if request.include_topic_authorized_operations:
+            operations = [operations_of(rights, TOPIC, topic.name) async for topic in sliced(found)]
 
         def describe() -> None:
-            described = [self._description(topic, zone, rights, request) for topic in found]
+            described = [
+                self._description(topic, zone, allowed)
+                for topic, allowed in zip(found, operations, strict=True)
+            ]
             response.topics = described + failed
 
         if len(failed) + sum(len(t.partitions) for t in found) <= PARTITIONS_INLINE_MAX:
@@ -291,12 +301,7 @@ class Routing:
         code = unread or self._context.refusal("Metadata", code)
         return MetadataResponseTopic(error_code=code, name=name, topic_id=topic_id, partitions=[])
 
-    def _description(
-        self, topic: Topic, zone: str, rights: CallerRights, request: MetadataRequest
-    ) -> MetadataResponseTopic:
-        operations = NOT_ASKED
-        if request.include_topic_authorized_operations:
-            operations = operations_of(rights, TOPIC, topic.name)
+    def _description(self, topic: Topic, zone: str, operations: int) -> MetadataResponseTopic:
         return MetadataResponseTopic(
             error_code=Code.NONE,
             name=topic.name,
@@ -350,16 +355,16 @@ class Routing:
             unread = await self._context.refreshed(api, Kind.FETCH)
         state = self._broker.state  # the read may have loaded another
         is_all = not names
-        if is_all:
-            names = {name for name in state.topics if rights.may(DESCRIBE, TOPIC, name)}
         cursor = request.cursor
         left = max(min(request.response_partition_limit, PAGE_PARTITIONS_MAX), 1)
         answers: list[DescribeTopicPartitionsResponseTopic] = []
         following: Cursor | None = None
         slices = Slices()
-        for name in sorted(names):
+        for name in await in_order(state.topics if is_all else names):
             await slices.pause()
             if cursor is not None and name < cursor.topic_name:
+                continue
+            if is_all and not (name in state.topics and rights.may(DESCRIBE, TOPIC, name)):
                 continue
             first = 0
             if cursor is not None and name == cursor.topic_name:

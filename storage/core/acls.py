@@ -155,12 +155,14 @@ def _is_text(text: str) -> bool:
 
 class Acls:
     """All bindings, in the order of their commits. The cost of a decision is one lookup for each
-    prefix of the resource's name that a binding may have. It does not depend on the number of
-    bindings, and a client may ask for a name of any length."""
+    length of the prefixes that bindings have. It does not depend on the number of bindings, and a
+    client may ask for a name of any length."""
 
     def __init__(self) -> None:
         self._all: dict[Acl, None] = {}
         self._named: dict[tuple[str, str, str], dict[Acl, None]] = {}
+        self._prefixes: dict[str, dict[int, int]] = {}
+        """By type of resource: the number of prefixes of each length."""
 
     def __len__(self) -> int:
         return len(self._all)
@@ -173,7 +175,11 @@ class Acls:
 
     def add(self, acl: Acl) -> None:
         self._all[acl] = None
-        self._named.setdefault(_place(acl), {})[acl] = None
+        place = _place(acl)
+        if place not in self._named:
+            self._named[place] = {}
+            self._count_prefix(acl, 1)
+        self._named[place][acl] = None
 
     def remove(self, acl: Acl) -> None:
         if self._all.pop(acl, acl) is None:
@@ -181,6 +187,17 @@ class Acls:
             del held[acl]
             if not held:
                 del self._named[_place(acl)]
+                self._count_prefix(acl, -1)
+
+    def _count_prefix(self, acl: Acl, change: int) -> None:
+        if acl.pattern_type != PREFIXED:
+            return
+        # A thread may iterate over the lengths, so a change makes a new dict.
+        counts, length = dict(self._prefixes.get(acl.resource_type, {})), len(acl.resource_name)
+        counts[length] = counts.get(length, 0) + change
+        if not counts[length]:
+            del counts[length]
+        self._prefixes[acl.resource_type] = counts
 
     def allows(
         self, principal: str, host: str, operation: str, resource_type: str, name: str
@@ -201,8 +218,9 @@ class Acls:
         named = self._named
         for literal in (name, WILDCARD):
             yield from named.get((resource_type, LITERAL, literal), ())
-        for end in range(1, min(len(name), TEXT_BYTES_MAX) + 1):
-            yield from named.get((resource_type, PREFIXED, name[:end]), ())
+        for length in self._prefixes.get(resource_type, ()):
+            if length <= len(name):
+                yield from named.get((resource_type, PREFIXED, name[:length]), ())
 
 
 def _place(acl: Acl) -> tuple[str, str, str]:

@@ -13,8 +13,9 @@ from tests.attack.kafka_client import sent as sent_by_kafka
 from tests.attack.measure import HOLD_S, MIB, Attack, scaled
 from tests.attack.produce_attacks import STRANGER
 from tests.service.kafka.wire import framed
-from tidelog.service.kafka.messages import handshake, metadata, produce
+from tidelog.service.kafka.messages import handshake, metadata, produce, topics
 
+CREATOR = "creator"
 NAME = 31_000
 """Characters of a name in a request of Kafka."""
 
@@ -55,8 +56,8 @@ def field(word: bytes, size: int) -> bytes:
 
 def kafka_requests(scale: float) -> Iterator[tuple[str, bytes]]:
     few, many = names(32, NAME), names(scaled(1_000, scale, 10), NAME)
-    topics = [metadata.MetadataRequestTopic(name=name) for name in few]
-    yield "Metadata", cut(metadata.MetadataRequest(topics=topics), 8)
+    asked = [metadata.MetadataRequestTopic(name=name) for name in few]
+    yield "Metadata", cut(metadata.MetadataRequest(topics=asked), 8)
     yield "FindCoordinator", cut(metadata.FindCoordinatorRequest(coordinator_keys=few), 4)
     data = [produce.TopicProduceData(name=name, partition_data=[]) for name in many]
     yield "Produce", framed(produce.ProduceRequest(acks=1, timeout_ms=1000, topic_data=data), 8)
@@ -64,6 +65,25 @@ def kafka_requests(scale: float) -> Iterator[tuple[str, bytes]]:
 
 def kafka(data: bytes, broker: SecuredBroker) -> str:
     return sent_by_kafka(broker, [data] * 2, 2, broker.principal(STRANGER))
+
+
+def all_topics(scale: float, broker: SecuredBroker) -> str:
+    """Ask for all topics on many connections: no topic is for this principal, and the answers have
+    a few bytes."""
+    broker.allow(CREATOR, "CREATE", "CLUSTER", "kafka-cluster")
+    creation = [
+        topics.CreatableTopic(
+            name=name, num_partitions=1, replication_factor=1, assignments=[], configs=[]
+        )
+        for name in names(scaled(2_500, scale, 25), 200)
+    ]
+    for first in range(0, len(creation), 500):
+        request = topics.CreateTopicsRequest(
+            topics=creation[first : first + 500], timeout_ms=60_000, validate_only=False
+        )
+        sent_by_kafka(broker, [framed(request, 7)], 1, broker.principal(CREATOR))
+    listing = framed(metadata.MetadataRequest(topics=None), 9) * 10
+    return sent_by_kafka(broker, [listing] * 30, 30, broker.principal(STRANGER))
 
 
 def logins(scale: float, broker: SecuredBroker) -> str:
@@ -109,6 +129,7 @@ def name_attacks(scale: float) -> dict[str, Attack]:
         "names: a topic of a transaction": functools.partial(transaction, topic_name, scale),
         "names: a field of words": functools.partial(transaction, words, scale),
         **{f"names: {api}": functools.partial(kafka, data) for api, data in kafka_requests(scale)},
+        "names: all topics": functools.partial(all_topics, scale),
         "names: logins behind others": functools.partial(logins, scale),
         "names: handshakes without pause": functools.partial(handshakes, scale),
     }
