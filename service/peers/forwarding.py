@@ -43,9 +43,9 @@ SETTLED_S = 5.0
 """Longest wait for the message whether an answer has arrived."""
 TAKEN_MAX = 2_000
 """Most forwarded requests under way at a coordinator, of the connections for peers (CONNECTIONS_MAX
-of service.peers.listener). The rest is for drafts and announcements."""
+of service.peers.listener). The rest is for drafts and announcements. Principals share them."""
 FORWARDED_MAX = 1_000
-"""Most requests that a broker has under way at one coordinator."""
+"""Most requests that a broker has under way at one coordinator. Principals share them."""
 LOOK_S = 0.5
 """Interval at which a pending request checks whether the coordinator is still alive."""
 SECRET_HEADERS = (b"authorization", b"cookie")
@@ -112,6 +112,17 @@ def _decode(decoder: msgspec.msgpack.Decoder[T], message: Part) -> T:
         return decoder.decode(message)
     except (UnicodeDecodeError, RecursionError) as error:
         raise msgspec.DecodeError(str(error)) from error
+
+
+def _slot(pool: MemoryPool, principal: str, where: str) -> Share:
+    """Hold one of the requests that may be under way at a time. Raises Unavailable."""
+    slot = Share(pool, principal)
+    if not slot.set(1):
+        raise Unavailable(
+            f"{pool.used} requests {where}; principals share {pool.limit}: try again later, or at "
+            "the coordinator"
+        )
+    return slot
 
 
 class ForwardedCall(HttpRequest):
@@ -182,12 +193,14 @@ class ForwardedCall(HttpRequest):
 
 class Forwarded:
     """The coordinator's side of forwarding: serves requests that peers forward. `serve` must also
-    answer a request that fails."""
+    answer a request that fails. A principal has a share of the requests under way, however many
+    brokers forward its requests."""
 
     def __init__(self, serve: Callable[[ForwardedCall], Coroutine[Any, Any, None]]) -> None:
         self._serve = serve
         self._calls: dict[bytes, ForwardedCall] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._under_way = MemoryPool(TAKEN_MAX)
 
     async def take(
         self,
@@ -201,15 +214,13 @@ class Forwarded:
         `is_trusted`, a broker with security on refuses the request, because the sender is perhaps
         no broker. `until_gone` returns when the peer waits for the answer no more. Raises
         Unavailable, msgspec.DecodeError."""
-        if len(self._tasks) >= TAKEN_MAX:
-            raise Unavailable(
-                f"{TAKEN_MAX} requests of other brokers are under way at the group's coordinator, "
-                "the most at a time: retry"
-            )
         call = ForwardedCall(_decode(_requests, message), is_trusted=is_trusted)
+        where = "of other brokers are under way at the group's coordinator"
+        slot = _slot(self._under_way, call.caller[0], where)
         task = asyncio.create_task(self._serve(call))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda _: slot.end())
         watching = None if until_gone is None else asyncio.create_task(until_gone())
         if watching is not None:
             watching.add_done_callback(
@@ -277,13 +288,8 @@ class Forwarder:
         """Hold one of the requests under way to the coordinator. Each takes a connection there, and
         brokers need some for their records. Raises Unavailable."""
         pool = self._under_way.setdefault(coordinator, MemoryPool(FORWARDED_MAX))
-        slot = Share(pool, principal)
+        slot = _slot(pool, principal, "wait here for the group's coordinator")
         try:
-            if not slot.set(1):
-                raise Unavailable(
-                    f"{pool.used} requests wait here for the group's coordinator; principals share "
-                    f"{FORWARDED_MAX}: try again later, or at the coordinator"
-                )
             yield
         finally:
             slot.end()

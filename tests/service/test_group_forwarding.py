@@ -18,6 +18,7 @@ import pytest
 
 from tests.service.conftest import FIRST_MS, QUIET, V2, append, assert_refused, until
 from tidelog.service.http.call import ClientGone, HttpRequest, HttpResponse
+from tidelog.service.peers import forwarding
 from tidelog.service.peers.client import Room
 from tidelog.service.peers.forwarding import (
     Forwarded,
@@ -314,9 +315,10 @@ async def test_too_many_forwarded_requests_are_refused_and_the_group_stays(
     path, coordinator, other = await subscribed(cluster)
     (instance,) = cluster._consumers[coordinator].coordinator.led["g"].instances.values()
     client = cluster._clients[other]
-    for bound in ("FORWARDED_MAX", "TAKEN_MAX"):
+    taken = cluster.network.apps[coordinator].forwarded._under_way
+    for bounded, name in ((forwarding, "FORWARDED_MAX"), (taken, "limit")):
         with monkeypatch.context() as few:
-            few.setattr(f"tidelog.service.peers.forwarding.{bound}", 1)
+            few.setattr(bounded, name, 1)
             reading = asyncio.create_task(client.get(f"{path}/records?timeout=60000"))
             await until(instance.lock.locked)
             answer = await client.get(f"{path}/records")
@@ -327,6 +329,35 @@ async def test_too_many_forwarded_requests_are_refused_and_the_group_stays(
     group = cluster.logs[other].state.members.get("g")
     assert group is not None
     assert (group.coordinator, group.term) == (coordinator, 1)
+
+
+async def test_a_principal_of_many_brokers_leaves_requests_for_others_at_the_coordinator() -> None:
+    ended = asyncio.Event()
+
+    async def serve(_: ForwardedCall) -> None:
+        await ended.wait()
+
+    coordinator = Forwarded(serve)
+
+    def message(principal: str) -> bytes:
+        caller = principal, "192.0.2.1"
+        return msgspec.msgpack.encode(
+            _Request("GET", "/", b"", [], "http", ("b", 1), b"", caller=caller)
+        )
+
+    greedy = message("User:greedy")
+    taking = [
+        asyncio.create_task(coordinator.take(greedy, b"%d" % n))
+        for n in range(forwarding.TAKEN_MAX // 2)
+    ]
+    await asyncio.sleep(0)
+    with pytest.raises(Unavailable, match=r"1000 requests .* principals share 2000"):
+        await asyncio.wait_for(coordinator.take(greedy, b"refused"), 5)
+    taking.append(asyncio.create_task(coordinator.take(message("User:other"), b"other")))
+    await asyncio.sleep(0)
+    ended.set()
+    await asyncio.gather(*taking)
+    assert coordinator._under_way.used == 0
 
 
 async def test_an_answered_call_is_freed_without_a_garbage_collection() -> None:
