@@ -16,6 +16,7 @@ from tidelog.storage.core.errors import (
     OutOfOrderSequence,
     Throttled,
     Unavailable,
+    bare,
 )
 from tidelog.storage.kafka.layout import HEADER, HEADER_SIZE, Header
 from tidelog.storage.state.producers import SEQUENCES
@@ -69,7 +70,9 @@ class RefusedBatches:
         is_behind = refusal is not None and _follows(batch.base_sequence, refusal.sequence)
         if isinstance(error, FOR_A_WHILE):
             if not is_behind:
-                self._add(place, _Refusal(batch.producer_epoch, batch.base_sequence, error, now_s))
+                until_s = now_s + KEPT_S
+                refusal = _Refusal(batch.producer_epoch, batch.base_sequence, bare(error), until_s)
+                self._add(place, refusal, now_s)
         elif isinstance(error, OutOfOrderSequence) and is_behind:
             assert refusal is not None
             return refusal.error
@@ -85,9 +88,10 @@ class RefusedBatches:
         if refusal is not None and not _follows(refusal.sequence, batch.base_sequence):
             del self._refusals[place]
 
-    def _add(self, place: _Place, refusal: _Refusal) -> None:
-        error = refusal.error.with_traceback(None)
-        self._refusals[place] = refusal._replace(error=error, until_s=refusal.until_s + KEPT_S)
+    def _add(self, place: _Place, refusal: _Refusal, now_s: float) -> None:
+        while self._refusals and next(iter(self._refusals.values())).until_s <= now_s:
+            self._refusals.popitem(last=False)
+        self._refusals[place] = refusal
         self._refusals.move_to_end(place)
         if len(self._refusals) > REFUSALS_MAX:
             self._refusals.popitem(last=False)

@@ -1,8 +1,10 @@
 """Produce and InitProducerId over the wire: offsets, refusals by partition, idempotence."""
 
 import asyncio
+import gc
 import random
 import struct
+import weakref
 
 import pytest
 
@@ -247,6 +249,35 @@ async def test_batch_that_is_missing_is_out_of_order_again_when_the_refusal_is_o
         refusals.error_of(missing, topic_id, 0, Unavailable("the store refuses"), now_s)
         behind = batch(b"2", producer=(7, 0, 2))
         assert (await _produce(client, _request((0, behind))))[0].error_code == code
+
+
+def test_a_refusal_keeps_no_frames_and_is_dropped_when_it_is_old() -> None:
+    class Segment:
+        """The bytes of a failed flush."""
+
+    kept: list[weakref.ref[Segment]] = []
+    refusals = refused_batches.RefusedBatches()
+
+    def fails() -> None:
+        segment = Segment()
+        kept.append(weakref.ref(segment))
+        try:
+            raise OSError
+        except OSError as error:
+            raise Unavailable("the store refuses") from error
+
+    gc.disable()
+    try:
+        for producer_id in range(3):
+            refused = memoryview(batch(b"0", producer=(producer_id, 0, 0)))
+            try:
+                fails()
+            except Unavailable as error:
+                refusals.error_of(refused, "topic", 0, error, producer_id * 40.0)
+        assert [ref() for ref in kept] == [None] * 3
+        assert [place.producer_id for place in refusals._refusals] == [1, 2]
+    finally:
+        gc.enable()
 
 
 async def test_batches_of_one_producer_in_flight(kafka: Kafka) -> None:
