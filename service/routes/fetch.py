@@ -89,7 +89,8 @@ class Fetch:
         self._answers = answers
         self._threads = threads
         self._pages = SharedPages()
-        self._encoding: dict[PageKey, asyncio.Task[FetchPage]] = {}
+        self._encoding: dict[tuple[str, PageKey], asyncio.Task[FetchPage]] = {}
+        """By principal: the slices of a busy principal would delay the readers of others."""
         self.followers = Followers()
 
     async def fetch(
@@ -302,12 +303,13 @@ class Fetch:
             page = encode(view, fetched).page
             self._pages.add(key, page)
         elif page is None:
-            if key not in self._encoding:
+            work = rights.principal, key
+            if work not in self._encoding:
                 encoding = self._encode_once(key, view, fit, rights)
-                self._encoding[key] = asyncio.create_task(encoding)
-                self._encoding[key].add_done_callback(retrieve_exception)
+                self._encoding[work] = asyncio.create_task(encoding)
+                self._encoding[work].add_done_callback(retrieve_exception)
             # If a reader leaves, the others still wait for the page.
-            page = (await asyncio.shield(self._encoding[key])).page
+            page = (await asyncio.shield(self._encoding[work])).page
         fetched = fetched._replace(pieces=[], next_offset=page.end(fetched.next_offset))
         ends = fetched.log_start_offset, fetched.high_watermark
         read = ReadKey(topic.topic_id, view, offset, *ends, losses)
@@ -322,7 +324,7 @@ class Fetch:
             self._pages.add(key, page.page)
             return page
         finally:
-            del self._encoding[key]
+            del self._encoding[rights.principal, key]
 
     def count(self, pages: Sequence[RecordPage], size: int, topic: str | None = None) -> None:
         """Count the records of an answer of `size` bytes. `topic` is None if the answer may have

@@ -12,12 +12,17 @@ from typing import Any
 
 import pytest
 
-from tests.service.conftest import broker_on, listening, until
+from tests.service.conftest import append, broker_on, listening, until
 from tidelog.service import unpacking
+from tidelog.service.formats.fetched import FetchPage, FetchParams
 from tidelog.service.http.admission import BODY_STEP_BYTES
+from tidelog.service.routes import fetch
 from tidelog.service.unpacking import THREADS, UnpackThreads
+from tidelog.storage.core.model import ReadBounds
 from tidelog.storage.io.memory import MemoryStore
 from tidelog.storage.state.access import REQUEST_PERCENTAGE
+
+MIB = 1 << 20
 
 
 class Caller:
@@ -213,6 +218,37 @@ async def test_a_thread_that_cannot_start_gives_turn_and_memory_back(
                 await threads.run(Caller("a"), 10, int)
     assert threads.unpacked.used == 0
     assert await threads.run(Caller("a"), 10, int) == 0
+
+
+async def test_a_reader_waits_for_no_slice_of_another_reader_of_its_page(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fetch, "ENCODE_INLINE_BYTES", 0)
+    view = FetchParams("t", 0, "sse", "json", ReadBounds(MIB, 10))
+    async with broker_on(MemoryStore()) as broker:
+        await broker.log.create_topic("t", 1, {})
+        await append(broker.log, b'"x"')
+        fetcher, threads = broker.app.consumers._fetch, broker.app._bodies.threads
+        before, busy = Work(threads), Work(threads)
+
+        async def read(principal: str) -> FetchPage:
+            with fetcher.answer_share(principal) as share:
+                return await fetcher.page(view, 0, share, Caller(principal))
+
+        tasks: list[asyncio.Task[Any]] = [before.start("c") for _ in range(THREADS)]
+        await before.until_began(THREADS)
+        tasks += [busy.start("a") for _ in range(2 * THREADS)]
+        tasks += [asyncio.create_task(read("a")) for _ in range(2)]
+        await until(lambda: bool(fetcher._encoding))
+        tasks.append(asyncio.create_task(read("b")))
+        await until(lambda: "b" in threads._waiting)
+        before.gate.set()
+        async with asyncio.timeout(20):
+            await tasks[-1]
+        assert not any(task.done() for task in tasks[THREADS:-1])
+        busy.gate.set()
+        await asyncio.gather(*tasks)
+        assert tasks[-3].result().page is tasks[-2].result().page
 
 
 V3_RECORD = {"value": {"type": "STRING", "data": "x" * 100_000}}
