@@ -5,10 +5,15 @@ connections that `Admission` returns. Invariants:
 A1 A request takes bytes from a pool of memory, which principals share (memory_pool), and gives each
    of these bytes back exactly once.
 A2 A pool is exceeded only while one share alone is larger than its limit.
-A3 A connection is unproved until its client has sent a whole head or, at the port for peers, the
-   broker's token. If a bound of connections is reached, an unproved connection is closed for a
-   new one. So unproved connections cannot keep out other clients.
+A3 A connection is unproved until its client has proved its principal or, without security, has sent
+   a whole head; at the port for peers, until it has sent the broker's token. If a bound of
+   connections is reached, an unproved connection is closed for a new one. So unproved connections
+   cannot keep out other clients.
 A4 No clock runs while the client waits for the broker.
+A5 A proved connection has an owner: its principal or, if the listener knows no principals, its
+   address. If a bound is reached and no connection is unproved, an idle connection is closed for a
+   new one, if its owner has more than an equal share of the bound. So the idle connections of one
+   owner cannot keep out others. A connection with a request under way is not closed.
 
 Connections hold at most the limits of the two pools, and CONNECTION_BYTES for each connection
 (`Admission.bounds`). An uncompressed body that arrives in one packet is not charged. Before the
@@ -16,9 +21,10 @@ next packet is read, the body's bytes are in the write buffer of the log (`buffe
 they are freed.
 """
 
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
+from ipaddress import IPv6Address
 from itertools import islice
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
@@ -41,6 +47,13 @@ BYTES_PER_S_MIN = 512
 """Minimum mean rate of a body in `Limits.body_s`, and of an answer in `Limits.answer_s`."""
 WATCHED_MAX = 1000
 """Maximum connections that one call of `overdue` checks. Such a call takes about 1 ms."""
+ADDRESSES_MIN = 1000
+"""If a listener may have fewer connections, one address may have three quarters of them."""
+NETWORK_BITS = 64
+"""An address of IPv6 stands for its network of this size, which one client may have alone."""
+LOOKED_MAX, LOOKED_OWNERS_MAX = 16, 4
+"""Maximum connections of one owner, and owners, that a new connection looks at to find one that is
+idle. This takes less than 0.1 ms."""
 LOG_LINES = 10
 LOG_PERIOD_S = 10.0
 
@@ -63,6 +76,11 @@ class Phase(Enum):
 
 class Guest(Protocol):
     """A connection, as Admission sees it."""
+
+    @property
+    def owner(self) -> str:
+        """The principal that the client has proved; empty if the listener knows no principals."""
+        ...
 
     def observed(self) -> tuple[Phase, int]:
         """Return the phase, and a number that grows with progress: requests in IDLE and HEAD, bytes
@@ -91,27 +109,115 @@ class Limits(NamedTuple):
     stream_s: float = 600.0
     answer_s: float = 60.0
     idle_s: float = 75.0
+    unproved_idle_s: float = 10.0
+    """Maximum time between the requests of an unproved connection."""
+
+
+def address_max(connections_max: int) -> int:
+    """Return how many connections of a listener for clients one address may have."""
+    quarter = connections_max // 4
+    return quarter if connections_max >= ADDRESSES_MIN else max(connections_max - quarter, 1)
+
+
+def network_of(address: str) -> str:
+    """Return what the connections of an address are counted by (NETWORK_BITS)."""
+    if ":" not in address:
+        return address
+    whole = IPv6Address(address.partition("%")[0])
+    if whole.ipv4_mapped is not None:
+        return str(whole.ipv4_mapped)
+    return str(IPv6Address(int(whole) >> NETWORK_BITS << NETWORK_BITS))
 
 
 class _LastCheck:
     """The state of a connection when `overdue` last checked it."""
 
-    __slots__ = ("address", "is_spare", "phase", "progress", "since_s")
+    __slots__ = ("address", "is_spare", "owner", "phase", "progress", "since_s")
 
     def __init__(self, address: str) -> None:
         self.address = address
+        self.owner: str | None = None  # None: unproved
         self.is_spare = False
         self.phase: Phase | None = None
         self.progress = 0
         self.since_s = 0.0
 
 
-class _Address(Generic[G]):
-    __slots__ = ("count", "unproved")
+class _Crowd(Generic[G]):
+    """Connections that have a bound together: those of a listener, or of one of its addresses."""
+
+    __slots__ = ("_by_size", "_owners", "count", "unproved")
 
     def __init__(self) -> None:
         self.count = 0
         self.unproved: dict[G, None] = {}
+        """The oldest first."""
+        self._owners: dict[str, OrderedDict[G, None]] = {}
+        """The proved connections by owner, roughly in the order of their last use."""
+        self._by_size: dict[int, dict[str, None]] = {}
+        """The owners by the number of their connections."""
+
+    def add(self, guest: G) -> None:
+        self.count += 1
+        self.unproved[guest] = None
+
+    def prove(self, guest: G, owner: str) -> None:
+        del self.unproved[guest]
+        guests = self._owners.setdefault(owner, OrderedDict())
+        guests[guest] = None
+        self._resize(owner, len(guests) - 1, len(guests))
+
+    def use(self, guest: G, owner: str) -> None:
+        self._owners[owner].move_to_end(guest)
+
+    def remove(self, guest: G, owner: str | None) -> None:
+        self.count -= 1
+        if owner is None:
+            del self.unproved[guest]
+            return
+        guests = self._owners[owner]
+        del guests[guest]
+        if not guests:
+            del self._owners[owner]
+        self._resize(owner, len(guests) + 1, len(guests))
+
+    def _resize(self, owner: str, before: int, size: int) -> None:
+        if before:
+            owners = self._by_size[before]
+            del owners[owner]
+            if not owners:
+                del self._by_size[before]
+        if size:
+            self._by_size.setdefault(size, {})[owner] = None
+
+    def displaceable(
+        self, bound: int, newcomer: str, idle_of: Callable[[G], bool | None]
+    ) -> G | None:
+        """Return the connection to close for a new one of the owner `newcomer` (A3, A5), or None.
+        `idle_of` returns whether a connection has been idle since the last check, or None if it has
+        a request under way."""
+        if self.unproved:
+            return next(iter(self.unproved))
+        owners = len(self._owners) + (newcomer not in self._owners)
+        share = max(bound // owners, 1)
+        by_size = (self._by_size[size] for size in sorted(self._by_size, reverse=True))
+        largest = (owner for same in by_size for owner in same)
+        for owner in islice(largest, LOOKED_OWNERS_MAX):
+            guests = self._owners[owner]
+            if len(guests) <= share:
+                return None
+            used: G | None = None
+            for _ in range(min(LOOKED_MAX, len(guests))):
+                guest = next(iter(guests))
+                is_idle = idle_of(guest)
+                if is_idle:
+                    return guest
+                if is_idle is not None and used is None:
+                    used = guest
+                guests.move_to_end(guest)
+            if used is not None:
+                return used
+        return None
 
 
 class Admission(Generic[G]):
@@ -129,8 +235,8 @@ class Admission(Generic[G]):
         self.ended: Counter[str] = Counter()
         """Connections that were closed, by reason."""
         self._seen: dict[G, _LastCheck] = {}
-        self._addresses: dict[str, _Address[G]] = {}
-        self._unproved: dict[G, None] = {}
+        self._everyone: _Crowd[G] = _Crowd()
+        self._addresses: dict[str, _Crowd[G]] = {}
         self._spare: dict[G, None] = {}
         self._round: Iterator[G] = iter(())
         self._lines: list[float] = []
@@ -165,19 +271,19 @@ class Admission(Generic[G]):
     def arrive(self, guest: G, address: str) -> G | None:
         """Count a new connection. If the caller must close another connection for it, stop counting
         that connection and return it. Else return None."""
-        limits, seen = self.limits, _LastCheck(address)
-        of_address = self._addresses.get(address)
-        if of_address is None:
-            of_address = self._addresses[address] = _Address()
-        counted = len(self._seen) - len(self._spare)
-        is_over, victims = False, self._unproved
+        limits, seen = self.limits, _LastCheck(network_of(address))
+        of_address = self._addresses.get(seen.address) or _Crowd()
+        full, bound = None, limits.connections_max
         if of_address.count >= limits.address_max:
-            is_over, victims = True, of_address.unproved
-        elif counted >= limits.connections_max or len(victims) >= limits.unproved_max:
-            is_over = True
+            full, bound = of_address, limits.address_max
+        elif (
+            self._everyone.count >= limits.connections_max
+            or len(self._everyone.unproved) >= limits.unproved_max
+        ):
+            full = self._everyone
         victim: G | None = None
-        if is_over:
-            victim = next(iter(victims), None)
+        if full is not None:
+            victim = full.displaceable(bound, seen.address, self._idle_of)
             if victim is None:
                 seen.is_spare = True
                 if len(self._spare) >= limits.spare_max:
@@ -185,22 +291,29 @@ class Admission(Generic[G]):
         if victim is not None:
             self.leave(victim)
             self.ended["displaced"] += 1
-            of_address = self._addresses.setdefault(address, of_address)
         self._seen[guest] = seen
         if seen.is_spare:
             self._spare[guest] = None
-            if not of_address.count:
-                self._addresses.pop(address, None)
             return victim
-        of_address.count += 1
-        of_address.unproved[guest] = None
-        self._unproved[guest] = None
+        self._everyone.add(guest)
+        self._addresses.setdefault(seen.address, of_address).add(guest)
         return victim
 
+    def _idle_of(self, guest: G) -> bool | None:
+        seen, (phase, progress) = self._seen[guest], guest.observed()
+        if phase not in (Phase.IDLE, Phase.HEAD):
+            return None
+        return phase is seen.phase and progress == seen.progress
+
     def prove(self, guest: G) -> None:
-        """Note that the client has sent what proves its connection (A3)."""
-        if self._unproved.pop(guest, guest) is None:
-            del self._addresses[self._seen[guest].address].unproved[guest]
+        """Note that the client has sent what proves its connection (A3). `guest.owner` is its owner
+        from now on."""
+        seen = self._seen.get(guest)
+        if seen is None or seen.is_spare or seen.owner is not None:
+            return
+        seen.owner = guest.owner or seen.address
+        self._everyone.prove(guest, seen.owner)
+        self._addresses[seen.address].prove(guest, seen.owner)
 
     def is_spare(self, guest: G) -> bool:
         """Whether the connection is above a bound, so that only the routes of health are served."""
@@ -214,10 +327,9 @@ class Admission(Generic[G]):
         if seen.is_spare:
             del self._spare[guest]
             return
+        self._everyone.remove(guest, seen.owner)
         of_address = self._addresses[seen.address]
-        of_address.count -= 1
-        of_address.unproved.pop(guest, None)
-        self._unproved.pop(guest, None)
+        of_address.remove(guest, seen.owner)
         if not of_address.count:
             del self._addresses[seen.address]
 
@@ -241,9 +353,14 @@ class Admission(Generic[G]):
             limit_s, least = self._clocks[phase]
             if phase is not seen.phase or not 0 <= progress - seen.progress < least:
                 seen.phase, seen.progress, seen.since_s = phase, progress, now_s
+                if seen.owner is not None:
+                    self._everyone.use(guest, seen.owner)
+                    self._addresses[seen.address].use(guest, seen.owner)
                 continue
-            if phase is Phase.IDLE and (seen.is_spare or guest in self._unproved):
-                limit_s = min(limit_s, self.limits.first_byte_s)
+            if phase is Phase.IDLE and seen.owner is None:
+                limits = self.limits
+                is_first = seen.is_spare or not progress
+                limit_s = min(limit_s, limits.first_byte_s if is_first else limits.unproved_idle_s)
             if now_s - seen.since_s >= limit_s:
                 self.ended[phase.value] += 1
                 found.append((guest, phase))

@@ -58,7 +58,8 @@ class Config(uvicorn.Config):
         handshakes: Handshakes | None = None,
         **options: Any,
     ) -> None:
-        """Without `proves_by_head`, the application calls `scope["prove"]()` to prove a connection.
+        """Without `proves_by_head`, the application calls `scope["prove"](owner)` to prove a
+        connection of this owner (Guest.owner). The scopes of a proved connection have no "prove".
         With `tls`, connections use TLS. A new connection gets the context that `tls` returns.
         `handshakes` are those of the event loop, None if no other listener has TLS."""
         super().__init__(
@@ -105,6 +106,8 @@ class Protocol(HttpToolsProtocol):
     flow: Flow
     cycle: Any
     """The Exchange of the newest request, None before the first one."""
+    owner = ""
+    """The principal that the client has proved (admission.Guest)."""
 
     def __init__(self, config: Config, *arguments: Any, **options: Any) -> None:
         super().__init__(config, *arguments, **options)
@@ -147,16 +150,18 @@ class Protocol(HttpToolsProtocol):
     def eof_received(self) -> None:
         self.flow.settle_arrivals()
 
-    def prove(self) -> None:
-        """Mark this connection as proved (A3)."""
-        self._is_proved = True
-        self._admission.prove(self)
+    def prove(self, owner: str = "") -> None:
+        """Mark this connection as proved (A3). A later call does nothing: a proxy may send requests
+        of several principals on one connection."""
+        if not self._is_proved:
+            self._is_proved, self.owner = True, owner
+            self._admission.prove(self)
 
     # -- heads
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        if not self.config.proves_by_head:
+        if not (self._is_proved or self.config.proves_by_head):
             self.scope["prove"] = self.prove  # type: ignore[typeddict-unknown-key]
         self._requests += 1
         self._is_in_head = True

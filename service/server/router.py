@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 from starlette.exceptions import HTTPException
 
 from tidelog.service.console import api, cluster_health, files, groups, kafka_clients
-from tidelog.service.http.admission import Admission, Limits
+from tidelog.service.http.admission import Admission, Limits, address_max
 from tidelog.service.http.body_limit import set_limit
 from tidelog.service.http.call import BodyMemory, HttpRequest, HttpResponse, Receive, Scope, Send
 from tidelog.service.http.cors import Cors, exposing
@@ -100,8 +100,6 @@ KEEP_ALIVE_S = 130.0
 """Time after which a broker closes an idle connection. It must be longer than the idle time of
 balancers (AWS: 120 s in our files), else a balancer may send a request on a connection that the
 broker closes at this moment, and answer 502."""
-ADDRESSES_MIN = 1000
-"""If the maximum of connections is below this number, one address may have all of them."""
 NAMES_IN_ERRORS = {"consumer_group_id": "group_name"}
 """The names of path parameters in Redpanda's messages, where these names are not the path's."""
 
@@ -117,11 +115,12 @@ def limits_of(settings: Settings, connections_max: int | None = None) -> Limits:
     return Limits(
         connections_max=most,
         unproved_max=most,
-        address_max=most if most < ADDRESSES_MIN else most // 4,
+        address_max=address_max(most),
         spare_max=max(4, min(64, most // 16)),
         bodies_bytes_max=max(settings.buffer_bytes_max // 2, 2 * settings.request_bytes_max),
         answers_bytes_max=settings.fetch_bytes_in_flight,
         idle_s=KEEP_ALIVE_S,
+        unproved_idle_s=KEEP_ALIVE_S,
     )
 
 
@@ -225,6 +224,8 @@ class Router:
         self._advertised_url = settings.advertised_url
         self._cors = Cors(settings.cors_origin_names) if settings.cors_origins else None
         self._security = security
+        self.proves_by_head = security is None
+        """Whether the head of any request proves its connection (A3 of service.http.admission)."""
         self._sites = Sites(settings)
         self._audit = open_audit(settings, broker, counters)
         counters.on_refusal = None if self._audit is None else self._audit.refused
@@ -281,6 +282,8 @@ class Router:
             refusal = self._site_refusal(call, target, is_allowed=origin != b"")
         if refusal is None and self._security is not None and not _is_health(target):
             refusal = await _refusal(self._security, scope, node, target, segments)
+            if "prove" in scope and "rights" in scope:
+                scope["prove"](rights_of(scope).principal)
         if refusal is None and (target is None or not scope["path"].isprintable()):
             refusal = _refusal_of_path(method, node, target, segments)
         if refusal is None and target is not None and method not in READING:

@@ -371,6 +371,7 @@ async def _serve_http(
         on_listening=listening,
         loop="uvloop",
         admission=app.admission,
+        proves_by_head=app.proves_by_head,
         backlog=backlog,
         tls=clients.server if clients else None,
         handshakes=serving.handshakes,

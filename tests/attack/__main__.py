@@ -8,6 +8,7 @@ on both checkouts to compare two versions.
 """
 
 import argparse
+import resource
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -76,6 +77,8 @@ def main(arguments: Sequence[str]) -> int:
         TlsBroker: tls_attacks(given.scale),
     }
     results = []
+    _, files_max = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (files_max, files_max))
     print(HEAD, flush=True)
     with tempfile.TemporaryDirectory(prefix="tidelog-attack-") as folder:
         for kind, table in tables.items():

@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from tests.attack.body_attacks import body_attacks
 from tests.attack.brokers import AttackedBroker
+from tests.attack.connection_attacks import connection_attacks
 from tests.attack.follow_attacks import follow_attacks
 from tests.attack.forward_attacks import forward_attacks
 from tests.attack.http_client import opened, sent
@@ -188,4 +189,4 @@ def secured_attacks(scale: float) -> Attacks:
     """Return the attacks of principals on a broker with `security=keys`, by name."""
     shared = produce_attacks(scale) | share_attacks(scale) | read_attacks(scale)
     secured = body_attacks(scale) | name_attacks(scale) | follow_attacks(scale)
-    return shared | secured | forward_attacks(scale)
+    return shared | secured | forward_attacks(scale) | connection_attacks(scale)

@@ -109,7 +109,8 @@ class Connection:
 
 def client_port(broker: Broker) -> uvicorn.Config:
     """As a broker configures it."""
-    return Config(broker.app, broker.app.admission, lifespan="off")
+    app = broker.app
+    return Config(app, app.admission, proves_by_head=app.proves_by_head, lifespan="off")
 
 
 def peer_port(broker: Broker) -> uvicorn.Config:

@@ -10,10 +10,13 @@ from tidelog.service.http.admission import (
     CONNECTION_BYTES,
     LOG_LINES,
     LOG_PERIOD_S,
+    LOOKED_MAX,
+    LOOKED_OWNERS_MAX,
     WATCHED_MAX,
     Admission,
     Limits,
     Phase,
+    address_max,
 )
 from tidelog.service.kafka.appends import UNPACKED_BYTES_MAX
 from tidelog.service.kafka.connections.frame import DECODED_FACTOR, DECODED_PART
@@ -29,8 +32,9 @@ from tidelog.service.settings import Settings
 class Client:
     """A connection as a test sets it."""
 
-    def __init__(self, phase: Phase = Phase.IDLE) -> None:
+    def __init__(self, phase: Phase = Phase.IDLE, owner: str = "") -> None:
         self.phase = phase
+        self.owner = owner
         self.progress = 0
 
     def observed(self) -> tuple[Phase, int]:
@@ -84,13 +88,18 @@ def test_connections_are_bounded_and_nothing_is_left(seed: int) -> None:
     for _ in range(3000):
         deed = rng.randrange(4)
         if deed <= 1:
-            client, address = Client(), rng.choice("abc")
+            phase = rng.choice((Phase.IDLE, Phase.SERVED))
+            client, address = Client(phase, rng.choice("pqr")), rng.choice("abc")
             gone = admission.arrive(client, address)
             opened[client] = address
             if admission.is_spare(client):
                 spare.add(client)
             if gone is not None:
-                assert gone not in proved
+                if gone in proved:
+                    owners = [each.owner for each in proved]
+                    assert owners.count(gone.owner) > 1
+                    assert gone.phase is Phase.IDLE
+                proved.discard(gone)
                 spare.discard(gone)
                 del opened[gone]
         elif opened:
@@ -115,8 +124,10 @@ def test_connections_are_bounded_and_nothing_is_left(seed: int) -> None:
         admission.leave(client)
     assert admission.connections == 0
     assert not admission._addresses
-    assert not admission._unproved
     assert not admission._spare
+    everyone = admission._everyone
+    left = (everyone.count, everyone.unproved, everyone._owners, everyone._by_size)
+    assert not any(left)
 
 
 def test_a3_a_new_connection_displaces_the_oldest_unproved() -> None:
@@ -134,7 +145,7 @@ def test_a3_a_new_connection_displaces_the_oldest_unproved() -> None:
 def test_a_connection_above_the_bound_is_spare() -> None:
     admission: Admission[Client] = Admission(limits())
     for _ in range(6):
-        client = Client()
+        client = Client(Phase.SERVED)
         admission.arrive(client, "a")
         admission.prove(client)
     spare = [Client(), Client(), Client()]
@@ -143,6 +154,129 @@ def test_a_connection_above_the_bound_is_spare() -> None:
     admission.leave(client)
     assert admission.arrive(Client(), "c") is None
     assert admission.connections == 8
+
+
+def proved(admission: Admission[Client], client: Client, address: str = "a") -> Client:
+    """Let the connection arrive within the bounds, and prove it."""
+    assert admission.arrive(client, address) is None
+    admission.prove(client)
+    return client
+
+
+def test_a5_the_longest_idle_of_the_largest_owner_is_displaced() -> None:
+    admission: Admission[Client] = Admission(limits())
+    small = [proved(admission, Client(owner="small")) for _ in range(2)]
+    large = [proved(admission, Client(owner="large")) for _ in range(4)]
+    large[0].phase = Phase.SERVED
+    ended(admission, 0.0)
+    ended(admission, 1.0)
+    large[1].progress += 1
+    ended(admission, 2.0)
+    large[2].progress += 1  # since the last check
+    new = Client()
+    assert admission.arrive(new, "b") is large[3]
+    assert not admission.is_spare(new)
+    new.owner = "new"
+    admission.prove(new)
+    last = Client()
+    assert admission.arrive(last, "b") is large[1]
+    admission.prove(last)
+    assert all(client in admission._seen for client in (*small, large[0], large[2]))
+
+
+def test_a5_an_equal_share_is_kept() -> None:
+    admission: Admission[Client] = Admission(limits())
+    for owner in "ppqqrr":
+        proved(admission, Client(owner=owner))
+    new, later = Client(), Client()
+    assert admission.arrive(new, "b") is not None
+    new.owner = "s"
+    admission.prove(new)
+    for owner in "tu":
+        client = Client()
+        assert admission.arrive(client, "b") is not None
+        client.owner = owner
+        admission.prove(client)
+    assert admission.arrive(later, "b") is None
+    assert admission.is_spare(later)
+
+
+def test_a5_requests_under_way_are_not_displaced() -> None:
+    admission: Admission[Client] = Admission(limits())
+    for phase in (Phase.SERVED, Phase.BODY, Phase.STREAM, Phase.ANSWER):
+        proved(admission, Client(phase, "large"))
+    idle = [proved(admission, Client(owner="small")) for _ in range(2)]
+    new = Client()
+    assert admission.arrive(new, "b") is None
+    assert admission.is_spare(new), "only the larger owner has more than an equal share"
+    proved_large = [client for client in admission._seen if client.owner == "large"]
+    assert len(proved_large) == 4
+    assert all(client in admission._seen for client in idle)
+
+
+def test_a5_without_principals_an_address_is_the_owner() -> None:
+    admission: Admission[Client] = Admission(limits(address_max=3))
+    for address in ("a", "a", "a", "b", "b", "b"):
+        proved(admission, Client(), address)
+    spare = Client()
+    assert admission.arrive(spare, "a") is None
+    assert admission.is_spare(spare), "an address displaces no connection of its own"
+    new = Client()
+    assert admission.arrive(new, "c") is not None
+    assert not admission.is_spare(new)
+
+
+def test_a5_a_principal_behind_a_full_address_is_served() -> None:
+    admission: Admission[Client] = Admission(limits(address_max=3))
+    large = [proved(admission, Client(owner="large")) for _ in range(3)]
+    proved(admission, Client(owner="large"), "b")
+    new = Client()
+    assert admission.arrive(new, "a") is large[0]
+    assert not admission.is_spare(new)
+
+
+def test_a5_a_search_for_an_idle_connection_is_short() -> None:
+    looks = 0
+
+    class Busy(Client):
+        def observed(self) -> tuple[Phase, int]:
+            nonlocal looks
+            looks += 1
+            return Phase.SERVED, 0
+
+    most = 20 * LOOKED_MAX * LOOKED_OWNERS_MAX
+    bounds = limits(connections_max=most, unproved_max=most, address_max=most)
+    admission: Admission[Client] = Admission(bounds)
+    for number in range(most):
+        proved(admission, Busy(owner=f"p{number % 20}"))
+    assert admission.arrive(Client(), "a") is None
+    assert looks <= LOOKED_MAX * LOOKED_OWNERS_MAX
+
+
+def test_an_address_has_never_all_connections_and_a_network_of_ipv6_is_one() -> None:
+    assert [address_max(most) for most in (1, 2, 4, 100, 999, 1000, 10_000)] == [
+        *(1, 2, 3, 75, 750),
+        *(250, 2_500),
+    ]
+    admission: Admission[Client] = Admission(limits(address_max=2))
+    for host in (1, 2):
+        proved(admission, Client(), f"2001:db8::{host}")
+    proved(admission, Client(), "2001:db8:0:1::1")
+    admission.arrive(spare := Client(), "2001:db8::3%eth0")
+    assert admission.is_spare(spare)
+    proved(admission, Client(), "::ffff:10.0.0.1")
+    assert "10.0.0.1" in admission._addresses
+
+
+def test_a_connection_with_refused_requests_may_be_idle_as_long_as_others() -> None:
+    """Else a balancer could send a request on a connection that the broker closes."""
+    for idle_s, is_closed in ((75.0, False), (10.0, True)):
+        admission: Admission[Client] = Admission(limits(unproved_idle_s=idle_s))
+        admission.arrive(client := Client(), "a")
+        client.progress = 1
+        for now_s in (0.0, 0.0, 10.0):
+            ended_now = ended(admission, now_s)
+        assert bool(ended_now) is is_closed
 
 
 def test_each_clock_ends_what_stands_still() -> None:

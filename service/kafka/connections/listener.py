@@ -10,7 +10,7 @@ import ssl
 from collections.abc import Callable
 from typing import Any
 
-from tidelog.service.http.admission import Limits, Phase
+from tidelog.service.http.admission import Limits, Phase, address_max
 from tidelog.service.http.handshakes import Handshakes
 from tidelog.service.http.sockets import cannot_listen
 from tidelog.service.http.transports import TlsTransport
@@ -23,8 +23,6 @@ from tidelog.storage.kafka import native
 log = logging.getLogger("tidelog.kafka")
 
 CHECK_S = 1.0
-ADDRESSES_MIN = 1000
-"""If the maximum of connections is below this number, one address may have all of them."""
 FIRST_FRAME_S = 10.0
 FRAME_S = 30.0
 IDLE_S = 600.0
@@ -37,13 +35,10 @@ CONNECTION_BYTES = 2 * UNPROVED_BYTES_MAX + UNSENT_BYTES_MAX
 
 
 def limits_of(connections_max: int) -> Limits:
-    """Return the limits of the listener. As for HTTP, an address may have a quarter of the
-    connections."""
-    most = connections_max
     return Limits(
         connections_max=connections_max,
         unproved_max=connections_max,
-        address_max=most if most < ADDRESSES_MIN else most // 4,
+        address_max=address_max(connections_max),
         spare_max=1,
         first_byte_s=FIRST_FRAME_S,
         head_s=FRAME_S,
@@ -207,7 +202,7 @@ class Listener:
     def admit(
         self, connection: "PlainConnection | TlsConnection", transport: asyncio.Transport
     ) -> None:
-        """Count a new connection. Above the bounds, close this connection or an unproved one."""
+        """Count a new connection. Above the bounds, close this connection or another one."""
         admission = self.server.admission
         self.connections.add(connection)
         displaced = admission.arrive(connection, _host_of(transport))

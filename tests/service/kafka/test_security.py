@@ -199,6 +199,16 @@ async def test_connections_without_a_principal_are_the_first_to_go(secured: Kafk
     await asyncio.sleep(0)
 
 
+async def test_a_principal_with_all_connections_gives_one_to_another(secured: Kafka) -> None:
+    admission = secured.server.listener.server.admission
+    most = 3
+    admission.limits = admission.limits._replace(connections_max=most, address_max=most)
+    strangers = [await _client_of(secured, "stranger") for _ in range(most)]
+    await _client_of(secured, "alice")
+    is_counted = [client.connection in admission._seen for client in strangers]
+    assert is_counted == [False, True, True]
+
+
 async def test_acls_of_groups(secured: Kafka) -> None:
     client = await _client_of(secured, "gina")
     committing = group_offsets.OffsetCommitRequest(

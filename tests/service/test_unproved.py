@@ -1,0 +1,70 @@
+"""Connections whose clients have proved no principal, to a broker with principals."""
+
+import asyncio
+
+from tests.findings.connections import Connection, client_port, served
+from tests.service.keyed import ADMIN_KEY, SETTINGS, allow, key_of
+from tests.support.vloop import run
+
+HEAD = b"GET %b HTTP/1.1\r\nHost: tide:8082\r\n"
+TOPICS = HEAD % b"/topics"
+ALLOWED = TOPICS + b"Authorization: Bearer %b\r\n\r\n" % ADMIN_KEY.encode()
+
+
+def test_only_a_request_of_a_principal_proves_a_connection() -> None:
+    """A client without a login may not keep out others by requests that are refused."""
+
+    async def main() -> None:
+        async with served(**SETTINGS) as broker:
+            admission, config = broker.app.admission, client_port(broker)
+            admission.limits = admission.limits._replace(connections_max=6, address_max=6)
+            forbidden = (await key_of(broker.log, "User:stranger"))["authorization"].encode()
+            first = {
+                b"missing": TOPICS + b"\r\n",
+                b"wrong": TOPICS + b"Authorization: Bearer wrong\r\n\r\n",
+                b"public": HEAD % b"/healthy" + b"\r\n",
+                b"a public page": HEAD % b"/console/" + b"\r\n",
+                b"forbidden": TOPICS + b"Authorization: %b\r\n\r\n" % forbidden,
+                b"allowed": ALLOWED,
+            }
+            connections = {}
+            for name, request in first.items():
+                connections[name] = Connection(config)
+                await connections[name].send(request)
+                assert await connections[name].status()
+            new = [Connection(config) for _ in range(4)]
+            closed = [name for name, each in connections.items() if each.is_closed]
+            assert closed == [b"missing", b"wrong", b"public", b"a public page"]
+            await new[-1].send(ALLOWED)
+            assert await new[-1].status() == 200
+            for each in (*connections.values(), *new):
+                each.end()
+
+    run(main)
+
+
+def test_a_principal_with_all_connections_gives_its_idle_ones_to_others() -> None:
+    async def main() -> None:
+        async with served(**SETTINGS) as broker:
+            admission, config = broker.app.admission, client_port(broker)
+            most = 4
+            admission.limits = admission.limits._replace(connections_max=most, address_max=most)
+            await allow(broker.log, "User:stranger", "READ", "TOPIC", "t")
+            stranger = (await key_of(broker.log, "User:stranger"))["authorization"].encode()
+            rights = b"Authorization: %b\r\n\r\n" % stranger
+            strangers = [Connection(config) for _ in range(most)]
+            for each in strangers:
+                await each.send(TOPICS + rights)
+                await asyncio.sleep(2.0)
+            poll = HEAD % b"/topics/t/partitions/0/records?timeout=30000"
+            for each in strangers[:2]:
+                await each.send(poll + rights)
+            other = Connection(config)
+            is_closed = [each.is_closed for each in strangers]
+            assert is_closed == [False, False, True, False], "two have a request under way"
+            await other.send(ALLOWED)
+            assert await other.status() == 200
+            for each in (*strangers, other):
+                each.end()
+
+    run(main)
