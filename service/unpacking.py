@@ -166,10 +166,11 @@ class UnpackThreads:
             del self._running[principal]
         while self._waiting and self._running.total() < THREADS:
             first = min(self._waiting, key=self._running.__getitem__)
-            turns = self._waiting.pop(first)
+            turns = self._waiting[first]
             turn = turns.popleft()
-            if turns:
-                self._waiting[first] = turns  # behind the others
             if not turn.cancelled():
                 self._running[first] += 1
                 turn.set_result(None)
+                self._waiting[first] = self._waiting.pop(first)  # behind the others
+            if not turns:
+                del self._waiting[first]

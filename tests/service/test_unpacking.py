@@ -133,6 +133,24 @@ async def test_a_cancelled_wait_gives_its_turn_back() -> None:
     await asyncio.gather(*again)
 
 
+async def test_a_cancelled_wait_leaves_its_principal_its_place() -> None:
+    threads = UnpackThreads()
+    before, after = [Work(threads) for _ in range(THREADS)], Work(threads)
+    tasks = [work.start("c") for work in before]
+    for work in before:
+        await work.until_began(1)
+    leaving = after.start("a")
+    tasks += [after.start("a"), after.start("b")]
+    await asyncio.sleep(0)
+    leaving.cancel()
+    before[0].gate.set()
+    await after.until_began(1)
+    assert after.began == ["a"]
+    for work in (*before, after):
+        work.gate.set()
+    await asyncio.gather(*tasks)
+
+
 async def test_a_cancelled_slice_holds_its_bytes_to_its_end() -> None:
     """Else a client could send bodies and close, again and again: the threads work on."""
     work = Work(UnpackThreads())
