@@ -234,21 +234,27 @@ class Fetch:
         if is_shared and (recent := await self._recent(view, offset)) is not None:
             await self.reserve(share, len(recent.page.body), is_refused=call is not None)
             return recent
-        fit = await self._read(view, offset, share, is_refused=call is not None)
-        if is_shared:
-            page = await self._shared(view, offset, fit, rights, losses)
-        else:
-            page = await self._encoded(view, fit, rights)
-        self.charge(share, len(page.page.body))
-        return page
+        needed = view.bounds.bytes_max
+        while True:
+            fit = await self._read(view, offset, share, needed, is_refused=call is not None)
+            if is_shared:
+                page = await self._shared(view, offset, fit, rights, losses)
+            else:
+                page = await self._encoded(view, fit, rights)
+            if share.set(size := len(page.page.body)):
+                return page
+            # Hold nothing during the wait: readers that hold a part would wait for each other.
+            needed = size
+            del fit, page
+            share.set(0)
 
     async def _read(
-        self, view: FetchParams, offset: int, share: Share, *, is_refused: bool
+        self, view: FetchParams, offset: int, share: Share, needed: int, *, is_refused: bool
     ) -> FittedPage:
-        """Read the records of a page. If they are many, the share then holds the bytes that they
-        may have in the answer, which are at most `page_bytes_max`, or those of one record."""
+        """Read the records of a page when there is room for `needed` bytes. If they are many, the
+        share then holds the bytes that they may have in the answer, which are at most
+        `page_bytes_max`, or those of one record."""
         bytes_max, records_max = view.bounds.bytes_max, view.bounds.records_max
-        needed = bytes_max
         while True:
             await self.reserve(share, needed, is_refused=is_refused)
             fetched = await self._log.fetch(
@@ -259,10 +265,9 @@ class Fetch:
             fit = fitted(fetched, view.topic, view.format_name, view.embedded, self.page_bytes_max)
             if share.set(fit.size):
                 return fit
-            # Hold nothing during the wait: readers that hold a part would wait for each other.
             needed = max(bytes_max, fit.size)
             del fetched, fit
-            share.set(0)
+            share.set(0)  # during the wait, as in `page`
 
     @property
     def page_bytes_max(self) -> int:

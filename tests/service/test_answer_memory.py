@@ -19,6 +19,7 @@ from tidelog.service.routes import fetch
 from tidelog.service.security.caller import ALL_RIGHTS
 from tidelog.service.unpacking import UNPROVED
 from tidelog.storage.core.errors import Unavailable
+from tidelog.storage.core.model import ReadBounds
 from tidelog.storage.io.memory import MemoryStore
 
 MIB = 1 << 20
@@ -211,6 +212,23 @@ async def test_a_fetch_waits_for_memory(broker: Broker, freed_s: float | None) -
     assert answer.status_code == (422 if freed_s else 503)
     if freed_s is None:
         assert json.loads(answer.content)["error_code"] == 50302
+
+
+async def test_a_follower_waits_for_the_memory_of_a_page_that_is_longer_than_its_records(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetch, "ENCODE_INLINE_BYTES", MIB)
+    fetcher = broker.app.consumers._fetch
+    view = fetched.FetchParams("t", 0, "sse", "text", ReadBounds(len(VALUE), 1))
+    other = Share(broker.app.admission.answers, "User:other")
+    assert other.set(LIMIT - 3 * len(VALUE))
+    with fetcher.answer_share("User:a") as share:
+        reading = asyncio.create_task(fetcher.page(view, 0, share, ALL_RIGHTS))
+        await asyncio.sleep(2 * fetch.ROOM_S)
+        assert (reading.done(), share.size) == (False, 0)
+        other.end()
+        page = await reading
+        assert share.size == len(page.page.body) > 5 * len(VALUE)
 
 
 async def test_a_task_of_an_answer_that_has_ended_takes_no_memory(broker: Broker) -> None:
