@@ -4,6 +4,7 @@ messages       the messages of Kafka's protocol, to and from bytes
 client         the client of a request, as its handler gets it; answers that are not ready yet
 errors         Kafka's error codes, and the table from the log's errors to them
 failures       the answer of each API to an error of the log that its handler raises
+wide_answers   answers with many elements, which a thread encodes
 context        the parts of a broker that handlers use
 apis           the table of APIs, from which the answer to ApiVersions is made
 connections    frames, the handshake, requests and answers of one connection, the listener

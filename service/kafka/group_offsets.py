@@ -1,17 +1,18 @@
 """OffsetCommit, OffsetFetch and OffsetDelete."""
 
 import math
-from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 from tidelog.service.http.paging import Slices, sliced
 from tidelog.service.kafka.apis import Api
-from tidelog.service.kafka.client import Client
+from tidelog.service.kafka.client import Client, Encoded
 from tidelog.service.kafka.context import Context
 from tidelog.service.kafka.errors import Code, Kind
 from tidelog.service.kafka.messages import consumer_protocol
 from tidelog.service.kafka.messages import group_offsets as messages
 from tidelog.service.kafka.messages.primitives import ZERO_UUID, MalformedMessage
+from tidelog.service.kafka.wide_answers import answered
 from tidelog.storage.core import levels
 from tidelog.storage.core.acls import DELETE, DESCRIBE, READ, TOPIC
 from tidelog.storage.core.actions import DeleteOffsets, GroupOffset
@@ -19,7 +20,7 @@ from tidelog.storage.core.errors import LogError
 from tidelog.storage.core.model import TopicIdPartition
 from tidelog.storage.groups.classic_requests import Identity, Phase
 from tidelog.storage.state.cluster_state import Topic
-from tidelog.storage.state.committed_offsets import check_offset
+from tidelog.storage.state.committed_offsets import CommittedOffset, check_offset
 
 BY_ID = 10
 """The first version of OffsetCommit and OffsetFetch that names topics by id."""
@@ -38,16 +39,6 @@ their requests. So the commits of one principal and address to one group have on
 time."""
 AUDITED_MAX = 1_000
 """Groups, by principal and address, whose last audit line is remembered (I10)."""
-
-
-class _Committed(NamedTuple):
-    """The answer for one partition of OffsetFetch."""
-
-    partition: int
-    offset: int
-    leader_epoch: int
-    metadata: str
-    code: Code
 
 
 class _Asked(NamedTuple):
@@ -70,12 +61,8 @@ class _Asked(NamedTuple):
         return [cls(*key, list(numbers)) for key, numbers in found.items()]
 
 
-class _Topic(NamedTuple):
-    """The answers for one topic of OffsetFetch."""
-
-    name: str
-    topic_id: bytes
-    partitions: list[_Committed]
+_Topic: TypeAlias = messages.OffsetFetchResponseTopics | messages.OffsetFetchResponseTopic
+"""The answers for one topic of OffsetFetch, from version GROUPS_FROM on and up to it."""
 
 
 class GroupOffsets:
@@ -208,7 +195,7 @@ class GroupOffsets:
 
     async def fetch(
         self, request: messages.OffsetFetchRequest, client: Client
-    ) -> messages.OffsetFetchResponse:
+    ) -> messages.OffsetFetchResponse | Encoded:
         """Answer OffsetFetch, from a view that has all offsets committed before the request."""
         code = Code.NONE
         try:
@@ -216,18 +203,39 @@ class GroupOffsets:
         except LogError as error:
             code = self._context.code("OffsetFetch", error, Kind.GROUP)
         if client.version >= GROUPS_FROM:
-            groups = []
-            # Each group once, or twice: with all its topics, and with some.
-            distinct = {(each.group_id, each.topics is None): each for each in request.groups}
-            async for group in sliced(distinct.values()):
-                refusal = code or await self._context.group_refusal(
-                    "OffsetFetch", client, DESCRIBE, group.group_id
+            response = await self._fetch_groups(request, client, code)
+            topics: Sequence[_Topic] = [
+                topic for group in response.groups for topic in group.topics
+            ]
+        else:
+            response = await self._fetch_group(request, client, code)
+            topics = response.topics
+        elements = len(topics) + sum(len(topic.partitions) for topic in topics)
+        return await answered(self._context, client, response, elements)
+
+    async def _fetch_groups(
+        self, request: messages.OffsetFetchRequest, client: Client, code: Code
+    ) -> messages.OffsetFetchResponse:
+        groups = []
+        # Each group once, or twice: with all its topics, and with some.
+        distinct = {(each.group_id, each.topics is None): each for each in request.groups}
+        async for group in sliced(distinct.values()):
+            refusal = code or await self._context.group_refusal(
+                "OffsetFetch", client, DESCRIBE, group.group_id
+            )
+            topics = group.topics
+            asked = None if topics is None else await _Asked.of(topics)
+            found = [] if refusal else await self._fetch(group.group_id, asked, client)
+            groups.append(
+                messages.OffsetFetchResponseGroup(
+                    group_id=group.group_id, topics=found, error_code=refusal
                 )
-                topics = group.topics
-                asked = None if topics is None else await _Asked.of(topics)
-                found = [] if refusal else await self._fetch(group.group_id, asked, client)
-                groups.append(_of_group(group.group_id, found, refusal))
-            return messages.OffsetFetchResponse(groups=groups)
+            )
+        return messages.OffsetFetchResponse(groups=groups)
+
+    async def _fetch_group(
+        self, request: messages.OffsetFetchRequest, client: Client, code: Code
+    ) -> messages.OffsetFetchResponse:
         refusal = code or await self._context.group_refusal(
             "OffsetFetch", client, DESCRIBE, request.group_id
         )
@@ -235,52 +243,47 @@ class GroupOffsets:
         if request.topics is not None:
             asked = await _Asked.of(request.topics)
         if refusal and client.version < 2:  # version 1 has no error of the request
-            found = [
-                _Topic(name, topic_id, [_none(number, refusal) for number in numbers])
-                for name, topic_id, numbers in asked or ()
-            ]
+            found = [await _refused(one, client.version, refusal) for one in asked or ()]
         else:
             found = [] if refusal else await self._fetch(request.group_id, asked, client)
-        answers = [_of_topic(topic) async for topic in sliced(found)]
-        return messages.OffsetFetchResponse(topics=answers, error_code=refusal)
+        return messages.OffsetFetchResponse(topics=found, error_code=refusal)
 
     async def _fetch(
         self, group_id: str, asked: list["_Asked"] | None, client: Client
-    ) -> list[_Topic]:
-        """Return the offsets in these partitions, or all in topics that the client may see."""
+    ) -> list[Any]:
+        """Return the offsets in these partitions, or all in topics that the client may see, as the
+        topics of an answer of the client's version."""
         committed = self._broker.state.committed_offsets.of_group(group_id)
-        found = []
+        found: list[_Topic] = []
         if asked is None:
             async for each in sliced(list(committed)):
                 topic = self._broker.state.topic_of_id(each)
                 if topic is not None and client.rights.may(DESCRIBE, TOPIC, topic.name):
-                    found.append(self._committed(group_id, topic, sorted(committed.get(each, {}))))
+                    numbers = sorted(committed.get(each, {}))
+                    found.append(await self._committed(group_id, topic, numbers, client))
             return found
-        async for name, topic_id, numbers in sliced(asked):
-            held = self._topic(name, topic_id, client)
-            known, api = name if held is None else held.name, "OffsetFetch"
+        async for one in sliced(asked):
+            held = self._topic(one.name, one.topic_id, client)
+            known, api = one.name if held is None else held.name, "OffsetFetch"
             if known:
                 code = await self._context.right_refusal(api, client, DESCRIBE, TOPIC, known)
             else:
                 code = self._context.refusal(api, Code.UNKNOWN_TOPIC_ID)
             if held is None or code:
-                found.append(_Topic(name, topic_id, [_none(one, code) for one in numbers]))
+                found.append(await _refused(one, client.version, code))
             else:
-                found.append(self._committed(group_id, held, numbers))
+                found.append(await self._committed(group_id, held, one.partitions, client))
         return found
 
-    def _committed(self, group_id: str, topic: Topic, numbers: Iterable[int]) -> _Topic:
+    async def _committed(
+        self, group_id: str, topic: Topic, numbers: Iterable[int], client: Client
+    ) -> _Topic:
+        version = client.version
         offsets = self._broker.state.committed_offsets.of_group(group_id).get(topic.topic_id, {})
-        return _Topic(
-            topic.name,
-            bytes.fromhex(topic.topic_id),
-            [
-                _Committed(number, one.offset, one.leader_epoch, one.metadata, Code.NONE)
-                if (one := offsets.get(number)) is not None
-                else _none(number)
-                for number in numbers
-            ],
-        )
+        partitions = [
+            _partition(version, number, offsets.get(number)) async for number in sliced(numbers)
+        ]
+        return _topic(version, topic.name, bytes.fromhex(topic.topic_id), partitions)
 
     # -- OffsetDelete
 
@@ -308,7 +311,7 @@ class GroupOffsets:
             if not code and (subscribed is None or topic.name in subscribed):
                 code = context.refusal(api, Code.GROUP_SUBSCRIBED_TO_TOPIC)
             partitions = []
-            for each in topic.partitions:
+            async for each in sliced(topic.partitions):
                 why, number = code, each.partition_index
                 if held is None or not 0 <= number < len(held.partitions):
                     why = code or context.refusal(api, Code.UNKNOWN_TOPIC_OR_PARTITION)
@@ -362,45 +365,30 @@ class GroupOffsets:
         return self._context.topic(name, topic_id if client.version >= BY_ID else None)
 
 
-def _none(number: int, code: Code = Code.NONE) -> _Committed:
-    return _Committed(number, NO_OFFSET, -1, "", code)
-
-
-def _of_topic(topic: _Topic) -> messages.OffsetFetchResponseTopic:
-    return messages.OffsetFetchResponseTopic(
-        name=topic.name,
-        partitions=[
-            messages.OffsetFetchResponsePartition(
-                partition_index=each.partition,
-                committed_offset=each.offset,
-                committed_leader_epoch=each.leader_epoch,
-                metadata=each.metadata,
-                error_code=each.code,
-            )
-            for each in topic.partitions
-        ],
-    )
-
-
-def _of_group(group_id: str, topics: list[_Topic], code: Code) -> messages.OffsetFetchResponseGroup:
-    return messages.OffsetFetchResponseGroup(
-        group_id=group_id,
-        topics=[
-            messages.OffsetFetchResponseTopics(
-                name=topic.name,
-                topic_id=topic.topic_id,
-                partitions=[
-                    messages.OffsetFetchResponsePartitions(
-                        partition_index=each.partition,
-                        committed_offset=each.offset,
-                        committed_leader_epoch=each.leader_epoch,
-                        metadata=each.metadata,
-                        error_code=each.code,
-                    )
-                    for each in topic.partitions
-                ],
-            )
-            for topic in topics
-        ],
+def _partition(
+    version: int, number: int, committed: CommittedOffset | None, code: Code = Code.NONE
+) -> Any:
+    kind: Any = messages.OffsetFetchResponsePartitions
+    if version < GROUPS_FROM:
+        kind = messages.OffsetFetchResponsePartition
+    return kind(
+        partition_index=number,
+        committed_offset=NO_OFFSET if committed is None else committed.offset,
+        committed_leader_epoch=-1 if committed is None else committed.leader_epoch,
+        metadata="" if committed is None else committed.metadata,
         error_code=code,
     )
+
+
+def _topic(version: int, name: str, topic_id: bytes, partitions: list[Any]) -> _Topic:
+    if version < GROUPS_FROM:
+        return messages.OffsetFetchResponseTopic(name=name, partitions=partitions)
+    return messages.OffsetFetchResponseTopics(name=name, topic_id=topic_id, partitions=partitions)
+
+
+async def _refused(asked: _Asked, version: int, code: Code) -> Any:
+    """Return the answers for partitions whose offsets the client may not see."""
+    partitions = [
+        _partition(version, number, None, code) async for number in sliced(asked.partitions)
+    ]
+    return _topic(version, asked.name, asked.topic_id, partitions)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 
 from tidelog.service.http.paging import sliced
 from tidelog.service.kafka.apis import Api
-from tidelog.service.kafka.client import Client
+from tidelog.service.kafka.client import Client, Encoded
 from tidelog.service.kafka.context import Context
 from tidelog.service.kafka.errors import Code, Kind
 from tidelog.service.kafka.group_offsets import GroupOffsets
@@ -21,6 +21,7 @@ from tidelog.service.kafka.messages.consumer_protocol import (
     ConsumerProtocolSubscription,
 )
 from tidelog.service.kafka.routing import operations_of
+from tidelog.service.kafka.wide_answers import answered
 from tidelog.service.security.caller import may_describe_group
 from tidelog.service.telemetry.group_lags import group_ids
 from tidelog.storage.core.acls import DELETE, DESCRIBE, GROUP, READ
@@ -195,7 +196,7 @@ class Groups:
 
     async def list(
         self, request: messages.ListGroupsRequest, client: Client
-    ) -> messages.ListGroupsResponse:
+    ) -> messages.ListGroupsResponse | Encoded:
         """Answer ListGroups: the groups that this broker coordinates."""
         states = {state.lower() for state in request.states_filter}
         types = {kind.lower() for kind in request.types_filter}
@@ -217,11 +218,12 @@ class Groups:
                     group_type=TYPE,
                 )
             )
-        return messages.ListGroupsResponse(error_code=Code.NONE, groups=listed)
+        response = messages.ListGroupsResponse(error_code=Code.NONE, groups=listed)
+        return await answered(self._context, client, response, len(listed))
 
     async def describe(
         self, request: messages.DescribeGroupsRequest, client: Client
-    ) -> messages.DescribeGroupsResponse:
+    ) -> messages.DescribeGroupsResponse | Encoded:
         """Answer DescribeGroups. Groups that would make the answer too large have an error: a
         request of a few bytes may name groups of many megabytes."""
         groups: list[messages.DescribedGroup] = []
@@ -239,7 +241,9 @@ class Groups:
             else:
                 left -= size
             groups.append(group)
-        return messages.DescribeGroupsResponse(groups=groups)
+        response = messages.DescribeGroupsResponse(groups=groups)
+        elements = len(groups) + sum(len(group.members) for group in groups)
+        return await answered(self._context, client, response, elements)
 
     async def _described_group(
         self, group_id: str, request: messages.DescribeGroupsRequest, client: Client

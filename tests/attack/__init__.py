@@ -6,5 +6,6 @@ follow_attacks  many followers of topics with many partitions
 forward_attacks reads that another broker coordinates, and that clients take slowly
 tls_attacks     handshakes and KeyUpdates without a login
 name_attacks    long names, words that errors quote, logins that wait behind others
+offset_attacks  small requests for all committed offsets of groups
 measure         memory, stalls and the requests of a neighbour (another client) during an attack
 """

@@ -25,6 +25,7 @@ from tests.attack.json_attacks import json_attacks
 from tests.attack.kafka_attacks import kafka_attacks
 from tests.attack.measure import HOLD_S, MIB, TYPE, VICTIM, Attack, scaled
 from tests.attack.name_attacks import name_attacks
+from tests.attack.offset_attacks import offset_attacks
 from tests.attack.produce_attacks import produce_attacks
 from tests.attack.read_attacks import read_attacks
 from tests.attack.share_attacks import share_attacks
@@ -189,4 +190,5 @@ def secured_attacks(scale: float) -> Attacks:
     """Return the attacks of principals on a broker with `security=keys`, by name."""
     shared = produce_attacks(scale) | share_attacks(scale) | read_attacks(scale)
     secured = body_attacks(scale) | name_attacks(scale) | follow_attacks(scale)
-    return shared | secured | forward_attacks(scale) | connection_attacks(scale)
+    placed = forward_attacks(scale) | connection_attacks(scale) | offset_attacks(scale)
+    return shared | secured | placed

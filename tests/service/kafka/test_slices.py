@@ -1,14 +1,20 @@
 """Small requests with many decisions or large answers: handlers work in slices."""
 
+from collections.abc import Callable, Iterable
+
 import pytest
 
-from tests.service.kafka.conftest import Kafka, broker
+from tests.service.kafka.conftest import Client, Kafka, broker
 from tests.service.kafka.test_security import _client_of
 from tests.service.keyed import SETTINGS, allow
 from tidelog.service.http import paging
-from tidelog.service.kafka.messages import metadata
+from tidelog.service.kafka import wide_answers
+from tidelog.service.kafka.client import Encoded
+from tidelog.service.kafka.context import Context
+from tidelog.service.kafka.messages import group_offsets, groups, metadata
 
 TOPICS = 20
+PARTITIONS = 30
 
 
 @pytest.fixture
@@ -57,3 +63,66 @@ async def test_topics_that_a_principal_may_not_describe(turns: list[None]) -> No
         await allow(secured.log, "User:stranger", "DESCRIBE", name="t7")
         found = await client.ask(request, answer, 0)
         assert [each.name for each in found.topics] == ["t7"]
+
+
+@pytest.fixture
+def encoded_in_threads(monkeypatch: pytest.MonkeyPatch) -> list[None]:
+    """The answers that a thread has encoded: those with more than a few elements."""
+    found: list[None] = []
+    encoded = Context.encoded
+
+    async def counted(self: Context, encode: Callable[[], Iterable[bytes | memoryview]]) -> Encoded:
+        found.append(None)
+        return await encoded(self, encode)
+
+    monkeypatch.setattr(Context, "encoded", counted)
+    monkeypatch.setattr(wide_answers, "ELEMENTS_INLINE_MAX", PARTITIONS - 1)
+    return found
+
+
+async def _commit(client: Client, group_id: str, partitions: int) -> None:
+    parts = [
+        group_offsets.OffsetCommitRequestPartition(
+            partition_index=number, committed_offset=number, committed_metadata=None
+        )
+        for number in range(partitions)
+    ]
+    topic = group_offsets.OffsetCommitRequestTopic(name="wide", partitions=parts)
+    request = group_offsets.OffsetCommitRequest(group_id=group_id, member_id="", topics=[topic])
+    await client.ask(request, group_offsets.OffsetCommitResponse, 8)
+
+
+@pytest.mark.parametrize("version", [7, 8])
+async def test_all_offsets_of_a_group(
+    kafka: Kafka, turns: list[None], encoded_in_threads: list[None], version: int
+) -> None:
+    await kafka.log.create_topic("wide", PARTITIONS, {})
+    client = kafka.client()
+    await _commit(client, "g", PARTITIONS)
+    request = group_offsets.OffsetFetchRequest(group_id="g", topics=None)
+    if version > 7:
+        asked = group_offsets.OffsetFetchRequestGroup(group_id="g", topics=None)
+        request = group_offsets.OffsetFetchRequest(groups=[asked])
+    turns.clear()
+    found = await client.ask(request, group_offsets.OffsetFetchResponse, version)
+    (topic,) = found.topics if version == 7 else found.groups[0].topics
+    assert [each.committed_offset for each in topic.partitions] == [*range(PARTITIONS)]
+    assert len(turns) >= PARTITIONS
+    assert len(encoded_in_threads) == 1
+
+
+async def test_lists_and_descriptions_of_groups(
+    kafka: Kafka, encoded_in_threads: list[None]
+) -> None:
+    await kafka.log.create_topic("wide", 1, {})
+    client = kafka.client()
+    names = [f"g{number:02}" for number in range(PARTITIONS)]
+    for name in names:
+        await _commit(client, name, 1)
+    listed = await client.ask(groups.ListGroupsRequest(), groups.ListGroupsResponse, 4)
+    assert sorted(each.group_id for each in listed.groups) == names
+    described = await client.ask(
+        groups.DescribeGroupsRequest(groups=names), groups.DescribeGroupsResponse, 5
+    )
+    assert [each.group_id for each in described.groups] == names
+    assert len(encoded_in_threads) == 2
