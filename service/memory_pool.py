@@ -16,15 +16,22 @@ M4 A taker waits under the owner of its last request. The owner of a connection 
    login. If the connection stayed under its first owner too, it would take nothing there, and all
    others of this owner would wait behind it.
 
-Pure: no IO, no clock.
+Pure: no IO but a line of the log about a bug, no clock.
 """
 
+import asyncio
+import logging
 from collections import Counter
+from contextlib import suppress
 from typing import Protocol
+
+log = logging.getLogger("tidelog.memory")
 
 UNPROVED = "unproved"
 """The owner of connections whose clients have not proved their principal. A principal's name has a
 colon."""
+WOKEN_AT_ONCE = 64
+"""Takers that go on in one iteration of the event loop."""
 UNPROVED_PART = 16
 """UNPROVED holds at most the limit divided by this number."""
 EVERYONE = ""
@@ -57,6 +64,8 @@ class MemoryPool:
         """By owner: first the one that has waited longest since it began to wait, or was served."""
         self._owner_of: dict[Taker, str] = {}
         """The owner that each of these takers waits under."""
+        self._is_waking = self._has_changed = False
+        """Whether a round is under way or due, and whether it needs another one."""
 
     def take(self, taker: Taker, size: int) -> bool:
         """Hold `size` bytes for the owner of the taker, and return True. If they do not fit, return
@@ -105,17 +114,42 @@ class MemoryPool:
             self.wake()
 
     def wake(self) -> None:
-        """Let the takers try again while their bytes fit: the first of each owner, in rounds."""
-        while sum(self._has_gone_on(owner) for owner in list(self._waiting)):
-            pass
+        """Let the takers try again while their bytes fit: the first of each owner, in rounds. A
+        taker that goes on may give bytes back at once. This asks for another round: calls within
+        calls would go as deep as there are takers. After WOKEN_AT_ONCE takers, the next iteration
+        of the event loop continues."""
+        self._has_changed = True
+        if self._is_waking:
+            return
+        self._is_waking, woken = True, 0
+        while self._has_changed:
+            self._has_changed = False
+            gone_on = sum(self._has_gone_on(owner) for owner in list(self._waiting))
+            self._has_changed |= gone_on > 0
+            woken += gone_on
+            if woken >= WOKEN_AT_ONCE:
+                with suppress(RuntimeError):  # no event loop is running
+                    asyncio.get_running_loop().call_soon(self._wake_again)
+                    return
+        self._is_waking = False
+
+    def _wake_again(self) -> None:
+        self._is_waking = False
+        self.wake()
 
     def _has_gone_on(self, owner: str) -> bool:
-        """Let the first taker of an owner try again. Return whether it waits no longer."""
+        """Let the first taker of an owner try again. Return whether it waits no longer. A taker
+        that raises an error is forgotten: its caller is another one, which must not fail."""
         takers = self._waiting.get(owner)
         if not takers:
             return False
         taker = next(iter(takers))
-        taker.on_memory()
+        try:
+            taker.on_memory()
+        except Exception:
+            log.exception("bug in a client of %s that waited for memory", owner or "the broker")
+            if self._owner_of.get(taker) == owner:
+                self._forget(taker)
         return next(iter(takers), None) is not taker
 
     def leave(self, taker: Taker) -> None:

@@ -1,11 +1,19 @@
 """Bytes that owners share: M1 to M3 of service.memory_pool."""
 
+import asyncio
 import random
 from collections import Counter
 
 import pytest
 
-from tidelog.service.memory_pool import EVERYONE, UNPROVED, UNPROVED_PART, MemoryPool, Share
+from tidelog.service.memory_pool import (
+    EVERYONE,
+    UNPROVED,
+    UNPROVED_PART,
+    WOKEN_AT_ONCE,
+    MemoryPool,
+    Share,
+)
 
 
 class _Taker:
@@ -174,30 +182,142 @@ def test_connections_without_a_principal_share_a_small_part() -> None:
     assert _sizes(_takers(memory, 800, owner="User:a")) == [800]
 
 
-@pytest.mark.parametrize("seed", range(50))
-def test_pool_of_random_owners_is_exact_and_serves_each_of_them(seed: int) -> None:
-    draw, memory = random.Random(seed), MemoryPool(1000)
-    owners = [UNPROVED, *(f"User:{number}" for number in range(5))]
-    takers: list[_Taker] = []
-    for _ in range(500):
-        if draw.random() < 0.6:
-            owner = draw.choice(owners)
-            size = draw.randrange(1, 1000 // UNPROVED_PART if owner == UNPROVED else 1000)
-            takers += _takers(memory, size, owner=owner)
-        elif takers:
-            taker = takers.pop(draw.randrange(len(takers)))
-            if taker.has_bytes:
-                memory.give(taker.owner, taker.size)
-            else:
-                memory.leave(taker)
-        held = Counter[str]()
-        for taker in takers:
-            held[taker.owner] += taker.size if taker.has_bytes else 0
-        assert memory.used == held.total() <= 1000
-        assert held[UNPROVED] <= 1000 // UNPROVED_PART
-    while takers:  # all end: each that waits is served in its turn
-        served = [taker for taker in takers if taker.has_bytes]
-        assert served, "the pool is empty, and a taker waits"
-        takers.remove(served[0])
-        memory.give(served[0].owner, served[0].size)
+class _Quick(_Taker):
+    """Gives its bytes back as soon as it has them, as a request does that is answered at once."""
+
+    def on_memory(self) -> None:
+        super().on_memory()
+        if self.has_bytes:
+            self.has_bytes = False
+            self.memory.give(self.owner, self.size)
+
+
+class _Broken(_Taker):
+    def on_memory(self) -> None:
+        raise ZeroDivisionError
+
+
+def test_takers_that_give_their_bytes_back_at_once_are_all_served() -> None:
+    memory, services = MemoryPool(100), list[str]()
+    (large,) = _takers(memory, 100)
+    for number in range(3_000):
+        _Quick(memory, 1 + number % 50, f"User:{number % 7}", services).on_memory()
+    assert services == []
+    memory.give(EVERYONE, large.size)
+    assert len(services) == 3_000
     assert memory.used == 0
+
+
+def test_taker_with_a_bug_stops_no_other(caplog: pytest.LogCaptureFixture) -> None:
+    memory = MemoryPool(100)
+    (large,) = _takers(memory, 100)
+    broken = _Broken(memory, 10)
+    assert not memory.take(broken, 10)
+    behind = _takers(memory, 10) + _takers(memory, 10, owner="User:a")
+    memory.give(EVERYONE, large.size)
+    assert all(taker.has_bytes for taker in behind)
+    assert len(caplog.records) == 1
+    assert caplog.records[0].exc_info
+
+
+async def test_an_iteration_of_the_event_loop_wakes_so_many_takers() -> None:
+    memory, services = MemoryPool(10_000), list[str]()
+    (large,) = _takers(memory, 10_000)
+    for _ in range(2 * WOKEN_AT_ONCE + 1):
+        _Taker(memory, 1, services=services).on_memory()
+    memory.give(EVERYONE, large.size)
+    counts = [len(services)]
+    while counts[-1] < 2 * WOKEN_AT_ONCE + 1:
+        await asyncio.sleep(0)
+        counts.append(len(services))
+    assert counts == [WOKEN_AT_ONCE, 2 * WOKEN_AT_ONCE, 2 * WOKEN_AT_ONCE + 1]
+
+
+class _Left(_Taker):
+    def on_memory(self) -> None:
+        pytest.fail("it has left, and is woken")
+
+
+class _Crowd:
+    """Takers of a pool of LIMIT bytes, in random states. A taker begins, ends, leaves, logs in, and
+    some give their bytes back at once."""
+
+    LIMIT = 1000
+
+    def __init__(self, seed: int) -> None:
+        self.draw, self.memory = random.Random(seed), MemoryPool(self.LIMIT)
+        self.takers: list[_Taker] = []
+        self.owners = [UNPROVED, *(f"User:{number}" for number in range(5))]
+
+    def begin(self, owner: str = "") -> None:
+        owner = owner or self.draw.choice(self.owners)
+        most = self.LIMIT // UNPROVED_PART if owner == UNPROVED else self.LIMIT + 100
+        kind = _Quick if self.draw.random() < 0.2 else _Taker
+        taker = kind(self.memory, self.draw.randrange(1, most + 1), owner)
+        self.takers.append(taker)
+        taker.on_memory()
+
+    def end(self, taker: _Taker) -> None:
+        """Give the bytes of a taker back, or let it leave."""
+        self.takers.remove(taker)
+        if taker.has_bytes:
+            self.memory.give(taker.owner, taker.size)
+        else:
+            self.memory.leave(taker)
+            taker.__class__ = _Left
+
+    def log_in(self, taker: _Taker) -> None:
+        """Change the owner of a taker that waits; some leave the pool before."""
+        if taker.has_bytes or isinstance(taker, _Quick) or taker.owner != UNPROVED:
+            return
+        if self.draw.random() < 0.5:
+            self.memory.leave(taker)
+        taker.owner = self.draw.choice(self.owners[1:])
+        taker.on_memory()
+        self.memory.wake()
+
+    def step(self) -> None:
+        chance = self.draw.random()
+        if chance < 0.5 or not self.takers:
+            self.begin()
+        elif chance < 0.7:
+            self.log_in(self.draw.choice(self.takers))
+        else:
+            self.end(self.draw.choice(self.takers))
+
+    def check(self) -> None:
+        memory, held = self.memory, Counter[str]()
+        with_bytes = [taker for taker in self.takers if taker.has_bytes]
+        for taker in with_bytes:
+            held[taker.owner] += taker.size
+        assert memory.used == held.total()
+        assert memory.used <= self.LIMIT or len(with_bytes) == 1, "a larger one is alone"
+        assert held[UNPROVED] <= self.LIMIT // UNPROVED_PART
+        memory.wake()
+        assert memory.used == held.total(), "none waits while there is room"
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_pool_of_random_owners_is_exact_and_serves_each_of_them(seed: int) -> None:
+    crowd = _Crowd(seed)
+    for number in range(400):
+        crowd.step()
+        crowd.check()
+        if number == 200:  # many wait for one that has all bytes
+            for taker in [*crowd.takers]:
+                crowd.end(taker)
+            alone = _Taker(crowd.memory, crowd.LIMIT, "User:0")
+            crowd.takers.append(alone)
+            alone.on_memory()
+            quick = [_Quick(crowd.memory, 1, "User:1") for _ in range(400)]
+            for each in quick:
+                each.on_memory()
+            crowd.end(alone)
+            assert all(each.services for each in quick)
+    while waiting := [each for each in crowd.takers if not (each.has_bytes or each.services)]:
+        served = [taker for taker in crowd.takers if taker.has_bytes]
+        assert served, f"the pool is empty, and {len(waiting)} takers wait"
+        crowd.end(served[0])
+    for taker in [*crowd.takers]:
+        crowd.end(taker)
+    assert crowd.memory.used == 0

@@ -142,7 +142,7 @@ class Connection:
         event loop take turns: if the time of this iteration is over, the connection waits."""
         turns = self._server.turns
         end_s = turns.begin(self._server.loop)
-        if self.frames.is_inside and not self._is_turn_due and turns.clock_s() >= end_s:
+        if self.frames.is_inside and turns.clock_s() >= end_s:
             self._wait_for_turn()
         self._advance(end_s)
 
@@ -169,6 +169,8 @@ class Connection:
     def _wait_for_turn(self) -> None:
         """Go on in a later iteration of the event loop. A principal has its own turns. Clients that
         have not proved their principal have those of their address."""
+        if self._is_turn_due:
+            return
         self._is_turn_due = True
         owner = self.owner
         turns_of = self._host if owner in (EVERYONE, UNPROVED) else owner
@@ -207,13 +209,32 @@ class Connection:
         return self._server.memory.take(self, size)
 
     def on_memory(self) -> None:
-        """Go on with the frame that waited for memory (frame.Taker). A connection that may not go
-        on now must not delay the others, so it leaves, and requests memory later."""
-        self.advance()
+        """Go on with the frame that waited for memory (memory_pool.Taker). If the time of this
+        iteration is over, take the memory, and go on in a turn. A connection that may not go on now
+        must not delay the others, so it leaves, and requests memory later."""
+        turns = self._server.turns
+        if turns.clock_s() >= turns.begin(self._server.loop):
+            self._wait_for_turn()
+        if self._is_turn_due:
+            self._take_only()
+        else:
+            self.advance()
         if self.frames.is_blocked and (self._is_ending or self._is_muted or self._is_full()):
             self._server.memory.leave(self)
-        if self._is_turn_due or not self._may_begin():
+        if not self._may_begin():
             self._server.memory.decoded.leave(self)
+
+    def _take_only(self) -> None:
+        """Take memory without its use: the frame that waited for it, or what the first request
+        needs to be decoded."""
+        if self.frames.is_blocked and not (self._is_ending or self._is_muted or self._is_full()):
+            frame = self.frames.pull()  # its size was checked before it waited
+            if frame is not None:
+                self._arrived(frame)
+            self.frames.settle()
+            self._update_reading()
+        if self._waiting and not self._begun and self._may_begin():
+            self._has_decoded(self._waiting[0][0])
 
     # -- requests
 
@@ -244,7 +265,7 @@ class Connection:
             client = self._client(version, client_id)
         pending = Pending(api, client, correlation_id, frame, self._frame_owner)
         self._waiting.append((pending, position))
-        if len(self._waiting) == 1:
+        if len(self._waiting) == 1 and not self._is_turn_due:
             self._begin_next()
 
     def _client(self, version: int, client_id: str | None) -> Client:
@@ -263,14 +284,22 @@ class Connection:
             return False
         if not self._may_begin():
             return False
-        if pending.size > DECODED_BYTES_MIN and not pending.api.is_pipelined:
-            if not self._server.memory.decoded.take(self, pending.size):
-                return False  # `on_memory` is called when there is room
-            pending.decoded_bytes, pending.decoded_owner = pending.size, self.owner
+        if pending.size > DECODED_BYTES_MIN and not self._has_decoded(pending):
+            return False
         self._waiting.popleft()
         self._begun.append(pending)
         self._is_serial = not pending.api.is_pipelined
         self._begin(pending, position)
+        return True
+
+    def _has_decoded(self, pending: Pending) -> bool:
+        """Take the memory that a request uses when it is decoded. Return False if there is none:
+        `on_memory` is called when there is room."""
+        if pending.size <= DECODED_BYTES_MIN or pending.api.is_pipelined or pending.decoded_bytes:
+            return True
+        if not self._server.memory.decoded.take(self, pending.size):
+            return False
+        pending.decoded_bytes, pending.decoded_owner = pending.size, self.owner
         return True
 
     def _may_begin(self) -> bool:

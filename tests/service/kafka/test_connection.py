@@ -25,7 +25,7 @@ from tidelog.service.kafka.client import (
 )
 from tidelog.service.kafka.connections import connection as connections
 from tidelog.service.kafka.connections.connection import CLOSE_DELAY_S, UNANSWERED_MAX, Connection
-from tidelog.service.kafka.connections.frame import RequestMemory
+from tidelog.service.kafka.connections.frame import SMALL_BYTES_MAX, RequestMemory
 from tidelog.service.kafka.connections.outbox import (
     SLICE_BYTES,
     UNSENT_BYTES_MAX,
@@ -56,7 +56,7 @@ from tidelog.service.kafka.messages.metadata import (
 )
 from tidelog.service.kafka.messages.produce import ProduceRequest, ProduceResponse
 from tidelog.service.kafka.refusal_lines import RefusalLines
-from tidelog.service.memory_pool import UNPROVED, UNPROVED_PART
+from tidelog.service.memory_pool import EVERYONE, UNPROVED, UNPROVED_PART
 from tidelog.service.telemetry.kafka_counters import KafkaCounters
 
 PRODUCE = ProduceRequest(acks=-1, timeout_ms=1000, topic_data=[])
@@ -512,10 +512,11 @@ class _Security:
         )
 
 
-class _Login:
-    """Other connections without a login, which hold memory."""
+class _Other:
+    """Another connection, which holds memory."""
 
-    owner = UNPROVED
+    def __init__(self, owner: str) -> None:
+        self.owner = owner
 
     def on_memory(self) -> None:
         """It waits for none."""
@@ -531,7 +532,7 @@ async def test_a_client_that_logs_in_while_it_waits_for_memory_delays_no_other_l
     first.frames.push(login + framed(SaslAuthenticateRequest(auth_bytes=b"\0u\0p"), 2))
     first.advance()
     others_bytes = (1 << 20) // 4 // UNPROVED_PART - peer.memory.used
-    assert peer.memory.take(_Login(), others_bytes)
+    assert peer.memory.take(_Other(UNPROVED), others_bytes)
     first.frames.push(framed(METADATA, 1))
     first.advance()
     transport, second = peer.connect()
@@ -546,6 +547,55 @@ async def test_a_client_that_logs_in_while_it_waits_for_memory_delays_no_other_l
     peer.memory.give(UNPROVED, others_bytes)
     await asyncio.sleep(1)
     assert peer.memory.used == 0
+
+
+@virtual
+async def test_connections_whose_turn_has_not_come_take_the_memory_that_they_waited_for() -> None:
+    """Else those behind them would wait until memory is given back once more."""
+    peer, small_bytes = Peer(memory=1 << 20), (1 << 20) // 4
+    assert peer.memory.take(_Other(EVERYONE), SMALL_BYTES_MAX)
+    for _ in range(small_bytes // SMALL_BYTES_MAX - 1):
+        assert peer.memory.take(_Other(EVERYONE), SMALL_BYTES_MAX)
+    frame, later = framed(METADATA, 9), [peer.connect()[1] for _ in range(20)]
+    for connection in later:
+        connection.frames.push(frame)
+        connection.advance()
+    assert all(connection.frames.is_blocked for connection in later)
+    await asyncio.sleep(0.1)
+    peer.turns.begin(asyncio.get_running_loop())
+    peer.now_s += TURN_S
+    peer.memory.give(EVERYONE, SMALL_BYTES_MAX)
+    assert peer.memory.used == small_bytes - SMALL_BYTES_MAX + 20 * (len(frame) - 4)
+    assert peer.begun == []
+    await asyncio.sleep(0.1)
+    assert peer.begun == ["metadata"] * 20
+    for connection in later:
+        connection.closed()
+    await asyncio.sleep(2)
+    assert peer.memory.used == small_bytes - SMALL_BYTES_MAX
+
+
+@virtual
+async def test_a_request_whose_turn_has_not_come_takes_the_memory_to_be_decoded() -> None:
+    peer = Peer(memory=1 << 20)
+    others_bytes = peer.memory.decoded.limit // 2
+    assert peer.memory.decoded.take(_Other(EVERYONE), others_bytes)
+    topics = [MetadataRequestTopic(name=f"{number:05}") for number in range(300)]
+    frame, later = framed(MetadataRequest(topics=topics), 9), [peer.connect()[1] for _ in range(3)]
+    for connection in later:
+        connection.frames.push(frame)
+        connection.advance()
+    await asyncio.sleep(0.1)
+    peer.turns.begin(asyncio.get_running_loop())
+    peer.now_s += TURN_S
+    peer.memory.decoded.give(EVERYONE, others_bytes)
+    assert peer.memory.decoded.used == 3 * (len(frame) - 4)
+    assert peer.begun == []
+    later[0].closed()
+    assert peer.memory.decoded.used == 2 * (len(frame) - 4)
+    await asyncio.sleep(2)
+    assert peer.begun == ["metadata"] * 2
+    assert peer.memory.decoded.used == peer.memory.used == 0
 
 
 @virtual
