@@ -202,19 +202,28 @@ class Forwarded:
         self._tasks: set[asyncio.Task[None]] = set()
         self._under_way = MemoryPool(TAKEN_MAX)
 
-    async def take(
+    def take(
         self,
         message: bytes,
         ticket: bytes,
         *,
         is_trusted: bool = False,
         until_gone: Callable[[], Coroutine[Any, Any, None]] | None = None,
-    ) -> bytes:
-        """Serve a request that a peer forwarded. `ticket` is a unique id of the request. Without
-        `is_trusted`, a broker with security on refuses the request, because the sender is perhaps
-        no broker. `until_gone` returns when the peer waits for the answer no more. Raises
-        Unavailable, msgspec.DecodeError."""
+    ) -> Coroutine[Any, Any, bytes]:
+        """Decode a request that a peer forwarded. Return the coroutine that serves it, which needs
+        the message no more, and which raises Unavailable. `ticket` is a unique id of the request.
+        Without `is_trusted`, a broker with security on refuses the request, because the sender is
+        perhaps no broker. `until_gone` returns when the peer waits for the answer no more. Raises
+        msgspec.DecodeError."""
         call = ForwardedCall(_decode(_requests, message), is_trusted=is_trusted)
+        return self._taken(call, ticket, until_gone)
+
+    async def _taken(
+        self,
+        call: ForwardedCall,
+        ticket: bytes,
+        until_gone: Callable[[], Coroutine[Any, Any, None]] | None,
+    ) -> bytes:
         where = "of other brokers are under way at the group's coordinator"
         slot = _slot(self._under_way, call.caller[0], where)
         task = asyncio.create_task(self._serve(call))

@@ -118,12 +118,9 @@ class PeerApp:
         if scope["type"] != "http":
             return
         status, body = 200, b""
+        request = HttpRequest(scope, receive, send, self.bodies)
         try:
-            message = await self._message(scope, receive, send)
-            is_trusted = self._is_trusted(scope, message)
-            if not is_trusted and scope["path"] != GROUP_REQUEST:
-                raise _Refused(401, "the message is unsigned, for another broker, or repeated")
-            body = await self._do(scope["path"], message, receive, is_trusted=is_trusted)
+            body = await self._do(request)
         except _Refused as error:
             status, body = error.status, str(error).encode()
         except Corrupt as error:
@@ -132,6 +129,8 @@ class PeerApp:
             status, body = 503, str(error).encode()
         except LogError as error:
             status, body = 504, str(error).encode()
+        finally:
+            request.release()
         headers = [(b"content-length", str(len(body)).encode())]
         if status == HTTPStatus.UNAUTHORIZED:
             headers.append((b"connection", b"close"))
@@ -144,8 +143,13 @@ class PeerApp:
         signature = dict(scope["headers"]).get(HEADER.encode(), b"")
         return self._signatures.accepts(signature, scope["path"], message)
 
-    async def _do(self, path: str, message: bytes, receive: Receive, *, is_trusted: bool) -> bytes:
+    async def _do(self, request: HttpRequest) -> bytes:
+        scope, message = request.scope, await self._message(request)
+        path, is_trusted = scope["path"], self._is_trusted(scope, message)
+        if not is_trusted and path != GROUP_REQUEST:
+            raise _Refused(401, "the message is unsigned, for another broker, or repeated")
         if path == HAND_OVER:
+            request.release()  # the queue of drafts counts it at once
             return await self._api.on_forward(message)
         if path == ANNOUNCE:
             self._api.on_announcements(message)
@@ -162,16 +166,20 @@ class PeerApp:
         if self._requests.is_released:
             raise ForwardRefused("this broker stops and has given its groups to others")
         try:
-            return await self._groups.take(
+            taken = self._groups.take(
                 message,
                 self._new_id(),
                 is_trusted=is_trusted,
-                until_gone=partial(until_gone, receive),
+                until_gone=partial(until_gone, request.receive),
             )
         except msgspec.MsgspecError as error:
             raise Corrupt("a peer's request", f"does not decode: {error}") from error
+        del message  # the request may wait for long
+        request.release()
+        return await taken
 
-    async def _message(self, scope: Scope, receive: Receive, send: Send) -> bytes:
+    async def _message(self, request: HttpRequest) -> bytes:
+        scope = request.scope
         shown = dict(scope["headers"]).get(b"authorization", b"")
         if not hmac.compare_digest(shown, self._token):
             raise _Refused(401, "the token differs from the one in this broker's liveness object")
@@ -180,13 +188,10 @@ class PeerApp:
         if scope["path"] not in ROUTES or scope["method"] != "POST":
             raise _Refused(404, f"no such route: this broker has peer protocol version {PROTOCOL}")
         scope["rights"] = ALL_RIGHTS  # of a broker: its bodies are not those of strangers
-        request = HttpRequest(scope, receive, send, self.bodies)
         try:
             return await request.body(PEER_BODY_BYTES_MAX)
         except (RecordTooLarge, IncompleteBody, Unavailable) as error:
             raise _Refused(error_response(error).status, str(error)) from error
-        finally:
-            request.release()
 
 
 class PeerListener:

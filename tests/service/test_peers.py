@@ -2,22 +2,28 @@
 
 import asyncio
 import contextlib
+import weakref
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
 from tests.service.conftest import until
 from tests.support.logs import append, read_values
+from tidelog.service.http.call import HttpResponse
 from tidelog.service.peers.client import (
     ANNOUNCE,
+    GROUP_REQUEST,
     HAND_OVER,
     SMALL_ANSWER_BYTES,
     HttpPeers,
     Room,
 )
+from tidelog.service.peers.forwarding import Forwarded, ForwardedCall, _Request
 from tidelog.service.peers.listener import PEER_BODY_BYTES_MAX, PeerApp, PeerListener
 from tidelog.storage.broker import Broker
 from tidelog.storage.cluster.liveness import Member
@@ -290,3 +296,38 @@ async def test_a_whole_answer_without_room_closes_its_connection(is_cancelled: b
             await asking
         assert not any(peers._idle.values())
         await until(lambda: not peers._opened)
+
+
+async def test_a_forwarded_request_that_waits_keeps_no_message(pair: list[Log]) -> None:
+    class Message(bytearray):
+        """A message that has weak references."""
+
+    begun, ended = asyncio.Event(), asyncio.Event()
+
+    async def serve(call: ForwardedCall) -> None:
+        begun.set()
+        await ended.wait()
+        await call.answer(HttpResponse(200, b""))
+
+    request = _Request("GET", "/", b"", [], "http", ("b", 1), b"")
+    messages = [Message(msgspec.msgpack.encode(request))]
+    kept = weakref.ref(messages[0])
+
+    async def receive() -> dict[str, Any]:
+        if messages:
+            return {"type": "http.request", "body": messages.pop()}
+        await ended.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(_: Any) -> None:
+        """The answer is of no interest."""
+
+    app = PeerApp(pair[0], Forwarded(serve))
+    token = pair[0].membership.me.token.encode()
+    headers = [(b"authorization", b"Bearer " + token)]
+    scope = {"type": "http", "method": "POST", "path": GROUP_REQUEST, "headers": headers}
+    serving = asyncio.create_task(app(scope, receive, send))
+    await begun.wait()
+    assert kept() is None
+    ended.set()
+    await serving
