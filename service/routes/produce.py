@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 from collections.abc import Callable
 from functools import partial
+from operator import attrgetter
 from typing import TypeVar, cast
 
 import msgspec
@@ -259,25 +260,37 @@ class Produce:
     ) -> json_in.Produced:
         """Decode a body in a thread. A body of Arrow may unpack to `request_bytes_max` (I10). Most
         do not, so the first try is for less memory, and more of them are decoded at once."""
-        call.charge(len(body))
-        rights, now_ms = rights_of(call.scope), self._log.store_time.now_ms()
-        most = self._settings.request_bytes_max
-        decode = partial(_decoded, body, format_name, now_ms)
-        bound = self._decoded_max(body)
+        decode = partial(_decoded, body, format_name, self._log.store_time.now_ms())
+        bound, most = self._decoded_max(body), self._settings.request_bytes_max
+        weight_of = attrgetter("weight")
         try:
-            produced = await self._threads.run(rights, bound, partial(decode, bound))
+            return await self.decode_large(call, body, partial(decode, bound), weight_of, bound)
         except arrow.UnpackedTooLarge:
             if bound == most:
                 raise
-            produced = await self._threads.run(rights, most, partial(decode, most))
-        call.charge(max(len(body), produced.weight))
-        return produced
+        return await self.decode_large(call, body, partial(decode, most), weight_of, most)
+
+    async def decode_large(
+        self,
+        call: HttpRequest,
+        body: bytes,
+        decode: Callable[[], T],
+        weight_of: Callable[[T], int],
+        decoded_max: int | None = None,
+    ) -> T:
+        """Decode a large body in a thread. The call then has the memory of the body, or of what is
+        decoded from it if that is more. Raises Unavailable."""
+        call.charge(len(body))
+        bound = self._decoded_max(body) if decoded_max is None else decoded_max
+        decoded = await self._threads.run(rights_of(call.scope), bound, decode)
+        call.charge(max(len(body), weight_of(decoded)))
+        return decoded
 
     async def decode_in_thread(
         self, rights: CallerRights, body: bytes, decode: Callable[[], T]
     ) -> T:
-        """Decode a large body, which has its memory, in a thread, while the event loop serves other
-        requests."""
+        """Decode a large record, which has its memory, in a thread, while the event loop serves
+        other requests."""
         return await self._threads.run(rights, self._decoded_max(body), decode)
 
     def _decoded_max(self, body: bytes) -> int:

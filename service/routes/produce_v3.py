@@ -175,9 +175,8 @@ class ProduceV3:
         await self._topic(cluster, topic_name, rights)
         key = client_key(call)
         body = await body_of(call, rights, self._settings.request_bytes_max)
-        if len(body) > DECODE_INLINE_BYTES:
-            call.charge(len(body))
-        entries = await self._decoded(rights, body, partial(v3_records.decode_v3_batch, body))
+        entries = await self._entries(call, body)
+        del body  # the entries are copies
         reports = await asyncio.gather(
             *(
                 measured(
@@ -199,6 +198,14 @@ class ProduceV3:
             is_done = report["error_code"] == 200
             (successes if is_done else failures).append({"id": entry_id, **report})
         return HttpResponse(207, msgspec.json.encode(BatchReport(successes, failures)), JSON)
+
+    async def _entries(self, call: HttpRequest, body: bytes) -> list[tuple[str, bytes]]:
+        """Return the id and the record of each entry of a batch. If the batch is large, the call
+        has their memory."""
+        if len(body) <= DECODE_INLINE_BYTES:
+            return v3_records.decode_v3_batch(body)
+        decode = partial(v3_records.decode_v3_batch, body)
+        return await self._produce.decode_large(call, body, decode, _bytes_of_records)
 
     async def _decoded(self, rights: CallerRights, body: bytes, decode: Callable[[], T]) -> T:
         if len(body) <= DECODE_INLINE_BYTES:
@@ -280,6 +287,10 @@ class ProduceV3:
             mark = fingerprint(f"{topic.topic_id}/v3", record)
             key = IdempotencyKey(name, mark, len(topic.partitions))
         return key, self._produce.place(topic, produced, None, key)
+
+
+def _bytes_of_records(entries: list[tuple[str, bytes]]) -> int:
+    return sum(len(record) for _, record in entries)
 
 
 def _decoded(record: bytes, now_ms: int) -> _Decoded:

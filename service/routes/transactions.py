@@ -14,6 +14,7 @@ that the crash prevented.
 """
 
 from functools import partial
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import msgspec
@@ -126,11 +127,8 @@ class Transactions:
         now_ms = self._log.store_time.now_ms()
         if len(body) <= DECODE_INLINE_BYTES:
             return decode_transaction(body, now_ms)
-        call.charge(len(body))
         decode = partial(decode_transaction, body, now_ms)
-        request = await self._produce.decode_in_thread(rights_of(call.scope), body, decode)
-        call.charge(max(len(body), request.weight))
-        return request
+        return await self._produce.decode_large(call, body, decode, attrgetter("weight"))
 
     async def _plan(
         self, request: Transaction, body: bytes, name: str | None, rights: CallerRights
