@@ -87,7 +87,6 @@ class ClassicGroup:
     leader: str = ""
     members: Roster = field(default_factory=Roster)
     actions: list[GroupChange] = field(default_factory=list)
-    _pending: dict[str, float] = field(default_factory=dict)  # member ids without a first join
     _unsynced: set[str] = field(default_factory=set)  # joined, but sent no SyncGroup yet
     _in_state: set[str] = field(default_factory=set)  # members in the cluster state
     _settling: SettleGroup | None = None
@@ -123,9 +122,9 @@ class ClassicGroup:
     def join(self, request: JoinRequest, reply: OnJoined, now_s: float) -> None:
         """Handle JoinGroup. `reply` gets the answer, now or at the end of the join phase."""
         who = request.who
-        is_pending = who.member_id in self._pending and not who.instance_id
+        is_promised = who.member_id in self.members.promised and not who.instance_id
         code = self._check_join(request)
-        if code is Code.NONE and who.member_id and not is_pending:
+        if code is Code.NONE and who.member_id and not is_promised:
             code = self.members.check(who)
         if code is not Code.NONE:
             reply(Joined(code, who.member_id))
@@ -135,12 +134,12 @@ class ClassicGroup:
             self._join_again(held, request, reply, now_s)
         elif held is not None:
             self._replace(held, request, reply, now_s)
-        elif is_pending or who.instance_id or not request.needs_member_id:
-            self._pending.pop(who.member_id, None)
+        elif is_promised or who.instance_id or not request.needs_member_id:
+            self.members.end_promise(who.member_id)
             self._add(who.member_id or self._name(request), request, reply, now_s)
         else:
             member_id = self._name(request)
-            self._pending[member_id] = now_s + MEMBER_ID_S
+            self.members.promise(member_id, request.principal, now_s + MEMBER_ID_S)
             self._look_s = 0.0
             reply(Joined(Code.MEMBER_ID_REQUIRED, member_id))
 
@@ -178,7 +177,7 @@ class ClassicGroup:
 
     def leave(self, who: Identity, now_s: float) -> Code:
         """Remove a member, which may be named by its instance id alone."""
-        if self._pending.pop(who.member_id, None) is not None:
+        if self.members.end_promise(who.member_id):
             self._complete_if_joined(now_s)
             return Code.NONE
         member = self.members.find(who)
@@ -212,9 +211,15 @@ class ClassicGroup:
         return min(ends_s, self._join_ends_s if self.phase is Phase.PREPARING else math.inf)
 
     @property
+    def look_s(self) -> float:
+        """No session ends before this time. Requests may move the first end to a later time."""
+        return self._look_s if self.members or self.members.promised else math.inf
+
+    @property
     def is_idle(self) -> bool:
         """Whether the group has neither members nor open work, so that its owner may release it."""
-        return not (self.members or self._pending or self.actions or self._replacements)
+        members = self.members
+        return not (members or members.promised or self.actions or self._replacements)
 
     def tick(self, now_s: float) -> None:
         """End the sessions and the phases of a rebalance whose time is over."""
@@ -264,9 +269,10 @@ class ClassicGroup:
                 member.joining = member.syncing = None
                 member.heard_s, self._look_s = now_s, 0.0
 
-    def restart_sessions(self, now_s: float) -> None:
+    def restart_sessions(self, began_s: float) -> None:
+        """Let each session begin at `began_s`, unless its member sent a request later."""
         for member in self.members:
-            member.heard_s = now_s
+            member.heard_s = max(member.heard_s, began_s)
 
     def close(self, code: Code) -> None:
         """Answer all waiting requests, because another broker coordinates the group."""
@@ -295,8 +301,8 @@ class ClassicGroup:
         ):
             return Code.INCONSISTENT_GROUP_PROTOCOL
         size = self.members.size + request.size - (0 if own is None else own.request.size)
-        count = len(self.members) + len(self._pending)
-        is_new = own is None and who.member_id not in self._pending
+        count = len(self.members) + len(self.members.promised)
+        is_new = own is None and who.member_id not in self.members.promised
         if (is_new and count >= MEMBERS_OF_GROUP_MAX) or size > PROTOCOL_BYTES_MAX:
             return Code.GROUP_MAX_SIZE_REACHED
         return Code.NONE
@@ -391,7 +397,7 @@ class ClassicGroup:
 
     def _complete_if_joined(self, now_s: float) -> None:
         is_delayed = self._delay_ends_s < math.inf and bool(self.members)
-        if self.phase is not Phase.PREPARING or self._pending or is_delayed:
+        if self.phase is not Phase.PREPARING or self.members.promised or is_delayed:
             return
         if self.members.have_all_joined:
             self._complete(now_s)
@@ -456,10 +462,11 @@ class ClassicGroup:
     # -- members that go
 
     def _expire(self, now_s: float) -> None:
-        for member_id in [one for one, ends_s in self._pending.items() if ends_s <= now_s]:
-            del self._pending[member_id]
+        promised = self.members.promised
+        for member_id in [one for one, promise in promised.items() if promise.ends_s <= now_s]:
+            self.members.end_promise(member_id)
         self._drop([one for one in self.members if one.ends_s <= now_s], now_s)
-        ends = [*self._pending.values(), *(one.ends_s for one in self.members)]
+        ends = [one.ends_s for one in promised.values()] + [one.ends_s for one in self.members]
         self._look_s = min(ends, default=math.inf)
         self._complete_if_joined(now_s)
 

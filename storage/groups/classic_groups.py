@@ -17,7 +17,7 @@ import asyncio
 import itertools
 import logging
 import math
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -65,7 +65,7 @@ from tidelog.storage.log import Log
 from tidelog.storage.state.cluster_state import Applied
 from tidelog.storage.state.group_members import CLIENT_BYTES_MAX, MEMBERS_MAX
 from tidelog.storage.state.group_types import NO_GENERATION, ClientMember, ConsumerGroup
-from tidelog.storage.state.shares import WITHOUT_SHARE
+from tidelog.storage.state.shares import CLIENT_BYTES, MEMBERS, WITHOUT_SHARE, Shares
 
 log = logging.getLogger("tidelog.groups")
 
@@ -74,31 +74,39 @@ Gone: TypeAlias = Sequence[TopicIdPartition]
 """Partitions whose committed offsets are deleted."""
 
 TICK_S = 0.25
-"""Period of the check whether sessions have ended."""
+"""Period of the background task. Also the shortest time until a group whose members have changed
+looks for sessions that have ended."""
 ADOPT_TICKS = 4
 """After this number of ticks, the broker takes the groups whose coordinator is gone."""
+ADOPTS_AT_ONCE = 1_000
+"""Groups that the broker compares with its own in one step of the event loop."""
 AWAKE_S = 5.0
-"""If two ticks are further apart, the process was suspended: all sessions begin again."""
+"""If two rounds of the background task are further apart, the process was suspended: all sessions
+begin again."""
 TIMER_S = 0.001
 """The shortest timer. Timers of 0 s would occupy the loop if its clock is ahead of `boot_s`."""
 RETRY_S = 1.0
 """Time until a failed removal of members is committed again."""
 PROTOCOL_BYTES_MAX = 4 * CLIENT_BYTES_MAX
-"""Bound of the metadata that the members of all groups sent (I10). A principal adds to its metadata
-only while it then has at most as many bytes as are free, so a new principal always finds room."""
+"""Bound of the metadata that the members of all groups sent (I10). A principal adds metadata or
+members only while it then has at most as much as is free, so a new principal always finds room."""
+TICKS_AT_ONCE = 50
+"""Groups that have their timers in one step of the event loop."""
 
 
 @dataclass(slots=True, eq=False)
 class _Held:
-    """A group, the task that commits its actions, and its timer. A future in `removals` is done
-    when the broker has tried to commit the removals of members that were requested before it."""
+    """A group, the task that commits its actions, and its timer, which ends at `wake_s`. A future
+    in `removals` is done when the broker has tried to commit the removals of members that were
+    requested before it."""
 
     group: ClassicGroup
     task: asyncio.Task[None] | None = None
     timer: asyncio.TimerHandle | None = None
     wake_s: float = math.inf
+    counts: Counter[str] = field(default_factory=Counter)
     sizes: Counter[str] = field(default_factory=Counter)
-    """Bytes by principal that this broker has counted."""
+    """Members and their bytes by principal that this broker has counted."""
     removals: list["asyncio.Future[None]"] = field(default_factory=list)
 
 
@@ -114,9 +122,13 @@ class ClassicGroups:
         self._delay_s = delay_s
         self._held: dict[str, _Held] = {}
         self._is_draining = False
-        self._members = 0
-        self._sizes: Counter[str] = Counter()
-        """Bytes of all members' metadata by principal."""
+        self._used = Shares()
+        """All members, and the bytes of their metadata, by principal."""
+        self._due: deque[_Held] = deque()
+        self._looked_s = math.inf
+        """When `run` looked at the clock last."""
+        self._awake_s = -math.inf
+        """When the process was awake again after it was suspended."""
         broker.wal.subscribers.append(self)
 
     # -- requests
@@ -129,22 +141,20 @@ class ClassicGroups:
         held = await self._hold(group_id, is_new=True)
         if isinstance(held, Code):
             return Joined(held, request.who.member_id)
-        if not self._has_room(held.group.members, request) or self._members > MEMBERS_MAX:
+        if not self._has_room(held.group.members, request):
+            self._follow_up(held)  # to release a group that is new
             return Joined(Code.GROUP_MAX_SIZE_REACHED, request.who.member_id)
         return await self._reply(held, partial(held.group.join, request), on_counted)
 
-    def _has_room(self, members: Roster, request: JoinRequest) -> bool:
-        """Return whether the request is no larger than the member's last one, which counts
-        already, or whether there is room for the difference."""
-        member = members.find(request.who)
-        is_own = member is not None and member.request.principal == request.principal
-        more = request.size - (member.request.size if member is not None and is_own else 0)
-        if more <= 0:
-            return True
-        free = PROTOCOL_BYTES_MAX - self._sizes.total()
-        if request.principal in WITHOUT_SHARE:
-            return more <= free
-        return self._sizes[request.principal] + more <= free
+    def _has_room(self, roster: Roster, request: JoinRequest) -> bool:
+        members, size = roster.growth(request)
+        return self._has_free(MEMBERS, request.principal, members, MEMBERS_MAX) and (
+            self._has_free(CLIENT_BYTES, request.principal, size, PROTOCOL_BYTES_MAX)
+        )
+
+    def _has_free(self, bound: str, principal: str, more: int, maximum: int) -> bool:
+        used = 0 if principal in WITHOUT_SHARE else self._used.used(bound, principal)
+        return more <= 0 or used + more <= maximum - self._used.total(bound)
 
     async def sync(self, group_id: str, request: SyncRequest) -> Synced:
         """Handle SyncGroup. Returns when the assignments are committed."""
@@ -171,6 +181,7 @@ class ClassicGroups:
             return await answer
         except asyncio.CancelledError:
             held.group.lose(reply, self._now_s)
+            self._follow_up(held)
             raise
 
     async def heartbeat(self, group_id: str, who: Identity, generation: int) -> Code:
@@ -326,31 +337,57 @@ class ClassicGroups:
         group = held.group
         if self._held.get(group.group_id) is not held:
             return  # another broker has the group
-        self._count(held, group.members.sizes)
+        self._count(held, group.members.counts, group.members.sizes)
         if group.actions and held.task is None:
             held.task = asyncio.create_task(self._commit(held), name="tidelog-classic-group")
-        if group.wake_s != held.wake_s:
-            held.wake_s = group.wake_s
-            if held.timer is not None:
-                held.timer.cancel()
-            held.timer = None
-            if held.wake_s < math.inf:
-                delay_s = max(held.wake_s - self._now_s, TIMER_S)
-                loop = asyncio.get_running_loop()
-                held.timer = loop.call_later(delay_s, self._tick, held)
         if group.is_idle and held.task is None:
             self._release(held)
+        else:
+            self._set_timer(held)
 
-    def _count(self, held: _Held, sizes: Counter[str]) -> None:
-        """Count the bytes that the members of a group have now, by principal."""
-        if sizes != held.sizes:
-            self._sizes.update(sizes)
-            self._sizes.subtract(held.sizes)
-            self._sizes = +self._sizes  # without zeros
-            held.sizes = sizes.copy()
+    def _count(self, held: _Held, counts: Counter[str], sizes: Counter[str]) -> None:
+        """Count the members of a group, and their bytes, by principal."""
+        changes = (MEMBERS, held.counts, counts), (CLIENT_BYTES, held.sizes, sizes)
+        for bound, before, after in changes:
+            if before != after:
+                for principal in before.keys() | after.keys():
+                    self._used.add(bound, principal, after[principal] - before[principal])
+                before.clear()
+                before.update(after)
+
+    def _set_timer(self, held: _Held) -> None:
+        """Let the group tick when a phase ends, and when a session may end. If its timer ends
+        before, it is set again then."""
+        now_s = self._now_s
+        wake_s = min(held.group.wake_s, max(held.group.look_s, now_s + TICK_S))
+        if wake_s >= held.wake_s:
+            return
+        if held.timer is not None:
+            held.timer.cancel()
+        held.wake_s = wake_s
+        delay_s = max(wake_s - now_s, TIMER_S)
+        held.timer = asyncio.get_running_loop().call_later(delay_s, self._add_due, held)
+
+    def _add_due(self, held: _Held) -> None:
+        self._due.append(held)
+        if len(self._due) == 1:
+            asyncio.get_running_loop().call_soon(self._tick_due)
+
+    def _tick_due(self) -> None:
+        """Let some groups tick whose timers have ended. Clients can let many end at one time."""
+        if self._now_s - self._looked_s > AWAKE_S:
+            self._awake_s = self._now_s
+        for held in [self._due.popleft() for _ in range(min(TICKS_AT_ONCE, len(self._due)))]:
+            with surviving(log, "the timer of a group"):
+                self._tick(held)
+        if self._due:
+            asyncio.get_running_loop().call_soon(self._tick_due)
 
     def _tick(self, held: _Held) -> None:
-        held.wake_s = math.inf  # a timer that comes too early is set again
+        if self._held.get(held.group.group_id) is not held:
+            return
+        held.wake_s = math.inf
+        held.group.restart_sessions(self._awake_s)
         held.group.tick(self._now_s)
         self._follow_up(held)
 
@@ -358,7 +395,7 @@ class ClassicGroups:
         """Forget the group. If there is a code, answer the waiting requests with it."""
         if self._held.get(held.group.group_id) is held:
             del self._held[held.group.group_id]
-            self._count(held, Counter())
+            self._count(held, Counter(), Counter())
         if held.timer is not None:
             held.timer.cancel()
         held.group.actions.clear()
@@ -469,35 +506,32 @@ class ClassicGroups:
     # -- background work
 
     async def run(self) -> None:
-        """End sessions, and take groups whose coordinator is gone."""
-        looked_s = self._now_s
+        """Take groups whose coordinator is gone, and note whether the process was suspended."""
+        self._looked_s = self._now_s
         for number in itertools.count(1):
             await asyncio.sleep(TICK_S)
             now_s = self._now_s
-            is_awake = now_s - looked_s > AWAKE_S
-            looked_s = now_s
-            with surviving(log, "the duties of groups"):
-                members = 0
-                for held in list(self._held.values()):
-                    if is_awake:
-                        held.group.restart_sessions(now_s)
-                    held.group.tick(now_s)
-                    self._follow_up(held)
-                    members += len(held.group.members)
-                self._members = members
-                if number % ADOPT_TICKS == 0:
+            if now_s - self._looked_s > AWAKE_S:
+                self._awake_s = now_s
+            self._looked_s = now_s
+            if number % ADOPT_TICKS == 0:
+                with surviving(log, "the takeover of groups"):
                     await self._adopt()
 
     async def _adopt(self) -> None:
-        orphans = [
-            self._hold(group.group_id)
-            for group in self._log.state.members
-            if group.is_assigned_by_clients
-            and group.members
-            and group.group_id not in self._held
-            and self.is_coordinator(group.group_id)
-        ]
-        await all_of(orphans)
+        groups = list(self._log.state.members)
+        for first in range(0, len(groups), ADOPTS_AT_ONCE):
+            orphans = [
+                self._hold(group.group_id)
+                for group in groups[first : first + ADOPTS_AT_ONCE]
+                if group.is_assigned_by_clients
+                and group.members
+                and group.group_id not in self._held
+                and self.is_coordinator(group.group_id)
+            ]
+            with surviving(log, "the takeover of some groups"):
+                await all_of(orphans)
+            await asyncio.sleep(0)
 
     def drain(self) -> None:
         """Answer all waiting requests, and refuse new ones, so that clients go to another

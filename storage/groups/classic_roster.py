@@ -4,6 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from tidelog.storage.core.actions import SettledMember
 from tidelog.storage.groups.classic_requests import (
@@ -90,14 +91,24 @@ class Member:
         self.answer_sync(Synced(code))
 
 
+class Promise(NamedTuple):
+    """A member id is kept for a principal until the time `ends_s`."""
+
+    ends_s: float
+    principal: str
+
+
 class Roster:
     """The members by id, in the order of their joins, and by instance id. The roster counts how
     many members have each assignor. `size` is the sum of their requests' sizes, and `sizes` has the
-    sums by principal."""
+    sums by principal. `counts` has the members and the promised member ids by principal."""
 
     def __init__(self) -> None:
         self.size = 0
         self.sizes: Counter[str] = Counter()
+        self.counts: Counter[str] = Counter()
+        self.promised: dict[str, Promise] = {}
+        """Member ids whose first JoinGroup has not come yet."""
         self._members: dict[str, Member] = {}
         self._static: dict[str, str] = {}
         self._support: Counter[str] = Counter()
@@ -128,6 +139,24 @@ class Roster:
                 return Code.UNKNOWN_MEMBER_ID
         return Code.NONE if who.member_id in self._members else Code.UNKNOWN_MEMBER_ID
 
+    def promise(self, member_id: str, principal: str, ends_s: float) -> None:
+        self.promised[member_id] = Promise(ends_s, principal)
+        _add(self.counts, principal, 1)
+
+    def end_promise(self, member_id: str) -> bool:
+        """Forget a promised member id. Return whether it was promised."""
+        promise = self.promised.pop(member_id, None)
+        if promise is not None:
+            _add(self.counts, promise.principal, -1)
+        return promise is not None
+
+    def growth(self, request: JoinRequest) -> tuple[int, int]:
+        """Return how many members and bytes the request would add to those of its principal."""
+        own = self.find(request.who)
+        if own is None or own.request.principal != request.principal:
+            return int(request.who.member_id not in self.promised), request.size
+        return 0, request.size - own.request.size
+
     def put(self, member: Member) -> None:
         self._members[member.member_id] = member
         member.request = _named(member, member.request)
@@ -156,13 +185,10 @@ class Roster:
 
     def _count(self, request: JoinRequest, sign: int) -> None:
         self.size += sign * request.size
-        self.sizes[request.principal] += sign * request.size
-        if not self.sizes[request.principal]:
-            del self.sizes[request.principal]
+        _add(self.sizes, request.principal, sign * request.size)
+        _add(self.counts, request.principal, sign)
         for name in {name for name, _ in request.protocols}:
-            self._support[name] += sign
-            if not self._support[name]:
-                del self._support[name]
+            _add(self._support, name, sign)
 
     # -- assignors
 
@@ -195,6 +221,12 @@ class Roster:
 
     def settled(self, protocol: str, assignments: Mapping[str, bytes]) -> list[SettledMember]:
         return [one.settled(protocol, assignments.get(one.member_id, b"")) for one in self]
+
+
+def _add(counts: Counter[str], key: str, more: int) -> None:
+    counts[key] += more
+    if not counts[key]:
+        del counts[key]
 
 
 def _named(member: Member, request: JoinRequest) -> JoinRequest:

@@ -24,10 +24,16 @@ from tidelog.storage.core.errors import (
 )
 from tidelog.storage.core.model import TopicIdPartition
 from tidelog.storage.groups import classic_group, classic_groups
-from tidelog.storage.groups.classic_groups import PROTOCOL_BYTES_MAX, ClassicGroups
+from tidelog.storage.groups.classic_group import ClassicGroup
+from tidelog.storage.groups.classic_groups import (
+    PROTOCOL_BYTES_MAX,
+    TICKS_AT_ONCE,
+    ClassicGroups,
+)
 from tidelog.storage.groups.classic_requests import Code, Identity, Phase, SyncRequest
 from tidelog.storage.groups.instances import Instances
 from tidelog.storage.io.memory import MemoryStore
+from tidelog.storage.state.shares import CLIENT_BYTES, MEMBERS
 
 PARTITIONS = 8
 
@@ -112,7 +118,7 @@ async def test_principal_that_joins_many_groups_leaves_room_for_others() -> None
             assert codes == [Code.NONE] * 4
             for group_id, member_id in members:
                 assert await one.groups.leave(group_id, [Identity(member_id)]) == [Code.NONE]
-            assert one.groups._sizes == {}
+            assert not one.groups._used.total(CLIENT_BYTES)
             assert await join("again", "User:a") is Code.NONE
 
 
@@ -143,6 +149,79 @@ async def test_members_that_join_again_need_no_more_room() -> None:
             for group_id, principal, member_id in members:
                 code = await join(group_id, principal, member_id, size=PROTOCOL_BYTES_MAX // 2)
                 assert code is Code.GROUP_MAX_SIZE_REACHED
+
+
+@virtual
+async def test_principal_that_joins_many_members_leaves_room_for_others() -> None:
+    """Members have shares, and so have the member ids that wait for their first JoinGroup. A member
+    that joins again needs no more room."""
+    members = list[tuple[str, str]]()
+    async with coordinator() as one:
+
+        async def join(group_id: str, principal: str, member_id: str = "", version: int = 3) -> Code:
+            asked = request(member_id, principal=principal, version=version)
+            answer = await one.groups.join(group_id, asked)
+            if answer.code in (Code.NONE, Code.MEMBER_ID_REQUIRED):
+                members.append((group_id, answer.member_id))
+            return answer.code
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(classic_groups, "MEMBERS_MAX", 16)
+            codes = [await join(f"a{number}", "User:a") for number in range(7)]
+            assert codes == [Code.NONE] * 7
+            assert await join("a7", "User:a", version=4) is Code.MEMBER_ID_REQUIRED
+            codes = [await join(f"a{number}", "User:a") for number in range(8, 40)]
+            assert codes == [Code.GROUP_MAX_SIZE_REACHED] * 32
+            codes = [await join(f"b{number}", "User:b") for number in range(4)]
+            assert codes == [Code.NONE] * 4
+            assert await join("a0", "User:a", members[0][1]) is Code.NONE
+            assert await join("a7", "User:a", members[7][1], version=4) is Code.NONE
+            assert len(one.groups._held) == 12
+            for group_id, member_id in dict(members).items():
+                assert await one.groups.leave(group_id, [Identity(member_id)]) == [Code.NONE]
+            assert not one.groups._held
+            assert not one.groups._used.total(MEMBERS)
+            assert await join("again", "User:a") is Code.NONE
+
+
+@virtual
+async def test_sessions_that_end_at_one_time_end_in_steps() -> None:
+    """Until then the groups need no work."""
+    count, steps = 4 * TICKS_AT_ONCE, list[list[str]]()
+    tick = ClassicGroup.tick
+
+    def ticked(group: ClassicGroup, now_s: float) -> None:
+        if not steps or steps[-1][-1] == "":
+            steps.append([])
+            asyncio.get_running_loop().call_soon(lambda last: last.append(""), steps[-1])
+        steps[-1].append(group.group_id)
+        tick(group, now_s)
+
+    async with coordinator() as one:
+        asked = request(session_ms=60_000, rebalance_ms=60_000, version=3)
+        await asyncio.gather(*(one.groups.join(f"g{number}", asked) for number in range(count)))
+        await asyncio.sleep(1)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(ClassicGroup, "tick", ticked)
+            await asyncio.sleep(50)
+            assert not steps
+            await asyncio.sleep(10)
+        assert not one.groups._held
+        assert [len(step) for step in steps] == [TICKS_AT_ONCE + 1] * 4
+
+
+@virtual
+async def test_sessions_begin_again_after_a_process_was_suspended() -> None:
+    async with coordinator() as one:
+        await joined(one.groups, session_ms=10_000)
+        await asyncio.sleep(1)
+        with pytest.MonkeyPatch.context() as patch:
+            boot_s = one.log.clock.boot_s
+            patch.setattr(one.log.clock, "boot_s", lambda: boot_s() + 60)
+            await asyncio.sleep(9)
+            assert one.groups.ids() == ["g"]
+            await asyncio.sleep(2)
+            assert one.groups.ids() == []
 
 
 @virtual
