@@ -16,7 +16,7 @@ each principal that may commit to a group may overwrite all its offsets. This al
 small.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 import msgspec
@@ -74,6 +74,8 @@ class CommittedOffsets:
         self._members = members
         self._shares = shares or Shares()
         self._groups: dict[str, dict[str, dict[int, CommittedOffset]]] = {}
+        self._groups_of: dict[str, set[str]] = {}
+        """The groups with offsets in a topic, by topic id."""
         self.owners: dict[str, str] = dict(owners or {})
         """The owners of groups, by group id. A group's offsets count for the share of its owner."""
         for group_id, topics in (kept or {}).items():
@@ -151,10 +153,8 @@ class CommittedOffsets:
         the last. If the group has no owner and `principal` is not empty, `principal` becomes its
         owner."""
         if isinstance(commit, DeleteOffsets):
-            topics = self._groups.get(commit.group_id, {})
             for topic_id, number in commit.partitions:
-                self._drop(commit.group_id, topics.get(topic_id, {}), number)
-            self._sweep()
+                self._drop(commit.group_id, topic_id, [number])
             return
         if principal and commit.offsets and commit.group_id not in self.owners:
             self._own(commit.group_id, principal)
@@ -169,10 +169,8 @@ class CommittedOffsets:
         self._members.committed(commit)
 
     def delete(self, group_id: str) -> None:
-        for partitions in self._groups.get(group_id, {}).values():
-            for number in list(partitions):
-                self._drop(group_id, partitions, number)
-        self._sweep()
+        for topic_id, partitions in list(self._groups.get(group_id, {}).items()):
+            self._drop(group_id, topic_id, list(partitions))
 
     def forget(self, before_ms: int, now_ms: int) -> None:
         """Drop expired offsets, then groups without offsets and members. Do nothing unless a
@@ -180,25 +178,20 @@ class CommittedOffsets:
         if before_ms // CHECK_INTERVAL_MS == now_ms // CHECK_INTERVAL_MS:
             return
         horizon = now_ms - RETENTION_MS
-        for group_id, topics in self._groups.items():
+        for group_id, topics in list(self._groups.items()):
             group = self._members.get(group_id)
             if group is not None and (group.members or group.emptied_ms >= horizon):
                 continue
-            for partitions in topics.values():
-                for number, committed in list(partitions.items()):
-                    if committed.at_ms < horizon:
-                        self._drop(group_id, partitions, number)
-        self._sweep()
+            for topic_id, partitions in list(topics.items()):
+                old = [number for number, each in partitions.items() if each.at_ms < horizon]
+                self._drop(group_id, topic_id, old)
         for group in list(self._members):
             if group.group_id not in self._groups:
                 self._members.forget(group.group_id)
 
     def forget_topic(self, topic_id: str) -> None:
-        for group_id, topics in self._groups.items():
-            partitions = topics.get(topic_id, {})
-            for number in list(partitions):
-                self._drop(group_id, partitions, number)
-        self._sweep()
+        for group_id in list(self._groups_of.get(topic_id, ())):
+            self._drop(group_id, topic_id, list(self._groups[group_id][topic_id]))
 
     def kept(self) -> KeptGroups | None:
         """Return the offsets as part of a checkpoint, or None if there are none."""
@@ -209,14 +202,35 @@ class CommittedOffsets:
 
     def _keep(self, group_id: str, topic_id: str, committed: CommittedOffset) -> None:
         partitions = self._groups.setdefault(group_id, {}).setdefault(topic_id, {})
-        self._drop(group_id, partitions, committed.partition)
+        self._groups_of.setdefault(topic_id, set()).add(group_id)
+        self._pop(group_id, partitions, committed.partition)
         partitions[committed.partition] = committed
         self._count(self.owners.get(group_id, ""), 1, committed)
 
-    def _drop(self, group_id: str, partitions: dict[int, CommittedOffset], number: int) -> None:
+    def _pop(self, group_id: str, partitions: dict[int, CommittedOffset], number: int) -> None:
         gone = partitions.pop(number, None)
         if gone is not None:
             self._count(self.owners.get(group_id, ""), -1, gone)
+
+    def _drop(self, group_id: str, topic_id: str, numbers: Iterable[int]) -> None:
+        """Drop a group's offsets in these partitions of a topic. Then drop the topic and the group
+        if they have no offset left."""
+        topics = self._groups.get(group_id, {})
+        partitions = topics.get(topic_id)
+        if partitions is None:
+            return
+        for number in numbers:
+            self._pop(group_id, partitions, number)
+        if partitions:
+            return
+        del topics[topic_id]
+        groups = self._groups_of[topic_id]
+        groups.remove(group_id)
+        if not groups:
+            del self._groups_of[topic_id]
+        if not topics:
+            del self._groups[group_id]
+            self.owners.pop(group_id, None)
 
     def _count(self, owner: str, count: int, committed: CommittedOffset) -> None:
         self._shares.add(rules.OFFSETS, owner, count)
@@ -231,15 +245,6 @@ class CommittedOffsets:
             for committed in partitions.values():
                 self._count("", -1, committed)
                 self._count(principal, 1, committed)
-
-    def _sweep(self) -> None:
-        """Drop groups and topics without offsets."""
-        for group_id, topics in list(self._groups.items()):
-            for topic_id in [topic_id for topic_id, left in topics.items() if not left]:
-                del topics[topic_id]
-            if not topics:
-                del self._groups[group_id]
-                self.owners.pop(group_id, None)
 
 
 def check_group_id(group_id: str) -> InvalidRequest | None:

@@ -12,27 +12,33 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 
 from tests.attack.brokers import Principal, SecuredBroker
 from tests.attack.kafka_attacks import joined
 from tests.attack.kafka_client import connected, received, request_on
-from tests.attack.measure import HOLD_S, NEIGHBOUR, Attack, scaled
+from tests.attack.measure import HOLD_S, NEIGHBOUR, VICTIM, Attack, scaled
 from tests.attack.produce_attacks import NOBODY, STRANGER
 from tests.service.kafka.wire import answer, framed
 from tests.support.threads import Threads
-from tidelog.service.kafka.messages import fetch, groups, handshake
+from tidelog.service.kafka.messages import fetch, group_offsets, groups, handshake
 
 MEMBER = "member"
-"""A user that may read the groups whose names begin with its own."""
+"""A user that may read a topic, and the groups whose names begin with its own."""
 TENANT_TIMEOUT_S = 5.0
 TENANT_BYTES = 3_000
 """Metadata of the tenant's members. A broker takes memory of the pool for such a request."""
 LONG_MS = 1_800_000
 FAT_BYTES = 1_040_000
 GROUPS_AT_ONCE = 6
+MEMBERS_AT_ONCE = 300
+ROUNDS_OF_MEMBERS = 168
+"""They have more members than the bound of all groups."""
 JOINS_S = 3.0
 """How long the attack waits for answers to its joins. Most joins wait for a SyncGroup."""
+COMMITTERS = 20
+PIPELINED = 10
 UNKNOWN_PARTITIONS = 190_000
 REQUEST_PARTITIONS = 25_000
 SharedAttack = Callable[[float, SecuredBroker, Principal | None], str]
@@ -45,6 +51,7 @@ def attacker(broker: SecuredBroker, user: str) -> Principal | None:
     principal = broker.principal(user)
     if user == MEMBER:
         broker.allow(user, "READ", "GROUP", user, "PREFIXED")
+        broker.allow(user, "READ", "TOPIC", VICTIM)
     return principal
 
 
@@ -156,6 +163,18 @@ def unsynced_groups(scale: float, broker: SecuredBroker, principal: Principal | 
     return f"joins by error {dict(outcomes)}"
 
 
+def unsynced_members(scale: float, broker: SecuredBroker, principal: Principal | None) -> str:
+    """Groups of one small member each, which never sends SyncGroup. Its connection ends before the
+    answer."""
+    timeouts = {"session_timeout_ms": LONG_MS, "rebalance_timeout_ms": LONG_MS}
+    count = 0
+    for number in range(scaled(ROUNDS_OF_MEMBERS, scale, 1)):
+        names = [f"{MEMBER}-thin-{number}-{name}" for name in range(MEMBERS_AT_ONCE)]
+        data = [joined(name, 0, **timeouts) for name in names]
+        count += _asked_on_many(broker, principal, data, 0.05)
+    return f"{count} connections"
+
+
 def described_groups(scale: float, broker: SecuredBroker, principal: Principal | None) -> str:
     """Describe all groups of large members in one request, on connections that do not read too."""
     made = unsynced_groups(scale, broker, principal)
@@ -206,9 +225,48 @@ def _fetch_of(session: int, epoch: int, numbers: Sequence[int]) -> fetch.FetchRe
     )
 
 
+def deleted_offsets(scale: float, broker: SecuredBroker, principal: Principal | None) -> str:
+    """Delete offsets of some of many groups: OffsetCommit with the offset -1 deletes one."""
+    names = [f"{MEMBER}-offset-{number}" for number in range(scaled(30_000, scale, 20))]
+    _committed(broker, principal, names, 0)
+    some = names[: scaled(200, scale, 2)]
+    _committed(broker, principal, some, -1)
+    return f"{len(some)} deletions, {len(names)} groups"
+
+
+def _committed(
+    broker: SecuredBroker, principal: Principal | None, names: Sequence[str], offset: int
+) -> None:
+    """Commit an offset of each group, on some connections at once."""
+
+    def commit(first: int) -> None:
+        own = names[first::COMMITTERS]
+        with connected(broker, principal) as connection:
+            for begin in range(0, len(own), PIPELINED):
+                requests = [_commit_of(name, offset) for name in own[begin : begin + PIPELINED]]
+                connection.sendall(b"".join(requests))
+                for _ in requests:
+                    received(connection)
+
+    with ThreadPoolExecutor(COMMITTERS) as pool:
+        list(pool.map(commit, range(COMMITTERS)))
+
+
+def _commit_of(group: str, offset: int) -> bytes:
+    part = group_offsets.OffsetCommitRequestPartition(
+        partition_index=0, committed_offset=offset, committed_metadata=None
+    )
+    topic = group_offsets.OffsetCommitRequestTopic(name=VICTIM, partitions=[part])
+    request = group_offsets.OffsetCommitRequest(group_id=group, member_id="", topics=[topic])
+    return framed(request, 8)
+
+
 def share_attacks(scale: float) -> dict[str, Attack]:
     """Return the attacks by name."""
-    table = (waiting_joins, proofs, unsynced_groups, described_groups, unknown_sessions)
+    table = (
+        *(waiting_joins, proofs, unsynced_groups, unsynced_members),
+        *(described_groups, unknown_sessions, deleted_offsets),
+    )
     return {
         f"shares: {attack.__name__.replace('_', ' ')}, {user}": functools.partial(
             beside_a_tenant, attack, user, scale

@@ -1,5 +1,7 @@
 """Committed offsets: the last one counts, commits are whole, what is old is forgotten (I4)."""
 
+from typing import Any, NoReturn
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,6 +15,8 @@ from tidelog.storage.core.actions import (
     Append,
     CommitOffsets,
     CreateTopic,
+    DeleteGroup,
+    DeleteOffsets,
     DeleteTopic,
     GroupOffset,
 )
@@ -26,7 +30,7 @@ from tidelog.storage.core.errors import (
     UnknownPartition,
     UnknownTopic,
 )
-from tidelog.storage.core.model import OFFSET_MAX
+from tidelog.storage.core.model import OFFSET_MAX, TopicIdPartition
 from tidelog.storage.state import committed_offsets as machine
 from tidelog.storage.state.cluster_state import ClusterState
 from tidelog.storage.state.committed_offsets import (
@@ -148,6 +152,39 @@ def test_a_topic_takes_its_offsets_with_it() -> None:
     assert "h" not in state.committed_offsets
     refusal_of(state, CreateTopic("alpha", "d" * 32, 1, {}))
     assert offsets_of(state) == {(IDS[1], 0): 2}
+
+
+class _Unlisted(dict[str, Any]):
+    """The groups, of which `apply` may look at some, but not at all."""
+
+    def items(self) -> NoReturn:
+        raise AssertionError("a deletion looks at all groups")
+
+    keys = values = __iter__ = items
+
+
+@pytest.mark.parametrize(
+    ("deletion", "left"),
+    [
+        (DeleteOffsets("g", [TopicIdPartition(IDS[0], 0)]), {(IDS[1], 0)}),
+        (DeleteGroup("g"), set()),
+        (DeleteTopic(IDS[0]), {(IDS[1], 0)}),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_deletion_costs_the_same_with_many_groups(
+    deletion: AnyAction, left: set[tuple[str, int]]
+) -> None:
+    state = state_with()
+    refusal_of(state, commit_of(to(0, 1), to(0, 2, topic_id=IDS[1])))
+    refusal_of(state, commit_of(to(0, 1, topic_id=IDS[1]), group="h"))
+    offsets = state.committed_offsets
+    offsets._groups = _Unlisted(offsets._groups)
+    at_ms = elapse(state, 0)
+    ((outcome,),) = applied(state, Spec(at_ms, [chunk(1)], [Commit(b"", [deletion])]))
+    assert outcome.refusal is None
+    assert offsets_of(state).keys() == left
+    assert offsets_of(state, "h").keys() == {(IDS[1], 0)}
 
 
 @pytest.mark.parametrize("bound", ["OFFSETS_MAX", "ALL_METADATA_BYTES_MAX"])

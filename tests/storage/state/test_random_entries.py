@@ -8,13 +8,19 @@ import pytest
 
 from tests.support.random_entries import GROUPS, KINDS, RandomEntries, entry_key
 from tidelog.storage.core import actions, levels
-from tidelog.storage.core.actions import AnyAction
+from tidelog.storage.core.actions import AnyAction, CommitOffsets, DeleteOffsets
 from tidelog.storage.state import state_checkpoint
 from tidelog.storage.state.cluster_state import ALONE, Applied, ClusterState
+from tidelog.storage.state.committed_offsets import (
+    CHECK_INTERVAL_MS,
+    RETENTION_MS,
+    CommittedOffsets,
+)
 
 SEEDS = 60
 ENTRIES = 120
 STATE_SEEDS = 40
+DELETING_SEEDS = 10
 OF_GROUPS: frozenset[type[AnyAction]] = frozenset(
     {
         *(actions.CreateTopic, actions.CommitOffsets, actions.DeleteGroup, actions.Subscribe),
@@ -107,6 +113,85 @@ def _outcomes(applied: Applied) -> list[object]:
         (one.placements, repr(one.refusal), one.is_duplicate, one.repeated, one.producer)
         for one in applied.outcomes
     ]
+
+
+class _SweptOffsets(CommittedOffsets):
+    """Deletes as the first versions of `apply` did, which looked at all groups for each deletion.
+    """
+
+    def do(self, commit: CommitOffsets | DeleteOffsets, now_ms: int, principal: str = "") -> None:
+        if isinstance(commit, CommitOffsets):
+            super().do(commit, now_ms, principal)
+            return
+        topics = self._groups.get(commit.group_id, {})
+        for topic_id, number in commit.partitions:
+            self._pop(commit.group_id, topics.get(topic_id, {}), number)
+        self._sweep()
+
+    def delete(self, group_id: str) -> None:
+        for partitions in self._groups.get(group_id, {}).values():
+            for number in list(partitions):
+                self._pop(group_id, partitions, number)
+        self._sweep()
+
+    def forget(self, before_ms: int, now_ms: int) -> None:
+        if before_ms // CHECK_INTERVAL_MS == now_ms // CHECK_INTERVAL_MS:
+            return
+        horizon = now_ms - RETENTION_MS
+        for group_id, topics in self._groups.items():
+            group = self._members.get(group_id)
+            if group is not None and (group.members or group.emptied_ms >= horizon):
+                continue
+            for partitions in topics.values():
+                for number, committed in list(partitions.items()):
+                    if committed.at_ms < horizon:
+                        self._pop(group_id, partitions, number)
+        self._sweep()
+        for group in list(self._members):
+            if group.group_id not in self._groups:
+                self._members.forget(group.group_id)
+
+    def forget_topic(self, topic_id: str) -> None:
+        for group_id, topics in self._groups.items():
+            partitions = topics.get(topic_id, {})
+            for number in list(partitions):
+                self._pop(group_id, partitions, number)
+        self._sweep()
+
+    def _sweep(self) -> None:
+        for group_id, topics in list(self._groups.items()):
+            for topic_id in [topic_id for topic_id, left in topics.items() if not left]:
+                del topics[topic_id]
+            if not topics:
+                del self._groups[group_id]
+                self.owners.pop(group_id, None)
+
+
+def test_i4_offsets_are_deleted_as_by_versions_that_looked_at_all_groups() -> None:
+    kinds = {actions.CreateTopic, actions.DeleteTopic, actions.DeleteGroup, actions.JoinGroup}
+    kinds |= {actions.CommitOffsets, actions.DeleteOffsets, actions.LeaveGroup}
+    deleted = 0
+    for seed in range(DELETING_SEEDS):
+        draw = random.Random(seed)
+        entries = RandomEntries(draw, kinds)
+        state = ClusterState("c", draw.randint(levels.KAFKA, levels.NEWEST))
+        old = ClusterState("c", state.level)
+        old.committed_offsets = _SweptOffsets(old.members, shares=old.shares)
+        for _ in range(ENTRIES):
+            decoded = entries.next(state)
+            key = entry_key(decoded.entry.seq)
+            before = state.committed_offsets.count
+            assert _outcomes(state.apply(decoded, key)) == _outcomes(old.apply(decoded, key))
+            assert state.encode() == old.encode(), f"seed {seed}, {key}"
+            offsets = state.committed_offsets
+            assert offsets._shares._used == old.committed_offsets._shares._used
+            deleted += offsets.count < before
+            groups_of: dict[str, set[str]] = {}
+            for group_id in offsets:
+                for topic_id in offsets.of_group(group_id):
+                    groups_of.setdefault(topic_id, set()).add(group_id)
+            assert offsets._groups_of == groups_of
+    assert deleted > DELETING_SEEDS
 
 
 def test_states_that_differ_in_a_group_are_not_equal() -> None:
