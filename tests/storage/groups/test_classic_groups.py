@@ -158,7 +158,9 @@ async def test_principal_that_joins_many_members_leaves_room_for_others() -> Non
     members = list[tuple[str, str]]()
     async with coordinator() as one:
 
-        async def join(group_id: str, principal: str, member_id: str = "", version: int = 3) -> Code:
+        async def join(
+            group_id: str, principal: str, member_id: str = "", version: int = 3
+        ) -> Code:
             asked = request(member_id, principal=principal, version=version)
             answer = await one.groups.join(group_id, asked)
             if answer.code in (Code.NONE, Code.MEMBER_ID_REQUIRED):

@@ -116,8 +116,7 @@ def _outcomes(applied: Applied) -> list[object]:
 
 
 class _SweptOffsets(CommittedOffsets):
-    """Deletes as the first versions of `apply` did, which looked at all groups for each deletion.
-    """
+    """Deletes as the first versions of `apply` did: each deletion looked at all groups."""
 
     def do(self, commit: CommitOffsets | DeleteOffsets, now_ms: int, principal: str = "") -> None:
         if isinstance(commit, CommitOffsets):
