@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from tidelog.service.http.paging import Slices, sliced
+from tidelog.service.kafka.admin.calls import AdminCall
 from tidelog.service.kafka.apis import Api
 from tidelog.service.kafka.client import Client, Encoded
 from tidelog.service.kafka.context import Context
@@ -96,6 +97,8 @@ class GroupOffsets:
     ) -> messages.OffsetCommitResponse:
         """Answer OffsetCommit. One commit has all valid offsets, and deletes the offsets of
         partitions that are reset. If a partition is named more than once, its last offset counts.
+        A commit that resets partitions is a mutation: if the quota is used up, it does nothing, and
+        clients repeat it.
         """
         api, context = "OffsetCommit", self._context
         refusal = await context.group_refusal(api, client, READ, request.group_id)
@@ -111,9 +114,11 @@ class GroupOffsets:
                 code = why or self._add(valid, found, each)
                 if code:
                     codes[at, number] = code
+        throttle_ms = 0
         if not refusal and (valid or not codes):
-            refusal = await self._commit(request, client, valid)
+            refusal, throttle_ms = await self._commit(request, client, valid)
         return messages.OffsetCommitResponse(
+            throttle_time_ms=throttle_ms,
             topics=[
                 messages.OffsetCommitResponseTopic(
                     name=topic.name,
@@ -127,7 +132,7 @@ class GroupOffsets:
                     ],
                 )
                 async for at, topic in sliced(enumerate(request.topics))
-            ]
+            ],
         )
 
     async def _commit(
@@ -135,9 +140,14 @@ class GroupOffsets:
         request: messages.OffsetCommitRequest,
         client: Client,
         valid: Mapping[TopicIdPartition, GroupOffset | None],
-    ) -> Code:
+    ) -> tuple[Code, int]:
+        """Return the code of the commit, and how long the client waits, in ms."""
         offsets = [offset for offset in valid.values() if offset is not None]
         gone = [partition for partition, offset in valid.items() if offset is None]
+        if gone:
+            call = AdminCall(self._context, "OffsetCommit", client)
+            if code := call.quota_refusal(Kind.GROUP):
+                return code, call.throttle_ms
         who = Identity(request.member_id, request.group_instance_id or "")
         generation = request.generation_id_or_member_epoch
         try:
@@ -151,7 +161,7 @@ class GroupOffsets:
                 self._context.refusal("OffsetCommit", code)
         if not request.member_id and code in (Code.NONE, Code.REQUEST_TIMED_OUT):
             self._audit_commit(request.group_id, client, code)
-        return code
+        return code, 0
 
     def _audit_commit(self, group_id: str, client: Client, code: Code) -> None:
         """Write an audit line about the commit of a client that is no member of the group: at most
@@ -293,7 +303,9 @@ class GroupOffsets:
         """Answer OffsetDelete. Offsets of topics to which members subscribe stay."""
         api, group_id = "OffsetDelete", request.group_id
         context = self._context
+        call = AdminCall(context, api, client)
         refusal = await context.group_refusal(api, client, DELETE, group_id)
+        refusal = refusal or call.quota_refusal()
         subscribed: set[str] | None = set()
         if not refusal:
             try:
@@ -302,7 +314,9 @@ class GroupOffsets:
             except LogError as error:
                 refusal = context.code(api, error, Kind.GROUP)
         if refusal:
-            return messages.OffsetDeleteResponse(error_code=refusal, throttle_time_ms=0, topics=[])
+            return messages.OffsetDeleteResponse(
+                error_code=refusal, throttle_time_ms=call.throttle_ms, topics=[]
+            )
         gone: list[TopicIdPartition] = []
         answers = []
         async for topic in sliced(request.topics):
@@ -326,7 +340,7 @@ class GroupOffsets:
         try:
             if gone:
                 change = self._broker.submit(DeleteOffsets(group_id, gone))
-                await context.commit(api, client, group_id, change)
+                await call.commit(group_id, change)
         except LogError as error:
             code = context.code(api, error, Kind.GROUP)
             return messages.OffsetDeleteResponse(error_code=code, throttle_time_ms=0, topics=[])

@@ -8,6 +8,7 @@ members have assignments in the format of Kafka's consumers.
 from collections.abc import Callable, Iterable
 
 from tidelog.service.http.paging import sliced
+from tidelog.service.kafka.admin.calls import AdminCall
 from tidelog.service.kafka.apis import Api
 from tidelog.service.kafka.client import Client, Encoded
 from tidelog.service.kafka.context import Context
@@ -325,25 +326,28 @@ class Groups:
         self, request: messages.DeleteGroupsRequest, client: Client
     ) -> messages.DeleteGroupsResponse:
         """Answer DeleteGroups."""
+        call = AdminCall(self._context, "DeleteGroups", client)
         results = [
             messages.DeletableGroupResult(
-                group_id=group_id, error_code=await self._delete(group_id, client)
+                group_id=group_id, error_code=await self._delete(group_id, call)
             )
             async for group_id in sliced([*dict.fromkeys(request.groups_names)][:GROUPS_MAX])
         ]
-        return messages.DeleteGroupsResponse(throttle_time_ms=0, results=results)
+        return messages.DeleteGroupsResponse(throttle_time_ms=call.throttle_ms, results=results)
 
-    async def _delete(self, group_id: str, client: Client) -> Code:
-        api, context = "DeleteGroups", self._context
-        if code := await context.right_refusal(api, client, DELETE, GROUP, group_id):
+    async def _delete(self, group_id: str, call: AdminCall) -> Code:
+        api, context = call.api, self._context
+        if code := await context.right_refusal(api, call.client, DELETE, GROUP, group_id):
             return code
         try:
             if not self._groups.is_coordinator(group_id):
                 return context.refusal(api, Code.NOT_COORDINATOR)
+            if code := call.quota_refusal():
+                return code
             await self._broker.refresh()
             if self._describe(group_id) is None:
                 return context.refusal(api, Code.GROUP_ID_NOT_FOUND)
-            await context.commit(api, client, group_id, self._groups.delete(group_id))
+            await call.commit(group_id, self._groups.delete(group_id))
         except LogError as error:
             return context.code(api, error, Kind.GROUP)
         return Code.NONE

@@ -12,13 +12,14 @@ hash and no memory, and invalid keys cause no flood of requests to the store (I1
 compared as SHA-256 in constant time, and appear in no message, log line, trace or metric.
 """
 
+import asyncio
 import base64
 import binascii
 import hmac
 import sys
 from collections.abc import Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any
-from weakref import WeakSet
+from weakref import WeakSet, WeakValueDictionary
 
 from tidelog.service.http.errors import CrossSite
 from tidelog.service.http.route import Access, Permission, RouteAccess
@@ -29,6 +30,7 @@ from tidelog.service.security.caller import (
     Credential,
     QuotaExceeded,
     Unauthenticated,
+    charge_request,
     forbidden,
     super_users_of,
 )
@@ -236,6 +238,8 @@ class Security:
         brokers by principal, address and proof."""
         self._deciding: WeakSet[Caller] = WeakSet()
         self._decision_bytes = 0
+        self._logins: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        """The locks of principals whose sessions begin."""
         self._buckets: dict[tuple[str, str], Bucket] = {}
         self._refreshes = Bucket(REFRESHES_PER_S, broker.clock.boot_s())
         self.cookie = session_cookie.cookie_name(broker.identity.cluster_id)
@@ -317,16 +321,28 @@ class Security:
         return self._remember(key, claimed)
 
     async def log_in(self, secret: str) -> Credential:
-        """Return the credential of this secret. Raises Unauthenticated."""
-        return await self._of_secret(secret.encode("utf-8", "replace")[:HEADER_BYTES_MAX], BEARER)
+        """Return the credential of this secret, and charge its principal a mutation. Raises
+        Unauthenticated, QuotaExceeded."""
+        sent = secret.encode("utf-8", "replace")[:HEADER_BYTES_MAX]
+        credential = await self._of_secret(sent, BEARER)
+        caller = self._caller(credential.principal, "", credential)
+        refusal = charge_request(caller, is_mutation=True)
+        if refusal is not None:
+            raise refusal
+        return credential
 
     async def begin_session(self, credential: Credential) -> tuple[Credential, str]:
-        """Begin a session. Return the session's credential and its cookie.
+        """Begin a session, one of a principal at a time, so that parallel logins do not begin more
+        than SESSIONS_MAX. Return the session's credential and its cookie.
 
         The session is a key of its own in the cluster's state, so each broker sees its end. The
         secret of this key is dropped. Raises the errors of a commit. **On a crash** before the
         cookie is sent, the key is useless, and a later login of the principal deletes it.
         """
+        async with self._logins.setdefault(credential.principal, asyncio.Lock()):
+            return await self._begin_session(credential)
+
+    async def _begin_session(self, credential: Credential) -> tuple[Credential, str]:
         now_ms = self.clock.now_ms()
         keys = self.access.keys.values()
         for key_id in session_cookie.ended_by_login(keys, credential.principal, now_ms):

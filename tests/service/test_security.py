@@ -20,6 +20,7 @@ from tests.service.keyed import (
     assert_unknown,
     basic,
     key_of,
+    refill_nothing,
     secured,
 )
 from tidelog.service.routes import keys
@@ -29,7 +30,7 @@ from tidelog.service.setting_fields import BadSettings
 from tidelog.service.settings import Settings, client_key, load
 from tidelog.storage.cluster.secret import cluster_secret
 from tidelog.storage.core.acls import TEXT_BYTES_MAX
-from tidelog.storage.core.actions import DeleteKey
+from tidelog.storage.core.actions import DeleteKey, SetQuotas
 from tidelog.storage.core.errors import StoreUnfit
 from tidelog.storage.io.clock import SystemClock
 from tidelog.storage.io.memory import MemoryStore
@@ -408,6 +409,28 @@ async def test_sessions_of_a_principal_are_bounded(broker: Broker) -> None:
         answer = await broker.http.get("/tidelog/v1/me", headers=cookie)
         assert answer.status_code == (401 if number < 2 else 200)
     assert await me(broker, his) == "User:bob"
+
+
+async def test_parallel_logins_begin_no_more_sessions(broker: Broker) -> None:
+    alice = await made(broker, principal="User:alice")
+    logins = [login(broker, alice["secret"]) for _ in range(2 * session_cookie.SESSIONS_MAX)]
+    cookies = {cookie_of(answer) for answer in await asyncio.gather(*logins)}
+    assert len(cookies) == len(logins)
+    assert len(broker.log.state.access.keys) == 1 + session_cookie.SESSIONS_MAX
+
+
+@pytest.mark.parametrize("quota", ["request_rate", "mutation_rate"])
+async def test_logins_count_for_the_rates_of_their_principal(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch, quota: str
+) -> None:
+    alice, bob = [await made(broker, principal=f"User:{name}") for name in ("alice", "bob")]
+    await broker.log.change_access(SetQuotas("User:alice", {quota: 1.0}))
+    refill_nothing(monkeypatch)
+    found = [await login(broker, alice["secret"]) for _ in range(4)]
+    assert [answer.status_code for answer in found] == [200, 200, 429, 429]
+    assert int(found[-1].headers["retry-after"]) >= 1
+    assert quota in found[-1].json()["message"]
+    cookie_of(await login(broker, bob["secret"]))
 
 
 async def test_a_logout_ends_one_session_on_all_brokers(store: MemoryStore) -> None:

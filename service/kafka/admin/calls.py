@@ -98,6 +98,15 @@ class AdminCall:
             raise Refused(Code.REQUEST_TIMED_OUT, "the broker is stopping: ask another broker")
         self.rights.charge(MUTATION_RATE, 1)
 
+    def quota_refusal(self, kind: Kind = Kind.ADMIN) -> Code:
+        """Charge one change to the quota of mutations. Return the code if the quota is used up."""
+        try:
+            self.rights.charge(MUTATION_RATE, 1)
+        except QuotaExceeded as error:
+            self.throttle_ms = max(self.throttle_ms, error.retry_after_ms)
+            return self._context.code(self.api, error, kind)
+        return Code.NONE
+
     async def commit(self, name: str, change: Coroutine[Any, Any, R]) -> R:
         """Wait for the commit of a change of the topic `name`, and write an audit line."""
         return await self._context.commit(self.api, self.client, name, change)

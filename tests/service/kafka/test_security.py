@@ -9,7 +9,7 @@ import pytest
 from tests.service.kafka.conftest import Client, Kafka, batch, broker
 from tests.service.kafka.test_fetch import _fetch, _wanted
 from tests.service.kafka.test_produce import _produce, _request
-from tests.service.keyed import ADMIN_KEY, SETTINGS, allow
+from tests.service.keyed import ADMIN_KEY, SETTINGS, allow, refill_nothing
 from tidelog.service.kafka.connections import connection, handshake
 from tidelog.service.kafka.errors import Code
 from tidelog.service.kafka.messages import group_offsets, groups
@@ -207,6 +207,61 @@ async def test_a_principal_with_all_connections_gives_one_to_another(secured: Ka
     await _client_of(secured, "alice")
     is_counted = [client.connection in admission._seen for client in strangers]
     assert is_counted == [False, True, True]
+
+
+def _reset(group_id: str, offset: int) -> group_offsets.OffsetCommitRequest:
+    partition = group_offsets.OffsetCommitRequestPartition(
+        partition_index=0, committed_offset=offset, committed_metadata=None
+    )
+    topic = group_offsets.OffsetCommitRequestTopic(name="t", partitions=[partition])
+    return group_offsets.OffsetCommitRequest(group_id=group_id, member_id="", topics=[topic])
+
+
+async def test_changes_of_groups_count_in_the_quota_of_mutations(
+    secured: Kafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "MUTE_S_MAX", 0.001)
+    for operation, kind, name in (("READ", "TOPIC", "t"), ("ALL", "GROUP", "*")):
+        await allow(secured.log, "User:gina", operation, kind, name)
+    client = await _client_of(secured, "gina")
+
+    async def commits(offset: int) -> list[int]:
+        found = [
+            await client.ask(_reset(f"g{number}", offset), group_offsets.OffsetCommitResponse, 7)
+            for number in range(4)
+        ]
+        throttled.extend(each.throttle_time_ms for each in found if each.throttle_time_ms)
+        return [each.topics[0].partitions[0].error_code for each in found]
+
+    async def allow_two() -> None:
+        """Begin with a new bucket, for two changes."""
+        quotas["mutation_rate"] += 0.001
+        await secured.log.change_access(SetQuotas("User:gina", quotas))
+
+    throttled: list[int] = []
+    quotas = {"mutation_rate": 1.0}
+    refill_nothing(monkeypatch)
+    await allow_two()
+    none, refused = Code.NONE, Code.THROTTLING_QUOTA_EXCEEDED
+    assert await commits(1) == [none] * 4  # a commit is no mutation
+    assert not throttled
+    assert await commits(-1) == [none] * 2 + [Code.COORDINATOR_NOT_AVAILABLE] * 2
+    assert len(throttled) == 2
+
+    await allow_two()
+    parts = [group_offsets.OffsetDeleteRequestPartition(partition_index=0)]
+    topic = group_offsets.OffsetDeleteRequestTopic(name="t", partitions=parts)
+    request = group_offsets.OffsetDeleteRequest(group_id="g2", topics=[topic])
+    found = [await client.ask(request, group_offsets.OffsetDeleteResponse, 0) for _ in range(3)]
+    assert [each.error_code for each in found] == [none, Code.GROUP_ID_NOT_FOUND, refused]
+    assert found[-1].throttle_time_ms > 0
+
+    await allow_two()
+    deletion = groups.DeleteGroupsRequest(groups_names=["none", "g3", "g4", "g5"])
+    deleted = await client.ask(deletion, groups.DeleteGroupsResponse, 2)
+    codes = [each.error_code for each in deleted.results]
+    assert codes == [Code.GROUP_ID_NOT_FOUND, none, refused, refused]
+    assert deleted.throttle_time_ms > 0
 
 
 async def test_acls_of_groups(secured: Kafka) -> None:
