@@ -86,6 +86,8 @@ class MemoryPool:
             self._forget(taker)
             if takers:
                 self._waiting[owner] = self._waiting.pop(owner)
+            if self._waiting:
+                self.wake()  # a taker that is late: those behind it waited for it
         return True
 
     def change(self, owner: str, before: int, size: int) -> bool:
@@ -187,7 +189,10 @@ class MemoryPool:
 
 class Share:
     """The bytes that one request holds of a pool. The request ends its share, and what still runs
-    for the request then, for example a cancelled task, gets no bytes."""
+    for the request then, for example a cancelled task, gets no bytes.
+
+    A share does not wait in the queue of M3. Its bytes are held until a client has taken its
+    answer, perhaps for minutes, and all others would wait behind the first that does not fit."""
 
     __slots__ = ("is_ended", "owner", "pool", "size")
 

@@ -297,6 +297,31 @@ class _Crowd:
         assert memory.used == held.total(), "none waits while there is room"
 
 
+class _Late(_Taker):
+    """Takes its bytes in a later turn, as a connection does whose time is over."""
+
+    is_due = False
+
+    def on_memory(self) -> None:
+        if self.is_due:
+            super().on_memory()
+
+
+def test_those_behind_a_late_taker_go_on_when_it_has_its_bytes() -> None:
+    memory = MemoryPool(100)
+    (first,) = _takers(memory, 100)
+    late = _Late(memory, 10)
+    late.is_due = True
+    late.on_memory()
+    behind = _takers(memory, 20, 30)
+    late.is_due = False
+    memory.give(first.owner, first.size)
+    assert memory.used == 0
+    late.is_due = True
+    late.on_memory()
+    assert _sizes([late, *behind]) == [10, 20, 30]
+
+
 @pytest.mark.parametrize("seed", range(30))
 def test_pool_of_random_owners_is_exact_and_serves_each_of_them(seed: int) -> None:
     crowd = _Crowd(seed)
