@@ -24,7 +24,8 @@ UNDER_WAY_BYTES = 60 * 1024
 HANDSHAKES_BYTES_MAX = 160 * 1024 * 1024
 """Maximum memory of all connections whose handshake is not done. At the bound, the oldest of them
 is closed."""
-PIECE_RECORDS = 32
+PIECE_RECORDS, PIECE_BYTES = 32, 32 * 1024
+"""OpenSSL gets pieces of this size, because a connection keeps the memory of its largest piece."""
 
 HEADER = struct.Struct(">BHH")
 """Of a TLS record: kind, version, bytes of the content."""
@@ -122,8 +123,9 @@ class Records:
         self._header = b""  # the part of a header that has come
 
     def split(self, data: bytes | bytearray) -> list[tuple[bytes | memoryview, int]]:
-        """Split bytes into pieces in which at most PIECE_RECORDS records end. Return each piece
-        with the number of records that end in it."""
+        """Split bytes into pieces in which at most PIECE_RECORDS records end. A piece ends with the
+        record that reaches PIECE_BYTES. Return each piece with the number of records that end in
+        it."""
         end, records, begin = self._left, 0, 0
         if self._header:
             data, self._header = self._header + data, b""
@@ -134,7 +136,7 @@ class Records:
         pieces: list[tuple[bytes | memoryview, int]] = []
         while end <= size:
             records += end > 0
-            if records == PIECE_RECORDS:
+            if records == PIECE_RECORDS or end - begin >= PIECE_BYTES:
                 pieces.append((view[begin:end], records))
                 begin, records = end, 0
             if end + HEADER.size > size:

@@ -38,6 +38,9 @@ NOT_TLS = "plain text came to a port with TLS: use https://"
 FIRST_REQUEST_S = 1.0
 CHECK_S = 1.0
 """Time between two checks of the clocks of all connections."""
+UNPROVED_BYTES_MAX = 8 * 1024
+"""Maximum bytes of the requests that wait behind another one, of a client that has proved no
+principal. Clients that pipeline send their rights with the first request."""
 PLAIN_TEXT = frozenset({"HTTP_REQUEST", "WRONG_VERSION_NUMBER"})
 """OpenSSL's reasons for a first packet that is not TLS."""
 CHECKED_FIELDS = frozenset({b"host", b"expect", b"transfer-encoding"})
@@ -192,9 +195,23 @@ class Protocol(HttpToolsProtocol):
 
     def _may_wait(self) -> bool:
         """Whether a request may wait for the answers to earlier requests."""
+        if self._has_too_many_bytes():
+            return False
         waiting: list[Any] = [cycle for cycle, _ in self.pipeline]
         fields = len(self.headers) + sum(len(cycle.scope["headers"]) for cycle in waiting)
         return len(waiting) < PIPELINED_MAX and fields <= PIPELINED_FIELDS_MAX
+
+    def _has_too_many_bytes(self) -> bool:
+        """Whether the requests that wait, with the head of the newest one, are too large for a
+        client that has proved no principal."""
+        if self._is_proved or self.config.proves_by_head:
+            return False
+        heads = [self.headers, *(cycle.scope["headers"] for cycle, _ in self.pipeline)]
+        size = len(self.url) + sum(len(name) + len(value) for head in heads for name, value in head)
+        for cycle, _ in self.pipeline:
+            scope = cycle.scope
+            size += len(scope["raw_path"]) + len(scope["query_string"]) + len(cycle.body)
+        return size > UNPROVED_BYTES_MAX
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
         self._served = cycle
@@ -286,6 +303,9 @@ class Protocol(HttpToolsProtocol):
         if self._is_ended or cycle.response_complete or cycle.scope["method"] == "HEAD":
             return
         cycle.body += body
+        if cycle is not self._served and self._has_too_many_bytes():
+            self._drop_newest()
+            return
         if len(cycle.body) > HIGH_WATER_LIMIT:
             self.flow.pause_reading()
         cycle.message_event.set()
@@ -394,9 +414,7 @@ class Protocol(HttpToolsProtocol):
         """Answer with `status`, unless an answer is being sent, then close the connection. If
         earlier requests wait for answers, send only these answers, then close it."""
         if self.pipeline:
-            self.pipeline.popleft()
-            self.cycle = self.pipeline[0][0] if self.pipeline else self._served
-            self._end_after(self.cycle)
+            self._drop_newest()
             return
         cycle, self._is_ended = self.cycle, True
         if cycle is None or cycle.response_complete or not cycle.response_started:
@@ -406,6 +424,13 @@ class Protocol(HttpToolsProtocol):
             cycle.message_event.set()
         self.transport.linger_s = LINGER_S  # type: ignore[attr-defined]
         self.transport.close()
+
+    def _drop_newest(self) -> None:
+        """Drop the newest of the requests that wait; close the connection after the answers to the
+        others."""
+        self.pipeline.popleft()
+        self.cycle = self.pipeline[0][0] if self.pipeline else self._served
+        self._end_after(self.cycle)
 
     def _read_on(self, data: memoryview, offer: httptools.HttpParserUpgrade) -> None:
         """Parse the rest of a packet whose first head offers another protocol. A packet may hold

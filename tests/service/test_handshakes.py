@@ -13,6 +13,7 @@ from tests.support.tls_client import TlsClient, client_context
 from tidelog.service.http.handshakes import (
     HANDSHAKES_BYTES_MAX,
     HELLO_BYTES_MAX,
+    PIECE_BYTES,
     PIECE_RECORDS,
     RETRY_RANDOM,
     SILENT_BYTES,
@@ -334,6 +335,15 @@ async def test_small_records_are_data(context: ssl.SSLContext) -> None:
     arrived.tls.received(client.data(b"x" * 16384) + client.data(b"y"))
     assert len(arrived.above.plain) == 3 * PIECE_RECORDS + 16385
     assert not arrived.above.failures
+
+
+def test_a_piece_of_large_records_has_few_bytes() -> None:
+    """OpenSSL keeps memory for the largest piece of a connection, to its end."""
+    data = record(bytes(16_000)) * 20
+    pieces = Records().split(data)
+    assert b"".join(piece for piece, _ in pieces) == data
+    assert sum(count for _, count in pieces) == 20
+    assert max(len(piece) for piece, _ in pieces) < PIECE_BYTES + 16_005
 
 
 @pytest.mark.parametrize("packet", [1, 3, 6, 100, 700, 1000, 10_000])

@@ -2,9 +2,12 @@
 
 import asyncio
 
+import pytest
+
 from tests.findings.connections import Connection, client_port, served
 from tests.service.keyed import ADMIN_KEY, SETTINGS, allow, key_of
 from tests.support.vloop import run
+from tidelog.service.http.protocol import UNPROVED_BYTES_MAX
 
 HEAD = b"GET %b HTTP/1.1\r\nHost: tide:8082\r\n"
 TOPICS = HEAD % b"/topics"
@@ -39,6 +42,53 @@ def test_only_a_request_of_a_principal_proves_a_connection() -> None:
             assert await new[-1].status() == 200
             for each in (*connections.values(), *new):
                 each.end()
+
+    run(main)
+
+
+def posted(path: bytes, body: bytes, rights: bytes = b"") -> bytes:
+    head = b"POST %b HTTP/1.1\r\nHost: tide:8082\r\nContent-Length: %d\r\n" % (path, len(body))
+    json = b"application/vnd.kafka.json.v2+json" if rights else b"application/json"
+    return head + b"Content-Type: %b\r\n%b\r\n" % (json, rights) + body
+
+
+WRONG_LOGIN = posted(b"/tidelog/v1/login", b'{"key":"wrong"}')
+RIGHTS = b"Authorization: Bearer %b\r\n" % ADMIN_KEY.encode()
+LARGE = posted(b"/topics/t", b'{"records":[{"value":"%b"}]}' % (b"x" * 200_000), RIGHTS)
+HEADS = b"GET /topics HTTP/1.1\r\nHost: tide:8082\r\nX: %b\r\n\r\n" % (b"x" * 6000)
+
+
+@pytest.mark.parametrize("behind", [LARGE, HEADS * 10, WRONG_LOGIN * 3 + LARGE[:100_000]])
+def test_few_bytes_are_kept_behind_the_request_of_an_unproved_client(behind: bytes) -> None:
+    async def main() -> None:
+        async with served(**SETTINGS) as broker:
+            connection = Connection(client_port(broker))
+            await connection.send(WRONG_LOGIN + behind)
+            waiting = [cycle for cycle, _ in connection.protocol.pipeline]
+            heads = [field for cycle in waiting for field in cycle.scope["headers"]]
+            kept = sum(len(name) + len(value) for name, value in heads)
+            assert kept + sum(len(cycle.body) for cycle in waiting) <= UNPROVED_BYTES_MAX
+            await connection.send(b"x" * 1000)
+            await asyncio.sleep(10.0)
+            written = bytes(connection.transport.written)
+            assert written.count(b"HTTP/1.1 401") == 1 + len(waiting), "of those that were kept"
+            assert written.count(b"HTTP/1.1") == 1 + len(waiting)
+            assert connection.is_closed
+            connection.end()
+
+    run(main)
+
+
+def test_a_client_that_sends_a_large_body_directly_behind_its_head_is_served() -> None:
+    async def main() -> None:
+        async with served(**SETTINGS) as broker:
+            connection = Connection(client_port(broker))
+            await connection.send(LARGE)
+            assert await connection.status() == 200
+            await connection.send(LARGE + LARGE)  # its principal is proved
+            await asyncio.sleep(10.0)
+            assert connection.transport.written.count(b"HTTP/1.1 200") == 3
+            connection.end()
 
     run(main)
 

@@ -23,6 +23,9 @@ REQUEST_BYTES_MAX = 1 * MIB
 """Largest request of another API."""
 UNPROVED_BYTES_MAX = 4 * 1024
 """Largest request of a client that has to prove its principal first: a key has 50 characters."""
+KEPT_BYTES_MAX = 2 * UNPROVED_BYTES_MAX
+"""Maximum bytes of such a client that wait behind its requests. Clients wait for each answer before
+they have logged in."""
 SHARED_BYTES = 64 * 1024
 """Size of the buffer for all connections of a listener that are not inside a frame."""
 SMALL_BYTES_MAX = SHARED_BYTES
@@ -93,11 +96,21 @@ class FrameReader:
     """The frames of one connection. `push` bytes, then `pull` frames until there is none, then
     `settle`."""
 
-    __slots__ = ("_at", "_data", "_filled", "_frame", "_size", "is_blocked", "is_proved", "take")
+    __slots__ = (
+        "_at",
+        "_data",
+        "_filled",
+        "_frame",
+        "_is_cut",
+        "_size",
+        "is_blocked",
+        "is_proved",
+        "take",
+    )
 
     def __init__(self, take: Callable[[int], bool], *, is_proved: bool) -> None:
         """`take` gets the size of a frame, and returns whether there is memory for it. Unless
-        `is_proved`, frames have at most UNPROVED_BYTES_MAX."""
+        `is_proved`, frames have at most UNPROVED_BYTES_MAX, and KEPT_BYTES_MAX are kept."""
         self.take = take
         self.is_proved = is_proved
         self.is_blocked = False
@@ -107,6 +120,7 @@ class FrameReader:
         self._frame: bytearray | None = None
         self._filled = 0
         self._size = 0
+        self._is_cut = False  # bytes above KEPT_BYTES_MAX were dropped
 
     @property
     def is_inside(self) -> bool:
@@ -142,6 +156,8 @@ class FrameReader:
 
     def push(self, data: bytes | memoryview) -> None:
         """Take bytes from the socket. `data` must stay as it is until `settle`."""
+        if self._is_cut:
+            return
         frame = self._frame
         if frame is not None and self._filled < self._size:
             count = min(len(data), self._size - self._filled)
@@ -174,6 +190,10 @@ class FrameReader:
         data, at = self._data, self._at
         left = len(data) - at
         if left < _SIZE.size:
+            if self._is_cut:
+                raise FrameRefused(
+                    f"more than {KEPT_BYTES_MAX} bytes before the answer to a login: wait for it"
+                )
             return None
         size = self._checked_size(data, at, left)
         if size is None:
@@ -217,8 +237,13 @@ class FrameReader:
         return not self.is_blocked
 
     def settle(self) -> None:
-        """Copy the bytes that no frame has taken, because the socket's memory is used again."""
-        if self._at == len(self._data):
+        """Copy the bytes that no frame has taken, because the socket's memory is used again. If
+        there are too many, drop them; the next `pull` raises FrameRefused."""
+        left = len(self._data) - self._at
+        if not left:
+            self._data = b""
+        elif left > KEPT_BYTES_MAX and not self.is_proved:
+            self._is_cut = True
             self._data = b""
         elif self._at or not isinstance(self._data, bytes):
             self._data = bytes(self._data[self._at :])

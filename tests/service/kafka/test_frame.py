@@ -7,6 +7,7 @@ import pytest
 
 from tidelog.service.kafka.connections.frame import (
     FRAME_BYTES_MIN,
+    KEPT_BYTES_MAX,
     PRODUCE_BYTES_MAX,
     REQUEST_BYTES_MAX,
     SHARED_BYTES,
@@ -119,6 +120,26 @@ def test_shares_of_answers_are_released_when_the_socket_has_taken_them() -> None
     assert released == ["a"]
     shares.release_all()
     assert released == ["a", "b"]
+
+
+@pytest.mark.parametrize("is_proved", [False, True])
+def test_few_bytes_are_kept_behind_the_requests_of_an_unproved_client(is_proved: bool) -> None:
+    reader = FrameReader(lambda _: True, is_proved=is_proved)
+    frame = _framed(17, 100)
+    reader.push(frame * (1 + KEPT_BYTES_MAX // len(frame)))
+    assert reader.pull() == frame[4:]
+    reader.settle()
+    assert reader.pull() == frame[4:], "what fits is kept"
+    reader.push(frame * (1 + KEPT_BYTES_MAX // len(frame)))
+    assert reader.pull() == frame[4:]
+    reader.settle()
+    if is_proved:
+        assert len(_pulled(reader)) == 2 * (KEPT_BYTES_MAX // len(frame)) - 1
+        return
+    assert not reader.is_inside
+    reader.push(frame)
+    with pytest.raises(FrameRefused, match="before the answer to a login"):
+        reader.pull()
 
 
 def test_frames_that_stop_in_the_middle_delay_no_small_frame() -> None:
