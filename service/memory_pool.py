@@ -189,18 +189,20 @@ class MemoryPool:
 
 class Share:
     """The bytes that one request holds of a pool. The request ends its share, and what still runs
-    for the request then, for example a cancelled task, gets no bytes.
+    for the request then, for example a cancelled task, gets no bytes. A thread cannot be cancelled:
+    while one uses the bytes, they are held also beyond the end.
 
     A share does not wait in the queue of M3. Its bytes are held until a client has taken its
     answer, perhaps for minutes, and all others would wait behind the first that does not fit."""
 
-    __slots__ = ("is_ended", "owner", "pool", "size")
+    __slots__ = ("_users", "is_ended", "owner", "pool", "size")
 
     def __init__(self, pool: MemoryPool, owner: str) -> None:
         self.pool = pool
         self.owner = owner
         self.size = 0
         self.is_ended = False
+        self._users = 0
 
     def set(self, size: int) -> bool:
         """Hold `size` bytes from now on, and return True. If `size` is more than before and does
@@ -213,6 +215,19 @@ class Share:
         return True
 
     def end(self) -> None:
-        """Give the bytes back, and hold none from now on."""
-        self.set(0)
+        """Give the bytes back when no thread uses them, and take none from now on."""
         self.is_ended = True
+        self._give_unused()
+
+    def begin_use(self) -> None:
+        """Hold the bytes until `end_use`, because a thread uses them."""
+        self._users += 1
+
+    def end_use(self) -> None:
+        self._users -= 1
+        self._give_unused()
+
+    def _give_unused(self) -> None:
+        if self.is_ended and not self._users:
+            self.pool.give(self.owner, self.size)
+            self.size = 0

@@ -23,7 +23,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Protocol, TypeVar
 
-from tidelog.service.memory_pool import UNPROVED, MemoryPool
+from tidelog.service.memory_pool import UNPROVED, MemoryPool, Share
 from tidelog.storage.state.access import REQUEST_PERCENTAGE
 
 T = TypeVar("T")
@@ -59,11 +59,14 @@ UNPROVED_CALLER: Caller = _Unproved()
 class _Slice:
     """A slice under way: what its caller holds, and has used."""
 
-    __slots__ = ("caller", "unpacked_bytes", "used_s")
+    __slots__ = ("caller", "share", "unpacked_bytes", "used_s")
 
-    def __init__(self, caller: Caller, unpacked_bytes: int) -> None:
+    def __init__(self, caller: Caller, unpacked_bytes: int, share: Share | None) -> None:
         self.caller = caller
         self.unpacked_bytes = unpacked_bytes
+        self.share = share
+        if share is not None:
+            share.begin_use()
         self.used_s = 0.0
         """CPU time."""
 
@@ -100,9 +103,16 @@ class UnpackThreads:
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
         self._running: Counter[str] = Counter()
 
-    async def run(self, caller: Caller, unpacked_bytes: int, work: Callable[[], T]) -> T:
+    async def run(
+        self,
+        caller: Caller,
+        unpacked_bytes: int,
+        work: Callable[[], T],
+        share: Share | None = None,
+    ) -> T:
         """Run a slice that unpacks at most so many bytes, when it is its turn. Return its result.
-        A slice that was cancelled holds its bytes to the end of its work."""
+        A slice that was cancelled holds its bytes to the end of its work, also those of `share`,
+        which has the memory of what it unpacks."""
         principal = caller.principal
         await self._take(principal, unpacked_bytes)
         try:
@@ -110,7 +120,7 @@ class UnpackThreads:
         except BaseException:
             self.unpacked.give(principal, unpacked_bytes)
             raise
-        return await self._started(_Slice(caller, unpacked_bytes), work)
+        return await self._started(_Slice(caller, unpacked_bytes, share), work)
 
     def _started(self, begun: _Slice, work: Callable[[], T]) -> "asyncio.Future[T]":
         """Begin the work. `run` has no variable for the future: the error in a future has `run` in
@@ -132,6 +142,8 @@ class UnpackThreads:
         principal = ended.caller.principal
         ended.caller.record(REQUEST_PERCENTAGE, ended.used_s * PERCENT)
         self.unpacked.give(principal, ended.unpacked_bytes)
+        if ended.share is not None:
+            ended.share.end_use()
         self._end(principal)
 
     async def _take(self, principal: str, unpacked_bytes: int) -> None:

@@ -164,7 +164,8 @@ class HttpRequest:
         self.charge(len(body))
         work = partial(self._unpacked, body, coding, bytes_max)
         unpacked_bytes = bound_of(len(body), bytes_max)
-        content = await self.bodies.threads.run(self._caller(), unpacked_bytes, work)
+        threads = self.bodies.threads
+        content = await threads.run(self._caller(), unpacked_bytes, work, self.share)
         self.charge(len(body) + len(content))
         return content
 

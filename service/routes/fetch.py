@@ -345,7 +345,7 @@ class Fetch:
         async def pack_body(body: bytes, coding: bytes) -> bytes:
             size = packed_bound(len(body))
             await self.reserve(share, len(body) + size)
-            packed = await self._threads.run(rights, size, partial(pack, body, coding))
+            packed = await self._threads.run(rights, size, partial(pack, body, coding), share)
             self.charge(share, len(packed))  # the body is freed
             return packed
 

@@ -282,7 +282,7 @@ class Produce:
         decoded from it if that is more. Raises Unavailable."""
         call.charge(len(body))
         bound = self._decoded_max(body) if decoded_max is None else decoded_max
-        decoded = await self._threads.run(rights_of(call.scope), bound, decode)
+        decoded = await self._threads.run(rights_of(call.scope), bound, decode, call.share)
         call.charge(max(len(body), weight_of(decoded)))
         return decoded
 

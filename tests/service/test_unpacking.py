@@ -15,7 +15,9 @@ import pytest
 from tests.service.conftest import append, broker_on, listening, until
 from tidelog.service import unpacking
 from tidelog.service.formats.fetched import FetchPage, FetchParams
+from tidelog.service.http import call
 from tidelog.service.http.admission import BODY_STEP_BYTES
+from tidelog.service.memory_pool import MemoryPool
 from tidelog.service.routes import fetch
 from tidelog.service.unpacking import THREADS, UnpackThreads
 from tidelog.storage.core.model import ReadBounds
@@ -166,6 +168,31 @@ async def test_a_cancelled_slice_holds_its_bytes_to_its_end() -> None:
     work.gate.set()
     await waiting
     await until(lambda: not work.threads.unpacked.used)  # the other thread ends a little later
+
+
+async def test_a_cancelled_request_holds_its_packed_body_to_the_end_of_its_slice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    work, pool = Work(UnpackThreads()), MemoryPool(MIB)
+    run = work._slice("a")
+    monkeypatch.setattr(call, "unpack", lambda *_: run())
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": b"packed"}
+
+    async def send(_: Any) -> None:
+        """There is no answer."""
+
+    scope = {"headers": [(b"content-encoding", b"gzip")], "rights": Caller("User:a")}
+    request = call.HttpRequest(scope, receive, send, call.BodyMemory(pool, work.threads))
+    reading = asyncio.create_task(request.body(MIB))
+    await work.until_began(1)
+    reading.cancel()
+    await asyncio.wait({reading})
+    request.release()
+    assert pool.used == BODY_STEP_BYTES
+    work.gate.set()
+    await until(lambda: not pool.used)
 
 
 async def test_a_slice_is_charged_to_its_caller_also_if_it_fails_or_nobody_waits() -> None:
