@@ -1,7 +1,8 @@
 """OffsetCommit, OffsetFetch and OffsetDelete."""
 
-import math
+import asyncio
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
 from tidelog.service.http.paging import Slices, sliced
@@ -37,9 +38,12 @@ AUDITED_S = 60.0
 """An admin client that sets the offsets of a group is no member of it. A consumer that chooses its
 partitions itself is no member, either, and commits every few seconds. A broker cannot distinguish
 their requests. So the commits of one principal and address to one group have one audit line in this
-time."""
+time, and commits to more than AUDITED_GROUPS groups are only counted."""
+AUDITED_GROUPS = 10
 AUDITED_MAX = 1_000
-"""Groups, by principal and address, whose last audit line is remembered (I10)."""
+"""Principals, by address, whose last audit lines are remembered (I10)."""
+LEFT_OUT_S = 10.0
+"""Time from the first commit without a line to the line that counts such commits."""
 
 
 class _Asked(NamedTuple):
@@ -66,6 +70,16 @@ _Topic: TypeAlias = messages.OffsetFetchResponseTopics | messages.OffsetFetchRes
 """The answers for one topic of OffsetFetch, from version GROUPS_FROM on and up to it."""
 
 
+@dataclass(slots=True)
+class _Audited:
+    """The groups that have an audit line of one principal and address since `began_s`, and the
+    number of commits to other groups that no line has counted yet."""
+
+    began_s: float
+    groups: set[str] = field(default_factory=set)
+    left_out: int = 0
+
+
 class GroupOffsets:
     """The APIs of committed offsets. One per listener."""
 
@@ -73,9 +87,9 @@ class GroupOffsets:
         self._context = context
         self._broker = context.broker
         self._groups = context.broker.classic_groups
-        self._audited: dict[tuple[str, str, str], float] = {}
-        """When the commit of a client that is no member got its audit line, by group, principal and
-        address."""
+        self._audited: dict[tuple[str, str], _Audited] = {}
+        """The audit lines about clients that are no members, by principal and address, the oldest
+        first."""
 
     def apis(self) -> Iterable[Api]:
         """Return the rows of these APIs."""
@@ -159,20 +173,34 @@ class GroupOffsets:
         else:
             if code:
                 self._context.refusal("OffsetCommit", code)
-        if not request.member_id and code in (Code.NONE, Code.REQUEST_TIMED_OUT):
+        if valid and not request.member_id and code in (Code.NONE, Code.REQUEST_TIMED_OUT):
             self._audit_commit(request.group_id, client, code)
         return code, 0
 
     def _audit_commit(self, group_id: str, client: Client, code: Code) -> None:
-        """Write an audit line about the commit of a client that is no member of the group: at most
-        one in AUDITED_S."""
-        by, now_s = (group_id, client.rights.principal, client.host), self._broker.clock.boot_s()
-        if now_s < self._audited.get(by, -math.inf) + AUDITED_S:
+        """Write an audit line about the commit of a client that is no member of the group, or count
+        the commit."""
+        by, now_s = (client.rights.principal, client.host), self._broker.clock.boot_s()
+        audited = self._audited.get(by)
+        if audited is None or now_s >= audited.began_s + AUDITED_S:
+            self._audited.pop(by, None)
+            if len(self._audited) >= AUDITED_MAX:
+                del self._audited[next(iter(self._audited))]
+            audited = self._audited[by] = _Audited(now_s)
+        if group_id in audited.groups:
             return
-        if len(self._audited) >= AUDITED_MAX:
-            self._audited.clear()
-        self._audited[by] = now_s
-        self._context.audit_change("OffsetCommit", client, group_id, code)
+        if len(audited.groups) < AUDITED_GROUPS:
+            audited.groups.add(group_id)
+            self._context.audit_change("OffsetCommit", client, group_id, code)
+            return
+        if not audited.left_out:
+            loop = asyncio.get_running_loop()
+            loop.call_later(LEFT_OUT_S, self._audit_left_out, audited, client)
+        audited.left_out += 1
+
+    def _audit_left_out(self, audited: _Audited, client: Client) -> None:
+        count, audited.left_out = audited.left_out, 0
+        self._context.audit_change("OffsetCommit", client, f"{count} times to other groups")
 
     def _add(
         self,

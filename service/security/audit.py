@@ -10,8 +10,9 @@ is an API and a topic, or the changed defaults; the `status` of its change is Ka
 
 Any client can cause refusals, so at most LINES_PER_S refusals a second have a line. The event
 `left_out` has the number of refusals without a line. Changes need a permission, and are never left
-out. The file is opened for each line, so it may be renamed at any time (logrotate). **On a crash**
-after a change and before its line, the line is missing, but the change is in the WAL.
+out, but commits of offsets to many groups are only counted (service.kafka.group_offsets). The file
+is opened for each line, so it may be renamed at any time (logrotate). **On a crash** after a change
+and before its line, the line is missing, but the change is in the WAL.
 """
 
 import asyncio

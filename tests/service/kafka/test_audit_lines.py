@@ -1,5 +1,6 @@
 """Audit lines of Kafka clients: refused rights, failed authentications, changes; and floods."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -210,6 +211,30 @@ async def test_changes_of_groups(
     me, generation = await member(client)
     assert (await committed(client, 9, me, generation))[0] == 0
     assert _taken(lines) == [], "the commits of members are no changes by an administrator"
+
+
+async def test_commits_to_many_groups_have_few_lines(
+    secured: tuple[Kafka, Lines], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each group has a line, but groups above a number are only counted. A request that commits
+    nothing has no line."""
+    monkeypatch.setattr(group_offsets, "AUDITED_GROUPS", 2)
+    monkeypatch.setattr(group_offsets, "LEFT_OUT_S", 0.05)
+    kafka, lines = secured
+    client = await _admin(kafka)
+    await client.ask(COMMIT, offsets.OffsetCommitResponse, 7)
+    assert not lines
+    for number in range(6):
+        for _ in range(2):
+            assert (await committed(client, 5, group=f"g{number}"))[0] == 0
+    counts: list[int] = []
+    while sum(counts) < 8:
+        await asyncio.sleep(0.01)
+        counts = [int(line["request"].split()[1]) for line in lines[2:]]
+    assert sum(counts) == 8
+    assert {line["request"].partition(" times ")[2] for line in lines[2:]} == {"to other groups"}
+    assert [line["request"] for line in lines[:2]] == ["OffsetCommit g0", "OffsetCommit g1"]
+    assert {line["principal"] for line in lines} == {"User:admin"}
 
 
 async def test_a_topic_that_metadata_creates(secured: tuple[Kafka, Lines]) -> None:

@@ -70,11 +70,16 @@ async def member(client: Client, group: str = "g", version: int = 5) -> tuple[st
 
 
 async def committed(
-    client: Client, offset: int, member_id: str = "", generation: int = -1, version: int = 9
+    client: Client,
+    offset: int,
+    member_id: str = "",
+    generation: int = -1,
+    version: int = 9,
+    group: str = "g",
 ) -> list[int]:
     """Commit partition 0, and one that does not exist; return the codes."""
     asked = offsets.OffsetCommitRequest(
-        group_id="g",
+        group_id=group,
         generation_id_or_member_epoch=generation,
         member_id=member_id,
         topics=[
