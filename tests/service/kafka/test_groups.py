@@ -21,6 +21,7 @@ from tidelog.storage.core.actions import MemberConfig
 from tidelog.storage.core.model import TopicPartition
 from tidelog.storage.io.memory import MemoryStore
 from tidelog.storage.kafka.consumer_protocol import assigned
+from tidelog.storage.state.shares import CLIENT_BYTES
 
 SUBSCRIPTION = consumer_protocol.encode(ConsumerProtocolSubscription(topics=["t"]), 1)
 ASSIGNMENT = consumer_protocol.encode(
@@ -394,9 +395,9 @@ async def test_members_that_wait_for_others_hold_no_memory_of_requests() -> None
         for _ in range(members):
             client = made.client()
             client.send(asked, 3)
-        await until(lambda: groups._sizes.total() > members * size)
+        await until(lambda: groups._used.total(CLIENT_BYTES) > members * size)
         assert (memory.used, memory.decoded.used) == (0, 0)
-        assert groups._sizes.total() < members * (size + 1_000)
+        assert groups._used.total(CLIENT_BYTES) < members * (size + 1_000)
         made.log.drain()
         await asyncio.sleep(0)
 
