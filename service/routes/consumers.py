@@ -379,7 +379,7 @@ class ConsumerHandlers:
         if is_large := size > ENCODE_INLINE_BYTES:
             size = wire_consumers.fit(read, fmt, self._fetch.page_bytes_max)
         await self._fetch.reserve(share, size)
-        return await self._fetch.encoded(rights, size, encode) if is_large else encode()
+        return await self._fetch.encoded(share, rights, size, encode) if is_large else encode()
 
     # -- offsets
 

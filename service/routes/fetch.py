@@ -163,7 +163,7 @@ class Fetch:
             if found.weight > ENCODE_INLINE_BYTES:
                 large = fitted(found, view.topic, view.format_name, view.embedded)
                 await self.reserve(share, large.size)
-            page = await self._encoded(view, large, rights)
+            page = await self._encoded(view, large, share, rights)
             self.charge(share, len(page.page.body))
             sending = await self._answer(call, view, page, share, first)
             del page, found, large
@@ -238,9 +238,9 @@ class Fetch:
         while True:
             fit = await self._read(view, offset, share, needed, is_refused=call is not None)
             if is_shared:
-                page = await self._shared(view, offset, fit, rights, losses)
+                page = await self._shared(view, offset, fit, share, rights, losses)
             else:
-                page = await self._encoded(view, fit, rights)
+                page = await self._encoded(view, fit, share, rights)
             if share.set(size := len(page.page.body)):
                 return page
             # Hold nothing during the wait: readers that hold a part would wait for each other.
@@ -274,15 +274,19 @@ class Fetch:
         """Bound of the encoded bytes of a page, unless its first record alone has more."""
         return self._settings.fetch_bytes_max
 
-    async def encoded(self, rights: CallerRights, size: int, encode: Callable[[], T]) -> T:
-        """Encode many records, in a thread. `size` bounds their encoded bytes, which are also
-        those of a share of the answers."""
-        return await self._threads.run(rights, size, encode)
+    async def encoded(
+        self, share: Share, rights: CallerRights, size: int, encode: Callable[[], T]
+    ) -> T:
+        """Encode many records, in a thread. `size` bounds their encoded bytes, which the share
+        has, too."""
+        return await self._threads.run(rights, size, encode, share)
 
-    async def _encoded(self, view: FetchParams, fit: FittedPage, rights: CallerRights) -> FetchPage:
+    async def _encoded(
+        self, view: FetchParams, fit: FittedPage, share: Share, rights: CallerRights
+    ) -> FetchPage:
         if fit.fetched.weight <= ENCODE_INLINE_BYTES:
             return encode(view, fit.fetched)
-        return await self.encoded(rights, fit.size, partial(encode, view, fit.fetched))
+        return await self.encoded(share, rights, fit.size, partial(encode, view, fit.fetched))
 
     async def _recent(self, view: FetchParams, offset: int) -> FetchPage | None:
         """Return the page of another reader that has just read the same, if there is one."""
@@ -293,7 +297,13 @@ class Fetch:
         return self._pages.of_read(ReadKey(topic.topic_id, view, offset, *ends, self._log.losses))
 
     async def _shared(
-        self, view: FetchParams, offset: int, fit: FittedPage, rights: CallerRights, losses: int
+        self,
+        view: FetchParams,
+        offset: int,
+        fit: FittedPage,
+        share: Share,
+        rights: CallerRights,
+        losses: int,
     ) -> FetchPage:
         """Return the encoded records, if possible from a page of another reader."""
         topic, fetched = self._log.state.topics.get(view.topic), fit.fetched
@@ -310,7 +320,7 @@ class Fetch:
         elif page is None:
             work = rights.principal, key
             if work not in self._encoding:
-                encoding = self._encode_once(key, view, fit, rights)
+                encoding = self._encode_once(key, view, fit, share, rights)
                 self._encoding[work] = asyncio.create_task(encoding)
                 self._encoding[work].add_done_callback(retrieve_exception)
             # If a reader leaves, the others still wait for the page.
@@ -322,10 +332,15 @@ class Fetch:
         return FetchPage(fetched, page)
 
     async def _encode_once(
-        self, key: PageKey, view: FetchParams, fit: FittedPage, rights: CallerRights
+        self,
+        key: PageKey,
+        view: FetchParams,
+        fit: FittedPage,
+        share: Share,
+        rights: CallerRights,
     ) -> FetchPage:
         try:
-            page = await self._encoded(view, fit, rights)
+            page = await self._encoded(view, fit, share, rights)
             self._pages.add(key, page.page)
             return page
         finally:

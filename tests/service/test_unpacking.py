@@ -195,6 +195,26 @@ async def test_a_cancelled_request_holds_its_packed_body_to_the_end_of_its_slice
     await until(lambda: not pool.used)
 
 
+async def test_a_reader_that_leaves_holds_its_page_to_the_end_of_its_slice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fetch, "ENCODE_INLINE_BYTES", 0)
+    async with broker_on(MemoryStore()) as broker:
+        await broker.log.create_topic("t", 1, {})
+        await append(broker.log, b'"x"')
+        work, answers = Work(broker.app._bodies.threads), broker.app.admission.answers
+        run, encode = work._slice("a"), fetch.encode
+        monkeypatch.setattr(fetch, "encode", lambda *view: (run(), encode(*view))[1])
+        path = "/topics/t/partitions/0/records?offset=0"
+        reading = asyncio.create_task(broker.http.get(path))
+        await work.until_began(1)
+        reading.cancel()
+        await asyncio.wait({reading})
+        assert answers.used > 0
+        work.gate.set()
+        await until(lambda: not answers.used)
+
+
 async def test_a_slice_is_charged_to_its_caller_also_if_it_fails_or_nobody_waits() -> None:
     def busy() -> None:
         began_s = time.thread_time()
