@@ -319,14 +319,16 @@ class Connection:
                 request = api.decode(pending.frame, position, version)
                 result = self._variables.run(self._called, pending, request)
             else:
-                large = served_large(self._context, pending, position, self._called)
+                call = partial(self._called, is_task=False)
+                large = served_large(self._context, pending, position, call)
                 result = self._variables.run(self._server.loop.create_task, large)
         except Exception as error:  # noqa: BLE001 no caller handles it
             self._refuse_by(pending, error)
         else:
             self._receive(pending, result)
 
-    def _called(self, pending: Pending, request: Any) -> Any:
+    def _called(self, pending: Pending, request: Any, *, is_task: bool = True) -> Any:
+        """Call the handler. Return its result, or a future of it; a coroutine unless `is_task`."""
         api = pending.api
         REQUEST.set((api.name, pending.correlation_id, pending.client))
         serve = api.serve or partial(self._handshake.serve, api)
@@ -335,7 +337,7 @@ class Connection:
         if type(result) is CoroutineType:
             if self._is_secured:
                 result = measured(self._handshake.rights, result)
-            return self._server.loop.create_task(result)
+            return self._server.loop.create_task(result) if is_task else result
         return result
 
     def _receive(self, pending: Pending, result: Any) -> None:

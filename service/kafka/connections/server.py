@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -77,11 +77,13 @@ class Pending:
 async def served_large(
     context: Context, pending: Pending, position: int, call: Callable[[Pending, Any], Any]
 ) -> Any:
-    """Decode a large request in a thread, call its handler, and encode the answer in a thread."""
+    """Decode a large request in a thread, call its handler, and encode the answer in a thread. The
+    handler runs in the same task: a cancellation cannot come between its end and its result, which
+    may hold memory."""
     api, version = pending.api, pending.client.version
     request = await asyncio.to_thread(api.decode, pending.frame, position, version)
     result = call(pending, request)
-    if isinstance(result, asyncio.Future):
+    if isinstance(result, Awaitable):
         result = await result
     if result is None or isinstance(result, Encoded):
         return result

@@ -34,7 +34,12 @@ from tidelog.service.kafka.connections.outbox import (
 )
 from tidelog.service.kafka.connections.server import Server
 from tidelog.service.kafka.errors import Code
-from tidelog.service.kafka.messages.fetch import FetchRequest, FetchResponse
+from tidelog.service.kafka.messages.fetch import (
+    FetchPartition,
+    FetchRequest,
+    FetchResponse,
+    FetchTopic,
+)
 from tidelog.service.kafka.messages.groups import (
     JoinGroupRequest,
     JoinGroupRequestProtocol,
@@ -436,6 +441,33 @@ async def test_the_memory_of_an_answer_is_held_until_the_socket_has_taken_it() -
     peer.transport.unsent = 0
     assert peer.connection.observed() == (Phase.IDLE, 1)
     assert released == [1]
+
+
+@pytest.mark.parametrize("iterations", range(6))
+def test_an_answer_whose_client_leaves_at_that_moment_holds_no_memory(iterations: int) -> None:
+    released: list[int] = []
+
+    async def main() -> None:
+        gate = asyncio.Event()
+
+        async def fetched(request: Any, client: Client) -> Encoded:
+            await gate.wait()
+            return Encoded([b"records"], partial(released.append, 1))
+
+        peer = Peer(fetch=fetched)
+        partition = FetchPartition(partition=0, fetch_offset=0, partition_max_bytes=1)
+        topics = [FetchTopic(topic="t" * 200, partitions=[partition])] * 50
+        peer.send(framed(FetchRequest(max_wait_ms=0, min_bytes=0, topics=topics), 11))
+        await asyncio.sleep(0.1)
+        gate.set()
+        for _ in range(iterations):
+            await asyncio.sleep(0)
+        peer.connection.closed()
+        await asyncio.sleep(0.1)
+        assert len(released) == (iterations > 0)
+        assert peer.memory.used == 0
+
+    vloop.run(main)
 
 
 @virtual
