@@ -1,7 +1,7 @@
 """The threads that unpack and check what clients send, and whose turn it is.
 
-These are batches of Produce requests, and compressed or large bodies of HTTP. Large answers with
-records are encoded in these threads, too. A few bytes may take seconds and much memory. The threads
+These are batches and large requests of Kafka clients, and compressed or large bodies of HTTP. Large
+answers are encoded in these threads, too. A few bytes may take seconds and much memory. The threads
 are not those of the event loop's executor, because flushes and seals need these. The work of a
 request may be done in slices. If several principals wait, the next slice is of the principal with
 the fewest slices under way, and among equals, of the one that has waited longest. So one principal
@@ -61,7 +61,7 @@ class _Slice:
 
     __slots__ = ("caller", "share", "unpacked_bytes", "used_s")
 
-    def __init__(self, caller: Caller, unpacked_bytes: int, share: Share | None) -> None:
+    def __init__(self, caller: Caller, unpacked_bytes: int, share: "Share | _Use | None") -> None:
         self.caller = caller
         self.unpacked_bytes = unpacked_bytes
         self.share = share
@@ -77,6 +77,20 @@ class _Slice:
             return work()
         finally:
             self.used_s = time.thread_time() - began_s
+
+
+class _Use:
+    """Whether a thread uses the memory of a slice (memory_pool.Share has the same methods)."""
+
+    def __init__(self) -> None:
+        self.is_begun = False
+        self.ended = asyncio.Event()
+
+    def begin_use(self) -> None:
+        self.is_begun = True
+
+    def end_use(self) -> None:
+        self.ended.set()
 
 
 class _Unpacking:
@@ -108,7 +122,7 @@ class UnpackThreads:
         caller: Caller,
         unpacked_bytes: int,
         work: Callable[[], T],
-        share: Share | None = None,
+        share: "Share | _Use | None" = None,
     ) -> T:
         """Run a slice that unpacks at most so many bytes, when it is its turn. Return its result.
         A slice that was cancelled holds its bytes to the end of its work, also those of `share`,
@@ -122,23 +136,31 @@ class UnpackThreads:
             raise
         return await self._started(_Slice(caller, unpacked_bytes, share), work)
 
+    async def run_to_end(self, caller: Caller, work: Callable[[], T]) -> T:
+        """Run a slice that unpacks nothing, when it is its turn. Return its result. After a
+        cancellation, wait until a slice that has begun ends: the caller has the memory of what the
+        slice uses, and gives it back."""
+        use = _Use()
+        try:
+            return await self.run(caller, 0, work, use)
+        except asyncio.CancelledError:
+            while use.is_begun and not use.ended.is_set():
+                with suppress(asyncio.CancelledError):
+                    await use.ended.wait()
+            raise
+
     def _started(self, begun: _Slice, work: Callable[[], T]) -> "asyncio.Future[T]":
         """Begin the work. `run` has no variable for the future: the error in a future has `run` in
         its traceback, and such a cycle would keep the body until a garbage collection."""
         try:
-            job = self._executor.submit(begun.run, work)
+            future = self._loop.run_in_executor(self._executor, begun.run, work)
         except BaseException:
             self._end_slice(begun)
             raise
-        job.add_done_callback(partial(self._on_done, begun))
-        return asyncio.wrap_future(job)
+        future.add_done_callback(partial(self._end_slice, begun))
+        return asyncio.shield(future)  # a cancellation does not end the work
 
-    def _on_done(self, ended: _Slice, _: object) -> None:
-        """Called in the thread."""
-        with suppress(RuntimeError):  # the event loop has ended
-            self._loop.call_soon_threadsafe(self._end_slice, ended)
-
-    def _end_slice(self, ended: _Slice) -> None:
+    def _end_slice(self, ended: _Slice, _: object = None) -> None:
         principal = ended.caller.principal
         ended.caller.record(REQUEST_PERCENTAGE, ended.used_s * PERCENT)
         self.unpacked.give(principal, ended.unpacked_bytes)

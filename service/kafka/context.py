@@ -5,7 +5,6 @@ configs, records and groups. The audit log of REST writes these lines, within th
 (service.security.audit).
 """
 
-import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any, TypeVar
@@ -16,7 +15,7 @@ from tidelog.service.kafka.refusal_lines import RefusalLines
 from tidelog.service.kafka.refused_batches import RefusedBatches
 from tidelog.service.memory_pool import MemoryPool
 from tidelog.service.routes.dependencies import decided
-from tidelog.service.security.caller import Unauthenticated
+from tidelog.service.security.caller import CallerRights, Unauthenticated
 from tidelog.service.settings import Settings
 from tidelog.service.telemetry.kafka_counters import KafkaCounters
 from tidelog.service.telemetry.metrics import HttpCounters
@@ -31,8 +30,6 @@ from tidelog.storage.state.committed_offsets import check_group_id
 
 log = logging.getLogger("tidelog.kafka")
 
-WIDE_AT_ONCE = 2
-"""Wide answers that are built at the same time."""
 LOGGED_CHARS_MAX = 255
 """Characters of a transactional id in a log line (I10)."""
 _KINDS = {TOPIC: Kind.FETCH, GROUP: Kind.GROUP, CLUSTER: Kind.ADMIN}
@@ -64,16 +61,16 @@ class Context:
         self.answers = answers
         """The memory of the answers with records, over all protocols."""
         self.threads = threads
-        self._turn = asyncio.Semaphore(WIDE_AT_ONCE)
         self.is_draining = False
         """Whether the broker is stopping. Then it refuses appends and reads with the code that
         sends clients to another broker."""
 
-    async def encoded(self, encode: Callable[[], Iterable[bytes | memoryview]]) -> Encoded:
-        """Build a wide answer in a thread, WIDE_AT_ONCE at a time: its parts use many times the
-        memory of its bytes."""
-        async with self._turn:
-            return Encoded([await asyncio.to_thread(lambda: b"".join(encode()))])
+    async def encoded(
+        self, rights: CallerRights, encode: Callable[[], Iterable[bytes | memoryview]]
+    ) -> Encoded:
+        """Build a wide answer in a thread, in turns by principal. Its parts use many times the
+        memory of its bytes, so few are built at a time."""
+        return Encoded([await self.threads.run(rights, 0, lambda: b"".join(encode()))])
 
     def failed(self, api: str, error: BaseException) -> None:
         """Log an exception that no handler expects."""

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import math
 import random
+from functools import partial
 from typing import NamedTuple
 
 from tidelog.service.http.paging import Slices
@@ -96,7 +97,7 @@ class Fetch:
             if len(wanted) <= ENCODED_INLINE_MAX:
                 pieces = encode(response)
             else:
-                pieces = await asyncio.to_thread(encode, response)
+                pieces = await context.threads.run(rights, 0, partial(encode, response), share)
         except BaseException:
             share.end()
             raise

@@ -218,7 +218,7 @@ class Routing:
             describe()
             return encoder(MetadataResponse, client.version)(response)
 
-        return await self._context.encoded(encode)
+        return await self._context.encoded(rights, encode)
 
     def _without_topics(self, request: MetadataRequest, rights: CallerRights) -> MetadataResponse:
         operations = NOT_ASKED

@@ -18,4 +18,5 @@ async def answered(context: Context, client: Client, response: M, elements: int)
     """Return the response, or its bytes if it has too many elements for the event loop."""
     if elements <= ELEMENTS_INLINE_MAX:
         return response
-    return await context.encoded(partial(encoder(type(response), client.version), response))
+    encode = partial(encoder(type(response), client.version), response)
+    return await context.encoded(client.rights, encode)

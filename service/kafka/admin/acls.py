@@ -60,7 +60,7 @@ def _change(
         code = context.refusal(api, Code.SECURITY_DISABLED)
         encode = encoder(response, client.version)
         return await context.encoded(
-            lambda: encode(refused(response, request, client.version, code))
+            client.rights, lambda: encode(refused(response, request, client.version, code))
         )
 
     return serve

@@ -149,7 +149,7 @@ class Configs:
             describe()
             return encoder(DescribeConfigsResponse, client.version)(response)
 
-        return await self._context.encoded(encode)
+        return await self._context.encoded(client.rights, encode)
 
     async def _check(self, call: AdminCall, resource: DescribeConfigsResource) -> None:
         """Raise an error if the client may not see the configs of a resource, or if the broker does

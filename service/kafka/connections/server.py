@@ -80,14 +80,16 @@ async def served_large(
     """Decode a large request in a thread, call its handler, and encode the answer in a thread. The
     handler runs in the same task: a cancellation cannot come between its end and its result, which
     may hold memory."""
-    api, version = pending.api, pending.client.version
-    request = await asyncio.to_thread(api.decode, pending.frame, position, version)
+    api, version, rights = pending.api, pending.client.version, pending.client.rights
+    decode = partial(api.decode, pending.frame, position, version)
+    request = await context.threads.run_to_end(rights, decode)
+    del decode
     result = call(pending, request)
     if isinstance(result, Awaitable):
         result = await result
     if result is None or isinstance(result, Encoded):
         return result
-    encoded = await context.encoded(partial(api.encode, result, version))
+    encoded = await context.encoded(rights, partial(api.encode, result, version))
     return encoded._replace(throttle_s=throttle_s_of(result))
 
 

@@ -4,6 +4,7 @@ import asyncio
 import gc
 import logging
 import struct
+import threading
 import weakref
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -33,6 +34,7 @@ from tidelog.service.kafka.connections.outbox import (
     UnsentAnswers,
 )
 from tidelog.service.kafka.connections.server import Server
+from tidelog.service.kafka.context import Context
 from tidelog.service.kafka.errors import Code
 from tidelog.service.kafka.messages.fetch import (
     FetchPartition,
@@ -63,6 +65,7 @@ from tidelog.service.kafka.messages.produce import ProduceRequest, ProduceRespon
 from tidelog.service.kafka.refusal_lines import RefusalLines
 from tidelog.service.memory_pool import EVERYONE, UNPROVED, UNPROVED_PART
 from tidelog.service.telemetry.kafka_counters import KafkaCounters
+from tidelog.service.unpacking import THREADS, UnpackThreads
 
 PRODUCE = ProduceRequest(acks=-1, timeout_ms=1000, topic_data=[])
 METADATA = MetadataRequest(topics=None)
@@ -79,6 +82,7 @@ class Peer:
         self.clients: list[Client] = []
         self.laters: list[Later] = []
         self.counters = KafkaCounters()
+        self.threads = UnpackThreads()
         self.memory = RequestMemory(memory)
         self.admission: Admission[Any] = Admission(Limits())
         apis = [
@@ -91,9 +95,10 @@ class Peer:
         context: Any = SimpleNamespace(
             counters=self.counters,
             audit_refusal=lambda *_: None,
-            encoded=self._encoded,
+            threads=self.threads,
             refusal_lines=RefusalLines(self.admission),
         )
+        context.encoded = partial(Context.encoded, context)
         table = {api.key: api for api in apis}
         loop = asyncio.get_running_loop()
         self.step_s = 0.0
@@ -132,9 +137,6 @@ class Peer:
             later.begun = asyncio.get_running_loop().create_future()
         self.laters.append(later)
         return later
-
-    async def _encoded(self, encode: Callable[[], list[bytes | memoryview]]) -> Encoded:
-        return Encoded(encode())
 
     async def _metadata(self, request: Any, client: Client) -> MetadataResponse:
         self.begun.append("metadata")
@@ -703,6 +705,55 @@ async def test_large_requests_share_the_memory_of_decoded_requests() -> None:
     await asyncio.sleep(5)
     assert peer.begun == ["metadata"] * 2
     assert peer.memory.decoded.used == peer.memory.used == 0
+
+
+class _SlowApi(Api):
+    """An API whose requests are not decoded before `gate` is set."""
+
+    def __init__(self, request: Any, response: Any, serve: Any) -> None:
+        super().__init__(request, response, serve, is_waiting=True)
+        self.gate, self.is_decoding = threading.Event(), asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+
+    def decode(self, frame: bytes | bytearray, position: int, version: int) -> Any:
+        self._loop.call_soon_threadsafe(self.is_decoding.set)
+        assert self.gate.wait(60)
+        return super().decode(frame, position, version)
+
+
+@virtual
+async def test_a_request_that_a_thread_decodes_holds_its_memory_after_its_connection() -> None:
+    peer = Peer()
+    api = peer.server.apis[1] = _SlowApi(FetchRequest, FetchResponse, peer._metadata)
+    partition = FetchPartition(partition=0, fetch_offset=0, partition_max_bytes=1)
+    topics = [FetchTopic(topic="t" * 200, partitions=[partition])] * 50
+    peer.send(framed(FetchRequest(max_wait_ms=0, min_bytes=0, topics=topics), 11))
+    await api.is_decoding.wait()
+    held = peer.memory.used
+    peer.connection.closed()
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert peer.memory.used == peer.memory.decoded.used == held > 0
+    api.gate.set()
+    await asyncio.sleep(0.1)
+    assert peer.memory.used == peer.memory.decoded.used == 0
+    assert peer.begun == []
+
+
+async def test_wide_answers_take_turns_by_principal() -> None:
+    context, gate, order = Peer().server.context, threading.Event(), list[str]()
+
+    async def encoded(principal: str) -> None:
+        rights: Any = SimpleNamespace(principal=principal, record=lambda *_: None)
+        await context.encoded(rights, lambda: [b"" if gate.wait(60) else b"late"])
+        order.append(principal)
+
+    async with asyncio.TaskGroup() as tasks:
+        for principal in ("a",) * 20 + ("b",):
+            tasks.create_task(encoded(principal))
+        await asyncio.sleep(0)
+        gate.set()
+    assert order.index("b") <= 2 * THREADS
 
 
 class _Unread:

@@ -1,6 +1,6 @@
 """Small requests with many decisions or large answers: handlers work in slices."""
 
-from collections.abc import Callable, Iterable
+from typing import Any
 
 import pytest
 
@@ -71,9 +71,9 @@ def encoded_in_threads(monkeypatch: pytest.MonkeyPatch) -> list[None]:
     found: list[None] = []
     encoded = Context.encoded
 
-    async def counted(self: Context, encode: Callable[[], Iterable[bytes | memoryview]]) -> Encoded:
+    async def counted(*arguments: Any) -> Encoded:
         found.append(None)
-        return await encoded(self, encode)
+        return await encoded(*arguments)
 
     monkeypatch.setattr(Context, "encoded", counted)
     monkeypatch.setattr(wide_answers, "ELEMENTS_INLINE_MAX", PARTITIONS - 1)
