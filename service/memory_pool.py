@@ -86,7 +86,7 @@ class MemoryPool:
             self._forget(taker)
             if takers:
                 self._waiting[owner] = self._waiting.pop(owner)
-            if self._waiting:
+            if self._waiting and not self._is_waking and not self._wakes_soon():
                 self.wake()  # a taker that is late: those behind it waited for it
         return True
 
@@ -129,11 +129,19 @@ class MemoryPool:
             gone_on = sum(self._has_gone_on(owner) for owner in list(self._waiting))
             self._has_changed |= gone_on > 0
             woken += gone_on
-            if woken >= WOKEN_AT_ONCE:
-                with suppress(RuntimeError):  # no event loop is running
-                    asyncio.get_running_loop().call_soon(self._wake_again)
-                    return
+            if woken >= WOKEN_AT_ONCE and self._wakes_soon():
+                return
         self._is_waking = False
+
+    def _wakes_soon(self) -> bool:
+        """Begin a round in the next iteration of the event loop, and return True; False without an
+        event loop. A taker that has just taken bytes has not noted it: if it were woken by another
+        pool within its call, it would take the bytes for the same frame again."""
+        with suppress(RuntimeError):
+            asyncio.get_running_loop().call_soon(self._wake_again)
+            self._is_waking = True
+            return True
+        return False
 
     def _wake_again(self) -> None:
         self._is_waking = False

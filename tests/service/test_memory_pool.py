@@ -238,6 +238,20 @@ class _Left(_Taker):
         pytest.fail("it has left, and is woken")
 
 
+async def test_taker_that_is_late_wakes_those_behind_it_after_its_call() -> None:
+    memory = MemoryPool(100)
+    (large,) = _takers(memory, 100)
+    late = _Taker(memory, 10)
+    assert not memory.take(late, 10)
+    late.has_bytes = True  # its turn has not come
+    (behind,) = _takers(memory, 10)
+    memory.give(EVERYONE, large.size)
+    assert memory.take(late, 10)
+    assert not behind.has_bytes, "the late one is still in its call"
+    await asyncio.sleep(0)
+    assert behind.has_bytes
+
+
 class _Crowd:
     """Takers of a pool of LIMIT bytes, in random states. A taker begins, ends, leaves, logs in, and
     some give their bytes back at once."""
