@@ -8,6 +8,7 @@ thousands of connections delays another client by one piece of its work.
 import asyncio
 import time
 from collections.abc import Callable
+from functools import partial
 
 TURN_S = 0.004
 
@@ -21,6 +22,7 @@ class Turns:
         self.clock_s = clock_s
         self._end_s = 0.0
         """When the work of this iteration of the loop ends; 0 if it has not begun."""
+        self._is_resumed = False  # the work of a task, which the next iteration does
         self._first: dict[object, Work] = {}
         """Work that goes before that of all owners, by connection."""
         self._waiting: dict[str, dict[object, Work]] = {}
@@ -47,6 +49,23 @@ class Turns:
         of_owner[connection] = work
         self.begin(loop)
 
+    async def come(self, owner: str) -> None:
+        """Return when it is the owner's turn. One task has a turn in an iteration, because its work
+        is done in the next one, which this iteration cannot measure."""
+        loop = asyncio.get_running_loop()
+        turn = loop.create_future()
+        try:
+            self.wait(owner, turn, partial(self._resume, turn), loop)
+            await turn
+        finally:
+            self.leave(owner, turn)
+        self.begin(loop)
+
+    def _resume(self, turn: "asyncio.Future[None]") -> None:
+        if not turn.done():
+            turn.set_result(None)
+            self._is_resumed = True
+
     def leave(self, owner: str, connection: object) -> None:
         """Forget the work of a connection. A second call does nothing."""
         self._first.pop(connection, None)
@@ -62,8 +81,9 @@ class Turns:
             return
         end_s = self.begin(loop)
         while self._first or self._waiting:
+            self._is_resumed = False
             self._pop()()
-            if self.clock_s() >= end_s:
+            if self._is_resumed or self.clock_s() >= end_s:
                 break
 
     def _pop(self) -> Work:

@@ -80,6 +80,7 @@ async def log_in(
         credential = await security.log_in(body.key)
     except Unauthenticated:
         await asyncio.sleep(WRONG_LOGIN_S)  # slows down guesses; other clients do not wait
+        await security.turns.come(request.client.host if request.client else "")
         raise
     PRINCIPAL.set(credential.principal)
     session, cookie = await decided(security.begin_session(credential))

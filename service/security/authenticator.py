@@ -23,6 +23,7 @@ from weakref import WeakSet, WeakValueDictionary
 
 from tidelog.service.http.errors import CrossSite
 from tidelog.service.http.route import Access, Permission, RouteAccess
+from tidelog.service.http.turns import Turns
 from tidelog.service.security import session_cookie
 from tidelog.service.security.caller import (
     BASIC,
@@ -225,6 +226,7 @@ class Security:
         secret: bytes,
         counters: HttpCounters,
         issuer: "Issuer | None" = None,
+        turns: Turns | None = None,
     ) -> None:
         self._log = broker
         self._secret = secret
@@ -244,6 +246,9 @@ class Security:
         self._refreshes = Bucket(REFRESHES_PER_S, broker.clock.boot_s())
         self.cookie = session_cookie.cookie_name(broker.identity.cluster_id)
         self._issuer = issuer
+        self.turns = turns or Turns()
+        """The turns of answers to wrong logins, by address. Without them, the answers to thousands
+        of connections are due in one iteration of the event loop, and take a second."""
 
     # -- admission
 

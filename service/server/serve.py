@@ -26,6 +26,7 @@ from tidelog.service.formats.shared_pages import SHARED_BYTES_MAX
 from tidelog.service.http.admission import Admission
 from tidelog.service.http.handshakes import HANDSHAKES_BYTES_MAX, Handshakes
 from tidelog.service.http.sockets import Server, bound_sockets
+from tidelog.service.http.turns import Turns
 from tidelog.service.kafka.appends import UNPACKED_BYTES_MAX
 from tidelog.service.peers.client import COMPACTIONS, KAFKA_CLIENTS, METRICS, VITALS, HttpPeers
 from tidelog.service.peers.forwarding import Forwarder, GroupPeers
@@ -286,7 +287,7 @@ async def _build_apps(
     broker, traces = serving.broker, serving.traces
     counters = HttpCounters(admission, kafka.counters_of(admission.limits.connections_max))
     counters.certificates.update(serving.tls.by_port())
-    security = await _security(settings, broker, counters)
+    security = await _security(settings, broker, counters, serving.handshakes.turns)
     if security is not None:
         serving.peers.signatures = Signatures(
             await broker.secret(),
@@ -399,7 +400,9 @@ async def _serve_http(
             await watch
 
 
-async def _security(settings: Settings, broker: Broker, counters: HttpCounters) -> Security | None:
+async def _security(
+    settings: Settings, broker: Broker, counters: HttpCounters, turns: Turns
+) -> Security | None:
     if settings.security == "off":
         access = broker.state.access
         if (access.keys or len(access.acls)) and not settings.security_off_with_keys:
@@ -420,7 +423,7 @@ async def _security(settings: Settings, broker: Broker, counters: HttpCounters) 
             "keys are sent unencrypted: set tls_cert_file, or put a TLS proxy before %s",
             settings.host,
         )
-    return Security(broker, settings, secret, counters, issuer)
+    return Security(broker, settings, secret, counters, issuer, turns)
 
 
 def _issuer(settings: Settings, broker: Broker, counters: HttpCounters) -> "Issuer | None":

@@ -69,10 +69,15 @@ class Transport(asyncio.Transport):
 class Connection:
     """A client's end."""
 
-    def __init__(self, config: uvicorn.Config, server: ServerState | None = None) -> None:
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        server: ServerState | None = None,
+        transport: Transport | None = None,
+    ) -> None:
         if not config.loaded:
             config.load()
-        self.transport = Transport()
+        self.transport = transport or Transport()
         kind: Any = config.http_protocol_class
         self.protocol = kind(config=config, server_state=server or ServerState(), app_state={})
         self.protocol.connection_made(self.transport)

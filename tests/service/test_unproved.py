@@ -1,10 +1,11 @@
 """Connections whose clients have proved no principal, to a broker with principals."""
 
 import asyncio
+from typing import Any
 
 import pytest
 
-from tests.findings.connections import Connection, client_port, served
+from tests.findings.connections import Connection, Transport, client_port, served
 from tests.service.keyed import ADMIN_KEY, SETTINGS, allow, key_of
 from tests.support.vloop import run
 from tidelog.service.http.protocol import UNPROVED_BYTES_MAX
@@ -75,6 +76,39 @@ def test_few_bytes_are_kept_behind_the_request_of_an_unproved_client(behind: byt
             assert written.count(b"HTTP/1.1") == 1 + len(waiting)
             assert connection.is_closed
             connection.end()
+
+    run(main)
+
+
+def test_answers_to_wrong_logins_take_turns() -> None:
+    """Else the answers to thousands of connections are due in one iteration of the loop."""
+
+    async def main() -> None:
+        async with served(**SETTINGS) as broker:
+            loop = asyncio.get_running_loop()
+            now: list[bytes] = []
+            answers: list[int] = []
+
+            def note() -> None:
+                answers.append(len(now))
+                now.clear()
+
+            class Noted(Transport):
+                def write(self, data: Any) -> None:
+                    if data.startswith(b"HTTP/1.1 401"):
+                        now.append(data)
+                        if len(now) == 1:
+                            loop.call_soon(note)
+
+            config = client_port(broker)
+            connections = [Connection(config, transport=Noted()) for _ in range(50)]
+            for each in connections:
+                await each.send(WRONG_LOGIN)
+            await asyncio.sleep(10.0)
+            assert sum(answers) == 50
+            assert max(answers) <= 2, "one in each iteration, and one before `note`"
+            for each in connections:
+                each.end()
 
     run(main)
 

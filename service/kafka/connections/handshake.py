@@ -107,6 +107,7 @@ class Handshake:
         except LogError as error:
             self._on_refusal("SaslAuthenticate", client, error)
             await self._delay()
+            await self._security.turns.come(client.host)
             return _failure(Code.SASL_AUTHENTICATION_FAILED, str(error))
         self.rights = rights
         self._has_mechanism = False
