@@ -33,6 +33,7 @@ from tidelog.service.memory_pool import MemoryPool
 HEAD_BYTES_MAX = 64 * 1024
 HEAD_FIELDS_MAX = 100
 PIPELINED_MAX = 32
+UNPROVED_PIPELINED_MAX = 4
 PIPELINED_FIELDS_MAX = 600
 """Maximum requests of one connection that wait for answers to earlier requests, and fields in their
 heads, each of which takes ~130 bytes of memory. Requests above these numbers are not served."""

@@ -11,6 +11,7 @@ its whole body has arrived, its connection ends, because the next bytes belong t
 import asyncio
 import ssl
 from collections.abc import Callable
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import unquote
@@ -25,6 +26,7 @@ from tidelog.service.http.admission import (
     HEAD_FIELDS_MAX,
     PIPELINED_FIELDS_MAX,
     PIPELINED_MAX,
+    UNPROVED_PIPELINED_MAX,
     Admission,
     Limits,
     Phase,
@@ -115,6 +117,7 @@ class Protocol(HttpToolsProtocol):
     def __init__(self, config: Config, *arguments: Any, **options: Any) -> None:
         super().__init__(config, *arguments, **options)
         self._admission = config.admission
+        self._turns = config.handshakes.turns
         self._is_proved = self._is_ended = self._is_in_head = False
         self._is_large = self._is_spare = False
         self._app: Callable[..., Any] = self.app
@@ -134,7 +137,8 @@ class Protocol(HttpToolsProtocol):
         super().connection_made(transport)
         self.flow = Flow(transport, self.pipeline)
         self.transport = CountedTransport(transport, self.loop)  # type: ignore[assignment]
-        displaced = self._admission.arrive(self, self.client[0] if self.client else "")
+        self._host = self._turn_owner = self.client[0] if self.client else ""
+        displaced = self._admission.arrive(self, self._host)
         self._is_spare = self._admission.is_spare(self)
         self.config.watch(self.loop)
         if displaced is not None:
@@ -142,6 +146,7 @@ class Protocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._admission.leave(self)
+        self._turns.leave(self._turn_owner, self)
         self._is_ended = True
         self.pipeline.clear()
         is_aborted = self.transport.is_aborted  # type: ignore[attr-defined]
@@ -164,7 +169,7 @@ class Protocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        if not (self._is_proved or self.config.proves_by_head):
+        if self._needs_proof:
             self.scope["prove"] = self.prove  # type: ignore[typeddict-unknown-key]
         self._requests += 1
         self._is_in_head = True
@@ -189,9 +194,8 @@ class Protocol(HttpToolsProtocol):
             self._begin(version)
             self.flow.pause_reading()
             self.pipeline.appendleft((self.cycle, self._app))
-        else:  # the connection ends after `before`, the last request that is served
-            before.keep_alive = False
-            self._is_ended = True
+        else:
+            self._end_after(before)
 
     def _may_wait(self) -> bool:
         """Whether a request may wait for the answers to earlier requests."""
@@ -199,12 +203,18 @@ class Protocol(HttpToolsProtocol):
             return False
         waiting: list[Any] = [cycle for cycle, _ in self.pipeline]
         fields = len(self.headers) + sum(len(cycle.scope["headers"]) for cycle in waiting)
-        return len(waiting) < PIPELINED_MAX and fields <= PIPELINED_FIELDS_MAX
+        most = UNPROVED_PIPELINED_MAX if self._needs_proof else PIPELINED_MAX
+        return len(waiting) < most and fields <= PIPELINED_FIELDS_MAX
+
+    @property
+    def _needs_proof(self) -> bool:
+        """Whether the client must prove its principal, and has not."""
+        return not (self._is_proved or self.config.proves_by_head)
 
     def _has_too_many_bytes(self) -> bool:
         """Whether the requests that wait, with the head of the newest one, are too large for a
         client that has proved no principal."""
-        if self._is_proved or self.config.proves_by_head:
+        if not self._needs_proof:
             return False
         heads = [self.headers, *(cycle.scope["headers"] for cycle, _ in self.pipeline)]
         size = len(self.url) + sum(len(name) + len(value) for head in heads for name, value in head)
@@ -214,8 +224,19 @@ class Protocol(HttpToolsProtocol):
         return size > UNPROVED_BYTES_MAX
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
+        """Let the application serve a request, in the turn of the client's address unless the
+        client has proved its principal: thousands of refusals would be one step."""
         self._served = cycle
-        super()._start_asgi_task(cycle, app)
+        if self._is_ended and not self.pipeline:
+            self.transport.linger_s = LINGER_S  # type: ignore[attr-defined]
+        if not self._needs_proof:
+            super()._start_asgi_task(cycle, app)
+            return
+        begin = partial(super()._start_asgi_task, cycle, app)
+        # A probe of health does not wait behind the other requests of its address.
+        is_probe = cycle.scope["path"] in HEALTH
+        self._turn_owner = f"{self._host} health" if is_probe else self._host
+        self._turns.wait_for_task(self._turn_owner, self, begin, self.loop)
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self._is_in_head:
@@ -409,6 +430,9 @@ class Protocol(HttpToolsProtocol):
         answers."""
         last.keep_alive = False
         self._is_ended = True
+        self.flow.pause_reading()  # else all that the client sends is read, and dropped
+        if last is self._served:
+            self.transport.linger_s = LINGER_S  # type: ignore[attr-defined]
 
     def _end(self, status: HTTPStatus, why: str) -> None:
         """Answer with `status`, unless an answer is being sent, then close the connection. If

@@ -22,7 +22,7 @@ class Turns:
         self.clock_s = clock_s
         self._end_s = 0.0
         """When the work of this iteration of the loop ends; 0 if it has not begun."""
-        self._is_resumed = False  # the work of a task, which the next iteration does
+        self._has_task = False  # whose work the next iteration does
         self._first: dict[object, Work] = {}
         """Work that goes before that of all owners, by connection."""
         self._waiting: dict[str, dict[object, Work]] = {}
@@ -50,21 +50,27 @@ class Turns:
         self.begin(loop)
 
     async def come(self, owner: str) -> None:
-        """Return when it is the owner's turn. One task has a turn in an iteration, because its work
-        is done in the next one, which this iteration cannot measure."""
+        """Return when it is the owner's turn."""
         loop = asyncio.get_running_loop()
         turn = loop.create_future()
         try:
-            self.wait(owner, turn, partial(self._resume, turn), loop)
+            self.wait_for_task(owner, turn, partial(_resume, turn), loop)
             await turn
         finally:
             self.leave(owner, turn)
         self.begin(loop)
 
-    def _resume(self, turn: "asyncio.Future[None]") -> None:
-        if not turn.done():
-            turn.set_result(None)
-            self._is_resumed = True
+    def wait_for_task(
+        self, owner: str, connection: object, begin: Work, loop: asyncio.AbstractEventLoop
+    ) -> None:
+        """Call `begin`, which begins or resumes a task, when it is the owner's turn. One task has a
+        turn in an iteration, because its work is done in the next one, which this iteration cannot
+        measure."""
+        self.wait(owner, connection, partial(self._begin_task, begin), loop)
+
+    def _begin_task(self, begin: Work) -> None:
+        begin()
+        self._has_task = True
 
     def leave(self, owner: str, connection: object) -> None:
         """Forget the work of a connection. A second call does nothing."""
@@ -81,9 +87,9 @@ class Turns:
             return
         end_s = self.begin(loop)
         while self._first or self._waiting:
-            self._is_resumed = False
+            self._has_task = False
             self._pop()()
-            if self._is_resumed or self.clock_s() >= end_s:
+            if self._has_task or self.clock_s() >= end_s:
                 break
 
     def _pop(self) -> Work:
@@ -95,3 +101,8 @@ class Turns:
         if of_owner:
             self._waiting[owner] = of_owner
         return work
+
+
+def _resume(turn: "asyncio.Future[None]") -> None:
+    if not turn.done():
+        turn.set_result(None)

@@ -14,6 +14,7 @@ from deploy.demo.broker_process import BrokerFailed
 from tests.service.conftest import QUIET, V2, broker_on
 from tests.service.keyed import ADMIN_KEY, allow, key_of, secured
 from tests.support.broker import Broker
+from tidelog.service.http.turns import Turns
 from tidelog.service.peers.forwarding import _Request, _Response
 from tidelog.service.server.serve import _security
 from tidelog.service.settings import Settings
@@ -78,7 +79,7 @@ async def test_s11_all_addresses_without_security_are_warned_of(
     async with broker_on(MemoryStore()) as broker:
         settings = Settings(store="memory://", host="0.0.0.0")
         with caplog.at_level(logging.WARNING):
-            await _security(settings, broker.log, HttpCounters())
+            await _security(settings, broker.log, HttpCounters(), Turns())
     assert "security" in caplog.text
 
 

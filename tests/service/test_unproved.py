@@ -80,7 +80,8 @@ def test_few_bytes_are_kept_behind_the_request_of_an_unproved_client(behind: byt
     run(main)
 
 
-def test_answers_to_wrong_logins_take_turns() -> None:
+@pytest.mark.parametrize("request_", [WRONG_LOGIN, TOPICS + b"\r\n"], ids=["login", "no key"])
+def test_answers_to_unproved_clients_take_turns(request_: bytes) -> None:
     """Else the answers to thousands of connections are due in one iteration of the loop."""
 
     async def main() -> None:
@@ -103,10 +104,27 @@ def test_answers_to_wrong_logins_take_turns() -> None:
             config = client_port(broker)
             connections = [Connection(config, transport=Noted()) for _ in range(50)]
             for each in connections:
-                await each.send(WRONG_LOGIN)
+                each.protocol.data_received(request_)
             await asyncio.sleep(10.0)
             assert sum(answers) == 50
             assert max(answers) <= 2, "one in each iteration, and one before `note`"
+            for each in connections:
+                each.end()
+
+    run(main)
+
+
+def test_an_unproved_client_that_leaves_has_no_turn() -> None:
+    async def main() -> None:
+        async with served(**SETTINGS) as broker:
+            config = client_port(broker)
+            connections = [Connection(config) for _ in range(3)]
+            for each in connections:
+                each.protocol.data_received(TOPICS + b"\r\n")
+            connections[1].end()
+            await asyncio.sleep(1.0)
+            statuses = [each.transport.written[:12] for each in connections]
+            assert statuses == [b"HTTP/1.1 401", b"", b"HTTP/1.1 401"]
             for each in connections:
                 each.end()
 
