@@ -26,6 +26,7 @@ from tidelog.service.kafka.messages.fetch import (
     FetchResponse,
     FetchTopic,
 )
+from tidelog.service.kafka.wide_answers import ELEMENTS_INLINE_MAX
 from tidelog.service.memory_pool import Share
 from tidelog.service.security.caller import ALL_RIGHTS, forbidden
 from tidelog.service.telemetry.metrics import KAFKA
@@ -42,8 +43,6 @@ ROOM_S, ROOM_S_MAX = 0.05, 0.4
 attempt."""
 REFRESH_S = 2.0
 """Longest wait for the store before an answer without records."""
-ENCODED_INLINE_MAX = 2_000
-"""Partitions of an answer that the event loop encodes. A thread encodes larger answers."""
 WIDE_MIN, WIDE_WAIT_MS_MAX = 1_000, 500
 """A request of more partitions waits for no longer than this time. Meanwhile, each of its
 partitions uses 500 bytes, and other large requests wait for this memory."""
@@ -94,7 +93,7 @@ class Fetch:
                 self._charge(wanted, client, size)
             self._keep_session(session, request, response, client, is_readable=is_readable)
             encode = encoder(FetchResponse, client.version)
-            if len(wanted) <= ENCODED_INLINE_MAX:
+            if len(wanted) <= ELEMENTS_INLINE_MAX:
                 pieces = encode(response)
             else:
                 pieces = await context.threads.run(rights, 0, partial(encode, response), share)

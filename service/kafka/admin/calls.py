@@ -78,9 +78,7 @@ class AdminCall:
             self._context.audit_refusal(self.api, self.client, error)
             code, message = self._context.refusal(self.api, forbidden), message_of(error)
         except LogError as error:
-            if isinstance(error, QuotaExceeded):
-                self.throttle_ms = max(self.throttle_ms, error.retry_after_ms)
-            code, message = self._context.code(self.api, error, Kind.ADMIN), message_of(error)
+            code, message = self._code(error, Kind.ADMIN), message_of(error)
         else:
             return Outcome()
         return Outcome(code, message)
@@ -103,12 +101,17 @@ class AdminCall:
         try:
             self.rights.charge(MUTATION_RATE, 1)
         except QuotaExceeded as error:
-            self.throttle_ms = max(self.throttle_ms, error.retry_after_ms)
-            return self._context.code(self.api, error, kind)
+            return self._code(error, kind)
         return Code.NONE
 
+    def _code(self, error: LogError, kind: Kind) -> Code:
+        """Return the code of an error. If a quota is used up, note how long the client waits."""
+        if isinstance(error, QuotaExceeded):
+            self.throttle_ms = max(self.throttle_ms, error.retry_after_ms)
+        return self._context.code(self.api, error, kind)
+
     async def commit(self, name: str, change: Coroutine[Any, Any, R]) -> R:
-        """Wait for the commit of a change of the topic `name`, and write an audit line."""
+        """Wait for the commit of a change of the topic or group `name`, and write an audit line."""
         return await self._context.commit(self.api, self.client, name, change)
 
     def warn_of_configs(self, topic: str, changes: Mapping[str, str | None]) -> None:
