@@ -87,8 +87,8 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
 GC_THRESHOLDS = (10_000, 10, 1_000)
 """Thresholds of Python's garbage collector. With the default of 700 new objects, one flush of 64
 requests starts several collections, which take half of a broker's CPU. A collection stops the event
-loop: one of the second generation visits up to 10,000 x 10 objects that clients let the broker keep,
-in about 0.07 s. All objects are visited when 100 million have been added and a quarter is new."""
+loop: one of the second generation visits up to 10,000 x 10 objects that clients let the broker
+keep, in about 0.07 s. A full one comes when 100 million were added and a quarter of all is new."""
 
 
 def run(
