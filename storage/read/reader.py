@@ -61,6 +61,9 @@ T = TypeVar("T")
 
 READ_AHEAD_CHUNKS = 16
 """Tail chunks, from the read's offset on, that are fetched at once if they are not in memory."""
+READ_AHEAD_PART = 2
+"""They have at most this part of the bytes of the cache. It would evict more before the read comes
+to it, so each chunk would be fetched again and again."""
 GAP_CHUNKS_MAX = 16
 """Maximum number of tail chunks of other brokers that one `close_gap` decodes, in ~30 us each."""
 REFRESH_S = 30.0
@@ -394,7 +397,11 @@ class Reader:
 
     def _read_ahead(self, partition: Partition, offset: int) -> None:
         first = partition.tail_index(offset)
+        bytes_left = self.chunk_cache.bytes_max // READ_AHEAD_PART
         for chunk in partition.tail[first : first + READ_AHEAD_CHUNKS]:
+            bytes_left -= chunk.raw_bytes + BATCH_OVERHEAD
+            if bytes_left < 0:
+                return
             is_kept = chunk.codec == KAFKA_CODEC
             where = chunk.object_key, chunk.position, is_kept
             if not (chunk.is_lost or self.chunk_cache.peek(where)):

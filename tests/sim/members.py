@@ -28,6 +28,10 @@ RESULTS = "results"
 
 SEEKING = 0.05
 """How often who seeks does it after a read."""
+POLL_BYTES = 1 << 20
+FEW_BYTES = 600
+"""The bytes that a member asks for after a poll without an answer. Without caches, an answer of
+hundreds of chunks takes longer than it waits."""
 TOPICS_MAX = 3
 PARTITIONS_MAX = 5
 
@@ -58,6 +62,7 @@ class Member(Client):
         self.group = group
         self.habits = habits
         self.reached: dict[tuple[str, int], int] = {}
+        self._poll_bytes = POLL_BYTES
 
     async def run(self) -> None:
         life = 0
@@ -161,7 +166,7 @@ class Member(Client):
 
     async def _poll(self, member: str) -> tuple[int, list[Portion]] | None:
         op = self.begin(history.Poll, self.group, self.known_as(member))
-        bytes_max = self.world.draws.choice([60, 1 << 20])
+        bytes_max = self.world.draws.choice([60, self._poll_bytes])
 
         async def poll(broker: Broker) -> tuple[int, list[Portion]]:
             bounds = ReadBounds(bytes_max)
@@ -187,6 +192,7 @@ class Member(Client):
             return -1, []  # nothing was given
         except Silence as error:
             self.end(history.Unknown, op, repr(error))
+            self._poll_bytes = FEW_BYTES
             return None
         self.end(history.Polled, op, *polled)
         for each in polled[1]:

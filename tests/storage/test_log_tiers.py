@@ -12,6 +12,7 @@ from tests.support.logs import (
     MANUAL,
     append,
     closing,
+    made,
     opened,
     read_table,
     read_values,
@@ -445,5 +446,29 @@ def test_a_read_that_the_end_of_its_broker_overtakes_is_not_done() -> None:
             log.reader.close()
             with pytest.raises(Unavailable, match="the broker stops"):
                 await read_values(log)
+
+    run(main)
+
+
+@pytest.mark.parametrize("cache_bytes", [0, 4_000, 1 << 20])
+def test_a_read_of_another_brokers_tail_fetches_each_chunk_once(cache_bytes: int) -> None:
+    """The chunks that are read ahead stay in a cache of any size until the read needs them."""
+
+    async def main() -> None:
+        inner, values = MemoryStore(), [f"{number:0500}" for number in range(40)]
+        writer = await with_topic(inner)
+        async with closing(writer):
+            for value in values:
+                await append(writer, value)
+            unopened = made(
+                inner, COLD._replace(reader=COLD.reader._replace(chunk_cache_bytes=cache_bytes))
+            )
+            unopened.store.latency = lambda _: 0.01
+            reader = await unopened.open("c0ffee")
+            async with closing(reader):
+                before = unopened.store.count("get_range", outcome="ok")
+                assert await read_values(reader) == values
+                fetches = unopened.store.count("get_range", outcome="ok") - before
+                assert fetches == len(values)
 
     run(main)
