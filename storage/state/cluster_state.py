@@ -426,7 +426,7 @@ class ClusterState:
             records.pop("", []),
             self.hot_logs,
             self.producers.kept(),
-            self.committed_offsets.kept(),
+            self.committed_offsets.encoded(),
             self.members.kept(),
             list(self.origins),
             self.access.kept(),

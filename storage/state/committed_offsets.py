@@ -17,7 +17,7 @@ small.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 import msgspec
 
@@ -59,6 +59,7 @@ class CommittedOffset(
 
 KeptGroups: TypeAlias = dict[str, dict[str, list[CommittedOffset]]]
 """Offsets in a checkpoint, by group and topic id, in the order of the commits."""
+_encoder = msgspec.msgpack.Encoder(order="deterministic")
 
 
 class CommittedOffsets:
@@ -76,6 +77,9 @@ class CommittedOffsets:
         self._groups: dict[str, dict[str, dict[int, CommittedOffset]]] = {}
         self._groups_of: dict[str, set[str]] = {}
         """The groups with offsets in a topic, by topic id."""
+        self._encoded: dict[str, msgspec.Raw] = {}
+        """Groups as bytes of a checkpoint, if they have not changed since they were encoded. A
+        checkpoint comes each few seconds and blocks the event loop."""
         self.owners: dict[str, str] = dict(owners or {})
         """The owners of groups, by group id. A group's offsets count for the share of its owner."""
         for group_id, topics in (kept or {}).items():
@@ -193,12 +197,14 @@ class CommittedOffsets:
         for group_id in list(self._groups_of.get(topic_id, ())):
             self._drop(group_id, topic_id, list(self._groups[group_id][topic_id]))
 
-    def kept(self) -> KeptGroups | None:
-        """Return the offsets as part of a checkpoint, or None if there are none."""
-        return {
-            group_id: {topic_id: list(held.values()) for topic_id, held in topics.items()}
-            for group_id, topics in self._groups.items()
-        } or None
+    def encoded(self) -> KeptGroups | None:
+        """Return the offsets as part of a checkpoint, to be encoded at once, or None if there are
+        none. The value of each group is encoded already, and encodes as itself."""
+        if len(self._encoded) < len(self._groups):
+            for group_id, topics in self._groups.items():
+                if group_id not in self._encoded:
+                    self._encoded[group_id] = _encoded(topics)
+        return cast(KeptGroups, self._encoded) or None
 
     def _keep(self, group_id: str, topic_id: str, committed: CommittedOffset) -> None:
         partitions = self._groups.setdefault(group_id, {}).setdefault(topic_id, {})
@@ -208,6 +214,7 @@ class CommittedOffsets:
         self._count(self.owners.get(group_id, ""), 1, committed)
 
     def _pop(self, group_id: str, partitions: dict[int, CommittedOffset], number: int) -> None:
+        self._encoded.pop(group_id, None)
         gone = partitions.pop(number, None)
         if gone is not None:
             self._count(self.owners.get(group_id, ""), -1, gone)
@@ -245,6 +252,11 @@ class CommittedOffsets:
             for committed in partitions.values():
                 self._count("", -1, committed)
                 self._count(principal, 1, committed)
+
+
+def _encoded(topics: Mapping[str, Mapping[int, CommittedOffset]]) -> msgspec.Raw:
+    offsets = {topic_id: list(partitions.values()) for topic_id, partitions in topics.items()}
+    return msgspec.Raw(_encoder.encode(offsets))
 
 
 def check_group_id(group_id: str) -> InvalidRequest | None:

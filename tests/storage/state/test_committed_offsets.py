@@ -235,4 +235,26 @@ def test_what_is_committed_is_what_a_plain_map_holds(history: list) -> None:
 
 def test_a_group_that_was_never_seen_has_no_offsets() -> None:
     assert CommittedOffsets(GroupMembers({})).of_group("g") == {}
-    assert CommittedOffsets(GroupMembers({})).kept() is None
+    assert CommittedOffsets(GroupMembers({})).encoded() is None
+
+
+def test_a_checkpoint_encodes_only_the_groups_that_have_changed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    state = state_with()
+    for number in range(20):
+        assert refusal_of(state, commit_of(to(0, number), group=f"g{number}")) is None
+    assert ClusterState.decode(state.encode(), "a checkpoint").equals(state)
+    encode, changed = machine._encoded, []
+
+    def encoding(topics: Any) -> Any:
+        changed.append(topics)
+        return encode(topics)
+
+    monkeypatch.setattr(machine, "_encoded", encoding)
+    changes = [commit_of(to(1, 7), group="g3"), DeleteOffsets("g5", [TopicIdPartition(IDS[0], 0)])]
+    ((outcome,),) = applied(state, Spec(0, [chunk(1)], [Commit(b"", changes)]))
+    assert outcome.refusal is None
+    first, second = state.encode(), state.encode()
+    assert (changed, first) == ([state.committed_offsets.of_group("g3")], second)
+    assert ClusterState.decode(first, "a checkpoint").encode() == first
