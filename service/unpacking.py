@@ -24,6 +24,7 @@ from functools import partial
 from typing import Protocol, TypeVar
 
 from tidelog.service.memory_pool import UNPROVED, MemoryPool, Share
+from tidelog.storage.io.tasks import retrieve_exception
 from tidelog.storage.state.access import REQUEST_PERCENTAGE
 
 T = TypeVar("T")
@@ -158,6 +159,7 @@ class UnpackThreads:
             self._end_slice(begun)
             raise
         future.add_done_callback(partial(self._end_slice, begun))
+        future.add_done_callback(retrieve_exception)
         return asyncio.shield(future)  # a cancellation does not end the work
 
     def _end_slice(self, ended: _Slice, _: object = None) -> None:

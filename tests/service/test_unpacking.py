@@ -268,6 +268,29 @@ async def _is_freed(kept: "weakref.ref[Any]") -> bool:
     return False
 
 
+async def test_a_slice_that_fails_without_a_caller_is_no_bug(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """asyncio would log its error with a traceback: it is for a caller that has left."""
+    threads, gate = UnpackThreads(), threading.Event()
+
+    def fails() -> None:
+        gate.wait(60)
+        raise ValueError
+
+    caller = Caller("a")
+    slice_task = asyncio.create_task(threads.run(caller, 10, fails))
+    await until(lambda: threads._running["a"] == 1)
+    await asyncio.sleep(0)
+    slice_task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await slice_task
+    gate.set()
+    await until(lambda: bool(caller.charges))
+    gc.collect()
+    assert not caplog.records
+
+
 async def test_a_thread_that_cannot_start_gives_turn_and_memory_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
