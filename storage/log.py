@@ -308,8 +308,10 @@ class Log:
         return request.producer.producer_id
 
     async def submit(self, *actions: AnyAction) -> None:
-        """Commit all actions or none (I4). Raises a refusal of `apply`, or an error of `append`."""
-        await self._append(AppendRequest((), 0, actions=actions))
+        """Commit all actions or none (I4). Raises a refusal of `apply`, or an error of `append`;
+        BoundReached, before the commit, for an action above a share that `apply` does not check."""
+        with self.state.admitted(actions):
+            await self._append(AppendRequest((), 0, actions=actions))
 
     async def _append(self, request: AppendRequest) -> list[AppendedRange]:
         placements = await self.writer.append(request, Acks.ALL)

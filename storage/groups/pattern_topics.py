@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from tidelog.storage.core.actions import Subscribe
-from tidelog.storage.core.errors import InvalidRequest, UnknownMember
+from tidelog.storage.core.errors import BoundReached, InvalidRequest, UnknownMember
 from tidelog.storage.groups import patterns
 from tidelog.storage.log import Log
 from tidelog.storage.state.access import Access, TopicFilter
@@ -132,7 +132,7 @@ class PatternTopics:
                     action = Subscribe(group.group_id, member.member_id, names, pattern)
                     with contextlib.suppress(UnknownMember):
                         await self._log.submit(action)
-            except InvalidRequest as error:  # the pattern finds too many topics or partitions
+            except (InvalidRequest, BoundReached) as error:  # too many topics or partitions
                 log.warning("topics of group %s unchanged: %s", group.group_id, error)
 
     async def _matching(self, pattern: str) -> list[str]:

@@ -10,6 +10,7 @@ The state has two times (state.elapsed). `time_ms`, the time of the newest entry
 The state is mutable and owned by one event loop. Only `apply` changes it.
 """
 
+import contextlib
 from collections.abc import Iterator, Sequence
 
 from tidelog.storage.core import levels
@@ -142,6 +143,22 @@ class ClusterState:
         if self.level < shares.LEVEL:
             return None
         return self._keys.refusal(principal, placements, self.access.quota)
+
+    @contextlib.contextmanager
+    def admitted(self, actions: Sequence[AnyAction]) -> Iterator[None]:
+        """Count what the actions add to bounds that `apply` does not check, as long as a broker
+        commits them. Raises BoundReached, if that is above a share."""
+        of_members = self.members.growth if self.level >= shares.LEVEL else lambda _: []
+        needs = [need for action in actions for need in of_members(action)]
+        if (refusal := self.shares.refusal(needs, self.access.quota)) is not None:
+            raise refusal
+        for need in needs:
+            self.shares.add(need.bound, need.principal, need.more)
+        try:
+            yield
+        finally:
+            for need in needs:
+                self.shares.add(need.bound, need.principal, -need.more)
 
     def owner(self, principal: str) -> str:
         """Return the owner of the data that a commit of this principal adds; "" below level 3."""

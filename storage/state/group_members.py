@@ -58,6 +58,7 @@ from tidelog.storage.state.assignors import ASSIGNORS
 from tidelog.storage.state.group_types import (
     MEMBERS_OF_GROUP_MAX,
     NO_GENERATION,
+    PLACE_BYTES,
     Catalog,
     ClientGroupCheckpoint,
     ClientMember,
@@ -68,6 +69,7 @@ from tidelog.storage.state.group_types import (
     check_name,
     no_such_member,
     partitions_of,
+    subscription_size,
 )
 from tidelog.storage.state.shares import Need, Shares
 
@@ -76,6 +78,9 @@ MEMBERS_MAX = 50_000
 """Bound of all groups' members (I10); ~1 KiB in memory and 200 bytes in a checkpoint each."""
 CLIENT_BYTES_MAX = 64 * 1024 * 1024
 """Bound of the metadata and assignments of all groups that clients assign (I10)."""
+MEMBER_BYTES_MAX = 256 * 1024 * 1024
+"""Bound of the subscriptions, assignments and positions of all members that the log assigns
+(shares.DERIVED)."""
 GROUP_TOPICS_MAX = 1_000
 """Bound of the topics that a member subscribes to by name or by pattern."""
 GROUP_PARTITIONS_MAX = 20_000
@@ -95,6 +100,9 @@ class GroupMembers:
         self._groups: dict[str, ConsumerGroup] = {}
         self.generation_floor = 0
         self._unsettled: set[str] = set()
+        self._resized: set[str] = set()  # groups whose sizes may have changed, as `_changed`
+        self._sizes: dict[str, Counter[str]] = {}
+        """By group: the bytes of members by principal that are counted."""
 
     def __iter__(self) -> Iterator[ConsumerGroup]:
         return iter(self._groups.values())
@@ -181,6 +189,55 @@ class GroupMembers:
         if not action.pattern or member is None or member.pattern:
             return []
         return [Need(rules.PATTERNS, member.config.principal, 1, rules.PATTERNS_MAX)]
+
+    def growth(self, action: AnyAction) -> list[Need]:
+        """Return what the action adds to the bytes of a principal's members. `apply` does not check
+        this bound, see `ClusterState.admitted`."""
+        if not isinstance(action, Subscribe | AssignByHand | Seek):
+            return []
+        group = self._groups.get(action.group_id)
+        member = None if group is None else group.members.get(action.member_id)
+        if group is None or member is None:
+            return []  # `apply` refuses it
+        if isinstance(action, AssignByHand):
+            more = PLACE_BYTES * (len(action.partitions) - len(member.owned))
+        elif isinstance(action, Seek):
+            sought = {(seek.topic_id, seek.partition) for seek in member.sought}
+            moved = {(seek.topic_id, seek.partition) for seek in action.positions}
+            more = PLACE_BYTES * len(moved - sought)
+        else:
+            more = self._growth_of(group, member, action)
+        return [Need(rules.MEMBER_BYTES, member.config.principal, max(more, 0), MEMBER_BYTES_MAX)]
+
+    def _growth_of(self, group: ConsumerGroup, member: GroupMember, action: Subscribe) -> int:
+        """Return how many bytes a subscription adds to its group. A topic that does not exist
+        counts as one partition."""
+        others: set[str] = set()
+        for other in group.members.values():
+            if other is not member:
+                others.update(other.topics)
+        before, after = set(member.topics) - others, set(action.topics) - others
+        places = sum(self._places(name) for name in after - before)
+        places -= sum(self._places(name) for name in before - after)
+        size = subscription_size(action.topics) - subscription_size(member.topics)
+        return size + len(action.pattern) - len(member.pattern) + PLACE_BYTES * places
+
+    def _places(self, name: str) -> int:
+        topic = self._catalog.get(name)
+        return 1 if topic is None else len(topic.partitions)
+
+    def _resize(self, group_id: str) -> None:
+        """Count the bytes of a group's members, by principal."""
+        group, sizes = self._groups.get(group_id), Counter[str]()
+        if group is not None and not group.is_assigned_by_clients:
+            for member in group.members.values():
+                sizes[member.config.principal] += member.size
+        before = self._sizes.pop(group_id, Counter())
+        if sizes:
+            self._sizes[group_id] = sizes
+        for principal in before.keys() | sizes.keys():
+            more = sizes[principal] - before[principal]
+            self._shares.add(rules.MEMBER_BYTES, principal, more)
 
     def _count(self, member: GroupMember, count: int) -> None:
         self._shares.add(rules.MEMBERS, member.config.principal, count)
@@ -335,6 +392,7 @@ class GroupMembers:
             member.sought = [
                 one for one in member.sought if (one.topic_id, one.partition) not in done
             ]
+            self._resized.add(commit.group_id)
 
     def topic_changed(self, name: str, topic_id: str) -> None:
         """Update groups after a topic was created, grown or deleted."""
@@ -346,6 +404,7 @@ class GroupMembers:
                 elif member.is_by_hand and name not in self._catalog:
                     member.owned = [one for one in member.owned if one.topic_id != topic_id]
                     member.forget_lost()
+                    self._resized.add(group.group_id)
             if is_concerned:
                 self._unsettled.add(group.group_id)
 
@@ -359,6 +418,9 @@ class GroupMembers:
                     self._assign(group)
             self._unsettled.clear()
         changed, self._changed = self._changed, set()
+        for group_id in changed | self._resized:
+            self._resize(group_id)
+        self._resized.clear()
         return changed
 
     def _join(self, action: JoinGroup, now_ms: int) -> None:
@@ -480,6 +542,7 @@ class GroupMembers:
             self._groups[each.group_id] = group
             for member in group.members.values():
                 self._count(member, 1)
+            self._resize(each.group_id)
 
 
 def _needs_of_clients(group: ConsumerGroup | None, action: SettleGroup) -> list[Need]:

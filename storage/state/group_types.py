@@ -10,7 +10,7 @@ Pure. Only storage.state.group_members changes values of these types; other modu
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence, Sized
+from collections.abc import Callable, Collection, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, TypeAlias, cast
 
@@ -62,6 +62,16 @@ class TopicLike(Protocol):
 Catalog: TypeAlias = Mapping[str, TopicLike]
 
 
+PLACE_BYTES = 100
+"""A partition of an assignment, or a position, in memory."""
+NAME_BYTES = 60
+"""The name of a topic in a subscription, without its characters."""
+
+
+def subscription_size(topics: Collection[str]) -> int:
+    return sum(map(len, topics)) + NAME_BYTES * len(topics)
+
+
 class GroupMember(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     """One member of a group. `owned` is its assignment in the group's generation, or its manual
     assignment. `sought` has the positions of its seeks."""
@@ -79,6 +89,13 @@ class GroupMember(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     @property
     def is_subscribed(self) -> bool:
         return bool(self.topics or self.pattern)
+
+    @property
+    def size(self) -> int:
+        """Return about the bytes of the subscription, the assignment and the positions, in memory
+        and in a checkpoint."""
+        places = len(self.owned) + len(self.sought)
+        return len(self.pattern) + subscription_size(self.topics) + PLACE_BYTES * places
 
     @property
     def key(self) -> str:

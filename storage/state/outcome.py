@@ -22,7 +22,6 @@ from tidelog.storage.state.producers import ProducerEpoch
 from tidelog.storage.state.shares import (
     IDEMPOTENCY_KEYS,
     IDEMPOTENCY_PLACEMENTS,
-    PARTS,
     Need,
     Shares,
 )
@@ -30,10 +29,8 @@ from tidelog.storage.state.topic_checks import Topic
 
 KEYS_MAX = 250_000
 """Bound of the kept keys (I10); ~500 bytes each, and ~110 for each placement."""
-PLACEMENTS_OF_KEY = 4
-PLACEMENTS_MAX = PLACEMENTS_OF_KEY * KEYS_MAX
-"""Bound of the placements of the kept keys. Brokers check it before they accept a request; `apply`
-does not, because older versions do not."""
+PLACEMENTS_MAX = 4 * KEYS_MAX
+"""Bound of the placements of the kept keys (shares.DERIVED)."""
 KEY_WINDOW_MS = 3_600_000
 """How long a key is kept, in elapsed time."""
 
@@ -104,19 +101,12 @@ class IdempotencyRecords:
         self, principal: str, placements: int, quota: Callable[[str, str], int | None]
     ) -> LogError | None:
         """Return why a broker must not accept a request with a new key and so many placements, or
-        None. A quota of keys never makes the share of placements smaller."""
-
-        def share_quota(bound: str, principal: str) -> int | None:
-            if bound != IDEMPOTENCY_PLACEMENTS:
-                return quota(bound, principal)
-            keys = quota(IDEMPOTENCY_KEYS, principal) or 0
-            return max(keys * PLACEMENTS_OF_KEY, PLACEMENTS_MAX // PARTS)
-
+        None."""
         needs = (
             self.needs(principal),
             Need(IDEMPOTENCY_PLACEMENTS, principal, placements, PLACEMENTS_MAX),
         )
-        return self._shares.refusal(needs, share_quota)
+        return self._shares.refusal(needs, quota)
 
     def remember(self, record: IdempotencyRecord, principal: str = "") -> None:
         self._records.setdefault(principal, {})[record.claim.key] = record

@@ -40,6 +40,7 @@ OFFSETS, OFFSET_METADATA_BYTES = "offsets", "offset_metadata_bytes"
 MEMBERS, PATTERNS, CLIENT_BYTES = "members", "patterns", "client_group_bytes"
 IDEMPOTENCY_KEYS = "idempotency_keys"
 IDEMPOTENCY_PLACEMENTS = "idempotency_placements"
+MEMBER_BYTES = "member_bytes"
 PRODUCERS, PRODUCER_PARTITIONS = "producers", "producer_partitions"
 
 
@@ -68,12 +69,17 @@ _WORDS = {
     IDEMPOTENCY_PLACEMENTS: _Words(
         "partitions of requests with idempotency keys", "they expire after an hour"
     ),
+    MEMBER_BYTES: _Words("bytes of subscriptions and assignments", _LEAVE),
     PRODUCERS: _Words("producer ids", "they expire after a day without use"),
     PRODUCER_PARTITIONS: _Words(
         "partitions of producers", "they expire after a day without a batch"
     ),
 }
-NAMES = tuple(name for name in _WORDS if name != IDEMPOTENCY_PLACEMENTS)
+DERIVED = {IDEMPOTENCY_PLACEMENTS: (IDEMPOTENCY_KEYS, 4), MEMBER_BYTES: (MEMBERS, 5_000)}
+"""Bounds without a quota of their own: the bound whose quota raises a principal's share of them,
+and how much of the share each unit of that quota is. Brokers check them before they accept a
+request; `apply` does not, because older versions do not."""
+NAMES = tuple(name for name in _WORDS if name not in DERIVED)
 """The bounds that have shares. A quota of one of these names sets a principal's share."""
 
 
@@ -124,7 +130,7 @@ class Shares:
             by_one = gained[both] = gained.get(both, 0) + more
             by_all = gained[bound] = gained.get(bound, 0) + more
             if principal not in WITHOUT_SHARE:
-                share = share_of(maximum, quota(bound, principal))
+                share = _share(bound, principal, maximum, quota)
                 used = self._used[bound].get(principal, 0)
                 if used + by_one > share:
                     return _refused(bound, f"the principal {principal}", used, share, by_one)
@@ -137,6 +143,15 @@ class Shares:
 def share_of(maximum: int, quota: int | None) -> int:
     """Return the most that a principal may have of a bound."""
     return max(maximum // PARTS, 1) if quota is None else min(quota, maximum)
+
+
+def _share(
+    bound: str, principal: str, maximum: int, quota: Callable[[str, str], int | None]
+) -> int:
+    if bound not in DERIVED:
+        return share_of(maximum, quota(bound, principal))
+    base, part = DERIVED[bound]
+    return min(max((quota(base, principal) or 0) * part, maximum // PARTS), maximum)
 
 
 def _refused(bound: str, whose: str, used: int, most: int, more: int) -> BoundReached:

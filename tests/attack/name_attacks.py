@@ -5,9 +5,10 @@ import functools
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
+from typing import Any
 
 from tests.attack.brokers import SecuredBroker
-from tests.attack.http_client import JSON, opened, sent
+from tests.attack.http_client import JSON, V2, opened, sent
 from tests.attack.kafka_arrays import cut, names
 from tests.attack.kafka_client import sent as sent_by_kafka
 from tests.attack.measure import HOLD_S, MIB, Attack, scaled
@@ -15,7 +16,7 @@ from tests.attack.produce_attacks import STRANGER
 from tests.service.kafka.wire import framed
 from tidelog.service.kafka.messages import handshake, metadata, produce, topics
 
-CREATOR = "creator"
+CREATOR, SUBSCRIBER = "creator", "subscriber"
 NAME = 31_000
 """Characters of a name in a request of Kafka."""
 
@@ -86,6 +87,23 @@ def all_topics(scale: float, broker: SecuredBroker) -> str:
     return sent_by_kafka(broker, [listing] * 30, 30, broker.principal(STRANGER))
 
 
+def subscriptions(scale: float, broker: SecuredBroker) -> str:
+    """Make many instances, each of which subscribes to a thousand topics that do not exist."""
+    headers = {**V2, **broker.principal(SUBSCRIBER).headers}
+    for kind in ("TOPIC", "GROUP"):
+        broker.allow(SUBSCRIBER, "READ", kind, SUBSCRIBER, "PREFIXED")
+    requests: list[tuple[str, str, Any]] = []
+    for number in range(scaled(1_500, scale, 3)):
+        group = f"/consumers/{SUBSCRIBER}-{number}"
+        absent = [f"{SUBSCRIBER}-{number}-{topic:0180}" for topic in range(1_000)]
+        subscription = {"json": {"topics": absent}, "headers": headers}
+        requests += [
+            ("POST", group, {"json": {"name": "i"}, "headers": headers}),
+            ("POST", f"{group}/instances/i/subscription", subscription),
+        ]
+    return sent(broker, requests)
+
+
 def logins(scale: float, broker: SecuredBroker) -> str:
     """Many logins on each connection: the answer to a wrong key takes a second."""
     body = b'{"key":"a"}'
@@ -130,6 +148,7 @@ def name_attacks(scale: float) -> dict[str, Attack]:
         "names: a field of words": functools.partial(transaction, words, scale),
         **{f"names: {api}": functools.partial(kafka, data) for api, data in kafka_requests(scale)},
         "names: all topics": functools.partial(all_topics, scale),
+        "names: subscriptions": functools.partial(subscriptions, scale),
         "names: logins behind others": functools.partial(logins, scale),
         "names: handshakes without pause": functools.partial(handshakes, scale),
     }

@@ -1,5 +1,6 @@
 """Rates of requests, and answers above a share of the cluster's bounds."""
 
+import json
 from collections.abc import AsyncIterator
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from tests.service.conftest import JSON, V2, Broker, placed
 from tests.service.keyed import MALLORY, RECORDS, allow, key_of, open_to_mallory, refill_nothing
 from tidelog.storage.core.actions import SetQuotas
+from tidelog.storage.state import group_members
 
 
 @pytest.fixture
@@ -116,3 +118,22 @@ async def test_automatic_commits_count_for_the_members_principal(broker: Broker)
         read.raise_for_status()
     await broker.consumers.commit_delivered()
     assert broker.log.state.committed_offsets.owners == {"m.g": MALLORY}
+
+
+async def test_a_subscription_above_the_share_of_bytes_is_429(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(group_members, "MEMBER_BYTES_MAX", 40_000)
+    headers = await key_of(broker.log, MALLORY) | {"content-type": V2}
+    statuses = []
+    for group in ("m.g", "m.h"):
+        body = json.dumps({"name": "i"})
+        made = await broker.http.post(f"/consumers/{group}", content=body, headers=headers)
+        assert made.status_code == 200
+        body = json.dumps({"topics": [f"m.{number}" for number in range(50)]})
+        path = f"/consumers/{group}/instances/i/subscription"
+        answer = await broker.http.post(path, content=body, headers=headers)
+        statuses.append(answer.status_code)
+    assert statuses == [204, 429]
+    assert "bytes of subscriptions and assignments" in answer.json()["message"]
+    assert "delete consumer instances" in answer.json()["message"]

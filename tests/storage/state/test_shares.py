@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterator
+from contextlib import suppress
 
 import msgspec
 import pytest
@@ -17,6 +18,7 @@ from tidelog.storage.core.actions import (
     AddPartitions,
     AnyAction,
     Append,
+    AssignByHand,
     CommitOffsets,
     CreateKey,
     CreateTopic,
@@ -29,6 +31,8 @@ from tidelog.storage.core.actions import (
     LeaveGroup,
     MemberConfig,
     ProducerAppend,
+    Seek,
+    SeekPosition,
     SetQuotas,
     SettledMember,
     SettleGroup,
@@ -36,6 +40,7 @@ from tidelog.storage.core.actions import (
 )
 from tidelog.storage.core.entry import Commit, HotMark, IdempotencyKey
 from tidelog.storage.core.errors import BoundReached, InvalidRequest, LogError, Throttled
+from tidelog.storage.core.model import TopicIdPartition
 from tidelog.storage.state import access, committed_offsets, group_members, outcome, producers
 from tidelog.storage.state import shares as rules
 from tidelog.storage.state.cluster_state import ClusterState
@@ -384,3 +389,81 @@ def test_i4_the_counts_after_a_checkpoint_are_those_of_all_entries(
         outcomes = [str(applied(each, spec)) for each in (state, again)]
         assert outcomes[0] == outcomes[1]
         assert again.encode() == state.encode()
+
+
+MEMBER = MemberConfig(principal=MALLORY)
+
+
+def reader(state: ClusterState, group: str, config: MemberConfig = MEMBER) -> None:
+    assert commit(state, JoinGroup(group, "m", "b", config)) is None
+
+
+def refused(state: ClusterState, *actions: AnyAction) -> bool:
+    """Whether a broker refuses to commit the actions."""
+    with suppress(BoundReached), state.admitted(actions):
+        return False
+    return True
+
+
+@pytest.fixture
+def member_bytes(monkeypatch: pytest.MonkeyPatch) -> int:
+    """The share of a principal: 2,000 partitions. The other bounds are large."""
+    share = 200_000
+    monkeypatch.setattr(group_members, "MEMBER_BYTES_MAX", share * rules.PARTS)
+    monkeypatch.setattr(group_members, "MEMBERS_MAX", 1000)
+    monkeypatch.setattr(rules, "PARTITIONS_MAX", 10_000)
+    return share
+
+
+def test_the_subscriptions_of_a_principal_have_a_share(member_bytes: int) -> None:
+    state = state_of()
+    names = [f"{number:040}" for number in range(500)]  # 100 bytes, and 100 for a partition
+    for group in "gh":
+        reader(state, group)
+        subscribe = Subscribe(group, "m", names)
+        assert not refused(state, subscribe)
+        assert commit(state, subscribe) is None
+    reader(state, "i")
+    assert usage(state)[rules.MEMBER_BYTES] == {MALLORY: 2 * 500 * 100}
+    more = Subscribe("i", "m", [*names, "more"])
+    with pytest.raises(BoundReached, match="bytes of subscriptions"), state.admitted([more]):
+        pass
+    assert not refused(state, Subscribe("g", "m", names[:10])), "a subscription that becomes less"
+    reader(state, "j", MemberConfig(principal=ALICE))
+    assert not refused(state, Subscribe("j", "m", names))
+    assert commit(state, DeleteGroup("h")) is not None
+    assert commit(state, LeaveGroup("h", "m")) is None
+    assert usage(state)[rules.MEMBER_BYTES] == {MALLORY: 500 * 100}
+
+
+def test_the_assignments_of_a_principal_have_a_share(member_bytes: int) -> None:
+    state = state_of()
+    assert commit(state, CreateTopic("wide", IDS[2], 900, {})) is None
+    for group in "ghi":
+        reader(state, group)
+    wide = 900 * 100 + len("wide") + 60
+    assert commit(state, Subscribe("g", "m", ["wide"])) is None
+    assert usage(state)[rules.MEMBER_BYTES] == {MALLORY: wide}
+    by_hand = AssignByHand("h", "m", [TopicIdPartition(IDS[2], n) for n in range(900)])
+    assert not refused(state, by_hand)
+    assert refused(state, by_hand, Subscribe("i", "m", ["wide"])), "of one commit together"
+    with state.admitted([by_hand]):
+        assert refused(state, Subscribe("i", "m", ["wide"])), "a commit that is under way counts"
+    assert not refused(state, Subscribe("i", "m", ["wide"]))
+    assert commit(state, by_hand) is None
+    seeks = [SeekPosition(IDS[2], number, 1) for number in range(900)]
+    assert refused(state, Seek("h", "m", seeks))
+    assert not refused(state, Seek("h", "m", seeks[:100]))
+    assert commit(state, Seek("h", "m", seeks[:100])) is None
+    assert usage(state)[rules.MEMBER_BYTES] == {MALLORY: wide + 1000 * 100}
+    assert commit(state, DeleteTopic(IDS[2])) is None
+    assert usage(state)[rules.MEMBER_BYTES] == {MALLORY: len("wide") + 60}
+
+
+def test_a_quota_of_members_raises_the_share_of_their_bytes(member_bytes: int) -> None:
+    state = state_of()
+    reader(state, "g")
+    subscribe = Subscribe("g", "m", [f"{number:0440}" for number in range(400)])
+    assert refused(state, subscribe)
+    assert commit(state, SetQuotas(MALLORY, {rules.MEMBERS: 60}), principal=ADMIN) is None
+    assert not refused(state, subscribe)
