@@ -29,6 +29,7 @@ from tidelog.storage.core.chunk import RECORDS_MAX
 from tidelog.storage.core.model import OFFSET_MAX, TopicPartition
 from tidelog.storage.groups.portions import Portion, PortionCheck, Read
 from tidelog.storage.state.group_members import GROUP_PARTITIONS_MAX
+from tidelog.storage.state.group_types import NAME_BYTES_MAX
 
 CONSUMER_FORMATS = ("binary", "json", "text", *SCHEMA_FORMATS)
 RESETS = {"earliest": "earliest", "latest": "latest", "smallest": "earliest", "largest": "latest"}
@@ -209,6 +210,11 @@ def decode_creation(body: bytes, session_timeout_ms: int) -> Creation:
     name = fields.name or fields.id or ""
     for text in (name, fields.instance_id or "", config.client_id):
         check_printable_field(text)
+    if len(config.client_id.encode()) > NAME_BYTES_MAX:
+        raise InvalidBody(
+            f"client.id has {len(config.client_id.encode())} bytes, the limit is {NAME_BYTES_MAX}",
+            INVALID_CONFIG,
+        )
     return Creation(name, config, fields.instance_id or "", fields.assignor or "")
 
 

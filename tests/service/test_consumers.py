@@ -66,6 +66,7 @@ async def test_base_uri_is_the_clients(broker: Broker, headers: Any, base: str) 
         ('{"name": "taken"}', 409, 40902),
         ('{"auto.offset.reset": "middle"}', 422, 42204),
         ('{"consumer.request.timeout.ms": 0}', 422, 42204),
+        ('{"client.id": "%s"}' % ("é" * 128), 422, 42204),
         ('{"session.timeout.ms": "-1"}', 422, 42204),
         ('{"fetch.min.bytes": -2}', 422, 40001),
         ('{"fetch.min.bytes": 10000001}', 422, 40001),
