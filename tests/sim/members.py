@@ -29,9 +29,9 @@ RESULTS = "results"
 SEEKING = 0.05
 """How often who seeks does it after a read."""
 POLL_BYTES = 1 << 20
-FEW_BYTES = 600
-"""The bytes that a member asks for after a poll without an answer. Without caches, an answer of
-hundreds of chunks takes longer than it waits."""
+FEW_BYTES = 2_000
+"""The bytes that a member asks for after a poll without an answer; twice as many after each poll
+with records. Without caches, an answer of hundreds of chunks takes longer than it waits."""
 TOPICS_MAX = 3
 PARTITIONS_MAX = 5
 
@@ -195,6 +195,8 @@ class Member(Client):
             self._poll_bytes = FEW_BYTES
             return None
         self.end(history.Polled, op, *polled)
+        if polled[1]:
+            self._poll_bytes = min(2 * self._poll_bytes, POLL_BYTES)
         for each in polled[1]:
             self.reached[each.topic, each.partition] = each.next_offset
         return polled
