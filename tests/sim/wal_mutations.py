@@ -130,7 +130,7 @@ def _overwriting_store() -> list[Patch]:
 
 
 MUTATIONS: tuple[tuple[str, Callable[[], list[Patch]], tuple[str, ...], int], ...] = (
-    ("an unknown PUT counts as done", _unknown_is_done, ("brokers",), 5),
+    ("an unknown PUT counts as done", _unknown_is_done, ("brokers",), 10),
     ("412 is always another's", _exists_is_lost, ("brokers",), 40),
     (
         "an unknown PUT that is absent goes to the next number",
