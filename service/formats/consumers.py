@@ -210,10 +210,9 @@ def decode_creation(body: bytes, session_timeout_ms: int) -> Creation:
     name = fields.name or fields.id or ""
     for text in (name, fields.instance_id or "", config.client_id):
         check_printable_field(text)
-    if len(config.client_id.encode()) > NAME_BYTES_MAX:
+    if (size := len(config.client_id.encode())) > NAME_BYTES_MAX:
         raise InvalidBody(
-            f"client.id has {len(config.client_id.encode())} bytes, the limit is {NAME_BYTES_MAX}",
-            INVALID_CONFIG,
+            f"client.id has {size} bytes, the limit is {NAME_BYTES_MAX}", INVALID_CONFIG
         )
     return Creation(name, config, fields.instance_id or "", fields.assignor or "")
 

@@ -84,8 +84,8 @@ def encode_records(
     """
     fixed = _fixed(_FRAMES[framing], topic, partition, fmt)
     frame = fixed.frame
-    page = io.BytesIO(frame.opening.encode())  # a list of pieces would need their bytes twice
-    page.seek(0, io.SEEK_END)
+    page = io.BytesIO()  # a list of pieces would need their bytes twice
+    page.write(frame.opening.encode())
     for batch, checked in _merged(batches, is_json):
         for part, more in _parts(batch, extra) if fmt == "text" else ((batch, extra),):
             encode = _one_by_one if part.num_rows <= FEW else _joined

@@ -350,8 +350,7 @@ class ClassicGroups:
         changes = (MEMBERS, held.counts, counts), (CLIENT_BYTES, held.sizes, sizes)
         for bound, before, after in changes:
             if before != after:
-                for principal in before.keys() | after.keys():
-                    self._used.add(bound, principal, after[principal] - before[principal])
+                self._used.change(bound, before, after)
                 before.clear()
                 before.update(after)
 

@@ -148,8 +148,8 @@ class ClusterState:
     def admitted(self, actions: Sequence[AnyAction]) -> Iterator[None]:
         """Count what the actions add to bounds that `apply` does not check, as long as a broker
         commits them. Raises BoundReached, if that is above a share."""
-        of_members = self.members.growth if self.level >= shares.LEVEL else lambda _: []
-        needs = [need for action in actions for need in of_members(action)]
+        has_shares = self.level >= shares.LEVEL
+        needs = [need for action in actions if has_shares for need in self.members.growth(action)]
         if (refusal := self.shares.refusal(needs, self.access.quota)) is not None:
             raise refusal
         for need in needs:

@@ -235,9 +235,7 @@ class GroupMembers:
         before = self._sizes.pop(group_id, Counter())
         if sizes:
             self._sizes[group_id] = sizes
-        for principal in before.keys() | sizes.keys():
-            more = sizes[principal] - before[principal]
-            self._shares.add(rules.MEMBER_BYTES, principal, more)
+        self._shares.change(rules.MEMBER_BYTES, before, sizes)
 
     def _count(self, member: GroupMember, count: int) -> None:
         self._shares.add(rules.MEMBERS, member.config.principal, count)

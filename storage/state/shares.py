@@ -14,6 +14,7 @@ of topics, groups, keys and the other parts. Pure, a part of the cluster state, 
 broker (I4).
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
@@ -110,6 +111,11 @@ class Shares:
             used.pop(principal, None)
         self._totals[bound] += count
 
+    def change(self, bound: str, before: Counter[str], after: Counter[str]) -> None:
+        """Count a use by principal in place of another one."""
+        for principal in before.keys() | after.keys():
+            self.add(bound, principal, after[principal] - before[principal])
+
     def used(self, bound: str, principal: str) -> int:
         return self._used[bound].get(principal, 0)
 
@@ -151,7 +157,8 @@ def _share(
     if bound not in DERIVED:
         return share_of(maximum, quota(bound, principal))
     base, part = DERIVED[bound]
-    return min(max((quota(base, principal) or 0) * part, maximum // PARTS), maximum)
+    raised = (quota(base, principal) or 0) * part
+    return share_of(maximum, max(raised, share_of(maximum, None)))
 
 
 def _refused(bound: str, whose: str, used: int, most: int, more: int) -> BoundReached:
