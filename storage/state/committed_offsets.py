@@ -59,7 +59,8 @@ class CommittedOffset(
 
 KeptGroups: TypeAlias = dict[str, dict[str, list[CommittedOffset]]]
 """Offsets in a checkpoint, by group and topic id, in the order of the commits."""
-_encoder = msgspec.msgpack.Encoder(order="deterministic")
+CHECKPOINT = msgspec.msgpack.Encoder(order="deterministic")
+"""The encoder of checkpoints, of which a group's offsets are a part: equal values, equal bytes."""
 
 
 class CommittedOffsets:
@@ -256,7 +257,7 @@ class CommittedOffsets:
 
 def _encoded(topics: Mapping[str, Mapping[int, CommittedOffset]]) -> msgspec.Raw:
     offsets = {topic_id: list(partitions.values()) for topic_id, partitions in topics.items()}
-    return msgspec.Raw(_encoder.encode(offsets))
+    return msgspec.Raw(CHECKPOINT.encode(offsets))
 
 
 def check_group_id(group_id: str) -> InvalidRequest | None:

@@ -7,7 +7,7 @@ from tidelog.storage.core.errors import Corrupt
 from tidelog.storage.state import shares, topic_checks
 from tidelog.storage.state.access import AccessCheckpoint
 from tidelog.storage.state.cluster_bounds import BoundsCheckpoint
-from tidelog.storage.state.committed_offsets import KeptGroups
+from tidelog.storage.state.committed_offsets import CHECKPOINT, KeptGroups
 from tidelog.storage.state.elapsed import ElapsedCheckpoint
 from tidelog.storage.state.forwarded_drafts import AppliedDraftMark
 from tidelog.storage.state.group_types import ClientGroupCheckpoint, MembersCheckpoint
@@ -61,7 +61,6 @@ class StateCheckpoint(msgspec.Struct, array_like=True, forbid_unknown_fields=Tru
     defaults: dict[str, str] = {}
 
 
-_encoder = msgspec.msgpack.Encoder(order="deterministic")
 _decoder = msgspec.msgpack.Decoder(StateCheckpoint)
 
 
@@ -74,7 +73,7 @@ def encode(snapshot: StateCheckpoint) -> bytes:
         elements.pop()
     while snapshot.level == levels.FIRST and len(elements) > ELEMENTS_MIN and not elements[-1]:
         elements.pop()
-    return _encoder.encode(elements)
+    return CHECKPOINT.encode(elements)
 
 
 def with_groups_in_order(snapshot: StateCheckpoint) -> bytes:

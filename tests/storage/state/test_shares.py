@@ -406,16 +406,16 @@ def refused(state: ClusterState, *actions: AnyAction) -> bool:
 
 
 @pytest.fixture
-def member_bytes(monkeypatch: pytest.MonkeyPatch) -> int:
+def member_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     """The share of a principal: 2,000 partitions. The other bounds are large."""
     share = 200_000
     monkeypatch.setattr(group_members, "MEMBER_BYTES_MAX", share * rules.PARTS)
     monkeypatch.setattr(group_members, "MEMBERS_MAX", 1000)
     monkeypatch.setattr(rules, "PARTITIONS_MAX", 10_000)
-    return share
 
 
-def test_the_subscriptions_of_a_principal_have_a_share(member_bytes: int) -> None:
+@pytest.mark.usefixtures("member_bytes")
+def test_the_subscriptions_of_a_principal_have_a_share() -> None:
     state = state_of()
     names = [f"{number:040}" for number in range(500)]  # 100 bytes, and 100 for a partition
     for group in "gh":
@@ -436,7 +436,8 @@ def test_the_subscriptions_of_a_principal_have_a_share(member_bytes: int) -> Non
     assert usage(state)[rules.MEMBER_BYTES] == {MALLORY: 500 * 100}
 
 
-def test_the_assignments_of_a_principal_have_a_share(member_bytes: int) -> None:
+@pytest.mark.usefixtures("member_bytes")
+def test_the_assignments_of_a_principal_have_a_share() -> None:
     state = state_of()
     assert commit(state, CreateTopic("wide", IDS[2], 900, {})) is None
     for group in "ghi":
@@ -460,7 +461,8 @@ def test_the_assignments_of_a_principal_have_a_share(member_bytes: int) -> None:
     assert usage(state)[rules.MEMBER_BYTES] == {MALLORY: len("wide") + 60}
 
 
-def test_a_quota_of_members_raises_the_share_of_their_bytes(member_bytes: int) -> None:
+@pytest.mark.usefixtures("member_bytes")
+def test_a_quota_of_members_raises_the_share_of_their_bytes() -> None:
     state = state_of()
     reader(state, "g")
     subscribe = Subscribe("g", "m", [f"{number:0440}" for number in range(400)])
