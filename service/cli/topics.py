@@ -1,5 +1,6 @@
 """`tidelog topics ...` and `tidelog seal`: clients of the v3 routes."""
 
+import math
 from collections.abc import Mapping
 from typing import Annotated, Any
 
@@ -304,7 +305,7 @@ def seal(
 
     async def work(client: Client) -> int:
         path = f"/admin/topics/{quoted(name)}/seal"
-        sealing = with_progress(f"sealing {name}", lambda _: client.post(path, answer_s=None))
+        sealing = with_progress(f"sealing {name}", lambda _: client.post(path, wait_s=math.inf))
         sealed: int = (await sealing).json()["sealed_records"]
         return sealed
 

@@ -7,6 +7,9 @@ up to 5 s, multiplied by a random number from 0.5 to 1. A caller sets `retry_s` 
 requests that are safe to repeat: reads, and changes with an Idempotency-Key or a fixed target. With
 `retry_s` 0, only a request that no broker got goes to the next broker.
 
+A broker may accept a request and never answer, for example while its machine is suspended. So if
+there are other brokers, one response gets half of the time that is left.
+
 A client learns the other brokers from the broker that answers: for each, the address that brokers
 use, and the port for clients. A learned broker gets requests only after a failure. So if this
 client cannot reach the address, one attempt fails.
@@ -15,6 +18,7 @@ client cannot reach the address, one attempt fails.
 import asyncio
 import contextlib
 import errno
+import math
 import os
 import random
 import socket
@@ -44,6 +48,8 @@ NO_ROUTE = "HTTP 404 Not Found"
 CONNECT_S = 5.0
 RESPONSE_S = 60.0
 """Timeout of a response: twice the default `produce_timeout_ms` of a broker."""
+RESPONSE_S_MIN = 5.0
+"""Timeout of a response if little time is left."""
 PAUSE_FIRST_S = 0.1
 PAUSE_MAX_S = 5.0
 LEARN_S = 60.0
@@ -148,13 +154,15 @@ class Connection:
         headers: Mapping[str, str] | None = None,
         json: object = None,
         content: bytes | None = None,
-        answer_s: float | None = RESPONSE_S,
+        wait_s: float = 0.0,
+        response_s: float | None = None,
         retry_s: float | None = None,
     ) -> httpx.Response:
         """Send a request; return the successful response. Raises ClientError.
 
-        `retry_s` bounds the time for retries (default: that of this object), `answer_s` the time
-        for one response.
+        `retry_s` bounds the time for retries (default: that of this object), `response_s` the time
+        for one response (default: see `response_s`). `wait_s` is added to it: the time that the
+        broker waits as the request says.
         """
         loop = asyncio.get_running_loop()
         retry_s = self.retry_s if retry_s is None else retry_s
@@ -165,7 +173,10 @@ class Connection:
         is_unknown = False
         while True:
             server = self.servers.current
-            one = await self._attempt(method, server, path, answer_s, request)
+            timeout_s = response_s
+            if timeout_s is None:
+                timeout_s = self.response_s(deadline_s - loop.time() if retry_s > 0 else math.inf)
+            one = await self._attempt(method, server, path, wait_s + timeout_s, request)
             if isinstance(one, httpx.Response):
                 return one
             if isinstance(one.failure, NotReachable):
@@ -188,11 +199,17 @@ class Connection:
             await asyncio.sleep(wait_s)
             pause_s = min(pause_s * 2, PAUSE_MAX_S)
 
+    def response_s(self, left_s: float) -> float:
+        """Return the timeout of a response if a request may be repeated for `left_s`."""
+        if len(self.servers.all) == 1:
+            return RESPONSE_S
+        return min(RESPONSE_S, max(left_s / 2, RESPONSE_S_MIN))
+
     async def _attempt(
-        self, method: str, server: str, path: str, answer_s: float | None, request: dict[str, Any]
+        self, method: str, server: str, path: str, timeout_s: float, request: dict[str, Any]
     ) -> "httpx.Response | _Failure":
         """Send a request once. Return the successful response, or the failure."""
-        timeout = httpx.Timeout(answer_s, connect=CONNECT_S)
+        timeout = httpx.Timeout(timeout_s if timeout_s < math.inf else None, connect=CONNECT_S)
         try:
             answer = await self._http.request(method, server + path, timeout=timeout, **request)
         except httpx.InvalidURL as error:

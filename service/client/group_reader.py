@@ -25,7 +25,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tidelog.service.client.connection import RESPONSE_S, Connection, quoted
+from tidelog.service.client.connection import Connection, quoted
 from tidelog.service.client.errors import (
     BadArgument,
     ClientError,
@@ -213,7 +213,8 @@ class GroupReader:
                     f"{self._path}/records",
                     params={"timeout": wait_ms, "max_bytes": self._fetch_bytes},
                     headers={"accept": accept},
-                    answer_s=wait_ms / 1000 + RESPONSE_S,
+                    wait_s=wait_ms / 1000,
+                    response_s=self._connection.response_s(deadline_s - loop.time()),
                     retry_s=0.0,
                 )
             except NotReachable as error:

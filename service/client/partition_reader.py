@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
-from tidelog.service.client.connection import RESPONSE_S, Connection, quoted
+from tidelog.service.client.connection import Connection, quoted
 from tidelog.service.client.errors import BadArgument, Refused
 from tidelog.service.client.records import ON_ERROR, Page, ReadFormat, TopicPartition
 
@@ -134,7 +134,7 @@ class PartitionReader:
             path,
             params=params,
             headers={"accept": self._format.accept},
-            answer_s=wait_ms / 1000 + RESPONSE_S,
+            wait_s=wait_ms / 1000,
         )
         try:
             answer = await request

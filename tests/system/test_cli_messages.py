@@ -312,7 +312,7 @@ async def test_a_server_that_accepts_and_says_nothing() -> None:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         async with Client(url) as client:
             with pytest.raises(NotReachable, match=f"^cannot reach {url}: no response in time$"):
-                await client.get("/v3/clusters", answer_s=0.05)
+                await client.get("/v3/clusters", response_s=0.05)
 
 
 def test_a_url_below_which_nothing_is(tidelog: Command, other_server: str, broker: Broker) -> None:

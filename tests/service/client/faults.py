@@ -17,7 +17,7 @@ OK, REFUSED, LOST, BUSY, THROTTLED, UNKNOWN = (
     "unknown",
 )
 HELD = "held"
-"""HELD: served, but the response stays on the way. REFUSED: no connection. LOST: served, but the
+"""HELD: served, but the response stays on the way, up to the timeout. REFUSED: no connection. LOST: served, but the
 response does not arrive. BUSY: 503.
 THROTTLED: 429. UNKNOWN: served, and answered 504."""
 ANSWERS = {BUSY: 503, THROTTLED: 429}
@@ -45,7 +45,8 @@ class FaultyTransport(httpx.AsyncBaseTransport):
         answer = await self._inner.handle_async_request(request)
         if fault == HELD:
             await answer.aread()
-            await asyncio.Event().wait()
+            await asyncio.sleep(request.extensions["timeout"]["read"])
+            raise httpx.ReadTimeout("", request=request)
         if fault == LOST:
             await answer.aread()
             raise httpx.ReadError("reset", request=request)

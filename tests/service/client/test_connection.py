@@ -7,6 +7,7 @@ import pytest
 
 from tests.service.client.faults import (
     BUSY,
+    HELD,
     LOST,
     OK,
     REFUSED,
@@ -16,8 +17,9 @@ from tests.service.client.faults import (
     script,
 )
 from tests.service.conftest import Broker
+from tests.support import vloop
 from tidelog.client import BadArgument, NotFound, NotReachable, Refused
-from tidelog.service.client.connection import Connection
+from tidelog.service.client.connection import RESPONSE_S, RESPONSE_S_MIN, Connection
 from tidelog.service.client.servers import Servers, parsed
 
 A, B, C = "http://a:1", "http://b:2", "http://c:3"
@@ -111,6 +113,44 @@ async def test_the_deadline_ends_retries_and_an_unknown_outcome_stays_unknown(
             await client.get("/topics")
     assert caught.value.is_unknown
     assert 4 <= len(transport.seen) < 20
+
+
+@pytest.mark.parametrize("retry_s", [12.0, 60.0, 120.0])
+def test_a_silent_broker_leaves_time_for_the_others(retry_s: float) -> None:
+    async def app(_: Any, __: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    faults = script(BUSY)
+    transport = FaultyTransport(
+        app, lambda request: HELD if request.url.host == "b" else faults(request)
+    )
+
+    async def main() -> float:
+        async with connection(transport, "a:1", retry_s=retry_s) as client:
+            client.servers.learn([B])
+            await client.get("/topics")
+        return asyncio.get_running_loop().time()
+
+    took_s = vloop.run(main)
+    assert hosts(transport) == "aba"
+    assert took_s < retry_s
+
+
+async def test_a_response_may_take_half_of_the_time_that_is_left() -> None:
+    async with connection(FaultyTransport(None), "a:1") as client:
+        assert client.response_s(4.0) == RESPONSE_S
+        client.servers.learn([B])
+        times_s = [client.response_s(left_s) for left_s in (float("inf"), 200.0, 60.0, 1.0, -1.0)]
+        assert times_s == [RESPONSE_S, RESPONSE_S, 30.0, RESPONSE_S_MIN, RESPONSE_S_MIN]
+
+
+async def test_a_response_may_take_longer_by_the_wait_of_the_request(broker: Broker) -> None:
+    transport = FaultyTransport(broker.app, script(BUSY))
+    async with connection(transport, retry_s=2.0) as client:
+        await client.get("/topics", wait_s=30.0)
+    limits_s = [request.extensions["timeout"]["read"] for request in transport.seen]
+    assert limits_s == [30.0 + RESPONSE_S_MIN] * 2
 
 
 async def test_a_definite_no_is_an_error_with_status_and_code(broker: Broker) -> None:
