@@ -23,9 +23,10 @@ from tests.attack.forward_attacks import forward_attacks
 from tests.attack.http_client import opened, sent
 from tests.attack.json_attacks import json_attacks
 from tests.attack.kafka_attacks import kafka_attacks
-from tests.attack.measure import HOLD_S, MIB, TYPE, VICTIM, Attack, scaled
+from tests.attack.measure import HOLD_S, MIB, VICTIM, Attack, scaled
 from tests.attack.name_attacks import name_attacks
 from tests.attack.offset_attacks import offset_attacks
+from tests.attack.probes import TYPE
 from tests.attack.produce_attacks import produce_attacks
 from tests.attack.read_attacks import read_attacks
 from tests.attack.share_attacks import share_attacks

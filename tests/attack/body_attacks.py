@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 from tests.attack.brokers import SecuredBroker
 from tests.attack.http_client import JSON, sent
-from tests.attack.measure import TYPE, VICTIM, Attack, scaled
+from tests.attack.measure import VICTIM, Attack, scaled
+from tests.attack.probes import TYPE
 from tests.attack.produce_attacks import NOBODY, STRANGER
 from tests.attack.share_attacks import MEMBER
 

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 
 import httpx
 
-from tests.attack.measure import NEIGHBOUR, TYPE, VICTIM
+from tests.attack.measure import VICTIM
+from tests.attack.probes import NEIGHBOUR, TYPE
 from tests.support.broker import Broker
 from tests.support.certificates import Authority
 from tests.support.ports import free_port

@@ -11,7 +11,8 @@ import httpx
 from tests.attack.brokers import SecuredBroker
 from tests.attack.http_client import opened
 from tests.attack.kafka_client import connected, log_in
-from tests.attack.measure import NEIGHBOUR, Attack, scaled
+from tests.attack.measure import Attack, scaled
+from tests.attack.probes import NEIGHBOUR
 from tests.service.kafka.wire import framed
 from tidelog.service.kafka.messages.handshake import (
     SaslAuthenticateRequest,

@@ -7,7 +7,8 @@ from contextlib import ExitStack
 
 from tests.attack.brokers import SecuredBroker
 from tests.attack.http_client import opened, sent
-from tests.attack.measure import HOLD_S, TYPE, Attack, scaled
+from tests.attack.measure import HOLD_S, Attack, scaled
+from tests.attack.probes import TYPE
 
 FOLLOWER = "follower"
 FOLLOWERS_LEAST = 40

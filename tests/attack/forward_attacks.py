@@ -13,7 +13,8 @@ from tempfile import TemporaryDirectory
 
 from tests.attack.brokers import SecuredBroker
 from tests.attack.http_client import TIMEOUT_S, V2, counted, sent
-from tests.attack.measure import MIB, TYPE, Attack, scaled
+from tests.attack.measure import MIB, Attack, scaled
+from tests.attack.probes import TYPE
 from tests.system.client import wait_until
 
 READER = "forwarded"

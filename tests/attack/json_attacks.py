@@ -7,7 +7,8 @@ from typing import Any
 
 from tests.attack.brokers import AttackedBroker
 from tests.attack.http_client import sent
-from tests.attack.measure import MIB, TYPE, VICTIM, Attack, scaled
+from tests.attack.measure import MIB, VICTIM, Attack, scaled
+from tests.attack.probes import TYPE
 
 Phase = Sequence[tuple[str, str, Any]]
 """Requests that are sent at once: method, path, keywords of httpx."""

@@ -4,7 +4,8 @@ import struct
 import time
 from collections.abc import Callable, Mapping
 
-from tests.attack.measure import MIB, NEIGHBOUR, VICTIM, scaled
+from tests.attack.measure import MIB, VICTIM, scaled
+from tests.attack.probes import NEIGHBOUR
 from tests.service.kafka.wire import framed
 from tests.support.record_batches import sent as batch_of
 from tidelog.service.kafka.messages import (

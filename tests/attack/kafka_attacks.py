@@ -16,7 +16,8 @@ from tests.attack.kafka_arrays import WIDE, cut, long_arrays, wide_fetch
 from tests.attack.kafka_client import asked, open_connections, sent
 from tests.attack.kafka_schema import array_fields, frame_of
 from tests.attack.kafka_values import wrong_values_sent
-from tests.attack.measure import HOLD_S, MIB, NEIGHBOUR, Attack, scaled
+from tests.attack.measure import HOLD_S, MIB, Attack, scaled
+from tests.attack.probes import NEIGHBOUR
 from tests.service.kafka.wire import framed
 from tests.support.broker import Broker
 from tidelog.service.kafka.messages import (

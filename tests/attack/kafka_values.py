@@ -4,7 +4,8 @@ ends. Each of them must be answered."""
 from collections import Counter
 
 from tests.attack.kafka_client import sent
-from tests.attack.measure import NEIGHBOUR, VICTIM
+from tests.attack.measure import VICTIM
+from tests.attack.probes import NEIGHBOUR
 from tests.service.kafka.wire import framed
 from tests.support.broker import Broker
 from tidelog.service.kafka.messages import (

@@ -18,7 +18,8 @@ from contextlib import ExitStack, suppress
 from tests.attack.brokers import Principal, SecuredBroker
 from tests.attack.kafka_attacks import joined
 from tests.attack.kafka_client import connected, received, request_on
-from tests.attack.measure import HOLD_S, NEIGHBOUR, VICTIM, Attack, scaled
+from tests.attack.measure import HOLD_S, VICTIM, Attack, scaled
+from tests.attack.probes import NEIGHBOUR
 from tests.attack.produce_attacks import NOBODY, STRANGER
 from tests.service.kafka.wire import answer, framed
 from tests.support.threads import Threads

@@ -9,7 +9,7 @@ import random
 import sys
 from collections import deque
 
-from tests.attack.measure import resident_mib
+from tests.attack.probes import resident_mib
 from tests.attack.produce_attacks import many_headers, members, runs, zeros
 from tests.fuzz.mutations import mutated
 from tests.storage.kafka.golden import GOLDEN
