@@ -23,7 +23,7 @@ import os
 import random
 import socket
 import ssl
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, NamedTuple, Self
 from urllib.parse import quote, urlsplit
 
@@ -150,24 +150,21 @@ class Connection:
         method: str,
         path: str,
         *,
-        params: Any = None,
-        headers: Mapping[str, str] | None = None,
-        json: object = None,
-        content: bytes | None = None,
         wait_s: float = 0.0,
         response_s: float | None = None,
         retry_s: float | None = None,
+        **content: Any,
     ) -> httpx.Response:
         """Send a request; return the successful response. Raises ClientError.
 
-        `retry_s` bounds the time for retries (default: that of this object), `response_s` the time
-        for one response (default: see `response_s`). `wait_s` is added to it: the time that the
-        broker waits as the request says.
+        `content` has arguments of httpx: params, headers, json, content. `retry_s` bounds the time
+        for retries (default: that of this object), `response_s` the time for one response (default:
+        see `response_s`). `wait_s` is added to it: the time that the broker waits as the request
+        says.
         """
         loop = asyncio.get_running_loop()
         retry_s = self.retry_s if retry_s is None else retry_s
         deadline_s = loop.time() + retry_s
-        request = {"params": params, "headers": headers, "json": json, "content": content}
         pause_s = PAUSE_FIRST_S
         failed: set[str] = set()
         is_unknown = False
@@ -176,7 +173,7 @@ class Connection:
             timeout_s = response_s
             if timeout_s is None:
                 timeout_s = self.response_s(deadline_s - loop.time() if retry_s > 0 else math.inf)
-            one = await self._attempt(method, server, path, wait_s + timeout_s, request)
+            one = await self._attempt(method, server, path, wait_s + timeout_s, content)
             if isinstance(one, httpx.Response):
                 return one
             if isinstance(one.failure, NotReachable):
@@ -206,12 +203,12 @@ class Connection:
         return min(RESPONSE_S, max(left_s / 2, RESPONSE_S_MIN))
 
     async def _attempt(
-        self, method: str, server: str, path: str, timeout_s: float, request: dict[str, Any]
+        self, method: str, server: str, path: str, timeout_s: float, content: dict[str, Any]
     ) -> "httpx.Response | _Failure":
         """Send a request once. Return the successful response, or the failure."""
         timeout = httpx.Timeout(timeout_s if timeout_s < math.inf else None, connect=CONNECT_S)
         try:
-            answer = await self._http.request(method, server + path, timeout=timeout, **request)
+            answer = await self._http.request(method, server + path, timeout=timeout, **content)
         except httpx.InvalidURL as error:
             raise BadArgument(f"server {server!r}: {error}") from None
         except httpx.RequestError as error:

@@ -33,6 +33,7 @@ from tidelog.service.kafka.messages.produce import (
 )
 from tidelog.service.security.caller import ALL_RIGHTS, forbidden
 from tidelog.service.telemetry.metrics import KAFKA
+from tidelog.storage.core import native
 from tidelog.storage.core.acls import TOPIC, WRITE
 from tidelog.storage.core.errors import (
     CommitUnknown,
@@ -44,7 +45,7 @@ from tidelog.storage.core.errors import (
 )
 from tidelog.storage.core.model import AppendedRange
 from tidelog.storage.core.topic_configs import TopicConfig
-from tidelog.storage.kafka import codecs, native
+from tidelog.storage.kafka import codecs
 from tidelog.storage.kafka.batch import (
     ANY,
     Batch,

@@ -167,11 +167,11 @@ class Produce:
             rights.record(PRODUCER_BYTE_RATE, produced.weight - size)
         target = f"{number}/{format_name}"
         try:
-            key, places = self._placed(topic, produced, number, name, target, body)
+            key, places = await self._placed(rights, topic, produced, number, name, target, body)
         except UnknownPartition:
             call.charge(max(size, produced.weight))
             topic = await self.newest(topic)
-            key, places = self._placed(topic, produced, number, name, target, body)
+            key, places = await self._placed(rights, topic, produced, number, name, target, body)
         if format_name != "arrow":  # its columns refer to the body
             body = b""
         call.release()  # the records are now those of the write buffer
@@ -228,8 +228,9 @@ class Produce:
         await self._log.refresh()
         return self._log.state.topic(topic.name)
 
-    def _placed(
+    async def _placed(
         self,
+        rights: CallerRights,
         topic: Topic,
         produced: json_in.Produced,
         number: int | None,
@@ -240,7 +241,7 @@ class Produce:
         """Return the request's key and the records' partitions."""
         key = None
         if name is not None:
-            mark = fingerprint(f"{topic.topic_id}/{target}", body)
+            mark = await self.fingerprint(rights, f"{topic.topic_id}/{target}", body)
             key = IdempotencyKey(name, mark, len(topic.partitions))
         return key, self.place(topic, produced, number, key)
 
@@ -292,6 +293,14 @@ class Produce:
         """Decode a large record, which has its memory, in a thread, while the event loop serves
         other requests."""
         return await self._threads.run(rights, self._decoded_max(body), decode)
+
+    async def fingerprint(self, rights: CallerRights, target: str, body: bytes) -> bytes:
+        """Return 16 bytes that identify a request: the hash of its target and its body. A v2 target
+        has the topic, the partition and the format."""
+        work = partial(_fingerprint, target, body)
+        if len(body) <= DECODE_INLINE_BYTES:
+            return work()
+        return await self._threads.run_to_end(rights, work)
 
     def _decoded_max(self, body: bytes) -> int:
         size = max(len(body), DECODE_INLINE_BYTES)  # of a small body that takes more memory
@@ -422,9 +431,7 @@ def client_key(call: HttpRequest) -> str | None:
     return key
 
 
-def fingerprint(target: str, body: bytes) -> bytes:
-    """Return 16 bytes that identify a request: the hash of its target and its body. A v2 target has
-    the topic, the partition and the format."""
+def _fingerprint(target: str, body: bytes) -> bytes:
     digest = hashlib.blake2b(f"{target}/".encode(), digest_size=16)
     digest.update(body)
     return digest.digest()

@@ -26,7 +26,6 @@ from tidelog.service.routes.produce import (
     Produce,
     body_of,
     client_key,
-    fingerprint,
 )
 from tidelog.service.security.caller import CallerRights, rights_of
 from tidelog.service.security.request_time import measured
@@ -260,10 +259,10 @@ class ProduceV3:
         # meanwhile.
         topic = await self._produce.topic(topic_name, rights)
         try:
-            key, places = self._placed(topic, produced, record, name)
+            key, places = await self._placed(rights, topic, produced, record, name)
         except UnknownPartition:
             topic = await self._produce.newest(topic)
-            key, places = self._placed(topic, produced, record, name)
+            key, places = await self._placed(rights, topic, produced, record, name)
         placements = await self._produce.append(topic, produced, places, Acks.ALL, key, len(record))
         self._counters.add_records_in(1, len(record), topic.name)
         assert placements is not None, "acks=all returns the appended ranges"
@@ -279,12 +278,17 @@ class ProduceV3:
             "value": _shown(decoded.value),
         }
 
-    def _placed(
-        self, topic: Topic, produced: json_in.Produced, record: bytes, name: str | None
+    async def _placed(
+        self,
+        rights: CallerRights,
+        topic: Topic,
+        produced: json_in.Produced,
+        record: bytes,
+        name: str | None,
     ) -> tuple[IdempotencyKey | None, RecordPartitions]:
         key = None
         if name is not None:
-            mark = fingerprint(f"{topic.topic_id}/v3", record)
+            mark = await self._produce.fingerprint(rights, f"{topic.topic_id}/v3", record)
             key = IdempotencyKey(name, mark, len(topic.partitions))
         return key, self._produce.place(topic, produced, None, key)
 

@@ -36,7 +36,6 @@ from tidelog.service.routes.produce import (
     body_of,
     check_records,
     client_key,
-    fingerprint,
 )
 from tidelog.service.security.caller import CallerRights, rights_of
 from tidelog.service.settings import Settings
@@ -147,7 +146,8 @@ class Transactions:
             # request.
             ids = [topic.topic_id for topic in topics]
             ids += [each.topic_id for commit in offsets for each in commit.offsets]
-            mark = fingerprint(f"transactions/{'/'.join(ids)}", body)
+            target = f"transactions/{'/'.join(ids)}"
+            mark = await self._produce.fingerprint(rights, target, body)
             key = IdempotencyKey(name, mark, [len(topic.partitions) for topic in topics])
         parts = []
         for topic, records in zip(topics, request.topics, strict=True):

@@ -292,9 +292,16 @@ def weight(rows: Rows | pa.RecordBatch) -> int:
 
 def weights(rows: Rows | pa.RecordBatch) -> np.ndarray:
     """Return the weight of each record, int64."""
-    if isinstance(rows, Rows):
-        rows = batch_of_rows([rows])
-    return np.diff(weight_before(rows))
+    if not isinstance(rows, Rows):
+        return np.diff(weight_before(rows))
+    headers = rows.headers or [None] * len(rows)
+    return np.array(
+        [
+            RECORD_BYTES + len(key or b"") + len(value or b"") + _weight_of_headers(names)
+            for key, value, names in zip(rows.keys, rows.values, headers, strict=True)
+        ],
+        dtype=np.int64,
+    )
 
 
 def weight_before(batch: pa.RecordBatch) -> np.ndarray:

@@ -11,8 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidelog.storage.core import chunk
-from tidelog.storage.kafka import native
+from tidelog.storage.core import chunk, native
 
 _NUMBERS_BYTES_MAX = 5 + 1 + 10 + 10 + 5 + 5
 """Bytes of a record's length, attributes, timestamp delta, offset delta and sizes, at most."""

@@ -20,9 +20,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from tidelog.storage.core import chunk
+from tidelog.storage.core import chunk, native
 from tidelog.storage.core.chunk import CHUNK_SCHEMA, HEADER_BYTES, HEADERS_TYPE, RECORD_BYTES
-from tidelog.storage.kafka import native
 from tidelog.storage.kafka.layout import TIMESTAMP_MS_MAX, InvalidBatch
 from tidelog.storage.kafka.numbers import LONG_MAX, number_at, numbers_at
 from tidelog.storage.kafka.refusals import (

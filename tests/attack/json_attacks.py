@@ -14,6 +14,9 @@ Phase = Sequence[tuple[str, str, Any]]
 """Requests that are sent at once: method, path, keywords of httpx."""
 
 TEXT_TYPE = {"content-type": "application/vnd.kafka.text.v2+json"}
+WIDE = "wide"
+"""The name of a topic with many partitions, to which keys are hashed."""
+WIDE_PARTITIONS = 100
 V3 = f"{{cluster}}/topics/{VICTIM}/records"
 TRANSACTIONS = "{cluster}/transactions"
 READERS = {
@@ -40,6 +43,12 @@ def produced(body: bytes, **headers: str) -> list[Phase]:
 
 def to_v3(body: bytes, last: str = "", **headers: str) -> list[Phase]:
     return [[("POST", V3 + last, {"content": body, "headers": headers})]]
+
+
+def to_wide(body: bytes, **headers: str) -> list[Phase]:
+    topic = {"topic_name": WIDE, "partitions_count": WIDE_PARTITIONS}
+    create = ("POST", "/admin/topics", {"json": topic})
+    return [[create], [("POST", f"/topics/{WIDE}", {"content": body, "headers": TYPE | headers})]]
 
 
 def pages(value: str, reader: str, max_bytes: int, scale: float) -> list[Phase]:
@@ -71,6 +80,11 @@ def json_attacks(scale: float) -> dict[str, Attack]:
     entries = [b'{"id":%d,%b' % (number, headers[1:]) for number in range(10)]
     many_of_ten = b'{"entries":[%b]}' % b",".join(entries)
     small = b'{"headers":[%b]}' % b",".join([b'{"name":"a"}'] * 48)
+    named = {"idempotency-key": "k"}
+    word = b'"%b"' % (b"k" * scaled(900_000, scale, 10))
+    keyed = b'{"key":%b}' % word
+    keyed_v3 = b'{"key":{"type":"JSON","data":%b}}' % word
+    keyed_topics = b'{"topics":[{"topic_name":"wide","records":['
     transaction = many(scale / 6, b'{"topics":[{"topic_name":"t","records":[', small, b"]}]}")
     phases: dict[str, Callable[[], list[Phase]]] = {
         "JSON: records of nothing": lambda: produced(many(scale, b'{"records":[', b"{}", b"]}")),
@@ -87,6 +101,30 @@ def json_attacks(scale: float) -> dict[str, Attack]:
             many(scale, value + b"[1e100,1e", b"0", b"1]}]}", b"")
         ),
         "JSON: large numbers": lambda: produced(many(scale, value + b"[", b"1e100", b"]}]}")),
+        "JSON: long keys": lambda: to_wide(many(scale, b'{"records":[', keyed, b"]}"), **named),
+        "JSON: short keys": lambda: to_wide(
+            many(scale / 52, b'{"records":[', b'{"key":"ab"}', b"]}")
+        ),
+        "JSON: long keys in a transaction": lambda: [
+            to_wide(b'{"records":[{"key":1}]}')[0],
+            [
+                (
+                    "POST",
+                    TRANSACTIONS,
+                    {"content": many(scale, keyed_topics, keyed_v3, b"]}]}"), "headers": named},
+                )
+            ],
+        ],
+        "JSON: v3 long keys": lambda: [
+            to_wide(b"")[0],
+            [
+                (
+                    "POST",
+                    V3.replace(f"/{VICTIM}/", f"/{WIDE}/"),
+                    {"content": keyed_v3 * 60},
+                )
+            ],
+        ],
         "JSON: v3 batch of entries": lambda: to_v3(
             many(scale, b'{"entries":[', b'{"id":1}', b"]}"), ":batch"
         ),

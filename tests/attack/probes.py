@@ -48,9 +48,9 @@ class Target(NamedTuple):
 
 
 class Readings(NamedTuple):
-    """What the probes saw: memory in MiB; the slowest request for /healthy, and the most CPU time
-    of the event loop's thread during one; the neighbour's rounds, all faults, and the neighbour's
-    slowest round."""
+    """The results of the probes: memory in MiB; the slowest request for /healthy, and the most CPU
+    time of the event loop's thread during one; the neighbour's rounds, all faults, and the
+    neighbour's slowest round."""
 
     peak_mib: int
     stall_s: float

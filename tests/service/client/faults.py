@@ -17,9 +17,9 @@ OK, REFUSED, LOST, BUSY, THROTTLED, UNKNOWN = (
     "unknown",
 )
 HELD = "held"
-"""HELD: served, but the response stays on the way, up to the timeout. REFUSED: no connection. LOST: served, but the
-response does not arrive. BUSY: 503.
-THROTTLED: 429. UNKNOWN: served, and answered 504."""
+"""HELD: served, but the response stays on the way, up to the timeout. REFUSED: no connection. LOST:
+served, but the response does not arrive. BUSY: 503. THROTTLED: 429. UNKNOWN: served, and answered
+504."""
 ANSWERS = {BUSY: 503, THROTTLED: 429}
 
 Choice = Callable[[httpx.Request], str]

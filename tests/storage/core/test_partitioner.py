@@ -1,5 +1,6 @@
 """Kafka's partitioner to its published vectors, and parts that lose nothing and keep the order."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -8,10 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.properties import examples
+from tidelog.storage.core import native
 from tidelog.storage.core.chunk import Rows, batch_of_rows
 from tidelog.storage.core.errors import InvalidRequest
 from tidelog.storage.core.murmur2 import murmur2, partition_of
-from tidelog.storage.core.murmur2_columns import ACTIVE_MIN
+from tidelog.storage.core.murmur2_columns import ACTIVE_MIN, murmur2_column
 from tidelog.storage.core.partitioner import (
     NoSuchPartition,
     Partitions,
@@ -37,6 +39,24 @@ lengths = st.sampled_from([0, 1, 2, 3, 4, 5, 7, 8, 11, 12, 13, 16, 100, 129, 300
 keys = st.one_of(st.none(), st.binary(max_size=40), lengths.map(lambda n: bytes(range(7, 256)) * 2))
 columns = st.lists(keys, max_size=80)
 quick = examples(150)
+
+
+@pytest.fixture(autouse=True, scope="module", params=[True, False], ids=["C", "Python"])
+def way(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Hash keys in C, then in Python."""
+    if request.param and not native.IS_BUILT:
+        pytest.skip(native.WHY_NOT)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(native, "IS_BUILT", request.param)
+        yield
+
+
+def test_both_ways_hash_alike() -> None:
+    keys = [bytes((i * 31 + j * 7) % 256 for j in range(i)) for i in range(300)]
+    assert native.murmur2(b"21") == VECTORS[b"21"] & 0xFFFFFFFF
+    hashes = [murmur2(key) & 0xFFFFFFFF for key in keys]
+    assert hashes == [native.murmur2(key) for key in keys]
+    assert hashes == murmur2_column(pa.array(keys, pa.binary())).tolist()
 
 
 @pytest.mark.parametrize(("key", "expected"), VECTORS.items())

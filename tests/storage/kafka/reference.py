@@ -8,7 +8,8 @@ import google_crc32c
 import pytest
 from aiokafka.record.default_records import DefaultRecordBatchBuilder as AiokafkaBuilder
 
-from tidelog.storage.kafka import native, record_bytes, records
+from tidelog.storage.core import native
+from tidelog.storage.kafka import record_bytes, records
 from tidelog.storage.kafka.layout import HEADER, HEADER_SIZE, TIMESTAMP_MS_MAX, Header
 
 with warnings.catch_warnings(action="ignore"):  # kafka-python reads its schemas the old way

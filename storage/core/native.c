@@ -1,7 +1,8 @@
-/* The loops over the records of a batch, in C: `walk`, `fields` and `write` (_native.pyi).
+/* The loops over bytes, in C (_native.pyi): over the records of a batch `walk`, `fields` and `write`,
+over keys `murmur2` and `murmur2_column`.
 
-The modules `records` and `record_bytes` do the same in Python, for an installation without a C
-compiler. Both accept the same bytes, with the same result (tests compare the two). For bytes that
+The modules `records`, `record_bytes`, `murmur2` and `murmur2_columns` do the same in Python, for an
+installation without a C compiler. Both accept the same bytes, with the same result (tests compare the two). For bytes that
 are no records, `walk` returns the reason, and the caller raises the error: Python does not read the
 bytes again, because that costs a hundred times more, and any client may send such bytes.
 
@@ -29,8 +30,8 @@ delta, offset delta, key size, value size. */
 #define HEADER_BYTES_MIN 2
 /* From this number of records on, `fields` and `write` release the GIL. */
 #define RECORDS_WITHOUT_GIL 500
-/* From this number of bytes on, `walk` releases the GIL. It does not for fewer, because the event
-loop calls it, and would wait for the GIL. */
+/* From this number of bytes on, functions release the GIL. They do not for fewer, because the event
+loop calls them, and would wait for the GIL. */
 #define BYTES_WITHOUT_GIL (1 << 20)
 
 /* ---- reading */
@@ -520,16 +521,89 @@ end:
     return result;
 }
 
+/* ---- hashes of keys */
+
+static uint32_t word(const uint8_t *bytes)
+{
+    return (uint32_t)bytes[0] | (uint32_t)bytes[1] << 8 | (uint32_t)bytes[2] << 16
+        | (uint32_t)bytes[3] << 24;
+}
+
+/* Kafka's murmur2: org.apache.kafka.common.utils.Utils.murmur2. */
+static uint32_t murmur2_of(const uint8_t *key, Py_ssize_t size)
+{
+    const uint32_t m = 0x5bd1e995;
+    uint32_t hash = 0x9747b28c ^ (uint32_t)size;
+    for (; size >= 4; key += 4, size -= 4) {
+        uint32_t k = word(key) * m;
+        hash = hash * m ^ (k ^ k >> 24) * m;
+    }
+    for (Py_ssize_t index = 0; index < size; index++)
+        hash ^= (uint32_t)key[index] << 8 * index;
+    if (size)
+        hash *= m;
+    hash = (hash ^ hash >> 13) * m;
+    return hash ^ hash >> 15;
+}
+
+static PyObject *murmur2(PyObject *self, PyObject *key)
+{
+    (void)self;
+    Py_buffer buffer;
+    if (PyObject_GetBuffer(key, &buffer, PyBUF_SIMPLE) < 0)
+        return NULL;
+    PyThreadState *state = buffer.len >= BYTES_WITHOUT_GIL ? PyEval_SaveThread() : NULL;
+    uint32_t hash = murmur2_of(buffer.buf, buffer.len);
+    if (state != NULL)
+        PyEval_RestoreThread(state);
+    PyBuffer_Release(&buffer);
+    return PyLong_FromUnsignedLong(hash);
+}
+
+static PyObject *murmur2_column(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    (void)self;
+    if (nargs != 3) {
+        PyErr_SetString(PyExc_TypeError, "murmur2_column takes hashes, bounds and data");
+        return NULL;
+    }
+    Py_buffer buffers[3];
+    if (!get_buffers(args, buffers, 3, 1))
+        return NULL;
+    uint32_t *hashes = buffers[0].buf;
+    const int32_t *bounds = buffers[1].buf;
+    const uint8_t *data = buffers[2].buf;
+    Py_ssize_t rows = buffers[0].len / (Py_ssize_t)sizeof(uint32_t);
+    bool is_good = buffers[1].len == (rows + 1) * (Py_ssize_t)sizeof(int32_t);
+    PyThreadState *state = buffers[2].len >= BYTES_WITHOUT_GIL ? PyEval_SaveThread() : NULL;
+    for (Py_ssize_t row = 0; is_good && row < rows; row++) {
+        int32_t start = bounds[row], end = bounds[row + 1];
+        is_good = 0 <= start && start <= end && end <= buffers[2].len;
+        if (is_good)
+            hashes[row] = murmur2_of(data + start, end - start);
+    }
+    if (state != NULL)
+        PyEval_RestoreThread(state);
+    release_buffers(buffers, 3);
+    if (!is_good) {
+        PyErr_SetString(PyExc_ValueError, "the bounds of the keys are not those of the data");
+        return NULL;
+    }
+    return Py_NewRef(Py_None);
+}
+
 static PyMethodDef methods[] = {
     {"walk", (PyCFunction)(void (*)(void))walk, METH_FASTCALL, NULL},
     {"fields", (PyCFunction)(void (*)(void))fields, METH_FASTCALL, NULL},
     {"write", (PyCFunction)(void (*)(void))write_records, METH_FASTCALL, NULL},
+    {"murmur2", murmur2, METH_O, NULL},
+    {"murmur2_column", (PyCFunction)(void (*)(void))murmur2_column, METH_FASTCALL, NULL},
     {NULL, NULL, 0, NULL},
 };
 
 /* Add 1 with each change of this file that changes what a function takes, returns or accepts, and
 the same in native.py: a build of other code is then not used. */
-#define VERSION 1
+#define VERSION 2
 
 static int execute(PyObject *self) { return PyModule_AddIntConstant(self, "VERSION", VERSION); }
 
@@ -538,7 +612,7 @@ static PyModuleDef_Slot slots[] = {{Py_mod_exec, (void *)execute}, {0, NULL}};
 static struct PyModuleDef module = {
     PyModuleDef_HEAD_INIT,
     "_native",
-    "The loops over the records of a batch (see _native.pyi).",
+    "The loops over bytes (see _native.pyi).",
     0,
     methods,
     slots,

@@ -5,6 +5,7 @@ each argument has its own buffer of exact size.
 """
 
 import importlib.util
+import itertools
 import random
 import struct
 import sys
@@ -76,6 +77,20 @@ def write(native: Any, rng: random.Random) -> None:
         return
 
 
+def hash_keys(native: Any, rng: random.Random) -> None:
+    data = rng.randbytes(rng.randrange(40))
+    bounds = np.array(sorted(rng.choices(range(len(data) + 1), k=rng.randrange(1, 9))), np.int32)
+    if rng.random() < 0.3:
+        bounds[rng.randrange(len(bounds))] += rng.choice([-1, 1, 2**31 - 50, -(2**31)])
+    hashes = np.empty(max(len(bounds) - 1 + rng.choice([0, 0, 0, 1, -1]), 0), np.uint32)
+    try:
+        native.murmur2_column(hashes, bounds, alone(data))
+    except ValueError:
+        return
+    keys = [data[start:end] for start, end in itertools.pairwise(bounds.tolist())]
+    assert hashes.tolist() == [native.murmur2(alone(key)) for key in keys]
+
+
 def main(file: str, count: int) -> None:
     spec = importlib.util.spec_from_file_location("_native", file)
     assert spec is not None
@@ -93,6 +108,7 @@ def main(file: str, count: int) -> None:
         accepted += read(native, raw, original, rng)
         if number % 10 == 0:
             write(native, rng)
+            hash_keys(native, rng)
     assert 0 < accepted < count
     print(f"{count} calls, {accepted} accepted")
 

@@ -48,3 +48,12 @@ def write(
     each starts and the last ends. The column `headers` has the bytes behind the values; without it,
     no record has headers. Return how many bytes were written. Raises ValueError if they do not fit.
     """
+
+def murmur2(key: bytes | bytearray | memoryview) -> int:
+    """Return Kafka's hash of a key, unsigned, 32 bits."""
+
+def murmur2_column(
+    hashes: np.ndarray, bounds: np.ndarray, data: bytes | bytearray | memoryview
+) -> None:
+    """Fill `hashes` (uint32) with those of the keys in `data`; `bounds` (int32) has where each key
+    starts and the last one ends. Raises ValueError if the bounds are not those of the data."""

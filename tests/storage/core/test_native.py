@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from tests.repo.test_house_rules import ROOT
-from tidelog.storage import kafka
-from tidelog.storage.kafka import native
+from tidelog.storage import core
+from tidelog.storage.core import native
 
-SOURCE = ROOT / "storage/kafka/native.c"
+SOURCE = ROOT / "storage/core/native.c"
 HEADERS = Path(sysconfig.get_paths()["include"])
 CALLS = int(os.environ.get("TIDELOG_MUTATIONS", "20000"))
 FLAGS = ["-O1", "-g", "-shared", "-fPIC", "-Wall", "-Wextra", "-Wconversion", "-Werror"]
@@ -39,10 +39,10 @@ def test_a_build_of_other_code_is_not_used(
     build = types.ModuleType("_native")
     if version is not None:
         vars(build)["VERSION"] = version
-    monkeypatch.setattr(kafka, "_native", build)
+    monkeypatch.setattr(core, "_native", build)
     loaded = runpy.run_path(native.__file__)
     assert loaded["IS_BUILT"] is False
-    assert loaded["WHY_NOT"] == f"its version is {version or 0}, not 1: install tidelog again"
+    assert loaded["WHY_NOT"] == f"its version is {version or 0}, not 2: install tidelog again"
     assert "walk" not in loaded
 
 
@@ -60,7 +60,7 @@ def test_the_code_in_c_reads_and_writes_only_its_buffers(tmp_path: Path) -> None
         "ASAN_OPTIONS": "detect_leaks=0",
         "UBSAN_OPTIONS": "halt_on_error=1",
     }
-    module = "tests.storage.kafka.native_fuzz"
+    module = "tests.storage.core.native_fuzz"
     done = ran(sys.executable, "-m", module, file, str(CALLS), env=environment)
     assert f"{CALLS} calls" in done.stdout
 
