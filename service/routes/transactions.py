@@ -94,18 +94,26 @@ class Transactions:
         rights = rights_of(call.scope)
         body = await body_of(call, rights, self._settings.request_bytes_max)
         request = await self._decode(call, body)
-        rights.record(PRODUCER_BYTE_RATE, max(request.weight - len(body), 0))
+        size = len(body)
+        rights.record(PRODUCER_BYTE_RATE, max(request.weight - size, 0))
+        if name is None:
+            body = b""  # only a key needs its fingerprint
         await _check_rights(rights, request)
         try:
-            return await self._commit(request, body, name, rights)
+            return await self._commit(request, body, size, name, rights)
         except (UnknownTopic, UnknownPartition, IdempotencyMismatch):
             # Nothing is written (I6), and the view may be old, so refresh it and try once more. A
             # topic may have been created again, or have got more partitions.
             await self._log.refresh()
-            return await self._commit(request, body, name, rights)
+            return await self._commit(request, body, size, name, rights)
 
     async def _commit(
-        self, request: Transaction, body: bytes, name: str | None, rights: CallerRights
+        self,
+        request: Transaction,
+        body: bytes,
+        size: int,
+        name: str | None,
+        rights: CallerRights,
     ) -> HttpResponse:
         plan = await self._plan(request, body, name, rights)
         placements = await self._log.transact(
@@ -114,11 +122,11 @@ class Transactions:
                 for (topic, places), records in zip(plan.parts, request.topics, strict=True)
             ],
             plan.offsets,
-            size=max(len(body), request.weight),
+            size=max(size, request.weight),
             is_json=all(records.produced.is_json for records in request.topics),
             key=plan.key,
         )
-        self._counters.add_records_in(request.records, len(body))
+        self._counters.add_records_in(request.records, size)
         all_places = self._places_of_first(plan, request)
         return HttpResponse(200, self._response(request, all_places, placements), JSON)
 

@@ -37,6 +37,8 @@ RECORD_SCHEMA = pa.schema([pa.field("offset", pa.int64()), *CHUNK_SCHEMA])
 """The columns of a segment and of every read (FORMAT.md section 6)."""
 
 US_PER_MS = 1000
+JOINED_BYTES_MIN, JOINED_MEAN_BYTES_MIN = 1 << 20, 256
+"""From these bytes on, of all items and of the mean item, a column is made by joining its items."""
 
 
 class Rows(NamedTuple):
@@ -76,12 +78,27 @@ def batch_of_rows(parts: Sequence[Rows]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(
         [
             timestamps(np.array(stamps, dtype=np.int64)),
-            pa.array(keys, pa.binary()),
-            pa.array(values, pa.binary()),
+            _binary_column(keys),
+            _binary_column(values),
             header_array,
         ],
         schema=CHUNK_SCHEMA,
     )
+
+
+def _binary_column(items: Sequence[bytes | None]) -> pa.Array:
+    """Return a column of these items. Long ones are joined, because `pa.array` doubles its buffer
+    again and again: it would take three times their bytes."""
+    size = sum(map(len, filter(None, items)))
+    if size < max(JOINED_BYTES_MIN, JOINED_MEAN_BYTES_MIN * len(items)):
+        return pa.array(items, pa.binary())
+    offsets = np.zeros(len(items) + 1, dtype=np.int32)
+    np.cumsum([len(item or b"") for item in items], out=offsets[1:])
+    is_valid = np.array([item is not None for item in items], dtype=np.bool_)
+    valid = np.packbits(is_valid, bitorder="little")
+    data = b"".join(item or b"" for item in items)
+    buffers: list[Any] = [pa.py_buffer(part) for part in (valid.data, offsets.data, data)]
+    return pa.Array.from_buffers(pa.binary(), len(items), buffers)
 
 
 def _headers_of_rows(parts: Sequence[Rows]) -> pa.Array:

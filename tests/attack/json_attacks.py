@@ -111,7 +111,7 @@ def json_attacks(scale: float) -> dict[str, Attack]:
                 (
                     "POST",
                     TRANSACTIONS,
-                    {"content": many(scale, keyed_topics, keyed_v3, b"]}]}"), "headers": named},
+                    {"content": many(scale, keyed_topics, keyed_v3, b"]}]}")},
                 )
             ],
         ],

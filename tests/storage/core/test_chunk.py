@@ -1,5 +1,6 @@
 """tidelog.storage.core.chunk: columns of the records of small requests."""
 
+import pyarrow as pa
 import pytest
 
 from tidelog.storage.core.chunk import CHUNK_SCHEMA, Headers, Rows, batch_of_rows
@@ -29,3 +30,14 @@ def test_rows_without_headers_and_rows_with_them_become_one_batch() -> None:
         Rows([], [], []),
     ]
     assert batch_of_rows(parts).column("headers").is_null().to_pylist() == [True, False]
+
+
+@pytest.mark.parametrize("nulls", [[], [0], [1, 3], [4]])
+def test_long_items_are_copied_once(nulls: list[int]) -> None:
+    items = [None if row in nulls else bytes([row]) * (row * 300_000) for row in range(5)]
+    before = pa.total_allocated_bytes()
+    batch = batch_of_rows([Rows([1] * 5, items, items[::-1])])
+    assert pa.total_allocated_bytes() - before < 10_000, "the items are outside of Arrow's pool"
+    batch.validate(full=True)
+    assert batch.column("key").to_pylist() == items
+    assert batch.column("value").equals(pa.array(items[::-1], pa.binary()))
