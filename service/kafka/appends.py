@@ -8,8 +8,9 @@ appended by a commit of its own, so that the refusal of one batch does not affec
 request is answered when each of its batches has an outcome.
 
 If the write buffer of the log is full, the first request waits for room, up to the time that its
-client gives, and the others wait behind it. So batches keep their order. Nothing of a batch that is
-refused is in the log, so any client may send it again.
+client gives, and the others wait behind it. So batches keep their order. A batch for which a topic
+or its owner has no share is refused at once, because other clients may have room. Nothing of a
+batch that is refused is in the log, so any client may send it again.
 """
 
 import asyncio
@@ -36,6 +37,7 @@ from tidelog.service.telemetry.metrics import KAFKA
 from tidelog.storage.core import native
 from tidelog.storage.core.acls import TOPIC, WRITE
 from tidelog.storage.core.errors import (
+    BoundReached,
     CommitUnknown,
     LogError,
     Throttled,
@@ -264,6 +266,8 @@ class Append(Later):
             if isinstance(checked, Batch):
                 try:
                     self._append(part, checked)
+                except BoundReached as error:
+                    self._fail(part, error)
                 except Throttled:
                     raise
                 except LogError as error:

@@ -73,6 +73,7 @@ from tidelog.storage.state.state_checkpoint import (
     OwnersCheckpoint,
     StateCheckpoint,
 )
+from tidelog.storage.state.tail_chunks import TailChunks
 from tidelog.storage.state.topic_checks import DeletedTopic, Topic
 
 __all__ = ["Applied", "ClusterState", "DeletedTopic", "Topic"]
@@ -109,6 +110,9 @@ class ClusterState:
         self._by_id: dict[str, Topic] = {}
         self._checks = topic_checks.TopicChecks(self._by_id, self.deleted)
         self.owners = topic_checks.TopicOwners(self._by_id, self.shares)
+        self.tail_chunks = TailChunks(
+            self._by_id, self.owners, self.shares, lambda *names: self.access.quota(*names)
+        )
         self._deleted_now: list[Topic] = []  # by the entry that is being applied
         self.defaults = NO_DEFAULTS
 
@@ -195,6 +199,7 @@ class ClusterState:
             else self._apply_commit(commit, entry, object_key, decoded.body_start)
             for number, commit in enumerate(entry.commits)
         ]
+        self.tail_chunks.settle()
         deleted, self._deleted_now = self._deleted_now, []
         return Applied(outcomes, deleted, self.members.settle())
 
@@ -341,7 +346,8 @@ class ClusterState:
             case CommitOffsets() | DeleteOffsets():
                 self.committed_offsets.do(action, self.elapsed_ms, owner)
             case Sealed(topic_id, partition, end_offset):
-                self._by_id[topic_id].partitions[partition].trim(end_offset)
+                dropped = self._by_id[topic_id].partitions[partition].trim(end_offset)
+                self.tail_chunks.growth[topic_id] -= dropped
             case CreateTopic(name, topic_id, count, configs):
                 partitions = [Partition() for _ in range(count)]
                 self._index(Topic(name, topic_id, self.time_ms, dict(configs), partitions))
@@ -361,7 +367,8 @@ class ClusterState:
             case MoveLogStart(topic_id, partition, offset):
                 self._by_id[topic_id].partitions[partition].move_log_start(offset)
             case LoseRecords(topic_id, partition, first, end):
-                self._by_id[topic_id].partitions[partition].lose(first, end)
+                more = self._by_id[topic_id].partitions[partition].lose(first, end)
+                self.tail_chunks.growth[topic_id] += more
             case SetBounds():
                 self.bounds.set(action, self.elapsed_ms)
             case ForgetTopic(topic_id):
@@ -380,6 +387,7 @@ class ClusterState:
 
     def _delete(self, topic: Topic) -> None:
         del self.topics[topic.name]
+        self.tail_chunks.removed(topic.topic_id)
         self.owners.removed(topic.topic_id)
         del self._by_id[topic.topic_id]
         self._deleted_now.append(topic)
@@ -403,7 +411,7 @@ class ClusterState:
             committed_ms=self.time_ms,
             append_ms=self.time_ms if topic.config.is_log_append_time else -1,
         )
-        partition.append(tail_chunk)
+        self.tail_chunks.growth[chunk.topic_id] += partition.append(tail_chunk)
         if isinstance(action, ProducerAppend):
             self.producers.appended(action, chunk, base_offset, self.elapsed_ms, owner)
         return base_offset
@@ -481,6 +489,7 @@ class ClusterState:
         for topic in snapshot.topics:
             state._index(topic)
         state.owners.load(owners.topics)
+        state.tail_chunks.load()
         kafka = snapshot.kafka or KafkaCheckpoint([], [])
         state.members.load(snapshot.members, kafka.groups)
         state._keys.load({"": snapshot.keys, **owners.keys})

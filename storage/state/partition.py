@@ -157,34 +157,39 @@ class Partition(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
         """Return the index in `tail` of the element with `offset`, which must be in the tail."""
         return bisect_right(self.tail, offset, key=lambda chunk: chunk.base_offset) - 1
 
-    def append(self, chunk: TailChunk) -> None:
-        """Append `chunk`. If it continues the rows of the last element, extend that element."""
+    def append(self, chunk: TailChunk) -> int:
+        """Append `chunk`. If it continues the rows of the last element, extend that element. Return
+        how many elements the tail has more."""
+        self.high_watermark += chunk.count
+        self.tail_bytes += chunk.bytes
         last = self.tail[-1] if self.tail else None
         if last is not None and _continues(last, chunk):
             last.count += chunk.count
-        else:
-            self.tail.append(chunk)
-        self.high_watermark += chunk.count
-        self.tail_bytes += chunk.bytes
+            return 0
+        self.tail.append(chunk)
+        return 1
 
     def move_log_start(self, offset: int) -> None:
         """Raise the log start offset to `offset`. It never moves back."""
         self.log_start_offset = max(self.log_start_offset, offset)
 
-    def trim(self, end_offset: int) -> None:
-        """Drop the records below `end_offset` from the tail, because the table has them now."""
+    def trim(self, end_offset: int) -> int:
+        """Drop the records below `end_offset` from the tail, because the table has them now. Return
+        how many elements the tail has less."""
         if end_offset <= self.sealed_end:
-            return  # a seal that is repeated after a crash
+            return 0  # a seal that is repeated after a crash
         self.sealed_end = end_offset
         kept = self.tail_index(end_offset)
         if kept >= 0 and self.tail[kept].end_offset <= end_offset:
             kept += 1
-        del self.tail[: max(kept, 0)]
+        dropped = max(kept, 0)
+        del self.tail[:dropped]
         self.tail_bytes = sum(chunk.bytes for chunk in self.tail)
+        return dropped
 
-    def lose(self, base_offset: int, end_offset: int) -> None:
+    def lose(self, base_offset: int, end_offset: int) -> int:
         """Give up the records of [base_offset, end_offset) that are in the tail. Then the tail
-        does not name their objects any more."""
+        does not name their objects any more. Return how many elements the tail has more."""
         kept: list[TailChunk] = []
         for chunk in self.tail:
             first, last = max(chunk.base_offset, base_offset), min(chunk.end_offset, end_offset)
@@ -198,8 +203,10 @@ class Partition(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
             kept.append(lost)
             if last < chunk.end_offset:
                 kept.append(chunk.part(last, chunk.end_offset))
+        more = len(kept) - len(self.tail)
         self.tail = kept
         self.tail_bytes = sum(chunk.bytes for chunk in kept)
+        return more
 
     def is_gone(self, base_offset: int, end_offset: int) -> bool:
         """Return whether each record of [base_offset, end_offset) is below the log start or lost,

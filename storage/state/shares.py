@@ -15,7 +15,7 @@ broker (I4).
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from tidelog.storage.core.acls import ADMIN
@@ -43,6 +43,7 @@ IDEMPOTENCY_KEYS = "idempotency_keys"
 IDEMPOTENCY_PLACEMENTS = "idempotency_placements"
 MEMBER_BYTES = "member_bytes"
 PRODUCERS, PRODUCER_PARTITIONS = "producers", "producer_partitions"
+TAIL_CHUNKS = "tail_chunks"
 
 
 class _Words(NamedTuple):
@@ -75,8 +76,17 @@ _WORDS = {
     PRODUCER_PARTITIONS: _Words(
         "partitions of producers", "they expire after a day without a batch"
     ),
+    TAIL_CHUNKS: _Words(
+        "chunks of records that are not sealed",
+        "brokers seal them now; retry, with more records for fewer partitions",
+        5_000,
+    ),
 }
-DERIVED = {IDEMPOTENCY_PLACEMENTS: (IDEMPOTENCY_KEYS, 4), MEMBER_BYTES: (MEMBERS, 5_000)}
+DERIVED = {
+    IDEMPOTENCY_PLACEMENTS: (IDEMPOTENCY_KEYS, 4),
+    MEMBER_BYTES: (MEMBERS, 5_000),
+    TAIL_CHUNKS: (PARTITIONS, 10),
+}
 """Bounds without a quota of their own: the bound whose quota raises a principal's share of them,
 and how much of the share each unit of that quota is. Brokers check them before they accept a
 request; `apply` does not, because older versions do not."""
@@ -123,6 +133,10 @@ class Shares:
         """Return the use of a bound by all principals together."""
         return self._totals[bound]
 
+    def by_principal(self, bound: str) -> Mapping[str, int]:
+        """Return the use of a bound by each principal that uses it."""
+        return self._used[bound]
+
     def refusal(
         self, needs: Iterable[Need], quota: Callable[[str, str], int | None]
     ) -> BoundReached | None:
@@ -136,13 +150,13 @@ class Shares:
             by_one = gained[both] = gained.get(both, 0) + more
             by_all = gained[bound] = gained.get(bound, 0) + more
             if principal not in WITHOUT_SHARE:
-                share = _share(bound, principal, maximum, quota)
+                share = principal_share(bound, principal, maximum, quota)
                 used = self._used[bound].get(principal, 0)
                 if used + by_one > share:
-                    return _refused(bound, f"the principal {principal}", used, share, by_one)
+                    return refused(bound, f"the principal {principal}", used, share, by_one)
             total = self._totals[bound]
             if total + by_all > maximum:
-                return _refused(bound, "the cluster", total, maximum, by_all)
+                return refused(bound, "the cluster", total, maximum, by_all)
         return None
 
 
@@ -151,9 +165,12 @@ def share_of(maximum: int, quota: int | None) -> int:
     return max(maximum // PARTS, 1) if quota is None else min(quota, maximum)
 
 
-def _share(
+def principal_share(
     bound: str, principal: str, maximum: int, quota: Callable[[str, str], int | None]
 ) -> int:
+    """Return the most that a principal may have of a bound with this maximum."""
+    if principal in WITHOUT_SHARE:
+        return maximum
     if bound not in DERIVED:
         return share_of(maximum, quota(bound, principal))
     base, part = DERIVED[bound]
@@ -161,7 +178,8 @@ def _share(
     return share_of(maximum, max(raised, share_of(maximum, None)))
 
 
-def _refused(bound: str, whose: str, used: int, most: int, more: int) -> BoundReached:
+def refused(bound: str, whose: str, used: int, most: int, more: int) -> BoundReached:
+    """Return the refusal of `more` of a bound. `whose` names what uses the bound."""
     counted, relief, retry_after_ms = _WORDS[bound]
     return BoundReached(
         f"{whose} has {used} of its {most} {counted} and needs {more} more: {relief} "

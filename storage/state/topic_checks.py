@@ -227,6 +227,11 @@ class TopicOwners:
             ]
         return []
 
+    def owner(self, topic_id: str) -> str:
+        """Return the principal that created a topic; empty if there is none."""
+        owners = self.by_id.get(topic_id)
+        return owners[0][0] if owners else ""
+
     def created(self, topic_id: str, principal: str) -> None:
         """Count a new topic for the principal. The state must have the topic already."""
         if principal:
@@ -255,7 +260,7 @@ class TopicOwners:
         owners = self.by_id.get(topic_id)
         if owners is None:
             owners = [("", len(self._topics[topic_id].partitions))]
-        self._shares.add(rules.TOPICS, owners[0][0], sign)
+        self._shares.add(rules.TOPICS, self.owner(topic_id), sign)
         for principal, count in owners:
             self._shares.add(rules.PARTITIONS, principal, sign * count)
 

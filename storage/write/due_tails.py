@@ -1,7 +1,7 @@
 """The tails that a broker seals now, because they are large, old, or about to leave its memory."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 from tidelog.storage.core import levels
@@ -25,12 +25,19 @@ EVICTION_BYTES_MIN = 4 * 1024 * 1024
 cheaper: at S3's prices, a PUT for each MiB costs more than the CPU time of the reads."""
 
 
+FULLNESS, TAKEOVER_FULLNESS = 1 / 2, 3 / 4
+"""If a principal's topics have more than this part of its share of all chunks, the largest of them
+are sealed: by the broker that owns the seals, or by any broker. The same holds for all topics and
+the bound. At the whole share brokers refuse records (storage.state.tail_chunks)."""
+
+
 class DueTails(NamedTuple):
     """The rules of one broker. `owns` returns whether this broker seals the tails of a topic id as
-    soon as they are due."""
+    soon as they are due. `topic_chunks_max` bounds the chunks of all tails of a topic together."""
 
     now_ms: Callable[[], int]
     tail_chunks_max: int
+    topic_chunks_max: int
     owns: Callable[[str], bool]
     cache: TailCache
 
@@ -38,16 +45,37 @@ class DueTails(NamedTuple):
         """Yield each topic, and its partitions whose tails are due. The caller may await between
         two topics."""
         now_ms = self.now_ms()
+        own = state.tail_chunks.crowded(FULLNESS)
+        others = state.tail_chunks.crowded(TAKEOVER_FULLNESS)
         for topic in list(state.topics.values()):
             if state.topic_of_id(topic.topic_id) is not None:  # else deleted during an await
-                yield topic, self._of_topic(state, topic, now_ms)
+                is_own = self.owns(topic.topic_id)
+                chunks_max = self._chunks_max(state, topic, own if is_own else others, is_own)
+                yield topic, self._of_topic(state, topic, now_ms, chunks_max, is_own)
 
-    def _of_topic(self, state: ClusterState, topic: Topic, now_ms: int) -> list[int]:
+    def _chunks_max(
+        self, state: ClusterState, topic: Topic, crowded: Mapping[str, float], is_own: bool
+    ) -> float:
+        """Return the number of chunks at which a tail of the topic is due."""
+        factor = 1 if is_own else TAKEOVER_FACTOR
+        tail_max = factor * self.tail_chunks_max
+        count, topic_max = state.tail_chunks.of_topic(topic.topic_id), factor * self.topic_chunks_max
+        if crowded:
+            owner = state.tail_chunks.owner(topic.topic_id)
+            topic_max = min(topic_max, crowded.get(owner, math.inf))
+        if not count or count < topic_max:
+            return tail_max
+        # Tails of half of the mean have together at least half of the chunks.
+        tails = sum([1 for partition in topic.partitions if partition.tail])
+        return min(tail_max, count / tails / 2)
+
+    def _of_topic(
+        self, state: ClusterState, topic: Topic, now_ms: int, chunks_max: float, is_own: bool
+    ) -> list[int]:
         # One loop without calls: a topic may have 10,000 partitions.
         config = topic.config
-        is_own = self.owns(topic.topic_id)
         factor = 1 if is_own else TAKEOVER_FACTOR
-        bytes_max, chunks_max = factor * config.segment_bytes, factor * self.tail_chunks_max
+        bytes_max = factor * config.segment_bytes
         before_ms = now_ms - factor * config.segment_ms
         along_ms = now_ms - config.segment_ms / ALONG_PART
         # A writer's clock was ahead of this one. At level 1 this is no reason: there all later

@@ -190,6 +190,11 @@ class AppendRequest:
             for partition, _ in part.tally:
                 yield part.topic_id, partition
 
+    def chunks(self) -> Iterator[tuple[str, int]]:
+        """Iterate over topic ids, and the number of chunks that the request adds there at most."""
+        for part in self.parts:
+            yield part.topic_id, len(part.tally)
+
     def check_size(self) -> None:
         """Raise RecordTooLarge if no reader would accept an entry with this request alone."""
         for size, bytes_max, what in (

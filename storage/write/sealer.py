@@ -78,6 +78,11 @@ class SealerSettings(NamedTuple):
     tail_chunks_max: int = 10_000
     """A tail of more chunks is sealed whatever its size: each chunk takes ~200 bytes of memory on
     every broker."""
+    topic_chunks_max: int = 200_000
+    """Above this number of chunks in all tails of a topic, the longest tails are sealed. Fewer
+    would let a topic with thousands of busy partitions seal small segments all the time; with twice
+    as many, another broker seals them, and above a quarter of all chunks brokers refuse records
+    (storage.state.tail_chunks)."""
 
 
 @dataclass
@@ -118,7 +123,9 @@ class Sealer:
         self.counters = SealerCounters()
         self._tables = tables
         clock = writer.clock
-        self._due = DueTails(clock.now_ms, settings.tail_chunks_max, owns, reader.tail)
+        self._due = DueTails(
+            clock.now_ms, settings.tail_chunks_max, settings.topic_chunks_max, owns, reader.tail
+        )
         self._segments = TailSegments(reader, clock, lambda: writer.wal.state.level)
         self._uploader = Uploader(reader.store, Freshness(reader.store, clock))
         self._ahead = TablesAhead(reader, clock, tables, self._segments, self._uploader)

@@ -264,6 +264,11 @@ class Writer:
         if self._closing:
             raise Unavailable("this broker is shutting down: retry at another broker")
         request.check_size()
+        tail_chunks = self.wal.state.tail_chunks
+        if not tail_chunks.has_room(request.pieces):
+            refusal = tail_chunks.refusal(request.chunks())
+            if refusal is not None:
+                raise refusal
         is_over = self.buffered_bytes + request.cost > self.settings.buffer_bytes_max
         if is_over and self.buffered_bytes:  # an empty buffer accepts any request
             self.counters.throttled += 1

@@ -25,7 +25,7 @@ async def fill(log: Log, number: int, committed_ms: int, *, nbytes: int = 10) ->
 
 
 def due(log: Log, now_ms: int, *, is_own: bool = True, cache: TailCache | None = None) -> list[int]:
-    rules = DueTails(lambda: now_ms, 10_000, lambda _: is_own, cache or TailCache(1 << 20))
+    rules = DueTails(lambda: now_ms, 10_000, 200_000, lambda _: is_own, cache or TailCache(1 << 20))
     ((_, numbers),) = rules.of(log.state)
     return numbers
 

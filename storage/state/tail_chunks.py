@@ -1,0 +1,129 @@
+"""The number of chunks in the tails of all topics, and their bound.
+
+A flush adds a chunk to each partition of which it has records, however few. So many small requests
+to many partitions add far more to the state than to the store. A broker checks the bound before it
+accepts records; the sealer lowers the count (storage.write.due_tails). `apply` refuses nothing and
+only counts, because older versions do not check the bound.
+
+- The chunks of a topic count for the principal that created it, because a chunk does not name its
+  writer.
+- A topic has at most a quarter of the bound. So a principal that may write to one topic cannot take
+  the bound from all others, also if the topic's owner has the whole bound.
+
+Requests under way may exceed the bound by the number of partitions in the write buffers. Pure, a
+part of the cluster state, the same on every broker (I4).
+"""
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping
+
+from tidelog.storage.core.errors import BoundReached
+from tidelog.storage.state import shares as rules
+from tidelog.storage.state.shares import TAIL_CHUNKS, Need, Shares
+from tidelog.storage.state.topic_checks import Topic, TopicOwners
+
+CHUNKS_MAX = 2_000_000
+"""Bound of the chunks in all tails (I10): ~370 bytes each in memory, 450 after a broker's start,
+and 77 in each checkpoint. 200,000 partitions may have ten chunks each."""
+
+
+class TailChunks:
+    """The number of chunks in the tails of each topic. Owned by the cluster state, whose topics it
+    reads. `quota` is that of `Shares.refusal`."""
+
+    def __init__(
+        self,
+        topics: Mapping[str, Topic],
+        owners: TopicOwners,
+        shares: Shares,
+        quota: Callable[[str, str], int | None],
+    ) -> None:
+        self._topics = topics
+        self._owners = owners
+        self._shares = shares
+        self._quota = quota
+        self._counts: dict[str, int] = {}
+        self.growth: defaultdict[str, int] = defaultdict(int)
+        """By topic id: the chunks that the entry under way adds. `apply` counts here, because to
+        count for a principal takes longer; `settle` does that once for an entry."""
+
+    def of_topic(self, topic_id: str) -> int:
+        return self._counts.get(topic_id, 0)
+
+    def owner(self, topic_id: str) -> str:
+        """Return the principal for which the chunks of a topic count; empty if there is none."""
+        return self._owners.owner(topic_id)
+
+    # -- counting
+
+    def settle(self) -> None:
+        """Count the growth by an entry for the owners of its topics."""
+        for topic_id, more in self.growth.items():
+            self._add(topic_id, more)
+        self.growth.clear()
+
+    def removed(self, topic_id: str) -> None:
+        """Stop counting a topic. Call this while its owner is known."""
+        self.growth.pop(topic_id, None)
+        self._add(topic_id, -self.of_topic(topic_id))
+
+    def load(self) -> None:
+        """Count the tails of a checkpoint. Call this after its topics and owners are loaded."""
+        for topic_id, topic in self._topics.items():
+            self._add(topic_id, sum([len(partition.tail) for partition in topic.partitions]))
+
+    def _add(self, topic_id: str, more: int) -> None:
+        if not more:
+            return
+        count = self.of_topic(topic_id) + more
+        if count:
+            self._counts[topic_id] = count
+        else:
+            del self._counts[topic_id]
+        self._shares.add(TAIL_CHUNKS, self.owner(topic_id), more)
+
+    # -- what brokers do
+
+    def has_room(self, more: int) -> bool:
+        """Return whether there is room for so many chunks in every share. Cheap."""
+        return self._shares.total(TAIL_CHUNKS) + more <= CHUNKS_MAX // rules.PARTS
+
+    def refusal(self, parts: Iterable[tuple[str, int]]) -> BoundReached | None:
+        """Return why a broker must not accept a request now, or None. `parts` has topic ids, and
+        the number of partitions for which the request has records."""
+        wanted = Counter[str]()
+        for topic_id, more in parts:
+            if topic_id in self._topics:  # else `apply` refuses the request
+                wanted[topic_id] += more
+        topic_max = max(CHUNKS_MAX // rules.PARTS, 1)
+        needs = []
+        for topic_id, more in wanted.items():
+            count = self.of_topic(topic_id)
+            if count + more > topic_max:
+                name = f"the topic {self._topics[topic_id].name!r}"
+                return rules.refused(TAIL_CHUNKS, name, count, topic_max, more)
+            needs.append(Need(TAIL_CHUNKS, self.owner(topic_id), more, CHUNKS_MAX))
+        return self._shares.refusal(needs, self._quota)
+
+    def crowded(self, fullness: float) -> dict[str, float]:
+        """Return by owner from how many chunks on a topic must be sealed, if the owner has more
+        than this part of its share, or all owners together have more than this part of the bound.
+        It is half of the mean of the topics, so the topics with as many have at least half of the
+        chunks."""
+        shares = self._shares
+        total = shares.total(TAIL_CHUNKS)
+        if total <= fullness * (CHUNKS_MAX // rules.PARTS):
+            return {}
+        by_all = math.inf
+        if total > fullness * CHUNKS_MAX:
+            by_all = total / shares.total(rules.TOPICS) / 2
+        limits: dict[str, float] = {}
+        for owner, count in shares.by_principal(TAIL_CHUNKS).items():
+            share = rules.principal_share(TAIL_CHUNKS, owner, CHUNKS_MAX, self._quota)
+            by_owner = math.inf
+            if count > fullness * share:
+                by_owner = count / shares.used(rules.TOPICS, owner) / 2
+            if (limit := min(by_owner, by_all)) < math.inf:
+                limits[owner] = limit
+        return limits
