@@ -110,9 +110,7 @@ class ClusterState:
         self._by_id: dict[str, Topic] = {}
         self._checks = topic_checks.TopicChecks(self._by_id, self.deleted)
         self.owners = topic_checks.TopicOwners(self._by_id, self.shares)
-        self.tail_chunks = TailChunks(
-            self._by_id, self.owners, self.shares, lambda *names: self.access.quota(*names)
-        )
+        self.tail_chunks = TailChunks(self._by_id, self.owners, self.shares)
         self._deleted_now: list[Topic] = []  # by the entry that is being applied
         self.defaults = NO_DEFAULTS
 
@@ -346,8 +344,9 @@ class ClusterState:
             case CommitOffsets() | DeleteOffsets():
                 self.committed_offsets.do(action, self.elapsed_ms, owner)
             case Sealed(topic_id, partition, end_offset):
-                dropped = self._by_id[topic_id].partitions[partition].trim(end_offset)
-                self.tail_chunks.growth[topic_id] -= dropped
+                self.tail_chunks.growth[topic_id] -= (
+                    self._by_id[topic_id].partitions[partition].trim(end_offset)
+                )
             case CreateTopic(name, topic_id, count, configs):
                 partitions = [Partition() for _ in range(count)]
                 self._index(Topic(name, topic_id, self.time_ms, dict(configs), partitions))
@@ -367,8 +366,9 @@ class ClusterState:
             case MoveLogStart(topic_id, partition, offset):
                 self._by_id[topic_id].partitions[partition].move_log_start(offset)
             case LoseRecords(topic_id, partition, first, end):
-                more = self._by_id[topic_id].partitions[partition].lose(first, end)
-                self.tail_chunks.growth[topic_id] += more
+                self.tail_chunks.growth[topic_id] += (
+                    self._by_id[topic_id].partitions[partition].lose(first, end)
+                )
             case SetBounds():
                 self.bounds.set(action, self.elapsed_ms)
             case ForgetTopic(topic_id):

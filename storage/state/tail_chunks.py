@@ -30,19 +30,12 @@ and 77 in each checkpoint. 200,000 partitions may have ten chunks each."""
 
 class TailChunks:
     """The number of chunks in the tails of each topic. Owned by the cluster state, whose topics it
-    reads. `quota` is that of `Shares.refusal`."""
+    reads. A `quota` is that of `Shares.refusal`."""
 
-    def __init__(
-        self,
-        topics: Mapping[str, Topic],
-        owners: TopicOwners,
-        shares: Shares,
-        quota: Callable[[str, str], int | None],
-    ) -> None:
+    def __init__(self, topics: Mapping[str, Topic], owners: TopicOwners, shares: Shares) -> None:
         self._topics = topics
         self._owners = owners
         self._shares = shares
-        self._quota = quota
         self._counts: dict[str, int] = {}
         self.growth: defaultdict[str, int] = defaultdict(int)
         """By topic id: the chunks that the entry under way adds. `apply` counts here, because to
@@ -89,7 +82,9 @@ class TailChunks:
         """Return whether there is room for so many chunks in every share. Cheap."""
         return self._shares.total(TAIL_CHUNKS) + more <= CHUNKS_MAX // rules.PARTS
 
-    def refusal(self, parts: Iterable[tuple[str, int]]) -> BoundReached | None:
+    def refusal(
+        self, parts: Iterable[tuple[str, int]], quota: Callable[[str, str], int | None]
+    ) -> BoundReached | None:
         """Return why a broker must not accept a request now, or None. `parts` has topic ids, and
         the number of partitions for which the request has records."""
         wanted = Counter[str]()
@@ -104,9 +99,9 @@ class TailChunks:
                 name = f"the topic {self._topics[topic_id].name!r}"
                 return rules.refused(TAIL_CHUNKS, name, count, topic_max, more)
             needs.append(Need(TAIL_CHUNKS, self.owner(topic_id), more, CHUNKS_MAX))
-        return self._shares.refusal(needs, self._quota)
+        return self._shares.refusal(needs, quota)
 
-    def crowded(self, fullness: float) -> dict[str, float]:
+    def crowded(self, fullness: float, quota: Callable[[str, str], int | None]) -> dict[str, float]:
         """Return by owner from how many chunks on a topic must be sealed, if the owner has more
         than this part of its share, or all owners together have more than this part of the bound.
         It is half of the mean of the topics, so the topics with as many have at least half of the
@@ -120,7 +115,7 @@ class TailChunks:
             by_all = total / shares.total(rules.TOPICS) / 2
         limits: dict[str, float] = {}
         for owner, count in shares.by_principal(TAIL_CHUNKS).items():
-            share = rules.principal_share(TAIL_CHUNKS, owner, CHUNKS_MAX, self._quota)
+            share = rules.principal_share(TAIL_CHUNKS, owner, CHUNKS_MAX, quota)
             by_owner = math.inf
             if count > fullness * share:
                 by_owner = count / shares.used(rules.TOPICS, owner) / 2

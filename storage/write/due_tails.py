@@ -45,8 +45,9 @@ class DueTails(NamedTuple):
         """Yield each topic, and its partitions whose tails are due. The caller may await between
         two topics."""
         now_ms = self.now_ms()
-        own = state.tail_chunks.crowded(FULLNESS)
-        others = state.tail_chunks.crowded(TAKEOVER_FULLNESS)
+        quota = state.access.quota
+        own = state.tail_chunks.crowded(FULLNESS, quota)
+        others = state.tail_chunks.crowded(TAKEOVER_FULLNESS, quota)
         for topic in list(state.topics.values()):
             if state.topic_of_id(topic.topic_id) is not None:  # else deleted during an await
                 is_own = self.owns(topic.topic_id)
@@ -58,8 +59,8 @@ class DueTails(NamedTuple):
     ) -> float:
         """Return the number of chunks at which a tail of the topic is due."""
         factor = 1 if is_own else TAKEOVER_FACTOR
-        tail_max = factor * self.tail_chunks_max
-        count, topic_max = state.tail_chunks.of_topic(topic.topic_id), factor * self.topic_chunks_max
+        tail_max, topic_max = factor * self.tail_chunks_max, float(factor * self.topic_chunks_max)
+        count = state.tail_chunks.of_topic(topic.topic_id)
         if crowded:
             owner = state.tail_chunks.owner(topic.topic_id)
             topic_max = min(topic_max, crowded.get(owner, math.inf))

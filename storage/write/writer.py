@@ -264,9 +264,9 @@ class Writer:
         if self._closing:
             raise Unavailable("this broker is shutting down: retry at another broker")
         request.check_size()
-        tail_chunks = self.wal.state.tail_chunks
-        if not tail_chunks.has_room(request.pieces):
-            refusal = tail_chunks.refusal(request.chunks())
+        state = self.wal.state
+        if not state.tail_chunks.has_room(request.pieces):
+            refusal = state.tail_chunks.refusal(request.chunks(), state.access.quota)
             if refusal is not None:
                 raise refusal
         is_over = self.buffered_bytes + request.cost > self.settings.buffer_bytes_max
