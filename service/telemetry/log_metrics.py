@@ -24,6 +24,8 @@ from tidelog.service.telemetry.group_lags import LagTotals
 from tidelog.storage.broker import Broker, BrokerStats
 from tidelog.storage.core.histogram import Histogram
 from tidelog.storage.state.cluster_state import Topic
+from tidelog.storage.state.shares import TAIL_CHUNKS
+from tidelog.storage.state.tail_chunks import CHUNKS_MAX
 
 SERIES_MAX = 2000
 """Maximum partitions, and maximum topics, with series of their own. At this number, a scrape takes
@@ -258,6 +260,12 @@ def _gauges(broker: Broker, stats: BrokerStats, lags: LagTotals) -> tuple[Series
             "partitions of groups without a lag series of their own: only the first "
             f"{group_lags.SERIES_MAX} have one; `group_lag_records` counts all",
             lags.partitions - len(lags.series),
+        ),
+        (
+            "tail_chunks",
+            "chunks of records that are not sealed: brokers seal early, and at last refuse records, "
+            f"if there are too many (bound {CHUNKS_MAX:,})",
+            state.shares.total(TAIL_CHUNKS),
         ),
         ("group_members", "members of all consumer groups", state.members.count),
         ("producer_partitions", "(producer, partition) pairs in the state", state.producers.count),

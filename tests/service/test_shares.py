@@ -3,12 +3,14 @@
 import json
 from collections.abc import AsyncIterator
 
+import httpx
 import pytest
 
 from tests.service.conftest import JSON, V2, Broker, placed
 from tests.service.keyed import MALLORY, RECORDS, allow, key_of, open_to_mallory, refill_nothing
 from tidelog.storage.core.actions import SetQuotas
-from tidelog.storage.state import group_members
+from tidelog.storage.state import group_members, tail_chunks
+from tidelog.storage.state import shares as rules
 
 
 @pytest.fixture
@@ -137,3 +139,49 @@ async def test_a_subscription_above_the_share_of_bytes_is_429(
     assert statuses == [204, 429]
     assert "bytes of subscriptions and assignments" in answer.json()["message"]
     assert "delete consumer instances" in answer.json()["message"]
+
+
+@pytest.mark.parametrize("acks", ["all", "1", "0"])
+async def test_records_above_the_share_of_chunks_are_429_until_the_topic_is_sealed(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch, acks: str
+) -> None:
+    share = 6
+    monkeypatch.setattr(tail_chunks, "CHUNKS_MAX", share * rules.PARTS)
+    headers = await key_of(broker.log, MALLORY) | {"content-type": JSON}
+    await broker.log.create_topic("m.wide", 4, {})
+
+    async def produce(partitions: int, acks: str = "all") -> httpx.Response:
+        """Produce a record to each of the first partitions."""
+        records = [{"partition": number, "value": 1} for number in range(partitions)]
+        body = json.dumps({"records": records})
+        path = f"/topics/m.wide?acks={acks}"
+        return await broker.http.post(path, content=body, headers=headers)
+
+    assert (await produce(4)).status_code == 200
+    answer = await produce(3, acks)
+    assert answer.status_code == 429
+    assert int(answer.headers["retry-after"]) >= 1
+    assert "the topic 'm.wide' has 4 of its 6 chunks" in answer.json()["message"]
+    ends = [held.high_watermark for held in broker.log.state.topic("m.wide").partitions]
+    assert ends == [1, 1, 1, 1], "nothing of the request is in the log"
+    assert (await produce(2)).status_code == 200
+    assert (await produce(1)).status_code == 429
+    assert (await broker.http.post("/topics/m.t", content=RECORDS, headers=headers)).is_success
+    assert await broker.log.seal("m.wide") == 6
+    assert (await produce(3, acks)).is_success
+
+
+async def test_a_retry_of_a_keyed_request_above_the_share_of_chunks_gets_its_answer(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tail_chunks, "CHUNKS_MAX", rules.PARTS)
+    headers = await key_of(broker.log, MALLORY) | {"content-type": JSON}
+
+    async def produce(key: str) -> int:
+        more = {"idempotency-key": f'"{key}"'}
+        answer = await broker.http.post("/topics/m.t", content=RECORDS, headers=headers | more)
+        return answer.status_code
+
+    assert [await produce(key) for key in ("1", "2", "1")] == [200, 429, 200]
+    await broker.log.seal("m.t")
+    assert await produce("2") == 200

@@ -21,6 +21,8 @@ from tidelog.storage.io.memory import MemoryStore
 from tidelog.storage.kafka import codecs
 from tidelog.storage.kafka.batch import ANY, Batch, Effort, Rules
 from tidelog.storage.kafka.layout import HEADER_SIZE
+from tidelog.storage.state import shares as rules
+from tidelog.storage.state import tail_chunks
 
 ROOM = 64 * 1024
 LARGE, SMALL = b"x" * 50_000, b"y" * 100
@@ -63,6 +65,28 @@ async def test_no_request_passes_one_that_waits_for_room() -> None:
         asked += await _asked(first, SMALL)
         gate.opened.set()
         assert await asyncio.gather(*asked) == [0, 1, 2, 3, 4]
+
+
+async def test_batches_above_the_share_of_chunks_are_refused_and_no_others_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tail_chunks, "CHUNKS_MAX", 2 * rules.PARTS)
+    async with broker() as kafka:
+        for topic in ("t", "u"):
+            await kafka.log.create_topic(topic, 3, {})
+        client = kafka.client()
+        (made,) = await _produce(client, _request((0, batch(b"x"))))
+        assert made.error_code == Code.NONE
+        wide = [(number, batch(b"x")) for number in range(3)]
+        await _produce(client, _request(*wide[1:2]))
+        parts = await _produce(client, _request(*wide, timeout_ms=60_000))
+        assert [part.error_code for part in parts] == [Code.NOT_ENOUGH_REPLICAS] * 3
+        assert str(parts[0].error_message).startswith("the topic 't' has 2 of its 2 chunks")
+        (other,) = await _produce(client, _request((0, batch(b"x")), topic="u"))
+        assert other.error_code == Code.NONE
+        assert await kafka.log.seal("t") == 2
+        (again,) = await _produce(client, _request(wide[0]))
+        assert (again.error_code, again.base_offset) == (Code.NONE, 1)
 
 
 @pytest.fixture

@@ -95,6 +95,7 @@ def test_i4_states_from_checkpoints_stay_equal_to_the_state_that_applied_everyth
             copy = ClusterState.decode(state.encode(), key)
             assert _groups(copy) == _groups(state), f"seed {seed}, {key}"
             assert copy.shares._used == state.shares._used, f"seed {seed}, {key}"
+            assert copy.tail_chunks._counts == state.tail_chunks._counts, f"seed {seed}, {key}"
             for other in (*loaded, *in_other_order):
                 assert other.equals(state), f"seed {seed}, {key}"
             for other in loaded:

@@ -11,6 +11,7 @@ from tidelog.storage.core.chunk import Rows
 from tidelog.storage.io.memory import MemoryStore
 from tidelog.storage.log import Log
 from tidelog.storage.read.tail_cache import TailCache
+from tidelog.storage.state import tail_chunks
 from tidelog.storage.write import due_tails
 from tidelog.storage.write.due_tails import TAKEOVER_FACTOR, DueTails
 
@@ -24,10 +25,17 @@ async def fill(log: Log, number: int, committed_ms: int, *, nbytes: int = 10) ->
     log.state.partition("t", number).tail[0].committed_ms = committed_ms
 
 
-def due(log: Log, now_ms: int, *, is_own: bool = True, cache: TailCache | None = None) -> list[int]:
-    rules = DueTails(lambda: now_ms, 10_000, 200_000, lambda _: is_own, cache or TailCache(1 << 20))
-    ((_, numbers),) = rules.of(log.state)
-    return numbers
+def due(
+    log: Log,
+    now_ms: int,
+    *,
+    is_own: bool = True,
+    cache: TailCache | None = None,
+    topic_chunks_max: int = 200_000,
+) -> list[int]:
+    cache = cache or TailCache(1 << 20)
+    rules = DueTails(lambda: now_ms, 10_000, topic_chunks_max, lambda _: is_own, cache)
+    return {topic.name: numbers for topic, numbers in rules.of(log.state)}["t"]
 
 
 def test_old_tails_of_a_topic_go_along_with_a_tail_that_is_due() -> None:
@@ -81,5 +89,61 @@ def test_a_tail_is_due_before_the_cache_evicts_it(monkeypatch: pytest.MonkeyPatc
             cache.add(("another", 0), 0, batch_of(0, 1), is_json=False, nbytes=48_000)
             assert due(log, TIME_MS, cache=cache) == [0]
             assert due(log, TIME_MS, cache=cache, is_own=False) == []
+
+    run(main)
+
+
+async def fill_with(log: Log, *counts: int) -> None:
+    """So many chunks in each partition of `t`."""
+    for number, count in enumerate(counts):
+        for _ in range(count):
+            await fill(log, number, TIME_MS)
+
+
+def test_the_longest_tails_are_due_if_a_topic_has_too_many_chunks() -> None:
+    """Those of half of the mean: they have at least half of the chunks."""
+
+    async def main() -> None:
+        log = await opened(MemoryStore())
+        async with closing(log):
+            await log.create_topic("t", 5, {"segment.ms": str(SEGMENT_MS)})
+            await fill_with(log, 1, 2, 6, 7)
+            assert due(log, TIME_MS, topic_chunks_max=17) == []
+            assert due(log, TIME_MS, topic_chunks_max=16) == [1, 2, 3]
+            assert due(log, TIME_MS, topic_chunks_max=16, is_own=False) == []
+            assert due(log, TIME_MS, topic_chunks_max=8, is_own=False) == [1, 2, 3]
+            await log.seal("t", [1, 2, 3])
+            assert due(log, TIME_MS, topic_chunks_max=2) == []
+            assert due(log, TIME_MS, topic_chunks_max=1) == [0]
+
+    run(main)
+
+
+def test_a_topic_is_due_if_all_topics_have_too_many_chunks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Half of the bound; for a broker that does not own the seals, three quarters. A topic with few
+    of the chunks is not due."""
+    monkeypatch.setattr(tail_chunks, "CHUNKS_MAX", 16)
+
+    async def main() -> None:
+        log = await opened(MemoryStore())
+        async with closing(log):
+            await log.create_topic("t", 3, {"segment.ms": str(SEGMENT_MS)})
+            await log.create_topic("u", 9, {"segment.ms": str(SEGMENT_MS)})
+            await fill_with(log, 2, 2)
+            for number in range(4):
+                rows = Rows([TIME_MS], [None], [b"v"])
+                await log.append(log.state.topic("u"), [(number, rows)], size=1, is_json=False)
+            assert due(log, TIME_MS) == []
+            for limit, is_own in ((15, True), (10, False)):
+                monkeypatch.setattr(tail_chunks, "CHUNKS_MAX", limit)
+                assert due(log, TIME_MS, is_own=is_own) == [0, 1]
+            monkeypatch.setattr(tail_chunks, "CHUNKS_MAX", 15)
+            assert due(log, TIME_MS, is_own=False) == []
+            await log.seal("t")
+            await fill_with(log, 1)
+            monkeypatch.setattr(tail_chunks, "CHUNKS_MAX", 8)
+            assert due(log, TIME_MS) == []
 
     run(main)
