@@ -83,7 +83,7 @@ METRIC_SECTIONS = {
         peers_suspected""",
     "Topics": """topics partitions log_start_offset high_watermark unsealed_bytes
         unsealed_age_seconds hottest_partition_share hottest_partition_skew producer_partitions
-        series_omitted""",
+        tail_chunks series_omitted""",
     "Consumer groups": """group_lag group_lag_records group_lag_max
         group_lag_seconds group_generation group_size
         group_rebalances group_rebalance_seconds group_joins_held group_offsets group_members

@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from tests.attack.body_attacks import body_attacks
 from tests.attack.brokers import AttackedBroker
+from tests.attack.chunk_attacks import chunk_attacks
 from tests.attack.connection_attacks import connection_attacks
 from tests.attack.follow_attacks import follow_attacks
 from tests.attack.forward_attacks import forward_attacks
@@ -192,4 +193,4 @@ def secured_attacks(scale: float) -> Attacks:
     shared = produce_attacks(scale) | share_attacks(scale) | read_attacks(scale)
     secured = body_attacks(scale) | name_attacks(scale) | follow_attacks(scale)
     placed = forward_attacks(scale) | connection_attacks(scale) | offset_attacks(scale)
-    return shared | secured | placed
+    return shared | secured | placed | chunk_attacks(scale)
