@@ -263,8 +263,8 @@ def _gauges(broker: Broker, stats: BrokerStats, lags: LagTotals) -> tuple[Series
         ),
         (
             "tail_chunks",
-            "chunks of records that are not sealed: brokers seal early, and at last refuse records, "
-            f"if there are too many (bound {CHUNKS_MAX:,})",
+            "chunks of records that are not sealed: if there are too many, brokers seal early, and "
+            f"at last refuse records (bound {CHUNKS_MAX:,})",
             state.shares.total(TAIL_CHUNKS),
         ),
         ("group_members", "members of all consumer groups", state.members.count),

@@ -15,7 +15,7 @@ part of the cluster state, the same on every broker (I4).
 """
 
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 
 from tidelog.storage.core.errors import BoundReached
@@ -87,18 +87,20 @@ class TailChunks:
     ) -> BoundReached | None:
         """Return why a broker must not accept a request now, or None. `parts` has topic ids, and
         the number of partitions for which the request has records."""
-        wanted = Counter[str]()
+        wanted: dict[str, int] = {}
         for topic_id, more in parts:
             if topic_id in self._topics:  # else `apply` refuses the request
-                wanted[topic_id] += more
+                wanted[topic_id] = wanted.get(topic_id, 0) + more
         topic_max = max(CHUNKS_MAX // rules.PARTS, 1)
-        needs = []
         for topic_id, more in wanted.items():
-            count = self.of_topic(topic_id)
+            count = self._counts.get(topic_id, 0)
             if count + more > topic_max:
                 name = f"the topic {self._topics[topic_id].name!r}"
                 return rules.refused(TAIL_CHUNKS, name, count, topic_max, more)
-            needs.append(Need(TAIL_CHUNKS, self.owner(topic_id), more, CHUNKS_MAX))
+        needs = [
+            Need(TAIL_CHUNKS, self.owner(topic_id), more, CHUNKS_MAX)
+            for topic_id, more in wanted.items()
+        ]
         return self._shares.refusal(needs, quota)
 
     def crowded(self, fullness: float, quota: Callable[[str, str], int | None]) -> dict[str, float]:

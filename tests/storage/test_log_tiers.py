@@ -189,20 +189,21 @@ def test_what_is_appended_during_a_seal_stays_in_the_tail() -> None:
 
 
 @pytest.mark.parametrize(
-    ("configs", "tail_chunks_max"),
+    ("configs", "sealer"),
     [
-        ({"segment_ms": "5000"}, 1000),
-        ({"segment_bytes": "4000"}, 1000),
-        ({}, 5),
+        ({"segment_ms": "5000"}, SealerSettings()),
+        ({"segment_bytes": "4000"}, SealerSettings()),
+        ({}, SealerSettings(tail_chunks_max=5)),
+        ({}, SealerSettings(topic_chunks_max=5)),
     ],
-    ids=["age", "size", "runs"],
+    ids=["age", "size", "runs", "runs of the topic"],
 )
 def test_a_tail_that_is_old_large_or_in_many_pieces_is_sealed_by_itself(
-    configs: dict[str, str], tail_chunks_max: int
+    configs: dict[str, str], sealer: SealerSettings
 ) -> None:
     async def main() -> None:
         inner = MemoryStore()
-        settings = LogSettings(sealer=SealerSettings(tail_chunks_max=tail_chunks_max))
+        settings = LogSettings(sealer=sealer)
         log = await with_topic(inner, settings, **configs)
         async with closing(log):
             for i in range(4):
