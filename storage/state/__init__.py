@@ -8,6 +8,7 @@ every broker (I4).
     cluster_bounds     view age, WAL retention and file grace: in effect now, in effect later
     elapsed            the elapsed time of the cluster: a lower bound of the time that has passed
     partition          one partition: its offsets, and the index of its tail
+    tail_chunks        how many chunks the tails of all topics have, and may have
     producers          ids, epochs and sequences of idempotent producers
     group_types        types of a consumer group and its members
     group_members      membership, generations, assignment

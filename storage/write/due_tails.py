@@ -23,8 +23,6 @@ seal that begins later may read the records from the store again."""
 EVICTION_BYTES_MIN = 4 * 1024 * 1024
 """A tail of fewer stored bytes is not sealed before it leaves the tail cache. To read it again is
 cheaper: at S3's prices, a PUT for each MiB costs more than the CPU time of the reads."""
-
-
 FULLNESS, TAKEOVER_FULLNESS = 1 / 2, 3 / 4
 """If a principal's topics have more than this part of its share of all chunks, the largest of them
 are sealed: by the broker that owns the seals, or by any broker. The same holds for all topics and
