@@ -12,6 +12,7 @@ acls             access control lists, with Kafka's rules
 chunk            records as Arrow columns, their weight; EncodedChunk, the bytes of a chunk
 checksum         CRC-32C
 partitioner      the partition of a record: by key, sticky, or requested
+native           loops over bytes in C, if the installation had a compiler
 murmur2          Kafka's hash of one key, and the partition that it chooses, without numpy
 murmur2_columns  the hash of a column of keys
 actions          every change that a commit can make to the cluster state; Chunk, a chunk's place

@@ -3,7 +3,6 @@
 layout        the header of a batch; the errors of a batch that a client sent
 refusals      the errors of bytes that are no records of a batch
 codecs        gzip, snappy, lz4 and zstd, with a bound of the memory
-native        loops over records in C, if the installation had a compiler
 numbers       the numbers of records: zigzag varints
 records       the records of batches: check them, read them into columns
 record_bytes  the bytes of records, from columns

@@ -8,5 +8,6 @@ tls_attacks     handshakes and KeyUpdates without a login
 name_attacks    long names, words that errors quote, logins that wait behind others
 offset_attacks  small requests for all committed offsets of groups
 chunk_attacks   records spread over many partitions
-measure         memory, stalls and the requests of a neighbour (another client) during an attack
+measure         an attack and its limits
+probes          memory, stalls and the requests of a neighbour (another client) during an attack
 """
