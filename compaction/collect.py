@@ -60,12 +60,14 @@ class CollectionPlan(NamedTuple):
 
     @property
     def size(self) -> int:
-        return sum(each.size for each in self.garbage)
+        return sum(garbage_object.size for garbage_object in self.garbage)
 
     @property
     def oldest_ms(self) -> int:
         """Return the age of the oldest garbage."""
-        return max((self.now_ms - each.modified_ms for each in self.garbage), default=0)
+        return max(
+            (self.now_ms - garbage_object.modified_ms for garbage_object in self.garbage), default=0
+        )
 
 
 async def plan(
@@ -94,12 +96,12 @@ async def plan(
     if base is not None:
         await search.chain(checkpoints, base)
         emptied = [
-            gone
-            for gone in cluster.state.deleted
-            if garbage.is_gone(gone, base, search.now_ms, grace)
+            topic
+            for topic in cluster.state.deleted
+            if garbage.is_gone(topic, base, search.now_ms, grace)
         ]
-    await search.topics({gone.topic_id for gone in emptied}, takes_unknown=takes_unknown)
-    waiting = max(search.unnamed - sum(each.size for each in search.found), 0)
+    await search.topics({topic.topic_id for topic in emptied}, takes_unknown=takes_unknown)
+    waiting = max(search.unnamed - sum(garbage_object.size for garbage_object in search.found), 0)
     search.take(garbage.of_probes(await _listed(cluster, object_keys.PROBE), search.now_ms, grace))
     kept_from = 0 if base is None else base.seq
     if holds := await _holds(cluster):  # after the tables were read (see the module)
@@ -120,18 +122,20 @@ async def collect(
     """
     done = 0
     while done < len(planned.garbage):
-        batch = [each.key for each in planned.garbage[done : done + BATCH]]
+        batch = [garbage_object.key for garbage_object in planned.garbage[done : done + BATCH]]
         await cluster.store.delete(batch)
         done += len(batch)
         on_progress(done)
     forgotten = [
-        ForgetTopic(gone.topic_id)
-        for gone in planned.emptied
-        if not await _listed(cluster, f"{object_keys.topic(gone.name, gone.topic_id)}/", at_most=1)
+        ForgetTopic(topic.topic_id)
+        for topic in planned.emptied
+        if not await _listed(
+            cluster, f"{object_keys.topic(topic.name, topic.topic_id)}/", at_most=1
+        )
     ]
     await cluster.refresh()
-    still = {gone.topic_id for gone in cluster.state.deleted}
-    await cluster.commit([each for each in forgotten if each.topic_id in still])
+    still = {topic.topic_id for topic in cluster.state.deleted}
+    await cluster.commit([action for action in forgotten if action.topic_id in still])
     return done
 
 
@@ -200,12 +204,12 @@ async def _base(
 async def _checkpoint(
     cluster: MaintenanceSession, checkpoints: Sequence[ObjectInfo], now_ms: int, grace: Grace
 ) -> None:
-    known = [
+    checkpoint_times = [
         (seq, info.modified_ms)
         for info in checkpoints
         if (seq := object_keys.seq_of(info.key)) is not None
     ]
-    seq, modified_ms = max(known, default=(0, 0))
+    seq, modified_ms = max(checkpoint_times, default=(0, 0))
     if cluster.state.seq > seq and now_ms - modified_ms >= grace.wal_ms // CHECKPOINTS_PER_GRACE:
         # The outcome does not matter: a later run checks whether the checkpoint can be read.
         await cluster.wal.checkpoint()
@@ -238,9 +242,9 @@ class _GarbageSearch:
         self.take(garbage.of_data(data, base, live, *rules))
         self.take(garbage.of_checkpoints(checkpoints, base, *rules))
 
-    async def topics(self, gone: set[str], *, takes_unknown: bool) -> None:
-        """Search the folders of topics. `gone` are the ids of deleted topics whose objects are
-        garbage."""
+    async def topics(self, deleted_topic_ids: set[str], *, takes_unknown: bool) -> None:
+        """Search the folders of topics. `deleted_topic_ids` are the ids of deleted topics whose
+        objects are garbage."""
         cluster = self._cluster
         async for topic_id, infos in _by_topic(cluster.store.list(object_keys.TOPICS)):
             topic = cluster.state.topic_of_id(topic_id)
@@ -251,7 +255,7 @@ class _GarbageSearch:
                 topic = cluster.state.topic_of_id(topic_id)
             if topic is not None:
                 await self._table(topic, infos)
-            elif topic_id in gone:
+            elif topic_id in deleted_topic_ids:
                 self.take(garbage.of_topic(infos), infos)
             elif _is_deleted(cluster, topic_id):
                 self.take((), infos)
@@ -279,50 +283,56 @@ class _GarbageSearch:
             garbage.of_table(infos, topic.prefix, named, removals, self.now_ms, self._grace),
             unnamed,
         )
-        self.take(logs, [ObjectInfo(each.key, each.size, each.modified_ms) for each in logs])
+        self.take(
+            logs,
+            [
+                ObjectInfo(garbage_object.key, garbage_object.size, garbage_object.modified_ms)
+                for garbage_object in logs
+            ],
+        )
 
     async def _log(self, table: Table, infos: Sequence[ObjectInfo]) -> list[Garbage]:
         """Return the garbage of a table's log. If the log's retention cannot be parsed, or the
         checkpoint that replaces the garbage cannot be read, return no garbage."""
-        base, found = garbage.of_log(infos, self.now_ms, garbage.LOG_RETENTION_MS)
-        if not found:
+        base, log_garbage = garbage.of_log(infos, self.now_ms, garbage.LOG_RETENTION_MS)
+        if not log_garbage:
             return []
         kept_ms = await table.log_retention_ms()
         if kept_ms is None:
             return []
         if kept_ms > garbage.LOG_RETENTION_MS:
-            base, found = garbage.of_log(infos, self.now_ms, kept_ms)
-        return found if found and await table.files_at(base) is not None else []
+            base, log_garbage = garbage.of_log(infos, self.now_ms, kept_ms)
+        return log_garbage if log_garbage and await table.files_at(base) is not None else []
 
 
 def _is_deleted(cluster: MaintenanceSession, topic_id: str) -> bool:
-    return any(gone.topic_id == topic_id for gone in cluster.state.deleted)
+    return any(topic.topic_id == topic_id for topic in cluster.state.deleted)
 
 
 async def _by_topic(
     listing: AsyncIterator[ObjectInfo],
 ) -> AsyncIterator[tuple[str, list[ObjectInfo]]]:
     """Yield the topic id and the objects of each topic's folder; skip all other objects."""
-    held: tuple[str, str] | None = None
+    folder: tuple[str, str] | None = None
     infos: list[ObjectInfo] = []
     async for info in listing:
         of = garbage.topic_of(info.key)
-        if of != held:
-            if held is not None:
-                yield held[1], infos
-            held, infos = of, []
+        if of != folder:
+            if folder is not None:
+                yield folder[1], infos
+            folder, infos = of, []
         if of is not None:
             infos.append(info)
-    if held is not None:
-        yield held[1], infos
+    if folder is not None:
+        yield folder[1], infos
 
 
 async def _listed(
     cluster: MaintenanceSession, prefix: str, *, at_most: int | None = None
 ) -> list[ObjectInfo]:
-    found: list[ObjectInfo] = []
+    infos: list[ObjectInfo] = []
     async for info in cluster.store.list(prefix):
-        found.append(info)
-        if at_most is not None and len(found) >= at_most:
+        infos.append(info)
+        if at_most is not None and len(infos) >= at_most:
             break
-    return found
+    return infos

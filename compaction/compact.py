@@ -144,14 +144,14 @@ class _Run:
         partition = topic.partitions[number]
         target = config.target_segment_bytes
         wanted = list(plan.merges(work.segments.columns, partition, target, work.clean_end))
-        files = [[work.segments[at] for at in positions] for positions in wanted]
+        files = [[work.segments[position] for position in positions] for positions in wanted]
         planned = [_planned(work, MERGE, f"small, {len(some)} neighbours", some) for some in files]
         if self.is_dry:
             return planned
         level = self.cluster.state.level
         tasks = [
-            Rewrite(topic.prefix, some, config.compression_type, each.rows, level=level)
-            for some, each in zip(files, planned, strict=True)
+            Rewrite(topic.prefix, some, config.compression_type, result.rows, level=level)
+            for some, result in zip(files, planned, strict=True)
         ]
         done: list[Compacted] = []
         step = self.engine.merges_max
@@ -170,8 +170,8 @@ class _Run:
                 on_rows=self.on_rows,
             )
             if added is None:
-                return done + [each._replace(is_lost=True) for each in results]
-            done += [_becomes(each, [file]) for each, file in zip(results, added, strict=True)]
+                return done + [result._replace(is_lost=True) for result in results]
+            done += [_becomes(result, [file]) for result, file in zip(results, added, strict=True)]
         return done
 
     # -- key compaction
@@ -184,14 +184,14 @@ class _Run:
         is_due = could.is_due(config) or self.is_forced
         if could.dirty >= could.last or not is_due:
             return []
-        files = [work.segments[at] for at in range(could.first, could.last)]
+        files = [work.segments[position] for position in range(could.first, could.last)]
         planned = _planned(work, COMPACT, f"dirty ratio {could.dirty_ratio:.2f}", files)
         if self.is_dry:
             return [planned]
         history = await self._history(work)
         scan = KeyScan(topic.prefix, files, self._expires(history, config))
-        kept = await self.engine.newest(scan, self.on_rows)
-        tasks = self._tasks(work, files, kept, self._extended(history, files, config))
+        kept_offsets = await self.engine.newest(scan, self.on_rows)
+        tasks = self._tasks(work, files, kept_offsets, self._extended(history, files, config))
         end = {clean_app_id(number): files[-1].end_offset}
         added = await write_and_commit(
             self.cluster,
@@ -222,14 +222,14 @@ class _Run:
         """Return the offset below which compaction removes tombstones. Their first compaction was
         at least `delete.retention.ms` ago. Until now they stayed for readers that had read the
         deleted records before that first compaction."""
-        ends = [each.end_offset for each in history if self._is_expired(each, config)]
+        ends = [cleaning.end_offset for cleaning in history if self._is_expired(cleaning, config)]
         return max(ends, default=0)
 
     def _extended(
         self, history: Sequence[Cleaned], files: Sequence[SegmentFile], config: TopicConfig
     ) -> list[Cleaned]:
-        old = [each for each in history if self._is_expired(each, config)][-1:]
-        young = [each for each in history if not self._is_expired(each, config)]
+        old = [cleaning for cleaning in history if self._is_expired(cleaning, config)][-1:]
+        young = [cleaning for cleaning in history if not self._is_expired(cleaning, config)]
         now = Cleaned(files[-1].end_offset, self.now_ms)
         return [*old, *young[1 - HISTORY_MAX :], now]
 
@@ -240,14 +240,14 @@ class _Run:
         self,
         work: Work,
         files: Sequence[SegmentFile],
-        kept: np.ndarray,
+        kept_offsets: np.ndarray,
         history: Sequence[Cleaned],
     ) -> list[Rewrite]:
         """Plan the rewrites of segments that lose rows or are too small. Always rewrite the last
         segment, because it stores the history."""
         starts = [file.base_offset for file in files]
-        at = np.searchsorted(kept, [*starts, files[-1].end_offset]).tolist()
-        stays = [after - before for before, after in itertools.pairwise(at)]
+        positions = np.searchsorted(kept_offsets, [*starts, files[-1].end_offset]).tolist()
+        stays = [after - before for before, after in itertools.pairwise(positions)]
         target = work.config.target_segment_bytes
         groups = plan.groups(
             [file.size for file in files], [file.rows for file in files], stays, target
@@ -258,7 +258,7 @@ class _Run:
                 [files[number] for number in group],
                 work.config.compression_type,
                 sum(stays[number] for number in group),
-                kept[at[group.start] : at[group.stop]],
+                kept_offsets[positions[group.start] : positions[group.stop]],
                 history,
                 self.cluster.state.level,
             )

@@ -182,12 +182,12 @@ async def write_and_commit(
 
     Raises Corrupt, Unavailable, CommitUnknown.
     """
-    where = f"{work.topic.name}-{work.number}"
+    partition_name = f"{work.topic.name}-{work.number}"
     started_s = cluster.clock.boot_s()
     removed = [file for task in tasks for file in task.inputs]
     added = await engine.write(tasks, on_rows)
     if cluster.clock.boot_s() - started_s > UPLOAD_AGE_MAX_S:
-        raise Unavailable(f"{where} took more than 6 hours to commit: run again")
+        raise Unavailable(f"{partition_name} took more than 6 hours to commit: run again")
     app_id, lock = maintenance_app_id(work.number), work.lock
     for left in reversed(range(COMMIT_TRIES)):
         locked = {app_id: lock + 1, **transactions}
@@ -200,7 +200,7 @@ async def write_and_commit(
             if left and all(file.path in there for file in basis):
                 lock = await work.table.transaction_version(app_id) or 0
                 continue
-            log.info("another run committed first on %s: %s", where, conflict)
+            log.info("another run committed first on %s: %s", partition_name, conflict)
         with contextlib.suppress(LogError):  # if this fails, collection deletes the objects
             await cluster.store.delete([f"{work.topic.prefix}/{file.path}" for file in added])
         return None

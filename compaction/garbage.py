@@ -147,15 +147,15 @@ def of_table(
         ages = (now_ms - modified_ms.get(path, 0) for path in removal.added)
         return all(age < UNNAMED_MS_MIN for age in ages)
 
-    kept: set[str] = set()
+    kept_paths: set[str] = set()
     freed: set[str] = set()
     for removal in removals:
         is_over = now_ms - removal.at_ms >= grace.table_ms and is_final(removal)
-        (freed if is_over else kept).update(removal.removed)
+        (freed if is_over else kept_paths).update(removal.removed)
     for info in unnamed(infos, prefix, named):
         path = info.key.removeprefix(f"{prefix}/")
         is_free = path in freed or _is_old(info, now_ms, grace.unnamed_ms)
-        if is_free and path not in kept:
+        if is_free and path not in kept_paths:
             yield _garbage(info, "no version names it")
 
 
@@ -185,7 +185,9 @@ def of_log(
     # The version before the oldest young commit was the newest version `retention_ms` ago.
     needed = min(young) - 1 if young else max(ages, default=-1)
     checkpoints = [object_keys.log_version(info.key, "checkpoint.parquet") for info in infos]
-    base = max((each for each in checkpoints if each is not None and each <= needed), default=-1)
+    base = max(
+        (number for number in checkpoints if number is not None and number <= needed), default=-1
+    )
     replaced = [
         info
         for info in infos
@@ -196,7 +198,7 @@ def of_log(
 
 def is_gone(topic: DeletedTopic, base: ClusterState, now_ms: int, grace: Grace) -> bool:
     """Return whether the base records that the topic is deleted, and its grace has passed."""
-    is_recorded = any(gone.topic_id == topic.topic_id for gone in base.deleted)
+    is_recorded = any(deleted_topic.topic_id == topic.topic_id for deleted_topic in base.deleted)
     return is_recorded and now_ms - topic.deleted_ms >= grace.table_ms
 
 

@@ -119,17 +119,19 @@ class Latest:
             has_key = pc.is_valid(keys)
             keyed = keyed.filter(has_key)
             keyless = _numbers(batch.column("offset").filter(pc.invert(has_key)))
-        gone = _NONE
+        tombstones = _NONE
         if self._expires > offsets[0]:
             is_tombstone: Any = pc.and_(pc.is_valid(keys), pc.is_null(batch.column("value")))
-            gone = offsets[is_tombstone.to_numpy(zero_copy_only=False) & (offsets < self._expires)]
+            tombstones = offsets[
+                is_tombstone.to_numpy(zero_copy_only=False) & (offsets < self._expires)
+            ]
         if self._shares > 1 and keyed.num_rows:
             of = partitions_of(_keys(keyed), _SHARED).astype(np.int64) * self._shares
             keyed = keyed.filter(pa.array(of // _SHARED == self._share))
         buckets = _buckets(_keys(keyed))
         order = np.argsort(buckets, kind="stable")
         ends = np.cumsum(np.bincount(buckets, minlength=BUCKETS)).tolist()
-        return Seen(int(offsets[-1]), keyed.take(order), ends, keyless, gone)
+        return Seen(int(offsets[-1]), keyed.take(order), ends, keyless, tombstones)
 
     def add(self, seen: Seen) -> None:
         """Add the next block."""
@@ -154,10 +156,10 @@ class Latest:
         after TooManyKeys, too."""
         with contextlib.suppress(TooManyKeys):
             self._fold()
-        parts, gone = [RANKS.empty_table()], self._all_gone()
+        parts, tombstones = [RANKS.empty_table()], self._all_gone()
         for some in self._known:
             offsets = _numbers(some["offset"])
-            ranks = offsets * 2 + np.isin(offsets, gone, assume_unique=True)
+            ranks = offsets * 2 + np.isin(offsets, tombstones, assume_unique=True)
             keyed = [some["key"], pa.nulls(len(offsets), pa.int64()), pa.array(ranks)]
             parts.append(pa.table(keyed, schema=RANKS))
         for offsets in self._keyless:
@@ -194,16 +196,16 @@ class Latest:
 def of_shares(shares: Sequence[Kept]) -> np.ndarray:
     """Return the offsets to keep of all shares, ascending. If there is none, return the offset of
     the newest record, because the segments of a partition must reach the sealed end."""
-    kept = np.sort(np.concatenate([share.offsets for share in shares]))
+    offsets = np.sort(np.concatenate([share.offsets for share in shares]))
     newest = max(share.newest for share in shares)
-    return kept if len(kept) else np.array([newest], np.int64)
+    return offsets if len(offsets) else np.array([newest], np.int64)
 
 
 def of_ranks(ranks: np.ndarray) -> np.ndarray:
     """Return the offsets to keep, as `of_shares` does. `ranks` has the largest rank of each (key,
     alone), in any order."""
-    kept = np.sort(ranks[ranks % 2 == 0] // 2)
-    return kept if len(kept) else np.array([ranks.max() // 2], np.int64)
+    offsets = np.sort(ranks[ranks % 2 == 0] // 2)
+    return offsets if len(offsets) else np.array([ranks.max() // 2], np.int64)
 
 
 def _buckets(keys: pa.BinaryArray) -> np.ndarray:
@@ -220,18 +222,18 @@ def _buckets(keys: pa.BinaryArray) -> np.ndarray:
     lengths = np.diff(bounds).astype(np.int64)
     starts = bounds[:-1] - np.int64(bounds[0])
     last = words[starts + np.maximum(lengths - _WORD, 0)] & _FIRST[np.minimum(lengths, _WORD)]
-    found = _mixed(lengths.astype(np.uint64), last)
-    for at in range(0, min(int(lengths.max()) - _WORD, _HASHED), _WORD):
-        has_it = lengths > at + _WORD
-        there = words[np.where(has_it, starts + at, 0)]
-        found = np.where(has_it, _mixed(found, there), found)
-    return (found >> _TO_BUCKET).astype(np.uint8)
+    hashes = _mixed(lengths.astype(np.uint64), last)
+    for position in range(0, min(int(lengths.max()) - _WORD, _HASHED), _WORD):
+        has_it = lengths > position + _WORD
+        there = words[np.where(has_it, starts + position, 0)]
+        hashes = np.where(has_it, _mixed(hashes, there), hashes)
+    return (hashes >> _TO_BUCKET).astype(np.uint8)
 
 
-def _mixed(found: np.ndarray, words: np.ndarray) -> np.ndarray:
-    found = (found ^ words) * _MIX
-    found ^= found >> np.uint64(32)
-    return found
+def _mixed(hashes: np.ndarray, words: np.ndarray) -> np.ndarray:
+    hashes = (hashes ^ words) * _MIX
+    hashes ^= hashes >> np.uint64(32)
+    return hashes
 
 
 def _keys(batch: pa.RecordBatch) -> pa.BinaryArray:

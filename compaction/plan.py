@@ -67,10 +67,10 @@ def below(columns: SegmentColumns, partition: Partition, log_start_offset: int) 
 def cut_by(columns: SegmentColumns, partition: Partition, log_start_offset: int) -> int | None:
     """Return the position of the segment that begins below the log start and ends above it. If
     there is none, or if the segment ends above the sealed end, return None."""
-    at = below(columns, partition, log_start_offset)
-    if at == len(columns.path) or columns.end_offset[at] > partition.sealed_end:
+    position = below(columns, partition, log_start_offset)
+    if position == len(columns.path) or columns.end_offset[position] > partition.sealed_end:
         return None
-    return at if columns.base_offset[at] < log_start_offset else None
+    return position if columns.base_offset[position] < log_start_offset else None
 
 
 def _leading(is_wanted: np.ndarray) -> int:
@@ -155,7 +155,7 @@ def cleanable(
 
 
 def groups(
-    sizes: Sequence[int], rows: Sequence[int], kept: Sequence[int], target_bytes: int
+    sizes: Sequence[int], rows: Sequence[int], kept_rows: Sequence[int], target_bytes: int
 ) -> list[tuple[range, bool]]:
     """Group neighbouring segments. Each group becomes one segment. The bool says whether to write
     this segment, because a group of one segment that loses no row stays as it is.
@@ -164,18 +164,20 @@ def groups(
     its size. Segments that keep no record join the group of a neighbour, so the ranges have no hole
     between them.
     """
-    found: list[tuple[range, bool]] = []
+    ranges: list[tuple[range, bool]] = []
     start, size, count = 0, 0, 0
-    for position, (own, had, stays) in enumerate(zip(sizes, rows, kept, strict=True)):
+    for position, (own, had, stays) in enumerate(zip(sizes, rows, kept_rows, strict=True)):
         part = own * stays // max(had, 1)
         if count and stays and size + part > target_bytes:
-            found.append((range(start, position), False))
+            ranges.append((range(start, position), False))
             start, size, count = position, 0, 0
         size += part
         count += stays
     end = len(sizes)
     if start < end and count:
-        found.append((range(start, end), False))
-    elif start < end and found:
-        found[-1] = (range(found[-1][0].start, end), False)
-    return [(group, len(group) > 1 or kept[group.start] < rows[group.start]) for group, _ in found]
+        ranges.append((range(start, end), False))
+    elif start < end and ranges:
+        ranges[-1] = (range(ranges[-1][0].start, end), False)
+    return [
+        (group, len(group) > 1 or kept_rows[group.start] < rows[group.start]) for group, _ in ranges
+    ]

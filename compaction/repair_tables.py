@@ -98,13 +98,13 @@ async def repair(
     Raises UnknownTopic. After Unavailable, CommitUnknown or ManifestConflict, run again.
     """
     await cluster.refresh()
-    found: list[Repair] = []
+    repairs: list[Repair] = []
 
     async def repair_one(topic: Topic) -> None:
-        found.extend(await _repair(cluster, topic, is_dry=is_dry, way=way))
+        repairs.extend(await _repair(cluster, topic, is_dry=is_dry, way=way))
 
     await cluster.for_each(topics_of(cluster.state, names), repair_one)
-    return found
+    return repairs
 
 
 async def undo_rearrangement(cluster: MaintenanceSession, topic: Topic) -> bool:
@@ -113,8 +113,8 @@ async def undo_rearrangement(cluster: MaintenanceSession, topic: Topic) -> bool:
     `repair`."""
     table = await cluster.table(topic)
     newest = await table.newest()
-    foreign = [each for each in await table.commits(HISTORY_MAX) if each.is_foreign]
-    if not foreign or any(each.data_change for each in foreign):
+    foreign = [commit for commit in await table.commits(HISTORY_MAX) if commit.is_foreign]
+    if not foreign or any(commit.data_change for commit in foreign):
         return False
     change = await _restored(cluster, topic, table, newest, set())
     if not isinstance(change, _TableChange):
@@ -209,30 +209,34 @@ async def differs(
     ranges = StoreRanges(store)
     reader = SegmentReader(ranges)
     key = f"{prefix}/{file.path}"
-    at = max(file.base_offset, partition.sealed_end)
+    offset = max(file.base_offset, partition.sealed_end)
     end = min(file.end_offset, partition.high_watermark)  # as far as this state knows the tail
     try:
         footer = await reader.footer(key, file.size)
-        groups = footer.groups_between(at, end)
+        groups = footer.groups_between(offset, end)
         async for _, whole in reader.batches(key, footer, groups):
-            batch = between(whole, at, end)
+            batch = between(whole, offset, end)
             for run in partition.tail:
                 if not batch.num_rows:
                     break
                 first = int(batch.column("offset")[0].as_py())
                 if run.base_offset <= first < run.end_offset:
-                    if not partition.is_gone(at, first):
-                        return f"has no record at {at}, where the WAL has one"
-                    at = first
-                    count = min(run.end_offset - at, batch.num_rows)
+                    if not partition.is_gone(offset, first):
+                        return f"has no record at {offset}, where the WAL has one"
+                    offset = first
+                    count = min(run.end_offset - offset, batch.num_rows)
                     body = await ranges.read(run.object_key, run.position, run.size)
-                    tail = run.records_of(run.decode(body)).slice(at - run.base_offset, count)
-                    if not batch.slice(0, count).equals(chunks.with_offsets(tail, at)):
-                        return f"has other records of [{at}, {at + count}) than the WAL"
-                    batch, at = batch.slice(count), at + count
+                    tail = run.records_of(run.decode(body)).slice(offset - run.base_offset, count)
+                    if not batch.slice(0, count).equals(chunks.with_offsets(tail, offset)):
+                        return f"has other records of [{offset}, {offset + count}) than the WAL"
+                    batch, offset = batch.slice(count), offset + count
     except NotFound:
         return None
-    return None if partition.is_gone(at, end) else f"has no record at {at}, where the WAL has one"
+    return (
+        None
+        if partition.is_gone(offset, end)
+        else f"has no record at {offset}, where the WAL has one"
+    )
 
 
 async def _strange(cluster: MaintenanceSession, topic: Topic, table: Table) -> set[int]:
@@ -240,19 +244,19 @@ async def _strange(cluster: MaintenanceSession, topic: Topic, table: Table) -> s
     newest = await table.newest()
     await cluster.refresh()  # an older state lacks the newest seals of this WAL
     current = cluster.state.topic_of_id(topic.topic_id)
-    found: set[int] = set()
+    numbers: set[int] = set()
     if current is None:
-        return found
+        return numbers
     for number, partition in enumerate(current.partitions):
         cleaned = await table.transaction_version(clean_app_id(number)) or 0
         files = [file for file in newest.files(number) if file.end_offset > partition.sealed_end]
         if cleaned > partition.sealed_end:
-            found.add(number)
+            numbers.add(number)
         for file in files:
             is_beyond = file.end_offset > partition.high_watermark
             if is_beyond or await differs(cluster.store, topic.prefix, partition, file):
-                found.add(number)
-    return found
+                numbers.add(number)
+    return numbers
 
 
 async def _behind(cluster: MaintenanceSession, topic: Topic, table: Table) -> set[int]:
@@ -282,7 +286,9 @@ async def _restored(
         cleans = [clean_app_id(number) for number in range(len(partitions))]
         ends = [partitions[number].sealed_end for number in ahead]
         limits = dict(zip(marks, ends, strict=True))
-        limits |= {mark: each.sealed_end for mark, each in zip(cleans, partitions, strict=True)}
+        limits |= {
+            mark: partition.sealed_end for mark, partition in zip(cleans, partitions, strict=True)
+        }
         return commit.is_foreign or any(
             version > limits.get(app_id, version) for app_id, version in commit.transactions.items()
         )
@@ -296,9 +302,9 @@ async def _restored(
         return "no whole version of the table can be made from the log's own commits"
     wanted = {file.path: file for file in target.files()}
     listed = {info.key async for info in cluster.store.list(f"{topic.prefix}/")}
-    gone = [path for path in sorted(wanted) if f"{topic.prefix}/{path}" not in listed]
-    if gone:
-        return f"{len(gone)} objects were deleted, the first is {gone[0]}"
+    missing_paths = [path for path in sorted(wanted) if f"{topic.prefix}/{path}" not in listed]
+    if missing_paths:
+        return f"{len(missing_paths)} objects were deleted, the first is {missing_paths[0]}"
     there = {file.path: file for file in newest.files()}
     removed = [file for path, file in there.items() if path not in wanted]
     added = [file for path, file in wanted.items() if path not in there]
@@ -353,7 +359,7 @@ class _Adoption:
         own = [file for file in files if file.base_offset >= 0]
         foreign = [file for file in files if file.base_offset < 0]
         rows = await self._rows(foreign)
-        pieces: list[tuple[int, _Piece]] = [(each.base_offset, each) for each in own]
+        pieces: list[tuple[int, _Piece]] = [(file.base_offset, file) for file in own]
         pieces += _runs(rows, own)
         pieces.sort(key=itemgetter(0))
         start, end = partition.log_start_offset, partition.sealed_end
@@ -363,13 +369,13 @@ class _Adoption:
         elif start < end:
             self.lost.append((number, start, end))
         clean_end = 0
-        for at, (first, piece) in enumerate(pieces):
-            base, upto = bounds[at], bounds[at + 1]
+        for index, (first, piece) in enumerate(pieces):
+            base, upto = bounds[index], bounds[index + 1]
             if _end(piece) > upto:
                 raise ValueError(f"offset {upto} is in two files")
-            holes = list(_holes(piece, max(base, start) if at == 0 else base, upto))
-            self.lost += [(number, *each) for each in holes]
-            clean_end = max([clean_end, *(each[1] for each in holes)])
+            holes = list(_holes(piece, max(base, start) if index == 0 else base, upto))
+            self.lost += [(number, *span) for span in holes]
+            clean_end = max([clean_end, *(span[1] for span in holes)])
             if isinstance(piece, SegmentFile) and (base, upto) == (first, piece.end_offset):
                 continue
             change.added.append(await self._write(number, base, upto, piece, is_dry=is_dry))
@@ -444,7 +450,7 @@ def _holes(piece: _Piece, base: int, end: int) -> Iterator[tuple[int, int]]:
         spans = [(piece.base_offset, piece.end_offset)]
     else:
         offsets = piece.column("offset").to_numpy()
-        spans = [(int(each), int(each) + 1) for each in offsets]
+        spans = [(int(offset), int(offset) + 1) for offset in offsets]
     for first, last in spans:
         if first > base:
             yield base, first

@@ -72,9 +72,9 @@ async def strays(cluster: MaintenanceSession) -> list[ObjectInfo]:
     return [infos[seq] for seq in await cluster.wal.objects.strays(numbers)]
 
 
-async def delete_strays(cluster: MaintenanceSession, found: Sequence[ObjectInfo]) -> None:
+async def delete_strays(cluster: MaintenanceSession, infos: Sequence[ObjectInfo]) -> None:
     """Delete the strays. Nothing names them, because they are no entries. Raises Unavailable."""
-    await cluster.store.delete([info.key for info in found])
+    await cluster.store.delete([info.key for info in infos])
 
 
 # -- drop
@@ -83,8 +83,8 @@ async def delete_strays(cluster: MaintenanceSession, found: Sequence[ObjectInfo]
 async def damage_of(cluster: MaintenanceSession) -> WalDamage | None:
     """Return where the WAL is damaged. If it can be read to its end, return None. Raises
     NewerLevel, StoreUnfit, Unavailable."""
-    found = await _damage(cluster)
-    return None if found is None else found[0]
+    result = await _damage(cluster)
+    return None if result is None else result[0]
 
 
 async def drop_after(
@@ -96,10 +96,10 @@ async def drop_after(
     live = await live_brokers(cluster, settings)
     if live:
         raise Unavailable(f"brokers are live: stop them first: {', '.join(live)}")
-    found = await _damage(cluster)
-    if found is None:
+    result = await _damage(cluster)
+    if result is None:
         raise InvalidRequest("the WAL can be read to its end: there is no entry to drop")
-    damage, state, numbers = found
+    damage, state, numbers = result
     if number != damage.readable_to:
         raise InvalidRequest(
             f"the last entry that can be read is {damage.readable_to}, not {number}: "
@@ -170,22 +170,26 @@ def _count(entry: Entry, state: ClusterState, lost: dict[tuple[str, int], LostRa
             if not isinstance(action, Append) or not 0 <= action.chunk < len(entry.chunks):
                 continue
             chunk = entry.chunks[action.chunk]
-            where = chunk.topic_id, chunk.partition
-            held = lost.get(where)
-            if held is None:
+            topic_partition = chunk.topic_id, chunk.partition
+            lost_range = lost.get(topic_partition)
+            if lost_range is None:
                 topic = state.topic_of_id(chunk.topic_id)
                 is_known = topic is not None and chunk.partition < len(topic.partitions)
                 name = topic.name if topic else f"topic id {chunk.topic_id}"
-                at = topic.partitions[chunk.partition].high_watermark if topic and is_known else 0
-                held = LostRange(name, chunk.partition, at, at, "dropped")
-            lost[where] = held._replace(end_offset=held.end_offset + action.count)
+                offset = (
+                    topic.partitions[chunk.partition].high_watermark if topic and is_known else 0
+                )
+                lost_range = LostRange(name, chunk.partition, offset, offset, "dropped")
+            lost[topic_partition] = lost_range._replace(
+                end_offset=lost_range.end_offset + action.count
+            )
 
 
 async def _checkpoint_numbers(cluster: MaintenanceSession) -> list[int]:
-    found = [
+    seqs = [
         object_keys.seq_of(info.key) async for info in cluster.store.list(object_keys.CHECKPOINTS)
     ]
-    return [seq for seq in found if seq is not None]
+    return [seq for seq in seqs if seq is not None]
 
 
 async def _take(
@@ -226,12 +230,12 @@ async def lost_records(
     Raises UnknownTopic, Unavailable; InvalidRequest if the cluster's level has no action for this.
     """
     await cluster.refresh()
-    found: list[LostRange] = []
+    lost_ranges: list[LostRange] = []
     actions: list[LoseRecords] = []
 
     async def read(name: str, topic_id: str, number: int, first: int, run: TailChunk) -> None:
         if (why := await _why_unreadable(cluster, run)) is not None:
-            found.append(LostRange(name, number, first, run.end_offset, why))
+            lost_ranges.append(LostRange(name, number, first, run.end_offset, why))
             actions.append(LoseRecords(topic_id, number, first, run.end_offset))
 
     reads = [
@@ -248,7 +252,7 @@ async def lost_records(
                 "giving up records needs level 2 of the format: run `tidelog upgrade` first"
             )
         await cluster.commit(actions)
-    return sorted(found)
+    return sorted(lost_ranges)
 
 
 async def _why_unreadable(cluster: MaintenanceSession, run: TailChunk) -> str | None:

@@ -80,7 +80,7 @@ async def retain(
     """
     await cluster.refresh()
     now_ms = await cluster.store_now_ms()
-    found: list[Retained] = []
+    results: list[Retained] = []
 
     async def retain_one(topic: Topic) -> None:
         table = await cluster.checked_table(topic)
@@ -97,10 +97,10 @@ async def retain(
         done = await _cut(
             cluster, current, table, cuts, is_dry=is_dry, rewrite_bytes_max=rewrite_bytes_max
         )
-        found.extend(done)
+        results.extend(done)
 
     await cluster.for_each(topics_of(cluster.state, names), retain_one)
-    return found
+    return results
 
 
 async def delete_records(
@@ -118,15 +118,15 @@ async def delete_records(
     for number, offset in offsets.items():
         if not 0 <= number < len(topic.partitions):
             raise UnknownPartition(name, number, len(topic.partitions))
-        held = topic.partitions[number]
-        end = held.high_watermark if offset == HIGH_WATERMARK else offset
-        if not 0 <= end <= held.high_watermark:
+        partition = topic.partitions[number]
+        end = partition.high_watermark if offset == HIGH_WATERMARK else offset
+        if not 0 <= end <= partition.high_watermark:
             raise OffsetOutOfRange(
                 name,
                 number,
                 offset,
-                log_start_offset=held.log_start_offset,
-                high_watermark=held.high_watermark,
+                log_start_offset=partition.log_start_offset,
+                high_watermark=partition.high_watermark,
             )
         cuts[number] = Cut(end, DELETED)
     return await _cut(cluster, topic, await cluster.checked_table(topic), cuts, is_dry=is_dry)
@@ -141,14 +141,14 @@ async def _cut(
     is_dry: bool,
     rewrite_bytes_max: int = ANY_SIZE,
 ) -> list[Retained]:
-    found: list[Retained] = []
+    results: list[Retained] = []
     for number, partition in enumerate(topic.partitions):
         cut = cuts.get(number) or Cut(partition.log_start_offset, DELETED)
         start = max(cut.log_start_offset, partition.log_start_offset)
         columns = (await table.segments(number)).columns
         count = below(columns, partition, start)
-        at = cut_by(columns, partition, start)
-        rewritten = 0 if at is None else int(columns.size[at])
+        position = cut_by(columns, partition, start)
+        rewritten = 0 if position is None else int(columns.size[position])
         if rewritten > rewrite_bytes_max:
             log.warning(
                 "%s-%d: a segment of %d bytes has deleted records that other engines see: run "
@@ -160,7 +160,7 @@ async def _cut(
             )
             rewritten = 0
         if count or rewritten or start > partition.log_start_offset:
-            found.append(
+            results.append(
                 Retained(
                     topic.name,
                     number,
@@ -173,16 +173,19 @@ async def _cut(
                     rewritten,
                 )
             )
-    if found and not is_dry:
-        moved = [each for each in found if each.log_start_offset > each.was]
+    if results and not is_dry:
+        moved = [result for result in results if result.log_start_offset > result.was]
         await cluster.commit(
-            [MoveLogStart(topic.topic_id, each.partition, each.log_start_offset) for each in moved]
+            [
+                MoveLogStart(topic.topic_id, result.partition, result.log_start_offset)
+                for result in moved
+            ]
         )
-        await _remove(cluster, topic, [each.partition for each in found])
-        for each in found:
-            if each.rewritten:
-                await _rewrite(cluster, topic, each.partition)
-    return found
+        await _remove(cluster, topic, [result.partition for result in results])
+        for result in results:
+            if result.rewritten:
+                await _rewrite(cluster, topic, result.partition)
+    return results
 
 
 async def _remove(cluster: MaintenanceSession, topic: Topic, numbers: Sequence[int]) -> None:
@@ -201,7 +204,7 @@ async def _remove(cluster: MaintenanceSession, topic: Topic, numbers: Sequence[i
             count = below(index.columns, partition, partition.log_start_offset)
             if count:
                 app_id = maintenance_app_id(number)
-                removed += [index[at] for at in range(count)]
+                removed += [index[position] for position in range(count)]
                 transactions[app_id] = (await table.transaction_version(app_id) or 0) + 1
         if not removed:
             return
@@ -224,10 +227,10 @@ async def _rewrite(cluster: MaintenanceSession, topic: Topic, number: int) -> No
         await cluster.checked_table(current)
         work = await load_work(cluster, current, number)
         start = current.partitions[number].log_start_offset
-        at = cut_by(work.segments.columns, current.partitions[number], start)
-        if at is None:
+        position = cut_by(work.segments.columns, current.partitions[number], start)
+        if position is None:
             return  # another run was faster
-        file = work.segments[at]
+        file = work.segments[position]
         rows = await _rows_from(cluster, f"{topic.prefix}/{file.path}", file.size, start)
         if not rows:  # no segment may be empty, so remove it
             await cluster.commit([MoveLogStart(topic.topic_id, number, file.end_offset)])

@@ -96,8 +96,8 @@ async def rewrite(
     key = f"{task.prefix}/{path}"
     written = await asyncio.to_thread(copy.finish, key)
     if written.rows != task.rows or written.base_offset < base or written.end_offset > end:
-        found = f"{written.rows} rows of [{written.base_offset}, {written.end_offset})"
-        raise Corrupt(key, f"would have {found}, expected {task.rows} of [{base}, {end})")
+        content = f"{written.rows} rows of [{written.base_offset}, {written.end_offset})"
+        raise Corrupt(key, f"would have {content}, expected {task.rows} of [{base}, {end})")
     await upload(store, key, [memoryview(written.body)])
     stamps = (written.timestamp_min, written.timestamp_max)
     return SegmentFile(path, task.partition, base, end, written.size, written.rows, *stamps)
@@ -148,9 +148,9 @@ class _RowLine(Generic[T]):
     async def add(self, block: FetchedGroups) -> None:
         if len(self._left) >= BLOCKS:
             await self._first()
-        found = self._decoders.submit(self._decoded, block)
+        future = self._decoders.submit(self._decoded, block)
         loop = asyncio.get_running_loop()
-        self._left.append(loop.run_in_executor(self._consumer, self._take, found))
+        self._left.append(loop.run_in_executor(self._consumer, self._take, future))
 
     async def finish(self) -> None:
         while self._left:
@@ -167,8 +167,8 @@ class _RowLine(Generic[T]):
         await self._left[0]
         del self._left[0]
 
-    def _take(self, found: "Future[T]") -> None:
-        self._consume(found.result())
+    def _take(self, future: "Future[T]") -> None:
+        self._consume(future.result())
 
 
 def _blocks(fetched: FetchedGroups) -> Iterator[FetchedGroups]:
@@ -189,13 +189,15 @@ def pieces(
     prefix: str, files: Sequence[SegmentFile], size: int = PIECE_BYTES
 ) -> list[SegmentRange]:
     """Split the records of neighbouring segments, in order, into pieces of about `size` bytes."""
-    found: list[SegmentRange] = []
+    ranges: list[SegmentRange] = []
     for file in files:
         shares = max(-(-file.size // size), 1)
         key, span = f"{prefix}/{file.path}", (file.base_offset, file.end_offset)
-        one = SegmentRange("", file.partition, False, key, file.size, *span, file.size // shares)
-        found += [one._replace(share=at, shares=shares) for at in range(shares)]
-    return found
+        segment_range = SegmentRange(
+            "", file.partition, False, key, file.size, *span, file.size // shares
+        )
+        ranges += [segment_range._replace(share=share, shares=shares) for share in range(shares)]
+    return ranges
 
 
 class Digest(NamedTuple):
@@ -231,12 +233,12 @@ class _KeptRows:
 
     def is_needed(self, group: segments.RowGroup) -> bool:
         """Return whether any row of the group is kept."""
-        kept = self._task.kept
+        kept_offsets = self._task.kept
         if group.end_offset <= self._task.start:
             return False
-        if kept is None:
+        if kept_offsets is None:
             return True
-        first, last = np.searchsorted(kept, [group.base_offset, group.end_offset])
+        first, last = np.searchsorted(kept_offsets, [group.base_offset, group.end_offset])
         return bool(first < last)
 
     def decoded(self, block: FetchedGroups) -> "_Rows":
@@ -269,13 +271,13 @@ class _Rows(NamedTuple):
     batch: pa.RecordBatch
 
 
-def keep(batch: pa.RecordBatch, kept: np.ndarray) -> pa.RecordBatch:
+def keep(batch: pa.RecordBatch, kept_offsets: np.ndarray) -> pa.RecordBatch:
     """Return the rows of these offsets."""
     offsets = batch.column("offset").to_numpy()
-    first, last = np.searchsorted(kept, [offsets[0], offsets[-1] + 1])
+    first, last = np.searchsorted(kept_offsets, [offsets[0], offsets[-1] + 1])
     if last - first == batch.num_rows:
         return batch
-    return batch.take(np.searchsorted(offsets, kept[first:last]))
+    return batch.take(np.searchsorted(offsets, kept_offsets[first:last]))
 
 
 def _digest_of(body: pa.Buffer) -> Digest:

@@ -136,8 +136,8 @@ class _Scrub:
             return self._state
         return self._cluster.state
 
-    def _find(self, kind: str, where: str, what: str) -> None:
-        self._report.findings.append(Finding(kind, where, what))
+    def _find(self, kind: str, name: str, what: str) -> None:
+        self._report.findings.append(Finding(kind, name, what))
 
     def _find_unnamed(self, kind: str, info: ObjectInfo, what: str) -> None:
         self._report.findings.append(Finding(kind, info.key, what, is_damage=False, size=info.size))
@@ -161,15 +161,15 @@ class _Scrub:
         if current is None:
             return  # deleted meanwhile
         files: list[SegmentFile] = []
-        for number, held in enumerate(topic.partitions):
+        for number, earlier_partition in enumerate(topic.partitions):
             start = current.partitions[number].log_start_offset
-            partition = msgspec.structs.replace(held, log_start_offset=start)
+            partition = msgspec.structs.replace(earlier_partition, log_start_offset=start)
             self._report.partitions += 1
-            where = f"{topic.name}-{number}"
+            partition_name = f"{topic.name}-{number}"
             try:
                 index: SegmentIndex = await table.segments(number)
             except Corrupt as error:
-                self._find(Kind.TABLE, where, str(error))
+                self._find(Kind.TABLE, partition_name, str(error))
                 continue
             seal_end = await sealed_to(table, number)
             clean_end = await table.transaction_version(clean_app_id(number)) or 0
@@ -181,7 +181,7 @@ class _Scrub:
                 clean_end=clean_end,
                 lost_end=lost_end,
             ):
-                self._find(Kind.TABLE, where, what)
+                self._find(Kind.TABLE, partition_name, what)
             files += index
             # Compaction and merge take only segments below the sealed end, and this state is newer
             # than the table. So a segment beyond this state's sealed end is as a sealer wrote it,
@@ -226,9 +226,9 @@ class _Scrub:
                 return
             try:
                 await self._read_segment(key, file)
-                held = self._ahead.get(file.path)
-                if held is not None and not self._is_quick:
-                    other = await differs(self._cluster.store, topic.prefix, held, file)
+                partition = self._ahead.get(file.path)
+                if partition is not None and not self._is_quick:
+                    other = await differs(self._cluster.store, topic.prefix, partition, file)
                     if other is not None:
                         self._find(Kind.SEGMENT, key, other)
             except NotFound:
@@ -265,9 +265,9 @@ class _Scrub:
                     left.append(run)
         await together(*(self._run(run) for run in left))
 
-    def _find_lost(self, where: str, run: TailChunk) -> None:
+    def _find_lost(self, name: str, run: TailChunk) -> None:
         what = f"records {run.base_offset} to {run.end_offset - 1} were given up by a repair"
-        self._report.findings.append(Finding(Kind.LOST, where, what, is_damage=False))
+        self._report.findings.append(Finding(Kind.LOST, name, what, is_damage=False))
 
     async def _run(self, run: TailChunk) -> None:
         async with self._runs:
@@ -281,8 +281,8 @@ class _Scrub:
     async def others(self) -> None:
         """Report objects of unknown topics, and foreign files."""
         state = await self._newest_state()
-        known = {topic.topic_id for topic in state.topics.values()}
-        known |= {gone.topic_id for gone in state.deleted}
+        topic_ids = {topic.topic_id for topic in state.topics.values()}
+        topic_ids |= {topic.topic_id for topic in state.deleted}
         ours = (
             object_keys.WAL,
             object_keys.CHECKPOINTS,
@@ -295,7 +295,7 @@ class _Scrub:
         async for info in self._cluster.store.list(""):
             of = topic_of(info.key) if info.key.startswith(object_keys.TOPICS) else None
             if of is not None:
-                if of[1] not in known and info.modified_ms <= self._settled_ms:
+                if of[1] not in topic_ids and info.modified_ms <= self._settled_ms:
                     self._find_unnamed(Kind.ORPHAN, info, "belongs to an unknown topic")
             elif info.key.startswith(object_keys.TOPICS):
                 self._find_unnamed(Kind.FOREIGN, info, "is not an object of a topic")

@@ -48,15 +48,15 @@ class Finding(NamedTuple):
 
 def tail(partition: Partition) -> Iterator[str]:
     """Check that the tail is [sealed_end, high_watermark) without a hole (I2)."""
-    at = partition.sealed_end
+    offset = partition.sealed_end
     if partition.tail:
-        at = min(at, partition.tail[0].base_offset)
+        offset = min(offset, partition.tail[0].base_offset)
     for run in partition.tail:
-        if run.base_offset != at:
-            yield f"the tail has a hole: offset {at} is followed by {run.base_offset}"
-        at = run.end_offset
-    if at != partition.high_watermark:
-        yield f"the tail ends at {at}, the high watermark is {partition.high_watermark}"
+        if run.base_offset != offset:
+            yield f"the tail has a hole: offset {offset} is followed by {run.base_offset}"
+        offset = run.end_offset
+    if offset != partition.high_watermark:
+        yield f"the tail ends at {offset}, the high watermark is {partition.high_watermark}"
     if not 0 <= partition.log_start_offset <= partition.high_watermark:
         yield f"log start {partition.log_start_offset} is beyond the high watermark"
 
@@ -78,8 +78,8 @@ def ranges(
     if sealed_to < partition.sealed_end:
         yield f"the WAL is sealed to {partition.sealed_end}, the table only to {sealed_to}"
     if len(start):
-        for at in np.flatnonzero(start[1:] != end[:-1]):
-            first, last = end[at], start[at + 1]
+        for index in np.flatnonzero(start[1:] != end[:-1]):
+            first, last = end[index], start[index + 1]
             yield in_no_segment(first, last) if first < last else in_two_segments(last, first)
         if end[-1] < partition.sealed_end:
             yield in_no_segment(end[-1], partition.sealed_end)
@@ -89,26 +89,37 @@ def ranges(
         yield in_no_segment(partition.log_start_offset, partition.sealed_end)
     least = np.where(start < lost_end, 0, end - np.maximum(start, partition.log_start_offset))
     wrong = (columns.rows > end - start) | ((columns.rows < least) & (end > clean_end))
-    for at in np.flatnonzero(wrong | (columns.rows < 1)):
-        yield f"{columns.path[int(at)]} has {columns.rows[at]} rows of [{start[at]}, {end[at]})"
+    for index in np.flatnonzero(wrong | (columns.rows < 1)):
+        yield (
+            f"{columns.path[int(index)]} has {columns.rows[index]} rows of "
+            f"[{start[index]}, {end[index]})"
+        )
 
 
-def group(held: RowGroup, batch: pa.RecordBatch) -> Iterator[str]:
+def group(row_group: RowGroup, batch: pa.RecordBatch) -> Iterator[str]:
     """Check a row group against its footer."""
     offsets = batch.column("offset").to_numpy()
-    if batch.num_rows != held.rows or not batch.num_rows:
-        yield f"row group {held.index} has {batch.num_rows} rows, its footer has {held.rows}"
+    if batch.num_rows != row_group.rows or not batch.num_rows:
+        yield (
+            f"row group {row_group.index} has {batch.num_rows} rows, "
+            f"its footer has {row_group.rows}"
+        )
         return
     if (np.diff(offsets) <= 0).any():
-        yield f"offsets of row group {held.index} do not ascend"
-    found = (int(offsets[0]), int(offsets[-1]) + 1, *chunks.timestamp_range(batch))
-    if found != (held.base_offset, held.end_offset, held.timestamp_min, held.timestamp_max):
-        yield f"statistics of row group {held.index} are wrong"
+        yield f"offsets of row group {row_group.index} do not ascend"
+    statistics = (int(offsets[0]), int(offsets[-1]) + 1, *chunks.timestamp_range(batch))
+    if statistics != (
+        row_group.base_offset,
+        row_group.end_offset,
+        row_group.timestamp_min,
+        row_group.timestamp_max,
+    ):
+        yield f"statistics of row group {row_group.index} are wrong"
 
 
 def segment(file: SegmentFile, groups: Sequence[RowGroup]) -> Iterator[str]:
     """Check the footer of a segment against the manifest."""
-    rows = sum(each.rows for each in groups)
+    rows = sum(row_group.rows for row_group in groups)
     if rows != file.rows:
         yield f"has {rows} rows, the manifest has {file.rows}"
     if not groups:
@@ -119,8 +130,8 @@ def segment(file: SegmentFile, groups: Sequence[RowGroup]) -> Iterator[str]:
     if groups[0].base_offset < file.base_offset or groups[-1].end_offset > file.end_offset:
         first, end = groups[0].base_offset, groups[-1].end_offset
         yield f"holds [{first}, {end}), its name has [{file.base_offset}, {file.end_offset})"
-    low = min(each.timestamp_min for each in groups)
-    high = max(each.timestamp_max for each in groups)
+    low = min(row_group.timestamp_min for row_group in groups)
+    high = max(row_group.timestamp_max for row_group in groups)
     if low < file.timestamp_min or high > file.timestamp_max:
         yield (
             f"has timestamps {low} to {high}, the manifest has "

@@ -76,16 +76,21 @@ async def scrub_wal(
                     findings.append(Finding(Kind.WAL, error.key, str(error)))
                     body = None
             if body is None:
-                above = min((each for each in checkpoints if each >= seq), default=None)
+                above = min(
+                    (number for number in checkpoints if number >= seq),
+                    default=None,
+                )
                 if above is None:
                     break
                 state = _copy(checkpoints[above], first_bounds)
             _compare(state, checkpoints, findings)
     tails = () if state is None else state.partitions()
-    named = {(run.object_key, run.position) for *_, held in tails for run in held.tail}
+    named = {(run.object_key, run.position) for *_, partition in tails for run in partition.tail}
     findings += [  # if no tail names a chunk, its records are sealed or given up
-        Finding(Kind.WAL, key, f"checksum of the chunk at {at} differs", (key, at) in named)
-        for key, at in damaged
+        Finding(
+            Kind.WAL, key, f"checksum of the chunk at {position} differs", (key, position) in named
+        )
+        for key, position in damaged
     ]
     return VerifiedWal(state, frozenset(verified), count, len(checkpoints))
 
@@ -109,20 +114,20 @@ async def _seqs(cluster: MaintenanceSession, checkpoint: int, findings: list[Fin
 async def _checkpoints(
     cluster: MaintenanceSession, findings: list[Finding], on_bytes: Callable[[int], None]
 ) -> dict[int, ClusterState]:
-    found: dict[int, ClusterState] = {}
+    states: dict[int, ClusterState] = {}
     async for info in cluster.store.list(object_keys.CHECKPOINTS):
         seq = object_keys.seq_of(info.key)
         if seq is None:
             findings.append(Finding(Kind.FOREIGN, info.key, "is not a checkpoint", is_damage=False))
             continue
         try:
-            found[seq] = await cluster.checkpoint(info.key)
+            states[seq] = await cluster.checkpoint(info.key)
             on_bytes(info.size)
         except NotFound:
             continue
         except Corrupt as error:
             findings.append(Finding(Kind.CHECKPOINT, info.key, str(error), size=info.size))
-    return found
+    return states
 
 
 def _start(
@@ -194,12 +199,12 @@ def _verify_alone(
     seq: int, body: bytes, verified: set[Place], damaged: list[Place]
 ) -> list[Finding]:
     """Verify an entry that no reader applies any more: its findings are not damage."""
-    found: list[Finding] = []
+    findings: list[Finding] = []
     try:
-        _verify(seq, body, None, verified, damaged, found)
+        _verify(seq, body, None, verified, damaged, findings)
     except Corrupt as error:
-        found.append(Finding(Kind.WAL, error.key, str(error)))
-    return [each._replace(is_damage=False) for each in found]
+        findings.append(Finding(Kind.WAL, error.key, str(error)))
+    return [finding._replace(is_damage=False) for finding in findings]
 
 
 def _verify(
@@ -228,20 +233,20 @@ def _verify(
     for chunk in decoded.entry.chunks:
         if chunk.data:
             continue
-        at = decoded.body_start + chunk.position
-        part = memoryview(body)[at : at + chunk.size]
+        position = decoded.body_start + chunk.position
+        part = memoryview(body)[position : position + chunk.size]
         if len(part) != chunk.size or crc32c(part) != chunk.crc32c:
-            damaged.append((key, at))
+            damaged.append((key, position))
         else:
-            verified.add((key, at))
+            verified.add((key, position))
     return decoded
 
 
 def _compare(
     state: ClusterState, checkpoints: Mapping[int, ClusterState], findings: list[Finding]
 ) -> None:
-    held = checkpoints.get(state.seq)
-    if held is not None and not held.equals(state):
+    checkpoint = checkpoints.get(state.seq)
+    if checkpoint is not None and not checkpoint.equals(state):
         key = object_keys.checkpoint(state.seq)
         findings.append(Finding(Kind.CHECKPOINT, key, "differs from the state after its entries"))
 

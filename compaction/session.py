@@ -113,8 +113,8 @@ class MaintenanceSession:
             some = list(actions[first : first + ACTIONS_MAX])
             (outcome,) = await self.wal.commit(Draft([Commit(self.clock.new_id(), some)], [], []))
             if isinstance(outcome.refusal, UnknownTopic) and len(some) > 1:
-                for each in some:
-                    await self.commit([each])
+                for action in some:
+                    await self.commit([action])
             elif outcome.refusal is not None and not isinstance(outcome.refusal, UnknownTopic):
                 raise outcome.refusal
 

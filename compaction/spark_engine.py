@@ -90,9 +90,9 @@ class SparkEngine:
         self._keys_bytes_max = keys_bytes_max
 
     async def newest(self, scan: KeyScan, on_rows: OnRows) -> np.ndarray:
-        kept = await _in_thread(self._newest, scan)
+        offsets = await _in_thread(self._newest, scan)
         on_rows(sum(file.rows for file in scan.files))
-        return kept
+        return offsets
 
     async def write(self, tasks: Sequence[Rewrite], on_rows: OnRows) -> list[SegmentFile]:
         if not tasks:
@@ -129,7 +129,7 @@ class SparkEngine:
         is one task."""
         count = len(work)
         numbers = pa.array(range(count), pa.int32())
-        encoded = [pa.array([_encode(each)], pa.binary()) for each in work]
+        encoded = [pa.array([_encode(item)], pa.binary()) for item in work]
         frame = self._spark.createDataFrame(
             pa.table({"number": numbers, "work": pa.chunked_array(encoded)})
         )
@@ -156,10 +156,14 @@ def _ranks(batches: Batches, url: str, s3: S3Options | None) -> Batches:
     keep_freed_columns()
     for _, part in _decoded(batches, _Part):
         latest = Latest(part.expires, bytes_max=part.keys_bytes_max)
-        is_old = [latest.columns(one.start) for one in part.slices]
+        is_old = [latest.columns(segment_range.start) for segment_range in part.slices]
         with OpenedStore(url, s3) as opened:
             for columns in (["offset", "key", "value"], ["offset", "key"]):
-                some = [one for one, own in zip(part.slices, is_old, strict=True) if own == columns]
+                some = [
+                    segment_range
+                    for segment_range, own in zip(part.slices, is_old, strict=True)
+                    if own == columns
+                ]
                 for _, batch in read_split(opened, Split(some), columns):
                     try:
                         latest.add(latest.see(batch))

@@ -143,8 +143,8 @@ async def pages() -> dict[Path, str]:
 
 
 def _above(page: Path, mark: str) -> str:
-    written, found, _ = page.read_text(encoding="utf-8").partition(mark)
-    assert found, f"{page} has no mark {mark!r}"
+    written, separator, _ = page.read_text(encoding="utf-8").partition(mark)
+    assert separator, f"{page} has no mark {mark!r}"
     return written
 
 
@@ -262,7 +262,7 @@ def _overview(root: Any) -> list[str]:
 
 def _needs(command: Any) -> str:
     """Return what a command works with, by its options."""
-    options = {option for each in command.params for option in each.opts}
+    options = {option for parameter in command.params for option in parameter.opts}
     needs = [what for option, what in NEEDS.items() if option in options]
     return " or ".join(needs) or "the store"
 
@@ -278,7 +278,7 @@ def _command(name: str, command: Any) -> list[str]:
     context = command.context_class(command, info_name=name)
     is_serve = name == "tidelog serve"
     settings = {field.name for field in dataclasses.fields(Settings)} if is_serve else set()
-    own = [each for each in command.get_params(context) if each.name not in settings]
+    own = [parameter for parameter in command.get_params(context) if parameter.name not in settings]
     text = "\n".join(line.strip() for line in (command.help or "").splitlines())
     lines = [text.replace("\b", "").strip(), ""]
     if name == "tidelog":
@@ -288,7 +288,7 @@ def _command(name: str, command: Any) -> list[str]:
         lines += [f"Usage: `{name} {usage}`", ""]
     if is_serve:
         lines += ["Every setting is an option: [SETTINGS.md](SETTINGS.md).", ""]
-    records = [record for each in own if (record := each.get_help_record(context))]
+    records = [record for parameter in own if (record := parameter.get_help_record(context))]
     records = [record for record in records if record[0] != "--help"]
     if records:
         lines += ["| argument, option | meaning |", "|---|---|"]
@@ -309,7 +309,8 @@ def metrics_tables(exported: Sequence[Metric]) -> str:
     """Return the tables of METRICS.md, one for each section."""
     # An info metric is called `tidelog` before the exposition appends its suffix.
     by_name = {
-        each.name.removeprefix("tidelog").removeprefix("_") or "info": each for each in exported
+        metric.name.removeprefix("tidelog").removeprefix("_") or "info": metric
+        for metric in exported
     }
     placed = [name for names in METRIC_SECTIONS.values() for name in names.split()]
     assert sorted(by_name) == sorted(placed), set(by_name) ^ set(placed)

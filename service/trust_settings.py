@@ -81,14 +81,14 @@ def hosts_of(allowed_hosts: str) -> list[str]:
 def is_protected(url: str) -> bool:
     """Whether the URL has the scheme https, or the scheme http and this machine's host."""
     try:
-        found = urlsplit(url)
-        host = found.hostname or ""
-        _ = found.port
+        parts = urlsplit(url)
+        host = parts.hostname or ""
+        _ = parts.port
     except ValueError:
         return False
-    if found.scheme == "https":
+    if parts.scheme == "https":
         return bool(host)
-    return found.scheme == "http" and _is_loopback(host)
+    return parts.scheme == "http" and _is_loopback(host)
 
 
 def _is_loopback(host: str) -> bool:

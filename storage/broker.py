@@ -210,8 +210,8 @@ class Broker(Log):
 
     async def _recommit(self, files: list[hot_log_file.Recovered]) -> None:
         files = await hot_log_copies.settled(self.wal, files)
-        kept = [file for file in files if file.is_kept and file.requests]
-        files = [file for file in files if file not in kept]
+        kept_files = [file for file in files if file.is_kept and file.requests]
+        files = [file for file in files if file not in kept_files]
         requests = [request for file in files for request in file.requests]
         for waiter in self.writer.recover(requests):
             # A refusal is a final outcome, for example because the topic was deleted since. A
@@ -222,9 +222,10 @@ class Broker(Log):
             log.info("hot log: recovered %d requests of a crashed process", len(requests))
         # All requests have an outcome. Only now delete the files, and then retire their marks.
         await self.writer.retire(await asyncio.to_thread(hot_log_file.discard, files))
-        # Not before `files` are deleted, because they may contain the same requests as `kept`.
-        if kept:
-            self.writer.adopt(kept)
+        # Not before `files` are deleted, because they may contain the same requests as
+        # `kept_files`.
+        if kept_files:
+            self.writer.adopt(kept_files)
 
     async def join(
         self, address: str, port: int = 0, kafka: tuple[KafkaListener, ...] = ()
@@ -372,8 +373,8 @@ class Broker(Log):
     # -- the cluster
 
     def members(self) -> Members:
-        known, me = self.membership, self.membership.me
-        return Members(me, known.reached, self.sequencer.target or me, known.others)
+        membership, me = self.membership, self.membership.me
+        return Members(me, membership.reached, self.sequencer.target or me, membership.others)
 
     @property
     def peer_api(self) -> Sequencer:
@@ -387,19 +388,19 @@ class Broker(Log):
     def doubts(self) -> dict[str, str]:
         """Return the reason for each table that this broker found in doubt, by topic name."""
         doubts, topic_of = self.tables.doubts, self.state.topic_of_id
-        known = ((topic_of(each), error) for each, error in doubts.items())
-        return {topic.name: str(error) for topic, error in known if topic is not None}
+        topic_doubts = ((topic_of(topic_id), error) for topic_id, error in doubts.items())
+        return {topic.name: str(error) for topic, error in topic_doubts if topic is not None}
 
     def damaged_tails(self) -> dict[TopicPartition, str]:
         """Return the reason for each partition whose tail this broker could not seal, because an
         object is damaged."""
-        known = (
+        tails = (
             (self.state.topic_of_id(topic_id), number, error)
             for (topic_id, number), error in self.sealer.damaged.items()
         )
         return {
             TopicPartition(topic.name, number): str(error)
-            for topic, number, error in known
+            for topic, number, error in tails
             if topic is not None
         }
 
@@ -436,10 +437,10 @@ class Broker(Log):
         `change_access`."""
         drawn = self.clock.new_id() + self.clock.new_id()
         secret = SECRET_PREFIX + base64.urlsafe_b64encode(drawn).decode().rstrip("=")
-        held = digest(secret.encode())
+        secret_digest = digest(secret.encode())
         key_id = key_id or self.clock.new_id()[:KEY_ID_BYTES].hex()
-        await self.change_access(CreateKey(key_id, principal, held, expires_ms, note))
-        made = Key(key_id, principal, held, self.clock.now_ms(), expires_ms, note)
+        await self.change_access(CreateKey(key_id, principal, secret_digest, expires_ms, note))
+        made = Key(key_id, principal, secret_digest, self.clock.now_ms(), expires_ms, note)
         return self.state.access.keys.get(key_id, made), secret
 
     async def change_access(self, *actions: AccessAction) -> None:
@@ -465,10 +466,10 @@ class Broker(Log):
             clean_end = await table.transaction_version(clean_app_id(number)) or 0
         except Corrupt as error:
             segments, damage = SegmentColumns.of([]), error
-        held = topic.partitions[number]
-        live = segments.of_offsets(held.log_start_offset, held.sealed_end)
+        partition = topic.partitions[number]
+        live = segments.of_offsets(partition.log_start_offset, partition.sealed_end)
         hot = self.tail.start((topic.topic_id, number))
-        hot = held.high_watermark if hot is None else max(hot, held.log_start_offset)
+        hot = partition.high_watermark if hot is None else max(hot, partition.log_start_offset)
         return PartitionFiles(segments, live, clean_end, hot, damage)
 
     async def list_entries(self, after: int) -> list[ObjectInfo]:

@@ -126,8 +126,8 @@ class KafkaLog:
         pieces: list[bytes | memoryview] = []
         size, records, end = 0, 0, topic.partitions[number].high_watermark
         while offset < end and size < bytes_max:
-            kept = await reader.kept_batches(topic, number, offset)
-            placed = (batches.placed(base_offset, offset) for base_offset, batches in kept)
+            kept_batches = await reader.kept_batches(topic, number, offset)
+            placed = (batches.placed(base_offset, offset) for base_offset, batches in kept_batches)
             for batch_start, batch_end, parts in chain.from_iterable(placed):
                 length = sum([len(part) for part in parts])
                 # A consumer may deliver the records of each batch but the first, although they are
@@ -139,7 +139,7 @@ class KafkaLog:
                 size += length
                 records += batch_end - offset
                 offset = batch_end
-            if not kept:
+            if not kept_batches:
                 rows_end = reader.kept_start(topic, number, offset)
                 bounds = ReadBounds(bytes_max - size, RECORDS_MAX, rows_end)
                 result = await reader.read(topic, number, offset, bounds)

@@ -171,8 +171,8 @@ class Log:
         """Create and return a topic. If `validate_only`, only check the request and return None.
         Raises TopicExists, InvalidConfig, InvalidRequest."""
         configs = {
-            each: topic_configs.canonical(each, value, self.state.level)
-            for each, value in configs.items()
+            key: topic_configs.canonical(key, value, self.state.level)
+            for key, value in configs.items()
         }
         check_new_name(name)
         check_partitions(partitions)
@@ -221,12 +221,12 @@ class Log:
         CommitUnknown the call may be repeated, because a log start never moves back.
         """
         await self.wal.refresh()  # -1 stands for all records acknowledged before this call (I3)
-        held = self.state.partition(topic, number)
-        end = held.high_watermark if offset == -1 else offset
-        if not 0 <= end <= held.log_start_offset:
-            self.check_range(topic, number, end, held)
+        partition = self.state.partition(topic, number)
+        end = partition.high_watermark if offset == -1 else offset
+        if not 0 <= end <= partition.log_start_offset:
+            self.check_range(topic, number, end, partition)
             await self.submit(MoveLogStart(self.state.topic(topic).topic_id, number, end))
-        return max(end, held.log_start_offset)
+        return max(end, partition.log_start_offset)
 
     # -- records
 
@@ -326,13 +326,13 @@ class Log:
 
     def committed_offsets(self, group_id: str) -> dict[TopicPartition, CommittedOffset]:
         """Return the group's committed offsets, sorted by topic and partition."""
-        found = {}
+        offsets = {}
         for topic_id, partitions in self.state.committed_offsets.of_group(group_id).items():
             topic = self.state.topic_of_id(topic_id)
             assert topic is not None, "offsets go with their topic"
             for number, committed in partitions.items():
-                found[TopicPartition(topic.name, number)] = committed
-        return dict(sorted(found.items()))
+                offsets[TopicPartition(topic.name, number)] = committed
+        return dict(sorted(offsets.items()))
 
     async def fetch(
         self,
@@ -358,21 +358,23 @@ class Log:
         self, topic: str, partition: int, offset: int, bounds: ReadBounds, wait_s: float
     ) -> FetchResult:
         await self.wal.ensure_view()
-        held = await self._partition(topic, partition)
-        if offset >= held.high_watermark:
+        partition_state = await self._partition(topic, partition)
+        if offset >= partition_state.high_watermark:
             await self.wal.refresh()  # records acknowledged before this call must be visible (I3)
-            held = self.state.partition(topic, partition)
-        self.check_range(topic, partition, offset, held)
-        if offset == held.high_watermark and wait_s > 0:
+            partition_state = self.state.partition(topic, partition)
+        self.check_range(topic, partition, offset, partition_state)
+        if offset == partition_state.high_watermark and wait_s > 0:
             await self._wait_for_records(self.state.topic(topic), partition, offset, wait_s)
-            held = self.state.partition(topic, partition)
-            self.check_range(topic, partition, offset, held)
-        if offset == held.high_watermark or not bounds.bytes_max:
-            return FetchResult([], offset, held.log_start_offset, held.high_watermark)
+            partition_state = self.state.partition(topic, partition)
+            self.check_range(topic, partition, offset, partition_state)
+        if offset == partition_state.high_watermark or not bounds.bytes_max:
+            return FetchResult(
+                [], offset, partition_state.log_start_offset, partition_state.high_watermark
+            )
         read = partial(self.reader.read, self.state.topic(topic), partition, offset, bounds)
-        taken = await self.unless_removed(topic, partition, offset, read)
-        start, end = held.log_start_offset, held.high_watermark
-        return FetchResult(taken.pieces, taken.next_offset, start, end, taken.weight)
+        result = await self.unless_removed(topic, partition, offset, read)
+        start, end = partition_state.log_start_offset, partition_state.high_watermark
+        return FetchResult(result.pieces, result.next_offset, start, end, result.weight)
 
     async def unless_removed(
         self, topic: str, partition: int, offset: int, read: Callable[[], Awaitable[T]]
@@ -463,10 +465,10 @@ class Log:
         async def search() -> int | None:
             await self.wal.refresh()
             self.state.partition(topic, partition)
-            found = self.state.topic(topic)
-            start = found.partitions[partition].log_start_offset
+            topic_state = self.state.topic(topic)
+            start = topic_state.partitions[partition].log_start_offset
             try:
-                return await self.reader.offset_for_timestamp(found, partition, timestamp)
+                return await self.reader.offset_for_timestamp(topic_state, partition, timestamp)
             except TableInDoubt:
                 await self.wal.refresh()  # a retention may be newer than the view
                 if self.state.partition(topic, partition).log_start_offset == start:

@@ -104,7 +104,7 @@ class BackedUp(NamedTuple):
     @property
     def doubts(self) -> list[str]:
         """Return why tables are in doubt or damaged; these tables were copied as they are."""
-        return [f"{each.prefix}: {each.doubt}" for each in self.manifest.tables if each.doubt]
+        return [f"{table.prefix}: {table.doubt}" for table in self.manifest.tables if table.doubt]
 
 
 async def backup(
@@ -250,7 +250,7 @@ class _Copy:
                 log.error("the previous backup is damaged: %s", error)
             else:
                 self._check_cluster(before.cluster.cluster_id)
-                self._known = {each.key: each for each in before.objects}
+                self._known = {backup_object.key: backup_object for backup_object in before.objects}
         start = len(OBJECTS)
         self._there = {info.key[start:]: info.size async for info in place.list(OBJECTS)}
         base = await copied_base(cluster)
@@ -266,7 +266,10 @@ class _Copy:
         ]
         manifest = await self._wal(base, state, tables)
         if is_verified:
-            for some in batches(ObjectInfo(each.key, each.size, 0) for each in manifest.objects):
+            for some in batches(
+                ObjectInfo(backup_object.key, backup_object.size, 0)
+                for backup_object in manifest.objects
+            ):
                 await together(*(self._verified(self.objects[info.key]) for info in some))
         await self.hold.confirm()
         try:
@@ -279,25 +282,26 @@ class _Copy:
             raise
         return BackedUp(manifest, self.copied_objects, self.copied_bytes)
 
-    def _check_cluster(self, held: str) -> None:
-        """Raise InvalidRequest if the place has backups of another cluster, whose id is `held`. A
-        restored cluster is another one: its entry 9 may differ from the old cluster's entry 9."""
+    def _check_cluster(self, cluster_id: str) -> None:
+        """Raise InvalidRequest if the place has backups of another cluster, whose id is
+        `cluster_id`. A restored cluster is another one: its entry 9 may differ from the old
+        cluster's entry 9."""
         own = self.cluster.wal.cluster.cluster_id
-        if held != own:
+        if cluster_id != own:
             raise InvalidRequest(
-                f"{self.place.url} has backups of cluster {held}, this is cluster {own}: use a "
-                "place of its own for each cluster, also for a restored one"
+                f"{self.place.url} has backups of cluster {cluster_id}, this is cluster {own}: "
+                "use a place of its own for each cluster, also for a restored one"
             )
 
     async def _load_tables(self) -> dict[str, ManifestVersion]:
         """Return the newest version of each table, by topic id. Leave out damaged tables."""
-        found: dict[str, ManifestVersion] = {}
+        versions: dict[str, ManifestVersion] = {}
         for topic in list(self.cluster.state.topics.values()):
             if is_sealed(topic):
                 with contextlib.suppress(Corrupt):
                     table = open_table(self.cluster.store, topic.prefix, topic.name)
-                    found[topic.topic_id] = await table.newest()
-        return found
+                    versions[topic.topic_id] = await table.newest()
+        return versions
 
     # -- the WAL
 
@@ -321,8 +325,8 @@ class _Copy:
         wanted = {object_keys.wal(seq) for seq in range(first + 1, state.seq + 1)}
         wanted |= {key for key in named if key.startswith(object_keys.WAL)}
         infos = [info async for info in store.list(object_keys.WAL) if info.key in wanted]
-        if gone := wanted - {info.key for info in infos}:
-            raise Corrupt(min(gone), "is gone: it was deleted before it was copied")
+        if missing_keys := wanted - {info.key for info in infos}:
+            raise Corrupt(min(missing_keys), "is gone: it was deleted before it was copied")
         times: list[int] = []
         for some in batches(infos):
             for info, body in zip(some, await self._take(some), strict=True):
@@ -341,8 +345,8 @@ class _Copy:
         await self._take_all(
             [info async for info in store.list(object_keys.DATA) if info.key in data]
         )
-        if gone := data - self.objects.keys():
-            raise Corrupt(min(gone), "is gone: it was deleted before it was copied")
+        if missing_keys := data - self.objects.keys():
+            raise Corrupt(min(missing_keys), "is gone: it was deleted before it was copied")
         return BackupManifest(
             FORM,
             identity,
@@ -369,8 +373,8 @@ class _Copy:
             version = await self._version(topic, loaded)
             infos, oldest, removed = await self._log(topic.prefix, infos, version, since_ms)
             paths = {f"{topic.prefix}/{path}" for path in version.paths()}
-            if gone := paths - {info.key for info in infos}:
-                raise Corrupt(min(gone), "is gone, but the table names it")
+            if missing_keys := paths - {info.key for info in infos}:
+                raise Corrupt(min(missing_keys), "is gone, but the table names it")
         except Corrupt as error:
             log.error("topic %s is copied as it is: %s", topic.name, error)
             lasting = [info for info in infos if not info.key.endswith(OVERWRITTEN)]
@@ -428,9 +432,11 @@ class _Copy:
         recent = [number for number, info in commits.items() if info.modified_ms >= since_ms]
         oldest = max(min([*recent, version.version + 1]) - 1, 0)
         starts = [log_version(info.key, "checkpoint.parquet") for info in infos]
-        start = max((each for each in starts if each is not None and each <= oldest), default=0)
+        start = max(
+            (number for number in starts if number is not None and number <= oldest), default=0
+        )
         if start == 0 and 0 not in commits:
-            able = [each for each in starts if each is not None and each <= version.version]
+            able = [number for number in starts if number is not None and number <= version.version]
             start = oldest = min(able, default=0)
         wanted = [
             info
@@ -463,13 +469,13 @@ class _Copy:
             await together(*(self._copied(info, is_optional=is_optional) for info in some))
 
     async def _copied(self, info: ObjectInfo, *, is_optional: bool) -> None:
-        known = self._known.get(info.key)
+        backup_object = self._known.get(info.key)
         if (
-            known is not None
+            backup_object is not None
             and is_unique(info.key)
-            and known.size == info.size == self._there.get(info.key)
+            and backup_object.size == info.size == self._there.get(info.key)
         ):
-            self.objects[info.key] = known
+            self.objects[info.key] = backup_object
             return
         try:
             await self._one(info)

@@ -122,12 +122,12 @@ def decode(body: bytes, key: str) -> BackupManifest:
 
 async def backups_in(place: ObjectStore) -> list[BackupName]:
     """Return the complete backups in a place, the oldest first. Raises Unavailable."""
-    found: list[BackupName] = []
+    backups: list[BackupName] = []
     async for info in place.list(BACKUPS):
         parts = info.key.removeprefix(BACKUPS).split("-")
         if len(parts) == len(BackupName._fields) and all(part.isdigit() for part in parts):
-            found.append(BackupName(*map(int, parts)))
-    return sorted(found)
+            backups.append(BackupName(*map(int, parts)))
+    return sorted(backups)
 
 
 async def read_manifest(place: ObjectStore, name: BackupName) -> BackupManifest:
@@ -202,16 +202,16 @@ def is_unique(key: str) -> bool:
 
 def batches(infos: Iterable[ObjectInfo]) -> Iterator[list[ObjectInfo]]:
     """Group objects into batches. The objects of a batch are copied at once."""
-    held: list[ObjectInfo] = []
+    batch: list[ObjectInfo] = []
     size = 0
     for info in infos:
-        if held and (len(held) == BATCH_OBJECTS or size + info.size > BATCH_BYTES):
-            yield held
-            held, size = [], 0
-        held.append(info)
+        if batch and (len(batch) == BATCH_OBJECTS or size + info.size > BATCH_BYTES):
+            yield batch
+            batch, size = [], 0
+        batch.append(info)
         size += info.size
-    if held:
-        yield held
+    if batch:
+        yield batch
 
 
 def is_sealed(topic: Topic) -> bool:

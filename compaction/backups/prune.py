@@ -82,13 +82,13 @@ async def finish(place: ObjectStore, confirm: Check) -> Pruned:
     removed: list[str] = []
     for key in markers:
         manifest = decode(await place.get(key), key)
-        sizes |= {each.key: each.size for each in manifest.objects}
+        sizes |= {backup_object.key: backup_object.size for backup_object in manifest.objects}
         if manifest.name in older:
             removed.append(manifest.name.key)
     await _delete(place, removed, confirm)
     for name in await backups_in(place):
-        for each in (await read_manifest(place, name)).objects:
-            sizes.pop(each.key, None)
+        for backup_object in (await read_manifest(place, name)).objects:
+            sizes.pop(backup_object.key, None)
     await _delete(place, [f"{OBJECTS}{key}" for key in sorted(sizes)], confirm)
     await _delete(place, markers, confirm)
     return Pruned(0, len(sizes), sum(sizes.values()))

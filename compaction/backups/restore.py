@@ -93,9 +93,10 @@ def _chosen(place: ObjectStore, names: list[BackupName], at_ms: int | None) -> B
         return names[-1]
     able = [name for name in names if name.from_ms <= at_ms <= name.to_ms]
     if not able:
-        known = ", ".join(f"{_time(name.from_ms)} to {_time(name.to_ms)}" for name in names[-10:])
+        periods = ", ".join(f"{_time(name.from_ms)} to {_time(name.to_ms)}" for name in names[-10:])
         raise InvalidRequest(
-            f"no backup in {place.url} has the time {_time(at_ms)}; the newest backups have {known}"
+            f"no backup in {place.url} has the time {_time(at_ms)}; "
+            f"the newest backups have {periods}"
         )
     return able[0]
 
@@ -116,7 +117,7 @@ class _Restore:
         self._target = target
         self._manifest = manifest
         self._on_bytes = on_bytes
-        self._named = {each.key: each for each in manifest.objects}
+        self._named = {backup_object.key: backup_object for backup_object in manifest.objects}
         self._count = self._size = 0
 
     async def run(self, clock: Clock, at_ms: int | None, cluster_id: str) -> Restored:
@@ -155,7 +156,9 @@ class _Restore:
         wanted = [
             self._object(object_keys.wal(seq)) for seq in range(state.seq + 1, manifest.seq + 1)
         ]
-        for some in batches(ObjectInfo(each.key, each.size, 0) for each in wanted):
+        for some in batches(
+            ObjectInfo(backup_object.key, backup_object.size, 0) for backup_object in wanted
+        ):
             bodies = await together(
                 *(read_object(self._place, self._named[info.key]) for info in some)
             )
@@ -173,16 +176,18 @@ class _Restore:
         version without records beyond the sealed end. If all versions have such records, take the
         newest of them. A version may have such records because a sealer commits to the table before
         the WAL."""
-        tables = {each.prefix: each for each in self._manifest.tables}
+        tables = {table.prefix: table for table in self._manifest.tables}
         table = tables.get(topic.prefix)
         if table is None:
             why = f"topic {topic.name} was deleted after that time, and the backup lacks its table"
             raise InvalidRequest(f"{why}: take an earlier backup")
         if table.doubt:
-            found = [
-                each for key, each in self._named.items() if key.startswith(f"{topic.prefix}/")
+            objects = [
+                backup_object
+                for key, backup_object in self._named.items()
+                if key.startswith(f"{topic.prefix}/")
             ]
-            return table, found
+            return table, objects
         copied = open_table(self._place, f"{OBJECTS}{topic.prefix}", topic.name)
         sealed_ends = [partition.sealed_end for partition in topic.partitions]
         ahead: tuple[BackupTable, list[BackupObject]] | None = None
@@ -229,7 +234,9 @@ class _Restore:
         """Raise Corrupt if the restored table is not the version that was chosen."""
         newest = await open_table(self._target, table.prefix, "").newest()
         paths = {f"{table.prefix}/{path}" for path in newest.paths()}
-        wanted = {each.key for each in files if log_version(each.key) is None}
+        wanted = {
+            backup_object.key for backup_object in files if log_version(backup_object.key) is None
+        }
         if newest.version != table.version or paths != wanted:
             why = f"was restored as version {newest.version}, not as version {table.version}"
             raise Corrupt(table.prefix, why)
@@ -244,7 +251,9 @@ class _Restore:
             raise Corrupt(key, "is not in the backup, but the backup needs it") from None
 
     async def _copy(self, some: Iterable[BackupObject]) -> None:
-        for infos in batches(ObjectInfo(each.key, each.size, 0) for each in list(some)):
+        for infos in batches(
+            ObjectInfo(backup_object.key, backup_object.size, 0) for backup_object in list(some)
+        ):
             await together(*(self._copy_one(self._named[info.key]) for info in infos))
 
     async def _copy_one(self, wanted: BackupObject) -> bool:

@@ -193,9 +193,9 @@ class BrokerProcess:
         for _ in range(round(BROKER_START_S / POLL_S)):
             if process.poll() is not None:
                 raise BrokerFailed(f"the broker ended with {process.returncode}:\n{self._tail()}")
-            found = _LISTENING.search(self.log())
-            if found is not None:
-                self.port = int(found[1])
+            match = _LISTENING.search(self.log())
+            if match is not None:
+                self.port = int(match[1])
                 if _answers(f"{self.base_url}/ready", self._certificate):
                     return
             time.sleep(POLL_S)

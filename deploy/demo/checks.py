@@ -75,8 +75,8 @@ def check_dense(seen: Sequence[ReadRecord], high_watermarks: Mapping[int, int]) 
         offsets.setdefault(record.partition, []).append(record.offset)
     wrong = [
         number
-        for number, held in sorted(offsets.items())
-        if held != list(range(high_watermarks.get(number, 0)))
+        for number, partition_offsets in sorted(offsets.items())
+        if partition_offsets != list(range(high_watermarks.get(number, 0)))
     ]
     return CheckResult(
         "offsets dense from 0 to the end",
@@ -213,7 +213,7 @@ def _number(value: float | None) -> str:
     return "none" if value is None else f"{value:,}" if isinstance(value, int) else f"{value:.6f}"
 
 
-def _some(found: Sequence[object]) -> str:
+def _some(items: Sequence[object]) -> str:
     """Return the first three as text."""
-    more = ", ..." if len(found) > 3 else ""
-    return ", ".join(map(str, found[:3])) + more
+    more = ", ..." if len(items) > 3 else ""
+    return ", ".join(map(str, items[:3])) + more

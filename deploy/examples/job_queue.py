@@ -36,7 +36,7 @@ def finish(record: Record, transaction: Transaction) -> None:
     try:
         transaction.send("jobs.done", result_of(record.value), key=record.key)
     except (OSError, ValueError) as error:
-        headers = {each.key: each.value or b"" for each in record.headers}
+        headers = {header.key: header.value or b"" for header in record.headers}
         before = headers.get("attempts", b"")
         attempts = 1 + (int(before) if before.isdigit() else 0)
         headers |= {"attempts": str(attempts).encode(), "error": str(error).encode()}

@@ -35,16 +35,16 @@ def produce(servers: str, lines: Iterable[str]) -> None:
     with Producer(servers) as producer:
         for number, line in enumerate(lines, 1):
             try:
-                found = LINE.match(line)
-                if found is None:
+                match = LINE.match(line)
+                if match is None:
                     raise ValueError("not in the common log format")
-                time = dt.datetime.strptime(found["time"], "%d/%b/%Y:%H:%M:%S %z")
+                time = dt.datetime.strptime(match["time"], "%d/%b/%Y:%H:%M:%S %z")
             except ValueError as error:
                 print(f"line {number} is left out: {error}", file=sys.stderr)
                 continue
-            user = found["host"] if found["user"] == "-" else found["user"]
+            user = match["host"] if match["user"] == "-" else match["user"]
             time_ms = int(time.timestamp() * 1000)
-            waiting.append(producer.send(TOPIC, found["page"], key=user, timestamp_ms=time_ms))
+            waiting.append(producer.send(TOPIC, match["page"], key=user, timestamp_ms=time_ms))
             while waiting and waiting[0].done():
                 waiting.popleft().result()  # raises the error of a record that was not stored
         producer.flush()

@@ -51,10 +51,10 @@ def next_batch(shop: sqlite3.Connection) -> str | None:
     repetition has the same messages."""
     with shop:
         shop.execute("BEGIN IMMEDIATE")
-        found = shop.execute("SELECT id, batch, tried_s FROM outbox ORDER BY number").fetchone()
-        if found is None:
+        row = shop.execute("SELECT id, batch, tried_s FROM outbox ORDER BY number").fetchone()
+        if row is None:
             return None
-        message_id, batch, tried_s = found
+        message_id, batch, tried_s = row
         if batch is None:
             shop.execute(NEW_BATCH, (message_id, time.time()))
         elif time.time() - tried_s > REPEAT_S:

@@ -30,12 +30,12 @@ Service = Mapping[str, Any]
 class Translation:
     """Translates names, ports and folders inside of containers to those of this machine.
 
-    `known` maps an address in the file, such as `s3:9000`, to that of a running service.
+    `addresses` maps an address in the file, such as `s3:9000`, to that of a running service.
     """
 
-    def __init__(self, folder: Path, known: Mapping[str, str]) -> None:
+    def __init__(self, folder: Path, addresses: Mapping[str, str]) -> None:
         self._folder = folder
-        self._addresses = dict(known)
+        self._addresses = dict(addresses)
 
     def address(self, name: str, port: str) -> str:
         """Return host:port of a service; the first call for it reserves a free port."""
@@ -52,27 +52,27 @@ class Translation:
     def environment(self, name: str, service: Service) -> dict[str, str]:
         """Return the variables that the file sets for a service, with addresses translated."""
         volumes = dict(reversed(text.split(":")[:2]) for text in service.get("volumes", ()))
-        given: dict[str, str] = {}
+        variables: dict[str, str] = {}
         for key, value in service.get("environment", {}).items():
-            text = _ADDRESS.sub(lambda found: self.address(found[1], found[2]), str(value))
-            given[key] = str(self.volume(volumes[text])) if text in volumes else text
-        if PEER_PORT in given:
-            given[PEER_PORT] = self.address(name, given[PEER_PORT]).rpartition(":")[2]
-        return given
+            text = _ADDRESS.sub(lambda match: self.address(match[1], match[2]), str(value))
+            variables[key] = str(self.volume(volumes[text])) if text in volumes else text
+        if PEER_PORT in variables:
+            variables[PEER_PORT] = self.address(name, variables[PEER_PORT]).rpartition(":")[2]
+        return variables
 
 
 def services(path: Path = COMPOSE_FILE) -> dict[str, Service]:
     """Return the services of a compose file, with the defaults of its variables."""
     loaded = yaml.safe_load(_with_defaults(path.read_text(encoding="utf-8")))
-    found: dict[str, Service] = loaded["services"]
-    return found
+    service_by_name: dict[str, Service] = loaded["services"]
+    return service_by_name
 
 
-def brokers(found: Mapping[str, Service]) -> dict[str, Service]:
+def brokers(service_by_name: Mapping[str, Service]) -> dict[str, Service]:
     """Return the services that run our image with the command `serve`."""
     return {
         name: service
-        for name, service in found.items()
+        for name, service in service_by_name.items()
         if service["image"] == IMAGE and service.get("command") == ["serve"]
     }
 
@@ -81,11 +81,11 @@ def broker_process(
     name: str, service: Service, translation: Translation, folder: Path
 ) -> BrokerProcess:
     """Return a broker that is not started, with the file's variables and a port of this machine."""
-    given = translation.environment(name, service)
-    flags = {flag: given.pop(PREFIX + flag.upper()) for flag in ("store", "host", "port")}
+    variables = translation.environment(name, service)
+    flags = {flag: variables.pop(PREFIX + flag.upper()) for flag in ("store", "host", "port")}
     assert flags["host"] == "0.0.0.0", f"other containers cannot reach {name}"
-    given[f"{PREFIX}PEER_HOST"] = "127.0.0.1"
-    return BrokerProcess(flags["store"], folder / f"{name}.log", {}, {**_clean(), **given})
+    variables[f"{PREFIX}PEER_HOST"] = "127.0.0.1"
+    return BrokerProcess(flags["store"], folder / f"{name}.log", {}, {**_clean(), **variables})
 
 
 def command(service: Service, *, source: Path = COMPOSE_FILE) -> list[str]:

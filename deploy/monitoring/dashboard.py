@@ -42,8 +42,10 @@ def rate(name: str, by: str = "instance", labels: str = "") -> str:
 
 def quantile(share: float, route: str) -> str:
     name = "tidelog_http_request_seconds_bucket"
-    where = f'instance=~"$instance",route="{route}"'
-    return f"histogram_quantile({share}, sum by (le) (rate({name}{{{where}}}[$__rate_interval])))"
+    selector = f'instance=~"$instance",route="{route}"'
+    return (
+        f"histogram_quantile({share}, sum by (le) (rate({name}{{{selector}}}[$__rate_interval])))"
+    )
 
 
 def latency(title: str, route: str) -> Panel:
@@ -374,8 +376,8 @@ def _panel(number: int, panel: Panel, x: int, y: int, width: int) -> dict[str, A
         "gridPos": {"x": x, "y": y, "w": width, "h": STAT_HEIGHT if panel.is_stat else HEIGHT},
         "fieldConfig": {"defaults": {"unit": panel.unit, "min": 0}, "overrides": []},
         "targets": [
-            {"refId": chr(ord("A") + at), "expr": query.expr, "legendFormat": query.legend}
-            for at, query in enumerate(panel.queries)
+            {"refId": chr(ord("A") + index), "expr": query.expr, "legendFormat": query.legend}
+            for index, query in enumerate(panel.queries)
         ],
     }
     if not panel.is_stat:
@@ -391,9 +393,9 @@ def _panels() -> list[dict[str, Any]]:
         made.append({"id": len(made) + 1, "type": "row", "title": title, "gridPos": place})
         y += 1
         width = 4 if panels[0].is_stat else 8
-        for at, panel in enumerate(panels):
-            x = at * width % WIDTH
-            if at and not x:
+        for index, panel in enumerate(panels):
+            x = index * width % WIDTH
+            if index and not x:
                 y += HEIGHT
             made.append(_panel(len(made) + 1, panel, x, y, width))
         y += STAT_HEIGHT if panels[0].is_stat else HEIGHT

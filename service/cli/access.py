@@ -116,13 +116,13 @@ def list_keys(ctx: typer.Context, server: ServerOption = None, as_json: JsonOpti
     listed = request(ctx, server, "GET", KEYS)["data"]
     rows = [
         (
-            each["key_id"],
-            each["principal"],
-            _day(each["created_ms"]),
-            _day(each["expires_ms"]) + (" (expired)" if each["is_expired"] else ""),
-            each["note"],
+            key["key_id"],
+            key["principal"],
+            _day(key["created_ms"]),
+            _day(key["expires_ms"]) + (" (expired)" if key["is_expired"] else ""),
+            key["note"],
         )
-        for each in listed
+        for key in listed
     ]
     show_rows(listed, ("key", "principal", "created", "expires", "note"), rows, as_json=as_json)
 
@@ -199,13 +199,13 @@ def add_acls(  # noqa: PLR0913 - a command's options are its arguments
         {
             "principal": principal_of(principal),
             "permission": "DENY" if deny else "ALLOW",
-            "operation": each.upper(),
+            "operation": operation_name.upper(),
             "resource_type": kind,
             "resource_name": name,
             "pattern_type": "PREFIXED" if prefixed else "LITERAL",
             "host": host,
         }
-        for each in operation
+        for operation_name in operation
     ]
 
     request(ctx, server, "POST", f"{ACLS}:batch", json={"data": added})
@@ -226,8 +226,8 @@ def list_acls(
     """List all ACLs, or the ACLs that match a principal, a resource or both."""
     query = _filter(principal, _resource(topic, group, cluster, transactional_id), "MATCH")
 
-    found = request(ctx, server, "GET", ACLS, params=query)
-    _show_acls(found["data"], as_json=as_json)
+    answer = request(ctx, server, "GET", ACLS, params=query)
+    _show_acls(answer["data"], as_json=as_json)
 
 
 @acls.command("remove")
@@ -262,16 +262,16 @@ def remove_acls(  # noqa: PLR0913 - as above
     confirm("removing ACLs of", what, f"Remove the ACLs of {what}?", yes=yes)
     query = dict.fromkeys(FILTER_WORDS, "ANY") | query
 
-    gone = request(ctx, server, "DELETE", ACLS, params=query)
-    if not gone["data"]:
+    answer = request(ctx, server, "DELETE", ACLS, params=query)
+    if not answer["data"]:
         warn(f"no ACL matches {what}: nothing was removed")
-    _show_acls(gone["data"], as_json=as_json)
+    _show_acls(answer["data"], as_json=as_json)
 
 
 def _resource(
     topic: str | None, group: str | None, cluster: bool, transactional_id: str | None
 ) -> tuple[str, str] | None:
-    given = [
+    resources = [
         (kind, name)
         for kind, name in (
             ("TOPIC", topic),
@@ -281,9 +281,9 @@ def _resource(
         )
         if name is not None
     ]
-    if len(given) > 1:
+    if len(resources) > 1:
         raise BadUsage("--topic, --group, --cluster and --transactional-id exclude each other")
-    return given[0] if given else None
+    return resources[0] if resources else None
 
 
 def _filter(
@@ -296,8 +296,8 @@ def _filter(
     return query
 
 
-def _show_acls(found: list[dict[str, str]], *, as_json: bool) -> None:
-    rows = [{name: each[name] for name in ACL_FIELDS} for each in found]
+def _show_acls(acl_list: list[dict[str, str]], *, as_json: bool) -> None:
+    rows = [{name: acl[name] for name in ACL_FIELDS} for acl in acl_list]
     columns = ("principal", "", "operation", "on", "name", "pattern", "from")
     show_rows(rows, columns, as_json=as_json)
 
@@ -321,7 +321,10 @@ def list_quotas(
     """
     listed = request(ctx, server, "GET", QUOTAS)["data"]
     columns = ("principal", *BYTE_RATES)
-    rows = [(*(each[name] or "" for name in columns), _others(each)) for each in listed]
+    rows = [
+        (*(own_quotas[name] or "" for name in columns), _others(own_quotas))
+        for own_quotas in listed
+    ]
     show_rows(listed, (*columns, "others"), rows, as_json=as_json)
 
 
@@ -341,20 +344,22 @@ def set_quotas(
 
     Example: tidelog quotas set alice --producer-byte-rate 1000000 --quota members=100
     """
-    given = dict(zip(BYTE_RATES, (producer_byte_rate, consumer_byte_rate), strict=True))
-    body = {name: rate for name, rate in given.items() if rate is not None}
-    for each in quota or ():
-        quota_name, _, number = each.partition("=")
+    byte_rates = dict(zip(BYTE_RATES, (producer_byte_rate, consumer_byte_rate), strict=True))
+    body = {name: rate for name, rate in byte_rates.items() if rate is not None}
+    for quota_text in quota or ():
+        quota_name, _, number = quota_text.partition("=")
         if not number.isascii() or not number.isdigit():
-            raise BadUsage(f"--quota is NAME=NUMBER, such as members=100, not {each!r}")
+            raise BadUsage(f"--quota is NAME=NUMBER, such as members=100, not {quota_text!r}")
         body[quota_name] = int(number)
     if not body:
         raise BadUsage("no quota: give --producer-byte-rate, --consumer-byte-rate or --quota")
     name = principal_of(principal)
 
-    held = request(ctx, server, "PUT", f"{QUOTAS}/{quoted(name)}", json=body)
-    rates = [f"{field} {held[field] or 'none'}" for field in BYTE_RATES]
-    show(held, f"{name}: {', '.join([*rates, *_others(held).split()])}", as_json=as_json)
+    own_quotas = request(ctx, server, "PUT", f"{QUOTAS}/{quoted(name)}", json=body)
+    rates = [f"{field} {own_quotas[field] or 'none'}" for field in BYTE_RATES]
+    show(
+        own_quotas, f"{name}: {', '.join([*rates, *_others(own_quotas).split()])}", as_json=as_json
+    )
 
 
 @quotas.command("remove")
@@ -372,10 +377,10 @@ def remove_quotas(
     show({"principal": name, "removed": True}, f"removed the quotas of {name}", as_json=as_json)
 
 
-def _others(held: dict[str, Any]) -> str:
+def _others(own_quotas: dict[str, Any]) -> str:
     """Return the quotas that are not rates of bytes, as NAME=NUMBER."""
-    names = [name for name in held if name not in ("principal", *BYTE_RATES)]
-    return " ".join(f"{name}={held[name]}" for name in names if held[name] is not None)
+    names = [name for name in own_quotas if name not in ("principal", *BYTE_RATES)]
+    return " ".join(f"{name}={own_quotas[name]}" for name in names if own_quotas[name] is not None)
 
 
 def _day(at_ms: int | None) -> str:

@@ -22,8 +22,8 @@ def topic_names(ctx: typer.Context, incomplete: str) -> list[str]:
     """Return the topics whose names begin with `incomplete`."""
 
     async def names(client: "Client") -> list[str]:
-        found: list[str] = await client.get_json("/topics")
-        return found
+        topics: list[str] = await client.get_json("/topics")
+        return topics
 
     return _names(ctx, incomplete, names)
 
@@ -33,7 +33,7 @@ def group_names(ctx: typer.Context, incomplete: str) -> list[str]:
 
     async def names(client: "Client") -> list[str]:
         path = f"{await client.cluster()}/consumer-groups"
-        return [each["consumer_group_id"] for each in (await client.get_json(path))["data"]]
+        return [group["consumer_group_id"] for group in (await client.get_json(path))["data"]]
 
     return _names(ctx, incomplete, names)
 
@@ -47,7 +47,9 @@ def _names(
     ctx.obj = GlobalOptions(root.get("key_file"), root.get("ca_file"), root.get("server"))
     server = ctx.params.get("server") or ctx.obj.server
     try:
-        found = with_client(ctx, server, lambda client: asyncio.wait_for(names(client), ANSWER_S))
+        all_names = with_client(
+            ctx, server, lambda client: asyncio.wait_for(names(client), ANSWER_S)
+        )
     except (CommandError, OSError, ValueError, LookupError, TimeoutError):
         return []
-    return sorted(name for name in found if name.startswith(incomplete))
+    return sorted(name for name in all_names if name.startswith(incomplete))

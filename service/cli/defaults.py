@@ -26,10 +26,11 @@ def list_defaults(
     The source is the cluster, a setting of the broker that answers, or built-in.
     """
     listed = request(ctx, server, "GET", PATH)["data"]
-    found = [
-        {"name": each["name"], "value": each["value"], "source": source_of(each)} for each in listed
+    rows = [
+        {"name": default["name"], "value": default["value"], "source": source_of(default)}
+        for default in listed
     ]
-    show_rows(found, ("default", "value", "source"), as_json=as_json)
+    show_rows(rows, ("default", "value", "source"), as_json=as_json)
 
 
 @app.command("alter")

@@ -73,7 +73,7 @@ def list_groups(
                 raise
             warn(str(error))
         else:
-            _show_groups([_group(each) for each in listed], as_json=as_json)
+            _show_groups([_group(group) for group in listed], as_json=as_json)
         if watch is None:
             return
         time.sleep(watch)
@@ -85,14 +85,14 @@ def _show_groups(groups: list[dict[str, Any]], *, as_json: bool) -> None:
     columns = ("group", "state", "members", "lag", "oldest", "generation", "assignor", "topics")
     rows = [
         tuple(
-            age(each["lag_seconds"])
+            age(group["lag_seconds"])
             if name == "oldest"
-            else " ".join(each["topics"])
+            else " ".join(group["topics"])
             if name == "topics"
-            else each[name]
+            else group[name]
             for name in columns
         )
-        for each in groups
+        for group in groups
     ]
     show_rows(groups, columns, rows, as_json=as_json)
 
@@ -109,33 +109,34 @@ def describe_group(
 
     async def work(client: Client) -> dict[str, Any]:
         path = f"{await client.cluster()}/consumer-groups/{quoted(group)}"
-        held = await client.get_json(path)
+        answer = await client.get_json(path)
         members = []
-        for each in (await client.get_json(f"{path}/consumers"))["data"]:
-            name = each["consumer_id"]
+        for consumer in (await client.get_json(f"{path}/consumers"))["data"]:
+            name = consumer["consumer_id"]
             below = f"{path}/consumers/{quoted(name)}/assignments"
             assigned = (await client.get_json(below))["data"]
             members.append(
                 {
                     "consumer": name,
-                    "instance": each["instance_id"],
-                    "client": each["client_id"],
-                    "host": each["host"],
+                    "instance": consumer["instance_id"],
+                    "client": consumer["client_id"],
+                    "host": consumer["host"],
                     "partitions": [
-                        f"{one['topic_name']}-{one['partition_id']}" for one in assigned
+                        f"{assignment['topic_name']}-{assignment['partition_id']}"
+                        for assignment in assigned
                     ],
                 }
             )
         lags = (await client.get_json(f"{path}/lags"))["data"]
         return {
-            "group": held["consumer_group_id"],
-            "state": held["state"],
-            "generation": held["generation"],
-            "assignor": held["partition_assignor"],
-            "coordinator": held["coordinator"]["related"].rpartition("/")[2],
+            "group": answer["consumer_group_id"],
+            "state": answer["state"],
+            "generation": answer["generation"],
+            "assignor": answer["partition_assignor"],
+            "coordinator": answer["coordinator"]["related"].rpartition("/")[2],
             "members": members,
-            "held": held.get("held_members") or [],
-            "positions": [_lag(each) for each in lags],
+            "held": answer.get("held_members") or [],
+            "positions": [_lag(lag) for lag in lags],
         }
 
     description = with_client(ctx, server, work)
@@ -148,13 +149,13 @@ def describe_group(
     show_line(line)
     rows = [
         (
-            each["consumer"],
-            each["instance"] or "",
-            each["client"],
-            each["host"],
-            " ".join(each["partitions"]),
+            member["consumer"],
+            member["instance"] or "",
+            member["client"],
+            member["host"],
+            " ".join(member["partitions"]),
         )
-        for each in description["members"]
+        for member in description["members"]
     ]
     if rows:
         show_table(("consumer", "instance", "client", "host", "partitions"), rows)
@@ -163,13 +164,13 @@ def describe_group(
     if description["positions"]:
         show_line("")
         _show_lags(description["positions"])
-    for each in description["held"]:
+    for member in description["held"]:
         show_line(
-            f"held: {each['instance_id'] or each['consumer_id']}"
-            + (f", client {each['client_id']}" if each["client_id"] else "")
-            + (f", at {each['host']}" if each["host"] else "")
-            + f": {each['short_lives']} members ended soon after they joined; it may join again "
-            f"in {each['retry_after_ms'] / 1000:.0f} s"
+            f"held: {member['instance_id'] or member['consumer_id']}"
+            + (f", client {member['client_id']}" if member["client_id"] else "")
+            + (f", at {member['host']}" if member["host"] else "")
+            + f": {member['short_lives']} members ended soon after they joined; it may join again "
+            f"in {member['retry_after_ms'] / 1000:.0f} s"
         )
 
 
@@ -181,10 +182,10 @@ def show_lag(
     as_json: JsonOption = False,
 ) -> None:
     """Show the lag of a group for each partition."""
-    found = request(ctx, server, "GET", f"{{cluster}}/consumer-groups/{quoted(group)}/lags")
-    rows = [_lag(each) for each in found["data"]]
+    answer = request(ctx, server, "GET", f"{{cluster}}/consumer-groups/{quoted(group)}/lags")
+    rows = [_lag(lag) for lag in answer["data"]]
     if as_json:
-        show_json({"group": group, "lag": sum(each["lag"] for each in rows), "partitions": rows})
+        show_json({"group": group, "lag": sum(row["lag"] for row in rows), "partitions": rows})
     else:
         _show_lags(rows)
 
@@ -207,16 +208,16 @@ def _lag(data: dict[str, Any]) -> dict[str, Any]:
 def _show_lags(rows: list[dict[str, Any]]) -> None:
     shown = [
         (
-            each["topic"],
-            each["partition"],
-            each["offset"],
-            "none" if each["committed"] is None else str(each["committed"]),
-            each["end"],
-            each["lag"],
-            age(each["lag_seconds"]),
-            each["consumer"],
+            row["topic"],
+            row["partition"],
+            row["offset"],
+            "none" if row["committed"] is None else str(row["committed"]),
+            row["end"],
+            row["lag"],
+            age(row["lag_seconds"]),
+            row["consumer"],
         )
-        for each in rows
+        for row in rows
     ]
     columns = ("topic", "partition", "position", "committed", "end", "lag", "oldest", "consumer")
     show_table(columns, shown)
@@ -265,7 +266,7 @@ def reset_group(  # noqa: PLR0913 - the options of the command
       tidelog groups reset billing --topic events --to -6h --dry-run
       tidelog groups reset billing --topic events -p 3 --by -100
     """
-    if sum(each is not None for each in (to, by, file)) != 1:
+    if sum(option is not None for option in (to, by, file)) != 1:
         raise BadUsage("give one of --to, --by and --file")
     if partition and topic is None:
         raise BadUsage("--partition needs --topic")
@@ -285,8 +286,12 @@ def reset_group(  # noqa: PLR0913 - the options of the command
     else:
         is_new = _is_new(ctx, server, group)
     rows = [
-        {"topic": each["topic_name"], "partition": each["partition_id"], "offset": each["offset"]}
-        for each in request(ctx, server, "POST", path, json=body, missing=missing)["data"]
+        {
+            "topic": new_offset["topic_name"],
+            "partition": new_offset["partition_id"],
+            "offset": new_offset["offset"],
+        }
+        for new_offset in request(ctx, server, "POST", path, json=body, missing=missing)["data"]
     ]
     if as_json:
         show_json({"group": group, "is_dry_run": dry_run, "partitions": rows})
@@ -363,11 +368,11 @@ def _group(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def _target(text: str) -> dict[str, Any]:
-    found = position(text, RESET_TO)
-    if isinstance(found, Ago):
-        return {"to": "DURATION", "duration_ms": found.ms}
-    if isinstance(found, int):
-        return {"to": "OFFSET", "offset": found}
-    if isinstance(found, dt.datetime):
-        return {"to": "TIMESTAMP", "timestamp": found.isoformat()}
-    return {"to": "EARLIEST" if found == "beginning" else "LATEST"}
+    target = position(text, RESET_TO)
+    if isinstance(target, Ago):
+        return {"to": "DURATION", "duration_ms": target.ms}
+    if isinstance(target, int):
+        return {"to": "OFFSET", "offset": target}
+    if isinstance(target, dt.datetime):
+        return {"to": "TIMESTAMP", "timestamp": target.isoformat()}
+    return {"to": "EARLIEST" if target == "beginning" else "LATEST"}

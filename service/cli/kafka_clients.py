@@ -18,20 +18,20 @@ def show_clients(
 
     A row has the connections of one client to one broker, since the oldest of them.
     """
-    found = request(ctx, server, "GET", "/tidelog/v1/kafka-clients")
-    for name in found["missing_brokers"]:
+    answer = request(ctx, server, "GET", "/tidelog/v1/kafka-clients")
+    for name in answer["missing_brokers"]:
         warn(f"broker {name} did not answer: its clients are not shown")
     if as_json:
-        show_json({**found, "clients": [_client(each) for each in found["clients"]]})
+        show_json({**answer, "clients": [_client(client) for client in answer["clients"]]})
         return
-    rows = [_row(_client(each)) for each in found["clients"]]
+    rows = [_row(_client(client)) for client in answer["clients"]]
     if not rows:
         show_line("no Kafka client is connected")
         return
     show_table((*COLUMNS, "since"), rows)
-    if found["is_truncated"]:
-        shown = sum(each["connections"] for each in found["clients"])
-        all_of_them = plural(found["connections"], "connection")
+    if answer["is_truncated"]:
+        shown = sum(client["connections"] for client in answer["clients"])
+        all_of_them = plural(answer["connections"], "connection")
         show_line(f"and other clients: the table has {shown:,} of {all_of_them}")
 
 

@@ -90,10 +90,10 @@ _UNKNOWN = re.compile(r"No such (command|option:) '?([^\s']+?)'?(?: \(|\. |$)")
 def hint_of(path: str, message: str) -> str:
     """Return the hint about an error of the command `path`, such as `tidelog topics create`. Return
     "" if the error is no unknown word, or if this table does not have the word."""
-    found = _UNKNOWN.match(message)
-    if found is None:
+    match = _UNKNOWN.match(message)
+    if match is None:
         return ""
-    kind, word = found.groups()
+    kind, word = match.groups()
     command = path.removeprefix("tidelog").strip()
     if kind == "command":
         return "" if command else COMMANDS.get(word, "")

@@ -132,9 +132,9 @@ def moment(text: str, now: dt.datetime) -> dt.datetime:
     form, place = _parsed(text if text.startswith(("@", "-")) else f"@{text}")
     if form is not Form.TIME or place is None:
         raise _no_time(text)
-    found = at_time(place, now)
-    assert isinstance(found, dt.datetime)
-    return found
+    parsed_time = at_time(place, now)
+    assert isinstance(parsed_time, dt.datetime)
+    return parsed_time
 
 
 def _parsed(text: str) -> tuple[Form | None, Position | None]:
@@ -175,16 +175,16 @@ def _iso(text: str) -> dt.datetime | None:
 
 
 def _partitions(text: str) -> PartitionOffsets | None:
-    found: dict[int, int | str] = {}
+    offset_by_number: dict[int, int | str] = {}
     for part in text.split(","):
         number, _, place = part.partition(":")
         offset = place if place in {BEGINNING, END} else _offset(place)
         if offset is None or not re.fullmatch("[0-9]{1,9}", number):
             return None
-        if int(number) in found:
+        if int(number) in offset_by_number:
             raise BadUsage(f"partition {int(number)} is given twice")
-        found[int(number)] = offset
-    return PartitionOffsets(tuple(found.items()))
+        offset_by_number[int(number)] = offset
+    return PartitionOffsets(tuple(offset_by_number.items()))
 
 
 def _no_time(text: str) -> BadUsage:
@@ -228,13 +228,13 @@ def _at_least(low: int, parse: Callable[[str], int], unit: str) -> Callable[[str
 def configs_with_units(configs: dict[str, str]) -> dict[str, str]:
     """Return configs whose durations and sizes are numbers, as brokers take them: `retention.ms=7d`
     becomes 604800000. Raises BadUsage."""
-    found = {}
+    broker_configs = {}
     for name, text in configs.items():
         try:
-            found[name] = quantities.with_unit(name, text)
+            broker_configs[name] = quantities.with_unit(name, text)
         except ValueError as error:
             raise BadUsage(f"{name}: {error}") from None
-    return found
+    return broker_configs
 
 
 def config_in_words(name: str, text: str) -> str:

@@ -103,10 +103,10 @@ def request(
             url = url.replace("{cluster}", await client.cluster())
         with missing_is(missing):
             answer = await client.call(method, url, json=json, params=params)
-        found = client.json_of(answer) if answer.content or method == "GET" else None
+        body = client.json_of(answer) if answer.content or method == "GET" else None
         if method == "GET":
-            await client.add_pages(found, url, params=params)
-        return found
+            await client.add_pages(body, url, params=params)
+        return body
 
     return with_client(ctx, server, work)
 

@@ -125,7 +125,7 @@ def show_rows(
     if as_json:
         show_json(objects)
     else:
-        values = [tuple(each.values()) for each in objects]
+        values = [tuple(item.values()) for item in objects]
         show_table(columns, values if rows is None else rows)
 
 
@@ -142,11 +142,11 @@ def show_table(columns: Sequence[str], rows: Iterable[Sequence[str | int]]) -> N
     from rich.text import Text
 
     table = Table(box=None, pad_edge=False, header_style="bold")
-    held = [list(row) for row in rows]
+    table_rows = [list(row) for row in rows]
     for index, name in enumerate(columns):
-        is_numbers = bool(held) and all(isinstance(row[index], int) for row in held)
+        is_numbers = bool(table_rows) and all(isinstance(row[index], int) for row in table_rows)
         table.add_column(name, justify="right" if is_numbers else "left", overflow="fold")
-    for row in held:
+    for row in table_rows:
         table.add_row(*(Text(str(cell)) for cell in row))
     is_terminal = sys.stdout.isatty()
     console = Console(width=None if is_terminal else PIPE_COLUMNS, highlight=False)

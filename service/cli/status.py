@@ -38,12 +38,12 @@ def show_status(
 
 
 def _show(health: dict[str, Any]) -> None:
-    where = f"cluster {health['cluster_id']} on {health['store_url']}, level {health['level']}"
-    show_line(f"{health['server']}: {where}")
+    cluster = f"cluster {health['cluster_id']} on {health['store_url']}, level {health['level']}"
+    show_line(f"{health['server']}: {cluster}")
     show_line("")
     show_table(
         ("broker", "version", "age", "sequencer", "clock", "connections", "address"),
-        [_broker(each) for each in health["brokers"]],
+        [_broker(broker) for broker in health["brokers"]],
     )
     for broker in health.get("gone", ()):
         since = age((health["now_ms"] - broker["since_ms"]) / 1000)
@@ -51,14 +51,19 @@ def _show(health: dict[str, Any]) -> None:
     show_line("")
     for name, text in _lines(health):
         show_line(f"{name:<12} {text}")
-    behind = [each for each in health["groups"] if each["lag"]]
+    behind = [group for group in health["groups"] if group["lag"]]
     if behind:
         show_line("")
         show_table(
             ("group", "members", "lag", "oldest"),
             [
-                (each["consumer_group_id"], each["members"], each["lag"], age(each["lag_seconds"]))
-                for each in behind[:GROUPS_SHOWN]
+                (
+                    group["consumer_group_id"],
+                    group["members"],
+                    group["lag"],
+                    age(group["lag_seconds"]),
+                )
+                for group in behind[:GROUPS_SHOWN]
             ],
         )
     if len(behind) > GROUPS_SHOWN:
@@ -84,16 +89,16 @@ def _by_kind(problems: list[dict[str, str]]) -> list[list[dict[str, str]]]:
     return list(kinds.values())
 
 
-def _broker(each: dict[str, Any]) -> tuple[str | int, ...]:
-    clock_ms = each["clock_offset_ms"]
+def _broker(broker: dict[str, Any]) -> tuple[str | int, ...]:
+    clock_ms = broker["clock_offset_ms"]
     return (
-        each["name"],
-        each["version"] or "no answer",
-        age(each["age_s"]),
-        "yes" if each["is_sequencer"] else "",
+        broker["name"],
+        broker["version"] or "no answer",
+        age(broker["age_s"]),
+        "yes" if broker["is_sequencer"] else "",
         "" if clock_ms is None else f"{clock_ms:+d} ms",
-        "" if each["connections"] is None else str(each["connections"]),
-        each["address"],
+        "" if broker["connections"] is None else str(broker["connections"]),
+        broker["address"],
     )
 
 
@@ -112,18 +117,18 @@ def _lines(health: dict[str, Any]) -> Iterator[tuple[str, str]]:
     else:
         oldest = f"the oldest is {age(tails['oldest_s'])} old, in {tails['oldest_topic']}"
         yield "tails", f"{plural(tails['records'], 'record')} are not sealed; {oldest}"
-    for each in health["maintenance"]:
-        yield each["task"], _task(each)
+    for maintenance in health["maintenance"]:
+        yield maintenance["task"], _task(maintenance)
     if health["holds"]:
         yield "backups", f"{plural(health['holds'], 'backup')} under way: nothing is collected"
 
 
-def _task(each: dict[str, Any]) -> str:
-    since = f"{age(each['since_success_s'])} ago"
-    if each["damage"]:
-        return f"DAMAGE: {each['what']}, {since}"
-    if each["is_ok"] is None:
+def _task(maintenance: dict[str, Any]) -> str:
+    since = f"{age(maintenance['since_success_s'])} ago"
+    if maintenance["damage"]:
+        return f"DAMAGE: {maintenance['what']}, {since}"
+    if maintenance["is_ok"] is None:
         return "no run is known"
-    if not each["is_ok"]:
-        return f"failed: {each['what']}; the last complete run was {since}"
+    if not maintenance["is_ok"]:
+        return f"failed: {maintenance['what']}; the last complete run was {since}"
     return f"complete {since}"

@@ -125,20 +125,20 @@ def describe_topic(
         configs = (await client.get_json(f"{path}/configs"))["data"]
 
         async def offsets(number: int) -> dict[str, int]:
-            found = await client.get_json(f"{path}/partitions/{number}/offset")
-            start, end = found["earliest_offset"], found["latest_offset"]
+            bounds = await client.get_json(f"{path}/partitions/{number}/offset")
+            start, end = bounds["earliest_offset"], bounds["latest_offset"]
             return {"partition": number, "log_start_offset": start, "high_watermark": end}
 
         return {
             "name": name,
             "partitions": await together(*map(offsets, range(count)), at_once=OFFSETS_AT_ONCE),
             "configs": {
-                each["name"]: {
-                    "value": each["value"],
-                    "is_default": each["is_default"],
-                    "source": source_of(each),
+                config["name"]: {
+                    "value": config["value"],
+                    "is_default": config["is_default"],
+                    "source": source_of(config),
                 }
-                for each in configs
+                for config in configs
             },
         }
 
@@ -262,8 +262,8 @@ def show_skew(
     from tidelog.service.cli.records.key_skew import Skew, sampled, skew_of
 
     async def work(client: Client) -> Skew | None:
-        found, partitions = await sampled(client, name, sample)
-        return skew_of(found, partitions, top=keys, salts=salts)
+        record_sample, partitions = await sampled(client, name, sample)
+        return skew_of(record_sample, partitions, top=keys, salts=salts)
 
     skew = with_client(ctx, server, work)
     if skew is None:
@@ -282,7 +282,7 @@ def show_skew(
         return
     show_table(
         ("key", "share", "partition"),
-        [(str(each["key"]), f"{each['share']:.1%}", str(each["partition"])) for each in top],
+        [(str(row["key"]), f"{row['share']:.1%}", str(row["partition"])) for row in top],
     )
     hottest = f"partition {skew.hottest} has {skew.share:.1%}, the average is {skew.average:.1%}"
     show_line(f"{plural(skew.sampled, 'record')} of {plural(skew.keys, 'key')}: {hottest}")
@@ -375,9 +375,9 @@ def confirm_expiry(
         confirm(f"deleting {records} of", name, question, yes=False)
 
 
-def parsed_configs(given: list[str] | None) -> dict[str, str]:
+def parsed_configs(texts: list[str] | None) -> dict[str, str]:
     configs = {}
-    for text in given or []:
+    for text in texts or []:
         key, separator, value = text.partition("=")
         if not separator or not key:
             raise BadUsage(f"--config {text!r} does not have the form KEY=VALUE")

@@ -68,7 +68,7 @@ class AsyncAdmin(Connected):
     async def configs(self, name: str) -> dict[str, str]:
         """Return every config of a topic, with the topic's value or the default."""
         listed = await self._list(f"/topics/{quoted(name)}/configs")
-        return {each["name"]: each["value"] for each in listed}
+        return {config["name"]: config["value"] for config in listed}
 
     async def alter_configs(self, name: str, configs: Mapping[str, str | None]) -> None:
         """Set configs of a topic, all or none. The value None returns a config to its default."""
@@ -105,8 +105,8 @@ class AsyncAdmin(Connected):
         `timestamp`) or DURATION (with `duration_ms`); `topic_name`, `partition_ids`,
         `validate_only`. Return the new offsets."""
         path = f"/consumer-groups/{quoted(group)}/offsets:reset"
-        found: list[dict[str, Any]] = (await self._change("POST", path, to))["data"]
-        return found
+        offsets: list[dict[str, Any]] = (await self._change("POST", path, to))["data"]
+        return offsets
 
     async def delete_group(self, group: str) -> None:
         """Delete a group without members, and its committed offsets."""
@@ -131,29 +131,29 @@ class AsyncAdmin(Connected):
         """Delete the ACLs that match a filter, and return them."""
         cluster = await self.connection.cluster()
         answer = await self.connection.call("DELETE", f"{cluster}/acls", params=wanted, retry_s=0.0)
-        found: list[dict[str, Any]] = self.connection.json_of(answer)["data"]
-        return found
+        acls: list[dict[str, Any]] = self.connection.json_of(answer)["data"]
+        return acls
 
     # -- requests
 
     async def _get(self, path: str) -> dict[str, Any]:
-        found: dict[str, Any] = await self.connection.get_json(
+        answer_body: dict[str, Any] = await self.connection.get_json(
             f"{await self.connection.cluster()}{path}"
         )
-        return found
+        return answer_body
 
     async def _list(
         self, path: str, params: Mapping[str, str] | None = None
     ) -> list[dict[str, Any]]:
         path = f"{await self.connection.cluster()}{path}"
-        found: list[dict[str, Any]] = (await self.connection.get_json(path, params=params))["data"]
-        return found
+        items: list[dict[str, Any]] = (await self.connection.get_json(path, params=params))["data"]
+        return items
 
     async def _change(self, method: str, path: str, body: object = None) -> dict[str, Any]:
         cluster = await self.connection.cluster()
         answer = await self.connection.call(method, f"{cluster}{path}", json=body, retry_s=0.0)
-        found: dict[str, Any] = self.connection.json_of(answer) if answer.content else {}
-        return found
+        answer_body: dict[str, Any] = self.connection.json_of(answer) if answer.content else {}
+        return answer_body
 
 
 def config_changes(configs: Mapping[str, str | None]) -> dict[str, Any]:

@@ -173,25 +173,25 @@ class Connection:
             timeout_s = response_s
             if timeout_s is None:
                 timeout_s = self.response_s(deadline_s - loop.time() if retry_s > 0 else math.inf)
-            one = await self._attempt(method, server, path, wait_s + timeout_s, content)
-            if isinstance(one, httpx.Response):
-                return one
-            if isinstance(one.failure, NotReachable):
-                is_unknown |= one.failure.is_unknown
-                one.failure.is_unknown = is_unknown
-            if not one.is_repeatable:
-                raise one.failure
-            if not one.is_throttled:
+            attempt = await self._attempt(method, server, path, wait_s + timeout_s, content)
+            if isinstance(attempt, httpx.Response):
+                return attempt
+            if isinstance(attempt.failure, NotReachable):
+                is_unknown |= attempt.failure.is_unknown
+                attempt.failure.is_unknown = is_unknown
+            if not attempt.is_repeatable:
+                raise attempt.failure
+            if not attempt.is_throttled:
                 failed.add(server)
                 self.servers.move_on(server)
-                if self.servers.current not in failed and (retry_s > 0 or not one.was_sent):
+                if self.servers.current not in failed and (retry_s > 0 or not attempt.was_sent):
                     self.retries += 1
                     continue
             failed.clear()
             # Random, so that the clients of a broker retry at different times after its restart.
-            wait_s = max(one.retry_after_s, pause_s * self._random.uniform(0.5, 1.0))
+            wait_s = max(attempt.retry_after_s, pause_s * self._random.uniform(0.5, 1.0))
             if loop.time() + wait_s > deadline_s:
-                raise one.failure
+                raise attempt.failure
             self.retries += 1
             await asyncio.sleep(wait_s)
             pause_s = min(pause_s * 2, PAUSE_MAX_S)
@@ -230,20 +230,20 @@ class Connection:
     async def get_json(self, path: str, **request: Any) -> Any:
         """Return the JSON of a successful response. If the response is the first page of a list,
         add the items of the other pages. Raises ClientError."""
-        found = self.json_of(await self.get(path, **request))
-        await self.add_pages(found, path, **request)
-        return found
+        body = self.json_of(await self.get(path, **request))
+        await self.add_pages(body, path, **request)
+        return body
 
-    async def add_pages(self, found: Any, path: str, **request: Any) -> None:
-        """If `found` is a page of a list, fetch all next pages and add their items to `found`."""
-        page = found
+    async def add_pages(self, body: Any, path: str, **request: Any) -> None:
+        """If `body` is a page of a list, fetch all next pages and add their items to `body`."""
+        page = body
         params = request.pop("params", None) or {}
         while isinstance(page, dict) and (url := (page.get("metadata") or {}).get("next")):
             # Use only the token of the URL, because this client may not reach the URL's host.
             token = httpx.URL(url).params["page_token"]
             answer = await self.get(path, params={**params, "page_token": token}, **request)
             page = self.json_of(answer)
-            found["data"] += page["data"]
+            body["data"] += page["data"]
 
     def json_of(self, answer: httpx.Response) -> Any:
         """Return the JSON of a response. Raises NotABroker."""
@@ -279,15 +279,18 @@ class Connection:
         """Return the `beginning_offset` and the `end_offset` of a partition, and with `timestamp`
         (ms) the `timestamp_offset`, which is None if all records are older."""
         path = f"/topics/{quoted(topic)}/partitions/{partition}/offsets"
-        found = await self.get_json(path, params=params)
-        if not isinstance(found, dict) or not found.keys() >= {"beginning_offset", "end_offset"}:
+        offsets = await self.get_json(path, params=params)
+        if not isinstance(offsets, dict) or not offsets.keys() >= {
+            "beginning_offset",
+            "end_offset",
+        }:
             raise self.is_no_broker()
-        return found
+        return offsets
 
     async def ends(self, topic: str, partition: int) -> tuple[int, int]:
         """Return the log start offset and the end offset of a partition."""
-        found = await self.offsets(topic, partition)
-        return found["beginning_offset"], found["end_offset"]
+        offsets = await self.offsets(topic, partition)
+        return offsets["beginning_offset"], offsets["end_offset"]
 
     def learn_soon(self) -> None:
         """Start a task that asks for the brokers of the cluster, unless one ran within LEARN_S."""
@@ -311,9 +314,9 @@ class Connection:
             return  # a path belongs to a proxy, and the brokers' addresses are not that proxy's
         listed = await self.get_json(f"{await self.cluster()}/brokers", retry_s=0.0)
         self.servers.learn(
-            f"{server.scheme}://{_host(each['host'])}:{each['port']}"
-            for each in listed["data"]
-            if each.get("host") and each.get("port")
+            f"{server.scheme}://{_host(broker['host'])}:{broker['port']}"
+            for broker in listed["data"]
+            if broker.get("host") and broker.get("port")
         )
 
 
@@ -392,8 +395,8 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
     while error is not None:
         yield error
         if isinstance(error, BaseExceptionGroup):
-            for each in error.exceptions:
-                yield from _causes(each)
+            for cause in error.exceptions:
+                yield from _causes(cause)
         error = error.__cause__ or error.__context__
 
 

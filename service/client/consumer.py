@@ -92,7 +92,7 @@ class DeadLetters:
             self.topic,
             record.value,
             record.key,
-            headers=[(each.key, each.value) for each in headers],
+            headers=[(header.key, header.value) for header in headers],
             timestamp_ms=record.timestamp_ms,
         )
         await sent
@@ -170,8 +170,8 @@ class AsyncConsumer(Connected):
                 fetch_bytes=chosen.fetch_bytes,
                 reset="" if chosen.auto_offset_reset == "none" else chosen.auto_offset_reset,
             )
-            for where, offset in positions.items():
-                reader.positions[TopicPartition(*where)] = offset
+            for partition, offset in positions.items():
+                reader.positions[TopicPartition(*partition)] = offset
             return reader
         config = {
             "format": chosen.read_format.name,
@@ -279,15 +279,15 @@ class AsyncConsumer(Connected):
         table = pa.ipc.open_stream(body).read_all()
         grouped = table.group_by(["topic", "partition"]).aggregate([("offset", "max")])
         for row in grouped.to_pylist():
-            where = TopicPartition(row["topic"], row["partition"])
-            position = self._reader.positions.get(where, -1)
+            partition = TopicPartition(row["topic"], row["partition"])
+            position = self._reader.positions.get(partition, -1)
             if position >= 0:  # the broker may send delivered records again
-                is_here = (pc.field("topic") == where.topic) & (
-                    pc.field("partition") == where.partition
+                is_here = (pc.field("topic") == partition.topic) & (
+                    pc.field("partition") == partition.partition
                 )
                 table = table.filter(~(is_here & (pc.field("offset") < position)))
-            self._reader.positions[where] = max(position, row["offset_max"] + 1)
-            self._pending[where] = self._reader.positions[where]
+            self._reader.positions[partition] = max(position, row["offset_max"] + 1)
+            self._pending[partition] = self._reader.positions[partition]
         self._reader.is_in_doubt = False
         return table if len(table) else None
 
@@ -306,15 +306,15 @@ class AsyncConsumer(Connected):
         if not self._pages:
             self._pages.extend(await self._reader.read(_wait_ms(timeout_s)))
         if isinstance(self._reader, GroupReader):
-            for where in self._reader.take_lost():
-                self._blocked.pop(where, None)
+            for partition in self._reader.take_lost():
+                self._blocked.pop(partition, None)
         while self._pages:
             page = self._pages[0]
             if page.where not in self._blocked:
-                found, end = await self._decoded(page)
-                self._ahead += found
-                if found:
-                    self._ends[page.where] = (found[-1].offset, end)
+                records, end = await self._decoded(page)
+                self._ahead += records
+                if records:
+                    self._ends[page.where] = (records[-1].offset, end)
                 elif page.records and end > page.records[0].offset:
                     self._done[page.where] = end
             self._pages.popleft()
@@ -343,13 +343,13 @@ class AsyncConsumer(Connected):
 
     async def _passed(self, record: Record, why: str) -> bool:
         """Handle a record that does not decode. Return whether its partition goes on."""
-        where = record.where
-        error = UndecodableRecord(*where, record.offset, why)
+        partition = record.where
+        error = UndecodableRecord(*partition, record.offset, why)
         if self._on_error == "stop":
-            self._blocked[where] = error
+            self._blocked[partition] = error
             self._failures.append(error)
             if isinstance(self._reader, PartitionReader):
-                self._reader.pause(where)
+                self._reader.pause(partition)
             return False
         if callable(self._on_error):
             waiting = self._on_error(record, error)
@@ -357,7 +357,7 @@ class AsyncConsumer(Connected):
                 await waiting
         self.skipped += 1
         self.first_skipped = (
-            self.first_skipped or f"{where.topic}-{where.partition}@{record.offset}"
+            self.first_skipped or f"{partition.topic}-{partition.partition}@{record.offset}"
         )
         return True
 
@@ -371,28 +371,30 @@ class AsyncConsumer(Connected):
     def positions(self) -> Offsets:
         """Return the next offset to read of each partition that has delivered records, or, without
         a group, of each partition."""
-        found = dict(self._reader.positions)
+        offsets = dict(self._reader.positions)
         waiting = [record for page in self._pages for record in page.records]
         for record in reversed([*self._ahead, *waiting]):
-            found[record.where] = record.offset
-        found |= {where: error.offset for where, error in self._blocked.items()}
-        return found
+            offsets[record.where] = record.offset
+        offsets |= {partition: error.offset for partition, error in self._blocked.items()}
+        return offsets
 
     async def seek(self, topic: str, partition: int, offset: int) -> None:
         """Read this partition from `offset` on. Raises BadArgument if it is not assigned."""
         await self._open()
-        where = TopicPartition(topic, partition)
+        topic_partition = TopicPartition(topic, partition)
         if isinstance(self._reader, GroupReader):
-            await self._reader.seek(where, offset)
+            await self._reader.seek(topic_partition, offset)
         else:
-            self._reader.seek(where, offset)
-            self._reader.paused.discard(where)
-        self._blocked.pop(where, None)
-        self._failures = deque(e for e in self._failures if (e.topic, e.partition) != where)
-        self._ahead = deque(each for each in self._ahead if each.where != where)
-        self._pages = deque(each for each in self._pages if each.where != where)
-        self._pending.pop(where, None)
-        self._done[where] = offset
+            self._reader.seek(topic_partition, offset)
+            self._reader.paused.discard(topic_partition)
+        self._blocked.pop(topic_partition, None)
+        self._failures = deque(
+            e for e in self._failures if (e.topic, e.partition) != topic_partition
+        )
+        self._ahead = deque(record for record in self._ahead if record.where != topic_partition)
+        self._pages = deque(page for page in self._pages if page.where != topic_partition)
+        self._pending.pop(topic_partition, None)
+        self._done[topic_partition] = offset
 
     def pause(self, topic: str, partition: int) -> None:
         """Read no further records of a partition. Only without a group: pausing a member's
@@ -429,9 +431,9 @@ class AsyncConsumer(Connected):
 
     def committed_elsewhere(self, offsets: Mapping[TopicPartition, int]) -> None:
         """Drop these offsets from those to commit, because they are committed."""
-        for where, offset in offsets.items():
-            if self._done.get(where) == offset:
-                del self._done[where]
+        for partition, offset in offsets.items():
+            if self._done.get(partition) == offset:
+                del self._done[partition]
 
     def group_offsets(self) -> dict[str, Any] | None:
         """Return all delivered offsets as a transaction's body has them, None if there are none.

@@ -113,15 +113,17 @@ class GroupReader:
 
     async def _read_assignment(self) -> None:
         """Ask which partitions this member has, and forget the others."""
-        found = await self._connection.get_json(f"{self._path}/assignments")
+        assignment = await self._connection.get_json(f"{self._path}/assignments")
         try:
-            places = [TopicPartition(p["topic"], p["partition"]) for p in found["partitions"]]
+            places = [TopicPartition(p["topic"], p["partition"]) for p in assignment["partitions"]]
         except (LookupError, TypeError):
             raise self._connection.is_no_broker() from None
         self._lost |= self.assigned.difference(places)
         self.assigned = frozenset(places)
         self.positions = {
-            where: offset for where, offset in self.positions.items() if where in self.assigned
+            partition: offset
+            for partition, offset in self.positions.items()
+            if partition in self.assigned
         }
 
     def take_lost(self) -> set[TopicPartition]:
@@ -158,12 +160,12 @@ class GroupReader:
         if answer is None:
             return []
         try:
-            found = pages(self._format.decode_array(answer.content))
+            next_pages = pages(self._format.decode_array(answer.content))
         except ValueError:
             raise self._connection.is_no_broker() from None
-        found = [fresh for page in found if (fresh := self._fresh(page)).records]
+        next_pages = [fresh for page in next_pages if (fresh := self._fresh(page)).records]
         self.is_in_doubt = False
-        return found
+        return next_pages
 
     async def read_arrow(self, wait_ms: int) -> bytes | None:
         """Return the next records as an Arrow stream, or None. When the caller has set `positions`,
@@ -256,10 +258,10 @@ class GroupReader:
         committed offset, records that arrived with the lost response are skipped.)"""
         await self._read_assignment()
         offsets = dict(self.positions)
-        unknown = [where for where in self.assigned if where not in offsets]
+        unknown = [partition for partition in self.assigned if partition not in offsets]
         if unknown:
             committed = await self.committed(unknown)
-            offsets |= {where: offset for where, offset in committed.items() if offset >= 0}
+            offsets |= {partition: offset for partition, offset in committed.items() if offset >= 0}
         if offsets:
             await self._seek(offsets)
         first = [{"topic": w.topic, "partition": w.partition} for w in unknown if w not in offsets]
@@ -271,27 +273,29 @@ class GroupReader:
     async def committed(self, places: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
         """Return the committed offsets, -1 for none. Raises ClientError."""
         query = [pair for w in places for pair in (("topic", w.topic), ("partition", w.partition))]
-        found = await self._connection.get_json(f"{self._path}/offsets", params=query)
+        body = await self._connection.get_json(f"{self._path}/offsets", params=query)
         return {
-            TopicPartition(each["topic"], each["partition"]): each["offset"]
-            for each in found["offsets"]
+            TopicPartition(
+                committed_offset["topic"], committed_offset["partition"]
+            ): committed_offset["offset"]
+            for committed_offset in body["offsets"]
         }
 
-    async def seek(self, where: TopicPartition, offset: int) -> None:
+    async def seek(self, partition: TopicPartition, offset: int) -> None:
         """Read this partition from `offset` on. Raises BadArgument if it is not assigned."""
         try:
-            await self._seek({where: offset})
+            await self._seek({partition: offset})
         except Refused as error:
             if error.status != ILLEGAL_STATE:
                 raise
             raise BadArgument(
-                f"{where.topic}-{where.partition} is not assigned to this member of group "
+                f"{partition.topic}-{partition.partition} is not assigned to this member of group "
                 f"{self.group!r}"
             ) from None
-        self.positions[where] = offset
+        self.positions[partition] = offset
 
     async def _seek(self, offsets: Mapping[TopicPartition, int]) -> None:
-        body = {"offsets": [_offset(where, offset) for where, offset in offsets.items()]}
+        body = {"offsets": [_offset(partition, offset) for partition, offset in offsets.items()]}
         await self._connection.post(f"{self._path}/positions", json=body)
 
     async def commit(self, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
@@ -301,7 +305,9 @@ class GroupReader:
         for _ in range(COMMIT_TRIES):
             if not left:
                 break
-            body = {"partitions": [_offset(where, offset) for where, offset in left.items()]}
+            body = {
+                "partitions": [_offset(partition, offset) for partition, offset in left.items()]
+            }
             try:
                 await self._connection.post(f"{self._path}/offsets", json=body)
             except NotFound:
@@ -313,11 +319,13 @@ class GroupReader:
                 if error.status != ILLEGAL_STATE:
                     raise
                 await self._read_assignment_or_join()
-                left = {where: left[where] for where in left if where in self.positions}
+                left = {
+                    partition: left[partition] for partition in left if partition in self.positions
+                }
             else:
                 return left
         return {}
 
 
-def _offset(where: TopicPartition, offset: int) -> dict[str, Any]:
-    return {"topic": where.topic, "partition": where.partition, "offset": offset}
+def _offset(partition: TopicPartition, offset: int) -> dict[str, Any]:
+    return {"topic": partition.topic, "partition": partition.partition, "offset": offset}

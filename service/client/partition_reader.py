@@ -48,14 +48,14 @@ class PartitionReader:
         """Begin at the start or the end of all partitions of these topics (name: partitions)."""
         places = [TopicPartition(name, p) for name, count in topics.items() for p in range(count)]
 
-        async def ends(where: TopicPartition) -> tuple[int, int]:
+        async def ends(partition: TopicPartition) -> tuple[int, int]:
             async with gate:
-                return await self._connection.ends(*where)
+                return await self._connection.ends(*partition)
 
         gate = asyncio.Semaphore(READS_AT_ONCE)
-        found = await asyncio.gather(*map(ends, places))
-        for where, (first, end) in zip(places, found, strict=True):
-            self.positions[where] = end if self._reset == "latest" else first
+        bounds = await asyncio.gather(*map(ends, places))
+        for partition, (first, end) in zip(places, bounds, strict=True):
+            self.positions[partition] = end if self._reset == "latest" else first
 
     async def read(self, wait_ms: int) -> list[Page]:
         """Return the pages that have arrived, after up to `wait_ms`; with 0, after one read of each
@@ -64,8 +64,8 @@ class PartitionReader:
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + wait_ms / 1000
         if not wait_ms:
-            for where in list(self._polls):
-                self._cancel(where)
+            for partition in list(self._polls):
+                self._cancel(partition)
         tried: set[TopicPartition] = set()
         pages: list[Page] = []
         while True:
@@ -86,42 +86,48 @@ class PartitionReader:
         page was short waits at the broker for new records. The other responses are large, so there
         are at most READS_AT_ONCE of them."""
         large = len(self._reads) - len(self._polls)
-        for where in list(self.positions):
-            if where in self._reads or where in self.paused or (not wait_ms and where in tried):
+        for partition in list(self.positions):
+            if (
+                partition in self._reads
+                or partition in self.paused
+                or (not wait_ms and partition in tried)
+            ):
                 continue
-            is_poll = wait_ms > 0 and where in self._caught_up
+            is_poll = wait_ms > 0 and partition in self._caught_up
             if not is_poll and large >= READS_AT_ONCE:
                 continue
             if is_poll:
-                self._polls.add(where)
+                self._polls.add(partition)
             else:
                 large += 1
-                self.positions[where] = self.positions.pop(where)  # to the end: others are next
-            tried.add(where)
-            work = self._fetch(where, wait_ms if is_poll else 0)
-            self._reads[where] = asyncio.create_task(work)
+                self.positions[partition] = self.positions.pop(
+                    partition
+                )  # to the end: others are next
+            tried.add(partition)
+            work = self._fetch(partition, wait_ms if is_poll else 0)
+            self._reads[partition] = asyncio.create_task(work)
 
     def _taken(self, done: "set[asyncio.Task[Page]]") -> list[Page]:
         pages = []
         failures = []
-        for where, task in list(self._reads.items()):
+        for partition, task in list(self._reads.items()):
             if task not in done:
                 continue
-            del self._reads[where]
-            self._polls.discard(where)
+            del self._reads[partition]
+            self._polls.discard(partition)
             error = task.exception()
             if error is not None:
                 failures.append(error)
                 continue
             page = task.result()
-            self.positions[where] = page.next_offset
+            self.positions[partition] = page.next_offset
             pages.append(page)
         if failures and not pages:
             raise failures[0]
         return pages
 
-    async def _fetch(self, where: TopicPartition, wait_ms: int) -> Page:
-        offset = self.positions[where]
+    async def _fetch(self, partition: TopicPartition, wait_ms: int) -> Page:
+        offset = self.positions[partition]
         params: dict[str, Any] = {
             "offset": offset,
             "timeout": wait_ms,
@@ -129,7 +135,7 @@ class PartitionReader:
             "format": self._format.name,
             "on_error": ON_ERROR,
         }
-        path = f"/topics/{quoted(where.topic)}/partitions/{where.partition}/records"
+        path = f"/topics/{quoted(partition.topic)}/partitions/{partition.partition}/records"
         request = self._connection.get(
             path,
             params=params,
@@ -141,10 +147,10 @@ class PartitionReader:
         except Refused as error:
             if error.code != OUT_OF_RANGE or not self._reset:
                 raise
-            first, end = await self._connection.ends(*where)
+            first, end = await self._connection.ends(*partition)
             if first <= offset <= end:
                 raise
-            return Page(where, [], end if self._reset == "latest" else first)
+            return Page(partition, [], end if self._reset == "latest" else first)
         try:
             next_offset = int(answer.headers["tidelog-next-offset"])
             records = self._format.decode_fetch(answer.content)
@@ -152,28 +158,30 @@ class PartitionReader:
             raise self._connection.is_no_broker() from None
         self._connection.learn_soon()
         if len(answer.content) < self._fetch_bytes / 2:
-            self._caught_up.add(where)
+            self._caught_up.add(partition)
         else:
-            self._caught_up.discard(where)
-        return Page(where, records, next_offset)
+            self._caught_up.discard(partition)
+        return Page(partition, records, next_offset)
 
-    def seek(self, where: TopicPartition, offset: int) -> None:
-        if where not in self.positions:
-            raise BadArgument(f"{where.topic}-{where.partition} is not read by this consumer")
-        self.positions[where] = offset
-        self._caught_up.discard(where)
-        self._cancel(where)
+    def seek(self, partition: TopicPartition, offset: int) -> None:
+        if partition not in self.positions:
+            raise BadArgument(
+                f"{partition.topic}-{partition.partition} is not read by this consumer"
+            )
+        self.positions[partition] = offset
+        self._caught_up.discard(partition)
+        self._cancel(partition)
 
-    def pause(self, where: TopicPartition) -> None:
+    def pause(self, partition: TopicPartition) -> None:
         """Read no further records of this partition. A response under way is dropped."""
-        self.paused.add(where)
-        self._cancel(where)
+        self.paused.add(partition)
+        self._cancel(partition)
 
-    def _cancel(self, where: TopicPartition) -> None:
-        read = self._reads.pop(where, None)
+    def _cancel(self, partition: TopicPartition) -> None:
+        read = self._reads.pop(partition, None)
         if read is not None:
             read.cancel()
-        self._polls.discard(where)
+        self._polls.discard(partition)
 
     async def close(self) -> None:
         reads = list(self._reads.values())

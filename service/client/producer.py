@@ -282,17 +282,17 @@ class AsyncProducer(Connected):
         size = len(record.members) + RECORD_BYTES
         if self._buffered and self._buffered + size > self.options.buffer_bytes:
             return False
-        found = self._topics.get(topic)
-        if found is None:
-            found = self._topics[topic] = _Topic(topic)
-            self._start(self._open(found))
-        item = Item(record.members, found.count, outcome, tag)
-        found.count += 1
+        topic_state = self._topics.get(topic)
+        if topic_state is None:
+            topic_state = self._topics[topic] = _Topic(topic)
+            self._start(self._open(topic_state))
+        item = Item(record.members, topic_state.count, outcome, tag)
+        topic_state.count += 1
         self._buffered += size
-        if found.lanes:
-            self._place(found, item, record)
+        if topic_state.lanes:
+            self._place(topic_state, item, record)
         else:
-            found.waiting.append((item, record))
+            topic_state.waiting.append((item, record))
         return True
 
     async def flush(self) -> None:
@@ -463,8 +463,10 @@ def _named(topic: str, item: Item, error: ClientError) -> ClientError:
 
 
 def _with_message(topic: str, item: Item, error: ClientError) -> ClientError:
-    where = "" if item.partition is None else f", partition {item.partition}"
-    message = f"topic {topic!r}{where}, record {item.number} of this producer: {error.message}"
+    partition_text = "" if item.partition is None else f", partition {item.partition}"
+    message = (
+        f"topic {topic!r}{partition_text}, record {item.number} of this producer: {error.message}"
+    )
     match error:
         case NotReachable(is_unknown=is_unknown):
             if is_unknown:

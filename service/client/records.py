@@ -95,10 +95,15 @@ BINARY = ReadFormat("binary", BINARY_V2, _decode_binary, _decode_binary)
 
 def pages(records: Iterable[Any]) -> list[Page]:
     """Return the records of an instance's response as one page for each partition."""
-    found: dict[TopicPartition, list[Any]] = {}
+    records_by_partition: dict[TopicPartition, list[Any]] = {}
     for record in records:
-        found.setdefault(TopicPartition(record.topic, record.partition), []).append(record)
-    return [Page(where, each, each[-1].offset + 1) for where, each in found.items()]
+        records_by_partition.setdefault(TopicPartition(record.topic, record.partition), []).append(
+            record
+        )
+    return [
+        Page(partition, partition_records, partition_records[-1].offset + 1)
+        for partition, partition_records in records_by_partition.items()
+    ]
 
 
 # -- requests
@@ -208,7 +213,7 @@ def v3_record(
             record[name] = {"type": "JSON", "data": data}
         elif data is not None:
             record[name] = {"type": "BINARY", "data": as_bytes(name, data)}
-    more = [{"name": each.key, "value": each.value} for each in header_values(headers)]
+    more = [{"name": header.key, "value": header.value} for header in header_values(headers)]
     if more:
         record["headers"] = more
     if timestamp_ms is not None:

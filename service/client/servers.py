@@ -36,21 +36,21 @@ class Servers:
         """Choose the broker after `failed`. If another request has moved on already, do nothing."""
         if failed != self._current:
             return
-        known = self.all
-        place = known.index(failed) if failed in known else -1
-        self._current = known[(place + 1) % len(known)]
+        urls = self.all
+        place = urls.index(failed) if failed in urls else -1
+        self._current = urls[(place + 1) % len(urls)]
 
     def learn(self, urls: Iterable[str]) -> None:
         """Replace the learned brokers. The current one stays known until it fails."""
-        found = [url for url in dict.fromkeys(urls) if url not in self.named][:LEARNED_MAX]
-        if self._current not in self.named and self._current not in found:
-            found.append(self._current)
-        self.learned = found
+        learned_urls = [url for url in dict.fromkeys(urls) if url not in self.named][:LEARNED_MAX]
+        if self._current not in self.named and self._current not in learned_urls:
+            learned_urls.append(self._current)
+        self.learned = learned_urls
 
 
 def parsed(text: str) -> list[str]:
     """Return the URLs of a list such as `http://a:8082,b:8082`. Raises BadArgument."""
-    urls = [_url(each.strip()) for each in text.split(",") if each.strip()]
+    urls = [_url(part.strip()) for part in text.split(",") if part.strip()]
     if not urls:
         raise BadArgument("the list of servers is empty: give http://HOST:PORT, or HOST:PORT")
     return list(dict.fromkeys(urls))

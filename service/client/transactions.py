@@ -77,23 +77,25 @@ class AsyncTransaction:
         members; a member uses `commit_positions`."""
         self._check_open()
         listed = self._groups.setdefault(group, {"consumer_group_id": group, "offsets": []})
-        listed["offsets"] += [_offset(where, offset) for where, offset in offsets.items()]
+        listed["offsets"] += [_offset(partition, offset) for partition, offset in offsets.items()]
 
     def commit_positions(self, consumer: GroupMember) -> None:
         """Commit the offsets of all records that `consumer` has delivered. It needs a group and
         auto_commit=False. If its partitions go to another member before the commit, the broker
         rejects the transaction (Refused, status 409), and the other member reads the records."""
         self._check_open()
-        found = consumer.group_offsets()
-        if found is None:
+        group_offsets = consumer.group_offsets()
+        if group_offsets is None:
             return
-        self._groups[found["consumer_group_id"]] = found
+        self._groups[group_offsets["consumer_group_id"]] = group_offsets
         self._members.append(
             (
                 consumer,
                 {
-                    TopicPartition(each["topic_name"], each["partition_id"]): each["offset"]
-                    for each in found["offsets"]
+                    TopicPartition(
+                        group_offset["topic_name"], group_offset["partition_id"]
+                    ): group_offset["offset"]
+                    for group_offset in group_offsets["offsets"]
                 },
             )
         )
@@ -129,5 +131,5 @@ class AsyncTransaction:
             raise BadArgument("the transaction is committed already: begin another one")
 
 
-def _offset(where: tuple[str, int], offset: int) -> dict[str, Any]:
-    return {"topic_name": where[0], "partition_id": where[1], "offset": offset}
+def _offset(partition: tuple[str, int], offset: int) -> dict[str, Any]:
+    return {"topic_name": partition[0], "partition_id": partition[1], "offset": offset}

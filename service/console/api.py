@@ -60,7 +60,7 @@ async def _sizes(log: Broker) -> _Sizes:
     oldest_ms = now_ms = log.clock.now_ms()
     async for topic in sliced(list(log.state.topics.values())):
         partitions += len(topic.partitions)
-        tail_runs += sum(len(one.tail) for one in topic.partitions)
+        tail_runs += sum(len(partition.tail) for partition in topic.partitions)
         unsealed_bytes += tail_bytes(topic)
         oldest_ms = min(oldest_ms, unsealed_since_ms(topic, now_ms))
     return _Sizes(partitions, tail_runs, unsealed_bytes, oldest_ms if oldest_ms < now_ms else None)
@@ -182,13 +182,16 @@ async def get_overview(
             if rights.may(DESCRIBE, TOPIC, name)
         },
         damaged_tails={
-            f"{at.topic}-{at.partition}": why
-            for at, why in islice(log.damaged_tails().items(), DAMAGE_SHOWN_MAX)
-            if rights.may(DESCRIBE, TOPIC, at.topic)
+            f"{partition.topic}-{partition.partition}": why
+            for partition, why in islice(log.damaged_tails().items(), DAMAGE_SHOWN_MAX)
+            if rights.may(DESCRIBE, TOPIC, partition.topic)
         },
         brokers=_brokers(log, answered),
         gone=gone_brokers(log, absent),
-        rates=_total([_rates(one.recent, one.seconds) for one in answered], answered),
+        rates=_total(
+            [_rates(broker_rates.recent, broker_rates.seconds) for broker_rates in answered],
+            answered,
+        ),
         history=_history(summed([*answered, *(broker.rates for broker in absent)]))
         if history
         else None,
@@ -197,11 +200,11 @@ async def get_overview(
 
 def _brokers(log: Broker, answered: list[BrokerRates]) -> list[BrokerNow]:
     me, peers, sequencer, _ = log.members()
-    by_id = {one.id: one for one in answered}
+    by_id = {broker_rates.id: broker_rates for broker_rates in answered}
     members = [me, *peers]
-    found = []
+    brokers = []
     for member in members:
-        one = by_id.get(member.id)
+        broker_rates = by_id.get(member.id)
         shown = BrokerNow(
             name=member.name,
             number=member.number,
@@ -211,14 +214,14 @@ def _brokers(log: Broker, answered: list[BrokerRates]) -> list[BrokerNow]:
             is_me=member.id == me.id,
             is_sequencer=member.id == sequencer.id,
         )
-        if one is not None:
-            shown.version, shown.worker = one.version, one.worker
-            shown.wal_seq, shown.wal_view_age_s = one.wal_seq, one.view_age_s
-            shown.buffered_bytes = one.buffered_bytes
-            shown.buffered_bytes_max = one.buffered_bytes_max
-            shown.rates = _rates(one.recent, one.seconds)
-        found.append(shown)
-    return sorted(found, key=lambda broker: (not broker.is_sequencer, broker.name))
+        if broker_rates is not None:
+            shown.version, shown.worker = broker_rates.version, broker_rates.worker
+            shown.wal_seq, shown.wal_view_age_s = broker_rates.wal_seq, broker_rates.view_age_s
+            shown.buffered_bytes = broker_rates.buffered_bytes
+            shown.buffered_bytes_max = broker_rates.buffered_bytes_max
+            shown.rates = _rates(broker_rates.recent, broker_rates.seconds)
+        brokers.append(shown)
+    return sorted(brokers, key=lambda broker: (not broker.is_sequencer, broker.name))
 
 
 def gone_brokers(log: Broker, absent: Iterable[AbsentBroker]) -> list[GoneBroker]:
@@ -226,7 +229,7 @@ def gone_brokers(log: Broker, absent: Iterable[AbsentBroker]) -> list[GoneBroker
     me, peers, _, others = log.members()
     live = {member.name for member in (me, *peers, *others)}
     age_ms = log.clock.now_ms() - log.clock.boot_s() * 1000
-    gone = {
+    broker_by_name = {
         broker.rates.name: GoneBroker(
             name=broker.rates.name,
             address=broker.rates.address,
@@ -235,7 +238,7 @@ def gone_brokers(log: Broker, absent: Iterable[AbsentBroker]) -> list[GoneBroker
         for broker in absent
         if broker.rates.name not in live
     }
-    return sorted(gone.values(), key=lambda broker: broker.name)
+    return sorted(broker_by_name.values(), key=lambda broker: broker.name)
 
 
 def _rates(step: Step, seconds: float) -> RatesNow:
@@ -244,8 +247,11 @@ def _rates(step: Step, seconds: float) -> RatesNow:
 
 
 def _total(rates: list[RatesNow], answered: list[BrokerRates]) -> RatesNow:
-    sums = {name: sum(float(getattr(one, name)) for one in rates) for name in NAMES}
-    acks = [sum(counts) for counts in zip(*(one.recent.acks for one in answered), strict=True)]
+    sums = {name: sum(float(getattr(rates_now, name)) for rates_now in rates) for name in NAMES}
+    acks = [
+        sum(counts)
+        for counts in zip(*(broker_rates.recent.acks for broker_rates in answered), strict=True)
+    ]
     return _rates_of(sums, acks)
 
 
@@ -319,21 +325,24 @@ async def list_topic_summaries(
         return _summary(log, topic, now_ms)
 
     names = await in_order(log.state.topics, page.key(str))
-    found: Listing[TopicSummary] = await answer_page(page, empty, names, summary)
-    return found
+    listing: Listing[TopicSummary] = await answer_page(page, empty, names, summary)
+    return listing
 
 
 def _summary(log: Broker, topic: Topic, now_ms: int) -> TopicSummary:
     config = topic.config
     since_ms = unsealed_since_ms(topic, now_ms)
-    held = topic.partitions
+    partitions = topic.partitions
     return TopicSummary(
         topic_name=topic.name,
         created_ms=topic.created_ms,
-        partitions_count=len(held),
-        records=sum(one.high_watermark - one.log_start_offset for one in held),
+        partitions_count=len(partitions),
+        records=sum(
+            partition.high_watermark - partition.log_start_offset for partition in partitions
+        ),
         unsealed_records=sum(
-            one.high_watermark - max(one.sealed_end, one.log_start_offset) for one in held
+            partition.high_watermark - max(partition.sealed_end, partition.log_start_offset)
+            for partition in partitions
         ),
         unsealed_bytes=tail_bytes(topic),
         unsealed_since_ms=since_ms if since_ms < now_ms else None,
@@ -371,8 +380,13 @@ async def list_topic_configs() -> list[ConfigDoc]:
     the defaults of the cluster that are for new topics alone."""
     names = {default: name for name, default in BROKER_NAMES.items()}
     return [
-        ConfigDoc(name=names.get(each, each), default=key.default, doc=key.doc, default_name=each)
-        for each, key in sorted(DEFAULTS.items(), key=lambda one: one[0] not in names)
+        ConfigDoc(
+            name=names.get(default_name, default_name),
+            default=key.default,
+            doc=key.doc,
+            default_name=default_name,
+        )
+        for default_name, key in sorted(DEFAULTS.items(), key=lambda item: item[0] not in names)
     ]
 
 

@@ -133,51 +133,56 @@ async def get_health(request: Request, rights: Rights) -> ClusterHealth:
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(RESULTS_S):
             await telemetry.maintenance.stored(log).refresh(age_max_s=0.0)
-    signs = [one.signs for one in answered if one.signs is not None]
-    maintenance = telemetry.maintenance.facts(log, [one.maintenance for one in signs])
+    signs = [broker_rates.signs for broker_rates in answered if broker_rates.signs is not None]
+    maintenance = telemetry.maintenance.facts(
+        log, [broker_signs.maintenance for broker_signs in signs]
+    )
     live = _brokers(log, answered)
     problems = judge(
         Facts(
             why_not_ready=await _why_not_ready(log),
-            brokers=[BrokerFacts(one.name, one.version or "", one.level, of) for one, of in live],
-            sequencers=[one.sequencer for one in answered],
-            gone=sorted(one.name for one in log.stats().gone),
+            brokers=[
+                BrokerFacts(broker.name, broker.version or "", broker.level, of)
+                for broker, of in live
+            ],
+            sequencers=[broker_rates.sequencer for broker_rates in answered],
+            gone=sorted(member.name for member in log.stats().gone),
             tails=late,
             maintenance=maintenance,
             groups=groups,
         )
     )
-    worst = sorted((one for one in groups if one.lag), key=lambda one: -one.lag)
+    worst = sorted((group for group in groups if group.lag), key=lambda group: -group.lag)
     return ClusterHealth(
         is_well=not problems,
-        problems=[ProblemData(**each._asdict()) for each in problems],
+        problems=[ProblemData(**problem._asdict()) for problem in problems],
         cluster_id=log.identity.cluster_id,
         store_url=log.store_url,
         level=log.state.level,
         now_ms=log.clock.now_ms(),
-        brokers=[one for one, _ in live],
+        brokers=[broker for broker, _ in live],
         gone=gone_brokers(log, sampler.absent(answered)),
         store=_store(signs),
         tails=tails,
         maintenance=[
             MaintenanceHealth(
-                task=one.kind,
-                since_success_s=one.since_s,
-                last_ms=None if one.last is None else one.last.at_ms,
-                is_ok=None if one.last is None else one.last.is_ok,
-                what=None if one.last is None else one.last.what,
-                damage=None if one.last is None else one.last.damage,
+                task=task_facts.kind,
+                since_success_s=task_facts.since_s,
+                last_ms=None if task_facts.last is None else task_facts.last.at_ms,
+                is_ok=None if task_facts.last is None else task_facts.last.is_ok,
+                what=None if task_facts.last is None else task_facts.last.what,
+                damage=None if task_facts.last is None else task_facts.last.damage,
             )
-            for one in maintenance
+            for task_facts in maintenance
         ],
         groups=[
             GroupHealth(
-                consumer_group_id=one.group,
-                members=one.members,
-                lag=one.lag,
-                lag_seconds=one.lag_s,
+                consumer_group_id=group.group,
+                members=group.members,
+                lag=group.lag,
+                lag_seconds=group.lag_s,
             )
-            for one in worst[:GROUPS_MAX]
+            for group in worst[:GROUPS_MAX]
         ],
         holds=len(log.state.holds),
     )
@@ -199,42 +204,45 @@ def _brokers(
 ) -> list[tuple[BrokerHealth, BrokerSigns | None]]:
     """Return the live brokers, the sequencer first, with their signs."""
     me, _, sequencer, others = log.members()
-    by_id = {one.id: one for one in answered}
-    found = []
+    by_id = {broker_rates.id: broker_rates for broker_rates in answered}
+    brokers = []
     for member in [me, *others]:
-        one = by_id.get(member.id)
-        signs = None if one is None else one.signs
+        broker_rates = by_id.get(member.id)
+        signs = None if broker_rates is None else broker_rates.signs
         shown = BrokerHealth(
             name=member.name,
             address=member.address,
             is_sequencer=member.id == sequencer.id,
             age_s=max(log.clock.now_ms() - member.started_ms, 0) / 1000,
             level=member.level,
-            version=None if one is None else one.version,
+            version=None if broker_rates is None else broker_rates.version,
             clock_offset_ms=None if signs is None else signs.clock_ms,
             connections=None if signs is None else signs.connections,
             why_not_writing=None if signs is None else signs.why_not_writing or None,
         )
-        found.append((shown, signs))
-    return sorted(found, key=lambda pair: (not pair[0].is_sequencer, pair[0].name))
+        brokers.append((shown, signs))
+    return sorted(brokers, key=lambda pair: (not pair[0].is_sequencer, pair[0].name))
 
 
 def _store(signs: list[BrokerSigns]) -> StoreHealth:
     latencies = [
-        sum(counts) for counts in zip(*(one.store.latencies for one in signs), strict=True)
+        sum(counts)
+        for counts in zip(*(broker_signs.store.latencies for broker_signs in signs), strict=True)
     ]
     cost = 0.0
-    for one in signs:
-        asked = one.store.requests
+    for broker_signs in signs:
+        asked = broker_signs.store.requests
         paid = asked["create"] + asked["put"] + asked["list"]
-        cost += (paid * PUT_USD + asked["get"] * GET_USD) * DAY_S / one.seconds
+        cost += (paid * PUT_USD + asked["get"] * GET_USD) * DAY_S / broker_signs.seconds
     p50_s, p99_s = quantile_s(latencies, 0.5), quantile_s(latencies, 0.99)
     return StoreHealth(
-        requests=sum(sum(one.store.requests.values()) for one in signs),
-        failures=sum(one.store.failures for one in signs),
+        requests=sum(sum(broker_signs.store.requests.values()) for broker_signs in signs),
+        failures=sum(broker_signs.store.failures for broker_signs in signs),
         p50_ms=None if p50_s is None else round(p50_s * 1000, 2),
         p99_ms=None if p99_s is None else round(p99_s * 1000, 2),
-        commits_per_minute=round(sum(one.commits * 60 / one.seconds for one in signs), 1),
+        commits_per_minute=round(
+            sum(broker_signs.commits * 60 / broker_signs.seconds for broker_signs in signs), 1
+        ),
         cost_a_day_usd=round(cost, 4),
     )
 
@@ -244,12 +252,12 @@ async def _tails(log: Broker, rights: CallerRights) -> tuple[TailsHealth, list[T
     records = size = 0
     now_ms = log.clock.now_ms()
     oldest_ms, oldest_topic = now_ms, ""
-    found: list[TailFacts] = []
+    facts: list[TailFacts] = []
     async for topic in sliced(list(log.state.topics.values())):
         size += tail_bytes(topic)
         records += sum(
-            one.high_watermark - max(one.sealed_end, one.log_start_offset)
-            for one in topic.partitions
+            partition.high_watermark - max(partition.sealed_end, partition.log_start_offset)
+            for partition in topic.partitions
         )
         since_ms = unsealed_since_ms(topic, now_ms)
         if not rights.may(DESCRIBE, TOPIC, topic.name):
@@ -257,28 +265,28 @@ async def _tails(log: Broker, rights: CallerRights) -> tuple[TailsHealth, list[T
         if since_ms < oldest_ms:
             oldest_ms, oldest_topic = since_ms, topic.name
         due_ms = since_ms + topic.config.segment_ms
-        found.append(TailFacts(topic.name, (now_ms - due_ms) / 1000))
+        facts.append(TailFacts(topic.name, (now_ms - due_ms) / 1000))
     tails = TailsHealth(
         records=records,
         bytes=size,
         oldest_s=(now_ms - oldest_ms) / 1000 if oldest_topic else None,
         oldest_topic=oldest_topic or None,
     )
-    return tails, found
+    return tails, facts
 
 
 async def _groups(log: Broker, telemetry: Telemetry, rights: CallerRights) -> list[GroupFacts]:
     """Return the groups that the caller may describe, with their lag in all topics."""
     await telemetry.lags.refresh_and_look()
-    found: list[GroupFacts] = []
+    groups: list[GroupFacts] = []
     async for group_id in sliced(group_ids(log)):
         if may_describe_group(rights, group_id):
-            held = log.state.members.get(group_id)
+            group = log.state.members.get(group_id)
             lags = await GroupLags.of(log, group_id, telemetry.lags.times)
             behind = await lags.summary(lambda topic: rights.may(DESCRIBE, TOPIC, topic))
-            members = 0 if held is None else len(held.members)
-            found.append(GroupFacts(group_id, members, behind.total, behind.seconds))
-    return found
+            members = 0 if group is None else len(group.members)
+            groups.append(GroupFacts(group_id, members, behind.total, behind.seconds))
+    return groups
 
 
 ROUTES = (

@@ -51,15 +51,15 @@ class _ConsoleFile(NamedTuple):
 
 def load(folder: Path = FILES) -> dict[str, _ConsoleFile]:
     """Return the files of the console by path below /ui/."""
-    found = {}
+    files = {}
     for path in sorted(folder.rglob("*")):
         if path.suffix in MEDIA_TYPE_BY_SUFFIX:
             body = path.read_bytes()
             etag = f'"{hashlib.blake2b(body, digest_size=12).hexdigest()}"'
             name = path.relative_to(folder).as_posix()
             packed = gzip.compress(body, 6, mtime=0)
-            found[name] = _ConsoleFile(body, packed, MEDIA_TYPE_BY_SUFFIX[path.suffix], etag)
-    return found
+            files[name] = _ConsoleFile(body, packed, MEDIA_TYPE_BY_SUFFIX[path.suffix], etag)
+    return files
 
 
 _FILES = load()

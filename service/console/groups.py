@@ -51,20 +51,20 @@ async def list_group_summaries(
         return _group(log, group_id, rights, totals.times) if is_shown else None
 
     ids = await in_order(group_ids(log), page.key(str))
-    found: Listing[GroupSummary] = await answer_page(page, empty, ids, summary)
-    return found
+    listing: Listing[GroupSummary] = await answer_page(page, empty, ids, summary)
+    return listing
 
 
 async def _group(log: Broker, group_id: str, rights: CallerRights, times: LagTimes) -> GroupSummary:
-    held = log.state.members.get(group_id)
+    group = log.state.members.get(group_id)
     lags = await GroupLags.of(log, group_id, times)
     behind = await lags.summary(lambda topic: rights.may(DESCRIBE, TOPIC, topic))
     return GroupSummary(
         consumer_group_id=group_id,
-        state=state_of(held),
-        partition_assignor=assignor_of(held),
-        generation=0 if held is None else held.generation,
-        members=0 if held is None else len(held.members),
+        state=state_of(group),
+        partition_assignor=assignor_of(group),
+        generation=0 if group is None else group.generation,
+        members=0 if group is None else len(group.members),
         topics=sorted(behind.topics),
         partitions=behind.partitions,
         total_lag=behind.total,

@@ -48,15 +48,15 @@ async def list_kafka_clients(request: Request) -> KafkaClients:
     """List the Kafka clients that are connected to the brokers of the cluster, those with the most
     connections first. The broker asks the other brokers."""
     source: kafka_clients.KafkaClients = request.app.state.kafka_clients
-    found = await source.all()
+    clients = await source.all()
     return KafkaClients(
         now_ms=broker_log(request).clock.now_ms(),
-        connections=found.connections,
-        is_truncated=found.is_truncated,
-        missing_brokers=found.missing,
+        connections=clients.connections,
+        is_truncated=clients.is_truncated,
+        missing_brokers=clients.missing,
         clients=[
             KafkaClient(broker=broker.name, broker_id=broker.number, **msgspec.structs.asdict(row))
-            for broker, row in found.rows
+            for broker, row in clients.rows
         ],
     )
 

@@ -100,18 +100,18 @@ class TopicLayouts:
     async def totals(self, topic: Topic) -> LayoutTotals:
         """Return the sums over all partitions. Raises Unavailable."""
         now_ms = self._broker.clock.now_ms()
-        known = self._totals.get(topic.topic_id)
-        if known is not None and now_ms - known.measured_ms < TOTALS_AGE_MS:
-            return known
-        found = _no_totals(now_ms)
+        cached_totals = self._totals.get(topic.topic_id)
+        if cached_totals is not None and now_ms - cached_totals.measured_ms < TOTALS_AGE_MS:
+            return cached_totals
+        totals = _no_totals(now_ms)
         async for number in sliced(range(len(topic.partitions))):
-            _add(found, await self._partition(topic, number))
+            _add(totals, await self._partition(topic, number))
         if len(topic.partitions) > FRESH_PARTITIONS_MAX:
             self._totals.pop(topic.topic_id, None)
-            self._totals[topic.topic_id] = found
+            self._totals[topic.topic_id] = totals
             while len(self._totals) > TOTALS_MAX:
                 del self._totals[next(iter(self._totals))]
-        return found
+        return totals
 
     async def of(self, topic: Topic, numbers: range) -> list[PartitionLayout]:
         """Return the layouts of these partitions of the topic. If the table is damaged, they have
@@ -122,35 +122,35 @@ class TopicLayouts:
         config = topic.config
         files = await self._broker.partition_files(topic, number)
         # No await from here on, so all fields show the same state.
-        held, live = topic.partitions[number], files.live
+        partition, live = topic.partitions[number], files.live
         return PartitionLayout(
             partition_id=number,
-            log_start_offset=held.log_start_offset,
-            sealed_end_offset=max(held.sealed_end, held.log_start_offset),
+            log_start_offset=partition.log_start_offset,
+            sealed_end_offset=max(partition.sealed_end, partition.log_start_offset),
             hot_start_offset=files.hot_start,
-            high_watermark=held.high_watermark,
+            high_watermark=partition.high_watermark,
             table_bytes=int(live.size.sum()),
             table_records=int(live.rows.sum()),
             files=len(live.path),
-            tail_bytes=held.tail_bytes,
-            tail_runs=len(held.tail),
-            unsealed_since_ms=held.tail[0].committed_ms if held.tail else None,
+            tail_bytes=partition.tail_bytes,
+            tail_runs=len(partition.tail),
+            unsealed_since_ms=partition.tail[0].committed_ms if partition.tail else None,
             segments=list(_segments(files)),
-            compaction=self._compaction(files, held, config),
+            compaction=self._compaction(files, partition, config),
             error=None if files.damage is None else str(files.damage),
         )
 
     def _compaction(
-        self, files: PartitionFiles, held: Partition, config: TopicConfig
+        self, files: PartitionFiles, partition: Partition, config: TopicConfig
     ) -> Compaction:
         now_ms = self._broker.clock.now_ms()
         columns, clean_end = files.segments, files.clean_end
-        found = cleanable(columns, held, config, clean_end, now_ms)
-        planned = merges(columns, held, config.target_segment_bytes, clean_end)
+        cleanable_segments = cleanable(columns, partition, config, clean_end, now_ms)
+        planned = merges(columns, partition, config.target_segment_bytes, clean_end)
         return Compaction(
             clean_end_offset=clean_end,
-            dirty_ratio=found.dirty_ratio,
-            is_due=found.is_due(config),
+            dirty_ratio=cleanable_segments.dirty_ratio,
+            is_due=cleanable_segments.is_due(config),
             merges=sum(1 for _ in planned),
         )
 

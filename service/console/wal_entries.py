@@ -52,18 +52,18 @@ class WalPage:
         that is not cached."""
         after = max(self._log.state.seq - ENTRIES_SHOWN, 0)
         infos = await self._log.list_entries(after)
-        found = []
+        entries = []
         for info in reversed(infos[:ENTRIES_SHOWN]):
             seq = object_keys.seq_of(info.key)
             entry = None if seq is None else await self._entry(seq, info)
             if entry is not None:
-                found.append(entry)
-        return found
+                entries.append(entry)
+        return entries
 
     async def _entry(self, seq: int, info: ObjectInfo) -> WalEntry | None:
-        known = self._known.get(seq)
-        if known is not None:
-            return known
+        cached_entry = self._known.get(seq)
+        if cached_entry is not None:
+            return cached_entry
         try:
             entry = await self._log.read_entry(seq)
         except Corrupt:
@@ -78,12 +78,12 @@ class WalPage:
     async def checkpoints(self) -> list[Checkpoint]:
         """Return the newest checkpoints, newest first. This takes one LIST."""
         infos = await self._log.list_checkpoints()
-        found = [
+        checkpoints = [
             Checkpoint(seq=seq, bytes=info.size, modified_ms=info.modified_ms)
             for info in infos
             if (seq := object_keys.seq_of(info.key)) is not None
         ]
-        return found[::-1][:CHECKPOINTS_SHOWN]
+        return checkpoints[::-1][:CHECKPOINTS_SHOWN]
 
 
 def _shown(entry: Entry, size: int) -> WalEntry:

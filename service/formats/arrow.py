@@ -125,13 +125,13 @@ def encode_arrow(batches: Sequence[pa.RecordBatch]) -> bytes:
 def encode_arrow_of_many(parts: Iterable[tuple[str, int, Sequence[pa.RecordBatch]]]) -> bytes:
     """Encode several partitions, each in order, with columns `topic` and `partition`."""
     batches = []
-    for topic, partition, found in parts:
-        batch = concat(list(found))
-        where: list[Any] = [
+    for topic, partition, partition_batches in parts:
+        batch = concat(list(partition_batches))
+        place_columns: list[Any] = [
             pa.repeat(pa.scalar(topic, pa.string()), len(batch)),
             pa.repeat(pa.scalar(partition, pa.int32()), len(batch)),
         ]
-        columns = [*batch.columns, *where]
+        columns = [*batch.columns, *place_columns]
         batches.append(pa.RecordBatch.from_arrays(columns, schema=_PLACED_SCHEMA))
     if len(batches) > 1 and sum(map(len, batches)) < MERGE_ROWS * len(batches):
         batches = pa.Table.from_batches(batches).combine_chunks().to_batches()

@@ -249,7 +249,7 @@ def decode_subscription(body: bytes) -> Subscription | None:
 
 def decode_partitions(body: bytes) -> list[TopicPartition]:
     """Decode `{"partitions": [{"topic", "partition"}]}`."""
-    return [each.where for each in decode_body(body, _PARTITIONS).partitions]
+    return [partition.where for partition in decode_body(body, _PARTITIONS).partitions]
 
 
 def decode_commit(body: bytes, dialect: str) -> OffsetCommit:
@@ -268,11 +268,11 @@ def decode_commit(body: bytes, dialect: str) -> OffsetCommit:
 
 
 def _offsets(requested: Sequence[_Offset], more: int) -> dict[TopicPartition, tuple[int, str]]:
-    found = {}
-    for each in requested:
-        _check_offset(each.offset)
-        found[each.where] = (each.offset + more, each.metadata or "")
-    return found
+    offsets = {}
+    for offset in requested:
+        _check_offset(offset.offset)
+        offsets[offset.where] = (offset.offset + more, offset.metadata or "")
+    return offsets
 
 
 def _check_offset(offset: int) -> None:
@@ -285,20 +285,20 @@ def decode_positions(body: bytes) -> SeekPositions:
     request = decode_body(body, _POSITIONS)
     if request.offsets is None and request.timestamps is None:
         raise InvalidBody("a seek needs offsets or timestamps")
-    for each in request.offsets or ():
-        _check_offset(each.offset)
-    offsets = {each.where: each.offset for each in request.offsets or ()}
+    for offset in request.offsets or ():
+        _check_offset(offset.offset)
+    offsets = {offset.where: offset.offset for offset in request.offsets or ()}
     timestamps = {
-        each.where: each.timestamp
-        if isinstance(each.timestamp, int)
-        else milliseconds(each.timestamp)
-        for each in request.timestamps or ()
+        timestamp.where: timestamp.timestamp
+        if isinstance(timestamp.timestamp, int)
+        else milliseconds(timestamp.timestamp)
+        for timestamp in request.timestamps or ()
     }
     return SeekPositions(offsets, timestamps)
 
 
 def encode_partitions(partitions: Sequence[TopicPartition]) -> bytes:
-    return msgspec.json.encode({"partitions": [each._asdict() for each in partitions]})
+    return msgspec.json.encode({"partitions": [partition._asdict() for partition in partitions]})
 
 
 def encode_subscription(
@@ -314,8 +314,8 @@ def encode_subscription(
 def encode_offsets(offsets: Mapping[TopicPartition, tuple[int, str]]) -> bytes:
     """Encode committed offsets. -1 means that no offset is committed."""
     listed = [
-        {**where._asdict(), "offset": offset, "metadata": metadata}
-        for where, (offset, metadata) in offsets.items()
+        {**partition._asdict(), "offset": offset, "metadata": metadata}
+        for partition, (offset, metadata) in offsets.items()
     ]
     return msgspec.json.encode({"offsets": listed})
 
@@ -342,8 +342,8 @@ def partitions_of_query(query: bytes) -> list[TopicPartition]:
 def columns_of_read(read: Read) -> tuple[int, bytes]:
     """Return the number of records, and one Arrow stream with the records of all partitions."""
     parts = [
-        (one.topic, one.where.partition, [piece.batch for piece in one.fetched.pieces])
-        for one in read.portions
+        (portion.topic, portion.where.partition, [piece.batch for piece in portion.fetched.pieces])
+        for portion in read.portions
     ]
     records = sum(batch.num_rows for _, _, batches in parts for batch in batches)
     return records, arrow.encode_arrow_of_many(parts)
@@ -352,15 +352,15 @@ def columns_of_read(read: Read) -> tuple[int, bytes]:
 def fit(read: Read, fmt: str, bytes_max: int) -> int:
     """Leave the leading records of the read whose encoded bytes are within `bytes_max`, but at
     least one. Return an upper bound of their bytes. The next read begins with what is left out."""
-    size, kept = 0, list[Portion]()
+    size, portions = 0, list[Portion]()
     for portion in read.portions:
         fetched, more = fitted(
-            portion.fetched, portion.topic, fmt, fmt, bytes_max - size, at_least=int(not kept)
+            portion.fetched, portion.topic, fmt, fmt, bytes_max - size, at_least=int(not portions)
         )
         if fetched.pieces:
             size += more
-            kept.append(portion._replace(fetched=fetched))
-    read.portions = kept
+            portions.append(portion._replace(fetched=fetched))
+    read.portions = portions
     return size
 
 

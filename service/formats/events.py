@@ -46,10 +46,10 @@ def beginning_with(event_id: bytes) -> bytes:
     return b"retry: %d\nid: %b\n\n" % (RETRY_MS, event_id)
 
 
-def reset(format_name: str, error: OffsetOutOfRange, where: str) -> tuple[int, bytes]:
+def reset(format_name: str, error: OffsetOutOfRange, reset_to: str) -> tuple[int, bytes]:
     """Return the offset at which a follower continues after OffsetOutOfRange, and the event that
-    reports this offset. `where` is earliest or latest."""
-    offset = error.log_start_offset if where == "earliest" else error.high_watermark
+    reports this offset. `reset_to` is earliest or latest."""
+    offset = error.log_start_offset if reset_to == "earliest" else error.high_watermark
     data = {"type": "reset", "requested_offset": error.offset, "offset": offset}
     return offset, notice(format_name, "reset", data, _id_before(offset))
 
@@ -111,16 +111,16 @@ def parse_vector(text: str) -> dict[int, int] | None:
     return None. This takes less than 1 ms for any text."""
     if len(text) > VECTOR_CHARS_MAX:
         return None
-    found: dict[int, int] = {}
+    offset_by_partition: dict[int, int] = {}
     for part in text.split(","):
         match = _PAIR.fullmatch(part)
         if match is None:
             return None
         number, offset = int(match[1]), int(match[2]) + 1
-        if number in found or offset > OFFSET_MAX:
+        if number in offset_by_partition or offset > OFFSET_MAX:
             return None
-        found[number] = offset
-    return found
+        offset_by_partition[number] = offset
+    return offset_by_partition
 
 
 def with_vectors(body: bytes, vector: Sequence[bytes], partition: int) -> Iterator[bytes]:
@@ -132,11 +132,11 @@ def with_vectors(body: bytes, vector: Sequence[bytes], partition: int) -> Iterat
     before = b",".join([*vector[:partition], b"%d:" % partition])
     after = b",".join([b"", *vector[partition + 1 :]])
     step = PIECE_BYTES * EVENT_BYTES_MIN // (EVENT_BYTES_MIN + len(before) + len(after))
-    at = 0
-    while at < len(body):
-        end = body.find(b"\n\n", at + step) + 2
+    start = 0
+    while start < len(body):
+        end = body.find(b"\n\n", start + step) + 2
         end = end if end > 1 else len(body)
-        piece = body[at:end].replace(b"\n\nid: ", b"\n\nid: " + before)
+        piece = body[start:end].replace(b"\n\nid: ", b"\n\nid: " + before)
         piece = piece.replace(b"\ndata: ", after + b"\ndata: ")
         yield b"id: " + before + piece.removeprefix(b"id: ")
-        at = end
+        start = end

@@ -56,13 +56,13 @@ def positions(
     fetched: FetchResult, first_offset: int | None = None
 ) -> tuple[tuple[bytes, bytes], ...]:
     """Return the headers with the offsets of a fetch. Only a fetch backwards has `first_offset`."""
-    found = (
+    headers = (
         (b"tidelog-next-offset", b"%d" % fetched.next_offset),
         *limits(fetched.log_start_offset, fetched.high_watermark),
     )
     if first_offset is None:
-        return found
-    return ((b"tidelog-first-offset", b"%d" % first_offset), *found)
+        return headers
+    return ((b"tidelog-first-offset", b"%d" % first_offset), *headers)
 
 
 def limits(log_start_offset: int, high_watermark: int) -> tuple[tuple[bytes, bytes], ...]:

@@ -197,10 +197,12 @@ def _decoded(body: bytes, fmt: Format, now_ms: int, is_many: bool) -> Produced:
             check_numbers(body)
         except NumberTooLarge as error:
             raise InvalidBody(str(error)) from error
-    partitions, given = (None, None) if is_plain else (_partitions(records), _given(records))
+    partitions, client_stamps = (
+        (None, None) if is_plain else (_partitions(records), _given(records))
+    )
     make = _rows if count <= ROWS_MAX and not is_many else _batch
-    rows = make(records, fmt, now_ms, given, is_plain)
-    return Produced(rows, partitions, fmt == "json", count, weight(rows), given is not None)
+    rows = make(records, fmt, now_ms, client_stamps, is_plain)
+    return Produced(rows, partitions, fmt == "json", count, weight(rows), client_stamps is not None)
 
 
 def check_records(body: bytes) -> None:
@@ -255,12 +257,12 @@ def _partitions(records: list[Any]) -> list[int | None] | None:
 
 def _given(records: list[Any]) -> list[int | None] | None:
     """Return the timestamps that the client sent. If it sent none, return None."""
-    given = _integers("timestamp", [record.timestamp for record in records])
-    return None if given.count(None) == len(given) else given
+    client_stamps = _integers("timestamp", [record.timestamp for record in records])
+    return None if client_stamps.count(None) == len(client_stamps) else client_stamps
 
 
-def _timestamps(given: list[int | None], now_ms: int) -> list[int]:
-    stamps = [now_ms if stamp is None else stamp for stamp in given]
+def _timestamps(client_stamps: list[int | None], now_ms: int) -> list[int]:
+    stamps = [now_ms if stamp is None else stamp for stamp in client_stamps]
     if min(stamps) < 0 or max(stamps) > TIMESTAMP_MS_MAX:
         wrong = next(stamp for stamp in stamps if not 0 <= stamp <= TIMESTAMP_MS_MAX)
         raise InvalidBody(
@@ -295,11 +297,17 @@ def one_line(message: str) -> str:
 
 
 def _rows(
-    records: list[Any], fmt: Format, now_ms: int, given: list[int | None] | None, is_plain: bool
+    records: list[Any],
+    fmt: Format,
+    now_ms: int,
+    client_stamps: list[int | None] | None,
+    is_plain: bool,
 ) -> Rows:
     octets = _OCTETS_BY_FORMAT[fmt]
     headers: list[Headers | None] | None = None
-    stamps = [now_ms] * len(records) if given is None else _timestamps(given, now_ms)
+    stamps = (
+        [now_ms] * len(records) if client_stamps is None else _timestamps(client_stamps, now_ms)
+    )
     if not is_plain and any(record.headers for record in records):
         headers = [_pairs(record.headers) for record in records]
     keys = [octets(record.key) for record in records]
@@ -339,16 +347,20 @@ _OCTETS_BY_FORMAT: dict[Format, Callable[[Any], bytes | None]] = {
 
 
 def _batch(
-    records: list[Any], fmt: Format, now_ms: int, given: list[int | None] | None, is_plain: bool
+    records: list[Any],
+    fmt: Format,
+    now_ms: int,
+    client_stamps: list[int | None] | None,
+    is_plain: bool,
 ) -> pa.RecordBatch:
     column = _COLUMN_BY_FORMAT[fmt]
     keys = column([record.key for record in records])
     values = column([record.value for record in records])
     headers: Column = no_headers(len(records))
-    if given is None:
+    if client_stamps is None:
         stamps = same_timestamps(now_ms, len(records))
     else:
-        stamps = timestamps(np.array(_timestamps(given, now_ms), dtype=np.int64))
+        stamps = timestamps(np.array(_timestamps(client_stamps, now_ms), dtype=np.int64))
     if not is_plain and any(record.headers for record in records):
         columns: list[Any] = [_headers_column(rows) for rows in _header_slices(records)]
         headers = columns[0] if len(columns) == 1 else pa.concat_arrays(columns)
@@ -375,8 +387,8 @@ def _raw_column(raws: Sequence[Raw]) -> Column:
         return pa.nulls(rows, pa.binary())
     if null_count:
         # `if_else` would mark the rows as null but keep their bytes.
-        kept: Any = pa.array(np.arange(rows), mask=nulls)
-        column = column.take(kept)
+        indices: Any = pa.array(np.arange(rows), mask=nulls)
+        column = column.take(indices)
     return column
 
 
@@ -467,9 +479,9 @@ def refusal(message: str, body: bytes, fmt: Format) -> InvalidRequest:
         return InvalidBody("records is null")
     if message.startswith(("Invalid base64", "Expected `bytes")):
         return BadBody(_not_base64(message, body))
-    if fmt == "text" and (where := _PATH.search(message)) and where[2] in ("key", "value"):
+    if fmt == "text" and (path := _PATH.search(message)) and path[2] in ("key", "value"):
         return InvalidBody(
-            f"because the embedded format is 'text', the {where[2]} must be a string: {message}"
+            f"because the embedded format is 'text', the {path[2]} must be a string: {message}"
         )
     return BadBody(message)
 
@@ -488,15 +500,15 @@ def _lacks_records(message: str, body: bytes) -> bool:
 def _not_base64(message: str, body: bytes) -> str:
     """Return Karapace's message, which quotes the value that is not base64. For a key or a value it
     also says how to send JSON, because this is the first request of many clients."""
-    where = _PATH.search(message)
-    if where is None:
+    path = _PATH.search(message)
+    if path is None:
         return message
     try:
-        found: Any = msgspec.json.decode(body, type=_Loose).records[int(where[1])]
-        if where[3] is None:
-            return f"{not_base64(getattr(found, where[2]))} {JSON_HINT}"
-        headers = msgspec.json.decode(found.headers, type=list[_LooseHeader])
-        return not_base64(headers[int(where[3])].value)
+        record: Any = msgspec.json.decode(body, type=_Loose).records[int(path[1])]
+        if path[3] is None:
+            return f"{not_base64(getattr(record, path[2]))} {JSON_HINT}"
+        headers = msgspec.json.decode(record.headers, type=list[_LooseHeader])
+        return not_base64(headers[int(path[3])].value)
     except (msgspec.MsgspecError, LookupError, RecursionError):
         return message  # the body has another error, too, or a field twice
 

@@ -84,7 +84,8 @@ def _may_overflow(text: bytes) -> bool:
         places = [match.start() + 1 for match in _EXPONENT_ALIKE.finditer(alike)]
         return len(places) > FEW or any(_is_large_exponent(text, place) for place in places)
     return any(
-        _may_block_overflow(text[at : at + BLOCK + OVERLAP]) for at in range(0, len(text), BLOCK)
+        _may_block_overflow(text[start : start + BLOCK + OVERLAP])
+        for start in range(0, len(text), BLOCK)
     )
 
 
@@ -106,46 +107,46 @@ def _may_block_overflow(text: bytes) -> bool:
     return places.size > FEW or any(_is_large_exponent(text, place) for place in places.tolist())
 
 
-def _is_large_exponent(text: bytes, at: int) -> bool:
+def _is_large_exponent(text: bytes, position: int) -> bool:
     """Return whether the `e` at this place begins a large exponent of a number. The number must
     stand where JSON allows a number, so hexadecimal digits in a string do not count."""
-    mantissa = text[max(at - MANTISSA_MAX - 1, 0) : at]
+    mantissa = text[max(position - MANTISSA_MAX - 1, 0) : position]
     before = mantissa.rstrip(_IN_NUMBER)
     if len(before) == len(mantissa) or (before and before[-1] not in _BEFORE_NUMBER):
         return False
-    first = at + 2 if text[at + 1] == ord("+") else at + 1
+    first = position + 2 if text[position + 1] == ord("+") else position + 1
     digits = text[first : first + 3]
     return len(digits) == 3 and digits.isdigit()
 
 
 def _overflows(text: bytes) -> bool:
     """Return whether a number outside the strings of a JSON text overflows."""
-    at, is_inside = 0, False
-    while at < len(text):
-        if not is_inside and (end := _end_of_number(text, at)) - at > json_blocks.BLOCK // 2:
-            if _has_infinite(np.frombuffer(text, np.uint8), np.array([at, end])):
+    start, is_inside = 0, False
+    while start < len(text):
+        if not is_inside and (end := _end_of_number(text, start)) - start > json_blocks.BLOCK // 2:
+            if _has_infinite(np.frombuffer(text, np.uint8), np.array([start, end])):
                 return True
-            at = end
+            start = end
             continue
-        block = block_of(text, at, is_inside)
+        block = block_of(text, start, is_inside)
         outside = block.outside
         if block.end < len(text) and not block.is_inside:  # the last number may go on
             tail = len(outside) - len(outside.tobytes().rstrip(_TAIL))
             block, outside = block._replace(end=block.end - tail), outside[: len(outside) - tail]
         if _may_block_overflow(outside.tobytes()) and _has_infinite(outside, _edges(outside)):
             return True
-        at, is_inside = block.end, block.is_inside
+        start, is_inside = block.end, block.is_inside
     return False
 
 
-def _end_of_number(text: bytes, at: int) -> int:
+def _end_of_number(text: bytes, position: int) -> int:
     """Return the end of the number at this position, or the position if there is none."""
-    while piece := text[at : at + json_blocks.BLOCK]:
+    while piece := text[position : position + json_blocks.BLOCK]:
         rest = piece.lstrip(_TAIL)
-        at += len(piece) - len(rest)
+        position += len(piece) - len(rest)
         if rest:
             break
-    return at
+    return position
 
 
 def _edges(outside: Octets) -> npt.NDArray[np.int64]:

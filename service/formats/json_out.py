@@ -154,10 +154,10 @@ def _fixed(frame: _Frame, topic: str, partition: int, fmt: Format) -> _Fixed:
     encode = {"json": _json, "binary": _base64, "text": _text}[fmt]
     if fmt == "json" and frame.is_lines:
         encode = _json_lines
-    where = TopicPartition(topic, partition)
+    topic_partition = TopicPartition(topic, partition)
     first, second, third = map(scalar, texts)
     end = scalar("}" + frame.after)
-    return _Fixed(where, fmt, frame, texts, (first, second, third), end, encode)
+    return _Fixed(topic_partition, fmt, frame, texts, (first, second, third), end, encode)
 
 
 def _json(column: Any, is_json: bool) -> Any:
@@ -203,7 +203,7 @@ def _merged(
             yield batches[0], is_json[0]
         return
     flagged = zip(batches, is_json, strict=True)
-    for checked, group in groupby(flagged, key=lambda each: each[1]):
+    for checked, group in groupby(flagged, key=lambda pair: pair[1]):
         merged = concat([batch for batch, _ in group])
         if merged.num_rows:
             yield merged, checked

@@ -49,13 +49,13 @@ class Undecodable(InvalidRequest):
     code = 422
 
     def __init__(
-        self, where: TopicPartition, fmt: str, part: RecordPart, offset: int, why: str
+        self, partition: TopicPartition, fmt: str, part: RecordPart, offset: int, why: str
     ) -> None:
         super().__init__(
-            f"{part} deserialization error for format {fmt}: partition {where}, offset {offset}: "
-            f"{why}; on_error=skip or raw passes it"
+            f"{part} deserialization error for format {fmt}: partition {partition}, "
+            f"offset {offset}: {why}; on_error=skip or raw passes it"
         )
-        self.where = where
+        self.where = partition
         self.format = fmt
         self.part = part
         self.offset = offset

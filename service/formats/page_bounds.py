@@ -57,22 +57,22 @@ def fitted(
     """Return the leading records whose encoded bytes are within `bytes_max`, but not fewer than
     `at_least`. `embedded` is the format of keys and values. The result ends before the first record
     that is left out. If it has no record, its `next_offset` is not changed."""
-    size, kept = float(PAGE_BYTES), fetched.pieces[:0]
+    size, pieces = float(PAGE_BYTES), fetched.pieces[:0]
     for piece in fetched.pieces:
         batch = piece.batch
         growth = _growth(topic, format_name, embedded, is_json=piece.is_json)
         if (bound := _quick_bound(batch, growth)) <= bytes_max - size:
             size += bound
-            kept.append(piece)
+            pieces.append(piece)
             continue
         before = _size_before(batch, growth)
         rows = int(before.searchsorted(bytes_max - size, side="right")) - 1
-        rows = min(max(rows, 0 if kept else at_least), batch.num_rows)
+        rows = min(max(rows, 0 if pieces else at_least), batch.num_rows)
         size += float(before[rows])
         if rows:
-            kept.append(piece._replace(batch=batch.slice(0, rows)))
+            pieces.append(piece._replace(batch=batch.slice(0, rows)))
         if rows < batch.num_rows:
-            return FittedPage(_ended(fetched._replace(pieces=kept)), math.ceil(size))
+            return FittedPage(_ended(fetched._replace(pieces=pieces)), math.ceil(size))
     return FittedPage(fetched, math.ceil(size))
 
 

@@ -90,8 +90,8 @@ def encode_page(
             return RecordPage(topic, partition, body, records)
         except Undecodable:
             pass
-    found = _Mixed(batches, is_json, TopicPartition(topic, partition), fmt, on_error)
-    return found.page(framing)
+    mixed_records = _Mixed(batches, is_json, TopicPartition(topic, partition), fmt, on_error)
+    return mixed_records.page(framing)
 
 
 def _written(fmt: ReadFormat) -> Format:
@@ -102,7 +102,7 @@ def _written(fmt: ReadFormat) -> Format:
 
 def check_first(
     batches: Iterable[pa.RecordBatch],
-    where: TopicPartition,
+    partition: TopicPartition,
     fmt: ReadFormat,
     *,
     is_json: Iterable[bool],
@@ -118,7 +118,7 @@ def check_first(
         key, value = (batch.column(part)[0].as_py() for part in ("key", "value"))
         is_wrong_key = json_text.why_not(fmt, key) and _other_key(fmt, key) is None
         if is_wrong_key or json_text.why_not(fmt, value):
-            raise _Mixed([batch.slice(0, 1)], [False], where, fmt, "stop").error()
+            raise _Mixed([batch.slice(0, 1)], [False], partition, fmt, "stop").error()
         return
 
 
@@ -135,13 +135,13 @@ def headers_of(
             first_skipped = f"{page.topic}-{page.partition}@{page.first_wrong}"
         skipped += page.skipped
         stopped = stopped or page.stopped
-    found: list[tuple[bytes, bytes]] = []
+    headers: list[tuple[bytes, bytes]] = []
     if skipped:
-        found.append((b"tidelog-skipped", b"%d" % skipped))
-        found.append((b"tidelog-first-skipped", first_skipped.encode()))
+        headers.append((b"tidelog-skipped", b"%d" % skipped))
+        headers.append((b"tidelog-first-skipped", first_skipped.encode()))
     if stopped is not None:
-        found.append((b"tidelog-undecodable", f"{stopped.where}@{stopped.offset}".encode()))
-    return tuple(found)
+        headers.append((b"tidelog-undecodable", f"{stopped.where}@{stopped.offset}".encode()))
+    return tuple(headers)
 
 
 def _other_key(fmt: ReadFormat, octets: bytes) -> bytes | None:
@@ -164,13 +164,13 @@ class _Mixed:
         self,
         batches: Sequence[pa.RecordBatch],
         is_json: Sequence[bool],
-        where: TopicPartition,
+        partition: TopicPartition,
         fmt: ReadFormat,
         on_error: OnError,
     ) -> None:
         self._batch = concat(list(batches))
         self._on_error = on_error
-        self._where = where
+        self._where = partition
         self._fmt = fmt
         self._extra = [b""] * self._batch.num_rows
         self.wrong: dict[int, RecordPart] = {}
@@ -193,18 +193,21 @@ class _Mixed:
             return column
         octets: list[bytes | None] = column.to_pylist()
         for row in rows:
-            one = octets[row]
+            item = octets[row]
             try:
-                if one is not None:
-                    json_text.check(self._fmt, one)
+                if item is not None:
+                    json_text.check(self._fmt, item)
             except json_text.NOT_DECODED:
-                assert one is not None, "null decodes in every format"
-                octets[row] = _other_key(self._fmt, one) if part == "key" else None
+                assert item is not None, "null decodes in every format"
+                octets[row] = _other_key(self._fmt, item) if part == "key" else None
                 if octets[row] is not None:
                     self._extra[row] += _TEXT_KEY if self._fmt == "json" else b""
                     continue
                 if self._on_error == "raw":
-                    self._extra[row] += b',"%b_base64":%b' % (part.encode(), json_text.to_json(one))
+                    self._extra[row] += b',"%b_base64":%b' % (
+                        part.encode(),
+                        json_text.to_json(item),
+                    )
                 self.wrong.setdefault(row, part)
         return pa.array(octets, pa.binary())
 
@@ -228,9 +231,9 @@ class _Mixed:
         if self.wrong and on_error == "stop":
             batch, extra, stopped = batch.slice(0, first), extra[:first], self.error()
         elif self.wrong and on_error == "skip":
-            kept = np.ones(batch.num_rows, bool)
-            kept[list(self.wrong)] = False
-            batch, extra = batch.filter(pa.array(kept)), extra.filter(pa.array(kept))
+            mask = np.ones(batch.num_rows, bool)
+            mask[list(self.wrong)] = False
+            batch, extra = batch.filter(pa.array(mask)), extra.filter(pa.array(mask))
         body = json_out.encode_records(
             [batch],
             *(self._where.topic, self._where.partition, _written(self._fmt)),

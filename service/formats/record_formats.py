@@ -57,9 +57,9 @@ MEDIA_TYPES: dict[str, bytes] = {
 def format_of_accept(accept: bytes) -> str:
     """Return the format of the answer for an `Accept`. Raises NotAcceptable."""
     for part in accept.split(b",") if b"," in accept else (accept,):
-        found = FETCH_FORMATS.get(media_type(part))
-        if found is not None:
-            return found
+        format_name = FETCH_FORMATS.get(media_type(part))
+        if format_name is not None:
+            return format_name
     raise not_acceptable(accept, OFFERED)
 
 

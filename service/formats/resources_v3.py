@@ -228,10 +228,10 @@ class ResourceFactory:
     def related(self, *parts: str | int) -> Related:
         return Related(related=self.url(*parts))
 
-    def create(self, kind: type[R], crn: str, at: tuple[str | int, ...], **fields: Any) -> R:
-        """Create a resource at path `at`. `crn` is the end of its name, after the cluster."""
+    def create(self, kind: type[R], crn: str, path: tuple[str | int, ...], **fields: Any) -> R:
+        """Create a resource at `path`. `crn` is the end of its name, after the cluster."""
         name = f"crn:///kafka={self.cluster_id}{crn}"
-        metadata = Metadata(self_url=self.url(*at), resource_name=name)
+        metadata = Metadata(self_url=self.url(*path), resource_name=name)
         return kind(metadata=metadata, cluster_id=self.cluster_id, **fields)
 
     def clusters(self) -> ClusterList:
@@ -261,42 +261,42 @@ class ResourceFactory:
         return self._broker(member.number, urlsplit(member.address).hostname or "", member.port)
 
     def _broker(self, number: int, host: str, port: int) -> BrokerData:
-        at = ("brokers", number)
+        path = ("brokers", number)
         return self.create(
             BrokerData,
             f"/broker={number}",
-            at,
+            path,
             broker_id=number,
             host=host,
             port=port,
-            configs=self.related(*at, "configs"),
-            partition_replicas=self.related(*at, "partition-replicas"),
+            configs=self.related(*path, "configs"),
+            partition_replicas=self.related(*path, "partition-replicas"),
         )
 
     def topic(self, name: str, partitions: int) -> TopicData:
-        at = ("topics", name)
+        path = ("topics", name)
         return self.create(
             TopicData,
             f"/topic={name}",
-            at,
+            path,
             topic_name=name,
             partitions_count=partitions,
-            partitions=self.related(*at, "partitions"),
-            configs=self.related(*at, "configs"),
-            partition_reassignments=self.related(*at, "partitions", "-", "reassignment"),
+            partitions=self.related(*path, "partitions"),
+            configs=self.related(*path, "configs"),
+            partition_reassignments=self.related(*path, "partitions", "-", "reassignment"),
         )
 
     def partition(self, topic: str, number: int) -> PartitionData:
-        at = ("topics", topic, "partitions", number)
+        path = ("topics", topic, "partitions", number)
         return self.create(
             PartitionData,
             f"/topic={topic}/partition={number}",
-            at,
+            path,
             topic_name=topic,
             partition_id=number,
-            leader=self.related(*at, "replicas", BROKER_ID),
-            replicas=self.related(*at, "replicas"),
-            reassignment=self.related(*at, "reassignment"),
+            leader=self.related(*path, "replicas", BROKER_ID),
+            replicas=self.related(*path, "replicas"),
+            reassignment=self.related(*path, "reassignment"),
         )
 
     def partition_offsets(
@@ -365,9 +365,9 @@ class ResourceFactory:
 def _described(name: str, values: Sequence[ConfigValue]) -> dict[str, Any]:
     synonyms = [
         ConfigSynonym.model_validate(
-            {"name": each.name, "value": each.value, "source": each.source.name}
+            {"name": value.name, "value": value.value, "source": value.source.name}
         )
-        for each in values
+        for value in values
     ]
     return {
         "name": name,

@@ -33,12 +33,12 @@ class _Schemas(msgspec.Struct):
 
     def uses(self, part: str) -> bool:
         """Whether a record has this part (`key` or `value`)."""
-        return any(bytes(getattr(each, part)) not in (b"", b"null") for each in self.records)
+        return any(bytes(getattr(record, part)) not in (b"", b"null") for record in self.records)
 
     def has(self, part: str) -> bool:
         """Whether the body has a schema for this part (`key` or `value`)."""
         schemas = (getattr(self, f"{part}_schema"), getattr(self, f"{part}_schema_id"))
-        return any(bytes(each) not in (b"", b"null") for each in schemas)
+        return any(bytes(schema) not in (b"", b"null") for schema in schemas)
 
 
 def schema_error(body: bytes) -> LogError:

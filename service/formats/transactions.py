@@ -132,8 +132,8 @@ def decode_transaction(body: bytes, now_ms: int) -> Transaction:
         ) from error
     _check_bounds(request)
     topics = [
-        TransactionRecords(each.topic_name, _produced(each.topic_name, each.records, now_ms))
-        for each in request.topics
+        TransactionRecords(topic.topic_name, _produced(topic.topic_name, topic.records, now_ms))
+        for topic in request.topics
     ]
     for group in request.consumer_groups:
         _check_group(group)
@@ -141,8 +141,8 @@ def decode_transaction(body: bytes, now_ms: int) -> Transaction:
 
 
 def _check_bounds(request: _Body) -> None:
-    records = sum(len(each.records) for each in request.topics)
-    offsets = sum(len(each.offsets) for each in request.consumer_groups)
+    records = sum(len(topic.records) for topic in request.topics)
+    offsets = sum(len(group.offsets) for group in request.consumer_groups)
     if not records and not offsets:
         raise InvalidBody("a transaction must have records or offsets")
     for count, bound, what in (
@@ -152,8 +152,8 @@ def _check_bounds(request: _Body) -> None:
     ):
         if count > bound:
             raise InvalidBody(f"a transaction has {bound} {what} at most, not {count}")
-    _check_once((each.topic_name for each in request.topics), "topic")
-    _check_once((each.consumer_group_id for each in request.consumer_groups), "consumer group")
+    _check_once((topic.topic_name for topic in request.topics), "topic")
+    _check_once((group.consumer_group_id for group in request.consumer_groups), "consumer group")
 
 
 def _check_once(names: Iterable[object], what: str) -> None:
@@ -167,7 +167,7 @@ def _check_once(names: Iterable[object], what: str) -> None:
 def _produced(topic: str, records: list[EncodedRecord], now_ms: int) -> Produced:
     if not records:
         raise InvalidBody(f"topic {topic!r} has no records")
-    decoded = [_record(topic, number, each, now_ms) for number, each in enumerate(records)]
+    decoded = [_record(topic, number, record, now_ms) for number, record in enumerate(records)]
     partitions = [record.partition for record in decoded]
     rows = [record.rows for record in decoded]
     headers = [None if row.headers is None else row.headers[0] for row in rows]
@@ -205,11 +205,13 @@ def _check_group(group: GroupOffsets) -> None:
     _refuse(check_group_id(group.consumer_group_id))
     if not group.offsets:
         raise InvalidBody(f"consumer group {group.consumer_group_id!r} has no offsets")
-    _check_once(((each.topic_name, each.partition_id) for each in group.offsets), "partition")
-    for each in group.offsets:
-        each.metadata = each.metadata or ""
+    _check_once(((offset.topic_name, offset.partition_id) for offset in group.offsets), "partition")
+    for offset in group.offsets:
+        offset.metadata = offset.metadata or ""
         _refuse(
-            check_offset(GroupOffset("", each.partition_id, each.offset, metadata=each.metadata))
+            check_offset(
+                GroupOffset("", offset.partition_id, offset.offset, metadata=offset.metadata)
+            )
         )
 
 

@@ -195,8 +195,8 @@ def _decoded(data: _Data | None) -> bytes | None:
 
 
 def _names_schema(data: _Data) -> bool:
-    given = (data.subject, data.schema_id, data.schema_version, data.schema)
-    return any(each is not None for each in given)
+    fields = (data.subject, data.schema_id, data.schema_version, data.schema)
+    return any(field is not None for field in fields)
 
 
 def _from_base64(raw: Raw) -> bytes | None:
@@ -323,11 +323,11 @@ class ObjectStream:
 
     def _begin(self) -> bool:
         """Skip white space before the next object. Return False at the end of the bytes."""
-        found = _NO_SPACE.search(self._buffer, self._at)
-        self._start = self._at = len(self._buffer) if found is None else found.start()
-        if found is not None and found[0] != b"{":
+        match = _NO_SPACE.search(self._buffer, self._at)
+        self._start = self._at = len(self._buffer) if match is None else match.start()
+        if match is not None and match[0] != b"{":
             raise BadBody("Bad Request: expected a JSON object")
-        return found is not None
+        return match is not None
 
     def _scan_tail(self) -> None:
         """Scan bytes without a further brace, and detect whether they end inside a string."""

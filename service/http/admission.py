@@ -340,7 +340,7 @@ class Admission(Generic[G]):
         """Check the next WATCHED_MAX connections. Return the connections whose time is over, and
         whether this call ends the round over all connections. The caller begins a round about once
         a second."""
-        found: list[tuple[G, Phase]] = []
+        overdue_guests: list[tuple[G, Phase]] = []
         looked = 0
         for guest in islice(self._round, WATCHED_MAX):
             looked += 1
@@ -364,11 +364,11 @@ class Admission(Generic[G]):
                 limit_s = min(limit_s, limits.first_byte_s if is_first else limits.unproved_idle_s)
             if now_s - seen.since_s >= limit_s:
                 self.ended[phase.value] += 1
-                found.append((guest, phase))
+                overdue_guests.append((guest, phase))
         if looked == WATCHED_MAX:
-            return found, False
+            return overdue_guests, False
         self._round = iter(list(self._seen))
-        return found, True
+        return overdue_guests, True
 
     # -- log lines
 

@@ -157,8 +157,8 @@ class HttpRequest:
             return body
         # If this broker forwards the request, it sends the unpacked body.
         del self.headers[b"content-encoding"]
-        kept = [each for each in self.scope["headers"] if each[0] != b"content-encoding"]
-        self.scope["headers"] = kept
+        headers = [header for header in self.scope["headers"] if header[0] != b"content-encoding"]
+        self.scope["headers"] = headers
         if self.bodies is None or self.bodies.threads is None:
             return unpack(body, coding, bytes_max)
         self.charge(len(body))

@@ -132,5 +132,5 @@ def _gzip(body: bytes) -> bytes:
 
 
 def _pack_zstd(body: bytes) -> bytes:
-    found: bytes = pa.Codec("zstd", compression_level=1).compress(body, asbytes=True)
-    return found
+    packed_body: bytes = pa.Codec("zstd", compression_level=1).compress(body, asbytes=True)
+    return packed_body

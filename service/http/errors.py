@@ -176,8 +176,8 @@ def _fields(
     }
     if request_id:
         fields["request_id"] = request_id
-    if found := _TOPIC.search(scope["path"]):
-        fields["topic"] = found[1]
+    if match := _TOPIC.search(scope["path"]):
+        fields["topic"] = match[1]
     if principal := PRINCIPAL.get():
         fields["principal"] = principal
     return fields
@@ -212,7 +212,7 @@ def _invalid_request(error: RequestValidationError) -> ErrorAnswer:
     if first["type"] == "json_invalid":
         why = f"the body is not JSON: {first['ctx']['error']} at {first['loc'][-1]}"
         return ErrorAnswer(400, 400, why, {})
-    why = "; ".join(_in_words(each) for each in named)
+    why = "; ".join(_in_words(detail) for detail in named)
     if first["loc"][0] == "query" and first["type"] == "missing":
         return ErrorAnswer(400, 40002, why, {})
     return ErrorAnswer(422, 422, why, {})

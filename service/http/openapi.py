@@ -102,15 +102,15 @@ def _security(route: Route) -> list[dict[str, list[str]]]:
 def _operation(route: Route) -> dict[str, Any]:
     doc = route.doc
     path = route.paths[0]
-    found: dict[str, Any] = {
+    operation: dict[str, Any] = {
         "tags": [doc.tag or route.label],
         "summary": doc.summary,
         "description": doc.text or f"{doc.summary}.",
     }
-    found["operationId"] = re.sub(
+    operation["operationId"] = re.sub(
         r"\W", "_", f"{route.serve.__name__}{path}_{route.method.lower()}"
     ).lstrip("_")
-    found["parameters"] = [
+    operation["parameters"] = [
         *(
             {"in": "path", "name": name, "required": True, **_PATH_SCHEMAS[name]}
             for name in _PARAMETER.findall(path)
@@ -118,13 +118,13 @@ def _operation(route: Route) -> dict[str, Any]:
         *map(_parameter, doc.parameters),
     ]
     if doc.body is not None:
-        found["requestBody"] = _body(doc.body)
+        operation["requestBody"] = _body(doc.body)
     answers = {str(status): _answer(answer) for status, answer in doc.answers.items()}
     for status, description in doc.errors.items():
         assert status >= HTTPStatus.BAD_REQUEST, "a response that is no error has an Answer"
         answers[str(status)] = error_answer(path, description)
-    found["responses"] = dict(sorted(answers.items()))
-    return found
+    operation["responses"] = dict(sorted(answers.items()))
+    return operation
 
 
 def _parameter(parameter: Parameter) -> dict[str, Any]:
@@ -143,22 +143,24 @@ def _body(body: Body) -> dict[str, Any]:
 
 
 def _answer(answer: Answer) -> dict[str, Any]:
-    found: dict[str, Any] = {"description": answer.description}
+    response: dict[str, Any] = {"description": answer.description}
     contents = {
         media_type.decode(): _content(content)
         for content in answer.contents
         for media_type in content.media_types
     }
     if contents:
-        found["content"] = contents
-    return found
+        response["content"] = contents
+    return response
 
 
 def _content(content: Content) -> dict[str, Any]:
     if not content.types:
         return {}
     schemas, _ = msgspec.json.schema_components(content.types, ref_template=_SCHEMAS + "{name}")
-    found: dict[str, Any] = {"schema": schemas[0] if len(schemas) == 1 else {"anyOf": schemas}}
+    media_type_object: dict[str, Any] = {
+        "schema": schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
+    }
     if content.example is not None:
-        found["example"] = content.example
-    return found
+        media_type_object["example"] = content.example
+    return media_type_object

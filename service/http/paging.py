@@ -88,8 +88,8 @@ class Slices:
 async def sliced(items: Iterable[T]) -> AsyncIterator[T]:
     """Iterate in slices over items that other callbacks do not change."""
     slices = Slices()
-    for one in items:
-        yield one
+    for item in items:
+        yield item
         await slices.pause()
 
 
@@ -181,21 +181,21 @@ async def answer_page(
     """Return a response that FastAPI sends unchanged: `shell`, a list without data, with the items
     of the page. `keys` must be sorted and begin after `page.after`. `item` returns None if the
     caller may not see the item, or if it was deleted."""
-    found: list[str] = []
+    texts: list[str] = []
     last: K | None = None
     async for key in sliced(keys):
-        one = item(key)
-        if one is not None and not isinstance(one, BaseModel):
-            one = await one
-        if one is None:
+        resource = item(key)
+        if resource is not None and not isinstance(resource, BaseModel):
+            resource = await resource
+        if resource is None:
             continue
-        if len(found) == page.size:
+        if len(texts) == page.size:
             metadata: Any = shell.metadata  # type: ignore[attr-defined]
             assert last is not None, "a page has an item at least"
             metadata.next = page.next_url(metadata.self_url, last)
             break
-        found.append(one.model_dump_json(by_alias=True))
+        texts.append(resource.model_dump_json(by_alias=True))
         last = key
     head = shell.model_dump_json(by_alias=True)
     assert head.endswith('"data":[]}'), "the items are the last field of a list"
-    return Response(head[:-2] + ",".join(found) + "]}", media_type="application/json")
+    return Response(head[:-2] + ",".join(texts) + "]}", media_type="application/json")

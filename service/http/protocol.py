@@ -356,9 +356,9 @@ class Protocol(HttpToolsProtocol):
     def observed(self) -> tuple[Phase, int]:
         """Return what the connection waits for, and its progress (admission.Guest)."""
         cycle, transport = self.cycle, self.transport
-        taken, left = transport.taken()  # type: ignore[attr-defined]
-        if left or self.flow.write_paused:
-            return Phase.ANSWER, taken
+        taken_bytes, left_bytes = transport.taken()  # type: ignore[attr-defined]
+        if left_bytes or self.flow.write_paused:
+            return Phase.ANSWER, taken_bytes
         if self._is_ended:
             return Phase.SERVED, 0
         if cycle is None or cycle.response_complete:

@@ -14,19 +14,19 @@ _SANE = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
 """Ids that cannot forge a line of the log."""
 
 
-def sane(given: bytes) -> bytes:
+def sane(request_id: bytes) -> bytes:
     """Return the id that a client has sent, or nothing if the id is not sane."""
-    return given if _SANE.fullmatch(given) else b""
+    return request_id if _SANE.fullmatch(request_id) else b""
 
 
 def echo(headers: Mapping[bytes, bytes]) -> tuple[tuple[bytes, bytes]] | tuple[()]:
     """Return the headers to add to the response: the client's request id if it is sane."""
-    if REQUEST_ID in headers and (given := sane(headers[REQUEST_ID])):
-        return ((REQUEST_ID, given),)
+    if REQUEST_ID in headers and (request_id := sane(headers[REQUEST_ID])):
+        return ((REQUEST_ID, request_id),)
     return ()
 
 
-def id_of_error(given: str | bytes, clock: Clock) -> str:
+def id_of_error(request_id: str | bytes, clock: Clock) -> str:
     """Return the client's id if it is sane, else a new id."""
-    octets = given.encode("latin-1", "replace") if isinstance(given, str) else given
+    octets = request_id.encode("latin-1", "replace") if isinstance(request_id, str) else request_id
     return sane(octets).decode() or clock.new_id().hex()

@@ -54,8 +54,8 @@ def bound_sockets(
     (SO_REUSEPORT). Raises LogError."""
     bound: list[socket.socket] = []
     try:
-        found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=_PASSIVE)
-        for family, kind, protocol, _, address in dict.fromkeys(found):
+        addresses = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=_PASSIVE)
+        for family, kind, protocol, _, address in dict.fromkeys(addresses):
             bound.append(socket.socket(family, kind, protocol))
             bound[-1].setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if is_shared:
@@ -64,8 +64,8 @@ def bound_sockets(
                 bound[-1].setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
             bound[-1].bind(address)
     except OSError as error:
-        for each in bound:
-            each.close()
+        for sock in bound:
+            sock.close()
         raise cannot_listen(host, port, role, error) from error
     return bound
 
@@ -80,12 +80,12 @@ def begin_no_connections(sockets: Iterable[socket.socket]) -> None:
     other systems than Linux, do nothing."""
     if sys.platform != "linux":
         return
-    code = b"".join(struct.pack("HBBI", *each) for each in _NO_SYN)
+    code = b"".join(struct.pack("HBBI", *instruction) for instruction in _NO_SYN)
     program = ctypes.create_string_buffer(code)
     option = struct.pack("HP", len(_NO_SYN), ctypes.addressof(program))
-    for each in sockets:
+    for sock in sockets:
         try:
-            with socket.socket(fileno=os.dup(each.fileno())) as same:  # uvloop's has no options
+            with socket.socket(fileno=os.dup(sock.fileno())) as same:  # uvloop's has no options
                 same.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, option)
         except OSError as error:
             log.warning("connections that begin at this moment may be reset: %s", error)
@@ -129,7 +129,7 @@ class Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Close the port, without a reset of a connection; then wait for the requests under
         way."""
-        begin_no_connections(each for server in self.servers for each in server.sockets)
+        begin_no_connections(sock for server in self.servers for sock in server.sockets)
         await asyncio.sleep(QUEUE_S)
         self.begin_drain()
         await super().shutdown(sockets)

@@ -199,8 +199,8 @@ def versions_answer(apis: Mapping[int, Api], *, is_known: bool) -> handshake.Api
     Produce is listed from version 0 on, because librdkafka needs that (KAFKA-18659).
     """
     if not is_known:
-        known = [_versions(apis[API_VERSIONS])]
-        return handshake.ApiVersionsResponse(error_code=Code.UNSUPPORTED_VERSION, api_keys=known)
+        versions = [_versions(apis[API_VERSIONS])]
+        return handshake.ApiVersionsResponse(error_code=Code.UNSUPPORTED_VERSION, api_keys=versions)
     return handshake.ApiVersionsResponse(
         error_code=Code.NONE, api_keys=[_versions(apis[key]) for key in sorted(apis)]
     )

@@ -143,12 +143,12 @@ class Append(Later):
         responses = []
         for topic in request.topic_data:
             answers = [
-                PartitionProduceResponse(index=each.index, error_code=0, base_offset=-1)
-                for each in topic.partition_data
+                PartitionProduceResponse(index=partition.index, error_code=0, base_offset=-1)
+                for partition in topic.partition_data
             ]
             self.parts += [
-                _Part(topic, each.records, answer)
-                for each, answer in zip(topic.partition_data, answers, strict=True)
+                _Part(topic, partition.records, answer)
+                for partition, answer in zip(topic.partition_data, answers, strict=True)
             ]
             responses.append(
                 TopicProduceResponse(
@@ -357,9 +357,9 @@ class Append(Later):
         answer.log_start_offset = partition.log_start_offset
         if self._context.broker.state.topics.get(topic.name) is topic:
             config = topic.config
-            at = partition.tail_index(placed.base_offset) if config.is_log_append_time else -1
-            if at >= 0:
-                answer.log_append_time_ms = partition.tail[at].append_ms
+            index = partition.tail_index(placed.base_offset) if config.is_log_append_time else -1
+            if index >= 0:
+                answer.log_append_time_ms = partition.tail[index].append_ms
         assert part.records is not None, "a batch was appended"
         if refused := self._context.refused_batches:
             refused.appended(part.records, topic.topic_id, number)

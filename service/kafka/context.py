@@ -156,8 +156,10 @@ class Context:
         topic, else NONE. `name` is the name in the request; it is empty if the request has an id.
         Only a client that has the right to a name learns whether a topic has this name. `unread` is
         the code of `refreshed`: if it is an error, the topic may exist."""
-        known = name if topic is None else topic.name
-        if known and (code := await self.right_refusal(api, client, operation, TOPIC, known)):
+        topic_name = name if topic is None else topic.name
+        if topic_name and (
+            code := await self.right_refusal(api, client, operation, TOPIC, topic_name)
+        ):
             return code
         if topic is not None:
             return Code.NONE

@@ -154,7 +154,9 @@ _TABLE: Mapping[type[LogError], tuple[Code, Code, Code, Code]] = {
 
 def code_of(error: LogError, kind: Kind) -> Code:
     """Return the code that answers an error of the log in a request of this kind."""
-    return next(_TABLE[each] for each in type(error).__mro__ if each in _TABLE)[kind]
+    return next(_TABLE[error_type] for error_type in type(error).__mro__ if error_type in _TABLE)[
+        kind
+    ]
 
 
 def message_of(error: LogError) -> str:

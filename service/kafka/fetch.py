@@ -136,32 +136,34 @@ class Fetch:
         read."""
         context, by_id = self._context, client.version >= FIRST_BY_ID
         unread = Code.NONE
-        if any(self._topic(each, by_id) is None for each in topics):
+        if any(self._topic(fetch_topic, by_id) is None for fetch_topic in topics):
             unread = await context.refreshed(API, Kind.FETCH)
         wanted: list[_Wanted] = []
         slices = Slices()
-        for each in topics:
+        for fetch_topic in topics:
             await slices.pause()
-            topic = self._topic(each, by_id)
+            topic = self._topic(fetch_topic, by_id)
             if context.is_draining:
                 code = context.refusal(API, Code.NOT_LEADER_OR_FOLLOWER)
             else:
-                name = "" if by_id else each.topic
+                name = "" if by_id else fetch_topic.topic
                 code = await context.topic_refusal(API, client, READ, topic, name, unread=unread)
             answers = []
-            for asked in each.partitions:
+            for asked in fetch_topic.partitions:
                 await slices.pause()
                 answer = _empty(asked, code)
                 answers.append(answer)
                 if topic is not None and not code:
                     self._want(topic, asked, answer, wanted)
             response.responses.append(
-                FetchableTopicResponse(topic=each.topic, topic_id=each.topic_id, partitions=answers)
+                FetchableTopicResponse(
+                    topic=fetch_topic.topic, topic_id=fetch_topic.topic_id, partitions=answers
+                )
             )
         return wanted
 
-    def _topic(self, each: FetchTopic, by_id: bool) -> Topic | None:
-        return self._context.topic(each.topic, each.topic_id if by_id else None)
+    def _topic(self, fetch_topic: FetchTopic, by_id: bool) -> Topic | None:
+        return self._context.topic(fetch_topic.topic, fetch_topic.topic_id if by_id else None)
 
     def _want(
         self,
@@ -200,9 +202,9 @@ class Fetch:
         while True:
             reading = _Reading(min(max(request.max_bytes, 1), settings.fetch_bytes_max), share)
             slices = Slices()
-            for each in wanted:
+            for wanted_partition in wanted:
                 await slices.pause()
-                has_error = not await self._read_partition(each, reading) or has_error
+                has_error = not await self._read_partition(wanted_partition, reading) or has_error
             is_late = loop.time() >= deadline_s or self._context.is_draining
             if reading.size >= request.min_bytes or has_error or is_late or not wanted:
                 if reading.size or has_error or is_refreshed or reading.has_no_memory:
@@ -218,28 +220,31 @@ class Fetch:
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, ROOM_S_MAX)
                 continue
-            keys = [(each.topic, each.asked.partition) for each in wanted]
+            keys = [
+                (wanted_partition.topic, wanted_partition.asked.partition)
+                for wanted_partition in wanted
+            ]
             if not await self._broker.wait_any(keys, loop.create_future(), deadline_s):
                 deadline_s = loop.time()
 
-    async def _read_partition(self, each: _Wanted, reading: "_Reading") -> bool:
+    async def _read_partition(self, wanted_partition: _Wanted, reading: "_Reading") -> bool:
         """Read one partition into its answer. Return False after an error."""
-        answer, asked = each.answer, each.asked
+        answer, asked = wanted_partition.answer, wanted_partition.asked
         answer.records = []
         try:
-            topic = self._broker.state.topic_of_id(each.topic_id)
+            topic = self._broker.state.topic_of_id(wanted_partition.topic_id)
             if topic is None:  # deleted during the wait
-                raise UnknownTopic(each.topic)
+                raise UnknownTopic(wanted_partition.topic)
             partition = topic.partitions[asked.partition]
             ends = partition.log_start_offset, partition.high_watermark
             if asked.fetch_offset != partition.high_watermark:
                 most = reading.reserve(asked.partition_max_bytes)
                 number, offset = asked.partition, asked.fetch_offset
-                found = await self._context.batches.read(topic, number, offset, most)
-                if reading.take(found.size):
-                    answer.records = found.pieces
-                    reading.topics.append((topic.name, found.records, found.size))
-                ends = found.log_start_offset, found.high_watermark
+                batches = await self._context.batches.read(topic, number, offset, most)
+                if reading.take(batches.size):
+                    answer.records = batches.pieces
+                    reading.topics.append((topic.name, batches.records, batches.size))
+                ends = batches.log_start_offset, batches.high_watermark
         except LogError as error:
             answer.error_code = self._context.code(API, error, Kind.FETCH)
             if not isinstance(error, OffsetOutOfRange):
@@ -253,11 +258,13 @@ class Fetch:
         """Charge the bytes to the quota. Remove the records of topics that the client may no longer
         read."""
         client.rights.check_valid()
-        for each in wanted:
-            if not client.rights.may(READ, TOPIC, each.topic):
-                each.answer.records = []
-                error = forbidden(client.rights.principal, READ, TOPIC, each.topic)
-                each.answer.error_code = self._context.denial(API, client, error, Kind.FETCH)
+        for wanted_partition in wanted:
+            if not client.rights.may(READ, TOPIC, wanted_partition.topic):
+                wanted_partition.answer.records = []
+                error = forbidden(client.rights.principal, READ, TOPIC, wanted_partition.topic)
+                wanted_partition.answer.error_code = self._context.denial(
+                    API, client, error, Kind.FETCH
+                )
         client.rights.record(CONSUMER_BYTE_RATE, size)
 
 
@@ -295,7 +302,7 @@ class _Reading:
 
 
 def _count(topics: list[FetchTopic]) -> int:
-    return sum(len(each.partitions) for each in topics)
+    return sum(len(topic.partitions) for topic in topics)
 
 
 def _empty(asked: FetchPartition, code: Code) -> FetchablePartitionResponse:

@@ -86,21 +86,21 @@ class Session:
             for number in forgotten.partitions:
                 self._kept.pop(_Name(forgotten.topic, forgotten.topic_id, number), None)
         for name, asked in _partitions(request.topics):
-            kept = self._kept.get(name)
-            if kept is None:
+            partition = self._kept.get(name)
+            if partition is None:
                 self._kept[name] = _Kept(asked)
             else:
-                kept.asked = asked
+                partition.asked = asked
 
     def topics(self) -> list[FetchTopic]:
         """Return the partitions to read. A topic may be there more than once."""
         topics: list[FetchTopic] = []
-        for name, kept in self._kept.items():
+        for name, partition in self._kept.items():
             last = topics[-1] if topics else None
             if last is None or (last.topic, last.topic_id) != name[:2]:
                 last = FetchTopic(topic=name.topic, topic_id=name.topic_id, partitions=[])
                 topics.append(last)
-            last.partitions.append(kept.asked)
+            last.partitions.append(partition.asked)
         return topics
 
     def remove_unchanged(self, response: FetchResponse, *, is_full: bool) -> None:
@@ -111,10 +111,10 @@ class Session:
             changed = []
             for answer in topic.partitions:
                 name = _Name(topic.topic, topic.topic_id, answer.partition_index)
-                kept = self._kept.get(name)
-                if kept is None or kept.take(answer) or is_full:
+                partition = self._kept.get(name)
+                if partition is None or partition.take(answer) or is_full:
                     changed.append(answer)
-                if kept is not None and answer.records:
+                if partition is not None and answer.records:
                     self._kept.move_to_end(name)
             topic.partitions = changed
         response.responses = [topic for topic in response.responses if topic.partitions]

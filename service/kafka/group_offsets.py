@@ -59,11 +59,11 @@ class _Asked(NamedTuple):
     ) -> list["_Asked"]:
         """Return each partition once. A request may name it thousands of times, and the answer has
         up to METADATA_BYTES_MAX bytes for each."""
-        found: dict[tuple[str, bytes], dict[int, None]] = {}
-        async for one in sliced(topics):
-            key = one.name, getattr(one, "topic_id", ZERO_UUID)
-            found.setdefault(key, {}).update(dict.fromkeys(one.partition_indexes))
-        return [cls(*key, list(numbers)) for key, numbers in found.items()]
+        numbers_by_topic: dict[tuple[str, bytes], dict[int, None]] = {}
+        async for topic in sliced(topics):
+            key = topic.name, getattr(topic, "topic_id", ZERO_UUID)
+            numbers_by_topic.setdefault(key, {}).update(dict.fromkeys(topic.partition_indexes))
+        return [cls(*key, list(numbers)) for key, numbers in numbers_by_topic.items()]
 
 
 _Topic: TypeAlias = messages.OffsetFetchResponseTopics | messages.OffsetFetchResponseTopic
@@ -119,15 +119,15 @@ class GroupOffsets:
         codes: dict[tuple[int, int], Code] = {}
         valid: dict[TopicIdPartition, GroupOffset | None] = {}
         slices = Slices()
-        for at, topic in enumerate([] if refusal else request.topics):
+        for topic_index, asked_topic in enumerate([] if refusal else request.topics):
             await slices.pause()
-            found = self._topic(topic.name, topic.topic_id, client)
-            why = await context.topic_refusal(api, client, READ, found, topic.name)
-            for number, each in enumerate(topic.partitions):
+            topic = self._topic(asked_topic.name, asked_topic.topic_id, client)
+            why = await context.topic_refusal(api, client, READ, topic, asked_topic.name)
+            for number, partition in enumerate(asked_topic.partitions):
                 await slices.pause()
-                code = why or self._add(valid, found, each)
+                code = why or self._add(valid, topic, partition)
                 if code:
-                    codes[at, number] = code
+                    codes[topic_index, number] = code
         throttle_ms = 0
         if not refusal and (valid or not codes):
             refusal, throttle_ms = await self._commit(request, client, valid)
@@ -135,17 +135,17 @@ class GroupOffsets:
             throttle_time_ms=throttle_ms,
             topics=[
                 messages.OffsetCommitResponseTopic(
-                    name=topic.name,
-                    topic_id=topic.topic_id,
+                    name=asked_topic.name,
+                    topic_id=asked_topic.topic_id,
                     partitions=[
                         messages.OffsetCommitResponsePartition(
-                            partition_index=each.partition_index,
-                            error_code=codes.get((at, number), refusal),
+                            partition_index=partition.partition_index,
+                            error_code=codes.get((topic_index, number), refusal),
                         )
-                        async for number, each in sliced(enumerate(topic.partitions))
+                        async for number, partition in sliced(enumerate(asked_topic.partitions))
                     ],
                 )
-                async for at, topic in sliced(enumerate(request.topics))
+                async for topic_index, asked_topic in sliced(enumerate(request.topics))
             ],
         )
 
@@ -157,8 +157,8 @@ class GroupOffsets:
     ) -> tuple[Code, int]:
         """Return the code of the commit, and how long the client waits, in ms."""
         offsets = [offset for offset in valid.values() if offset is not None]
-        gone = [partition for partition, offset in valid.items() if offset is None]
-        if gone:
+        gone_partitions = [partition for partition, offset in valid.items() if offset is None]
+        if gone_partitions:
             call = AdminCall(self._context, "OffsetCommit", client)
             if code := call.quota_refusal(Kind.GROUP):
                 return code, call.throttle_ms
@@ -166,7 +166,9 @@ class GroupOffsets:
         generation = request.generation_id_or_member_epoch
         try:
             code = Code(
-                await self._groups.commit_offsets(request.group_id, who, generation, offsets, gone)
+                await self._groups.commit_offsets(
+                    request.group_id, who, generation, offsets, gone_partitions
+                )
             )
         except LogError as error:
             code = self._context.code("OffsetCommit", error, Kind.GROUP)
@@ -206,22 +208,22 @@ class GroupOffsets:
         self,
         valid: dict[TopicIdPartition, GroupOffset | None],
         topic: Topic | None,
-        each: messages.OffsetCommitRequestPartition,
+        partition: messages.OffsetCommitRequestPartition,
     ) -> Code:
         """Add the offset to `valid`, or None if it is one of `RESETS`. If the offset cannot be
         committed, return the code."""
-        if topic is None or not 0 <= each.partition_index < len(topic.partitions):
+        if topic is None or not 0 <= partition.partition_index < len(topic.partitions):
             return self._context.refusal("OffsetCommit", Code.UNKNOWN_TOPIC_OR_PARTITION)
-        place = TopicIdPartition(topic.topic_id, each.partition_index)
-        if each.committed_offset in RESETS:
+        place = TopicIdPartition(topic.topic_id, partition.partition_index)
+        if partition.committed_offset in RESETS:
             valid[place] = None
             return Code.NONE
         offset = GroupOffset(
             topic.topic_id,
-            each.partition_index,
-            each.committed_offset,
-            max(each.committed_leader_epoch, -1),
-            each.committed_metadata or "",
+            partition.partition_index,
+            partition.committed_offset,
+            max(partition.committed_leader_epoch, -1),
+            partition.committed_metadata or "",
         )
         refusal = check_offset(offset)
         if refusal is not None:
@@ -256,17 +258,17 @@ class GroupOffsets:
     ) -> messages.OffsetFetchResponse:
         groups = []
         # Each group once, or twice: with all its topics, and with some.
-        distinct = {(each.group_id, each.topics is None): each for each in request.groups}
+        distinct = {(group.group_id, group.topics is None): group for group in request.groups}
         async for group in sliced(distinct.values()):
             refusal = code or await self._context.group_refusal(
                 "OffsetFetch", client, DESCRIBE, group.group_id
             )
             topics = group.topics
             asked = None if topics is None else await _Asked.of(topics)
-            found = [] if refusal else await self._fetch(group.group_id, asked, client)
+            answers = [] if refusal else await self._fetch(group.group_id, asked, client)
             groups.append(
                 messages.OffsetFetchResponseGroup(
-                    group_id=group.group_id, topics=found, error_code=refusal
+                    group_id=group.group_id, topics=answers, error_code=refusal
                 )
             )
         return messages.OffsetFetchResponse(groups=groups)
@@ -281,10 +283,12 @@ class GroupOffsets:
         if request.topics is not None:
             asked = await _Asked.of(request.topics)
         if refusal and client.version < 2:  # version 1 has no error of the request
-            found = [await _refused(one, client.version, refusal) for one in asked or ()]
+            answers = [
+                await _refused(asked_topic, client.version, refusal) for asked_topic in asked or ()
+            ]
         else:
-            found = [] if refusal else await self._fetch(request.group_id, asked, client)
-        return messages.OffsetFetchResponse(topics=found, error_code=refusal)
+            answers = [] if refusal else await self._fetch(request.group_id, asked, client)
+        return messages.OffsetFetchResponse(topics=answers, error_code=refusal)
 
     async def _fetch(
         self, group_id: str, asked: list["_Asked"] | None, client: Client
@@ -292,26 +296,28 @@ class GroupOffsets:
         """Return the offsets in these partitions, or all in topics that the client may see, as the
         topics of an answer of the client's version."""
         committed = self._broker.state.committed_offsets.of_group(group_id)
-        found: list[_Topic] = []
+        answers: list[_Topic] = []
         if asked is None:
-            async for each in sliced(list(committed)):
-                topic = self._broker.state.topic_of_id(each)
+            async for topic_id in sliced(list(committed)):
+                topic = self._broker.state.topic_of_id(topic_id)
                 if topic is not None and client.rights.may(DESCRIBE, TOPIC, topic.name):
-                    numbers = sorted(committed.get(each, {}))
-                    found.append(await self._committed(group_id, topic, numbers, client))
-            return found
-        async for one in sliced(asked):
-            held = self._topic(one.name, one.topic_id, client)
-            known, api = one.name if held is None else held.name, "OffsetFetch"
-            if known:
-                code = await self._context.right_refusal(api, client, DESCRIBE, TOPIC, known)
+                    numbers = sorted(committed.get(topic_id, {}))
+                    answers.append(await self._committed(group_id, topic, numbers, client))
+            return answers
+        async for asked_topic in sliced(asked):
+            topic = self._topic(asked_topic.name, asked_topic.topic_id, client)
+            name, api = asked_topic.name if topic is None else topic.name, "OffsetFetch"
+            if name:
+                code = await self._context.right_refusal(api, client, DESCRIBE, TOPIC, name)
             else:
                 code = self._context.refusal(api, Code.UNKNOWN_TOPIC_ID)
-            if held is None or code:
-                found.append(await _refused(one, client.version, code))
+            if topic is None or code:
+                answers.append(await _refused(asked_topic, client.version, code))
             else:
-                found.append(await self._committed(group_id, held, one.partitions, client))
-        return found
+                answers.append(
+                    await self._committed(group_id, topic, asked_topic.partitions, client)
+                )
+        return answers
 
     async def _committed(
         self, group_id: str, topic: Topic, numbers: Iterable[int], client: Client
@@ -345,29 +351,29 @@ class GroupOffsets:
             return messages.OffsetDeleteResponse(
                 error_code=refusal, throttle_time_ms=call.throttle_ms, topics=[]
             )
-        gone: list[TopicIdPartition] = []
+        gone_partitions: list[TopicIdPartition] = []
         answers = []
-        async for topic in sliced(request.topics):
-            held = self._broker.state.topics.get(topic.name)
-            code = await context.topic_refusal(api, client, READ, held, topic.name)
-            if not code and (subscribed is None or topic.name in subscribed):
+        async for asked_topic in sliced(request.topics):
+            topic = self._broker.state.topics.get(asked_topic.name)
+            code = await context.topic_refusal(api, client, READ, topic, asked_topic.name)
+            if not code and (subscribed is None or asked_topic.name in subscribed):
                 code = context.refusal(api, Code.GROUP_SUBSCRIBED_TO_TOPIC)
             partitions = []
-            async for each in sliced(topic.partitions):
-                why, number = code, each.partition_index
-                if held is None or not 0 <= number < len(held.partitions):
+            async for partition in sliced(asked_topic.partitions):
+                why, number = code, partition.partition_index
+                if topic is None or not 0 <= number < len(topic.partitions):
                     why = code or context.refusal(api, Code.UNKNOWN_TOPIC_OR_PARTITION)
                 elif not code:
-                    gone.append(TopicIdPartition(held.topic_id, number))
+                    gone_partitions.append(TopicIdPartition(topic.topic_id, number))
                 partitions.append(
                     messages.OffsetDeleteResponsePartition(partition_index=number, error_code=why)
                 )
             answers.append(
-                messages.OffsetDeleteResponseTopic(name=topic.name, partitions=partitions)
+                messages.OffsetDeleteResponseTopic(name=asked_topic.name, partitions=partitions)
             )
         try:
-            if gone:
-                change = self._broker.submit(DeleteOffsets(group_id, gone))
+            if gone_partitions:
+                change = self._broker.submit(DeleteOffsets(group_id, gone_partitions))
                 await call.commit(group_id, change)
         except LogError as error:
             code = context.code(api, error, Kind.GROUP)
@@ -389,16 +395,18 @@ class GroupOffsets:
         if described is not None and described.phase is not Phase.EMPTY:
             if described.protocol_type != CONSUMER:
                 return self._context.refusal("OffsetDelete", Code.NON_EMPTY_GROUP), None
-            found: set[str] = set()
+            topic_names: set[str] = set()
             for member in described.members:
                 try:
-                    found.update(consumer_protocol.decode_subscription(member.metadata).topics)
+                    topic_names.update(
+                        consumer_protocol.decode_subscription(member.metadata).topics
+                    )
                 except MalformedMessage:
                     return Code.NONE, None
-            return Code.NONE, found
+            return Code.NONE, topic_names
         group = state.members.get(group_id)
         if group is not None and group.members:
-            return Code.NONE, {name for one in group.members.values() for name in one.topics}
+            return Code.NONE, {name for member in group.members.values() for name in member.topics}
         if group_id not in state.committed_offsets and group is None:
             return self._context.refusal("OffsetDelete", Code.GROUP_ID_NOT_FOUND), None
         return Code.NONE, set()

@@ -86,7 +86,7 @@ class Groups:
             request.session_timeout_ms,
             request.session_timeout_ms if version < 1 else timeout_ms,
             request.protocol_type,
-            [(each.name, each.metadata) for each in request.protocols],
+            [(protocol.name, protocol.metadata) for protocol in request.protocols],
             needs_member_id=version >= 4,
             may_skip=version >= 9,
         )
@@ -108,11 +108,11 @@ class Groups:
             member_id=answer.member_id,
             members=[
                 messages.JoinGroupResponseMember(
-                    member_id=one.member_id,
-                    group_instance_id=one.instance_id or None,
-                    metadata=one.metadata,
+                    member_id=member.member_id,
+                    group_instance_id=member.instance_id or None,
+                    metadata=member.metadata,
                 )
-                for one in answer.members
+                for member in answer.members
             ],
         )
 
@@ -135,7 +135,7 @@ class Groups:
         syncing = SyncRequest(
             _identity(request.member_id, request.group_instance_id),
             request.generation_id,
-            {each.member_id: each.assignment for each in request.assignments},
+            {assignment.member_id: assignment.assignment for assignment in request.assignments},
             request.protocol_type,
             request.protocol_name,
         )
@@ -154,8 +154,8 @@ class Groups:
         code = await self._context.group_refusal("Heartbeat", client, READ, request.group_id)
         if not code:
             who = _identity(request.member_id, request.group_instance_id)
-            found = await self._groups.heartbeat(request.group_id, who, request.generation_id)
-            code = self._counted("Heartbeat", found)
+            group_code = await self._groups.heartbeat(request.group_id, who, request.generation_id)
+            code = self._counted("Heartbeat", group_code)
         return messages.HeartbeatResponse(error_code=code)
 
     async def leave(
@@ -169,24 +169,28 @@ class Groups:
         codes: list[Code] = []
         if not code:
             who = [
-                _identity(each.member_id, each.group_instance_id) async for each in sliced(leaving)
+                _identity(member.member_id, member.group_instance_id)
+                async for member in sliced(leaving)
             ]
-            found = await self._groups.leave(request.group_id, who)
-            if isinstance(found, list):
-                codes = [self._counted("LeaveGroup", each) async for each in sliced(found)]
+            codes_or_code = await self._groups.leave(request.group_id, who)
+            if isinstance(codes_or_code, list):
+                codes = [
+                    self._counted("LeaveGroup", member_code)
+                    async for member_code in sliced(codes_or_code)
+                ]
             else:
-                code = self._counted("LeaveGroup", found)
+                code = self._counted("LeaveGroup", codes_or_code)
         if client.version < 3:
             return messages.LeaveGroupResponse(error_code=code or codes[0])
         return messages.LeaveGroupResponse(
             error_code=code,
             members=[
                 messages.MemberResponse(
-                    member_id=one.member_id,
-                    group_instance_id=one.group_instance_id,
-                    error_code=each,
+                    member_id=member.member_id,
+                    group_instance_id=member.group_instance_id,
+                    error_code=member_code,
                 )
-                async for one, each in sliced(zip(leaving, codes, strict=False))
+                async for member, member_code in sliced(zip(leaving, codes, strict=False))
             ],
         )
 
@@ -202,8 +206,8 @@ class Groups:
         states = {state.lower() for state in request.states_filter}
         types = {kind.lower() for kind in request.types_filter}
         listed: list[messages.ListedGroup] = []
-        known = dict.fromkeys((*group_ids(self._broker), *self._groups.ids()))
-        async for group_id in sliced(known):
+        ids = dict.fromkeys((*group_ids(self._broker), *self._groups.ids()))
+        async for group_id in sliced(ids):
             if (types and TYPE not in types) or not self._groups.is_coordinator(group_id):
                 continue
             if not may_describe_group(client.rights, group_id):
@@ -275,14 +279,14 @@ class Groups:
         answer.protocol_data = described.protocol if described.phase is Phase.STABLE else ""
         answer.members = [
             messages.DescribedGroupMember(
-                member_id=one.member_id,
-                group_instance_id=one.instance_id or None,
-                client_id=one.client_id,
-                client_host=one.host,
-                member_metadata=one.metadata,
-                member_assignment=one.assignment,
+                member_id=member.member_id,
+                group_instance_id=member.instance_id or None,
+                client_id=member.client_id,
+                client_host=member.host,
+                member_metadata=member.metadata,
+                member_assignment=member.assignment,
             )
-            for one in described.members
+            for member in described.members
         ]
         if request.include_authorized_operations:
             answer.authorized_operations = operations_of(client.rights, GROUP, group_id)
@@ -295,7 +299,7 @@ class Groups:
             return described
         group = self._broker.state.members.get(group_id)
         if group is not None and group.members:
-            members = [self._of_rest(one) for one in group.members.values()]
+            members = [self._of_rest(member) for member in group.members.values()]
             return Description(Phase.STABLE, CONSUMER, group.assignor, members)
         if group_id in self._broker.state.committed_offsets:
             return Description(Phase.EMPTY, "" if group is None else CONSUMER, "", [])
@@ -310,7 +314,8 @@ class Groups:
                 numbers.setdefault(topic.name, []).append(number)
         assignment = ConsumerProtocolAssignment(
             assigned_partitions=[
-                AssignedPartitions(topic=name, partitions=found) for name, found in numbers.items()
+                AssignedPartitions(topic=name, partitions=partitions)
+                for name, partitions in numbers.items()
             ]
         )
         return DescribedMember(

@@ -48,15 +48,15 @@ class Offsets:
         """Answer ListOffsets, from a view that has all records acknowledged before the request."""
         api, refusal = "ListOffsets", await self._refresh("ListOffsets")
         topics, slices, seen = [], Slices(), set[tuple[str, int]]()
-        for each in request.topics:
-            topic = self._broker.state.topics.get(each.name)
+        for asked_topic in request.topics:
+            topic = self._broker.state.topics.get(asked_topic.name)
             code = refusal or await self._context.topic_refusal(
-                api, client, DESCRIBE, topic, each.name
+                api, client, DESCRIBE, topic, asked_topic.name
             )
             answers = []
-            for asked in each.partitions:
+            for asked in asked_topic.partitions:
                 await slices.pause()
-                why, key = code, (each.name, asked.partition_index)
+                why, key = code, (asked_topic.name, asked.partition_index)
                 if not why and key in seen:  # as in Kafka: a search takes time
                     why = self._context.refusal(api, Code.INVALID_REQUEST)
                 seen.add(key)
@@ -65,7 +65,7 @@ class Offsets:
                 else:
                     answers.append(await self._offset(topic, asked, client.version))
             await slices.pause()
-            topics.append(ListOffsetsTopicResponse(name=each.name, partitions=answers))
+            topics.append(ListOffsetsTopicResponse(name=asked_topic.name, partitions=answers))
         return ListOffsetsResponse(topics=topics)
 
     async def _refresh(self, api: str) -> Code:
@@ -150,10 +150,12 @@ class Offsets:
 
     async def _timestamp(self, topic: Topic, number: int, offset: int) -> int:
         """Return the timestamp of the record at an offset, or -1 if it was deleted just now."""
-        found = await self._broker.fetch(topic.name, number, offset, bytes_max=1, records_max=1)
-        if not found.pieces:
+        fetch_result = await self._broker.fetch(
+            topic.name, number, offset, bytes_max=1, records_max=1
+        )
+        if not fetch_result.pieces:
             return -1
-        return int(timestamps_us(found.pieces[0].batch.column("timestamp"))[0]) // US_PER_MS
+        return int(timestamps_us(fetch_result.pieces[0].batch.column("timestamp"))[0]) // US_PER_MS
 
     # -- OffsetForLeaderEpoch
 
@@ -163,17 +165,17 @@ class Offsets:
         """Answer OffsetForLeaderEpoch. The only epoch is 0, and it ends at the high watermark."""
         api, refusal = "OffsetForLeaderEpoch", await self._refresh("OffsetForLeaderEpoch")
         topics, slices = [], Slices()
-        for each in request.topics:
-            topic = self._broker.state.topics.get(each.topic)
+        for asked_topic in request.topics:
+            topic = self._broker.state.topics.get(asked_topic.topic)
             code = refusal or await self._context.topic_refusal(
-                api, client, DESCRIBE, topic, each.topic
+                api, client, DESCRIBE, topic, asked_topic.topic
             )
             answers = []
-            for asked in each.partitions:
+            for asked in asked_topic.partitions:
                 await slices.pause()
                 answers.append(self._epoch_end(topic, asked, code))
             await slices.pause()
-            topics.append(OffsetForLeaderTopicResult(topic=each.topic, partitions=answers))
+            topics.append(OffsetForLeaderTopicResult(topic=asked_topic.topic, partitions=answers))
         return OffsetForLeaderEpochResponse(throttle_time_ms=0, topics=topics)
 
     def _epoch_end(

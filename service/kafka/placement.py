@@ -45,8 +45,8 @@ class Placement:
             wanted = {name: range(len(topic.partitions)) for name, topic in state.topics.items()}
         else:
             wanted = {
-                each.topic: dict.fromkeys(each.partitions)  # type: ignore[misc]
-                for each in request.topics
+                asked_topic.topic: dict.fromkeys(asked_topic.partitions)  # type: ignore[misc]
+                for asked_topic in request.topics
             }
         topics, slices = [], Slices()
         for name, numbers in wanted.items():

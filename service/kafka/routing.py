@@ -90,21 +90,21 @@ class Node(NamedTuple):
 
 def zone_of(client_id: str) -> str:
     """Return the zone that a client id names, or ""."""
-    found = _ZONE.search(client_id)
-    return "" if found is None else found.group(1)
+    match = _ZONE.search(client_id)
+    return "" if match is None else match.group(1)
 
 
 def nodes_of(me: Node, started_ms: int, peers: Sequence[Member]) -> list[Node]:
     """Return the live brokers that Kafka clients can use, by node id. Of two brokers with the same
     node id, the one that started first is named."""
-    found = {me.node_id: (started_ms, me)}
+    nodes = {me.node_id: (started_ms, me)}
     for peer in peers:
-        for one in peer.kafka[:1]:
-            node = Node(one.node_id, one.host, one.port, one.zone, peer.id)
-            other = found.get(node.node_id)
+        for listener in peer.kafka[:1]:
+            node = Node(listener.node_id, listener.host, listener.port, listener.zone, peer.id)
+            other = nodes.get(node.node_id)
             if other is None or (peer.started_ms, peer.id) < (other[0], other[1].broker_id):
-                found[node.node_id] = peer.started_ms, node
-    return [found[node_id][1] for node_id in sorted(found)]
+                nodes[node.node_id] = peer.started_ms, node
+    return [nodes[node_id][1] for node_id in sorted(nodes)]
 
 
 class Routing:
@@ -150,21 +150,21 @@ class Routing:
             return [nodes[0].node_id] * len(topic.partitions)
         near = [node for node in nodes if node.zone == zone] or nodes
         key = (topic.topic_id, near[0].zone if len(near) < len(nodes) else "")
-        known = self._leaders.get(key, [])
-        if len(known) < len(topic.partitions):
+        leaders = self._leaders.get(key, [])
+        if len(leaders) < len(topic.partitions):
             if self._leader_count > LEADERS_MAX:
                 self._leaders.clear()
                 self._leader_count = 0
-            known = known + [
+            leaders = leaders + [
                 max(near, key=lambda node: weight(task, node.broker_id)).node_id
                 for task in (
                     f"{topic.topic_id}/{number}"
-                    for number in range(len(known), len(topic.partitions))
+                    for number in range(len(leaders), len(topic.partitions))
                 )
             ]
-            self._leaders[key] = known
-            self._leader_count += len(known)
-        return known[: len(topic.partitions)]
+            self._leaders[key] = leaders
+            self._leader_count += len(leaders)
+        return leaders[: len(topic.partitions)]
 
     # -- Metadata
 
@@ -175,7 +175,7 @@ class Routing:
         state, rights = self._broker.state, client.rights
         named = request.topics
         if named is None or (not named and client.version == 0):
-            found = [
+            topics = [
                 topic
                 async for topic in sliced(list(state.topics.values()))
                 if rights.may(DESCRIBE, TOPIC, topic.name)
@@ -183,34 +183,36 @@ class Routing:
             failed: list[MetadataResponseTopic] = []
         else:
             unread = Code.NONE
-            if any(self._is_unknown(each) for each in named):
+            if any(self._is_unknown(asked_topic) for asked_topic in named):
                 unread = await self._context.refreshed("Metadata", Kind.FETCH)
-            found, failed = [], []
+            topics, failed = [], []
             slices = Slices()
             # A topic is described once, as in Kafka: a request may name it thousands of times.
             seen = set[str | bytes]()
-            for each in named:
+            for asked_topic in named:
                 await slices.pause()
-                key = each.topic_id if each.name is None else each.name
+                key = asked_topic.topic_id if asked_topic.name is None else asked_topic.name
                 if key in seen:
                     continue
                 seen.add(key)
-                topic = await self._topic_of(each, request, client, unread)
-                (found if isinstance(topic, Topic) else failed).append(topic)  # type: ignore[arg-type]
+                topic = await self._topic_of(asked_topic, request, client, unread)
+                (topics if isinstance(topic, Topic) else failed).append(topic)  # type: ignore[arg-type]
         response = self._without_topics(request, rights)
         zone = zone_of(client.client_id)
-        operations = [NOT_ASKED] * len(found)
+        operations = [NOT_ASKED] * len(topics)
         if request.include_topic_authorized_operations:
-            operations = [operations_of(rights, TOPIC, topic.name) async for topic in sliced(found)]
+            operations = [
+                operations_of(rights, TOPIC, topic.name) async for topic in sliced(topics)
+            ]
 
         def describe() -> None:
             described = [
                 self._description(topic, zone, allowed)
-                for topic, allowed in zip(found, operations, strict=True)
+                for topic, allowed in zip(topics, operations, strict=True)
             ]
             response.topics = described + failed
 
-        if len(failed) + sum(len(t.partitions) for t in found) <= PARTITIONS_INLINE_MAX:
+        if len(failed) + sum(len(t.partitions) for t in topics) <= PARTITIONS_INLINE_MAX:
             describe()
             return response
 
@@ -350,7 +352,7 @@ class Routing:
     ) -> DescribeTopicPartitionsResponse:
         """Answer DescribeTopicPartitions: a page of partitions, by the names of their topics."""
         api, rights = "DescribeTopicPartitions", client.rights
-        names, unread = {each.name for each in request.topics}, Code.NONE
+        names, unread = {asked_topic.name for asked_topic in request.topics}, Code.NONE
         if any(name not in self._broker.state.topics for name in names):
             unread = await self._context.refreshed(api, Kind.FETCH)
         state = self._broker.state  # the read may have loaded another
@@ -428,10 +430,10 @@ class Routing:
         has_many = client.version >= FIRST_WITH_COORDINATORS
         keys = request.coordinator_keys if has_many else [request.key]
         kind = request.key_type
-        found = [await self._coordinator(key, kind, client) async for key in sliced(keys)]
+        coordinators = [await self._coordinator(key, kind, client) async for key in sliced(keys)]
         if has_many:
-            return FindCoordinatorResponse(coordinators=found)
-        only = found[0]
+            return FindCoordinatorResponse(coordinators=coordinators)
+        only = coordinators[0]
         return FindCoordinatorResponse(
             error_code=only.error_code,
             error_message=only.error_message,
@@ -484,5 +486,9 @@ def _transactions_code(version: int) -> Code:
 
 def operations_of(rights: CallerRights, resource_type: str, name: str) -> int:
     """Return the operations that the client may do, as Kafka's bits."""
-    known = OPERATIONS_OF[resource_type]
-    return sum(_OPERATION_BITS[each] for each in known if rights.may(each, resource_type, name))
+    operations = OPERATIONS_OF[resource_type]
+    return sum(
+        _OPERATION_BITS[operation]
+        for operation in operations
+        if rights.may(operation, resource_type, name)
+    )

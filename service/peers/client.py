@@ -211,9 +211,13 @@ class HttpPeers:
         be opened, because then the peer got no request."""
         idle = self._idle.get(peer.address, [])
         while idle:
-            if (kept := idle.pop()).is_open:
-                return kept
-        for address in [at for at, kept in self._idle.items() if not any(c.is_open for c in kept)]:
+            if (connection := idle.pop()).is_open:
+                return connection
+        for address in [
+            address
+            for address, connections in self._idle.items()
+            if not any(connection.is_open for connection in connections)
+        ]:
             del self._idle[address]  # brokers that have left do not stay in the dict
         try:
             url = urlsplit(peer.address)

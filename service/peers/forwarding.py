@@ -114,13 +114,13 @@ def _decode(decoder: msgspec.msgpack.Decoder[T], message: Part) -> T:
         raise msgspec.DecodeError(str(error)) from error
 
 
-def _slot(pool: MemoryPool, principal: str, where: str) -> Share:
+def _slot(pool: MemoryPool, principal: str, activity: str) -> Share:
     """Hold one of the requests that may be under way at a time. Raises Unavailable."""
     slot = Share(pool, principal)
     if not slot.set(1):
         raise Unavailable(
-            f"{pool.used} requests {where}; principals share {pool.limit}: try again later, or at "
-            "the coordinator"
+            f"{pool.used} requests {activity}; principals share {pool.limit}: try again later, "
+            "or at the coordinator"
         )
     return slot
 
@@ -224,8 +224,8 @@ class Forwarded:
         ticket: bytes,
         until_gone: Callable[[], Coroutine[Any, Any, None]] | None,
     ) -> bytes:
-        where = "of other brokers are under way at the group's coordinator"
-        slot = _slot(self._under_way, call.caller[0], where)
+        activity = "of other brokers are under way at the group's coordinator"
+        slot = _slot(self._under_way, call.caller[0], activity)
         task = asyncio.create_task(self._serve(call))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -155,8 +155,8 @@ class PeerApp:
             self._api.on_announcements(message)
             return b""
         if (report := self._reports.get(path)) is not None:
-            found = report()
-            return found if isinstance(found, bytes) else await found
+            content = report()
+            return content if isinstance(content, bytes) else await content
         if self._groups is None or path in REPORTS:
             raise _Refused(503, "this broker has no consumer groups and no reports")
         if path in (GROUP_ARRIVED, GROUP_LOST):
@@ -166,7 +166,7 @@ class PeerApp:
         if self._requests.is_released:
             raise ForwardRefused("this broker stops and has given its groups to others")
         try:
-            taken = self._groups.take(
+            answer = self._groups.take(
                 message,
                 self._new_id(),
                 is_trusted=is_trusted,
@@ -176,7 +176,7 @@ class PeerApp:
             raise Corrupt("a peer's request", f"does not decode: {error}") from error
         del message  # the request may wait for long
         request.release()
-        return await taken
+        return await answer
 
     async def _message(self, request: HttpRequest) -> bytes:
         scope = request.scope
@@ -260,6 +260,6 @@ def reachable(host: str) -> str:
     far = "2001:db8::1" if host == "::" else "192.0.2.1"
     with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect((far, 9))  # sends nothing, but chooses a route and with it a local address
-        found: str = probe.getsockname()[0]
-        return found
+        address: str = probe.getsockname()[0]
+        return address
     return socket.gethostname()

@@ -170,8 +170,8 @@ async def list_acls(
     after = page.position(*[str] * len(Acl.__struct_fields__))
     keys = await _in_order(await _matching(broker, wanted), after)
     shell = AclList(metadata=make.listed("acls"), data=[])
-    found: AclList = await answer_page(page, shell, keys, lambda key: _resource(make, key))
-    return found
+    response: AclList = await answer_page(page, shell, keys, lambda key: _resource(make, key))
+    return response
 
 
 async def create_acl(
@@ -188,7 +188,7 @@ async def create_acls(
     _: RequiredSecurity, body: NewAcls, broker: FreshLog, rights: Rights
 ) -> Response:
     """Create several ACLs, all or none."""
-    created = [each.acl() for each in body.data]
+    created = [new_acl.acl() for new_acl in body.data]
     await decided(broker.change_access(CreateAcls(created)))
     await _log_changes(rights, "added", created)
     return Response(status_code=201)
@@ -203,11 +203,11 @@ async def delete_acls(
 ) -> DeletedAcls:
     """Delete the ACLs that match a filter. `resource_type`, `pattern_type`, `operation` and
     `permission` are required: without one of them, the response is 400. Each may be ANY."""
-    found = await _matching(broker, wanted)
-    if found:
-        await decided(broker.change_access(DeleteAcls(found)))
-        await _log_changes(rights, "removed", found)
-    keys = await _in_order(found)
+    matching_acls = await _matching(broker, wanted)
+    if matching_acls:
+        await decided(broker.change_access(DeleteAcls(matching_acls)))
+        await _log_changes(rights, "removed", matching_acls)
+    keys = await _in_order(matching_acls)
     deleted: DeletedAcls = await answer_page(
         WHOLE, DeletedAcls(data=[]), keys, lambda key: _resource(make, key)
     )
@@ -218,8 +218,8 @@ async def _matching(broker: Broker, wanted: AclFilter) -> list[Acl]:
     return [acl async for acl in sliced(list(broker.state.access.acls)) if wanted.matches(acl)]
 
 
-async def _in_order(found: list[Acl], after: AclKey | None = None) -> Iterator[AclKey]:
-    return await in_order([_key(acl) async for acl in sliced(found)], after)
+async def _in_order(matching_acls: list[Acl], after: AclKey | None = None) -> Iterator[AclKey]:
+    return await in_order([_key(acl) async for acl in sliced(matching_acls)], after)
 
 
 async def _log_changes(rights: CallerRights, change: str, acls: list[Acl]) -> None:

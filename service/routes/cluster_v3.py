@@ -64,13 +64,13 @@ async def list_brokers(request: Request, make: Resources, page: WantedPage) -> B
     leads all partitions, because any broker serves any request."""
     others = {member.number: member for member in broker_log(request).members().peers}
     numbers = await in_order({BROKER_ID, *others}, page.key(int))
-    found: BrokerList = await answer_page(
+    response: BrokerList = await answer_page(
         page,
         BrokerList(metadata=make.listed("brokers"), data=[]),
         numbers,
         lambda number: make.broker() if number == BROKER_ID else make.other_broker(others[number]),
     )
-    return found
+    return response
 
 
 async def get_broker(member: LiveBroker, make: Resources) -> BrokerData:
@@ -95,16 +95,16 @@ async def list_broker_replicas(
 
     after = page.position(str, int)
     keys = () if member is not None else await keys_of_topics(log, after, numbers_of)
-    found: ReplicaList = await answer_page(
+    response: ReplicaList = await answer_page(
         page, ReplicaList(metadata=metadata, data=[]), keys, replica
     )
-    return found
+    return response
 
 
 async def list_reassignments(topic_name: TopicName, make: Resources) -> EmptyList:
     """An empty list, because partitions are in the object store and never move."""
-    at = make.listed("topics", topic_name, "partitions", "-", "reassignment")
-    return EmptyList(kind="KafkaReassignmentList", metadata=at)
+    metadata = make.listed("topics", topic_name, "partitions", "-", "reassignment")
+    return EmptyList(kind="KafkaReassignmentList", metadata=metadata)
 
 
 def broker_number(member: Member | None) -> int:

@@ -86,8 +86,8 @@ async def list_all_configs(
 
     keys = await keys_of_topics(log, page.position(str, str), shown_of)
     shell = TopicConfigList(metadata=make.listed("topics", "-", "configs"), data=[])
-    found: TopicConfigList = await answer_page(page, shell, keys, config)
-    return found
+    response: TopicConfigList = await answer_page(page, shell, keys, config)
+    return response
 
 
 async def list_default_configs(
@@ -95,8 +95,8 @@ async def list_default_configs(
 ) -> TopicConfigList:
     """The default value of every config: the cluster's, else the built-in one. The topic need not
     exist."""
-    at = make.listed("topics", topic_name, "default-configs")
-    return TopicConfigList(metadata=at, data=make.configs(topic_name, {}, log.state.defaults))
+    metadata = make.listed("topics", topic_name, "default-configs")
+    return TopicConfigList(metadata=metadata, data=make.configs(topic_name, {}, log.state.defaults))
 
 
 async def list_configs(context: PathTopic) -> TopicConfigList:

@@ -248,12 +248,12 @@ class ConsumerHandlers:
     async def subscription(self, call: HttpRequest, group: str, name: str) -> HttpResponse:
         session = await self._consumers.heartbeat(group, name)
         rights = rights_of(call.scope)
-        topics = [each for each in session.member.topics if rights.may(DESCRIBE, TOPIC, each)]
+        topics = [topic for topic in session.member.topics if rights.may(DESCRIBE, TOPIC, topic)]
         partitions: dict[str, list[int]] | None = None
         if session.member.config.dialect == wire_consumers.STRIMZI:
             partitions = {}
-            for where in await self._assigned(session, rights):
-                partitions.setdefault(where.topic, []).append(where.partition)
+            for partition in await self._assigned(session, rights):
+                partitions.setdefault(partition.topic, []).append(partition.partition)
         return HttpResponse(200, wire_consumers.encode_subscription(topics, partitions))
 
     async def unsubscribe(self, _call: HttpRequest, group: str, name: str) -> HttpResponse:
@@ -280,7 +280,9 @@ class ConsumerHandlers:
 
     def _topics(self, session: MemberSession) -> list[str]:
         """Return the topics of the member's partitions."""
-        topics = map(self._log.state.topic_of_id, {at.topic_id for at in session.member.owned})
+        topics = map(
+            self._log.state.topic_of_id, {partition.topic_id for partition in session.member.owned}
+        )
         return [topic.name for topic in topics if topic is not None]
 
     # -- records
@@ -389,7 +391,7 @@ class ConsumerHandlers:
         commit = wire_consumers.decode_commit(body, session.member.config.dialect)
         rights = rights_of(call.scope)
         if commit.offsets is not None:
-            await check_topics(rights, READ, [each.topic for each in commit.offsets])
+            await check_topics(rights, READ, [partition.topic for partition in commit.offsets])
         elif rights is not ALL_RIGHTS:
             for topic in self._topics(session):
                 await check_found(rights, topic)
@@ -401,31 +403,37 @@ class ConsumerHandlers:
         body = await limited_body(call)
         if body.strip():
             partitions += wire_consumers.decode_partitions(body)
-        await check_topics(rights_of(call.scope), DESCRIBE, [each.topic for each in partitions])
+        await check_topics(
+            rights_of(call.scope), DESCRIBE, [partition.topic for partition in partitions]
+        )
         session = await self._consumers.heartbeat(group, name)
         await self._log.refresh()
         committed = self._log.state.committed_offsets.of_group(group)
         offsets = {}
         wanted = partitions or await self._assigned(session, rights_of(call.scope))
-        async for each in sliced(wanted):
-            self._log.state.partition(each.topic, each.partition)
-            topic_id = self._log.state.topic(each.topic).topic_id
-            offset = committed.get(topic_id, {}).get(each.partition)
-            offsets[each] = (-1, "") if offset is None else (offset.offset, offset.metadata)
+        async for partition in sliced(wanted):
+            self._log.state.partition(partition.topic, partition.partition)
+            topic_id = self._log.state.topic(partition.topic).topic_id
+            offset = committed.get(topic_id, {}).get(partition.partition)
+            offsets[partition] = (-1, "") if offset is None else (offset.offset, offset.metadata)
         return HttpResponse(200, wire_consumers.encode_offsets(offsets))
 
     async def seek(self, call: HttpRequest, group: str, name: str) -> HttpResponse:
         wanted = wire_consumers.decode_positions(await limited_body(call))
-        found = dict(wanted.offsets)
-        topics = [each.topic for each in (*found, *wanted.timestamps)]
+        offsets = dict(wanted.offsets)
+        topics = [partition.topic for partition in (*offsets, *wanted.timestamps)]
         await check_topics(rights_of(call.scope), DESCRIBE, topics)
         with _unknown_is_not_assigned():
-            for where, stamp in wanted.timestamps.items():
-                offset = await self._log.offset_for_timestamp(where.topic, where.partition, stamp)
+            for partition, stamp in wanted.timestamps.items():
+                offset = await self._log.offset_for_timestamp(
+                    partition.topic, partition.partition, stamp
+                )
                 if offset is None:
-                    offset = self._log.state.partition(where.topic, where.partition).high_watermark
-                found[where] = offset
-            await self._consumers.seek(group, name, found)
+                    offset = self._log.state.partition(
+                        partition.topic, partition.partition
+                    ).high_watermark
+                offsets[partition] = offset
+            await self._consumers.seek(group, name, offsets)
         return NO_CONTENT
 
     async def seek_to_beginning(self, call: HttpRequest, group: str, name: str) -> HttpResponse:
@@ -457,7 +465,9 @@ async def _partitions(call: HttpRequest, operation: str) -> list[TopicPartition]
     """Return the partitions of the body. Raises Forbidden if the caller may not do `operation` on
     their topics."""
     partitions = wire_consumers.decode_partitions(await limited_body(call))
-    await check_topics(rights_of(call.scope), operation, [each.topic for each in partitions])
+    await check_topics(
+        rights_of(call.scope), operation, [partition.topic for partition in partitions]
+    )
     return partitions
 
 
@@ -468,7 +478,7 @@ async def _while_connected(call: HttpRequest) -> AsyncIterator[Callable[[], obje
     more: the end of an answer also ends `until_gone`, perhaps before the socket has taken the
     answer."""
     loop = asyncio.get_running_loop()
-    gone = asyncio.create_task(until_gone(call.receive))
+    disconnection = asyncio.create_task(until_gone(call.receive))
     try:
         async with asyncio.timeout(None) as timeout:
 
@@ -476,13 +486,13 @@ async def _while_connected(call: HttpRequest) -> AsyncIterator[Callable[[], obje
                 with contextlib.suppress(RuntimeError):  # the block ended in the same turn
                     timeout.reschedule(loop.time())
 
-            gone.add_done_callback(give_up)
+            disconnection.add_done_callback(give_up)
             try:
-                yield partial(gone.remove_done_callback, give_up)
+                yield partial(disconnection.remove_done_callback, give_up)
             finally:
-                gone.remove_done_callback(give_up)
+                disconnection.remove_done_callback(give_up)
     finally:
-        gone.cancel()
+        disconnection.cancel()
 
 
 def _received(call: HttpRequest) -> str | None:

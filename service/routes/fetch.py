@@ -127,11 +127,11 @@ class Fetch:
 
     async def _head(self, call: HttpRequest, view: FetchParams, query: dict[str, str]) -> None:
         """Answer with the headers of a fetch that are known without its records."""
-        where = view.topic, view.partition
-        offset = await self._offset(call, *where, query)
-        offsets = await self._log.offsets(*where)
+        topic_partition = view.topic, view.partition
+        offset = await self._offset(call, *topic_partition, query)
+        offsets = await self._log.offsets(*topic_partition)
         if "before" not in query and reset_of(query) == "none":
-            self._log.check_range(*where, offset, offsets)
+            self._log.check_range(*topic_partition, offset, offsets)
         headers = limits(offsets.log_start_offset, offsets.high_watermark)
         await call.start_stream(MEDIA_TYPES[view.format_name], headers)
         await call.end()
@@ -147,10 +147,10 @@ class Fetch:
             raise InvalidParameter("a stream of events begins at an offset: give no before")
         asked = query["before"]
         end = OFFSET_MAX if asked == "latest" else integer("before", asked, 0, OFFSET_MAX)
-        held = await self._log.offsets(view.topic, view.partition)
-        start, high_watermark = held.log_start_offset, held.high_watermark
+        offsets = await self._log.offsets(view.topic, view.partition)
+        start, high_watermark = offsets.log_start_offset, offsets.high_watermark
         if end < start:
-            self._log.check_range(view.topic, view.partition, end, held)
+            self._log.check_range(view.topic, view.partition, end, offsets)
         rights = rights_of(call.scope)
         part = max(self._settings.fetch_bytes_max // BACKWARDS_PART, 1)
         bounds = view.bounds._replace(bytes_max=min(view.bounds.bytes_max, part))
@@ -158,27 +158,27 @@ class Fetch:
             await self.reserve(share, bounds.bytes_max)
             fetch = partial(self._log.fetch, view.topic, view.partition)
             end = min(end, high_watermark)
-            found, first = await fetch_before(fetch, start, end, high_watermark, bounds)
-            large = FittedPage(found, 0)
-            if found.weight > ENCODE_INLINE_BYTES:
-                large = fitted(found, view.topic, view.format_name, view.embedded)
+            result, first = await fetch_before(fetch, start, end, high_watermark, bounds)
+            large = FittedPage(result, 0)
+            if result.weight > ENCODE_INLINE_BYTES:
+                large = fitted(result, view.topic, view.format_name, view.embedded)
                 await self.reserve(share, large.size)
             page = await self._encoded(view, large, share, rights)
             self.charge(share, len(page.page.body))
             sending = await self._answer(call, view, page, share, first)
-            del page, found, large
+            del page, result, large
             await sending
 
     async def _answer(
         self,
         call: HttpRequest,
         view: FetchParams,
-        found: FetchPage,
+        fetch_page: FetchPage,
         share: Share,
         first: int | None = None,
     ) -> Coroutine[Any, Any, None]:
         """Return the coroutine that sends the answer, packed if the client wants it."""
-        rights, (fetched, page) = rights_of(call.scope), found
+        rights, (fetched, page) = rights_of(call.scope), fetch_page
         if not rights.may(READ, TOPIC, view.topic):  # access may have changed during a wait
             await rights.check(READ, TOPIC, view.topic)
         if page.stopped is not None and not page.records:
@@ -418,9 +418,9 @@ class Fetch:
             if "offset" in query:
                 raise InvalidParameter("give offset or timestamp, not both")
             stamp = integer("timestamp", query["timestamp"], 0, TIMESTAMP_MS_MAX)
-            found = await self._log.offset_for_timestamp(topic, number, stamp)
-            if found is not None:
-                return found
+            offset = await self._log.offset_for_timestamp(topic, number, stamp)
+            if offset is not None:
+                return offset
             return self._log.state.partition(topic, number).high_watermark
         text = query.get("offset", "earliest")
         if text == "earliest":
@@ -499,27 +499,27 @@ class Fetch:
         await call.chunk(beginning)
         started_s = self._log.clock.boot_s()
         rights = rights_of(call.scope)
-        gone = asyncio.create_task(until_gone(call.receive))
+        disconnection = asyncio.create_task(until_gone(call.receive))
         reading: asyncio.Task[T] | None = None
         try:
-            while not gone.done():
+            while not disconnection.done():
                 self._log.check_serving()
                 await rights.check(READ, TOPIC, topic)  # access may have changed
                 await send(turn)
                 share.set(0)
                 throttle_s = max(map(rights.throttle_s, (CONSUMER_BYTE_RATE, REQUEST_PERCENTAGE)))
                 if throttle_s > 0:
-                    await asyncio.wait({gone}, timeout=min(throttle_s, KEEPALIVE_S))
+                    await asyncio.wait({disconnection}, timeout=min(throttle_s, KEEPALIVE_S))
                     turn = None
                     continue
                 reading = asyncio.create_task(measured(rights, read()))
-                await asyncio.wait({reading, gone}, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait({reading, disconnection}, return_when=asyncio.FIRST_COMPLETED)
                 if reading.done():
                     turn = reading.result()
         except LogError as error:
             await call.chunk(failure(error))
         finally:
-            gone.cancel()
+            disconnection.cancel()
             if reading is not None:
                 reading.cancel()
             call.waited_s = self._log.clock.boot_s() - started_s

@@ -182,16 +182,16 @@ async def assigned_in_order(
 ) -> Iterator[TopicPartition]:
     """Return the partitions whose topic the caller may describe, sorted."""
     names: dict[str, str | None] = {}
-    found: list[TopicPartition] = []
-    async for at in sliced(list(owned)):
-        if at.topic_id not in names:
-            topic = log.state.topic_of_id(at.topic_id)
+    partitions: list[TopicPartition] = []
+    async for partition in sliced(list(owned)):
+        if partition.topic_id not in names:
+            topic = log.state.topic_of_id(partition.topic_id)
             is_shown = topic is not None and rights.may(DESCRIBE, TOPIC, topic.name)
-            names[at.topic_id] = topic.name if topic is not None and is_shown else None
-        name = names[at.topic_id]
+            names[partition.topic_id] = topic.name if topic is not None and is_shown else None
+        name = names[partition.topic_id]
         if name is not None:
-            found.append(TopicPartition(name, at.partition))
-    return await in_order(found)
+            partitions.append(TopicPartition(name, partition.partition))
+    return await in_order(partitions)
 
 
 class GroupResources:
@@ -206,21 +206,21 @@ class GroupResources:
     def group(self) -> GroupData:
         return self._group(GroupData)
 
-    def description(self, held: list[HeldMember] | None) -> GroupDescription:
-        """Return the group with its held members. `held` is None if the coordinator does not
-        answer."""
+    def description(self, held_members: list[HeldMember] | None) -> GroupDescription:
+        """Return the group with its held members. `held_members` is None if the coordinator does
+        not answer."""
         shown = None
-        if held is not None:
+        if held_members is not None:
             shown = [
                 HeldMemberData(
-                    consumer_id=one.member_id,
-                    instance_id=one.client.instance_id or None,
-                    client_id=one.client.client_id,
-                    host=one.client.host,
-                    short_lives=one.short_lives,
-                    retry_after_ms=math.ceil(one.wait_s * 1000),
+                    consumer_id=member.member_id,
+                    instance_id=member.client.instance_id or None,
+                    client_id=member.client.client_id,
+                    host=member.client.host,
+                    short_lives=member.short_lives,
+                    retry_after_ms=math.ceil(member.wait_s * 1000),
                 )
-                for one in held
+                for member in held_members
             ]
         return self._group(GroupDescription, held_members=shown)
 
@@ -263,16 +263,16 @@ class GroupResources:
         )
 
     def assignment(self, member: GroupMember, partition: TopicPartition) -> AssignmentData:
-        at = (partition.topic, "partitions", partition.partition)
+        partition_path = (partition.topic, "partitions", partition.partition)
         return self._create(
             AssignmentData,
             f"/consumer={member.member_id}/assignment={partition}",
-            ("consumers", member.member_id, "assignments", *at),
+            ("consumers", member.member_id, "assignments", *partition_path),
             consumer_id=member.member_id,
             topic_name=partition.topic,
             partition_id=partition.partition,
-            partition=self._make.related("topics", *at),
-            lag=self._make.related(*self._at, "lags", *at),
+            partition=self._make.related("topics", *partition_path),
+            lag=self._make.related(*self._at, "lags", *partition_path),
         )
 
     def lag(self, lag: Lag) -> LagData:
@@ -294,19 +294,19 @@ class GroupResources:
             client_id="" if member is None else member.config.client_id,
         )
 
-    def summary(self, found: LagSummary) -> LagSummaryData | None:
+    def summary(self, summary: LagSummary) -> LagSummaryData | None:
         """Return the largest lag and the total, or None if the group has no lag."""
-        if found.largest is None:
+        if summary.largest is None:
             return None
-        most = self.lag(found.largest)
+        most = self.lag(summary.largest)
         return self._create(
             LagSummaryData,
             "/lag-summary",
             ("lag-summary",),
             **{f"max_lag_{name}": getattr(most, name) for name in MOST},
             max_lag=most.lag,
-            total_lag=found.total,
-            lag_seconds=found.seconds,
+            total_lag=summary.total,
+            lag_seconds=summary.seconds,
             max_lag_consumer=self._make.related(*self._at, "consumers", most.consumer_id),
             max_lag_partition=self._make.related(
                 "topics", most.topic_name, "partitions", most.partition_id

@@ -128,21 +128,21 @@ class GroupContext(NamedTuple):
 
     async def lags(self) -> GroupLags:
         """Return the group's lags, with the times of some sealed records."""
-        found = await GroupLags.of(self.log, self.group_id, self.times)
-        await found.look(self.may_describe)
-        return found
+        lags = await GroupLags.of(self.log, self.group_id, self.times)
+        await lags.look(self.may_describe)
+        return lags
 
     def may_describe(self, topic: str) -> bool:
         return self.rights.may(DESCRIBE, TOPIC, topic)
 
-    def lag(self, lags: GroupLags, topic: str, number: int) -> LagData | None:
+    def lag(self, lags: GroupLags, name: str, number: int) -> LagData | None:
         """Return the lag in a partition. If there is no lag, or the caller may not see it, return
         None."""
-        held = self.log.state.topics.get(topic)
-        if held is None or number >= len(held.partitions) or not self.may_describe(topic):
+        topic = self.log.state.topics.get(name)
+        if topic is None or number >= len(topic.partitions) or not self.may_describe(name):
             return None
-        found = lags.lag(held, number)
-        return None if found is None else self.make.lag(found)
+        lag = lags.lag(topic, number)
+        return None if lag is None else self.make.lag(lag)
 
 
 async def group_of_path(
@@ -187,13 +187,17 @@ async def list_group_offsets(
         topic = log.state.topics.get(key[0])
         if topic is None or not rights.may(DESCRIBE, TOPIC, key[0]):
             return None
-        one = offsets.of_group(consumer_group_id).get(topic.topic_id, {}).get(key[1])
-        return None if one is None else _offset(TopicPartition(*key), one.offset, one.metadata)
+        offset = offsets.of_group(consumer_group_id).get(topic.topic_id, {}).get(key[1])
+        return (
+            None
+            if offset is None
+            else _offset(TopicPartition(*key), offset.offset, offset.metadata)
+        )
 
     keys = (await GroupLags.of(log, consumer_group_id)).in_order(page.position(str, int))
     shell = _offset_list(make, consumer_group_id)
-    found: GroupOffsetList = await answer_page(page, shell, keys, committed)
-    return found
+    response: GroupOffsetList = await answer_page(page, shell, keys, committed)
+    return response
 
 
 async def reset_group_offsets(
@@ -211,33 +215,35 @@ async def reset_group_offsets(
         raise GroupNotEmpty(f"group {consumer_group_id!r} has members: stop them first")
     if body.topic_name is not None:
         await rights.check(READ, TOPIC, body.topic_name)
-    await check_topics(rights, READ, [each.topic_name for each in body.offsets or ()])
+    await check_topics(rights, READ, [offset.topic_name for offset in body.offsets or ()])
     wanted = await _partitions(log, consumer_group_id, body)
-    await check_topics(rights, READ, [each.topic for each in wanted])
-    given = {
-        TopicPartition(each.topic_name, each.partition_id): each.offset
-        for each in body.offsets or ()
+    await check_topics(rights, READ, [partition.topic for partition in wanted])
+    requested_offsets = {
+        TopicPartition(offset.topic_name, offset.partition_id): offset.offset
+        for offset in body.offsets or ()
     }
     committed = log.committed_offsets(consumer_group_id) if body.to == "SHIFT" else {}
-    slices, found = Slices(), dict[TopicPartition, int]()
-    for each in wanted:
+    slices, new_offsets = Slices(), dict[TopicPartition, int]()
+    for partition in wanted:
         if body.to == "OFFSETS":
-            found[each] = _within(log, each, given[each])
+            new_offsets[partition] = _within(log, partition, requested_offsets[partition])
         elif body.to == "SHIFT":
-            found[each] = _shifted(log, each, committed.get(each), body.shift_by)
+            new_offsets[partition] = _shifted(
+                log, partition, committed.get(partition), body.shift_by
+            )
         else:
-            found[each] = await _target(log, each, body)
+            new_offsets[partition] = await _target(log, partition, body)
         await slices.pause()
-    if not body.validate_only and found:
+    if not body.validate_only and new_offsets:
         offsets = [
-            GroupOffset(log.state.topic(each.topic).topic_id, each.partition, offset)
-            for each, offset in found.items()
+            GroupOffset(log.state.topic(partition.topic).topic_id, partition.partition, offset)
+            for partition, offset in new_offsets.items()
         ]
         commit = CommitOffsets(consumer_group_id, NO_GENERATION, offsets)
         await decided(log.transact([], [commit], size=0, is_json=False))
     shell = _offset_list(make, consumer_group_id)
     reset: GroupOffsetList = await answer_page(
-        WHOLE, shell, found, lambda each: _offset(each, found[each], "")
+        WHOLE, shell, new_offsets, lambda partition: _offset(partition, new_offsets[partition], "")
     )
     return reset
 
@@ -252,26 +258,29 @@ def _offset_list(make: ResourceFactory, group_id: str) -> GroupOffsetList:
     )
 
 
-def _offset(where: TopicPartition, offset: int, metadata: str) -> GroupOffsetData:
+def _offset(partition: TopicPartition, offset: int, metadata: str) -> GroupOffsetData:
     return GroupOffsetData(
-        topic_name=where.topic, partition_id=where.partition, offset=offset, metadata=metadata
+        topic_name=partition.topic,
+        partition_id=partition.partition,
+        offset=offset,
+        metadata=metadata,
     )
 
 
-def _within(log: Broker, where: TopicPartition, offset: int) -> int:
+def _within(log: Broker, topic_partition: TopicPartition, offset: int) -> int:
     """Return the existing offset that is nearest to `offset`."""
-    partition = log.state.partition(where.topic, where.partition)
+    partition = log.state.partition(topic_partition.topic, topic_partition.partition)
     return min(max(offset, partition.log_start_offset), partition.high_watermark)
 
 
 def _shifted(
-    log: Broker, where: TopicPartition, committed: CommittedOffset | None, shift_by: int | None
+    log: Broker, partition: TopicPartition, committed: CommittedOffset | None, shift_by: int | None
 ) -> int:
     if shift_by is None:
         raise InvalidBody("shift_by is missing")
     if committed is None:
-        raise InvalidBody(f"{where} has no committed offset to shift: name other partition_ids")
-    return _within(log, where, committed.offset + shift_by)
+        raise InvalidBody(f"{partition} has no committed offset to shift: name other partition_ids")
+    return _within(log, partition, committed.offset + shift_by)
 
 
 async def _partitions(log: Broker, group_id: str, body: Reset) -> list[TopicPartition]:
@@ -280,10 +289,10 @@ async def _partitions(log: Broker, group_id: str, body: Reset) -> list[TopicPart
             raise InvalidBody("offsets are missing")
         places = [
             TopicPartition(
-                each.topic_name,
-                partition_number(log.state.topic(each.topic_name), str(each.partition_id)),
+                offset.topic_name,
+                partition_number(log.state.topic(offset.topic_name), str(offset.partition_id)),
             )
-            async for each in sliced(body.offsets)
+            async for offset in sliced(body.offsets)
         ]
         if len(set(places)) < len(places):
             raise InvalidBody("offsets name a partition twice")
@@ -307,8 +316,8 @@ async def _partitions(log: Broker, group_id: str, body: Reset) -> list[TopicPart
     ]
 
 
-async def _target(log: Broker, where: TopicPartition, body: Reset) -> int:
-    partition = log.state.partition(where.topic, where.partition)
+async def _target(log: Broker, topic_partition: TopicPartition, body: Reset) -> int:
+    partition = log.state.partition(topic_partition.topic, topic_partition.partition)
     if body.to == "EARLIEST":
         return partition.log_start_offset
     if body.to == "LATEST":
@@ -316,7 +325,7 @@ async def _target(log: Broker, where: TopicPartition, body: Reset) -> int:
     if body.to == "OFFSET":
         if body.offset is None:
             raise InvalidBody("offset is missing")
-        return _within(log, where, body.offset)
+        return _within(log, topic_partition, body.offset)
     if body.to == "TIMESTAMP":
         if body.timestamp is None:
             raise InvalidBody("timestamp is missing")
@@ -325,8 +334,8 @@ async def _target(log: Broker, where: TopicPartition, body: Reset) -> int:
         if body.duration_ms is None:
             raise InvalidBody("duration_ms is missing")
         stamp = max(log.clock.now_ms() - body.duration_ms, 0)
-    found = await log.offset_for_timestamp(where.topic, where.partition, stamp)
-    return partition.high_watermark if found is None else found
+    offset = await log.offset_for_timestamp(topic_partition.topic, topic_partition.partition, stamp)
+    return partition.high_watermark if offset is None else offset
 
 
 async def list_groups(
@@ -341,15 +350,15 @@ async def list_groups(
 
     ids = await in_order(group_ids(log), page.key(str))
     shell = GroupList(metadata=make.listed("consumer-groups"), data=[])
-    found: GroupList = await answer_page(page, shell, ids, group)
-    return found
+    response: GroupList = await answer_page(page, shell, ids, group)
+    return response
 
 
 async def get_group(request: Request, group: PathGroup) -> GroupDescription:
     """A group, and its held members: clients whose next join must wait."""
     held_members: HeldMembers = request.scope[HELD_MEMBERS]
-    held = await held_members.of(group.group_id, group.rights)
-    return group.make.description(held)
+    members = await held_members.of(group.group_id, group.rights)
+    return group.make.description(members)
 
 
 async def delete_group(group: PathGroup) -> Response:
@@ -364,13 +373,13 @@ async def list_consumers(group: PathGroup, make: Resources, page: WantedPage) ->
     members = {} if in_state is None else dict(in_state.members)
     names = await in_order(members, page.key(str))
     metadata = make.listed("consumer-groups", group.group_id, "consumers")
-    found: ConsumerList = await answer_page(
+    response: ConsumerList = await answer_page(
         page,
         ConsumerList(metadata=metadata, data=[]),
         names,
         lambda name: group.make.consumer(members[name]),
     )
-    return found
+    return response
 
 
 async def get_consumer(group: PathGroup, member: PathMember) -> ConsumerData:
@@ -382,17 +391,17 @@ async def list_assignments(
     group: PathGroup, member: PathMember, make: Resources, page: WantedPage
 ) -> AssignmentList:
     """The partitions that a member reads, in topics that the caller may describe."""
-    at = ("consumer-groups", group.group_id, "consumers", member.member_id, "assignments")
+    path = ("consumer-groups", group.group_id, "consumers", member.member_id, "assignments")
     after = page.position(str, int)
     assigned = await assigned_in_order(
         group.log, group.log.state.members.partitions_of(member), group.rights
     )
-    keys = assigned if after is None else (each for each in assigned if each > after)
-    shell = AssignmentList(metadata=make.listed(*at), data=[])
-    found: AssignmentList = await answer_page(
+    keys = assigned if after is None else (partition for partition in assigned if partition > after)
+    shell = AssignmentList(metadata=make.listed(*path), data=[])
+    response: AssignmentList = await answer_page(
         page, shell, keys, lambda key: group.make.assignment(member, key)
     )
-    return found
+    return response
 
 
 async def get_assignment(
@@ -403,8 +412,8 @@ async def get_assignment(
     if topic is not None and group.rights.may(DESCRIBE, TOPIC, topic_name):
         with contextlib.suppress(UnknownPartition):
             number = partition_number(topic, partition_id)
-            where = TopicIdPartition(topic.topic_id, number)
-            if where in group.log.state.members.partitions_of(member):
+            partition = TopicIdPartition(topic.topic_id, number)
+            if partition in group.log.state.members.partitions_of(member):
                 return group.make.assignment(member, TopicPartition(topic_name, number))
     raise NoSuchResource(f"Assignment {topic_name}-{partition_id} cannot be found.")
 
@@ -414,10 +423,10 @@ async def get_lag_summary(group: PathGroup) -> LagSummaryData:
     may describe count. 404 if the group has no committed offset in them and no member that reads
     them."""
     lags = await group.lags()
-    found = group.make.summary(await lags.summary(group.may_describe))
-    if found is None:
+    summary = group.make.summary(await lags.summary(group.may_describe))
+    if summary is None:
         raise NoSuchResource(f"Consumer group {group.group_id} has no committed offsets.")
-    return found
+    return summary
 
 
 async def list_lags(group: PathGroup, make: Resources, page: WantedPage) -> LagList:
@@ -428,8 +437,8 @@ async def list_lags(group: PathGroup, make: Resources, page: WantedPage) -> LagL
     lags = await group.lags()
     keys = lags.in_order(page.position(str, int))
     shell = LagList(metadata=make.listed("consumer-groups", group.group_id, "lags"), data=[])
-    found: LagList = await answer_page(page, shell, keys, lambda key: group.lag(lags, *key))
-    return found
+    response: LagList = await answer_page(page, shell, keys, lambda key: group.lag(lags, *key))
+    return response
 
 
 async def get_lag(group: PathGroup, topic_name: str, partition_id: str) -> LagData:
@@ -439,9 +448,9 @@ async def get_lag(group: PathGroup, topic_name: str, partition_id: str) -> LagDa
         with contextlib.suppress(UnknownPartition):
             number = partition_number(topic, partition_id)
             lags = await group.lags()
-            found = group.lag(lags, topic_name, number)
-            if found is not None:
-                return found
+            lag = group.lag(lags, topic_name, number)
+            if lag is not None:
+                return lag
     raise NoSuchResource(f"Lag of {topic_name}-{partition_id} cannot be found.")
 
 

@@ -157,16 +157,16 @@ async def list_keys(
     broker: FreshLog, security: RequiredSecurity, empty: EmptyListing, page: WantedPage
 ) -> Listing[KeyData]:
     """All keys, oldest first."""
-    now_ms, held = security.clock.now_ms(), broker.state.access.keys
-    by_age = ((key.created_ms, key.key_id) for key in held.values())
+    now_ms, key_by_id = security.clock.now_ms(), broker.state.access.keys
+    by_age = ((key.created_ms, key.key_id) for key in key_by_id.values())
 
     def shown(position: tuple[int, str]) -> KeyData | None:
-        key = held.get(position[1])
+        key = key_by_id.get(position[1])
         return None if key is None else KeyData(**_fields(key, now_ms))
 
     keys = await in_order(by_age, page.position(int, str))
-    found: Listing[KeyData] = await answer_page(page, empty, keys, shown)
-    return found
+    response: Listing[KeyData] = await answer_page(page, empty, keys, shown)
+    return response
 
 
 async def create_key(
@@ -311,15 +311,15 @@ async def list_quotas(
     broker: FreshLog, _: RequiredSecurity, empty: EmptyListing, page: WantedPage
 ) -> Listing[QuotaData]:
     """All quotas, by principal."""
-    held = broker.state.access.quotas
+    quotas_by_principal = broker.state.access.quotas
 
     def shown(principal: str) -> QuotaData | None:
-        quotas = held.get(principal)
+        quotas = quotas_by_principal.get(principal)
         return None if quotas is None else QuotaData(principal=principal, **quotas)
 
-    principals = await in_order(held, page.key(str))
-    found: Listing[QuotaData] = await answer_page(page, empty, principals, shown)
-    return found
+    principals = await in_order(quotas_by_principal, page.key(str))
+    response: Listing[QuotaData] = await answer_page(page, empty, principals, shown)
+    return response
 
 
 async def set_quotas(
@@ -337,10 +337,10 @@ async def delete_quotas(
     principal: str, broker: FreshLog, _: RequiredSecurity, rights: Rights
 ) -> Response:
     """Remove the quotas of a principal, so that the default quotas apply to it again."""
-    held = broker.state.access.quotas.get(principal)
-    if held is None:
+    quotas = broker.state.access.quotas.get(principal)
+    if quotas is None:
         raise NoSuchResource(f"Quotas of {principal} cannot be found.")
-    await decided(broker.change_access(SetQuotas(principal, dict.fromkeys(held))))
+    await decided(broker.change_access(SetQuotas(principal, dict.fromkeys(quotas))))
     note("%s removed the quotas of %s", rights.principal, principal)
     return Response(status_code=204)
 

@@ -347,11 +347,11 @@ class Produce:
     ) -> RecordPartitions:
         """Return the partitions that the first request with this key got. They differ from `places`
         if the topic has got more partitions since then."""
-        known = self._log.state.idempotency_record(key.key, PRINCIPAL.get())
-        if known is None or known.claim.partitions == key.partitions:
+        key_record = self._log.state.idempotency_record(key.key, PRINCIPAL.get())
+        if key_record is None or key_record.claim.partitions == key.partitions:
             return places
-        assert isinstance(known.claim.partitions, int), "one topic has one count"
-        return self.place_among(topic.name, known.claim.partitions, produced, number, key)
+        assert isinstance(key_record.claim.partitions, int), "one topic has one count"
+        return self.place_among(topic.name, key_record.claim.partitions, produced, number, key)
 
 
 def _decoded(
@@ -444,7 +444,7 @@ def _ranges(places: RecordPartitions, placements: list[AppendedRange] | None, co
         if placements is None
         else [(placed.partition, placed.base_offset, placed.count) for placed in placements]
     )
-    return msgspec.json.encode(ArrowReport([RangeReport(*each) for each in ranges]))
+    return msgspec.json.encode(ArrowReport([RangeReport(*fields) for fields in ranges]))
 
 
 RETRY_ERRORS = {

@@ -349,10 +349,10 @@ async def _split(
 
 
 async def _pieces(octets: bytes) -> AsyncIterator[bytes]:
-    for at in range(0, len(octets), SPLIT_BYTES):
-        if at:
+    for start in range(0, len(octets), SPLIT_BYTES):
+        if start:
             await asyncio.sleep(0)
-        yield octets[at : at + SPLIT_BYTES]
+        yield octets[start : start + SPLIT_BYTES]
 
 
 async def _check_count(body: bytes) -> None:

@@ -93,8 +93,8 @@ async def list_topics(log: FreshLog, rights: Rights) -> list[str]:
     """The names of all topics that the caller may describe."""
     names = sliced(await in_order(log.state.topics))
     shown = [name async for name in names if rights.may(DESCRIBE, TOPIC, name)]
-    found: Any = V2Response(shown)  # FastAPI sends a response unchanged
-    return found
+    response: Any = V2Response(shown)  # FastAPI sends a response unchanged
+    return response
 
 
 async def get_topic(topic_name: TopicName, log: FreshLog, rights: Rights) -> TopicInfo:
@@ -108,16 +108,18 @@ async def get_topic(topic_name: TopicName, log: FreshLog, rights: Rights) -> Top
     if not rights.may(DESCRIBE_CONFIGS, TOPIC, topic_name):
         configs = {}
     shell = TopicInfo(name=topic.name, configs=configs, partitions=[]).model_dump_json()
-    found: Any = Response(f"{shell[:-3]}{_partitions(topic)}}}", media_type=V2Response.media_type)
-    return found
+    response: Any = Response(
+        f"{shell[:-3]}{_partitions(topic)}}}", media_type=V2Response.media_type
+    )
+    return response
 
 
 async def list_partitions(topic_name: TopicName, log: FreshLog) -> list[PartitionInfo]:
     """The partitions of a topic."""
-    found: Any = Response(
+    response: Any = Response(
         _partitions(log.state.topic(topic_name)), media_type=V2Response.media_type
     )
-    return found
+    return response
 
 
 async def get_partition(
@@ -145,8 +147,8 @@ async def get_offsets(
     if timestamp is None:
         return Offsets(**range_)
     stamp = integer("timestamp", timestamp, 0, TIMESTAMP_MS_MAX)
-    found = await log.offset_for_timestamp(topic_name, number, stamp)
-    return Offsets(**range_, timestamp_offset=found)
+    offset = await log.offset_for_timestamp(topic_name, number, stamp)
+    return Offsets(**range_, timestamp_offset=offset)
 
 
 async def list_brokers(request: Request) -> Brokers:

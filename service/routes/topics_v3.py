@@ -102,19 +102,19 @@ async def list_topics(
 ) -> TopicList:
     """All topics that the caller may describe, by name."""
 
-    def topic(name: str) -> TopicData | None:
-        held = log.state.topics.get(name)
-        if held is None or not rights.may(DESCRIBE, TOPIC, name):
+    def topic_data(name: str) -> TopicData | None:
+        topic = log.state.topics.get(name)
+        if topic is None or not rights.may(DESCRIBE, TOPIC, name):
             return None
-        data = make.topic(name, len(held.partitions))
+        data = make.topic(name, len(topic.partitions))
         if include_authorized_operations:
             data.authorized_operations = _operations(rights, name)
         return data
 
     names = await in_order(log.state.topics, page.key(str))
     shell = TopicList(metadata=make.listed("topics"), data=[])
-    found: TopicList = await answer_page(page, shell, names, topic)
-    return found
+    response: TopicList = await answer_page(page, shell, names, topic_data)
+    return response
 
 
 async def create_topic(
@@ -130,7 +130,9 @@ async def create_topic(
     await check_creation(rights, body.topic_name)
     partitions = partitions_wanted(request, _partitions(body))
     configs = {
-        each.name: config_text(each.value) for each in body.configs or [] if each.value is not None
+        config.name: config_text(config.value)
+        for config in body.configs or []
+        if config.value is not None
     }
     creation = log.create_topic(
         body.topic_name, partitions, configs, validate_only=body.validate_only
@@ -148,10 +150,10 @@ async def get_topic(
     context: PathTopic, rights: Rights, include_authorized_operations: WithOperations = False
 ) -> TopicData:
     """A topic."""
-    found = context.make.topic(context.topic.name, len(context.topic.partitions))
+    topic = context.make.topic(context.topic.name, len(context.topic.partitions))
     if include_authorized_operations:
-        found.authorized_operations = _operations(rights, context.topic.name)
-    return found
+        topic.authorized_operations = _operations(rights, context.topic.name)
+    return topic
 
 
 async def add_partitions(body: MorePartitions, context: PathTopic) -> TopicData:
@@ -181,10 +183,10 @@ async def list_partitions(context: PathTopic, page: WantedPage) -> PartitionList
     after = page.key(int)
     numbers = range(0 if after is None else max(after + 1, 0), len(context.topic.partitions))
     shell = PartitionList(metadata=make.listed("topics", name, "partitions"), data=[])
-    found: PartitionList = await answer_page(
+    response: PartitionList = await answer_page(
         page, shell, numbers, lambda number: make.partition(name, number)
     )
-    return found
+    return response
 
 
 async def get_partition(partition_id: PartitionId, context: PathTopic) -> PartitionData:
@@ -238,7 +240,7 @@ async def get_reassignment(partition_id: PartitionId, context: PathTopic) -> Non
 
 
 def _operations(rights: CallerRights, topic: str) -> list[str]:
-    return [each for each in OPERATIONS_OF[TOPIC] if rights.may(each, TOPIC, topic)]
+    return [operation for operation in OPERATIONS_OF[TOPIC] if rights.may(operation, TOPIC, topic)]
 
 
 def _partitions(body: NewTopicV3) -> int | None:

@@ -153,7 +153,7 @@ class Transactions:
             # Ids, because a request to a topic that was deleted and created again is another
             # request.
             ids = [topic.topic_id for topic in topics]
-            ids += [each.topic_id for commit in offsets for each in commit.offsets]
+            ids += [offset.topic_id for commit in offsets for offset in commit.offsets]
             target = f"transactions/{'/'.join(ids)}"
             mark = await self._produce.fingerprint(rights, target, body)
             key = IdempotencyKey(name, mark, [len(topic.partitions) for topic in topics])
@@ -168,12 +168,12 @@ class Transactions:
 
     def _commit_of(self, group: GroupOffsets) -> CommitOffsets:
         offsets = []
-        for each in group.offsets:
-            topic, number = self._log.state.topic(each.topic_name), each.partition_id
+        for offset in group.offsets:
+            topic, number = self._log.state.topic(offset.topic_name), offset.partition_id
             if number >= len(topic.partitions):
                 raise UnknownPartition(topic.name, number, len(topic.partitions))
-            metadata = each.metadata or ""
-            offsets.append(GroupOffset(topic.topic_id, number, each.offset, metadata=metadata))
+            metadata = offset.metadata or ""
+            offsets.append(GroupOffset(topic.topic_id, number, offset.offset, metadata=metadata))
         member = group.consumer_id or ""
         return CommitOffsets(group.consumer_group_id, group.generation, offsets, member)
 
@@ -189,10 +189,10 @@ class Transactions:
         placed = [places for _, places in plan.parts]
         if plan.key is None:
             return placed
-        known = self._log.state.idempotency_record(plan.key.key, PRINCIPAL.get())
-        if known is None or known.claim.partitions == plan.key.partitions:
+        key_record = self._log.state.idempotency_record(plan.key.key, PRINCIPAL.get())
+        if key_record is None or key_record.claim.partitions == plan.key.partitions:
             return placed
-        counts = known.claim.partitions
+        counts = key_record.claim.partitions
         assert isinstance(counts, list), "another route's fingerprint differs"
         return [
             self._place(records, plan.key, count)
@@ -207,7 +207,10 @@ class Transactions:
     ) -> bytes:
         """Return the body of the response. It depends only on the request and the commit, so a
         retry gets the same bytes."""
-        following = {(each.topic, each.partition): each.base_offset for each in placements}
+        following = {
+            (placement.topic, placement.partition): placement.base_offset
+            for placement in placements
+        }
         topics: list[dict[str, Any]] = []
         for records, places in zip(request.topics, all_places, strict=True):
             reports = []
@@ -231,7 +234,7 @@ async def _check_rights(rights: CallerRights, request: Transaction) -> None:
         await rights.check(WRITE, TOPIC, records.name)
     for group in request.groups:
         await rights.check(READ, GROUP, group.consumer_group_id)
-        for name in {each.topic_name for each in group.offsets}:
+        for name in {offset.topic_name for offset in group.offsets}:
             await rights.check(READ, TOPIC, name)
 
 

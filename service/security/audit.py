@@ -63,19 +63,19 @@ def note(message: str, *values: object) -> None:
 def open_audit(settings: Settings, broker: Broker, counters: HttpCounters) -> "Audit | None":
     """Return the audit log of the settings. If it is off, return None. Raises LogError if the file
     cannot be written."""
-    where = settings.audit_log
-    if where == AUDIT_AUTO:
-        where = AUDIT_STDERR if settings.security == "keys" else AUDIT_OFF
-    if where in (AUDIT_OFF, ""):
+    destination = settings.audit_log
+    if destination == AUDIT_AUTO:
+        destination = AUDIT_STDERR if settings.security == "keys" else AUDIT_OFF
+    if destination in (AUDIT_OFF, ""):
         return None
-    if where == AUDIT_STDERR:
+    if destination == AUDIT_STDERR:
         log.setLevel(logging.INFO)  # also if `log_level` is higher
         return Audit(broker, counters, _log_event)
     try:
-        _append(where, b"")
+        _append(destination, b"")
     except OSError as error:
-        raise LogError(f"audit_log {where} cannot be written: {error.strerror}") from error
-    return Audit(broker, counters, lambda event: _append(where, f"{_text(event)}\n".encode()))
+        raise LogError(f"audit_log {destination} cannot be written: {error.strerror}") from error
+    return Audit(broker, counters, lambda event: _append(destination, f"{_text(event)}\n".encode()))
 
 
 class Audit:
@@ -158,8 +158,8 @@ class Audit:
         self._put({**self._head(event), **who, **more})
 
     def _head(self, event: str) -> Fields:
-        at = dt.datetime.fromtimestamp(self._clock.now_ms() / 1000, dt.UTC)
-        time = at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        moment = dt.datetime.fromtimestamp(self._clock.now_ms() / 1000, dt.UTC)
+        time = moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
         return {"time": time, "event": event, "broker": self._broker}
 
     def _put(self, event: Fields) -> None:

@@ -198,8 +198,8 @@ class Caller:
         return bucket
 
     def operations(self, resource_type: str, name: str) -> list[str]:
-        known = OPERATIONS_OF[resource_type]
-        return [operation for operation in known if self.may(operation, resource_type, name)]
+        operations = OPERATIONS_OF[resource_type]
+        return [operation for operation in operations if self.may(operation, resource_type, name)]
 
     def _renew(self, access: AccessState) -> None:
         self._access, self._version = access, access.version
@@ -436,8 +436,8 @@ class Security:
         user: bytes | None = None
         secret = rest.strip()
         if self._issuer is not None and scheme.lower() == b"bearer" and self._is_token(secret):
-            found = await self._issuer.verify(secret)
-            return Credential(TOKEN_ID, found.principal, found.thumbprint, found.expires_ms)
+            token = await self._issuer.verify(secret)
+            return Credential(TOKEN_ID, token.principal, token.thumbprint, token.expires_ms)
         if len(header) > HEADER_BYTES_MAX or scheme.lower() not in (b"basic", b"bearer"):
             raise self.refused("malformed", "Authorization is neither Basic nor Bearer")
         if scheme.lower() == b"basic":

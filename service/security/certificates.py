@@ -109,12 +109,12 @@ class Certificates(NamedTuple):
         """Check the files each LOOK_S until cancelled."""
         while True:
             await asyncio.sleep(LOOK_S)
-            for each in self.by_port().values():
-                await each.look()
+            for certificate in self.by_port().values():
+                await certificate.look()
 
     def by_port(self) -> dict[str, ServerCertificate]:
         ports = (("clients", self.clients), ("peers", self.peers))
-        return {port: each for port, each in ports if each is not None}
+        return {port: certificate for port, certificate in ports if certificate is not None}
 
 
 def certificates(settings: Settings, peer_host: str, clock: Clock) -> Certificates:
@@ -145,11 +145,13 @@ def _versions(files: TlsFiles) -> list[tuple[int, ...]]:
     versions: list[tuple[int, ...]] = []
     for _, path in _paths(files):
         try:
-            found = os.stat(path)
+            file_stat = os.stat(path)
         except OSError:
             versions.append(())
         else:
-            versions.append((found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns))
+            versions.append(
+                (file_stat.st_ino, file_stat.st_size, file_stat.st_mtime_ns, file_stat.st_ctime_ns)
+            )
     return versions
 
 
@@ -245,7 +247,7 @@ def _ends_s(server: ssl.SSLContext, client: ssl.SSLContext, files: TlsFiles) -> 
         raise LogError(f"{name} {why}") from None
     except ssl.SSLError as error:
         raise LogError(f"{name} cannot be used: {error.reason or error}") from None
-    found = ends[0].getpeercert()
-    if waiting or not found:
+    certificate = ends[0].getpeercert()
+    if waiting or not certificate:
         raise LogError(f"{name} cannot be used: the TLS handshake did not end")
-    return ssl.cert_time_to_seconds(str(found["notAfter"]))
+    return ssl.cert_time_to_seconds(str(certificate["notAfter"]))

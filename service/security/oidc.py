@@ -176,16 +176,16 @@ class Issuer:
     # -- keys
 
     async def _key(self, key_id: str, algorithm: str) -> _Key:
-        known = self._keys.get((key_id, algorithm))
-        if known is None or not self.trusts(known.thumbprint):
+        key = self._keys.get((key_id, algorithm))
+        if key is None or not self.trusts(key.thumbprint):
             if (fetching := self.begin_fetch()) is not None:
                 await asyncio.shield(fetching)
-            known = self._keys.get((key_id, algorithm))
+            key = self._keys.get((key_id, algorithm))
         if self._clock.boot_s() - self._fetched_s > KEPT_S:
             raise Unavailable(f"the keys of the issuer {self._name} cannot be fetched: retry")
-        if known is None:
+        if key is None:
             raise _bad("the issuer has no such key")
-        return known
+        return key
 
     async def _fetch(self) -> None:
         try:
@@ -215,10 +215,10 @@ class Issuer:
 
     async def _discovered(self) -> str:
         url = self._name.rstrip("/") + DISCOVERY
-        found = await self._json(url)
-        if found.get("issuer") != self._name:
+        document = await self._json(url)
+        if document.get("issuer") != self._name:
             raise ValueError(f"{url} has another issuer: oidc_issuer must be equal to its `issuer`")
-        keys_url = found.get("jwks_uri")
+        keys_url = document.get("jwks_uri")
         if not isinstance(keys_url, str) or not is_protected(keys_url):
             raise ValueError(f"jwks_uri in {url} is not https")
         return keys_url
@@ -240,19 +240,19 @@ class Issuer:
                 body += part
                 if len(body) > JWKS_BYTES_MAX:
                     raise ValueError(f"{url} has more than {JWKS_BYTES_MAX} bytes")
-        found = json.loads(body)
-        if not isinstance(found, dict):
+        document = json.loads(body)
+        if not isinstance(document, dict):
             raise ValueError(f"{url} is not a JSON object")
-        return found
+        return document
 
 
 def _usable(jwks: Mapping[str, Any]) -> dict[tuple[str, str], _Key]:
     """Return the keys that may verify tokens, by id and algorithm. Raises ValueError."""
-    found = jwks.get("keys")
-    if not isinstance(found, list):
+    jwk_list = jwks.get("keys")
+    if not isinstance(jwk_list, list):
         raise ValueError("the document of keys has no list `keys`")
     keys = {}
-    for data in found[:KEYS_MAX]:
+    for data in jwk_list[:KEYS_MAX]:
         if not isinstance(data, dict) or data.get("use", "sig") != "sig" or "d" in data:
             continue
         thumbprint = _thumbprint(data)

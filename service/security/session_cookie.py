@@ -77,8 +77,8 @@ def is_signed(secret: bytes, session: Session, digest: bytes) -> bool:
 def cookie_of(header: str, name: str) -> str | None:
     """Return the value of the cookie `name` in a Cookie header. If it is absent, return None."""
     for part in header.split(";"):
-        found, _, value = part.strip().partition("=")
-        if found == name:
+        part_name, _, value = part.strip().partition("=")
+        if part_name == name:
             return value
     return None
 

@@ -61,7 +61,7 @@ class _SeenNumbers:
         self.newest = max(self.newest, number)
         if len(self.seen) >= 2 * NUMBERS_KEPT:
             oldest = self.newest - NUMBERS_KEPT
-            self.seen = {each for each in self.seen if each > oldest}
+            self.seen = {seen_number for seen_number in self.seen if seen_number > oldest}
         return True
 
 

@@ -94,21 +94,21 @@ class Sites:
         """Whether the page has this broker's address as the client sees it. The scheme does not
         count, because a proxy may end TLS without a header that says so."""
         scheme, _, authority = origin.partition("://")
-        found = split_host(authority)
-        if scheme not in ("http", "https") or found is None:
+        host_and_port = split_host(authority)
+        if scheme not in ("http", "https") or host_and_port is None:
             return False
         own = client_url(scope)
-        if (found[0], _port(found[1])) == (own.host.lower(), _port(own.port)):
+        if (host_and_port[0], _port(host_and_port[1])) == (own.host.lower(), _port(own.port)):
             return True
         return authority in self._authorities
 
     def _answers_under(self, host: str) -> bool:
         if self._is_any or not host:
             return True
-        found = split_host(host)
-        if found is None:
+        host_and_port = split_host(host)
+        if host_and_port is None:
             return False
-        name = found[0].lower().removesuffix(".")
+        name = host_and_port[0].lower().removesuffix(".")
         last_label = name.rpartition(".")[2]
         return (
             "." not in name  # an IPv6 address, or a name without a dot

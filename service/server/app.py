@@ -90,8 +90,8 @@ class Application(FastAPI):
                 self.state.document = await asyncio.to_thread(
                     lambda: json.dumps(self.openapi(), ensure_ascii=False).encode()
                 )
-        found: bytes = self.state.document
-        return found
+        document: bytes = self.state.document
+        return document
 
     def openapi(self) -> dict[str, Any]:
         """Return the broker's document, which is made once."""
@@ -222,11 +222,11 @@ def _check_query(request: Request) -> None:
     """Raise InvalidParameter for a parameter that the route does not have, or that is repeated. If
     the route ignored it, the request could change more than its client wants."""
     own: Dependant = request.scope["route"].dependant
-    taken = {field.alias for part in (own, *own.dependencies) for field in part.query_params}
+    parameters = {field.alias for part in (own, *own.dependencies) for field in part.query_params}
     names = [name for name, _ in request.query_params.multi_items()]
     for name in names:
-        if name not in taken:
-            takes = ", ".join(sorted(taken)) or "none"
+        if name not in parameters:
+            takes = ", ".join(sorted(parameters)) or "none"
             raise InvalidParameter(
                 f"parameter {name[:SHOWN_MAX]!r} is unknown: the parameters of this route: {takes}"
             )
@@ -296,8 +296,8 @@ class Edge:
         except TASK_ENDS:
             raise
         except BaseException as error:  # no caller handles it
-            given, clock = call.headers.get(REQUEST_ID, b""), scope["app"].state.log.clock
-            call.headers[REQUEST_ID] = request_id = id_of_error(given, clock).encode()
+            sent_id, clock = call.headers.get(REQUEST_ID, b""), scope["app"].state.log.clock
+            call.headers[REQUEST_ID] = request_id = id_of_error(sent_id, clock).encode()
             answer = answered(error, scope, self._counters, request_id.decode())
             if status:
                 raise  # half a response is sent: the server closes the connection
@@ -334,7 +334,7 @@ async def _completed(call: HttpRequest, head: Message, body: Message) -> tuple[M
     body is large and in one message, and the client accepts a coding, the body is compressed."""
     headers = [*head["headers"]]
     names = {name for name, _ in headers}
-    headers += (each for each in UNSTORED if each[0] not in names)
+    headers += (header for header in UNSTORED if header[0] not in names)
     if REQUEST_ID not in names:
         headers += echo(call.headers)
     content = body.get("body", b"")
@@ -344,7 +344,7 @@ async def _completed(call: HttpRequest, head: Message, body: Message) -> tuple[M
         coding = coding_of_answer(accepted, is_hot=False)
         if coding:
             content = await packed(content, coding)
-            headers = [each for each in headers if each[0] != b"content-length"]
+            headers = [header for header in headers if header[0] != b"content-length"]
             headers += [(b"content-length", b"%d" % len(content)), *headers_of(coding)]
     return {**head, "headers": headers}, {**body, "body": content}
 

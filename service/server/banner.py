@@ -52,21 +52,21 @@ def facts(
     yield Fact("next", f"{command(words, url)}    (in another terminal)")
 
 
-def announce(url: str, known: Iterable[Fact], log_format: str) -> None:
+def announce(url: str, banner_facts: Iterable[Fact], log_format: str) -> None:
     """Log the banner of a broker that listens at `url`."""
     if log_format == "json":
         log.info("listening on %s", url)
-        for fact in known:
+        for fact in banner_facts:
             if fact.sentence:
                 log.info("%s", fact.sentence)
     else:
-        log.info("%s", banner(f"listening on {url}", [*known]))
+        log.info("%s", banner(f"listening on {url}", [*banner_facts]))
 
 
-def banner(title: str, known: Sequence[Fact]) -> str:
+def banner(title: str, banner_facts: Sequence[Fact]) -> str:
     """Return the title and one indented line for each fact."""
-    width = max(len(fact.name) for fact in known)
-    return "\n".join([title, *(f"    {fact.name:<{width}}  {fact.value}" for fact in known)])
+    width = max(len(fact.name) for fact in banner_facts)
+    return "\n".join([title, *(f"    {fact.name:<{width}}  {fact.value}" for fact in banner_facts)])
 
 
 def console_of(url: str) -> Fact:

@@ -61,8 +61,8 @@ def bind(settings: Settings, worker: int, stack: contextlib.ExitStack) -> KafkaP
     sockets = bound_sockets(host, settings.kafka_port, role=ROLE, is_shared=worker > 0)
     if worker:
         sockets += bound_sockets(host, own, role=ROLE)
-    for each in sockets:
-        stack.enter_context(each)
+    for sock in sockets:
+        stack.enter_context(sock)
     if settings.kafka_advertised:
         advertised, port = address_of(settings.kafka_advertised)
         return KafkaPorts(sockets, advertised, port + worker)

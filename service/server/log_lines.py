@@ -28,16 +28,18 @@ class JsonFormatter(logging.Formatter):
     """Formatter that writes a log record as one line of JSON."""
 
     def format(self, record: logging.LogRecord) -> str:
-        at = dt.datetime.fromtimestamp(record.created, dt.UTC)
+        timestamp = dt.datetime.fromtimestamp(record.created, dt.UTC)
         event = {
-            "time": at.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            "time": timestamp.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": _whole(record.getMessage()),
             "process": record.process,
         }
         if (fields := getattr(record, "fields", None)) is not None:
-            texts = {name: _whole(each) for name, each in fields.items() if isinstance(each, str)}
+            texts = {
+                name: _whole(value) for name, value in fields.items() if isinstance(value, str)
+            }
             event |= fields | texts
         if (audit := getattr(record, "audit", None)) is not None:
             event |= {"message": audit["event"], "audit": audit}

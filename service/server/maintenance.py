@@ -172,7 +172,7 @@ def compactor(settings: Settings) -> Compact:
                 on_rows=on_rows,
             )
 
-        return [each._asdict() for each in await _apart(settings, "tidelog-compaction", run)]
+        return [outcome._asdict() for outcome in await _apart(settings, "tidelog-compaction", run)]
 
     return work
 
@@ -185,14 +185,14 @@ def _note_doubts(broker: Log, session: MaintenanceSession) -> None:
 
 
 async def _retain(cluster: MaintenanceSession, counters: MaintenanceCounters) -> None:
-    for each in await retain(cluster, None, is_dry=False, rewrite_bytes_max=REWRITE_BYTES_MAX):
+    for outcome in await retain(cluster, None, is_dry=False, rewrite_bytes_max=REWRITE_BYTES_MAX):
         counters.retentions += 1
         log.info(
             "%s-%d: log start offset is now %d: %s",
-            each.topic,
-            each.partition,
-            each.log_start_offset,
-            each.why,
+            outcome.topic,
+            outcome.partition,
+            outcome.log_start_offset,
+            outcome.why,
         )
 
 
@@ -220,7 +220,7 @@ async def _collect(cluster: MaintenanceSession, counters: MaintenanceCounters) -
 
     def count(objects: int) -> None:
         nonlocal done
-        size = sum(each.size for each in planned.garbage[done:objects])
+        size = sum(garbage_object.size for garbage_object in planned.garbage[done:objects])
         counters.collected_objects += objects - done
         counters.collected_bytes += size
         counters.due_bytes -= size

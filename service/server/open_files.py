@@ -29,9 +29,9 @@ class ConnectionLimits(NamedTuple):
 def connection_limits(files: int, clients_max: int, peers_max: int) -> ConnectionLimits:
     """Divide `files` descriptors. KEPT_FILES are kept. Peers get up to a quarter of the rest, and
     clients get what then remains."""
-    kept = min(KEPT_FILES, files // 2)
-    peers = max(min(peers_max, (files - kept) // 4), 1)
-    clients = max(min(clients_max, files - kept - peers), 1)
+    kept_files = min(KEPT_FILES, files // 2)
+    peers = max(min(peers_max, (files - kept_files) // 4), 1)
+    clients = max(min(clients_max, files - kept_files - peers), 1)
     return ConnectionLimits(clients, peers, max(min(BACKLOG, (files - peers - clients) // 4), 1))
 
 

@@ -149,18 +149,18 @@ class Node:
     __slots__ = ("methods", "parameter", "rest", "words")
 
     def __init__(self, paths: _Paths, depth: int = 0) -> None:
-        longer = [each for each in paths if len(each[0]) > depth]
-        parameters = [each for each in longer if _is_parameter(each[0][depth])]
+        longer = [pair for pair in paths if len(pair[0]) > depth]
+        parameters = [pair for pair in longer if _is_parameter(pair[0][depth])]
         self.words: dict[str, Node] = {}
         """The next nodes, by a segment that is a word of a route."""
         for word in {path[depth] for path, _ in longer if path[depth][0] != "{"}:
             # Routes with a parameter here fit a word, too. They are part of the word's node, so
             # that a lookup never has to go back.
-            words = [each for each in longer if each[0][depth] == word]
+            words = [pair for pair in longer if pair[0][depth] == word]
             self.words[word] = Node(words + parameters, depth + 1)
         self.parameter = Node(parameters, depth + 1) if parameters else None
         """The next node for every other segment."""
-        rests = [each for each in longer if each[0][depth].endswith(":path}")]
+        rests = [pair for pair in longer if pair[0][depth].endswith(":path}")]
         self.rest = (
             Node([(path[:depth], target) for path, target in rests], depth) if rests else None
         )
@@ -169,7 +169,7 @@ class Node:
         """The routes that end here, by method. Of two routes with the same method, the route with
         more words is taken."""
         ending = [target for path, target in paths if len(path) == depth]
-        for target in sorted(ending, key=lambda each: len(each.positions)):
+        for target in sorted(ending, key=lambda target: len(target.positions)):
             self.methods.setdefault(target.route.method, target)
         if "GET" in self.methods:
             self.methods.setdefault("HEAD", self.methods["GET"])
@@ -334,7 +334,9 @@ class Router:
         assert target.serve is not None, "FastAPI serves the others"
         started = time.perf_counter()
         try:
-            response = await target.serve(call, *[segments[at] for at in target.positions])
+            response = await target.serve(
+                call, *[segments[position] for position in target.positions]
+            )
             if response is not None:
                 await call.answer(response)
         except TASK_ENDS:
@@ -373,7 +375,7 @@ class Router:
                 PRINCIPAL.set(call.scope["rights"].principal)
                 rights.charge(REQUEST_PERCENTAGE)
             set_limit(call.scope, target.route.body)
-            serving = target.serve(call, *[segments[at] for at in target.positions])
+            serving = target.serve(call, *[segments[position] for position in target.positions])
             response = await self._measured(call, serving)
             if response is not None:
                 await call.answer(response)
@@ -408,8 +410,8 @@ def _refusal_of_path(
             return None
         return HTTPException(405, headers={"Allow": ", ".join(node.allowed)})
     try:
-        for name, at in zip(target.names, target.positions, strict=True):
-            check_printable(name, segments[at])
+        for name, position in zip(target.names, target.positions, strict=True):
+            check_printable(name, segments[position])
     except InvalidParameter as error:
         return error
     return None
@@ -452,7 +454,7 @@ async def _refusal(
             name = CLUSTER_NAME if target.name_at is None else segments[target.name_at]
     elif node is not None and node.methods:
         # A public path shows its methods to every client.
-        accesses = {each.route.access for each in node.methods.values()}
+        accesses = {method_target.route.access for method_target in node.methods.values()}
         access = RouteAccess.PUBLIC if accesses == {RouteAccess.PUBLIC} else access
     refusal = await security.admit(scope, access, name)
     if refusal is not None:
@@ -479,8 +481,10 @@ def _paths(
         serve = bind(route)
         for path in route.paths:
             segments = [*filter(None, path.split("/"))]
-            positions = tuple(at for at, each in enumerate(segments) if each[0] == "{")
-            names = (segments[at].strip("{}").removesuffix(":path") for at in positions)
+            positions = tuple(
+                position for position, segment in enumerate(segments) if segment[0] == "{"
+            )
+            names = (segments[position].strip("{}").removesuffix(":path") for position in positions)
             shown = tuple(NAMES_IN_ERRORS.get(name, name) for name in names)
             name_at = None
             if isinstance(route.access, Permission) and route.access.parameter:

@@ -128,8 +128,8 @@ async def serve(settings: Settings, on_listening: Callable[[], object], worker: 
     with contextlib.ExitStack() as stack:
         is_shared = settings.workers > 1
         sockets = bound_sockets(settings.host, settings.port, is_shared=is_shared)
-        for each in sockets:
-            stack.enter_context(each)
+        for sock in sockets:
+            stack.enter_context(sock)
         kafka_ports = kafka.bind(settings, worker, stack)
         # TLS files that cannot be used also end the start before the store is opened.
         tls = certificates(settings, _peer_host(settings), SystemClock())

@@ -111,10 +111,10 @@ class Compactions:
 
     async def all(self) -> list[CompactionJob]:
         """Return the jobs of every broker that answers in time, the newest first."""
-        found = list(self._jobs)
+        all_jobs = list(self._jobs)
         for jobs in answers(await self._ask(), list[CompactionJob]):
-            found += jobs
-        return sorted(found, key=lambda job: (-job.started_ms, job.job_id))
+            all_jobs += jobs
+        return sorted(all_jobs, key=lambda job: (-job.started_ms, job.job_id))
 
     async def _run(self, job: CompactionJob) -> None:
         def on_rows(rows: int) -> None:
@@ -124,7 +124,7 @@ class Compactions:
             results = await self._work(job, on_rows)
             job.results = list(results[:ROWS_MAX])
             job.has_more_results = len(results) > ROWS_MAX
-            is_damaged = any(each.get("is_damaged") for each in results)
+            is_damaged = any(result.get("is_damaged") for result in results)
             job.state = FAILED if is_damaged else DONE
             job.error = "a partition is damaged: see the results" if is_damaged else ""
         except (LogError, OSError) as error:

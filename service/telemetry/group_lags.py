@@ -64,9 +64,9 @@ class Lag(NamedTuple):
         return max(self.end_offset - self.current_offset, 0)
 
 
-def oldest(one: float | None, other: float | None) -> float | None:
+def oldest(age_s: float | None, other_age_s: float | None) -> float | None:
     """Return the greater age, or the one that is known."""
-    return max((age for age in (one, other) if age is not None), default=None)
+    return max((age for age in (age_s, other_age_s) if age is not None), default=None)
 
 
 class LagSummary:
@@ -81,15 +81,15 @@ class LagSummary:
         self.seconds: float | None = None
         """The largest lag in seconds that is known, None if none is known."""
 
-    def add(self, one: Lag) -> None:
-        behind, largest = max(one.end_offset - one.current_offset, 0), self.largest
-        self.seconds = oldest(self.seconds, one.seconds)
+    def add(self, lag: Lag) -> None:
+        behind, largest = max(lag.end_offset - lag.current_offset, 0), self.largest
+        self.seconds = oldest(self.seconds, lag.seconds)
         self.partitions += 1
         self.total += behind
-        topic = one.partition.topic
+        topic = lag.partition.topic
         self.topics[topic] = self.topics.get(topic, 0) + behind
-        if largest is None or (behind, largest.partition) > (largest.lag, one.partition):
-            self.largest = one
+        if largest is None or (behind, largest.partition) > (largest.lag, lag.partition):
+            self.largest = lag
 
 
 def any_topic(_: str) -> bool:
@@ -100,7 +100,10 @@ def group_ids(log: Broker) -> list[str]:
     """Return the ids of all groups with members or committed offsets, unsorted, but groups with
     members first. This takes ~0.1 us for each id."""
     with_members = {group.group_id: None for group in log.state.members if group.members}
-    return [*with_members, *(one for one in log.state.committed_offsets if one not in with_members)]
+    return [
+        *with_members,
+        *(group_id for group_id in log.state.committed_offsets if group_id not in with_members),
+    ]
 
 
 class GroupLags:
@@ -117,13 +120,13 @@ class GroupLags:
     async def of(cls, log: Broker, group_id: str, times: LagTimes | None = None) -> "GroupLags":
         """Find the member that reads each partition. Takes ~0.5 us for each partition. `times` has
         times of sealed records."""
-        found, group = cls(log, group_id, times or LagTimes(log)), log.state.members.get(group_id)
+        lags, group = cls(log, group_id, times or LagTimes(log)), log.state.members.get(group_id)
         async for member in sliced([] if group is None else list(group.members.values())):
-            for where in log.state.members.partitions_of(member):
-                if where not in found._readers:
-                    found._read.setdefault(where.topic_id, []).append(where.partition)
-                found._readers[where] = member
-        return found
+            for partition in log.state.members.partitions_of(member):
+                if partition not in lags._readers:
+                    lags._read.setdefault(partition.topic_id, []).append(partition.partition)
+                lags._readers[partition] = member
+        return lags
 
     def in_order(self, after: tuple[Any, ...] | None = None) -> Iterator[tuple[str, int]]:
         """Iterate over (topic name, partition) of the partitions that have a committed offset or
@@ -141,23 +144,23 @@ class GroupLags:
 
     def lag(self, topic: Topic, number: int) -> Lag | None:
         """Return the lag in a partition, or None if the group has no lag there."""
-        where = TopicIdPartition(topic.topic_id, number)
-        partition, reader = topic.partitions[number], self._readers.get(where)
-        held = self._log.state.committed_offsets.of_group(self._group_id).get(topic.topic_id, {})
-        committed, end_offset = held.get(number), partition.high_watermark
+        topic_id_partition = TopicIdPartition(topic.topic_id, number)
+        partition, reader = topic.partitions[number], self._readers.get(topic_id_partition)
+        offsets = self._log.state.committed_offsets.of_group(self._group_id).get(topic.topic_id, {})
+        committed, end_offset = offsets.get(number), partition.high_watermark
         if committed is not None:
             offset = committed.offset
         elif reader is None:
             return None
-        elif (sought := reader.position(where)) is not None:
+        elif (sought := reader.position(topic_id_partition)) is not None:
             offset = sought
         elif reader.config.auto_offset_reset == "earliest":
             offset = partition.log_start_offset
         else:
             offset = end_offset
-        at = TopicPartition(topic.name, number)
+        topic_partition = TopicPartition(topic.name, number)
         seconds = self._times.seconds(topic, number, offset)
-        return Lag(at, offset, end_offset, reader, committed is not None, seconds)
+        return Lag(topic_partition, offset, end_offset, reader, committed is not None, seconds)
 
     async def slices(
         self, may_describe: Callable[[str], bool] = any_topic
@@ -172,7 +175,7 @@ class GroupLags:
                 if topic is None or not may_describe(topic.name):
                     break
                 some = numbers[first : first + LAGS_AT_ONCE]
-                yield [one for number in some if (one := self.lag(topic, number)) is not None]
+                yield [lag for number in some if (lag := self.lag(topic, number)) is not None]
 
     async def look(
         self, may_describe: Callable[[str], bool] = any_topic, reads_max: int = LOOKS
@@ -180,18 +183,18 @@ class GroupLags:
         """Read the times of at most so many sealed records, for lags in seconds (LagTimes)."""
         unread: list[Unread] = []
         async for some in self.slices(may_describe):
-            unread += (one.unread for one in some if one.seconds is None)
+            unread += (lag.unread for lag in some if lag.seconds is None)
             if len(unread) >= reads_max:
                 break
         await self._times.look(unread, reads_max)
 
     async def summary(self, may_describe: Callable[[str], bool] = any_topic) -> LagSummary:
         """Return the sum and the maximum of the lags in topics that the caller may describe."""
-        found = LagSummary()
+        summary = LagSummary()
         async for some in self.slices(may_describe):
-            for one in some:
-                found.add(one)
-        return found
+            for lag in some:
+                summary.add(lag)
+        return summary
 
     def _numbers(self, topic_id: str) -> Collection[int]:
         """Return the partitions of the topic that have a committed offset or that a member
@@ -236,12 +239,12 @@ class LagTotals:
         async with self._lock:
             if self._log.clock.boot_s() < self._rests_until_s:
                 return
-            found = LagTotals(self._log)
+            totals = LagTotals(self._log)
             async for group_id in sliced(group_ids(self._log)):
-                await found._add(group_id, await GroupLags.of(self._log, group_id, self.times))
-            self._unread = found._unread
-            self.partitions, self.series = found.partitions, found.series
-            self.groups, self.topics = found.groups, found.topics
+                await totals._add(group_id, await GroupLags.of(self._log, group_id, self.times))
+            self._unread = totals._unread
+            self.partitions, self.series = totals.partitions, totals.series
+            self.groups, self.topics = totals.groups, totals.topics
             if self.partitions > FEW_PARTITIONS:
                 self._rests_until_s = self._log.clock.boot_s() + REST_S * self.partitions
 
@@ -260,21 +263,21 @@ class LagTotals:
         label = group_id if len(self.groups) < METRIC_GROUPS_MAX else OTHER_GROUPS
         summary = LagSummary()
         async for some in lags.slices():
-            for one in some:
-                summary.add(one)
-                if one.seconds is None and len(self._unread) < UNREAD_MAX:
-                    self._unread.append(one.unread)
+            for lag in some:
+                summary.add(lag)
+                if lag.seconds is None and len(self._unread) < UNREAD_MAX:
+                    self._unread.append(lag.unread)
             left = SERIES_MAX - len(self.series)
-            for one in islice(some, max(left, 0)):
-                at = (group_id, one.partition.topic, str(one.partition.partition))
-                self.series.append((at, one.lag))
+            for lag in islice(some, max(left, 0)):
+                labels = (group_id, lag.partition.topic, str(lag.partition.partition))
+                self.series.append((labels, lag.lag))
         self.partitions += summary.partitions
-        known = self.groups.get(label, TotalLag(0, 0))
+        total_lag = self.groups.get(label, TotalLag(0, 0))
         largest = 0 if summary.largest is None else summary.largest.lag
         self.groups[label] = TotalLag(
-            known.total + summary.total,
-            max(known.largest, largest),
-            oldest(known.seconds, summary.seconds),
+            total_lag.total + summary.total,
+            max(total_lag.largest, largest),
+            oldest(total_lag.seconds, summary.seconds),
         )
         for topic, total in islice(summary.topics.items(), HISTORIES_MAX - len(self.topics)):
             self.topics[group_id, topic] = total

@@ -41,26 +41,28 @@ class GroupCollector(Collector):
         yield gauge("group_lag", doc, ["group", "topic", "partition"], lags.series)
         totals = lags.groups.items()
         doc = f"lag of the group in all its partitions together{REST}the sum of all others"
-        yield gauge("group_lag_records", doc, GROUP, [([one], lag.total) for one, lag in totals])
+        yield gauge(
+            "group_lag_records", doc, GROUP, [([label], lag.total) for label, lag in totals]
+        )
         doc = f"largest lag of the group in one partition{REST}the largest of all others"
-        yield gauge("group_lag_max", doc, GROUP, [([one], lag.largest) for one, lag in totals])
+        yield gauge("group_lag_max", doc, GROUP, [([label], lag.largest) for label, lag in totals])
         doc = (
             "age of the oldest record that the group has not read, of the partitions where it is "
             f"known; absent if it is not known{REST}the largest of all others"
         )
-        ages = [([one], lag.seconds) for one, lag in totals if lag.seconds is not None]
+        ages = [([label], lag.seconds) for label, lag in totals if lag.seconds is not None]
         yield gauge("group_lag_seconds", doc, GROUP, ages)
         yield from self._states()
         yield from self._of_coordinator()
 
     def _states(self) -> Iterator[Metric]:
         groups = list(self._broker.state.members)
-        found = ((group.group_id, group.generation) for group in groups)
+        values = ((group.group_id, group.generation) for group in groups)
         doc = f"generation of the group{REST}the sum of all others"
-        yield gauge("group_generation", doc, GROUP, self._by_group(found))
-        found = ((group.group_id, len(group.members)) for group in groups)
+        yield gauge("group_generation", doc, GROUP, self._by_group(values))
+        values = ((group.group_id, len(group.members)) for group in groups)
         doc = f"members of the group{REST}the sum of all others"
-        yield gauge("group_size", doc, GROUP, self._by_group(found))
+        yield gauge("group_size", doc, GROUP, self._by_group(values))
 
     def _of_coordinator(self) -> Iterator[Metric]:
         """Yield the metrics of the groups that this broker coordinates."""
@@ -68,20 +70,20 @@ class GroupCollector(Collector):
         groups = [(group.group_id, led) for group, led in self._broker.groups.coordinator.ours()]
         rebalances: list[Labelled] = []
         for reason in REASONS:
-            found = ((name, led.rebalances.counts[reason]) for name, led in groups)
-            values = self._by_group((name, count) for name, count in found if count)
+            counts = ((name, led.rebalances.counts[reason]) for name, led in groups)
+            values = self._by_group((name, count) for name, count in counts if count)
             rebalances += (([*labels, reason], count) for labels, count in values)
         doc = (
             "rebalances of the group, by reason; only its coordinator counts them"
             f"{REST}the sum of all others"
         )
         yield counter("group_rebalances", doc, ["group", "reason"], rebalances)
-        found_s = ((name, led.rebalances.seconds(now_s)) for name, led in groups)
+        durations_s = ((name, led.rebalances.seconds(now_s)) for name, led in groups)
         doc = (
             "time from the group's last rebalance until all members had read again, or until now "
             f"if some have not; only its coordinator exports it{REST}the longest of all others"
         )
-        yield gauge("group_rebalance_seconds", doc, GROUP, self._by_group(found_s, max))
+        yield gauge("group_rebalance_seconds", doc, GROUP, self._by_group(durations_s, max))
         refused = ((name, led.short_lives.refused) for name, led in groups)
         doc = (
             "joins refused because too many of the client's members had short lives; only the "
@@ -92,10 +94,12 @@ class GroupCollector(Collector):
     def _by_group(
         self,
         values: Iterable[tuple[str, float]],
-        together: Callable[[float, float], float] = lambda one, other: one + other,
+        together: Callable[[float, float], float] = lambda value, other: value + other,
     ) -> list[Labelled]:
-        own, found = self._lags.groups, dict[str, float]()
+        own, value_by_label = self._lags.groups, dict[str, float]()
         for group_id, value in values:
             label = group_id if group_id in own else OTHER_GROUPS
-            found[label] = together(found[label], value) if label in found else value
-        return [([label], value) for label, value in found.items()]
+            value_by_label[label] = (
+                together(value_by_label[label], value) if label in value_by_label else value
+            )
+        return [([label], value) for label, value in value_by_label.items()]

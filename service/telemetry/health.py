@@ -148,7 +148,7 @@ def _brokers(facts: Facts) -> _Found:
         yield "sequencers-differ", "brokers-do-not-reach-each-other", why
     levels = sorted({broker.level for broker in facts.brokers})
     if len(levels) > 1:
-        named = ", ".join(f"{each.name} knows {each.level}" for each in facts.brokers)
+        named = ", ".join(f"{broker.name} knows {broker.level}" for broker in facts.brokers)
         yield "levels-differ", "upgrade", f"brokers know different levels of the format: {named}"
     for broker, signs in _answered(facts):
         if abs(signs.clock_ms) > CLOCK_MS_MAX:
@@ -194,14 +194,16 @@ def _maintenance(facts: Facts) -> _Found:
 
 
 def _groups(facts: Facts) -> _Found:
-    idle = [one for one in facts.groups if not one.members and one.lag and _is_old(one.lag_s)]
-    for one in idle[:GROUPS_NAMED_MAX]:
-        why = f"group {one.group} has no members and {one.lag:,} unread records"
-        yield "group-without-members", "a-group-has-no-members", f"{why}{_oldest(one.lag_s)}"
-    slow = [one for one in facts.groups if one.members and (one.lag_s or 0.0) > LAG_S]
-    for one in slow[:GROUPS_NAMED_MAX]:
-        why = f"group {one.group} is {one.lag:,} records behind"
-        yield "group-behind", "a-group-falls-behind", f"{why}{_oldest(one.lag_s)}"
+    idle = [
+        group for group in facts.groups if not group.members and group.lag and _is_old(group.lag_s)
+    ]
+    for group in idle[:GROUPS_NAMED_MAX]:
+        why = f"group {group.group} has no members and {group.lag:,} unread records"
+        yield "group-without-members", "a-group-has-no-members", f"{why}{_oldest(group.lag_s)}"
+    slow = [group for group in facts.groups if group.members and (group.lag_s or 0.0) > LAG_S]
+    for group in slow[:GROUPS_NAMED_MAX]:
+        why = f"group {group.group} is {group.lag:,} records behind"
+        yield "group-behind", "a-group-falls-behind", f"{why}{_oldest(group.lag_s)}"
     more = max(len(idle) - GROUPS_NAMED_MAX, 0) + max(len(slow) - GROUPS_NAMED_MAX, 0)
     if more:
         why = f"{more:,} more groups are behind: tidelog groups list"
@@ -209,7 +211,7 @@ def _groups(facts: Facts) -> _Found:
 
 
 def _answered(facts: Facts) -> Iterator[tuple[BrokerFacts, BrokerSigns]]:
-    return ((each, each.signs) for each in facts.brokers if each.signs is not None)
+    return ((broker, broker.signs) for broker in facts.brokers if broker.signs is not None)
 
 
 def _is_failing(requests: int, failures: int) -> bool:

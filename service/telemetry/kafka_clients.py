@@ -107,17 +107,23 @@ class KafkaClients:
         rows: dict[tuple[object, ...], ClientRow] = {}
         count = 0
         async for connection in sliced(list(self._connections)):
-            one = connection.now()
+            connection_now = connection.now()
             count += 1
-            key = (one.client_id, one.software, one.principal, one.host, one.is_tls)
+            key = (
+                connection_now.client_id,
+                connection_now.software,
+                connection_now.principal,
+                connection_now.host,
+                connection_now.is_tls,
+            )
             row = rows.get(key)
-            connected_ms = now_ms - round(one.age_s * 1000)
+            connected_ms = now_ms - round(connection_now.age_s * 1000)
             if row is None:
-                row = rows[key] = _row(one, connected_ms)
+                row = rows[key] = _row(connection_now, connected_ms)
             row.connections += 1
-            row.requests += one.requests
-            row.bytes_in += one.bytes_in
-            row.bytes_out += one.bytes_out
+            row.requests += connection_now.requests
+            row.bytes_in += connection_now.bytes_in
+            row.bytes_out += connection_now.bytes_out
             row.connected_ms = min(row.connected_ms, connected_ms)
         me = self._broker.members().me
         shown = sorted(rows.values(), key=lambda row: row.order)[:ROWS_MAX]
@@ -126,25 +132,31 @@ class KafkaClients:
     async def all(self) -> ClusterClients:
         """Return the clients of every broker that answers in time, and the names of the others."""
         others = await self._ask()
-        found = [await self.own(), *answers(others, BrokerClients)]
-        answered = {one.id for one in found}
+        brokers = [await self.own(), *answers(others, BrokerClients)]
+        answered = {broker.id for broker in brokers}
         # `_ask` does not ask a silent broker again, but clients may still be connected to it.
         live = self._broker.members().live
-        missing = [one.name for one in live if one.id not in answered]
-        rows = [(broker, row) for broker in found for row in broker.rows]
+        missing = [member.name for member in live if member.id not in answered]
+        rows = [(broker, row) for broker in brokers for row in broker.rows]
         rows.sort(key=lambda pair: (pair[1].order, pair[0].name))
         return ClusterClients(
-            sum(one.connections for one in found),
+            sum(broker.connections for broker in brokers),
             rows[:ROWS_MAX],
-            len(rows) > ROWS_MAX or any(one.is_truncated for one in found),
+            len(rows) > ROWS_MAX or any(broker.is_truncated for broker in brokers),
             sorted(missing),
         )
 
 
-def _row(one: ConnectionNow, connected_ms: int) -> ClientRow:
-    name, _, version = one.software.rpartition(" ")
+def _row(connection_now: ConnectionNow, connected_ms: int) -> ClientRow:
+    name, _, version = connection_now.software.rpartition(" ")
     return ClientRow(
-        _shown(one.client_id), name, version, one.principal, one.host, one.is_tls, connected_ms
+        _shown(connection_now.client_id),
+        name,
+        version,
+        connection_now.principal,
+        connection_now.host,
+        connection_now.is_tls,
+        connected_ms,
     )
 
 

@@ -50,10 +50,10 @@ class LagTimes:
             chunk = partition.tail[partition.tail_index(offset)]
             time_ms = chunk.append_ms if chunk.append_ms >= 0 else chunk.timestamp_min
         else:
-            known = self._known.get((topic.topic_id, number, offset))
-            if known is None:
+            known_ms = self._known.get((topic.topic_id, number, offset))
+            if known_ms is None:
                 return None
-            time_ms = known
+            time_ms = known_ms
         return max(self._broker.clock.now_ms() - time_ms, 0) / 1000
 
     async def look(self, wanted: Iterable[Unread], reads_max: int) -> None:
@@ -77,15 +77,15 @@ class LagTimes:
         start = topic.partitions[place.partition].log_start_offset
         offset = max(place.offset, start)
         try:
-            found = await self._broker.fetch(
+            fetch_result = await self._broker.fetch(
                 topic.name, place.partition, offset, bytes_max=1, records_max=1
             )
         except LogError:
             return
-        if not found.pieces:
+        if not fetch_result.pieces:
             return
         if len(self._known) >= KNOWN_MAX:
             self._known.clear()
-        times = found.pieces[0].batch.column("timestamp").cast(pa.int64())
+        times = fetch_result.pieces[0].batch.column("timestamp").cast(pa.int64())
         time_ms = int(times[0].as_py()) // US_PER_MS
         self._known[topic.topic_id, place.partition, offset] = time_ms

@@ -56,17 +56,17 @@ gauge = partial(_labelled, GaugeMetricFamily)
 
 
 def histogram(
-    name: str, doc: str, found: dict[str, Histogram], label: str | None = None
+    name: str, doc: str, histograms: dict[str, Histogram], label: str | None = None
 ) -> HistogramMetricFamily:
     """Build a family of histograms: one for each value of `label`, or one without labels if `label`
     is None."""
     family = HistogramMetricFamily(
         f"tidelog_{name}", doc, labels=None if label is None else [label]
     )
-    for value, each in found.items():
-        bounds = (*map(str, each.bounds), "+Inf")
-        buckets = list(zip(bounds, map(float, accumulate(each.counts)), strict=True))
-        family.add_metric([] if label is None else [value], buckets, each.total)
+    for value, value_histogram in histograms.items():
+        bounds = (*map(str, value_histogram.bounds), "+Inf")
+        buckets = list(zip(bounds, map(float, accumulate(value_histogram.counts)), strict=True))
+        family.add_metric([] if label is None else [value], buckets, value_histogram.total)
     return family
 
 
@@ -315,5 +315,5 @@ def tail_bytes(topic: Topic) -> int:
 def unsealed_since_ms(topic: Topic, now_ms: int) -> int:
     """Return the commit time of the topic's oldest unsealed record, or `now_ms` if there is
     none."""
-    committed = (held.tail[0].committed_ms for held in topic.partitions if held.tail)
+    committed = (partition.tail[0].committed_ms for partition in topic.partitions if partition.tail)
     return min(committed, default=now_ms)

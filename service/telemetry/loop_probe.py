@@ -20,8 +20,8 @@ HELD_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 class LoopProbe:
     """The measurement of the running event loop, from `start` to `stop`."""
 
-    def __init__(self, held: Histogram) -> None:
-        self._held = held
+    def __init__(self, histogram: Histogram) -> None:
+        self._held = histogram
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._due_s = 0.0

@@ -56,17 +56,17 @@ class MaintenanceCounters:
         that this broker runs itself, it is that since the start of this broker, because their
         results are in memory."""
         own, now_ms = self.stored(broker).found, broker.clock.now_ms()
-        found = []
+        facts = []
         for kind in KINDS:
             results = [results[kind] for results in (own, self.results) if kind in results]
             results += [results[kind] for results in of_peers if kind in results]
-            last = max(results, key=lambda one: one.at_ms, default=None)
+            last = max(results, key=lambda result: result.at_ms, default=None)
             base_ms = broker.identity.created_ms
             if self.is_running and kind in OF_BROKERS:
                 base_ms = max(base_ms, broker.members().me.started_ms)
-            since_ms = max([base_ms, *(one.success_ms for one in results)])
-            found.append(MaintenanceFacts(kind, max(now_ms - since_ms, 0) / 1000, last))
-        return found
+            since_ms = max([base_ms, *(result.success_ms for result in results)])
+            facts.append(MaintenanceFacts(kind, max(now_ms - since_ms, 0) / 1000, last))
+        return facts
 
 
 class MaintenanceCollector(Collector):
@@ -117,18 +117,26 @@ class MaintenanceCollector(Collector):
             "time since the last complete maintenance of this kind that this broker knows: its own "
             "or a command's; without one, since the cluster was created",
             ["task"],
-            [([one.kind], one.since_s) for one in facts],
+            [([task_facts.kind], task_facts.since_s) for task_facts in facts],
         )
         yield gauge(
             "maintenance_failed",
             "1 if the last maintenance of this kind that this broker knows failed",
             ["task"],
-            [([one.kind], float(not one.last.is_ok)) for one in facts if one.last is not None],
+            [
+                ([task_facts.kind], float(not task_facts.last.is_ok))
+                for task_facts in facts
+                if task_facts.last is not None
+            ],
         )
-        scrubs = [one.last for one in facts if one.kind == "scrub" and one.last is not None]
+        scrubs = [
+            task_facts.last
+            for task_facts in facts
+            if task_facts.kind == "scrub" and task_facts.last is not None
+        ]
         yield gauge(
             "scrub_damage",
             "damage that the last scrub found; absent if there was no scrub",
             [],
-            [([], one.damage) for one in scrubs],
+            [([], scrub.damage) for scrub in scrubs],
         )

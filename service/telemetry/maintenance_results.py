@@ -68,8 +68,10 @@ async def store_result(store: "ObjectStore", now: MaintenanceResult) -> None:
         before = decoded(await store.get(key))
     except NotFound:
         before = None
-    found = now if before is None else before.followed_by(now)
-    short = msgspec.structs.replace(found, what=" ".join(found.what.split())[:WHAT_CHARS_MAX])
+    new_result = now if before is None else before.followed_by(now)
+    short = msgspec.structs.replace(
+        new_result, what=" ".join(new_result.what.split())[:WHAT_CHARS_MAX]
+    )
     await store.put(key, [msgspec.json.encode(short)])
 
 
@@ -94,4 +96,4 @@ class StoredResults:
             log.info("the results of maintenance cannot be read: %s", error)
             return
         read = ((kind, decoded(body)) for kind, body in bodies.items())
-        self.found = {kind: one for kind, one in read if one is not None}
+        self.found = {kind: last_result for kind, last_result in read if last_result is not None}

@@ -270,15 +270,15 @@ def merged(texts: Iterable[bytes]) -> bytes:
 
 async def gathered(requests: Iterable[Awaitable[Part]]) -> list[bytes]:
     """Return the answers that arrive within WORKER_WAIT_S."""
-    answers = await asyncio.gather(*(_in_time(one) for one in requests))
+    answers = await asyncio.gather(*(_in_time(request) for request in requests))
     return [bytes(answer) for answer in answers if answer]
 
 
-async def _in_time(one: Awaitable[Part]) -> Part:
+async def _in_time(request: Awaitable[Part]) -> Part:
     """Return the answer, or b"" if none arrives within WORKER_WAIT_S."""
     try:
         async with asyncio.timeout(WORKER_WAIT_S):
-            return await one
+            return await request
     except (LogError, TimeoutError):
         return b""
 
@@ -304,8 +304,8 @@ class _Labelled(Collector):
     def collect(self) -> Iterator[Metric]:
         for metric in self._inner.collect():
             metric.samples = [
-                Sample(each.name, {**each.labels, **self._labels}, *each[2:])
-                for each in metric.samples
+                Sample(sample.name, {**sample.labels, **self._labels}, *sample[2:])
+                for sample in metric.samples
             ]
             yield metric
 
@@ -412,14 +412,14 @@ class _CertificateCollector(Collector):
             labels=["port"],
         )
         now_s = self._clock.now_ms() / 1000
-        for port, each in self._certificates.items():
-            left.add_metric([port], each.ends_s - now_s)
+        for port, certificate in self._certificates.items():
+            left.add_metric([port], certificate.ends_s - now_s)
         yield left
         yield counter(
             "certificate_failures",
             "changed TLS files that could not be used; the old certificate stays in use",
             ["port"],
-            [([port], each.failures) for port, each in self._certificates.items()],
+            [([port], certificate.failures) for port, certificate in self._certificates.items()],
         )
 
 
@@ -441,12 +441,12 @@ class _AdmissionCollector(Collector):
             [([reason], count) for reason, count in admission.ended.items()],
         )
         pools = {"bodies": admission.bodies, "answers": admission.answers}
-        held = GaugeMetricFamily(
+        used_bytes = GaugeMetricFamily(
             "tidelog_budget_bytes", "bytes of requests and answers in memory", labels=["budget"]
         )
         for name, pool in pools.items():
-            held.add_metric([name], pool.used)
-        yield held
+            used_bytes.add_metric([name], pool.used)
+        yield used_bytes
         yield counter(
             "budget_refused",
             "requests refused because there was no memory for them, or not for their principal",

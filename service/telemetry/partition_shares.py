@@ -49,22 +49,24 @@ class PartitionShares:
             return
         self._began_s = now_s
         ends: dict[str, array[int]] = {}
-        found: dict[str, HotShare] = {}
+        shares: dict[str, HotShare] = {}
         async for topic in sliced(list(self._broker.state.topics.values())):
-            now = array("q", (one.high_watermark for one in topic.partitions))
+            now = array("q", (partition.high_watermark for partition in topic.partitions))
             ends[topic.topic_id] = now
             before = self._ends.get(topic.topic_id)
             if before is not None and (hot := hottest(before, now)) is not None:
-                found[topic.name] = hot
+                shares[topic.name] = hot
         self._ends = ends
-        worst = sorted(found, key=lambda name: -found[name].skew)[:TOPICS_MAX]
-        self.hottest = {name: found[name] for name in worst}
+        worst = sorted(shares, key=lambda name: -shares[name].skew)[:TOPICS_MAX]
+        self.hottest = {name: shares[name] for name in worst}
 
 
 def hottest(before: "array[int]", now: "array[int]") -> HotShare | None:
     """Return the hottest of at least two partitions by their high watermarks before and after a
     window. New partitions begin at 0."""
-    added = [end - (before[at] if at < len(before) else 0) for at, end in enumerate(now)]
+    added = [
+        end - (before[number] if number < len(before) else 0) for number, end in enumerate(now)
+    ]
     total = sum(added)
     if len(added) < 2 or total < RECORDS_MIN:
         return None
@@ -80,17 +82,17 @@ class SharesCollector(Collector):
         self._shares = shares
 
     def collect(self) -> Iterator[Metric]:
-        found = self._shares.hottest.items()
+        shares = self._shares.hottest.items()
         yield gauge(
             "hottest_partition_share",
             "share of a topic's new records that its hottest partition got in the last five "
             f"minutes; absent below {RECORDS_MIN:,} records; at most {TOPICS_MAX} topics",
             ["topic"],
-            [([topic], hot.share) for topic, hot in found],
+            [([topic], hot.share) for topic, hot in shares],
         )
         yield gauge(
             "hottest_partition_skew",
             "the share of the hottest partition, as a multiple of the average share",
             ["topic"],
-            [([topic], hot.skew) for topic, hot in found],
+            [([topic], hot.skew) for topic, hot in shares],
         )

@@ -257,11 +257,13 @@ class RateSampler:
     def lag_history(self, group_id: str) -> LagHistory:
         """Return the lag of the group in each topic, in the steps since this broker started, but at
         most the last STEPS steps."""
-        found = {topic: past for (group, topic), past in self._lags.items() if group == group_id}
-        numbers = sorted({number for past in found.values() for number, _ in past})
+        past_by_topic = {
+            topic: past for (group, topic), past in self._lags.items() if group == group_id
+        }
+        numbers = sorted({number for past in past_by_topic.values() for number, _ in past})
         topics: dict[str, list[int | None]] = {}
         steps = range(numbers[0], numbers[-1] + 1) if numbers else range(0)
-        for topic, past in found.items():
+        for topic, past in past_by_topic.items():
             behind = dict(past)
             topics[topic] = [behind.get(number) for number in steps]
         end_ms = numbers[-1] * STEP_S * 1000 if numbers else self._log.clock.now_ms()
@@ -317,18 +319,18 @@ def summed(brokers: Iterable[BrokerRates]) -> list[Step]:
     all_steps = [broker.steps for broker in brokers if broker.steps]
     newest = max((steps[-1].number for steps in all_steps), default=0)
     end = max(min((steps[-1].number for steps in all_steps), default=0), newest - 1)
-    found: dict[int, Step] = {}
+    sums: dict[int, Step] = {}
     for steps in all_steps:
         for step in steps:
             if step.number > end:
                 continue
-            held = found.get(step.number)
-            if held is None:
-                found[step.number] = Step(step.number, list(step.added), list(step.acks))
+            step_sum = sums.get(step.number)
+            if step_sum is None:
+                sums[step.number] = Step(step.number, list(step.added), list(step.acks))
             else:
-                held.added = [a + b for a, b in zip(held.added, step.added, strict=True)]
-                held.acks = [a + b for a, b in zip(held.acks, step.acks, strict=True)]
-    return [found[number] for number in sorted(found)]
+                step_sum.added = [a + b for a, b in zip(step_sum.added, step.added, strict=True)]
+                step_sum.acks = [a + b for a, b in zip(step_sum.acks, step.acks, strict=True)]
+    return [sums[number] for number in sorted(sums)]
 
 
 def quantile_s(counts: Sequence[int], part: float) -> float | None:

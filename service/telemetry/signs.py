@@ -68,8 +68,10 @@ class _Sample:
         if stats.store is not None:
             self.requests = dict(stats.store.requests)
             self.failures = sum(stats.store.failures.values())
-            counts = zip(*(one.counts for one in stats.store.seconds.values()), strict=True)
-            self.latencies = [sum(each) for each in counts]
+            counts = zip(
+                *(histogram.counts for histogram in stats.store.seconds.values()), strict=True
+            )
+            self.latencies = [sum(bucket_counts) for bucket_counts in counts]
 
 
 class SignSampler:
@@ -92,7 +94,9 @@ class SignSampler:
         broker, now, first = self._broker, self._sample(), self._samples[0]
         stats, doubts, damaged = broker.stats(), broker.doubts(), broker.damaged_tails()
         failing = stats.failing_seals
-        known = ((broker.state.topic_of_id(topic_id), number) for topic_id, number in failing)
+        failing_partitions = (
+            (broker.state.topic_of_id(topic_id), number) for topic_id, number in failing
+        )
         return BrokerSigns(
             seconds=max(now.at_s - first.at_s, 0.001),
             commits=now.commits - first.commits,
@@ -109,13 +113,16 @@ class SignSampler:
             seals_failing=len(failing),
             seals_failing_names=[
                 f"{topic.name}-{number}"
-                for topic, number in islice(known, NAMES_MAX)
+                for topic, number in islice(failing_partitions, NAMES_MAX)
                 if topic is not None
             ],
             doubts=len(doubts),
             doubts_names=[*islice(doubts, NAMES_MAX)],
             damaged_tails=len(damaged),
-            damaged_tails_names=[f"{at.topic}-{at.partition}" for at in islice(damaged, NAMES_MAX)],
+            damaged_tails_names=[
+                f"{partition.topic}-{partition.partition}"
+                for partition in islice(damaged, NAMES_MAX)
+            ],
             set_aside=broker.set_aside,
             maintenance=dict(maintenance),
             maintains=maintains,

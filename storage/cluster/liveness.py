@@ -91,15 +91,15 @@ class LivenessTracker:
         seen: dict[str, _Seen] = {}
         for info in infos:
             line = (info.modified_ms, info.size)
-            known = self._seen.get(info.key)
-            if known is None:
+            broker = self._seen.get(info.key)
+            if broker is None:
                 # Both times are by the store's clock. If an object is already old when it is first
                 # listed, its broker counts as dead.
                 seen[info.key] = _Seen(line, (newest_ms - info.modified_ms) / 1000)
-            elif known.line == line:
-                seen[info.key] = known._replace(silent_s=known.silent_s + gap_s)
+            elif broker.line == line:
+                seen[info.key] = broker._replace(silent_s=broker.silent_s + gap_s)
             else:
-                seen[info.key] = _Seen(line, 0.0, known.changes + 1)
+                seen[info.key] = _Seen(line, 0.0, broker.changes + 1)
         self._seen = seen
         self._looked_s = now_s
 

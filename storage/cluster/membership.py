@@ -208,9 +208,9 @@ class Membership:
         for key in listed:
             if key not in self._known:
                 self._known[key] = await self._read(key)
-        known = [(key in live, one) for key, one in self._known.items() if one is not None]
-        self._set([member for is_live, member in known if is_live])
-        self.gone = self._not_replaced([member for is_live, member in known if not is_live])
+        peers = [(key in live, peer) for key, peer in self._known.items() if peer is not None]
+        self._set([member for is_live, member in peers if is_live])
+        self.gone = self._not_replaced([member for is_live, member in peers if not is_live])
         if forgotten := [key for key in self._view.forgotten if key != mine]:
             log.info("deleting %d liveness objects of stopped brokers", len(forgotten))
             await self.store.delete(forgotten)
@@ -219,11 +219,11 @@ class Membership:
         """Return the brokers without a live one of their name or address that started later."""
         live = [self.me, *self.others]
         return [
-            one
-            for one in silent
+            member
+            for member in silent
             if not any(
-                one.started_ms <= other.started_ms
-                and (one.name == other.name or one.address == other.address)
+                member.started_ms <= other.started_ms
+                and (member.name == other.name or member.address == other.address)
                 for other in live
             )
         ]
@@ -245,14 +245,16 @@ class Membership:
     def _set(self, others: list[Member]) -> None:
         before, was = {member.id for member in self.others}, self.ranking[0]
         self.others = others
-        known = {member.id for member in others}
-        self._silent = {each: beats for each, beats in self._silent.items() if each in known}
-        for gone in before - known:
-            self._leavers.pop(gone, None)
+        member_ids = {member.id for member in others}
+        self._silent = {
+            member_id: beats for member_id, beats in self._silent.items() if member_id in member_ids
+        }
+        for member_id in before - member_ids:
+            self._leavers.pop(member_id, None)
         staying = [member for member in others if member.id not in self._leavers]
         mine = [] if self._is_leaving and staying else [self.me]
         self.ranking = ranked(self.cluster_id, [*mine, *staying])
-        if known != before or was.id != self.ranking[0].id:
+        if member_ids != before or was.id != self.ranking[0].id:
             first = self.ranking[0]
             who = "this broker" if first.id == self.me.id else f"broker {first.name}"
             log.info("%d live brokers; the sequencer is %s", len(others) + 1, who)

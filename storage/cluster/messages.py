@@ -73,25 +73,25 @@ def encode_forwarded(draft: Draft) -> bytes:
 def decode_forwarded(message: Part) -> Draft:
     """Decode a forwarded draft and verify its chunks; raises Corrupt."""
     try:
-        taken = _forwarded_drafts.decode(message)
+        draft = _forwarded_drafts.decode(message)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise Corrupt(MESSAGE, f"does not decode: {error}") from error
-    at = 0
-    view = memoryview(taken.body)
-    for chunk in taken.chunks:
+    position = 0
+    view = memoryview(draft.body)
+    for chunk in draft.chunks:
         if chunk.data:
             if object_keys.data_not_after_ms(chunk.data) is None:
                 raise Corrupt(MESSAGE, f"refers to {chunk.data!r}, which is no key of an upload")
             continue
-        if chunk.position != at or chunk.size < 0:
+        if chunk.position != position or chunk.size < 0:
             raise Corrupt(MESSAGE, "its chunks are not contiguous")
-        if crc32c(view[at : at + chunk.size]) != chunk.crc32c:
+        if crc32c(view[position : position + chunk.size]) != chunk.crc32c:
             raise Corrupt(MESSAGE, "checksum of a chunk differs")
-        at += chunk.size
-    if at != len(view) or taken.origin.commits != len(taken.commits):
+        position += chunk.size
+    if position != len(view) or draft.origin.commits != len(draft.commits):
         raise Corrupt(MESSAGE, "its length or number of commits is wrong")
-    bodies: list[Part] = [taken.body] if taken.body else []
-    return Draft(taken.commits, taken.chunks, bodies, [taken.origin])
+    bodies: list[Part] = [draft.body] if draft.body else []
+    return Draft(draft.commits, draft.chunks, bodies, [draft.origin])
 
 
 def encode_announcements(entries: Sequence[EntryAnnouncement]) -> bytes:

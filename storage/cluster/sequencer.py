@@ -480,8 +480,8 @@ class Sequencer:
         if own is not None and origin.number == own.number:
             if own.done.done():
                 return
-            found = [entry.commits[index].commit_id for index in commits]
-            if found == [commit.commit_id for commit in own.draft.commits]:
+            commit_ids = [entry.commits[index].commit_id for index in commits]
+            if commit_ids == [commit.commit_id for commit in own.draft.commits]:
                 outcomes = applied.outcomes[commits.start : commits.stop]
                 if own.is_void and all(o.is_duplicate and not o.placements for o in outcomes):
                     # An entry that the view skipped has the draft, and its placements.

@@ -183,9 +183,9 @@ class Acls:
 
     def remove(self, acl: Acl) -> None:
         if self._all.pop(acl, acl) is None:
-            held = self._named[_place(acl)]
-            del held[acl]
-            if not held:
+            acls = self._named[_place(acl)]
+            del acls[acl]
+            if not acls:
                 del self._named[_place(acl)]
                 self._count_prefix(acl, -1)
 

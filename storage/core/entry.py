@@ -167,12 +167,14 @@ def copy_of(entry: Entry, header: bytes) -> list[Part]:
 def copy_in(body: Part) -> bytes | None:
     """Return the copy of the bytes before the chunks. `body` is a whole object, and the copy is at
     its end. Does not verify the copy. Returns None if the object has no copy."""
-    at = len(body) - _END.size
-    if at < 0:
+    position = len(body) - _END.size
+    if position < 0:
         return None
-    length, magic = _END.unpack_from(body, at)
+    length, magic = _END.unpack_from(body, position)
     return (
-        bytes(memoryview(body)[at - length : at]) if magic == COPY_MAGIC and length <= at else None
+        bytes(memoryview(body)[position - length : position])
+        if magic == COPY_MAGIC and length <= position
+        else None
     )
 
 

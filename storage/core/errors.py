@@ -182,9 +182,9 @@ def missing_object(key: str) -> Corrupt:
     return Corrupt(key, "the log names the object, but it does not exist")
 
 
-def cut_off(key: str, found: int, wanted: int, start: int) -> Corrupt:
+def cut_off(key: str, size: int, wanted: int, start: int) -> Corrupt:
     """Return the error for an object that ends before the `wanted` bytes from `start` on."""
-    return Corrupt(key, f"has {found} of {wanted} bytes at {start}: it is cut off")
+    return Corrupt(key, f"has {size} of {wanted} bytes at {start}: it is cut off")
 
 
 class DamagedRecords(Corrupt):
@@ -213,8 +213,8 @@ class TableInDoubt(Corrupt):
     def __init__(self, prefix: str, version: int, why: str) -> None:
         super().__init__(f"{prefix}/_delta_log", why)
         topic = prefix.rpartition("/")[2].rpartition("-")[0]
-        where = f"table {self.key} is in doubt at version {version}"
-        self.args = (f"{where}: {why}; see tidelog repair",)
+        doubt = f"table {self.key} is in doubt at version {version}"
+        self.args = (f"{doubt}: {why}; see tidelog repair",)
         self.topic = topic
         self.version = version
 

@@ -42,13 +42,13 @@ def _hash_uniform(data: memoryview, start: int, rows: int, length: int) -> npt.N
     """Hash keys of equal length. The keys lie at equal distances, so one strided view has the n-th
     word of all keys."""
     h = np.full(rows, SEED ^ length, dtype=np.uint32)
-    for at in range(0, length & ~3, 4):
+    for position in range(0, length & ~3, 4):
         h *= _M32
-        h ^= _scramble(np.ndarray((rows,), "<u4", data, start + at, (length,)))
+        h ^= _scramble(np.ndarray((rows,), "<u4", data, start + position, (length,)))
     if length & 3:
         for shift in range(length & 3):
-            at = start + (length & ~3) + shift
-            tail = np.ndarray((rows,), np.uint8, data, at, (length,))
+            position = start + (length & ~3) + shift
+            tail = np.ndarray((rows,), np.uint8, data, position, (length,))
             h ^= tail.astype(np.uint32) << np.uint32(8 * shift)
         h *= _M32
     return _finish(h)

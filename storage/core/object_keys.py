@@ -75,8 +75,8 @@ def parse_segment(path: str) -> SegmentName | None:
 def log_version(key: str, kind: str = "") -> int | None:
     """Return the version of a file of a table's log. If the object is not such a file, or if its
     kind is not the given `kind` (`json` for a commit, or `checkpoint.parquet`), return None."""
-    found = _LOG_FILE.search(key)
-    return int(found[1]) if found is not None and kind in ("", found[2]) else None
+    match = _LOG_FILE.search(key)
+    return int(match[1]) if match is not None and kind in ("", match[2]) else None
 
 
 def broker(broker_id: str) -> str:

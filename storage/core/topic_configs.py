@@ -269,24 +269,24 @@ def check(name: str, value: str, level: int = levels.NEWEST) -> None:
     """Raise InvalidConfig if the config is unknown, if a cluster at this level of the format cannot
     have it, or if the value is not valid. The message names the config, the value and the
     allowed values."""
-    known = KNOWN.get(name)
-    if known is None:
+    key = KNOWN.get(name)
+    if key is None:
         raise InvalidConfig(f"unknown topic config {name!r}: known are {', '.join(CONFIGS)}")
-    if known.level > level:
+    if key.level > level:
         raise InvalidConfig(
-            f"topic config {name} needs level {known.level} of the format, the cluster has level "
+            f"topic config {name} needs level {key.level} of the format, the cluster has level "
             f"{level}: run tidelog upgrade"
         )
-    _check_value(f"topic config {name}", known, value)
+    _check_value(f"topic config {name}", key, value)
 
 
 def check_default(name: str, value: str) -> None:
     """Raise InvalidConfig if the cluster cannot have this default. A value longer than
     VALUE_CHARS_MAX is not valid."""
-    known = DEFAULTS.get(name)
-    if known is not None:
+    key = DEFAULTS.get(name)
+    if key is not None:
         _check_length(f"the default {name}", value)
-        _check_value(f"the default {name}", known, value)
+        _check_value(f"the default {name}", key, value)
     elif name in BROKER_NAMES:
         raise InvalidConfig(f"unknown default {name!r}: use the name {BROKER_NAMES[name]}")
     elif name in WITHOUT_EFFECT:
@@ -295,9 +295,9 @@ def check_default(name: str, value: str) -> None:
         raise InvalidConfig(f"unknown default {name!r}: known are {', '.join(DEFAULTS)}")
 
 
-def _check_value(what: str, known: ConfigKey, value: str) -> None:
+def _check_value(what: str, key: ConfigKey, value: str) -> None:
     try:
-        known.parse(value)
+        key.parse(value)
     except ValueError as error:
         raise InvalidConfig(f"invalid value {value!r} for {what}: {error}") from error
 
@@ -332,12 +332,12 @@ def canonical_defaults(changes: Mapping[str, str | None], level: int) -> dict[st
     """Return changes of the cluster's defaults, with the texts that the cluster state stores. None
     removes a default. Raises InvalidConfig."""
     _check_defaults_level(level)
-    found: dict[str, str | None] = {}
+    texts: dict[str, str | None] = {}
     for name, value in changes.items():
         if value is not None or name not in DEFAULTS:
             check_default(name, value or "")
-        found[name] = None if value is None else _canonical(DEFAULTS[name], value)
-    return found
+        texts[name] = None if value is None else _canonical(DEFAULTS[name], value)
+    return texts
 
 
 def in_words(changes: Mapping[str, str | None]) -> str:
@@ -382,8 +382,8 @@ def _check_defaults_level(level: int) -> None:
         )
 
 
-def _canonical(known: ConfigKey, value: str) -> str:
-    parsed = known.parse(value)
+def _canonical(key: ConfigKey, value: str) -> str:
+    parsed = key.parse(value)
     if isinstance(parsed, frozenset):  # cleanup.policy, in the order of the request
         return ",".join(dict.fromkeys(part.strip() for part in value.split(",")))
     return str(parsed) if isinstance(parsed, int) else value
@@ -436,24 +436,24 @@ class TopicDefaults:
         """Return the values of a known config of a topic that sets `configs`: the effective value
         first, the built-in default last."""
         key = BROKER_NAMES.get(name, name)
-        found = [ConfigValue(key, KNOWN[name].default, Source.DEFAULT_CONFIG)]
+        values = [ConfigValue(key, KNOWN[name].default, Source.DEFAULT_CONFIG)]
         if name in self.configs:
             text = self.configs[name]
-            found.insert(0, ConfigValue(key, text, Source.DYNAMIC_DEFAULT_BROKER_CONFIG))
+            values.insert(0, ConfigValue(key, text, Source.DYNAMIC_DEFAULT_BROKER_CONFIG))
         if name in configs:
-            found.insert(0, ConfigValue(name, configs[name], Source.DYNAMIC_TOPIC_CONFIG))
-        return found
+            values.insert(0, ConfigValue(name, configs[name], Source.DYNAMIC_TOPIC_CONFIG))
+        return values
 
     def values_of_default(self, name: str, settings: Mapping[str, str]) -> list[ConfigValue]:
         """Return the values of a known default: the effective value first, the built-in one last.
         `settings` has the values that the broker's settings give."""
-        found = [ConfigValue(name, DEFAULTS[name].default, Source.DEFAULT_CONFIG)]
+        values = [ConfigValue(name, DEFAULTS[name].default, Source.DEFAULT_CONFIG)]
         if name in settings:
-            found.insert(0, ConfigValue(name, settings[name], Source.STATIC_BROKER_CONFIG))
+            values.insert(0, ConfigValue(name, settings[name], Source.STATIC_BROKER_CONFIG))
         if name in self.values:
             text = self.values[name]
-            found.insert(0, ConfigValue(name, text, Source.DYNAMIC_DEFAULT_BROKER_CONFIG))
-        return found
+            values.insert(0, ConfigValue(name, text, Source.DYNAMIC_DEFAULT_BROKER_CONFIG))
+        return values
 
 
 NO_DEFAULTS = TopicDefaults({})
@@ -470,12 +470,12 @@ def effective(configs: Mapping[str, str], defaults: TopicDefaults = NO_DEFAULTS)
     return _parsed(configs, defaults.configs) if configs else defaults.of_plain_topics
 
 
-def _parsed(*given: Mapping[str, str]) -> TopicConfig:
-    """Parse the texts. The first of `given` that has a valid value of a config has precedence."""
+def _parsed(*configs: Mapping[str, str]) -> TopicConfig:
+    """Parse the texts. The first of `configs` that has a valid value of a config has precedence."""
 
     def get(name: str) -> object:
         key = CONFIGS[name]
-        for texts in given:
+        for texts in configs:
             if name in texts:
                 with contextlib.suppress(ValueError):
                     return key.parse(texts[name])

@@ -98,24 +98,28 @@ class ClassicGroup:
 
     @classmethod
     def restored(
-        cls, held: ConsumerGroup, new_id: Callable[[], str], delay_s: float, now_s: float
+        cls, group: ConsumerGroup, new_id: Callable[[], str], delay_s: float, now_s: float
     ) -> "ClassicGroup":
         """Continue a group of the cluster state. Each session begins again. Only a group that
         `is_preparing` begins a rebalance."""
-        group = cls(held.group_id, held.coordinator, held.term, held.generation, new_id, delay_s)
-        group.settled_generation = held.generation
-        members = [one for one in held.members.values() if isinstance(one, ClientMember)]
+        classic_group = cls(
+            group.group_id, group.coordinator, group.term, group.generation, new_id, delay_s
+        )
+        classic_group.settled_generation = group.generation
+        members = [member for member in group.members.values() if isinstance(member, ClientMember)]
         if not members:
-            return group
-        group.protocol_type, group.protocol = held.protocol_type, held.protocol
-        group.leader = held.leader if held.leader in held.members else members[0].member_id
-        for one in members:
-            group.members.put(Member.restored(one, held, now_s))
-        group._in_state = set(held.members)
-        group.phase = Phase.STABLE
-        if held.is_preparing:
-            group._rebalance(now_s)
-        return group
+            return classic_group
+        classic_group.protocol_type, classic_group.protocol = group.protocol_type, group.protocol
+        classic_group.leader = (
+            group.leader if group.leader in group.members else members[0].member_id
+        )
+        for member in members:
+            classic_group.members.put(Member.restored(member, group, now_s))
+        classic_group._in_state = set(group.members)
+        classic_group.phase = Phase.STABLE
+        if group.is_preparing:
+            classic_group._rebalance(now_s)
+        return classic_group
 
     # -- requests
 
@@ -129,11 +133,11 @@ class ClassicGroup:
         if code is not Code.NONE:
             reply(Joined(code, who.member_id))
             return
-        held = self.members.find(who)
-        if held is not None and who.member_id:
-            self._join_again(held, request, reply, now_s)
-        elif held is not None:
-            self._replace(held, request, reply, now_s)
+        member = self.members.find(who)
+        if member is not None and who.member_id:
+            self._join_again(member, request, reply, now_s)
+        elif member is not None:
+            self._replace(member, request, reply, now_s)
         elif is_promised or who.instance_id or not request.needs_member_id:
             self.members.end_promise(who.member_id)
             self._add(who.member_id or self._name(request), request, reply, now_s)
@@ -237,12 +241,18 @@ class ClassicGroup:
         if code is Code.NONE:
             self.term = max(self.term, 1)
             self.settled_generation = action.generation
-            self._in_state = {one.member_id for one in action.members}
+            self._in_state = {member.member_id for member in action.members}
             if self.phase is Phase.EMPTY:  # the members left meanwhile
                 self._empty_state()
-        for one in [each for each in self._replacements if each.action is action]:
-            self._replacements.remove(one)
-            one.reply(one.answer if code is Code.NONE else Joined(code, one.answer.member_id))
+        for replacement in [
+            replacement for replacement in self._replacements if replacement.action is action
+        ]:
+            self._replacements.remove(replacement)
+            replacement.reply(
+                replacement.answer
+                if code is Code.NONE
+                else Joined(code, replacement.answer.member_id)
+            )
         if self._settling is not action:
             return
         self._settling = None
@@ -252,7 +262,7 @@ class ClassicGroup:
             self._rebalance(now_s, code)
             return
         self.phase = Phase.STABLE
-        assignments = {one.member_id: one.assignment for one in action.members}
+        assignments = {member.member_id: member.assignment for member in action.members}
         for member in self.members:
             member.assignment = assignments.get(member.member_id, b"")
             if member.syncing is not None:
@@ -279,8 +289,8 @@ class ClassicGroup:
         for member in self.members:
             member.refuse(code)
         replaced, self._replacements = self._replacements, []
-        for one in replaced:
-            one.reply(Joined(code, one.answer.member_id))
+        for replacement in replaced:
+            replacement.reply(Joined(code, replacement.answer.member_id))
 
     # -- joining
 
@@ -317,7 +327,7 @@ class ClassicGroup:
         """Return a new member id. It begins with the instance id or the client id, so that people
         recognise the member."""
         start = request.who.instance_id or request.client_id
-        start = "".join(each if each.isprintable() else "_" for each in start)
+        start = "".join(character if character.isprintable() else "_" for character in start)
         unique = self.new_id()
         room = NAME_BYTES_MAX - len(unique) - 1
         return f"{start.encode()[:room].decode(errors='ignore')}-{unique}"
@@ -369,7 +379,9 @@ class ClassicGroup:
             answer = answer._replace(skip_assignment=True)
         elif was_leader:  # no member may compute assignments: name the old id as leader
             answer = answer._replace(leader=old_id, members=())
-        assignments = {one.member_id: one.assignment for one in self.members}
+        assignments = {
+            group_member.member_id: group_member.assignment for group_member in self.members
+        }
         self._replacements.append(_Replacement(self._settlement(assignments), answer, reply))
 
     def _change(self, member: Member, request: JoinRequest) -> None:
@@ -410,7 +422,7 @@ class ClassicGroup:
         if not self.members:
             self._become_empty()
             return
-        joined = [one for one in self.members if one.joining is not None]
+        joined = [member for member in self.members if member.joining is not None]
         if not joined:  # static members, whose sessions have not ended
             self._join_ends_s = now_s + max(self.members.rebalance_timeout_s, STATIC_WAIT_S)
             return
@@ -420,7 +432,7 @@ class ClassicGroup:
         self.generation = max(self.generation, self.generation_floor) + 1
         self.protocol = self.members.elect()
         self.phase, self._settling = Phase.COMPLETING, None
-        self._unsynced = {one.member_id for one in joined}
+        self._unsynced = {member.member_id for member in joined}
         self._sync_ends_s = now_s + self.members.rebalance_timeout_s
         for member in joined:
             member.heard_s = now_s
@@ -431,8 +443,12 @@ class ClassicGroup:
         members: list[JoinedMember] = []
         if member.member_id == self.leader:
             members = [
-                JoinedMember(one.member_id, one.instance_id, one.metadata(self.protocol))
-                for one in self.members
+                JoinedMember(
+                    group_member.member_id,
+                    group_member.instance_id,
+                    group_member.metadata(self.protocol),
+                )
+                for group_member in self.members
             ]
         return Joined(
             Code.NONE,
@@ -463,10 +479,14 @@ class ClassicGroup:
 
     def _expire(self, now_s: float) -> None:
         promised = self.members.promised
-        for member_id in [one for one, promise in promised.items() if promise.ends_s <= now_s]:
+        for member_id in [
+            member_id for member_id, promise in promised.items() if promise.ends_s <= now_s
+        ]:
             self.members.end_promise(member_id)
-        self._drop([one for one in self.members if one.ends_s <= now_s], now_s)
-        ends = [one.ends_s for one in promised.values()] + [one.ends_s for one in self.members]
+        self._drop([member for member in self.members if member.ends_s <= now_s], now_s)
+        ends = [promise.ends_s for promise in promised.values()] + [
+            member.ends_s for member in self.members
+        ]
         self._look_s = min(ends, default=math.inf)
         self._complete_if_joined(now_s)
 
@@ -478,7 +498,7 @@ class ClassicGroup:
 
     def _expel(self, member_ids: Iterable[str]) -> None:
         term = max(self.term, 1)  # the first SettleGroup begins term 1
-        self.actions += [ExpireMember(self.group_id, one, term) for one in member_ids]
+        self.actions += [ExpireMember(self.group_id, member_id, term) for member_id in member_ids]
 
     def _remove(self, member: Member, now_s: float) -> None:
         self._forget(member)
@@ -492,7 +512,7 @@ class ClassicGroup:
         self._unsynced.discard(member.member_id)
         member.refuse(Code.UNKNOWN_MEMBER_ID)
         if self.leader == member.member_id:
-            self.leader = next((one.member_id for one in self.members), "")
+            self.leader = next((group_member.member_id for group_member in self.members), "")
 
     def _become_empty(self) -> None:
         self.phase, self.leader, self.protocol = Phase.EMPTY, "", ""

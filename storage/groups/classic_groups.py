@@ -138,13 +138,13 @@ class ClassicGroups:
     ) -> Joined:
         """Handle JoinGroup. Returns at the end of the join phase. `on_counted` is called when the
         request is counted among the bytes of members, if it then waits."""
-        held = await self._hold(group_id, is_new=True)
-        if isinstance(held, Code):
-            return Joined(held, request.who.member_id)
-        if not self._has_room(held.group.members, request):
-            self._follow_up(held)  # to release a group that is new
+        held_group = await self._hold(group_id, is_new=True)
+        if isinstance(held_group, Code):
+            return Joined(held_group, request.who.member_id)
+        if not self._has_room(held_group.group.members, request):
+            self._follow_up(held_group)  # to release a group that is new
             return Joined(Code.GROUP_MAX_SIZE_REACHED, request.who.member_id)
-        return await self._reply(held, partial(held.group.join, request), on_counted)
+        return await self._reply(held_group, partial(held_group.group.join, request), on_counted)
 
     def _has_room(self, roster: Roster, request: JoinRequest) -> bool:
         members, size = roster.growth(request)
@@ -158,14 +158,14 @@ class ClassicGroups:
 
     async def sync(self, group_id: str, request: SyncRequest) -> Synced:
         """Handle SyncGroup. Returns when the assignments are committed."""
-        held = await self._hold(group_id)
-        if isinstance(held, Code):
-            return Synced(held)
-        return await self._reply(held, partial(held.group.sync, request))
+        held_group = await self._hold(group_id)
+        if isinstance(held_group, Code):
+            return Synced(held_group)
+        return await self._reply(held_group, partial(held_group.group.sync, request))
 
     async def _reply(
         self,
-        held: _Held,
+        held_group: _Held,
         handle: Callable[[Callable[[A], None], float], None],
         on_counted: Callable[[], object] | None = None,
     ) -> A:
@@ -174,56 +174,63 @@ class ClassicGroups:
         answer: asyncio.Future[A] = asyncio.get_running_loop().create_future()
         reply = partial(_answer, answer)
         handle(reply, self._now_s)
-        self._follow_up(held)
+        self._follow_up(held_group)
         try:
             if on_counted is not None and not answer.done():
                 on_counted()
             return await answer
         except asyncio.CancelledError:
-            held.group.lose(reply, self._now_s)
-            self._follow_up(held)
+            held_group.group.lose(reply, self._now_s)
+            self._follow_up(held_group)
             raise
 
     async def heartbeat(self, group_id: str, who: Identity, generation: int) -> Code:
-        held = await self._hold(group_id)
-        if isinstance(held, Code):
-            return held
-        return held.group.heartbeat(who, generation, self._now_s)
+        held_group = await self._hold(group_id)
+        if isinstance(held_group, Code):
+            return held_group
+        return held_group.group.heartbeat(who, generation, self._now_s)
 
     async def leave(self, group_id: str, members: Sequence[Identity]) -> list[Code] | Code:
         """Handle LeaveGroup. Returns a code for each member, or one for the request."""
-        held = await self._hold(group_id)
-        if isinstance(held, Code):
-            return [held] * len(members) if held is Code.UNKNOWN_MEMBER_ID else held
-        codes = [held.group.leave(who, self._now_s) for who in members]
-        held.removals.append(removal := asyncio.get_running_loop().create_future())
-        self._follow_up(held)
-        if held.task is not None:
+        held_group = await self._hold(group_id)
+        if isinstance(held_group, Code):
+            return (
+                [held_group] * len(members) if held_group is Code.UNKNOWN_MEMBER_ID else held_group
+            )
+        codes = [held_group.group.leave(who, self._now_s) for who in members]
+        held_group.removals.append(removal := asyncio.get_running_loop().create_future())
+        self._follow_up(held_group)
+        if held_group.task is not None:
             await removal
         return codes
 
     async def commit_offsets(
-        self, group_id: str, who: Identity, generation: int, offsets: list[GroupOffset], gone: Gone
+        self,
+        group_id: str,
+        who: Identity,
+        generation: int,
+        offsets: list[GroupOffset],
+        gone_partitions: Gone,
     ) -> Code:
         """Commit offsets of a member, or of any client while the group has no members, and delete
-        those of the partitions `gone`. Raises the errors of a commit."""
+        those of `gone_partitions`. Raises the errors of a commit."""
         members = self._log.state.members
-        held: _Held | Code | None = self._held.get(group_id)
-        if held is None and generation < 0 and not members.has_members(group_id):
+        held_group: _Held | Code | None = self._held.get(group_id)
+        if held_group is None and generation < 0 and not members.has_members(group_id):
             code = Code.NONE if self.is_coordinator(group_id) else Code.NOT_COORDINATOR
-        elif isinstance(held := await self._hold(group_id), _Held):
-            code = held.group.check_commit(who, generation, self._now_s)
-        elif held is Code.UNKNOWN_MEMBER_ID and members.get(group_id) is None:
+        elif isinstance(held_group := await self._hold(group_id), _Held):
+            code = held_group.group.check_commit(who, generation, self._now_s)
+        elif held_group is Code.UNKNOWN_MEMBER_ID and members.get(group_id) is None:
             code = Code.ILLEGAL_GENERATION
         else:
-            code = held
-        if code is not Code.NONE or not (offsets or gone):
+            code = held_group
+        if code is not Code.NONE or not (offsets or gone_partitions):
             return code
         member_id = who.member_id if generation >= 0 else ""
         try:
             commit = CommitOffsets(group_id, max(generation, NO_GENERATION), offsets, member_id)
-            if gone:  # one commit: `apply` refuses both actions of an older generation
-                await self._log.submit(commit, DeleteOffsets(group_id, list(gone)))
+            if gone_partitions:  # one commit: `apply` refuses both actions of an older generation
+                await self._log.submit(commit, DeleteOffsets(group_id, list(gone_partitions)))
             else:
                 await self._commits.add(commit)
         except GroupNotEmpty:
@@ -232,8 +239,8 @@ class ClassicGroups:
 
     async def delete(self, group_id: str) -> None:
         """Delete a group. Raises GroupNotEmpty."""
-        held = self._held.get(group_id)
-        if held is not None and held.group.members:
+        held_group = self._held.get(group_id)
+        if held_group is not None and held_group.group.members:
             raise GroupNotEmpty(f"group {group_id!r} has members")
         await self._log.delete_group(group_id)
 
@@ -242,16 +249,18 @@ class ClassicGroups:
     def describe(self, group_id: str) -> Description | None:
         """Return the group, or None if this broker has no member of the group and the cluster state
         has no client group of this name."""
-        held, group = self._held.get(group_id), self._log.state.members.get(group_id)
-        if held is not None and held.group.members:
-            own = held.group
+        held_group, group = self._held.get(group_id), self._log.state.members.get(group_id)
+        if held_group is not None and held_group.group.members:
+            own = held_group.group
             settled = own.members.settled(
-                own.protocol, {one.member_id: one.assignment for one in own.members}
+                own.protocol, {member.member_id: member.assignment for member in own.members}
             )
             phase, protocol_type, protocol = own.phase, own.protocol_type, own.protocol
         elif group is not None and group.is_assigned_by_clients:
             settled = [
-                one.settled for one in group.members.values() if isinstance(one, ClientMember)
+                member.settled
+                for member in group.members.values()
+                if isinstance(member, ClientMember)
             ]
             protocol_type, protocol = group.protocol_type, group.protocol
             phase = Phase.PREPARING if group.is_preparing else Phase.STABLE
@@ -260,20 +269,20 @@ class ClassicGroups:
             return None
         members = [
             DescribedMember(
-                one.member_id,
-                one.instance_id,
-                one.client_id,
-                one.host,
-                one.metadata,
-                one.assignment if phase is Phase.STABLE else b"",
+                member.member_id,
+                member.instance_id,
+                member.client_id,
+                member.host,
+                member.metadata,
+                member.assignment if phase is Phase.STABLE else b"",
             )
-            for one in settled
+            for member in settled
         ]
         return Description(phase, protocol_type, protocol, members)
 
     def ids(self) -> list[str]:
         """Return the ids of the groups that have members on this broker."""
-        return [group_id for group_id, held in self._held.items() if held.group.members]
+        return [group_id for group_id, held_group in self._held.items() if held_group.group.members]
 
     def is_coordinator(self, group_id: str) -> bool:
         """Return whether this broker is, or would become, the coordinator of the group."""
@@ -293,9 +302,9 @@ class ClassicGroups:
         UNKNOWN_MEMBER_ID for a group without members."""
         if not self.is_coordinator(group_id):
             return Code.NOT_COORDINATOR
-        held = self._held.get(group_id)
-        if held is not None:
-            return held
+        held_group = self._held.get(group_id)
+        if held_group is not None:
+            return held_group
         group = self._log.state.members.get(group_id)
         me = self._coordinator.coordinators.me
         if not is_new and (group is None or not group.members):
@@ -324,51 +333,53 @@ class ClassicGroups:
             made = ClassicGroup(group_id, me, 0, floor, self._new_id, self._delay_s)
         else:
             made = ClassicGroup.restored(group, self._new_id, self._delay_s, self._now_s)
-        held = self._held[group_id] = _Held(made)
+        held_group = self._held[group_id] = _Held(made)
         if made.members:
-            self._follow_up(held)
-        return held
+            self._follow_up(held_group)
+        return held_group
 
     def _new_id(self) -> str:
         return self._log.clock.new_id().hex()
 
-    def _follow_up(self, held: _Held) -> None:
+    def _follow_up(self, held_group: _Held) -> None:
         """Do what the last event of the group requires: commits and timers."""
-        group = held.group
-        if self._held.get(group.group_id) is not held:
+        group = held_group.group
+        if self._held.get(group.group_id) is not held_group:
             return  # another broker has the group
-        self._count(held, group.members.counts, group.members.sizes)
-        if group.actions and held.task is None:
-            held.task = asyncio.create_task(self._commit(held), name="tidelog-classic-group")
-        if group.is_idle and held.task is None:
-            self._release(held)
+        self._count(held_group, group.members.counts, group.members.sizes)
+        if group.actions and held_group.task is None:
+            held_group.task = asyncio.create_task(
+                self._commit(held_group), name="tidelog-classic-group"
+            )
+        if group.is_idle and held_group.task is None:
+            self._release(held_group)
         else:
-            self._set_timer(held)
+            self._set_timer(held_group)
 
-    def _count(self, held: _Held, counts: Counter[str], sizes: Counter[str]) -> None:
+    def _count(self, held_group: _Held, counts: Counter[str], sizes: Counter[str]) -> None:
         """Count the members of a group, and their bytes, by principal."""
-        changes = (MEMBERS, held.counts, counts), (CLIENT_BYTES, held.sizes, sizes)
+        changes = (MEMBERS, held_group.counts, counts), (CLIENT_BYTES, held_group.sizes, sizes)
         for bound, before, after in changes:
             if before != after:
                 self._used.change(bound, before, after)
                 before.clear()
                 before.update(after)
 
-    def _set_timer(self, held: _Held) -> None:
+    def _set_timer(self, held_group: _Held) -> None:
         """Let the group tick when a phase ends, and when a session may end. If its timer ends
         before, it is set again then."""
         now_s = self._now_s
-        wake_s = min(held.group.wake_s, max(held.group.look_s, now_s + TICK_S))
-        if wake_s >= held.wake_s:
+        wake_s = min(held_group.group.wake_s, max(held_group.group.look_s, now_s + TICK_S))
+        if wake_s >= held_group.wake_s:
             return
-        if held.timer is not None:
-            held.timer.cancel()
-        held.wake_s = wake_s
+        if held_group.timer is not None:
+            held_group.timer.cancel()
+        held_group.wake_s = wake_s
         delay_s = max(wake_s - now_s, TIMER_S)
-        held.timer = asyncio.get_running_loop().call_later(delay_s, self._add_due, held)
+        held_group.timer = asyncio.get_running_loop().call_later(delay_s, self._add_due, held_group)
 
-    def _add_due(self, held: _Held) -> None:
-        self._due.append(held)
+    def _add_due(self, held_group: _Held) -> None:
+        self._due.append(held_group)
         if len(self._due) == 1:
             asyncio.get_running_loop().call_soon(self._tick_due)
 
@@ -376,91 +387,95 @@ class ClassicGroups:
         """Let some groups tick whose timers have ended. Clients can let many end at one time."""
         if self._now_s - self._looked_s > AWAKE_S:
             self._awake_s = self._now_s
-        for held in [self._due.popleft() for _ in range(min(TICKS_AT_ONCE, len(self._due)))]:
+        for held_group in [self._due.popleft() for _ in range(min(TICKS_AT_ONCE, len(self._due)))]:
             with surviving(log, "the timer of a group"):
-                self._tick(held)
+                self._tick(held_group)
         if self._due:
             asyncio.get_running_loop().call_soon(self._tick_due)
 
-    def _tick(self, held: _Held) -> None:
-        if self._held.get(held.group.group_id) is not held:
+    def _tick(self, held_group: _Held) -> None:
+        if self._held.get(held_group.group.group_id) is not held_group:
             return
-        held.wake_s = math.inf
-        held.group.restart_sessions(self._awake_s)
-        held.group.tick(self._now_s)
-        self._follow_up(held)
+        held_group.wake_s = math.inf
+        held_group.group.restart_sessions(self._awake_s)
+        held_group.group.tick(self._now_s)
+        self._follow_up(held_group)
 
-    def _release(self, held: _Held, code: Code | None = None) -> None:
+    def _release(self, held_group: _Held, code: Code | None = None) -> None:
         """Forget the group. If there is a code, answer the waiting requests with it."""
-        if self._held.get(held.group.group_id) is held:
-            del self._held[held.group.group_id]
-            self._count(held, Counter(), Counter())
-        if held.timer is not None:
-            held.timer.cancel()
-        held.group.actions.clear()
+        if self._held.get(held_group.group.group_id) is held_group:
+            del self._held[held_group.group.group_id]
+            self._count(held_group, Counter(), Counter())
+        if held_group.timer is not None:
+            held_group.timer.cancel()
+        held_group.group.actions.clear()
         if code is not None:
-            held.group.close(code)
-        self._end_removals(held)
+            held_group.group.close(code)
+        self._end_removals(held_group)
 
     # -- commits
 
-    async def _commit(self, held: _Held) -> None:
+    async def _commit(self, held_group: _Held) -> None:
         """Commit the group's actions in their order, until there are none.
 
         **On a crash** before a SettleGroup: the members got no assignments and join again. Before
         a removal: the members' sessions end at the next coordinator."""
-        actions = held.group.actions
+        actions = held_group.group.actions
         try:
             while actions:
                 first = actions[0]
                 if isinstance(first, SettleGroup):
                     del actions[0]
-                    await self._settle(held, first)
+                    await self._settle(held_group, first)
                 else:
-                    await self._remove(held)
+                    await self._remove(held_group)
         except TASK_ENDS:
             raise
         except BaseException as error:  # without an answer, the members would wait forever
-            log.critical("bug in the group %s", held.group.group_id, exc_info=error)
-            self._release(held, Code.COORDINATOR_NOT_AVAILABLE)
+            log.critical("bug in the group %s", held_group.group.group_id, exc_info=error)
+            self._release(held_group, Code.COORDINATOR_NOT_AVAILABLE)
         finally:
-            held.task = None
-            self._end_removals(held)
-        self._follow_up(held)
+            held_group.task = None
+            self._end_removals(held_group)
+        self._follow_up(held_group)
 
-    async def _settle(self, held: _Held, action: SettleGroup) -> None:
+    async def _settle(self, held_group: _Held, action: SettleGroup) -> None:
         code = Code.NONE
         try:  # the group may have got its term since the action was made, by the commit before
-            await self._log.submit(msgspec.structs.replace(action, term=held.group.term))
+            await self._log.submit(msgspec.structs.replace(action, term=held_group.group.term))
         except LogError as error:
             code = _code_of(error)
             log.info("generation %d of group %s: %s", action.generation, action.group_id, error)
         members = self._log.state.members
         if code is Code.NOT_COORDINATOR and members.get(action.group_id) is None:
             # The group is new, and a deleted group had this generation: take a greater one.
-            held.group.generation_floor = members.generation_floor
+            held_group.group.generation_floor = members.generation_floor
             code = Code.REBALANCE_IN_PROGRESS
         if code is Code.NOT_COORDINATOR:
-            self._release(held, code)
+            self._release(held_group, code)
             return
-        held.group.settled(action, code, self._now_s)
-        self._follow_up(held)
+        held_group.group.settled(action, code, self._now_s)
+        self._follow_up(held_group)
 
-    async def _remove(self, held: _Held) -> None:
+    async def _remove(self, held_group: _Held) -> None:
         """Commit the removals up to the next SettleGroup."""
-        group, actions = held.group, held.group.actions
+        group, actions = held_group.group, held_group.group.actions
         removals = [
-            one
-            for one in itertools.takewhile(lambda each: not isinstance(each, SettleGroup), actions)
-            if isinstance(one, LeaveGroup | ExpireMember)
+            removal
+            for removal in itertools.takewhile(
+                lambda action: not isinstance(action, SettleGroup), actions
+            )
+            if isinstance(removal, LeaveGroup | ExpireMember)
         ]
-        waiting = len(held.removals)
+        waiting = len(held_group.removals)
         try:
             in_state = self._log.state.members.get(group.group_id)
-            known = {} if in_state is None else in_state.members
-            left = {one.member_id: one for one in removals if one.member_id in known}
-            for one in left.values():
-                log.info("member %s of group %s leaves", one.member_id, group.group_id)
+            members = {} if in_state is None else in_state.members
+            left = {
+                removal.member_id: removal for removal in removals if removal.member_id in members
+            }
+            for removal in left.values():
+                log.info("member %s of group %s leaves", removal.member_id, group.group_id)
             if left:
                 await self._log.submit(*left.values())
         except StaleCommit as error:  # another broker has the group, or has removed a member
@@ -468,14 +483,17 @@ class ClassicGroups:
         except LogError as error:
             log.info("members of group %s are not removed yet: %s", group.group_id, error)
             if len(actions) == len(removals):  # else the next SettleGroup removes them too
-                self._end_removals(held, waiting)
+                self._end_removals(held_group, waiting)
                 await asyncio.sleep(RETRY_S)
                 return
-        self._end_removals(held, waiting)
+        self._end_removals(held_group, waiting)
         del actions[: len(removals)]
 
-    def _end_removals(self, held: _Held, count: int | None = None) -> None:
-        ended, held.removals = held.removals[:count], held.removals[len(held.removals[:count]) :]
+    def _end_removals(self, held_group: _Held, count: int | None = None) -> None:
+        ended, held_group.removals = (
+            held_group.removals[:count],
+            held_group.removals[len(held_group.removals[:count]) :],
+        )
         for removal in ended:
             _answer(removal, None)
 
@@ -483,24 +501,24 @@ class ClassicGroups:
 
     def on_applied(self, entry: Entry, applied: Applied) -> None:
         for group_id in applied.groups:
-            held = self._held.get(group_id)
-            if held is not None:
-                self._check(held)
+            held_group = self._held.get(group_id)
+            if held_group is not None:
+                self._check(held_group)
 
     def on_reset(self) -> None:
-        for held in list(self._held.values()):
-            self._check(held)
+        for held_group in list(self._held.values()):
+            self._check(held_group)
 
-    def _check(self, held: _Held) -> None:
+    def _check(self, held_group: _Held) -> None:
         """Release the group if another broker coordinates it now."""
-        own = held.group
+        own = held_group.group
         group = self._log.state.members.get(own.group_id)
         if group is None:
             own.term = 0
         elif group.coordinator == own.coordinator and own.term in (0, group.term):
             own.term = group.term
         else:
-            self._release(held, Code.NOT_COORDINATOR)
+            self._release(held_group, Code.NOT_COORDINATOR)
 
     # -- background work
 
@@ -536,8 +554,8 @@ class ClassicGroups:
         """Answer all waiting requests, and refuse new ones, so that clients go to another
         broker."""
         self._is_draining = True
-        for held in list(self._held.values()):
-            self._release(held, Code.NOT_COORDINATOR)
+        for held_group in list(self._held.values()):
+            self._release(held_group, Code.NOT_COORDINATOR)
 
     async def close(self) -> None:
         """Drain, and stop the commits under way."""
@@ -545,7 +563,9 @@ class ClassicGroups:
 
     def stop(self) -> list[asyncio.Task[None]]:
         """Drain. Cancel the commits under way, and return their tasks."""
-        tasks = [held.task for held in self._held.values() if held.task is not None]
+        tasks = [
+            held_group.task for held_group in self._held.values() if held_group.task is not None
+        ]
         self.drain()
         for task in tasks:
             task.cancel()

@@ -32,20 +32,20 @@ class Member:
     syncing: OnSynced | None = None
 
     @classmethod
-    def restored(cls, one: ClientMember, group: ConsumerGroup, now_s: float) -> "Member":
+    def restored(cls, member: ClientMember, group: ConsumerGroup, now_s: float) -> "Member":
         """Continue a member of the cluster state. Of its assignors, the state has only the chosen
         one."""
         request = JoinRequest(
-            Identity(one.member_id, one.instance_id),
-            one.config.client_id,
-            one.host,
-            one.config.principal,
-            one.config.session_timeout_ms,
-            one.config.max_poll_interval_ms,
+            Identity(member.member_id, member.instance_id),
+            member.config.client_id,
+            member.host,
+            member.config.principal,
+            member.config.session_timeout_ms,
+            member.config.max_poll_interval_ms,
             group.protocol_type,
-            [(group.protocol, one.metadata)],
+            [(group.protocol, member.metadata)],
         )
-        return cls(one.member_id, request, now_s, one.assignment)
+        return cls(member.member_id, request, now_s, member.assignment)
 
     @property
     def instance_id(self) -> str:
@@ -59,7 +59,9 @@ class Member:
         return self.heard_s + self.request.session_timeout_ms / 1000
 
     def metadata(self, protocol: str) -> bytes:
-        return next((held for name, held in self.request.protocols if name == protocol), b"")
+        return next(
+            (metadata for name, metadata in self.request.protocols if name == protocol), b""
+        )
 
     def settled(self, protocol: str, assignment: bytes) -> SettledMember:
         request = self.request
@@ -202,8 +204,8 @@ class Roster:
         """Return the assignor that most members prefer, of those that all members have."""
         common = {name for name, count in self._support.items() if count == len(self)}
         votes = Counter(
-            next(name for name, _ in one.request.protocols if name in common)
-            for one in self._members.values()
+            next(name for name, _ in member.request.protocols if name in common)
+            for member in self._members.values()
             if common
         )
         return max(votes, key=votes.__getitem__, default="")
@@ -213,14 +215,14 @@ class Roster:
     @property
     def rebalance_timeout_s(self) -> float:
         """Return how long the members may take to join again."""
-        return max((one.request.rebalance_timeout_ms for one in self), default=0) / 1000
+        return max((member.request.rebalance_timeout_ms for member in self), default=0) / 1000
 
     @property
     def have_all_joined(self) -> bool:
-        return all(one.joining is not None for one in self._members.values())
+        return all(member.joining is not None for member in self._members.values())
 
     def settled(self, protocol: str, assignments: Mapping[str, bytes]) -> list[SettledMember]:
-        return [one.settled(protocol, assignments.get(one.member_id, b"")) for one in self]
+        return [member.settled(protocol, assignments.get(member.member_id, b"")) for member in self]
 
 
 def _add(counts: Counter[str], key: str, more: int) -> None:

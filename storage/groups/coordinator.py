@@ -215,13 +215,13 @@ class Coordinator:
         if led is None or group is None:
             return
         now_s = self._log.clock.boot_s()
-        silent = sum(_is_gone(one, client, now_s) for one in led.instances.values())
+        silent = sum(_is_gone(instance, client, now_s) for instance in led.instances.values())
         if len(group.members) == silent:
             return
-        held = led.short_lives.hold(client, member_id, now_s, silent=silent)
-        if held is None:
+        held_member = led.short_lives.hold(client, member_id, now_s, silent=silent)
+        if held_member is None:
             return
-        error = refusal(held, group_id)
+        error = refusal(held_member, group_id)
         if led.short_lives.is_to_be_named(client, now_s):
             log.warning("%s", error)
         raise error
@@ -299,13 +299,13 @@ class Coordinator:
 
     def drop(self, group_id: str, member_id: str) -> None:
         led = self.led.get(group_id)
-        gone = None if led is None else led.instances.pop(member_id, None)
-        if gone is not None:
-            gone.wake()
+        instance = None if led is None else led.instances.pop(member_id, None)
+        if instance is not None:
+            instance.wake()
 
     def ours(self) -> list[tuple[ConsumerGroup, CoordinatedGroup]]:
         """Return the groups that this broker has taken and still coordinates."""
-        found = []
+        groups = []
         for group_id, led in list(self.led.items()):
             group = self._log.state.members.get(group_id)
             if (
@@ -316,20 +316,22 @@ class Coordinator:
                 for instance in self.led.pop(group_id).instances.values():
                     instance.wake()
             else:
-                found.append((group, led))
-        return found
+                groups.append((group, led))
+        return groups
 
     # -- background work
 
     def on_applied(self, entry: Entry, applied: Applied) -> None:
-        found: dict[str, list[AnyAction]] = {one: [] for one in applied.groups if one in self.led}
-        if found:
+        actions_by_group: dict[str, list[AnyAction]] = {
+            group_id: [] for group_id in applied.groups if group_id in self.led
+        }
+        if actions_by_group:
             for commit in entry.commits:
                 for action in commit.actions:
-                    of = found.get(getattr(action, "group_id", ""))
+                    of = actions_by_group.get(getattr(action, "group_id", ""))
                     if of is not None:
                         of.append(action)
-        for group_id, actions in found.items():
+        for group_id, actions in actions_by_group.items():
             self._follow(group_id, actions)
 
     def on_reset(self) -> None:
@@ -343,7 +345,9 @@ class Coordinator:
         led.look_s = 0.0
         now_s = self._log.clock.boot_s()
         if group is not None:
-            subscribed = (one.member_id for one in group.members.values() if one.is_subscribed)
+            subscribed = (
+                member.member_id for member in group.members.values() if member.is_subscribed
+            )
             led.rebalances.see(group.inputs, group.generation, subscribed, actions, now_s)
         for member_id, instance in list(led.instances.items()):
             member = None if group is None else group.members.get(member_id)
@@ -388,9 +392,14 @@ class Coordinator:
         for group, led in self.ours():
             if now_s < led.look_s:
                 continue
-            ends = {one.member_id: _silent_at(one, led, now_s) for one in group.members.values()}
+            ends = {
+                member.member_id: _silent_at(member, led, now_s)
+                for member in group.members.values()
+            }
             led.look_s = min(ends.values(), default=0.0)
-            silent += [(group, led, group.members[who]) for who, at in ends.items() if at < now_s]
+            silent += [
+                (group, led, group.members[who]) for who, end_s in ends.items() if end_s < now_s
+            ]
         for group, _, member in silent:
             log.info("member %s of group %s has expired", member.member_id, group.group_id)
         await all_of(

@@ -158,7 +158,7 @@ class Instances:
         """Assign partitions manually; other members may read them too. Raises UnknownTopic,
         UnknownPartition, AssignedOtherwise, UnknownMember."""
         session = await self.coordinator.heartbeat(group_id, member_id)
-        owned = [await self._owned(where) for where in partitions]
+        owned = [await self._owned(topic_partition) for topic_partition in partitions]
         await self._log.submit(AssignByHand(group_id, member_id, owned))
         await self._settle(session)
 
@@ -174,7 +174,10 @@ class Instances:
         """Set positions. They are in the WAL, so the next coordinator has them too. Raises
         NotAssigned, UnknownMember."""
         session = await self.coordinator.heartbeat(group_id, member_id)
-        await self._seek(session, {await self._owned(at): to for at, to in positions.items()})
+        await self._seek(
+            session,
+            {await self._owned(topic_partition): to for topic_partition, to in positions.items()},
+        )
 
     async def seek_to_end(
         self,
@@ -186,17 +189,19 @@ class Instances:
     ) -> None:
         """Seek to the log start offset if `is_beginning`, else to the end of the log."""
         await self._log.wal.refresh()
-        found = {}
-        for where in partitions:
-            held = self._log.state.partition(where.topic, where.partition)
-            found[where] = held.log_start_offset if is_beginning else held.high_watermark
-        await self.seek(group_id, member_id, found)
+        positions = {}
+        for topic_partition in partitions:
+            partition = self._log.state.partition(topic_partition.topic, topic_partition.partition)
+            positions[topic_partition] = (
+                partition.log_start_offset if is_beginning else partition.high_watermark
+            )
+        await self.seek(group_id, member_id, positions)
 
     async def _seek(
         self, session: MemberSession, positions: Mapping[TopicIdPartition, int]
     ) -> None:
         session = await self.coordinator.wait_for_exclusive(session)
-        seeks = [SeekPosition(*where, offset) for where, offset in positions.items()]
+        seeks = [SeekPosition(*partition, offset) for partition, offset in positions.items()]
         await self._log.submit(Seek(session.group.group_id, session.member.member_id, seeks))
         self._begin(session, positions)
         session.instance.wake()
@@ -207,9 +212,9 @@ class Instances:
         if the group has moved to another coordinator, which may have read the old positions."""
         _, member, instance, _ = self.coordinator.revalidate(session)
         owned = set(member.owned)
-        for where, offset in positions.items():
-            if where in owned:
-                instance.positions.begin(where, offset)
+        for partition, offset in positions.items():
+            if partition in owned:
+                instance.positions.begin(partition, offset)
 
     async def _settle(self, session: MemberSession) -> None:
         """Find the start positions after the member changed its own assignment."""
@@ -231,15 +236,15 @@ class Instances:
         _, member, instance, _ = session
         committed = self._log.state.committed_offsets.of_group(session.group.group_id)
         ends: list[TopicIdPartition] = []
-        for where in _unknown(session):
-            held = committed.get(where.topic_id, {}).get(where.partition)
-            sought = member.position(where)
+        for partition in _unknown(session):
+            committed_offset = committed.get(partition.topic_id, {}).get(partition.partition)
+            sought = member.position(partition)
             if sought is not None:
-                instance.positions.begin(where, sought)
-            elif held is not None:
-                instance.positions.begin(where, held.offset)
+                instance.positions.begin(partition, sought)
+            elif committed_offset is not None:
+                instance.positions.begin(partition, committed_offset.offset)
             else:
-                ends.append(where)
+                ends.append(partition)
         await self._reset(session, ends)
 
     async def _reset(self, session: MemberSession, partitions: Sequence[TopicIdPartition]) -> None:
@@ -249,17 +254,19 @@ class Instances:
         is_earliest = session.member.config.auto_offset_reset == "earliest"
         if not is_earliest:
             await self._log.wal.refresh()
-        found = {}
-        for where in partitions:
-            topic = self._log.state.topic_of_id(where.topic_id)
+        positions = {}
+        for topic_partition in partitions:
+            topic = self._log.state.topic_of_id(topic_partition.topic_id)
             if topic is not None:
-                held = topic.partitions[where.partition]
-                found[where] = held.log_start_offset if is_earliest else held.high_watermark
+                partition = topic.partitions[topic_partition.partition]
+                positions[topic_partition] = (
+                    partition.log_start_offset if is_earliest else partition.high_watermark
+                )
         if is_earliest:
-            self._begin(session, found)
-        elif found:
+            self._begin(session, positions)
+        elif positions:
             with contextlib.suppress(NotAssigned):  # the partition was lost just now
-                await self._seek(session, found)
+                await self._seek(session, positions)
 
     # -- records
 
@@ -335,7 +342,8 @@ class Instances:
             portions, failure = await self._take_records(session, bounds, check)
             session = await self.coordinator.refresh(session)
             owned = set(session.member.owned)
-            portions = [one for one in portions if one.where in owned]  # I8: the current owner
+            # I8: the current owner
+            portions = [portion for portion in portions if portion.where in owned]
             read = Read(portions, session.group.generation, failure)
             if failure is not None and (portions or is_fresh):
                 if not portions:
@@ -350,24 +358,28 @@ class Instances:
                 await self._log.wal.refresh()  # to see every acked record (I3)
                 is_fresh = True
                 continue
-            taken = {one.where for one in portions} | session.instance.damaged
-            if not await self._wait(session.member, session.instance, taken, deadline):
+            read_partitions = {portion.where for portion in portions} | session.instance.damaged
+            if not await self._wait(session.member, session.instance, read_partitions, deadline):
                 deadline = loop.time()
 
     async def _wait(
-        self, member: GroupMember, instance: Instance, taken: set[TopicIdPartition], deadline: float
+        self,
+        member: GroupMember,
+        instance: Instance,
+        read_partitions: set[TopicIdPartition],
+        deadline: float,
     ) -> bool:
         """Wait for more records or a changed assignment. Return False if the wait ended before."""
         keys = []
-        for where in member.owned:
-            topic = self._log.state.topic_of_id(where.topic_id)
+        for partition in member.owned:
+            topic = self._log.state.topic_of_id(partition.topic_id)
             if topic is None:
                 continue
-            end = topic.partitions[where.partition].high_watermark
-            at = instance.positions.next_of(where)
-            if where not in taken and (at is None or at < end):
+            end = topic.partitions[partition.partition].high_watermark
+            position = instance.positions.next_of(partition)
+            if partition not in read_partitions and (position is None or position < end):
                 return True  # records arrived during the reads
-            keys.append((topic.name, where.partition))
+            keys.append((topic.name, partition.partition))
         instance.waiter = asyncio.get_running_loop().create_future()
         try:
             return await self._log.wait_any(keys, instance.waiter, deadline)
@@ -384,36 +396,39 @@ class Instances:
         owned, portions, (budget, records, _) = list(member.owned), [], bounds
         failure: LogError | None = None
         first = instance.turn % max(len(owned), 1)
-        for where in owned[first:] + owned[:first]:
-            topic = self._log.state.topic_of_id(where.topic_id)
-            offset = instance.positions.next_of(where)
-            if topic is None or offset in {None, topic.partitions[where.partition].high_watermark}:
+        for partition in owned[first:] + owned[:first]:
+            topic = self._log.state.topic_of_id(partition.topic_id)
+            offset = instance.positions.next_of(partition)
+            if topic is None or offset in {
+                None,
+                topic.partitions[partition.partition].high_watermark,
+            }:
                 continue
             try:
                 fetched = await self._log.fetch(
-                    topic.name, where.partition, offset, bytes_max=budget, records_max=records
+                    topic.name, partition.partition, offset, bytes_max=budget, records_max=records
                 )
-                portion = Portion(where, topic.name, offset, fetched)
+                portion = Portion(partition, topic.name, offset, fetched)
                 if check is not None and fetched.pieces:
                     check(portion)
             except OffsetOutOfRange:
-                await self._reset(session, [where])
+                await self._reset(session, [partition])
                 continue
             except (UnknownTopic, UnknownPartition):
                 continue  # deleted just now
             except Corrupt as error:
-                if where not in instance.damaged:
+                if partition not in instance.damaged:
                     log.error("group %s: %s", session.group.group_id, error)
-                instance.damaged.add(where)
+                instance.damaged.add(partition)
                 if instance.damaged.issuperset(owned):
                     failure = failure or error
                 continue
             except LogError as error:
                 failure = failure or error
                 continue
-            instance.damaged.discard(where)
+            instance.damaged.discard(partition)
             if not fetched.pieces:
-                instance.positions.advance(where, offset, fetched.next_offset)
+                instance.positions.advance(partition, offset, fetched.next_offset)
                 continue
             portions.append(portion)
             budget -= fetched.weight
@@ -439,13 +454,13 @@ class Instances:
             return
         commits = [
             GroupOffset(*owned, offset, metadata=metadata)
-            for where, (offset, metadata) in offsets.items()
-            for owned in (self._known(where) or await self._owned(where),)
+            for topic_partition, (offset, metadata) in offsets.items()
+            for owned in (self._known(topic_partition) or await self._owned(topic_partition),)
         ]
         if commits:
             for commit in commits:
-                where = TopicIdPartition(commit.topic_id, commit.partition)
-                session.instance.positions.deliver(where, commit.offset)
+                topic_partition = TopicIdPartition(commit.topic_id, commit.partition)
+                session.instance.positions.deliver(topic_partition, commit.offset)
             await self.commits.commit(session, commits)
 
     async def _hand_in(self, group_id: str) -> None:
@@ -478,20 +493,30 @@ class Instances:
         await self.coordinator.adopt_groups()
         await self._patterns.update([group for group, _ in self.coordinator.ours()])
 
-    def _known(self, where: TopicPartition) -> TopicIdPartition | None:
-        topic = self._log.state.topics.get(where.topic)
-        is_known = topic is not None and 0 <= where.partition < len(topic.partitions)
-        return TopicIdPartition(topic.topic_id, where.partition) if topic and is_known else None
+    def _known(self, topic_partition: TopicPartition) -> TopicIdPartition | None:
+        topic = self._log.state.topics.get(topic_partition.topic)
+        is_known = topic is not None and 0 <= topic_partition.partition < len(topic.partitions)
+        return (
+            TopicIdPartition(topic.topic_id, topic_partition.partition)
+            if topic and is_known
+            else None
+        )
 
-    async def _owned(self, where: TopicPartition) -> TopicIdPartition:
+    async def _owned(self, topic_partition: TopicPartition) -> TopicIdPartition:
         """Look up the topic's id. If the partition is not known, refresh the WAL (I3) and look
         again."""
-        if (known := self._known(where)) is not None:
-            return known
+        if (partition := self._known(topic_partition)) is not None:
+            return partition
         await self._log.wal.refresh()
-        self._log.state.partition(where.topic, where.partition)
-        return TopicIdPartition(self._log.state.topic(where.topic).topic_id, where.partition)
+        self._log.state.partition(topic_partition.topic, topic_partition.partition)
+        return TopicIdPartition(
+            self._log.state.topic(topic_partition.topic).topic_id, topic_partition.partition
+        )
 
 
 def _unknown(session: MemberSession) -> list[TopicIdPartition]:
-    return [where for where in session.member.owned if where not in session.instance.positions]
+    return [
+        partition
+        for partition in session.member.owned
+        if partition not in session.instance.positions
+    ]

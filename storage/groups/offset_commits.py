@@ -82,7 +82,7 @@ class OffsetCommits:
         generation = group.generation if member.is_subscribed else NO_GENERATION
         action = CommitOffsets(group.group_id, generation, offsets, member.member_id)
         before = instance.positions.commit(
-            [TopicIdPartition(each.topic_id, each.partition) for each in offsets]
+            [TopicIdPartition(offset.topic_id, offset.partition) for offset in offsets]
         )
         done = self.add(action, principal)
 
@@ -152,13 +152,17 @@ class OffsetCommits:
             return None
         if group.is_assigned_by_clients:  # Kafka's clients name their generation
             return None
-        owned = (member.owns(each.topic_id, each.partition) for each in action.offsets)
+        owned = (member.owns(offset.topic_id, offset.partition) for offset in action.offsets)
         return structs.replace(action, generation=group.generation) if all(owned) else None
 
     def _due(self, session: MemberSession) -> dict[TopicIdPartition, int]:
         """Return the member's delivered offsets that are not committed, without deleted topics."""
         due, topic_of_id = session.instance.positions.due(), self._log.state.topic_of_id
-        return {each: offset for each, offset in due.items() if topic_of_id(each.topic_id)}
+        return {
+            partition: offset
+            for partition, offset in due.items()
+            if topic_of_id(partition.topic_id)
+        }
 
     def _add(self, action: CommitOffsets, principal: str) -> "asyncio.Future[None]":
         loop = asyncio.get_running_loop()
@@ -218,19 +222,19 @@ def _context(principal: str) -> Context:
 
 
 def _rows(offsets: Mapping[TopicIdPartition, int]) -> list[GroupOffset]:
-    return [GroupOffset(*where, offset) for where, offset in offsets.items()]
+    return [GroupOffset(*partition, offset) for partition, offset in offsets.items()]
 
 
 def _portions(waiting: Sequence[_WaitingCommit]) -> list[list[_WaitingCommit]]:
     portions: list[list[_WaitingCommit]] = [[]]
     size = 0
-    for one in waiting:
-        size += len(one.action.offsets)
-        is_same = not portions[-1] or portions[-1][-1].principal == one.principal
+    for commit in waiting:
+        size += len(commit.action.offsets)
+        is_same = not portions[-1] or portions[-1][-1].principal == commit.principal
         if portions[-1] and (size > TOGETHER_MAX or not is_same):
             portions.append([])
-            size = len(one.action.offsets)
-        portions[-1].append(one)
+            size = len(commit.action.offsets)
+        portions[-1].append(commit)
     return portions
 
 

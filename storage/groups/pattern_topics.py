@@ -120,15 +120,19 @@ class PatternTopics:
             if member.pattern
         ]
         self.add_new_names()
-        self.keep({(one.pattern, one.config.principal) for _, one in members})
+        self.keep({(member.pattern, member.config.principal) for _, member in members})
         for number, (group, member) in enumerate(members):
             if number % MEMBERS_AT_ONCE == MEMBERS_AT_ONCE - 1:
                 await asyncio.sleep(0)
             pattern = member.pattern
             try:
                 names = await self.find(pattern, member.config.principal)
-                known = self._log.state.members.member(group.group_id, member.member_id)
-                if known is member and member.pattern == pattern and member.topics != names:
+                current_member = self._log.state.members.member(group.group_id, member.member_id)
+                if (
+                    current_member is member
+                    and member.pattern == pattern
+                    and member.topics != names
+                ):
                     action = Subscribe(group.group_id, member.member_id, names, pattern)
                     with contextlib.suppress(UnknownMember):
                         await self._log.submit(action)

@@ -33,78 +33,80 @@ class Positions:
         thousands of instances are checked each second."""
         self._held: dict[TopicIdPartition, Position] = {}
 
-    def __contains__(self, where: TopicIdPartition) -> bool:
-        return where in self._held
+    def __contains__(self, partition: TopicIdPartition) -> bool:
+        return partition in self._held
 
-    def next_of(self, where: TopicIdPartition) -> int | None:
-        held = self._held.get(where)
-        return None if held is None else held.next
+    def next_of(self, partition: TopicIdPartition) -> int | None:
+        position = self._held.get(partition)
+        return None if position is None else position.next
 
-    def begin(self, where: TopicIdPartition, offset: int) -> None:
+    def begin(self, partition: TopicIdPartition, offset: int) -> None:
         """Set the position to `offset`; nothing before it counts as delivered or due."""
-        self._held[where] = Position(offset, offset, offset)
+        self._held[partition] = Position(offset, offset, offset)
 
     def retain(self, owned: Iterable[TopicIdPartition]) -> None:
         """Drop partitions that are not in `owned`, because the instance must not commit their
         offsets."""
-        kept = set(owned)
-        for where in [where for where in self._held if where not in kept]:
-            del self._held[where]
+        kept_partitions = set(owned)
+        for partition in [
+            partition for partition in self._held if partition not in kept_partitions
+        ]:
+            del self._held[partition]
 
     def acknowledge(self) -> None:
         """Mark all records that were sent as delivered. Call this after the instance's next
         request."""
-        for held in self._held.values():
-            if held.delivered != held.next:
-                held.delivered = held.next
+        for position in self._held.values():
+            if position.delivered != position.next:
+                position.delivered = position.next
                 self.is_due = True
 
     def rewind(self) -> None:
         """Move to the end of the delivered records, because the last response was lost."""
-        for held in self._held.values():
-            held.next = held.delivered
+        for position in self._held.values():
+            position.next = position.delivered
 
     @property
     def has_undelivered(self) -> bool:
-        return any(held.next != held.delivered for held in self._held.values())
+        return any(position.next != position.delivered for position in self._held.values())
 
-    def deliver(self, where: TopicIdPartition, offset: int) -> None:
+    def deliver(self, partition: TopicIdPartition, offset: int) -> None:
         """Mark sent records before `offset` as delivered, because the instance commits this
         offset."""
-        held = self._held.get(where)
-        if held is not None and held.delivered < offset <= held.next:
-            held.delivered = offset
+        position = self._held.get(partition)
+        if position is not None and position.delivered < offset <= position.next:
+            position.delivered = offset
 
-    def advance(self, where: TopicIdPartition, before: int, after: int) -> None:
+    def advance(self, partition: TopicIdPartition, before: int, after: int) -> None:
         """Move `next` from `before` to `after` when records are sent, unless a seek moved it."""
-        held = self._held.get(where)
-        if held is not None and held.next == before:
-            held.next = after
+        position = self._held.get(partition)
+        if position is not None and position.next == before:
+            position.next = after
 
     def due(self) -> dict[TopicIdPartition, int]:
         """Return delivered offsets that are not committed."""
-        found = {
-            where: held.delivered
-            for where, held in self._held.items()
-            if held.delivered != held.committed
+        offsets = {
+            partition: position.delivered
+            for partition, position in self._held.items()
+            if position.delivered != position.committed
         }
-        self.is_due = bool(found)
-        return found
+        self.is_due = bool(offsets)
+        return offsets
 
     def commit(self, partitions: Iterable[TopicIdPartition]) -> dict[TopicIdPartition, int]:
         """Mark delivered offsets as committed; return the previous values for `uncommit`."""
         before = {}
-        for where in partitions:
-            held = self._held.get(where)
-            if held is not None:
-                before[where] = held.committed
-                held.committed = held.delivered
+        for partition in partitions:
+            position = self._held.get(partition)
+            if position is not None:
+                before[partition] = position.committed
+                position.committed = position.delivered
         return before
 
     def uncommit(self, before: Mapping[TopicIdPartition, int]) -> None:
         """Restore the values from before a failed commit: the offsets are due again."""
-        for where, offset in before.items():
-            held = self._held.get(where)
-            if held is not None:
-                held.committed = offset
+        for partition, offset in before.items():
+            position = self._held.get(partition)
+            if position is not None:
+                position.committed = offset
                 self.is_due = True

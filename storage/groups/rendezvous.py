@@ -50,7 +50,7 @@ class Rendezvous:
         live = {*self._live()}
         if not (is_leaving and live):
             live.add(self.me)
-        return holder if holder in live else max(live, key=lambda one: weight(group_id, one))
+        return holder if holder in live else max(live, key=lambda broker: weight(group_id, broker))
 
     def has_released(self, holder: str) -> bool:
         return self._has_released(holder)

@@ -115,61 +115,61 @@ class ShortLives:
     def ended(self, client: ClientId, life: Life) -> None:
         """Count the life of a member that was subscribed and is no longer in the group."""
         if life.is_short:
-            known = self._known(client)
-            known.ends_s.append(life.heard_s)
-            known.joined_s = max(known.joined_s, life.joined_s)
+            client_state = self._known(client)
+            client_state.ends_s.append(life.heard_s)
+            client_state.joined_s = max(client_state.joined_s, life.joined_s)
 
     def hold(
         self, client: ClientId, member_id: str, now_s: float, *, silent: int = 0
     ) -> HeldMember | None:
         """Return the client with the time that its join must wait, or None if it may join now.
         `silent` is the number of its members that had a short life and are silent for SILENT_S."""
-        known = self._clients.get(client)
-        if known is None:
+        client_state = self._clients.get(client)
+        if client_state is None:
             if silent < SHORT_LIVES_MAX:
                 return None
-            known = self._known(client)
-        known.silent = silent
-        lives, wait_s = known.short_lives(now_s), known.joined_s + PAUSE_S - now_s
+            client_state = self._known(client)
+        client_state.silent = silent
+        lives, wait_s = client_state.short_lives(now_s), client_state.joined_s + PAUSE_S - now_s
         if lives < SHORT_LIVES_MAX or wait_s <= 0:
-            known.joined_s, known.refused = now_s, ""
+            client_state.joined_s, client_state.refused = now_s, ""
             return None
-        known.refused = member_id
+        client_state.refused = member_id
         self.refused += 1
         return HeldMember(client, member_id, lives, wait_s)
 
     def is_to_be_named(self, client: ClientId, now_s: float) -> bool:
         """Return whether a log line should name the client: once in WINDOW_S."""
-        known = self._known(client)
-        is_due = now_s - known.named_s >= WINDOW_S
+        client_state = self._known(client)
+        is_due = now_s - client_state.named_s >= WINDOW_S
         if is_due:
-            known.named_s = now_s
+            client_state.named_s = now_s
         return is_due
 
     def held(self, now_s: float) -> list[HeldMember]:
         """Return the clients that may not join yet."""
-        found = []
-        for client, known in self._clients.items():
-            lives, wait_s = known.short_lives(now_s), known.joined_s + PAUSE_S - now_s
-            if known.refused and lives >= SHORT_LIVES_MAX and wait_s > 0:
-                found.append(HeldMember(client, known.refused, lives, wait_s))
-        return found
+        held_members = []
+        for client, client_state in self._clients.items():
+            lives, wait_s = client_state.short_lives(now_s), client_state.joined_s + PAUSE_S - now_s
+            if client_state.refused and lives >= SHORT_LIVES_MAX and wait_s > 0:
+                held_members.append(HeldMember(client, client_state.refused, lives, wait_s))
+        return held_members
 
     def _known(self, client: ClientId) -> _Client:
-        known = self._clients.get(client)
-        if known is None:
+        client_state = self._clients.get(client)
+        if client_state is None:
             if len(self._clients) >= CLIENTS_MAX:
                 del self._clients[next(iter(self._clients))]
-            known = self._clients[client] = _Client()
-        return known
+            client_state = self._clients[client] = _Client()
+        return client_state
 
 
-def refusal(held: HeldMember, group_id: str) -> MemberHeld:
+def refusal(held_member: HeldMember, group_id: str) -> MemberHeld:
     """Return the error of a refused join."""
     return MemberHeld(
-        f"{held.client} joined and left {held.short_lives} times in {WINDOW_S:.0f} s and "
-        f"rebalanced the other members of group {group_id!r} each time: its member "
-        f"{held.member_id!r} must wait {math.ceil(held.wait_s)} s; find out why its members end or "
-        "change subscriptions",
-        retry_after_ms=math.ceil(held.wait_s * 1000),
+        f"{held_member.client} joined and left {held_member.short_lives} times in "
+        f"{WINDOW_S:.0f} s and rebalanced the other members of group {group_id!r} each time: its "
+        f"member {held_member.member_id!r} must wait {math.ceil(held_member.wait_s)} s; find out "
+        "why its members end or change subscriptions",
+        retry_after_ms=math.ceil(held_member.wait_s * 1000),
     )

@@ -340,7 +340,7 @@ def _walk(root: str, directory: str, prefix: str, start_after: str) -> Iterator[
     # a name that is not before `after`, or is a prefix of `after`.
     after = start_after.removeprefix(directory).partition("/")[0]
     is_inside = start_after.startswith(directory)
-    found = []
+    keys = []
     try:
         with os.scandir(f"{root}/{directory}") as entries:
             for entry in entries:
@@ -351,15 +351,15 @@ def _walk(root: str, directory: str, prefix: str, start_after: str) -> Iterator[
                     key = f"{directory}{name}/"
                     is_wanted = key.startswith(prefix) or prefix.startswith(key)
                     if is_wanted and (key > start_after or start_after.startswith(key)):
-                        found.append(key)
+                        keys.append(key)
                 elif (key := directory + name) > start_after and key.startswith(prefix):
-                    found.append(key)
+                    keys.append(key)
     except OSError as error:
         if error.errno in _ABSENT:
             return
         raise Unavailable(_what(f"could not list {directory}", root, error)) from error
-    found.sort()
-    for key in found:
+    keys.sort()
+    for key in keys:
         if key.endswith("/"):
             if key != f"{_TEMPORARY}/":
                 yield from _walk(root, key, prefix, start_after)

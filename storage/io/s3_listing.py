@@ -38,9 +38,9 @@ async def in_byte_order(
     ]
     heapq.heapify(waiting)
     async for infos, directories in pages(prefix, directory + first if first else "", "/"):
-        found: list[tuple[str, ObjectInfo | None]] = [(info.key, info) for info in infos]
-        found += [(path.removesuffix("/"), None) for path in directories]
-        for name, info in sorted(found, key=itemgetter(0)):
+        page: list[tuple[str, ObjectInfo | None]] = [(info.key, info) for info in infos]
+        page += [(path.removesuffix("/"), None) for path in directories]
+        for name, info in sorted(page, key=itemgetter(0)):
             while waiting and waiting[0] < name:
                 path = heapq.heappop(waiting)
                 async for inner in in_byte_order(pages, path, start_after, directory=path):

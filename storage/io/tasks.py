@@ -85,7 +85,7 @@ async def together(*calls: Coroutine[Any, Any, Any], at_once: int | None = None)
         work = [_in_turn(turns, call) for call in calls]
     try:
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(each) for each in work]
+            tasks = [group.create_task(call) for call in work]
     except BaseExceptionGroup as failed:
         raise failed.exceptions[0] from None
     finally:

@@ -327,7 +327,7 @@ def split(body: memoryview, key: str) -> list[KeptBatch]:
 
     Raises Corrupt if the bytes are no whole batches. This reads no records and no checksums.
     """
-    found, start, size = list[KeptBatch](), 0, body.nbytes
+    batches, start, size = list[KeptBatch](), 0, body.nbytes
     extent = _EXTENT.unpack_from
     while start < size:
         if size - start < HEADER_SIZE:
@@ -338,9 +338,9 @@ def split(body: memoryview, key: str) -> list[KeptBatch]:
             raise Corrupt(key, f"there is no whole batch at byte {start} of a chunk")
         if not 0 < count == last_offset_delta + 1 or count > RECORDS_MAX:
             raise Corrupt(key, f"the batch at byte {start} of a chunk has {count} records")
-        found.append(KeptBatch(body[start:end], count))
+        batches.append(KeptBatch(body[start:end], count))
         start = end
-    return found
+    return batches
 
 
 def decode(batches: Sequence[KeptBatch], key: str) -> Decoded:

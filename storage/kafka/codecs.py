@@ -146,19 +146,19 @@ def _gzip(packed: bytes, bound: int) -> bytes:
         if member.eof and not member.unused_data:
             return unpacked  # the usual form
         del unpacked
-    pieces, at = _Pieces(bound, int.from_bytes(packed[-4:], "little")), 0
-    while at < len(packed):  # a member each round
+    pieces, position = _Pieces(bound, int.from_bytes(packed[-4:], "little")), 0
+    while position < len(packed):  # a member each round
         member = zlib.decompressobj(wbits=31)
         step, is_full = _MEMBER_STEP, False
         while not member.eof:
-            part = packed[at : at + step]
+            part = packed[position : position + step]
             if not part and not is_full:
                 raise zlib.error("the last member is cut off")
             most = min(pieces.left + 1, _STEP_MAX)
             piece = member.decompress(part, most)
             is_full = len(piece) == most  # there may be more without more packed bytes
             pieces.add(piece)
-            at += len(part) - len(member.unused_data or member.unconsumed_tail)
+            position += len(part) - len(member.unused_data or member.unconsumed_tail)
             step = min(4 * step, _STEP_MAX)
         pieces.end_block()
     return pieces.joined()
@@ -168,27 +168,27 @@ def _snappy(packed: bytes, bound: int) -> bytes:
     """Unpack one raw block, or the blocks of the xerial framing, which Java writes."""
     if not packed.startswith(_XERIAL):
         return _snappy_block(packed, bound)
-    pieces, at = _Pieces(bound, 0), _XERIAL_HEADER
-    while at < len(packed):
-        block = int.from_bytes(packed[at : at + 4])
-        at += 4
-        if not 0 < block <= len(packed) - at:
+    pieces, position = _Pieces(bound, 0), _XERIAL_HEADER
+    while position < len(packed):
+        block = int.from_bytes(packed[position : position + 4])
+        position += 4
+        if not 0 < block <= len(packed) - position:
             raise OSError(f"a block of {block} bytes does not fit")
-        pieces.add(_snappy_block(packed[at : at + block], pieces.left))
+        pieces.add(_snappy_block(packed[position : position + block], pieces.left))
         pieces.end_block()
-        at += block
-    if at <= _XERIAL_HEADER:
+        position += block
+    if position <= _XERIAL_HEADER:
         raise OSError("there is no block")
     return pieces.joined()
 
 
 def _snappy_block(block: bytes, bound: int) -> bytes:
-    size = shift = at = 0
+    size = shift = position = 0
     while True:  # the unpacked size, an unsigned varint
-        size |= (block[at] & 127) << shift
-        if block[at] < 128:
+        size |= (block[position] & 127) << shift
+        if block[position] < 128:
             break
-        at, shift = at + 1, shift + 7
+        position, shift = position + 1, shift + 7
         if shift > 28:
             raise OSError("a block has no size")
     if size > bound:
@@ -213,64 +213,64 @@ def _check_lz4_frame(packed: bytes, bound: int) -> None:
     if flags & 1:
         raise OSError("a dictionary is needed")
     block_checksum, content_checksum = flags >> 4 & 1, flags >> 2 & 1
-    at = 7
+    position = 7
     if flags & 8:
-        at = 15
+        position = 15
         if int.from_bytes(packed[6:14], "little") > bound:
             raise TooMuch(bound)
     blocks = 0
-    while size := int.from_bytes(packed[at : at + 4], "little") & 0x7FFF_FFFF:
-        at += 4 + size + 4 * block_checksum
+    while size := int.from_bytes(packed[position : position + 4], "little") & 0x7FFF_FFFF:
+        position += 4 + size + 4 * block_checksum
         blocks += 1
         _check_blocks(blocks)
-    if at + 4 + 4 * content_checksum != len(packed):
+    if position + 4 + 4 * content_checksum != len(packed):
         raise OSError("the bytes are not one whole frame")
 
 
 def _zstd(packed: bytes, bound: int) -> bytes:
-    at = blocks = size = 0
-    while at < len(packed):
-        at, checksum_size, content_size = _zstd_frame(packed, at, bound)
+    position = blocks = size = 0
+    while position < len(packed):
+        position, checksum_size, content_size = _zstd_frame(packed, position, bound)
         last = run_size = 0
         while not last:
-            header = int.from_bytes(packed[at : at + 3], "little")
-            last = header & 1 if at + 3 <= len(packed) else 1
+            header = int.from_bytes(packed[position : position + 3], "little")
+            last = header & 1 if position + 3 <= len(packed) else 1
             kind, block_size = header >> 1 & 3, header >> 3
             if kind <= _ZSTD_RUN:  # the size of a block of another kind is not known
                 run_size += block_size
-            at += 3 + (1 if kind == _ZSTD_RUN else block_size)  # a run has one byte
+            position += 3 + (1 if kind == _ZSTD_RUN else block_size)  # a run has one byte
             blocks += 1
             _check_blocks(blocks)
-        at += checksum_size
+        position += checksum_size
         size += max(content_size, run_size)
         if size > bound:
             raise TooMuch(bound)
     return _stream(packed, "zstd", bound, size)
 
 
-def _zstd_frame(packed: bytes, at: int, bound: int) -> tuple[int, int, int]:
-    """Check the window of the frame at `at` (RFC 8878, 3.1.1). Return where its blocks begin, the
-    bytes of the checksum behind them, and those of the content, or 0 if this is not known."""
-    if packed[at : at + 4] != _ZSTD_MAGIC:
+def _zstd_frame(packed: bytes, position: int, bound: int) -> tuple[int, int, int]:
+    """Check the window of the frame at `position` (RFC 8878, 3.1.1). Return where its blocks begin,
+    the bytes of the checksum behind them, and those of the content, or 0 if this is not known."""
+    if packed[position : position + 4] != _ZSTD_MAGIC:
         raise OSError("there is no frame")
-    descriptor = packed[at + 4]
+    descriptor = packed[position + 4]
     single_segment, dictionary = descriptor >> 5 & 1, descriptor & 3
     size_bytes = (single_segment, 2, 4, 8)[descriptor >> 6]
     if dictionary:
         raise OSError("a dictionary is needed")
-    at += 5
+    position += 5
     if not single_segment:  # else the window is the whole content
-        exponent, mantissa = packed[at] >> 3, packed[at] & 7
+        exponent, mantissa = packed[position] >> 3, packed[position] & 7
         window = (8 + mantissa) << (7 + exponent)
         if window > WINDOW_MAX:
             raise OSError(
                 f"its window of {window} bytes is over {WINDOW_MAX}: use a level up to 19"
             )
-        at += 1
-    content_size = int.from_bytes(packed[at : at + size_bytes], "little")
+        position += 1
+    content_size = int.from_bytes(packed[position : position + size_bytes], "little")
     if content_size > bound:
         raise TooMuch(bound)
-    return at + size_bytes, descriptor & 4, content_size
+    return position + size_bytes, descriptor & 4, content_size
 
 
 def _stream(packed: bytes, name: Literal["lz4", "zstd"], bound: int, expected: int) -> bytes:

@@ -16,25 +16,25 @@ _LENGTH = struct.Struct(">h")
 def assigned(assignment: bytes) -> list[tuple[str, tuple[int, ...]]]:
     """Return the assigned partitions of each topic. Return an empty list for bytes that are not an
     assignment of Kafka's consumers."""
-    found: list[tuple[str, tuple[int, ...]]] = []
+    topic_partitions: list[tuple[str, tuple[int, ...]]] = []
     left = PARTITIONS_MAX
     try:
         (version,) = _LENGTH.unpack_from(assignment)
         (topics,) = _COUNT.unpack_from(assignment, _LENGTH.size)
-        at = _LENGTH.size + _COUNT.size
+        position = _LENGTH.size + _COUNT.size
         if version < 0 or not 0 <= topics <= len(assignment):
             return []
         for _ in range(topics):
-            (length,) = _LENGTH.unpack_from(assignment, at)
-            at += _LENGTH.size
-            (count,) = _COUNT.unpack_from(assignment, at + length)
-            name = assignment[at : at + length].decode()
-            at += length + _COUNT.size
+            (length,) = _LENGTH.unpack_from(assignment, position)
+            position += _LENGTH.size
+            (count,) = _COUNT.unpack_from(assignment, position + length)
+            name = assignment[position : position + length].decode()
+            position += length + _COUNT.size
             left -= count
             if length < 0 or count < 0 or left < 0:
                 return []
-            found.append((name, struct.unpack_from(f">{count}i", assignment, at)))
-            at += count * _COUNT.size
+            topic_partitions.append((name, struct.unpack_from(f">{count}i", assignment, position)))
+            position += count * _COUNT.size
     except (struct.error, UnicodeDecodeError):
         return []
-    return found
+    return topic_partitions

@@ -32,9 +32,9 @@ class KeptBatches:
 
     def __init__(self, batches: Sequence[KeptBatch]) -> None:
         self.batches = batches
-        self._ends = list(accumulate(each.count for each in batches))
+        self._ends = list(accumulate(batch.count for batch in batches))
         self.num_rows = self._ends[-1] if self._ends else 0
-        self.nbytes = sum([len(each.data) for each in batches]) + BATCH_OVERHEAD * len(batches)
+        self.nbytes = sum([len(batch.data) for batch in batches]) + BATCH_OVERHEAD * len(batches)
 
     def slice(self, first: int, count: int) -> "KeptBatches | None":
         """Return the batches with the records [first, first + count), or None if a batch is only
@@ -48,20 +48,20 @@ class KeptBatches:
 
     def with_timestamp(self, append_ms: int) -> "KeptBatches":
         """Return the batches with one timestamp, for `message.timestamp.type=LogAppendTime`."""
-        return KeptBatches([each._replace(append_ms=append_ms) for each in self.batches])
+        return KeptBatches([batch._replace(append_ms=append_ms) for batch in self.batches])
 
     def decoded(self) -> pa.RecordBatch:
         """Return the records in CHUNK_SCHEMA, with the timestamps that readers get."""
         rows = kafka.decode(self.batches, "kept batches").rows
-        if all(each.append_ms < 0 for each in self.batches):
+        if all(batch.append_ms < 0 for batch in self.batches):
             return rows
         parts, row = [], 0
-        for each in self.batches:
-            part = rows.slice(row, each.count)
-            if each.append_ms >= 0:
-                part = chunks.with_timestamp(part, each.append_ms)
+        for batch in self.batches:
+            part = rows.slice(row, batch.count)
+            if batch.append_ms >= 0:
+                part = chunks.with_timestamp(part, batch.append_ms)
             parts.append(part)
-            row += each.count
+            row += batch.count
         return chunks.concat(parts)
 
     def placed(
@@ -94,28 +94,28 @@ Records: TypeAlias = pa.RecordBatch | KeptBatches
 
 
 def concat(parts: Sequence[KeptBatches]) -> KeptBatches:
-    return KeptBatches([each for part in parts for each in part.batches])
+    return KeptBatches([batch for part in parts for batch in part.batches])
 
 
 def encode(batches: Sequence[Batch]) -> tuple[EncodedChunk, KeptBatches]:
     """Return a chunk of one or more batches, and its records as views of the chunk's bytes."""
-    body = memoryview(b"".join([each.data for each in batches]))
-    kept, start = [], 0
-    for each in batches:
-        end = start + len(each.data)
-        kept.append(KeptBatch(body[start:end], each.count))
+    body = memoryview(b"".join([batch.data for batch in batches]))
+    kept_batches, start = [], 0
+    for batch in batches:
+        end = start + len(batch.data)
+        kept_batches.append(KeptBatch(body[start:end], batch.count))
         start = end
-    rows = sum([each.count for each in batches])
+    rows = sum([batch.count for batch in batches])
     chunk = EncodedChunk(
         body,
         crc32c(body),
         rows,
-        min([each.timestamp_min for each in batches]),
-        max([each.timestamp_max for each in batches]),
+        min([batch.timestamp_min for batch in batches]),
+        max([batch.timestamp_max for batch in batches]),
         KAFKA_CODEC,
-        sum([each.raw_size for each in batches]),
+        sum([batch.raw_size for batch in batches]),
     )
-    return chunk, KeptBatches(kept)
+    return chunk, KeptBatches(kept_batches)
 
 
 def open_chunk(body: Part, *, crc: int, rows: int, key: str) -> KeptBatches:
@@ -123,7 +123,7 @@ def open_chunk(body: Part, *, crc: int, rows: int, key: str) -> KeptBatches:
     batch or the number of rows is wrong."""
     if crc32c(body) != crc:
         raise Corrupt(key, "checksum of a chunk differs")
-    kept = KeptBatches(kafka.split(memoryview(body), key))
-    if kept.num_rows != rows:
-        raise Corrupt(key, f"a chunk has {kept.num_rows} rows, its entry says {rows}")
-    return kept
+    batches = KeptBatches(kafka.split(memoryview(body), key))
+    if batches.num_rows != rows:
+        raise Corrupt(key, f"a chunk has {batches.num_rows} rows, its entry says {rows}")
+    return batches

@@ -119,8 +119,8 @@ def record(
 def _sizes(column: Any) -> np.ndarray:
     """Return the bytes of each key or value, int64; -1 for a null."""
     size: Any = pc.binary_length(column).cast(pa.int64()).fill_null(-1)
-    found: np.ndarray = size.to_numpy(zero_copy_only=False)
-    return found
+    sizes: np.ndarray = size.to_numpy(zero_copy_only=False)
+    return sizes
 
 
 def _written_headers(headers: pa.Array) -> Any:

@@ -132,23 +132,23 @@ def read(
 
     Batch i has `counts[i]` records, which fill `raw[starts[i]:ends[i]]`. `raw` is under 2 GiB.
     """
-    found = _Fields(raw, starts, ends, counts, base_timestamps)
-    rows = len(found.timestamps)
+    fields = _Fields(raw, starts, ends, counts, base_timestamps)
+    rows = len(fields.timestamps)
     # The bounds of all keys and values divide `raw` into pieces: framing, key, framing, value. So
     # Arrow copies keys and values out of `raw` without Python objects.
     bounds = np.empty(4 * rows + 1, dtype=np.int32)
     bounds[0] = 0
-    bounds[1::4], bounds[2::4] = found.key_at, found.key_at + np.maximum(found.key_size, 0)
-    bounds[3::4], bounds[4::4] = found.value_at, found.value_at + np.maximum(found.value_size, 0)
+    bounds[1::4], bounds[2::4] = fields.key_at, fields.key_at + np.maximum(fields.key_size, 0)
+    bounds[3::4], bounds[4::4] = fields.value_at, fields.value_at + np.maximum(fields.value_size, 0)
     # Arrow does not check these bounds, so with forged bounds it would read outside of `raw`.
     if int(bounds[-1]) > len(raw) or (bounds[1:] < bounds[:-1]).any():
         raise cut_off()
     buffers = [None, pa.py_buffer(bounds.data), pa.py_buffer(raw)]
     pieces: Any = pa.Array.from_buffers(pa.binary(), 4 * rows, buffers)
     first = np.arange(0, 4 * rows, 4, dtype=np.int32)
-    keys = pieces.take(pa.array(first + 1, mask=found.key_size < 0))
-    values = pieces.take(pa.array(first + 3, mask=found.value_size < 0))
-    columns = [chunk.timestamps(found.timestamps), keys, values, found.header_column()]
+    keys = pieces.take(pa.array(first + 1, mask=fields.key_size < 0))
+    values = pieces.take(pa.array(first + 3, mask=fields.value_size < 0))
+    columns = [chunk.timestamps(fields.timestamps), keys, values, fields.header_column()]
     return pa.RecordBatch.from_arrays(columns, schema=CHUNK_SCHEMA)
 
 
@@ -156,7 +156,7 @@ def read(
 
 
 def _walk(  # noqa: C901, PLR0915
-    raw: bytes, at: int, count: int, base_timestamp: int, headers_max: int = HEADERS_MAX
+    raw: bytes, position: int, count: int, base_timestamp: int, headers_max: int = HEADERS_MAX
 ) -> Walked:
     """`walk` in Python. Varints of one or two bytes are read in line: a call costs 0.2 us."""
     end = len(raw)
@@ -164,27 +164,27 @@ def _walk(  # noqa: C901, PLR0915
     has_null_key = False
     headers_left = headers_max
     for offset_delta in range(count):
-        number = raw[at]
-        at += 1
+        number = raw[position]
+        position += 1
         if number > 127:
-            following = raw[at]
+            following = raw[position]
             if following < 128:
                 number += (following << 7) - 128
-                at += 1
+                position += 1
             else:
-                number, at = number_at(raw, at - 1)
-        stop = at + (number >> 1)
+                number, position = number_at(raw, position - 1)
+        stop = position + (number >> 1)
         if number & 1 or stop > end:
             raise cut_off()
-        number = raw[at + 1]  # behind the attributes, which have no meaning
-        at += 2
+        number = raw[position + 1]  # behind the attributes, which have no meaning
+        position += 2
         if number > 127:
-            following = raw[at]
+            following = raw[position]
             if following < 128:
                 number += (following << 7) - 128
-                at += 1
+                position += 1
             else:
-                number, at = number_at(raw, at - 1, LONG_MAX)
+                number, position = number_at(raw, position - 1, LONG_MAX)
         delta = (number >> 1) ^ -(number & 1)
         if not offset_delta:
             first = last = delta
@@ -192,55 +192,55 @@ def _walk(  # noqa: C901, PLR0915
             last = delta
         elif delta < first:
             first = delta
-        number = raw[at]
-        at += 1
+        number = raw[position]
+        position += 1
         if number > 127:
-            following = raw[at]
+            following = raw[position]
             if following < 128:
                 number += (following << 7) - 128
-                at += 1
+                position += 1
             else:
-                number, at = number_at(raw, at - 1)
+                number, position = number_at(raw, position - 1)
         if number != offset_delta << 1:
             raise wrong_offset(offset_delta)
-        number = raw[at]
-        at += 1
+        number = raw[position]
+        position += 1
         if number > 127:
-            number, at = number_at(raw, at - 1)
+            number, position = number_at(raw, position - 1)
         if number & 1:
             if number != 1:
                 raise negative()
             has_null_key = True
         else:
             number >>= 1
-            at += number
+            position += number
             weight += number
-        number = raw[at]
-        at += 1
+        number = raw[position]
+        position += 1
         if number > 127:
-            following = raw[at]
+            following = raw[position]
             if following < 128:
                 number += (following << 7) - 128
-                at += 1
+                position += 1
             else:
-                number, at = number_at(raw, at - 1)
+                number, position = number_at(raw, position - 1)
         if number & 1:
             if number != 1:
                 raise negative()
         else:
             number >>= 1
-            at += number
+            position += number
             weight += number
-        number = raw[at]
-        at += 1
+        number = raw[position]
+        position += 1
         if number:
-            number, at = number_at(raw, at - 1)
-            headers_left -= _header_count(number, headers_left, stop - at)
-            at, content = _read_headers(raw, at, number >> 1, [], [])
+            number, position = number_at(raw, position - 1)
+            headers_left -= _header_count(number, headers_left, stop - position)
+            position, content = _read_headers(raw, position, number >> 1, [], [])
             weight += content
-        if at != stop:
+        if position != stop:
             raise wrong_length()
-    if at != end:
+    if position != end:
         raise stray()
     _check_timestamp(base_timestamp + first)
     _check_timestamp(base_timestamp + last)
@@ -250,40 +250,40 @@ def _walk(  # noqa: C901, PLR0915
 
 
 def _read_headers(
-    raw: bytes, at: int, count: int, names: Strings, values: Values
+    raw: bytes, position: int, count: int, names: Strings, values: Values
 ) -> tuple[int, int]:
     """Append the headers of one record to both lists. Return the place behind them, and their
     weight."""
     weight = HEADER_BYTES * count
     try:
         for _ in range(count):
-            size = raw[at]
-            at += 1
+            size = raw[position]
+            position += 1
             if size > 127:
-                size, at = number_at(raw, at - 1)
+                size, position = number_at(raw, position - 1)
             if size & 1:
                 raise negative()
-            stop = at + (size >> 1)
-            names.append(raw[at:stop].decode())
-            weight += stop - at
+            stop = position + (size >> 1)
+            names.append(raw[position:stop].decode())
+            weight += stop - position
             size = raw[stop]
-            at = stop + 1
+            position = stop + 1
             if size > 127:
-                size, at = number_at(raw, stop)
+                size, position = number_at(raw, stop)
             if size == 1:
                 values.append(None)
                 continue
             if size & 1:
                 raise negative()
-            stop = at + (size >> 1)
-            values.append(raw[at:stop])
-            weight += stop - at
-            at = stop
+            stop = position + (size >> 1)
+            values.append(raw[position:stop])
+            weight += stop - position
+            position = stop
     except UnicodeDecodeError:
         raise wrong_name() from None
     except IndexError:
         raise cut_off() from None
-    return at, weight
+    return position, weight
 
 
 def _header_count(number: int, headers_left: int, bytes_left: int) -> int:
@@ -355,23 +355,23 @@ class _Fields:
             first_at = np.array(record_starts, dtype=np.int64)
             # `_record_starts` ignores the sign of a length, so compare each end with the next
             # start.
-            length, at = numbers_at(buffer, first_at)
-            stops = at + length
+            length, positions = numbers_at(buffer, first_at)
+            stops = positions + length
             last = np.cumsum(np.array(counts, dtype=np.int64)) - 1
             expected = np.empty_like(stops)
             expected[:-1] = first_at[1:]
             expected[last] = ends
             if (stops != expected).any():
                 raise wrong_length()
-            delta, at = numbers_at(buffer, at + 1, LONG_MAX)
-            offset_delta, at = numbers_at(buffer, at)
-            self.key_size, self.key_at = numbers_at(buffer, at)
+            delta, positions = numbers_at(buffer, positions + 1, LONG_MAX)
+            offset_delta, positions = numbers_at(buffer, positions)
+            self.key_size, self.key_at = numbers_at(buffer, positions)
             self._check_size(self.key_size, self.key_at, stops)
-            at = self.key_at + np.maximum(self.key_size, 0)
-            self.value_size, self.value_at = numbers_at(buffer, at)
+            positions = self.key_at + np.maximum(self.key_size, 0)
+            self.value_size, self.value_at = numbers_at(buffer, positions)
             self._check_size(self.value_size, self.value_at, stops)
-            at = self.value_at + np.maximum(self.value_size, 0)
-            self.header_count, self.headers_at = numbers_at(buffer, at)
+            positions = self.value_at + np.maximum(self.value_size, 0)
+            self.header_count, self.headers_at = numbers_at(buffer, positions)
         except IndexError:
             raise cut_off() from None
         rows = np.arange(len(stops), dtype=np.int64)
@@ -391,10 +391,10 @@ class _Fields:
         self.stops = stops
 
     @staticmethod
-    def _check_size(size: np.ndarray, at: np.ndarray, stops: np.ndarray) -> None:
+    def _check_size(size: np.ndarray, positions: np.ndarray, stops: np.ndarray) -> None:
         if (size < -1).any():
             raise negative()
-        if (size > stops - at).any():
+        if (size > stops - positions).any():
             raise wrong_length()
 
     def _set_timestamps(
@@ -425,14 +425,14 @@ class _Fields:
         if len(self.with_headers):
             rows = self.with_headers
             weights = list[int]()
-            for at, count, stop in zip(
+            for position, count, stop in zip(
                 self.headers_at[rows].tolist(),
                 self.header_count[rows].tolist(),
                 self.stops[rows].tolist(),
                 strict=True,
             ):
-                _header_count(count << 1, self._headers_max - len(names), stop - at)
-                end, content = _read_headers(self.raw, at, count, names, values)
+                _header_count(count << 1, self._headers_max - len(names), stop - position)
+                end, content = _read_headers(self.raw, position, count, names, values)
                 if end != stop:
                     raise wrong_length()
                 weights.append(content)
@@ -457,23 +457,23 @@ def _record_starts(
     raw: bytes, starts: Sequence[int], counts: Sequence[int]
 ) -> tuple[list[int], list[int]]:
     """Return where each record starts, and where the last record of each batch ends."""
-    found, stops = list[int](), list[int]()
-    add = found.append
-    for at, count in zip(starts, counts, strict=True):
+    record_starts, stops = list[int](), list[int]()
+    add = record_starts.append
+    for position, count in zip(starts, counts, strict=True):
         for _ in range(count):
-            add(at)
-            number = raw[at]
+            add(position)
+            number = raw[position]
             if number < 128:
-                at += 1 + (number >> 1)
+                position += 1 + (number >> 1)
                 continue
-            following = raw[at + 1]
+            following = raw[position + 1]
             if following < 128:
-                at += 2 + ((number & 127 | following << 7) >> 1)
+                position += 2 + ((number & 127 | following << 7) >> 1)
             else:
-                number, at = number_at(raw, at)
-                at += number >> 1
-        stops.append(at)
-    return found, stops
+                number, position = number_at(raw, position)
+                position += number >> 1
+        stops.append(position)
+    return record_starts, stops
 
 
 def _is_large(numbers: np.ndarray) -> bool:

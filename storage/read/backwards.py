@@ -50,7 +50,7 @@ async def fetch_before(
         low = max(first - length, start)
         is_one = first - low == 1
         try:
-            taken = await fetch(low, bytes_max=budget, records_max=2 * records, offset_end=first)
+            result = await fetch(low, bytes_max=budget, records_max=2 * records, offset_end=first)
         except OffsetOutOfRange as error:
             if error.log_start_offset <= low:
                 raise
@@ -63,21 +63,21 @@ async def fetch_before(
                 break
             length = (first - low) // 2
             continue
-        high_watermark = max(high_watermark, taken.high_watermark)
-        is_first_record = not pieces and taken.records == 1
-        is_within = taken.weight <= budget or is_first_record
-        if taken.next_offset < first or not is_within:
+        high_watermark = max(high_watermark, result.high_watermark)
+        is_first_record = not pieces and result.records == 1
+        is_within = result.weight <= budget or is_first_record
+        if result.next_offset < first or not is_within:
             if is_one:
                 break
             length = (first - low) // 2
             continue
         length = 2 * (first - low)
-        if taken.records > (first - low) // 2:
-            length = min(length, max(records - taken.records, 1))
-        kept, first = _newest(taken.pieces, records, low)
-        pieces[:0] = kept
-        budget -= taken.weight
-        records -= sum(len(piece.batch) for piece in kept)
+        if result.records > (first - low) // 2:
+            length = min(length, max(records - result.records, 1))
+        newest_pieces, first = _newest(result.pieces, records, low)
+        pieces[:0] = newest_pieces
+        budget -= result.weight
+        records -= sum(len(piece.batch) for piece in newest_pieces)
     weight = bounds.bytes_max - budget
     fetched = FetchResult(pieces, end, min(start, end), high_watermark, weight)
     return FetchedBefore(fetched, max(first, min(start, end)))
@@ -89,10 +89,10 @@ def _newest(pieces: list[ReadBatch], count: int, low: int) -> tuple[list[ReadBat
     excess = sum(len(piece.batch) for piece in pieces) - count
     if excess <= 0:
         return pieces, low
-    kept = []
+    newest_pieces = []
     for piece in pieces:
         dropped = min(excess, len(piece.batch))
         excess -= dropped
         if dropped < len(piece.batch):
-            kept.append(piece._replace(batch=piece.batch.slice(dropped)))
-    return kept, int(kept[0].batch.column("offset")[0].as_py())
+            newest_pieces.append(piece._replace(batch=piece.batch.slice(dropped)))
+    return newest_pieces, int(newest_pieces[0].batch.column("offset")[0].as_py())

@@ -98,16 +98,16 @@ class OffsetSpan(NamedTuple):
 
 def selection_of(options: Mapping[str, str]) -> TopicSelection:
     """Parse `topic`, `subscribe`, `subscribePattern` or `assign`. Keys must be in lower case."""
-    given = [
+    option_names = [
         name for name in ("topic", "subscribe", "subscribepattern", "assign") if name in options
     ]
-    if len(given) != 1:
+    if len(option_names) != 1:
         raise InvalidRequest(
             "give exactly one of the options topic (or subscribe), subscribePattern and assign, "
-            f"not {' and '.join(given) or 'none'}"
+            f"not {' and '.join(option_names) or 'none'}"
         )
-    text = options[given[0]]
-    match given[0]:
+    text = options[option_names[0]]
+    match option_names[0]:
         case "subscribepattern":
             try:
                 re.compile(text)
@@ -125,7 +125,7 @@ def selection_of(options: Mapping[str, str]) -> TopicSelection:
         case _:
             names = sorted({name.strip() for name in text.split(",")} - {""})
             if not names:
-                raise InvalidRequest(f"option {given[0]}: no topic in {text!r}")
+                raise InvalidRequest(f"option {option_names[0]}: no topic in {text!r}")
             return TopicSelection(names=names)
 
 
@@ -133,9 +133,9 @@ def span_of(options: Mapping[str, str], *, is_streaming: bool) -> OffsetSpan:
     """Parse both boundaries. Keys must be in lower case. By default a batch starts at the earliest
     offset and a stream at the latest. A stream has no end."""
     if is_streaming:
-        given = [name for name in options if name.startswith("ending")]
-        if given:
-            raise InvalidRequest(f"option {given[0]} is not for streams: a stream has no end")
+        end_options = [name for name in options if name.startswith("ending")]
+        if end_options:
+            raise InvalidRequest(f"option {end_options[0]} is not for streams: a stream has no end")
     start = _boundary(options, "starting", LATEST if is_streaming else EARLIEST)
     end = _boundary(options, "ending", LATEST)
     if not is_streaming and (
@@ -196,7 +196,7 @@ def _boundary(options: Mapping[str, str], end: str, default: int) -> Boundary:
 def _per_partition(text: str, option: str, *, least: int) -> dict[TopicPartition, int]:
     try:
         decoded = _OFFSETS.decode(text)
-        found = {
+        value_by_partition = {
             TopicPartition(topic, int(partition)): value
             for topic, partitions in decoded.items()
             for partition, value in partitions.items()
@@ -207,17 +207,17 @@ def _per_partition(text: str, option: str, *, least: int) -> dict[TopicPartition
             f'option {option}: expected {words}JSON such as {{"logs":{{"0":23,"1":42}}}}, '
             f"got {text!r}: {error}"
         ) from error
-    for of, value in found.items():
+    for of, value in value_by_partition.items():
         if value < least:
             raise InvalidRequest(f"option {option}: {value} for {of} is not a valid value")
-    return found
+    return value_by_partition
 
 
 # -- offsets
 
 
 def resolve(
-    snapshot: LogSnapshot, partitions: Sequence[TopicPartition], span: OffsetSpan, found: Found
+    snapshot: LogSnapshot, partitions: Sequence[TopicPartition], span: OffsetSpan, offsets: Found
 ) -> list[OffsetRange]:
     """Resolve the span to offsets in the snapshot: one range per partition, which may be empty.
 
@@ -227,7 +227,7 @@ def resolve(
     """
     _check_named(snapshot, partitions, span.start, "startingOffsets")
     _check_named(snapshot, partitions, span.end, "endingOffsets")
-    return [OffsetRange(*of, *_resolve_one(snapshot, of, span, found)) for of in partitions]
+    return [OffsetRange(*of, *_resolve_one(snapshot, of, span, offsets)) for of in partitions]
 
 
 def _check_named(
@@ -255,16 +255,16 @@ def _check_named(
 
 
 def _resolve_one(
-    snapshot: LogSnapshot, of: TopicPartition, span: OffsetSpan, found: Found
+    snapshot: LogSnapshot, of: TopicPartition, span: OffsetSpan, offsets: Found
 ) -> tuple[int, int]:
     high = snapshot.partition(of).high_watermark
-    start = _start_of(snapshot, of, span, found)
+    start = _start_of(snapshot, of, span, offsets)
     end_time = span.end.time_at(of)
     if end_time is None:
         offset = _offset_of(span.end, of)
         end = high if offset == LATEST else _checked(snapshot, of, offset, span)
     else:
-        first = found[of, end_time]
+        first = offsets[of, end_time]
         end = high if first is None else first
     if start > end and span.is_latest_without_match and span.start.time_at(of) is not None:
         return end, end
@@ -273,11 +273,11 @@ def _resolve_one(
     return start, end
 
 
-def _start_of(snapshot: LogSnapshot, of: TopicPartition, span: OffsetSpan, found: Found) -> int:
+def _start_of(snapshot: LogSnapshot, of: TopicPartition, span: OffsetSpan, offsets: Found) -> int:
     view = snapshot.partition(of)
     time = span.start.time_at(of)
     if time is not None:
-        first = found[of, time]
+        first = offsets[of, time]
         if first is not None:
             return first
         if span.is_latest_without_match:

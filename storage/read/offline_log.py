@@ -126,8 +126,8 @@ class OfflineLog:
         """Return a snapshot of the selected topics, and the offsets of the span in it."""
         snapshot = await self.snapshot(selection.topics(), fail_on_data_loss=span.fail_on_data_loss)
         partitions = selection.partitions(snapshot)
-        found = await self.find(snapshot, span.times(partitions))
-        return snapshot, resolve(snapshot, partitions, span, found)
+        offsets = await self.find(snapshot, span.times(partitions))
+        return snapshot, resolve(snapshot, partitions, span, offsets)
 
     async def close(self) -> None:
         await self._wal.close()
@@ -160,9 +160,9 @@ class OfflineLog:
             if max(start, part.log_start_offset) < part.sealed_end:
                 table = table or await self._table(topic)
                 index = await segments_to(table, part.number, part.sealed_end, topic.prefix)
-                held = await self._checked(topic, part, table, index, start, fail_on_data_loss)
-                segments = list(_between(index, held.log_start_offset, part.sealed_end))
-                partitions[part.number] = held._replace(segments=segments)
+                partition = await self._checked(topic, part, table, index, start, fail_on_data_loss)
+                segments = list(_between(index, partition.log_start_offset, part.sealed_end))
+                partitions[part.number] = partition._replace(segments=segments)
         return topic._replace(partitions=partitions)
 
     async def _checked(
@@ -185,14 +185,14 @@ class OfflineLog:
             moved = min(current.partitions[part.number].log_start_offset, end)
             part = part._replace(log_start_offset=max(part.log_start_offset, moved))
         start = max(start, part.log_start_offset)
-        while (gone := hole(index, start, end)) is not None:
-            what = f"partition {part.number}: {in_no_segment(*gone)}"
+        while (missing_span := hole(index, start, end)) is not None:
+            what = f"partition {part.number}: {in_no_segment(*missing_span)}"
             doubt = TableInDoubt(topic.prefix, table.version, await blamed(table, what))
             if fail_on_data_loss:
                 raise doubt
-            count = gone[1] - gone[0]
+            count = missing_span[1] - missing_span[0]
             log.warning("%s-%d: %d records are left out: %s", topic.name, part.number, count, doubt)
-            start = gone[1]
+            start = missing_span[1]
         return part
 
     async def _table(self, topic: TopicSnapshot) -> Table:
@@ -207,12 +207,12 @@ class OfflineLog:
         part = snapshot.partition(of)
         whole = OffsetRange(*of, part.log_start_offset, part.high_watermark)
         wanted = ReadFilter(timestamp_min=time)
-        for one in chain[Slice](
+        for record_slice in chain[Slice](
             segment_slices(snapshot, whole, wanted), tail_slices(snapshot, whole, wanted)
         ):
-            found = await self._slices.first_at(one, time)
-            if found is not None:
-                return found
+            offset = await self._slices.first_at(record_slice, time)
+            if offset is not None:
+                return offset
         return None
 
 

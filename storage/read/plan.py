@@ -93,14 +93,14 @@ class ReadFilter(NamedTuple):
         is_early = self.timestamp_max is not None and timestamp_min > self.timestamp_max
         return not (is_late or is_early)
 
-    def clip(self, given: OffsetRange) -> OffsetRange | None:
-        if self.topics is not None and given.topic not in self.topics:
+    def clip(self, offset_range: OffsetRange) -> OffsetRange | None:
+        if self.topics is not None and offset_range.topic not in self.topics:
             return None
-        if self.partitions is not None and given.partition not in self.partitions:
+        if self.partitions is not None and offset_range.partition not in self.partitions:
             return None
-        start = max(given.start, self.offset_min)
-        end = min(given.end, self.offset_max + 1)
-        return given._replace(start=start, end=end) if start < end else None
+        start = max(offset_range.start, self.offset_min)
+        end = min(offset_range.end, self.offset_max + 1)
+        return offset_range._replace(start=start, end=end) if start < end else None
 
 
 NO_FILTER = ReadFilter()
@@ -162,31 +162,42 @@ def plan(
     it from the table, or later. If splits would be smaller than `SPLIT_BYTES_MIN`, there are fewer
     splits than `splits_min`.
     """
-    clipped = [left for given in ranges if (left := wanted.clip(given)) is not None]
-    tail = [found for given in clipped for found in tail_slices(snapshot, given, wanted)]
-    segments = [found for given in clipped for found in segment_slices(snapshot, given, wanted)]
+    clipped = [left for offset_range in ranges if (left := wanted.clip(offset_range)) is not None]
+    tail = [
+        record_slice
+        for offset_range in clipped
+        for record_slice in tail_slices(snapshot, offset_range, wanted)
+    ]
+    segments = [
+        record_slice
+        for offset_range in clipped
+        for record_slice in segment_slices(snapshot, offset_range, wanted)
+    ]
     if splits_min > 1:
-        total = sum(one.cost + OPEN_BYTES for one in itertools.chain[Slice](tail, segments))
+        total = sum(
+            record_slice.cost + OPEN_BYTES
+            for record_slice in itertools.chain[Slice](tail, segments)
+        )
         split_bytes = min(split_bytes, total // splits_min)
     split_bytes = max(split_bytes, SPLIT_BYTES_MIN)
-    shared = [share for one in segments for share in _shares(one, split_bytes)]
+    shared = [share for record_slice in segments for share in _shares(record_slice, split_bytes)]
     return [*_pack(tail, split_bytes), *_pack(shared, split_bytes)]
 
 
 def segment_slices(
-    snapshot: LogSnapshot, given: OffsetRange, wanted: ReadFilter = NO_FILTER
+    snapshot: LogSnapshot, offset_range: OffsetRange, wanted: ReadFilter = NO_FILTER
 ) -> Iterator[SegmentRange]:
     """Yield the sealed part of a range, one slice for each segment."""
-    topic = snapshot.topics[given.topic]
-    view = topic.partitions[given.partition]
-    start = max(given.start, view.log_start_offset)
-    end = min(given.end, view.sealed_end)
+    topic = snapshot.topics[offset_range.topic]
+    view = topic.partitions[offset_range.partition]
+    start = max(offset_range.start, view.log_start_offset)
+    end = min(offset_range.end, view.sealed_end)
     for file in view.segments:
         low, high = max(start, file.base_offset), min(end, file.end_offset)
         if low < high and wanted.overlaps(file.timestamp_min, file.timestamp_max):
             yield SegmentRange(
-                given.topic,
-                given.partition,
+                offset_range.topic,
+                offset_range.partition,
                 topic.is_log_append_time,
                 f"{topic.prefix}/{file.path}",
                 file.size,
@@ -197,18 +208,24 @@ def segment_slices(
 
 
 def tail_slices(
-    snapshot: LogSnapshot, given: OffsetRange, wanted: ReadFilter = NO_FILTER
+    snapshot: LogSnapshot, offset_range: OffsetRange, wanted: ReadFilter = NO_FILTER
 ) -> Iterator[TailRange]:
     """Yield the unsealed part of a range, one slice for each tail chunk."""
-    topic = snapshot.topics[given.topic]
-    view = topic.partitions[given.partition]
-    start = max(given.start, view.log_start_offset, view.sealed_end)
-    end = min(given.end, view.high_watermark)
+    topic = snapshot.topics[offset_range.topic]
+    view = topic.partitions[offset_range.partition]
+    start = max(offset_range.start, view.log_start_offset, view.sealed_end)
+    end = min(offset_range.end, view.high_watermark)
     for chunk in view.tail:
         low, high = max(start, chunk.base_offset), min(end, chunk.end_offset)
         if low < high and not chunk.is_lost and wanted.overlaps(*_times_of(chunk)):
             yield TailRange(
-                given.topic, given.partition, topic.is_log_append_time, chunk, low, high, chunk.size
+                offset_range.topic,
+                offset_range.partition,
+                topic.is_log_append_time,
+                chunk,
+                low,
+                high,
+                chunk.size,
             )
 
 
@@ -230,12 +247,12 @@ def _pack(slices: Sequence[Slice], split_bytes: int) -> Iterator[Split]:
     """Pack adjacent slices into splits of about `split_bytes`; a split keeps their order."""
     packed: list[Slice] = []
     size = 0
-    for one in slices:
-        cost = one.cost + OPEN_BYTES
+    for record_slice in slices:
+        cost = record_slice.cost + OPEN_BYTES
         if packed and size + cost > split_bytes + OPEN_BYTES:
             yield Split(packed)
             packed, size = [], 0
-        packed.append(one)
+        packed.append(record_slice)
         size += cost
     if packed:
         yield Split(packed)
@@ -255,10 +272,10 @@ def limit_offsets(
     total = sum(left.values())
     if total <= rows_max:
         return {of: start.get(of, 0) + count for of, count in left.items()}
-    given = {of: count * rows_max // total for of, count in left.items()}
-    surplus = rows_max - sum(given.values())
-    for of in sorted(left, key=lambda of: (given[of], of)):
-        extra = min(surplus, 1, left[of] - given[of])
-        given[of] += extra
+    counts = {of: count * rows_max // total for of, count in left.items()}
+    surplus = rows_max - sum(counts.values())
+    for of in sorted(left, key=lambda of: (counts[of], of)):
+        extra = min(surplus, 1, left[of] - counts[of])
+        counts[of] += extra
         surplus -= extra
-    return {of: start.get(of, 0) + count for of, count in given.items()}
+    return {of: start.get(of, 0) + count for of, count in counts.items()}

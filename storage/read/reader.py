@@ -178,17 +178,17 @@ class Reader:
         start, sealed_end = partition.log_start_offset, partition.sealed_end
         tail = list(partition.tail)
         if sealed_end > start:
-            found = await self._search_table(topic, number, timestamp, start, sealed_end)
-            if found is not None:
-                return found
+            offset = await self._search_table(topic, number, timestamp, start, sealed_end)
+            if offset is not None:
+                return offset
         first = max(sealed_end, start)
         for chunk in tail:
             if chunk.newest_ms >= timestamp and chunk.end_offset > first and not chunk.is_lost:
                 base = max(chunk.base_offset, first)
                 batch = (await self._tail_batch(chunk)).slice(base - chunk.base_offset)
-                found = first_at(chunks.with_offsets(batch, base), timestamp)
-                if found is not None:
-                    return found
+                offset = first_at(chunks.with_offsets(batch, base), timestamp)
+                if offset is not None:
+                    return offset
         return None
 
     async def read_segment(self, topic: Topic, file: SegmentFile) -> AsyncIterator[pa.RecordBatch]:
@@ -247,10 +247,10 @@ class Reader:
         async def load() -> pa.RecordBatch:
             return part.decoded()
 
-        where = f"{topic.topic_id}/{number}/{part.end_offset}", part.base_offset, False
-        found = await self.chunk_cache.get(where, load)
-        assert not isinstance(found, KeptBatches)
-        return found
+        key = f"{topic.topic_id}/{number}/{part.end_offset}", part.base_offset, False
+        batch = await self.chunk_cache.get(key, load)
+        assert not isinstance(batch, KeptBatches)
+        return batch
 
     async def _walk_table(
         self, topic: Topic, number: int, offset: int, end: int
@@ -300,9 +300,9 @@ class Reader:
             try:
                 for file in index.since(timestamp):
                     key = f"{topic.prefix}/{file.path}"
-                    found = await self.segments.first_at(key, file.size, timestamp, start, end)
-                    if found is not None:
-                        return found
+                    offset = await self.segments.first_at(key, file.size, timestamp, start, end)
+                    if offset is not None:
+                        return offset
                 return None
             except NotFound as error:
                 if file is None or file.path == stale:
@@ -315,10 +315,10 @@ class Reader:
     ) -> NoReturn:
         """Raise TableInDoubt for the first range of [offset, end) that is in no segment. The caller
         refreshes its view, because a newer retention may have removed the range."""
-        gone = hole(index, offset, end)
-        assert gone is not None
+        missing_span = hole(index, offset, end)
+        assert missing_span is not None
         table = await self._tables.of(topic)
-        what = f"partition {number}: {in_no_segment(*gone)}"
+        what = f"partition {number}: {in_no_segment(*missing_span)}"
         raise TableInDoubt(topic.prefix, table.version, await blamed(table, what))
 
     async def _index(self, topic: Topic, number: int, end: int) -> SegmentIndex:
@@ -340,13 +340,13 @@ class Reader:
         partition = topic.partitions[number]
         if offset < partition.sealed_end and _is_compacted(topic):
             return []
-        found: list[tuple[int, KeptBatches]] = []
+        pieces: list[tuple[int, KeptBatches]] = []
         for piece in self.tail.read((topic.topic_id, number), offset):
             if not isinstance(piece.records, KeptBatches):
-                return found
-            found.append((piece.base_offset, piece.records))
-        if found or offset < partition.sealed_end:
-            return found
+                return pieces
+            pieces.append((piece.base_offset, piece.records))
+        if pieces or offset < partition.sealed_end:
+            return pieces
         chunk = partition.tail[partition.tail_index(offset)]
         if chunk.codec != KAFKA_CODEC:
             return []
@@ -403,8 +403,8 @@ class Reader:
             if bytes_left < 0:
                 return
             is_kept = chunk.codec == KAFKA_CODEC
-            where = chunk.object_key, chunk.position, is_kept
-            if not (chunk.is_lost or self.chunk_cache.peek(where)):
+            key = chunk.object_key, chunk.position, is_kept
+            if not (chunk.is_lost or self.chunk_cache.peek(key)):
                 # Ignore a failure: the read that needs the chunk will get the error.
                 load = self._stored_batches if is_kept else self._tail_batch
                 task = asyncio.ensure_future(load(chunk))
@@ -419,9 +419,9 @@ class Reader:
             batches = await self._stored_batches(chunk)
             return await asyncio.get_running_loop().run_in_executor(self._threads, batches.decoded)
 
-        found = await self.chunk_cache.get((chunk.object_key, chunk.position, False), load)
-        assert not isinstance(found, KeptBatches)
-        return chunk.records_of(found)
+        batch = await self.chunk_cache.get((chunk.object_key, chunk.position, False), load)
+        assert not isinstance(batch, KeptBatches)
+        return chunk.records_of(batch)
 
     async def _stored_batches(self, chunk: TailChunk) -> KeptBatches:
         """Return all record batches of a chunk with the codec KAFKA_CODEC."""
@@ -429,14 +429,16 @@ class Reader:
         async def load() -> KeptBatches:
             return chunk.open(await self._body(chunk))
 
-        found = await self.chunk_cache.get((chunk.object_key, chunk.position, True), load)
-        assert isinstance(found, KeptBatches)
-        return found
+        batches = await self.chunk_cache.get((chunk.object_key, chunk.position, True), load)
+        assert isinstance(batches, KeptBatches)
+        return batches
 
     async def _body(self, chunk: TailChunk) -> Part:
-        where = chunk.object_key, chunk.position, chunk.size
+        byte_range = chunk.object_key, chunk.position, chunk.size
         try:
-            return self._announced.get(*where, chunk.crc32c) or await self._ranges.read(*where)
+            return self._announced.get(*byte_range, chunk.crc32c) or await self._ranges.read(
+                *byte_range
+            )
         except NotFound as error:
             raise missing_object(error.key) from error
 

@@ -120,17 +120,19 @@ class FetchedGroups(NamedTuple):
     def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Verify the bytes, then yield these columns of RECORD_SCHEMA in offset order. Omit rows
         outside the range."""
-        one, groups = self.of, self.groups
+        segment_range, groups = self.of, self.groups
         if not groups:
             return
-        is_cut = groups[0].base_offset < one.start or groups[-1].end_offset > one.end
+        is_cut = (
+            groups[0].base_offset < segment_range.start or groups[-1].end_offset > segment_range.end
+        )
         names = [*columns, "offset"] if is_cut and "offset" not in columns else list(columns)
-        with self.footer.verified(self.body, groups, one.key) as file:
+        with self.footer.verified(self.body, groups, segment_range.key) as file:
             indexes = [group.index for group in groups]
             # A full row group is one batch. With other batch sizes, each row is copied once more.
             for batch in file.iter_batches(GROUP_ROWS, indexes, names, use_threads=False):
                 if is_cut:
-                    batch = between(batch, one.start, one.end)
+                    batch = between(batch, segment_range.start, segment_range.end)
                 if batch.num_rows:
                     yield batch.select(list(columns))
 
@@ -218,38 +220,41 @@ class SegmentReader:
         for group in footer.groups_between(start, end):
             if group.timestamp_max >= timestamp_ms:
                 batch = between(await self.group(key, footer, group), start, end)
-                found = first_at(batch, timestamp_ms)
-                if found is not None:
-                    return found
+                offset = first_at(batch, timestamp_ms)
+                if offset is not None:
+                    return offset
         return None
 
     async def fetch(
-        self, one: SegmentRange, is_needed: Callable[[RowGroup], bool] = lambda _: True
+        self, segment_range: SegmentRange, is_needed: Callable[[RowGroup], bool] = lambda _: True
     ) -> FetchedGroups:
         """Fetch the needed row groups of a range. The caller decodes the columns that it needs."""
-        footer = await self.footer(one.key, one.size)
-        groups = [group for group in groups_of(one, footer) if is_needed(group)]
-        body = await self._source.sparse(one.key, one.size, _ranges(groups))
-        return FetchedGroups(one, footer, groups, body)
+        footer = await self.footer(segment_range.key, segment_range.size)
+        groups = [group for group in groups_of(segment_range, footer) if is_needed(group)]
+        body = await self._source.sparse(segment_range.key, segment_range.size, _ranges(groups))
+        return FetchedGroups(segment_range, footer, groups, body)
 
 
-def groups_of(one: SegmentRange, footer: Footer) -> Sequence[RowGroup]:
-    within = footer.groups_between(one.start, one.end)
-    first, last = (len(within) * share // one.shares for share in (one.share, one.share + 1))
+def groups_of(segment_range: SegmentRange, footer: Footer) -> Sequence[RowGroup]:
+    within = footer.groups_between(segment_range.start, segment_range.end)
+    first, last = (
+        len(within) * share // segment_range.shares
+        for share in (segment_range.share, segment_range.share + 1)
+    )
     return within[first:last]
 
 
 def _ranges(groups: Iterable[RowGroup]) -> list[tuple[int, int]]:
     """Return (start, length) of row groups. Neighbours are joined up to FETCH_BYTES."""
-    found: list[tuple[int, int]] = []
+    ranges: list[tuple[int, int]] = []
     for group in groups:
-        if found:
-            start, length = found[-1]
+        if ranges:
+            start, length = ranges[-1]
             if start + length == group.start and length + group.length <= FETCH_BYTES:
-                found[-1] = (start, length + group.length)
+                ranges[-1] = (start, length + group.length)
                 continue
-        found.append((group.start, group.length))
-    return found
+        ranges.append((group.start, group.length))
+    return ranges
 
 
 def between(batch: pa.RecordBatch, start: int, end: int) -> pa.RecordBatch:

@@ -52,10 +52,10 @@ class FetchedTail(NamedTuple):
 
     def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Verify the chunk, then yield these columns of RECORD_SCHEMA."""
-        one, chunk = self.of, self.of.chunk
+        tail_range, chunk = self.of, self.of.chunk
         rows = chunk.records_of(chunk.decode(self.body))
-        rows = rows.slice(one.start - chunk.base_offset, one.end - one.start)
-        yield chunks.with_offsets(rows, one.start).select(list(columns))
+        rows = rows.slice(tail_range.start - chunk.base_offset, tail_range.end - tail_range.start)
+        yield chunks.with_offsets(rows, tail_range.start).select(list(columns))
 
 
 Fetched: TypeAlias = FetchedGroups | FetchedTail
@@ -69,25 +69,33 @@ class SliceReader:
         self._segments = SegmentReader(source_of(store))
         self._chunks = StoreRanges(store)
 
-    async def fetch(self, one: Slice, wanted: ReadFilter = NO_FILTER) -> Fetched:
+    async def fetch(self, record_slice: Slice, wanted: ReadFilter = NO_FILTER) -> Fetched:
         """Fetch a slice. Skip row groups in which no record can match `wanted`."""
 
         def is_needed(group: RowGroup) -> bool:
             return wanted.overlaps(group.timestamp_min, group.timestamp_max)
 
         with gone_is_unavailable():
-            if isinstance(one, SegmentRange):
-                return await self._segments.fetch(one, is_needed)
-            key, position, size = one.chunk.object_key, one.chunk.position, one.chunk.size
-            return FetchedTail(one, await self._chunks.read(key, position, size))
+            if isinstance(record_slice, SegmentRange):
+                return await self._segments.fetch(record_slice, is_needed)
+            key, position, size = (
+                record_slice.chunk.object_key,
+                record_slice.chunk.position,
+                record_slice.chunk.size,
+            )
+            return FetchedTail(record_slice, await self._chunks.read(key, position, size))
 
-    async def first_at(self, one: Slice, timestamp_ms: int) -> int | None:
-        if isinstance(one, SegmentRange):
+    async def first_at(self, record_slice: Slice, timestamp_ms: int) -> int | None:
+        if isinstance(record_slice, SegmentRange):
             with gone_is_unavailable():
                 return await self._segments.first_at(
-                    one.key, one.size, timestamp_ms, one.start, one.end
+                    record_slice.key,
+                    record_slice.size,
+                    timestamp_ms,
+                    record_slice.start,
+                    record_slice.end,
                 )
-        (batch,) = (await self.fetch(one)).batches(["offset", "timestamp"])
+        (batch,) = (await self.fetch(record_slice)).batches(["offset", "timestamp"])
         return first_at(batch, timestamp_ms)
 
 
@@ -100,12 +108,12 @@ def read_split(
     reader = SliceReader(opened.store)
     ahead = started_ahead(
         split.slices,
-        lambda one: opened.submit(reader.fetch(one, wanted)),
+        lambda record_slice: opened.submit(reader.fetch(record_slice, wanted)),
         attrgetter("cost"),
         items_max=AHEAD_SLICES,
         bytes_max=AHEAD_BYTES,
     )
     with contextlib.closing(ahead):
-        for one, fetched in ahead:
+        for record_slice, fetched in ahead:
             for batch in fetched.result().batches(columns):
-                yield one, batch
+                yield record_slice, batch

@@ -124,8 +124,8 @@ class TailCache:
         pieces = self._pieces.get(key) or []
         if not pieces or offset >= pieces[-1].end_offset:
             return []
-        at = bisect_right(pieces, offset, key=lambda piece: piece.base_offset) - 1
-        return pieces[max(at, 0) :]
+        index = bisect_right(pieces, offset, key=lambda piece: piece.base_offset) - 1
+        return pieces[max(index, 0) :]
 
     def passed(self, key: tuple[str, int], offset: int) -> int:
         """Return how many bytes were added to the cache since the record at `offset` was added. If
@@ -200,9 +200,9 @@ def _may_merge(pieces: list[CachedBatch]) -> bool:
 
 
 def _joined(parts: list[Records]) -> Records:
-    found = [part for part in parts if isinstance(part, KeptBatches)]
-    if len(found) == len(parts):
-        return kept.concat(found)
+    kept_parts = [part for part in parts if isinstance(part, KeptBatches)]
+    if len(kept_parts) == len(parts):
+        return kept.concat(kept_parts)
     # Record batches next to other rows: few large pieces serve most reads better than the form.
     return chunks.concat(
         [part.decoded() if isinstance(part, KeptBatches) else part for part in parts]

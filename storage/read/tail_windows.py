@@ -73,10 +73,10 @@ class FetchedWindow(NamedTuple):
             raise body
         start = chunk.position - self.window.ranges[stored.range].start
         # Copied: a record that waits for its row group must not keep the whole range in memory.
-        found = body[start : start + chunk.size]
-        if len(found) != chunk.size:
-            raise cut_off(chunk.object_key, len(found), chunk.size, chunk.position)
-        return found
+        chunk_body = body[start : start + chunk.size]
+        if len(chunk_body) != chunk.size:
+            raise cut_off(chunk.object_key, len(chunk_body), chunk.size, chunk.position)
+        return chunk_body
 
 
 def windows(tails: Mapping[int, Sequence[TailChunk]]) -> list[Window]:
@@ -89,25 +89,25 @@ def windows(tails: Mapping[int, Sequence[TailChunk]]) -> list[Window]:
         for chunk in tail:
             time_ms = max(time_ms, chunk.committed_ms)
             timed.append((time_ms, number, chunk))
-    timed.sort(key=lambda each: each[0])  # stable: the order of a partition stays
-    found: list[Window] = []
-    taken: list[tuple[int, TailChunk]] = []
+    timed.sort(key=lambda timed_chunk: timed_chunk[0])  # stable: the order of a partition stays
+    window_list: list[Window] = []
+    numbered_chunks: list[tuple[int, TailChunk]] = []
     size = 0
     for _, number, chunk in timed:
-        if taken and size + chunk.size > WINDOW_BYTES:
-            found.append(_window(taken))
-            taken, size = [], 0
-        taken.append((number, chunk))
+        if numbered_chunks and size + chunk.size > WINDOW_BYTES:
+            window_list.append(_window(numbered_chunks))
+            numbered_chunks, size = [], 0
+        numbered_chunks.append((number, chunk))
         size += chunk.size
-    if taken:
-        found.append(_window(taken))
-    return found
+    if numbered_chunks:
+        window_list.append(_window(numbered_chunks))
+    return window_list
 
 
-def _window(taken: Sequence[tuple[int, TailChunk]]) -> Window:
+def _window(numbered_chunks: Sequence[tuple[int, TailChunk]]) -> Window:
     ranges: list[ByteRange] = []
     range_of: dict[tuple[str, int], int] = {}
-    in_objects = [chunk for _, chunk in taken]
+    in_objects = [chunk for _, chunk in numbered_chunks]
     in_objects.sort(key=lambda chunk: (chunk.object_key, chunk.position))
     for chunk in in_objects:
         last, end = ranges[-1] if ranges else None, chunk.position + chunk.size
@@ -122,7 +122,7 @@ def _window(taken: Sequence[tuple[int, TailChunk]]) -> Window:
             ranges.append(ByteRange(chunk.object_key, chunk.position, end))
         range_of[chunk.object_key, chunk.position] = len(ranges) - 1
     chunks: dict[int, list[StoredChunk]] = {}
-    for number, chunk in taken:
+    for number, chunk in numbered_chunks:
         place = range_of[chunk.object_key, chunk.position]
         chunks.setdefault(number, []).append(StoredChunk(chunk, place))
     return Window(chunks, ranges)
@@ -132,11 +132,13 @@ async def fetch(store: ObjectStore, window: Window) -> FetchedWindow:
     """Read the bytes of a window. A missing object is not raised: it costs only its own chunks.
     Raises Unavailable."""
 
-    async def read(one: ByteRange) -> bytes | Corrupt:
+    async def read(byte_range: ByteRange) -> bytes | Corrupt:
         try:
-            return await store.get_range(one.key, one.start, one.end - one.start)
+            return await store.get_range(
+                byte_range.key, byte_range.start, byte_range.end - byte_range.start
+            )
         except NotFound:
-            return missing_object(one.key)
+            return missing_object(byte_range.key)
 
     return FetchedWindow(window, await together(*map(read, window.ranges), at_once=READS_MAX))
 

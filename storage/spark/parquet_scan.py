@@ -63,9 +63,9 @@ def read_topic(
     `options` are the options of the data source's batch read. This call raises InvalidRequest,
     UnknownTopic, OffsetOutOfRange, StoreUnfit, Unavailable.
     """
-    given = {name: _text(value) for name, value in options.items()}
-    given |= {"store": store, "topic": topic}
-    request = request_of(given, is_streaming=False)
+    texts = {name: _text(value) for name, value in options.items()}
+    texts |= {"store": store, "topic": topic}
+    request = request_of(texts, is_streaming=False)
     if list(request.selection.names) != [topic]:
         raise InvalidRequest(f"read_topic reads one topic, not {topic!r}")
     register(spark)
@@ -74,16 +74,24 @@ def read_topic(
         snapshot, ranges = opened.run(view.resolve(request.selection, request.span))
         opened.run(view.close())
         root = _root(opened.store)
-    slices = [one for within in ranges for one in segment_slices(snapshot, within)]
+    slices = [
+        segment_range
+        for offset_range in ranges
+        for segment_range in segment_slices(snapshot, offset_range)
+    ]
     frames = _sealed(spark, request, root, snapshot.topics[topic], slices)
-    tail = [one for one in ranges if max(one.start, _sealed_end(snapshot, one)) < one.end]
+    tail = [
+        offset_range
+        for offset_range in ranges
+        if max(offset_range.start, _sealed_end(snapshot, offset_range)) < offset_range.end
+    ]
     if tail or not frames:
-        frames.append(_unsealed(spark, given, snapshot, tail or ranges))
+        frames.append(_unsealed(spark, texts, snapshot, tail or ranges))
     return reduce(DataFrame.union, frames)
 
 
-def _sealed_end(snapshot: LogSnapshot, one: OffsetRange) -> int:
-    return snapshot.topics[one.topic].partitions[one.partition].sealed_end
+def _sealed_end(snapshot: LogSnapshot, offset_range: OffsetRange) -> int:
+    return snapshot.topics[offset_range.topic].partitions[offset_range.partition].sealed_end
 
 
 def _sealed(
@@ -94,8 +102,8 @@ def _sealed(
     slices: Sequence[SegmentRange],
 ) -> list[DataFrame]:
     """Return a frame of whole segments and a frame of segments that an offset filter cuts."""
-    whole = [one for one in slices if _is_whole(topic, one)]
-    cut = [one for one in slices if not _is_whole(topic, one)]
+    whole = [segment_range for segment_range in slices if _is_whole(topic, segment_range)]
+    cut = [segment_range for segment_range in slices if not _is_whole(topic, segment_range)]
     frames = [_parquet(spark, request, root, topic, part) for part in (whole, cut) if part]
     if cut:
         frames[-1] = _between(frames[-1], cut)
@@ -112,10 +120,10 @@ def _sealed(
     return [frame.select(*columns) for frame in frames]
 
 
-def _is_whole(topic: TopicSnapshot, one: SegmentRange) -> bool:
-    name = object_keys.parse_segment(one.key.removeprefix(f"{topic.prefix}/"))
+def _is_whole(topic: TopicSnapshot, segment_range: SegmentRange) -> bool:
+    name = object_keys.parse_segment(segment_range.key.removeprefix(f"{topic.prefix}/"))
     assert name is not None, "the manifest names segments only"
-    return (name.base_offset, name.end_offset) == (one.start, one.end)
+    return (name.base_offset, name.end_offset) == (segment_range.start, segment_range.end)
 
 
 def _parquet(
@@ -125,7 +133,7 @@ def _parquet(
     topic: TopicSnapshot,
     slices: Sequence[SegmentRange],
 ) -> DataFrame:
-    files = [(f"{root}/{one.key}", one.size) for one in slices]
+    files = [(f"{root}/{segment_range.key}", segment_range.size) for segment_range in slices]
     options = {"basePath": f"{root}/{topic.prefix}", **_PARQUET_OPTIONS, **_s3a_options(request)}
     if root.startswith("file:"):
         # For more files than the threshold, Spark starts one task for each file to look it up. Then
@@ -174,16 +182,18 @@ def parquet_by_sizes(
     def schema(ddl: str) -> Any:
         return jvm.org.apache.spark.sql.types.StructType.fromDDL(ddl)
 
-    none, given = jvm.scala.Option.empty(), scala.toScalaMap(dict(options))
+    none, scala_options = jvm.scala.Option.empty(), scala.toScalaMap(dict(options))
     whole = jvm.scala.Option.apply(schema(f"{_PARQUET_COLUMNS}, {_PARQUET_PARTITION}"))
-    index = sources.InMemoryFileIndex(session, scala.toSeq(paths), given, whole, listed, none, none)
+    index = sources.InMemoryFileIndex(
+        session, scala.toSeq(paths), scala_options, whole, listed, none, none
+    )
     relation = sources.HadoopFsRelation(
         index,
         schema(_PARQUET_PARTITION),
         schema(_PARQUET_COLUMNS),
         none,
         sources.parquet.ParquetFileFormat(),
-        given,
+        scala_options,
         session,
     )
     return DataFrame(session.baseRelationToDataFrame(relation), spark)
@@ -192,34 +202,36 @@ def parquet_by_sizes(
 def _between(frame: DataFrame, slices: Sequence[SegmentRange]) -> DataFrame:
     """Filter the frame to the slices' records. The first filter has the bounds over all partitions.
     Spark compares these bounds with Parquet's statistics and omits row groups."""
-    count = max(one.partition for one in slices) + 1
+    count = max(segment_range.partition for segment_range in slices) + 1
     starts, ends = [OFFSET_MAX] * count, [0] * count
-    for one in slices:
-        starts[one.partition] = min(starts[one.partition], one.start)
-        ends[one.partition] = max(ends[one.partition], one.end)
+    for segment_range in slices:
+        starts[segment_range.partition] = min(starts[segment_range.partition], segment_range.start)
+        ends[segment_range.partition] = max(ends[segment_range.partition], segment_range.end)
     offset, partition = F.col("offset"), F.col("partition")
     frame = frame.where((offset >= min(starts)) & (offset < max(ends)))
-    if len({one.partition for one in slices}) == 1:
+    if len({segment_range.partition for segment_range in slices}) == 1:
         return frame
     return frame.where((offset >= F.lit(starts)[partition]) & (offset < F.lit(ends)[partition]))
 
 
 def _unsealed(
     spark: SparkSession,
-    given: Mapping[str, str],
+    options: Mapping[str, str],
     snapshot: LogSnapshot,
     ranges: Sequence[OffsetRange],
 ) -> DataFrame:
     starts: dict[str, int] = {}
     ends: dict[str, int] = {}
-    for one in ranges:
-        starts[str(one.partition)] = min(max(one.start, _sealed_end(snapshot, one)), one.end)
-        ends[str(one.partition)] = one.end
+    for offset_range in ranges:
+        starts[str(offset_range.partition)] = min(
+            max(offset_range.start, _sealed_end(snapshot, offset_range)), offset_range.end
+        )
+        ends[str(offset_range.partition)] = offset_range.end
     topic = ranges[0].topic
-    kept = {n: v for n, v in given.items() if not n.lower().startswith(_POSITION_OPTIONS)}
+    kept_options = {n: v for n, v in options.items() if not n.lower().startswith(_POSITION_OPTIONS)}
     return (
         spark.read.format(NAME)
-        .options(**kept)
+        .options(**kept_options)
         .option("assign", json.dumps({topic: [int(partition) for partition in starts]}))
         .option("startingOffsets", json.dumps({topic: starts}))
         .option("endingOffsets", json.dumps({topic: ends}))

@@ -76,30 +76,34 @@ class ReadRequest(NamedTuple):
 
 def request_of(options: Mapping[str, str], *, is_streaming: bool) -> ReadRequest:
     """Parse the options. Raises InvalidRequest for an invalid, missing or unknown option."""
-    given = {name.lower(): value for name, value in options.items()}
-    if _PUSHDOWN in given:
+    values = {name.lower(): value for name, value in options.items()}
+    if _PUSHDOWN in values:
         raise InvalidRequest(
             "option filterPushdown is not served, because a DataFrame lost the records that its "
             "first query filtered out: remove it, and prune by startingOffsets, endingOffsets, "
             "startingTimestamp or assign"
         )
-    known = {name.lower() for name in _OPTIONS}
-    unknown = [name for name in given if name not in known and not name.startswith(_KAFKAS_OWN)]
+    names = {name.lower() for name in _OPTIONS}
+    unknown = [name for name in values if name not in names and not name.startswith(_KAFKAS_OWN)]
     if unknown:
         raise InvalidRequest(f"unknown option {unknown[0]!r}: options are {', '.join(_OPTIONS)}")
-    if "store" not in given:
+    if "store" not in values:
         raise InvalidRequest(
             "option store is missing: give file:///folder, a path, or s3://bucket/prefix"
         )
-    style = kafka_options.flag(given, "pathStyle", default=False) if "pathstyle" in given else None
+    style = (
+        kafka_options.flag(values, "pathStyle", default=False) if "pathstyle" in values else None
+    )
     return ReadRequest(
-        given["store"],
-        S3Options(endpoint_url=given.get("endpoint"), region=given.get("region"), path_style=style),
-        kafka_options.selection_of(given),
-        kafka_options.span_of(given, is_streaming=is_streaming),
-        kafka_options.flag(given, "includeHeaders", default=False),
-        kafka_options.number(given, "minPartitions") or 1,
-        kafka_options.number(given, "maxOffsetsPerTrigger"),
+        values["store"],
+        S3Options(
+            endpoint_url=values.get("endpoint"), region=values.get("region"), path_style=style
+        ),
+        kafka_options.selection_of(values),
+        kafka_options.span_of(values, is_streaming=is_streaming),
+        kafka_options.flag(values, "includeHeaders", default=False),
+        kafka_options.number(values, "minPartitions") or 1,
+        kafka_options.number(values, "maxOffsetsPerTrigger"),
     )
 
 
@@ -112,8 +116,8 @@ def read_rows(
     with request.open() as opened:
         small: list[pa.RecordBatch] = []
         count = 0
-        for one, batch in read_split(opened, split, rows.columns):
-            small.append(rows.shaped(one, batch))
+        for record_slice, batch in read_split(opened, split, rows.columns):
+            small.append(rows.shaped(record_slice, batch))
             count += batch.num_rows
             if count >= BATCH_ROWS_MIN:
                 yield concat(small)
@@ -127,10 +131,10 @@ class RowShape:
     source does not have, the constructor raises InvalidRequest."""
 
     def __init__(self, schema: StructType) -> None:
-        known = {name.lower(): (name, kind) for name, kind in COLUMNS.items()}
+        column_by_name = {name.lower(): (name, kind) for name, kind in COLUMNS.items()}
         self._sources: list[str] = []
         for field in schema.fields:
-            name, kind = known.get(field.name.lower(), ("", ""))
+            name, kind = column_by_name.get(field.name.lower(), ("", ""))
             if field.dataType.simpleString() != kind:
                 raise InvalidRequest(
                     f"column {field.name} {field.dataType.simpleString()} is none of "
@@ -142,23 +146,25 @@ class RowShape:
         self.columns: Sequence[str] = stored or ["offset"]
         """Columns to read. If the schema has no stored column, this is `offset`, to count rows."""
 
-    def shaped(self, one: Slice, batch: pa.RecordBatch) -> pa.RecordBatch:
+    def shaped(self, record_slice: Slice, batch: pa.RecordBatch) -> pa.RecordBatch:
         arrays = [
-            self._column(one, batch, source, field.type)
+            self._column(record_slice, batch, source, field.type)
             for source, field in zip(self._sources, self._schema, strict=True)
         ]
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
     def _column(
-        self, one: Slice, batch: pa.RecordBatch, source: str, kind: pa.DataType
+        self, record_slice: Slice, batch: pa.RecordBatch, source: str, kind: pa.DataType
     ) -> pa.Array:
         match source:
             case "topic":
-                return pa.repeat(one.topic, batch.num_rows)
+                return pa.repeat(record_slice.topic, batch.num_rows)
             case "partition":
-                return pa.array(np.full(batch.num_rows, one.partition, np.int32))
+                return pa.array(np.full(batch.num_rows, record_slice.partition, np.int32))
             case "timestampType":
-                return pa.array(np.full(batch.num_rows, int(one.is_log_append_time), np.int32))
+                return pa.array(
+                    np.full(batch.num_rows, int(record_slice.is_log_append_time), np.int32)
+                )
             case _:
                 column = batch.column(source)
                 return column if column.type == kind else column.cast(kind)

@@ -147,10 +147,12 @@ class TidelogStreamReader(api.DataSourceStreamReader, SupportsTriggerAvailableNo
 
 def _to_json(offsets: Mapping[TopicPartition, int]) -> Json:
     """Convert in a fixed order, because Spark compares offsets as text."""
-    found: Json = {}
+    offsets_by_topic: Json = {}
     for topic, partition in sorted(offsets):
-        found.setdefault(topic, {})[str(partition)] = offsets[TopicPartition(topic, partition)]
-    return found
+        offsets_by_topic.setdefault(topic, {})[str(partition)] = offsets[
+            TopicPartition(topic, partition)
+        ]
+    return offsets_by_topic
 
 
 def _from_json(offsets: Json) -> Offsets:

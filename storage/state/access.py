@@ -82,7 +82,9 @@ def digest(secret: bytes) -> bytes:
 class Access:
     """Keys, ACLs and quotas. Owned by the cluster state; read-only for other modules."""
 
-    def __init__(self, kept: AccessCheckpoint | None = None, shares: Shares | None = None) -> None:
+    def __init__(
+        self, checkpoint: AccessCheckpoint | None = None, shares: Shares | None = None
+    ) -> None:
         self.version = 0
         """Increases with every change, so that caches of derived data can detect the change."""
         self.keys: dict[str, Key] = {}
@@ -90,15 +92,15 @@ class Access:
         self.quotas: Quotas = {}
         self._by_digest: dict[bytes, Key] = {}
         self._shares = shares or Shares()
-        if kept is not None:
-            for key in kept.keys:
+        if checkpoint is not None:
+            for key in checkpoint.keys:
                 self._keep(key)
-            for acl in kept.acls:
+            for acl in checkpoint.acls:
                 self.acls.add(acl)
-            self.quotas = kept.quotas
+            self.quotas = checkpoint.quotas
 
-    def key_of_digest(self, held: bytes) -> Key | None:
-        return self._by_digest.get(held)
+    def key_of_digest(self, secret_digest: bytes) -> Key | None:
+        return self._by_digest.get(secret_digest)
 
     def quota(self, name: str, principal: str) -> int | None:
         """Return the principal's quota of this name, else DEFAULT's quota, else None."""
@@ -132,13 +134,13 @@ class Access:
         """Apply the action, after `check`."""
         self.version += 1
         match action:
-            case CreateKey(key_id, principal, held, expires_ms, note):
-                self._keep(Key(key_id, principal, held, now_ms, expires_ms, note))
+            case CreateKey(key_id, principal, secret_digest, expires_ms, note):
+                self._keep(Key(key_id, principal, secret_digest, now_ms, expires_ms, note))
             case DeleteKey(key_id):
-                gone = self.keys.pop(key_id, None)
-                if gone is not None:
-                    self._by_digest.pop(gone.digest, None)
-                    self._shares.add(rules.KEYS, gone.principal, -1)
+                key = self.keys.pop(key_id, None)
+                if key is not None:
+                    self._by_digest.pop(key.digest, None)
+                    self._shares.add(rules.KEYS, key.principal, -1)
             case CreateAcls(wanted):
                 for acl in wanted:
                     self.acls.add(acl)
@@ -190,14 +192,14 @@ class Access:
     def _check_quotas(
         self, principal: str, rates: dict[str, int | None], level: int
     ) -> InvalidRequest | None:
-        known = [name for name in QUOTAS if _level_of(name) <= level]
+        names = [name for name in QUOTAS if _level_of(name) <= level]
         for name, rate in rates.items():
-            if name not in known:
+            if name not in names:
                 more = ""
                 if name in QUOTAS:
                     needed = _level_of(name)
                     more = f": it needs level {needed} of the format, see `tidelog upgrade`"
-                return InvalidRequest(f"quota {name[:99]!r} is none of {', '.join(known)}{more}")
+                return InvalidRequest(f"quota {name[:99]!r} is none of {', '.join(names)}{more}")
             most = PERCENTAGE_MAX if name == REQUEST_PERCENTAGE else RATE_MAX
             if rate is not None and not 1 <= rate <= most:
                 unit = " bytes per second" if name in BYTE_RATES else ""

@@ -101,8 +101,8 @@ class _PartitionShare:
         self.count = 0
         self.numbers: dict[str, list[int]] = {}
 
-    def add(self, one: TopicIdPartition) -> None:
-        insort(self.numbers.setdefault(one.topic_id, []), one.partition)
+    def add(self, partition: TopicIdPartition) -> None:
+        insort(self.numbers.setdefault(partition.topic_id, []), partition.partition)
         self.count += 1
 
     def take_last(self, topic: str) -> TopicIdPartition:
@@ -134,16 +134,23 @@ class _Sticky:
         }
         self.held = {member: _PartitionShare() for member in sorted(subscriptions)}
         for member, share in self.held.items():
-            for one in owned.get(member, ()):
-                if one in self._free and one.topic_id in self._topics[member]:
-                    self._free.discard(one)
-                    share.add(one)
+            for partition in owned.get(member, ()):
+                if partition in self._free and partition.topic_id in self._topics[member]:
+                    self._free.discard(partition)
+                    share.add(partition)
 
     def give_the_rest(self) -> None:
         """Give each free partition to the subscribed member that has the fewest partitions. Begin
         with the partitions of topics that have the fewest subscribed members."""
         choices = {topic: len(members) for topic, members in self._members_of.items()}
-        free = sorted(self._free, key=lambda at: (choices[at.topic_id], at.partition, at.topic_id))
+        free = sorted(
+            self._free,
+            key=lambda partition: (
+                choices[partition.topic_id],
+                partition.partition,
+                partition.topic_id,
+            ),
+        )
         # One heap of counts per topic. A count in a heap may be too low, so the count at the top
         # is compared with the member's current count.
         heaps = {
@@ -152,12 +159,12 @@ class _Sticky:
         }
         for heap in heaps.values():
             heapify(heap)
-        for one in free:
-            heap = heaps[one.topic_id]
+        for partition in free:
+            heap = heaps[partition.topic_id]
             while heap[0][0] != (count := self.held[heap[0][1]].count):
                 heapreplace(heap, (count, heap[0][1]))
             count, member = heap[0]
-            self.held[member].add(one)
+            self.held[member].add(partition)
             heapreplace(heap, (count + 1, member))
         self._free.clear()
 
@@ -189,9 +196,9 @@ class _Sticky:
 
 def _members_of(subscriptions: Subscriptions, partitions: Partitions) -> dict[str, list[str]]:
     """Return the members of each existing topic. Topics and members are sorted."""
-    found: dict[str, list[str]] = {}
+    members_by_topic: dict[str, list[str]] = {}
     for member in sorted(subscriptions):
         for topic in set(subscriptions[member]):
             if topic in partitions:
-                found.setdefault(topic, []).append(member)
-    return dict(sorted(found.items()))
+                members_by_topic.setdefault(topic, []).append(member)
+    return dict(sorted(members_by_topic.items()))

@@ -84,19 +84,19 @@ class ClusterBounds:
         self.now = msgspec.structs.replace(self.now, **lowered)
 
     def _wanted(self, action: SetBounds) -> Bounds:
-        given = {name: getattr(action, name) for name in Bounds.__struct_fields__}
-        named = {name: value for name, value in given.items() if value is not None}
+        values = {name: getattr(action, name) for name in Bounds.__struct_fields__}
+        named = {name: value for name, value in values.items() if value is not None}
         return msgspec.structs.replace(self.set_to, **named)
 
     def kept(self) -> BoundsCheckpoint:
-        now, set_to = (msgspec.structs.astuple(each) for each in (self.now, self.set_to))
+        now, set_to = (msgspec.structs.astuple(bounds) for bounds in (self.now, self.set_to))
         wal_ms, file_ms = (self._due_ms.get(name, 0) for name in WAITING)
         return BoundsCheckpoint(self.is_test, now, set_to, (wal_ms, file_ms))
 
-    def load(self, kept: BoundsCheckpoint | None) -> None:
-        if kept is None:
+    def load(self, checkpoint: BoundsCheckpoint | None) -> None:
+        if checkpoint is None:
             return  # level 1: the bounds of `cluster.json` stay in effect
-        self.is_test = kept.is_test
-        self.now, self.set_to = Bounds(*kept.now), Bounds(*kept.set_to)
-        pairs = zip(WAITING, kept.due_ms, strict=True)
+        self.is_test = checkpoint.is_test
+        self.now, self.set_to = Bounds(*checkpoint.now), Bounds(*checkpoint.set_to)
+        pairs = zip(WAITING, checkpoint.due_ms, strict=True)
         self._due_ms = {name: due_ms for name, due_ms in pairs if due_ms}

@@ -227,13 +227,13 @@ class ClusterState:
             self.hot_logs[commit.hot.log_id] = commit.hot.seq
         owner = self.owner(commit.principal)
         if commit.key is not None:
-            known = self._keys.get(commit.key.key, owner)
-            if known is not None:
-                return recall(known, commit.key.fingerprint)
+            record = self._keys.get(commit.key.key, owner)
+            if record is not None:
+                return recall(record, commit.key.fingerprint)
         others = [action for action in commit.actions if type(action) is not Append]
         # Each action is checked against the state before the commit. If one action of a commit
         # removed data that a later action needs, no broker could ever apply this entry.
-        if len(commit.actions) > 1 and any(isinstance(each, ALONE) for each in others):
+        if len(commit.actions) > 1 and any(isinstance(action, ALONE) for action in others):
             kinds = ", ".join(str(kind.__struct_config__.tag) for kind in ALONE)
             return Outcome([], InvalidRequest(f"a commit with one of {kinds} has no other action"))
         for action in commit.actions:
@@ -302,8 +302,10 @@ class ClusterState:
             case Append():
                 return self._checks.check_append(action, chunks)
             case CommitOffsets(offsets=offsets):
-                for each in offsets:
-                    refusal = self._checks.check_partition(each.topic_id, each.partition)
+                for group_offset in offsets:
+                    refusal = self._checks.check_partition(
+                        group_offset.topic_id, group_offset.partition
+                    )
                     if refusal is not None:
                         return refusal
                 return self.committed_offsets.check(action)
@@ -372,7 +374,7 @@ class ClusterState:
             case SetBounds():
                 self.bounds.set(action, self.elapsed_ms)
             case ForgetTopic(topic_id):
-                self.deleted[:] = [gone for gone in self.deleted if gone.topic_id != topic_id]
+                self.deleted[:] = [topic for topic in self.deleted if topic.topic_id != topic_id]
             case DeleteGroup(group_id):
                 self.committed_offsets.delete(group_id)
                 self.members.do(action, self.elapsed_ms)

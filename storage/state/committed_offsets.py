@@ -69,7 +69,7 @@ class CommittedOffsets:
     def __init__(
         self,
         members: GroupMembers,
-        kept: KeptGroups | None = None,
+        kept_groups: KeptGroups | None = None,
         shares: Shares | None = None,
         owners: Mapping[str, str] | None = None,
     ) -> None:
@@ -83,10 +83,10 @@ class CommittedOffsets:
         checkpoint comes each few seconds and blocks the event loop."""
         self.owners: dict[str, str] = dict(owners or {})
         """The owners of groups, by group id. A group's offsets count for the share of its owner."""
-        for group_id, topics in (kept or {}).items():
+        for group_id, topics in (kept_groups or {}).items():
             for topic_id, partitions in topics.items():
-                for committed in partitions:
-                    self._keep(group_id, topic_id, committed)
+                for committed_offset in partitions:
+                    self._keep(group_id, topic_id, committed_offset)
 
     @property
     def count(self) -> int:
@@ -114,9 +114,9 @@ class CommittedOffsets:
             refusal = check_group_id(commit.group_id)
         refusal = refusal or self._members.check_commit(commit)
         size = 0
-        for each in commit.offsets:
-            refusal = refusal or check_offset(each)
-            size += len(each.metadata.encode())
+        for group_offset in commit.offsets:
+            refusal = refusal or check_offset(group_offset)
+            size += len(group_offset.metadata.encode())
         return refusal or self._check_bounds(len(commit.offsets), size)
 
     def _check_bounds(self, count: int, size: int) -> LogError | None:
@@ -141,9 +141,9 @@ class CommittedOffsets:
         owner = self.owners.get(commit.group_id, principal)
         topics = self._groups.get(commit.group_id, {})
         count = size = 0
-        for each in commit.offsets:
-            before = topics.get(each.topic_id, {}).get(each.partition)
-            size += len(each.metadata.encode())
+        for group_offset in commit.offsets:
+            before = topics.get(group_offset.topic_id, {}).get(group_offset.partition)
+            size += len(group_offset.metadata.encode())
             if before is None:
                 count += 1
             else:
@@ -163,12 +163,16 @@ class CommittedOffsets:
             return
         if principal and commit.offsets and commit.group_id not in self.owners:
             self._own(commit.group_id, principal)
-        for each in commit.offsets:
+        for group_offset in commit.offsets:
             self._keep(
                 commit.group_id,
-                each.topic_id,
+                group_offset.topic_id,
                 CommittedOffset(
-                    each.partition, each.offset, each.leader_epoch, each.metadata, now_ms
+                    group_offset.partition,
+                    group_offset.offset,
+                    group_offset.leader_epoch,
+                    group_offset.metadata,
+                    now_ms,
                 ),
             )
         self._members.committed(commit)
@@ -188,7 +192,11 @@ class CommittedOffsets:
             if group is not None and (group.members or group.emptied_ms >= horizon):
                 continue
             for topic_id, partitions in list(topics.items()):
-                old = [number for number, each in partitions.items() if each.at_ms < horizon]
+                old = [
+                    number
+                    for number, committed_offset in partitions.items()
+                    if committed_offset.at_ms < horizon
+                ]
                 self._drop(group_id, topic_id, old)
         for group in list(self._members):
             if group.group_id not in self._groups:
@@ -207,18 +215,18 @@ class CommittedOffsets:
                     self._encoded[group_id] = _encoded(topics)
         return cast(KeptGroups, self._encoded) or None
 
-    def _keep(self, group_id: str, topic_id: str, committed: CommittedOffset) -> None:
+    def _keep(self, group_id: str, topic_id: str, committed_offset: CommittedOffset) -> None:
         partitions = self._groups.setdefault(group_id, {}).setdefault(topic_id, {})
         self._groups_of.setdefault(topic_id, set()).add(group_id)
-        self._pop(group_id, partitions, committed.partition)
-        partitions[committed.partition] = committed
-        self._count(self.owners.get(group_id, ""), 1, committed)
+        self._pop(group_id, partitions, committed_offset.partition)
+        partitions[committed_offset.partition] = committed_offset
+        self._count(self.owners.get(group_id, ""), 1, committed_offset)
 
     def _pop(self, group_id: str, partitions: dict[int, CommittedOffset], number: int) -> None:
         self._encoded.pop(group_id, None)
-        gone = partitions.pop(number, None)
-        if gone is not None:
-            self._count(self.owners.get(group_id, ""), -1, gone)
+        committed_offset = partitions.pop(number, None)
+        if committed_offset is not None:
+            self._count(self.owners.get(group_id, ""), -1, committed_offset)
 
     def _drop(self, group_id: str, topic_id: str, numbers: Iterable[int]) -> None:
         """Drop a group's offsets in these partitions of a topic. Then drop the topic and the group
@@ -240,19 +248,19 @@ class CommittedOffsets:
             del self._groups[group_id]
             self.owners.pop(group_id, None)
 
-    def _count(self, owner: str, count: int, committed: CommittedOffset) -> None:
+    def _count(self, owner: str, count: int, committed_offset: CommittedOffset) -> None:
         self._shares.add(rules.OFFSETS, owner, count)
-        if committed.metadata:
-            size = len(committed.metadata.encode())
+        if committed_offset.metadata:
+            size = len(committed_offset.metadata.encode())
             self._shares.add(rules.OFFSET_METADATA_BYTES, owner, count * size)
 
     def _own(self, group_id: str, principal: str) -> None:
         """Make the principal the group's owner. Count the group's offsets for the principal."""
         self.owners[group_id] = principal
         for partitions in self._groups.get(group_id, {}).values():
-            for committed in partitions.values():
-                self._count("", -1, committed)
-                self._count(principal, 1, committed)
+            for committed_offset in partitions.values():
+                self._count("", -1, committed_offset)
+                self._count(principal, 1, committed_offset)
 
 
 def _encoded(topics: Mapping[str, Mapping[int, CommittedOffset]]) -> msgspec.Raw:
@@ -270,11 +278,11 @@ def check_group_id(group_id: str) -> InvalidRequest | None:
     )
 
 
-def check_offset(each: GroupOffset) -> InvalidRequest | None:
+def check_offset(group_offset: GroupOffset) -> InvalidRequest | None:
     """Return why the offset cannot be committed, or None if it can."""
-    if not 0 <= each.offset <= OFFSET_MAX:
-        return InvalidRequest(f"a committed offset is 0 to {OFFSET_MAX}, not {each.offset}")
-    size = len(each.metadata.encode())
+    if not 0 <= group_offset.offset <= OFFSET_MAX:
+        return InvalidRequest(f"a committed offset is 0 to {OFFSET_MAX}, not {group_offset.offset}")
+    size = len(group_offset.metadata.encode())
     if size > METADATA_BYTES_MAX:
         return OffsetMetadataTooLarge(
             f"offset metadata has {size} bytes: the maximum is {METADATA_BYTES_MAX}"

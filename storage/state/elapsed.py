@@ -46,10 +46,10 @@ class ElapsedTime:
 
     def see(self, writer: str, at_ms: int) -> None:
         """Advance the elapsed time for an entry of `writer`, whose clock was at `at_ms`."""
-        known = self._writers.pop(writer, None)  # inserted again below, at the end
-        if known is not None:
-            passed_ms = min(max(at_ms - known.at_ms, 0), STEP_MS_MAX)
-            self.now_ms = max(self.now_ms, known.elapsed_ms + passed_ms)
+        clock = self._writers.pop(writer, None)  # inserted again below, at the end
+        if clock is not None:
+            passed_ms = min(max(at_ms - clock.at_ms, 0), STEP_MS_MAX)
+            self.now_ms = max(self.now_ms, clock.elapsed_ms + passed_ms)
         self._writers[writer] = WriterClock(writer, at_ms, self.now_ms)
         if len(self._writers) > WRITERS_MAX:
             del self._writers[next(iter(self._writers))]
@@ -57,14 +57,14 @@ class ElapsedTime:
     def last_ms(self, writer: str) -> int | None:
         """Return the time on the writer's clock at the writer's last entry. If the writer is not
         known, return None."""
-        known = self._writers.get(writer)
-        return None if known is None else known.at_ms
+        clock = self._writers.get(writer)
+        return None if clock is None else clock.at_ms
 
     def kept(self) -> ElapsedCheckpoint:
         return ElapsedCheckpoint(self.now_ms, list(self._writers.values()))
 
-    def load(self, kept: ElapsedCheckpoint | None) -> None:
-        if kept is None:
+    def load(self, checkpoint: ElapsedCheckpoint | None) -> None:
+        if checkpoint is None:
             return  # level 1
-        self.now_ms = kept.elapsed_ms
-        self._writers = {clock.writer: clock for clock in kept.writers}
+        self.now_ms = checkpoint.elapsed_ms
+        self._writers = {clock.writer: clock for clock in checkpoint.writers}

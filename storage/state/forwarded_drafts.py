@@ -55,11 +55,11 @@ class AppliedDrafts:
         before."""
         repeated: list[int] = []
         for origin, commits in shares(entry):
-            known = self._marks.pop(origin.origin_id, None)  # inserted again below, at the end
+            mark = self._marks.pop(origin.origin_id, None)  # inserted again below, at the end
             number = origin.number
-            if known is not None and number <= known.number:
+            if mark is not None and number <= mark.number:
                 repeated += commits
-                number = known.number
+                number = mark.number
             self._marks[origin.origin_id] = AppliedDraftMark(origin.origin_id, number, time_ms)
         self._forget(time_ms - ORIGIN_WINDOW_MS)
         return frozenset(repeated)

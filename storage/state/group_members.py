@@ -250,8 +250,8 @@ class GroupMembers:
             if (refusal := check_name(name)) is not None:
                 return refusal
         if action.assignor and action.assignor not in ASSIGNORS:
-            known = ", ".join(ASSIGNORS)
-            return InvalidRequest(f"assignor {action.assignor!r} is none of {known}")
+            names = ", ".join(ASSIGNORS)
+            return InvalidRequest(f"assignor {action.assignor!r} is none of {names}")
         group = self._groups.get(action.group_id)
         if group is not None and group.members and group.is_assigned_by_clients:
             return InconsistentGroupProtocol(
@@ -267,11 +267,11 @@ class GroupMembers:
                 f"the members of group {action.group_id!r} use assignor {group.assignor!r}, "
                 f"not {action.assignor!r}"
             )
-        held = 0 if group is None else len(group.members)
-        if held >= MEMBERS_OF_GROUP_MAX or self.count >= MEMBERS_MAX:
+        member_count = 0 if group is None else len(group.members)
+        if member_count >= MEMBERS_OF_GROUP_MAX or self.count >= MEMBERS_MAX:
             return Throttled(
-                f"the group has {held} members and all groups have {self.count}: the maximum is "
-                f"{MEMBERS_OF_GROUP_MAX} for a group and {MEMBERS_MAX} for all groups",
+                f"the group has {member_count} members and all groups have {self.count}: the "
+                f"maximum is {MEMBERS_OF_GROUP_MAX} for a group and {MEMBERS_MAX} for all groups",
                 retry_after_ms=RETRY_AFTER_MS,
             )
         return None
@@ -374,10 +374,12 @@ class GroupMembers:
                 member.owned = sorted(set(partitions))
                 member.forget_lost()
             case Seek(positions=positions):
-                moved = {(each.topic_id, each.partition) for each in positions}
-                kept = [one for one in member.sought if (one.topic_id, one.partition) not in moved]
-                last = {(each.topic_id, each.partition): each for each in positions}
-                member.sought = sorted([*kept, *last.values()])
+                moved = {(seek.topic_id, seek.partition) for seek in positions}
+                kept_seeks = [
+                    seek for seek in member.sought if (seek.topic_id, seek.partition) not in moved
+                ]
+                last = {(seek.topic_id, seek.partition): seek for seek in positions}
+                member.sought = sorted([*kept_seeks, *last.values()])
             case LeaveGroup() | ExpireMember():
                 self._remove(group, member, now_ms)
         self._unsettled.add(group.group_id)
@@ -386,9 +388,11 @@ class GroupMembers:
         """Drop the member's seek positions in the partitions of its commit."""
         member = self.member(commit.group_id, commit.member_id)
         if member is not None and member.sought:
-            done = {(each.topic_id, each.partition) for each in commit.offsets}
+            done = {
+                (group_offset.topic_id, group_offset.partition) for group_offset in commit.offsets
+            }
             member.sought = [
-                one for one in member.sought if (one.topic_id, one.partition) not in done
+                seek for seek in member.sought if (seek.topic_id, seek.partition) not in done
             ]
             self._resized.add(commit.group_id)
 
@@ -400,7 +404,9 @@ class GroupMembers:
                 if name in member.topics:
                     is_concerned = True
                 elif member.is_by_hand and name not in self._catalog:
-                    member.owned = [one for one in member.owned if one.topic_id != topic_id]
+                    member.owned = [
+                        partition for partition in member.owned if partition.topic_id != topic_id
+                    ]
                     member.forget_lost()
                     self._resized.add(group.group_id)
             if is_concerned:
@@ -481,7 +487,7 @@ class GroupMembers:
         inputs = self._inputs_of(group)
         if inputs == group.inputs:
             return
-        members = {one.key: one for one in group.members.values() if one.is_subscribed}
+        members = {member.key: member for member in group.members.values() if member.is_subscribed}
         owned = {key: member.owned for key, member in members.items()}
         shares = ASSIGNORS[group.assignor](inputs.subscriptions, inputs.partitions, owned)
         group.inputs = inputs
@@ -497,9 +503,9 @@ class GroupMembers:
         partitions: dict[str, int] = {}
         for member in group.members.values():
             if member.is_subscribed:
-                found = [self._catalog[name] for name in member.topics if name in self._catalog]
-                subscriptions[member.key] = [topic.topic_id for topic in found]
-                partitions |= {topic.topic_id: len(topic.partitions) for topic in found}
+                topics = [self._catalog[name] for name in member.topics if name in self._catalog]
+                subscriptions[member.key] = [topic.topic_id for topic in topics]
+                partitions |= {topic.topic_id: len(topic.partitions) for topic in topics}
         return Inputs(subscriptions, partitions)
 
     def forget(self, group_id: str) -> None:
@@ -521,35 +527,37 @@ class GroupMembers:
         """Return the groups as part of a checkpoint, or None if there is nothing to store."""
         if not (self._groups or self.generation_floor):
             return None
-        groups = [one.kept() for one in self._groups.values() if not one.is_assigned_by_clients]
+        groups = [
+            group.kept() for group in self._groups.values() if not group.is_assigned_by_clients
+        ]
         return MembersCheckpoint(self.generation_floor, groups)
 
     def kept_of_clients(self) -> list[ClientGroupCheckpoint]:
         """Return the groups that clients assign as part of a checkpoint."""
         groups = self._groups.values()
-        return [one.kept_of_clients() for one in groups if one.is_assigned_by_clients]
+        return [group.kept_of_clients() for group in groups if group.is_assigned_by_clients]
 
     def load(
-        self, kept: MembersCheckpoint | None, of_clients: Sequence[ClientGroupCheckpoint] = ()
+        self, checkpoint: MembersCheckpoint | None, of_clients: Sequence[ClientGroupCheckpoint] = ()
     ) -> None:
         """Restore from a checkpoint. The catalog must have the checkpoint's topics already."""
-        self.generation_floor = 0 if kept is None else kept.generation_floor
-        for each in (*(() if kept is None else kept.groups), *of_clients):
-            group = ConsumerGroup.restored(each)
+        self.generation_floor = 0 if checkpoint is None else checkpoint.generation_floor
+        for group_checkpoint in (*(() if checkpoint is None else checkpoint.groups), *of_clients):
+            group = ConsumerGroup.restored(group_checkpoint)
             group.inputs = self._inputs_of(group)
-            self._groups[each.group_id] = group
+            self._groups[group_checkpoint.group_id] = group
             for member in group.members.values():
                 self._count(member, 1)
-            self._resize(each.group_id)
+            self._resize(group_checkpoint.group_id)
 
 
 def _needs_of_clients(group: ConsumerGroup | None, action: SettleGroup) -> list[Need]:
     """Return what the result of a rebalance adds, by the principal of each member."""
     members: Counter[str] = Counter()
     sizes: Counter[str] = Counter()
-    for each in action.members:
-        members[each.principal] += 1
-        sizes[each.principal] += each.size
+    for member in action.members:
+        members[member.principal] += 1
+        sizes[member.principal] += member.size
     for before in () if group is None else group.members.values():
         if isinstance(before, ClientMember):
             members[before.config.principal] -= 1

@@ -104,18 +104,22 @@ class GroupMember(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
 
     def owns(self, topic_id: str, partition: int) -> bool:
         """Return whether the member owns the partition (10 comparisons for 1,000 partitions)."""
-        where = TopicIdPartition(topic_id, partition)
-        at = bisect_left(self.owned, where)
-        return at < len(self.owned) and self.owned[at] == where
+        topic_partition = TopicIdPartition(topic_id, partition)
+        index = bisect_left(self.owned, topic_partition)
+        return index < len(self.owned) and self.owned[index] == topic_partition
 
-    def position(self, where: TopicIdPartition) -> int | None:
-        held = (each.offset for each in self.sought if (each.topic_id, each.partition) == where)
-        return next(held, None)
+    def position(self, topic_partition: TopicIdPartition) -> int | None:
+        offsets = (
+            seek.offset
+            for seek in self.sought
+            if (seek.topic_id, seek.partition) == topic_partition
+        )
+        return next(offsets, None)
 
     def forget_lost(self) -> None:
         if self.sought:
             owned = cast(set[tuple[str, int]], set(self.owned))
-            self.sought = [one for one in self.sought if (one.topic_id, one.partition) in owned]
+            self.sought = [seek for seek in self.sought if (seek.topic_id, seek.partition) in owned]
 
 
 class ClientMember(GroupMember, array_like=True, forbid_unknown_fields=True):
@@ -259,7 +263,9 @@ class ConsumerGroup:
         return bool(self.protocol_type)
 
     def member_of_instance(self, instance_id: str) -> GroupMember | None:
-        return next((one for one in self.members.values() if one.instance_id == instance_id), None)
+        return next(
+            (member for member in self.members.values() if member.instance_id == instance_id), None
+        )
 
     def check_commit(
         self, commit: CommitOffsets, name_of: Callable[[str], str], is_unsettled: bool
@@ -276,10 +282,10 @@ class ConsumerGroup:
         if member is None or not member.is_subscribed:
             return self._check_simple(commit, is_unsettled)
         refusal = self._check_generation(commit)
-        for each in commit.offsets:
-            if refusal is None and not member.owns(each.topic_id, each.partition):
+        for group_offset in commit.offsets:
+            if refusal is None and not member.owns(group_offset.topic_id, group_offset.partition):
                 refusal = IllegalGeneration(
-                    f"{name_of(each.topic_id)}-{each.partition} is not assigned to "
+                    f"{name_of(group_offset.topic_id)}-{group_offset.partition} is not assigned to "
                     f"{commit.member_id!r} in generation {self.generation} of group "
                     f"{commit.group_id!r}"
                 )
@@ -335,10 +341,10 @@ class ConsumerGroup:
         self.assignor = DEFAULT_ASSIGNOR  # a checkpoint of such a group has no assignor of the log
         self.inputs = Inputs({}, {})
         self.members = {}
-        for each in action.members:
-            known = before.get(each.member_id)
-            joined_ms = now_ms if known is None else known.joined_ms
-            self.members[each.member_id] = ClientMember.of(each, joined_ms)
+        for settled_member in action.members:
+            member = before.get(settled_member.member_id)
+            joined_ms = now_ms if member is None else member.joined_ms
+            self.members[settled_member.member_id] = ClientMember.of(settled_member, joined_ms)
 
     def become_assigned_by_log(self) -> None:
         """Change the kind of the group, which must not have members."""
@@ -373,27 +379,27 @@ class ConsumerGroup:
         )
 
     @classmethod
-    def restored(cls, kept: GroupCheckpoint | ClientGroupCheckpoint) -> "ConsumerGroup":
+    def restored(cls, checkpoint: GroupCheckpoint | ClientGroupCheckpoint) -> "ConsumerGroup":
         group = cls(
-            kept.group_id,
-            kept.generation,
-            coordinator=kept.coordinator,
-            term=kept.term,
-            emptied_ms=kept.emptied_ms,
-            members={member.member_id: member for member in kept.members},
+            checkpoint.group_id,
+            checkpoint.generation,
+            coordinator=checkpoint.coordinator,
+            term=checkpoint.term,
+            emptied_ms=checkpoint.emptied_ms,
+            members={member.member_id: member for member in checkpoint.members},
         )
-        if isinstance(kept, GroupCheckpoint):
-            group.assignor = kept.assignor
+        if isinstance(checkpoint, GroupCheckpoint):
+            group.assignor = checkpoint.assignor
         else:
-            group.protocol_type, group.protocol = kept.protocol_type, kept.protocol
-            group.leader, group.is_preparing = kept.leader, kept.is_preparing
+            group.protocol_type, group.protocol = checkpoint.protocol_type, checkpoint.protocol
+            group.leader, group.is_preparing = checkpoint.leader, checkpoint.is_preparing
         return group
 
 
 def _check_members(action: SettleGroup) -> InvalidRequest | None:
     members = action.members
-    ids = {each.member_id for each in members}
-    places = [each.instance_id for each in members if each.instance_id]
+    ids = {member.member_id for member in members}
+    places = [member.instance_id for member in members if member.instance_id]
     if len(ids) < len(members) or len(set(places)) < len(places):
         return InvalidRequest(f"group {action.group_id!r} would have a member twice")
     if action.leader not in ids or not action.protocol_type:
@@ -403,7 +409,7 @@ def _check_members(action: SettleGroup) -> InvalidRequest | None:
     for name in (*ids, *places):
         if (refusal := check_name(name)) is not None:
             return refusal
-    size = sum(each.size for each in members)
+    size = sum(member.size for member in members)
     size += len(action.protocol_type.encode()) + len(action.protocol.encode())
     if len(members) > MEMBERS_OF_GROUP_MAX or size > GROUP_BYTES_MAX:
         return InvalidRequest(

@@ -40,8 +40,8 @@ class Hold(msgspec.Struct, array_like=True, frozen=True, gc=False, forbid_unknow
 class Holds:
     """The holds in force, the oldest first. Owned by the cluster state."""
 
-    def __init__(self, kept: Sequence[Hold] = ()) -> None:
-        self._holds = {hold.hold_id: hold for hold in kept}
+    def __init__(self, holds: Sequence[Hold] = ()) -> None:
+        self._holds = {hold.hold_id: hold for hold in holds}
 
     def __iter__(self) -> Iterator[Hold]:
         return iter(self._holds.values())
@@ -98,5 +98,5 @@ class Holds:
 
     def forget(self, elapsed_ms: int) -> None:
         """Drop the holds that have expired."""
-        for hold in [each for each in self if each.until_ms <= elapsed_ms]:
+        for hold in [hold for hold in self if hold.until_ms <= elapsed_ms]:
             del self._holds[hold.hold_id]

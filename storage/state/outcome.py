@@ -89,10 +89,10 @@ class IdempotencyRecords:
         """Return the principal's record of the key, else the record without a principal. So a retry
         of a request from before level 3, or before authentication was on, gets the first answer."""
         own = self._records.get(principal)
-        known = None if own is None else own.get(key)
-        if known is None and principal and "" in self._records:
-            known = self._records[""].get(key)
-        return known
+        record = None if own is None else own.get(key)
+        if record is None and principal and "" in self._records:
+            record = self._records[""].get(key)
+        return record
 
     def needs(self, principal: str) -> Need:
         return Need(IDEMPOTENCY_KEYS, principal, 1, KEYS_MAX)
@@ -139,10 +139,10 @@ class IdempotencyRecords:
         """Return the records by principal, as part of a checkpoint."""
         return {principal: list(own.values()) for principal, own in self._records.items()}
 
-    def load(self, kept: OwnedRecords) -> None:
+    def load(self, records: OwnedRecords) -> None:
         """Restore the records from a checkpoint. The order of records with the same time has no
         effect, because they expire together."""
-        pairs = [(record, principal) for principal, own in kept.items() for record in own]
+        pairs = [(record, principal) for principal, own in records.items() for record in own]
         for record, principal in sorted(pairs, key=lambda pair: pair[0].at_ms):
             self.remember(record, principal)
 
@@ -152,9 +152,9 @@ def another_request(key: str) -> IdempotencyMismatch:
     return IdempotencyMismatch(f"idempotency key {key!r} was used for another request")
 
 
-def recall(known: IdempotencyRecord, fingerprint: bytes) -> Outcome:
+def recall(record: IdempotencyRecord, fingerprint: bytes) -> Outcome:
     """Return the outcome of a retry: the placements of the first request. If the content of the
     retry differs from the first request's, return a refusal."""
-    if known.claim.fingerprint != fingerprint:
-        return Outcome([], another_request(known.claim.key))
-    return Outcome(known.placements, is_duplicate=True)
+    if record.claim.fingerprint != fingerprint:
+        return Outcome([], another_request(record.claim.key))
+    return Outcome(record.placements, is_duplicate=True)

@@ -128,10 +128,10 @@ class TailChunk(msgspec.Struct, array_like=True, gc=False, forbid_unknown_fields
     def batches_of(self, whole: KeptBatches) -> KeptBatches | None:
         """Return this tail chunk's batches, with the timestamps that readers get. Return None if it
         has only a part of a batch, because other records of the batch are lost."""
-        found = whole.slice(self.first_row, self.count)
-        if found is None or self.append_ms < 0:
-            return found
-        return found.with_timestamp(self.append_ms)
+        batches = whole.slice(self.first_row, self.count)
+        if batches is None or self.append_ms < 0:
+            return batches
+        return batches.with_timestamp(self.append_ms)
 
     def records_of(self, whole: pa.RecordBatch) -> pa.RecordBatch:
         """Return the records of this tail chunk from the decoded chunk `whole`, with the timestamps
@@ -179,10 +179,10 @@ class Partition(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
         if end_offset <= self.sealed_end:
             return 0  # a seal that is repeated after a crash
         self.sealed_end = end_offset
-        kept = self.tail_index(end_offset)
-        if kept >= 0 and self.tail[kept].end_offset <= end_offset:
-            kept += 1
-        dropped = max(kept, 0)
+        index = self.tail_index(end_offset)
+        if index >= 0 and self.tail[index].end_offset <= end_offset:
+            index += 1
+        dropped = max(index, 0)
         del self.tail[:dropped]
         self.tail_bytes = sum(chunk.bytes for chunk in self.tail)
         return dropped
@@ -190,22 +190,22 @@ class Partition(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     def lose(self, base_offset: int, end_offset: int) -> int:
         """Give up the records of [base_offset, end_offset) that are in the tail. Then the tail
         does not name their objects any more. Return how many elements the tail has more."""
-        kept: list[TailChunk] = []
+        tail: list[TailChunk] = []
         for chunk in self.tail:
             first, last = max(chunk.base_offset, base_offset), min(chunk.end_offset, end_offset)
             if first >= last:
-                kept.append(chunk)
+                tail.append(chunk)
                 continue
             if chunk.base_offset < first:
-                kept.append(chunk.part(chunk.base_offset, first))
+                tail.append(chunk.part(chunk.base_offset, first))
             lost = chunk.part(first, last)
             lost.codec, lost.object_key, lost.size = LOST, "", 0
-            kept.append(lost)
+            tail.append(lost)
             if last < chunk.end_offset:
-                kept.append(chunk.part(last, chunk.end_offset))
-        more = len(kept) - len(self.tail)
-        self.tail = kept
-        self.tail_bytes = sum(chunk.bytes for chunk in kept)
+                tail.append(chunk.part(last, chunk.end_offset))
+        more = len(tail) - len(self.tail)
+        self.tail = tail
+        self.tail_bytes = sum(chunk.bytes for chunk in tail)
         return more
 
     def is_gone(self, base_offset: int, end_offset: int) -> bool:

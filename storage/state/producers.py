@@ -216,13 +216,13 @@ class Producers:
         return Recognised(first_offsets, frozenset(first_offsets), is_retry)
 
     def _first_offset(self, batch: ProducerAppend, chunk: Chunk) -> int | None:
-        held = self._sequences.get(_where(batch, chunk))
-        if held is None or held.epoch != batch.epoch:
+        sequence = self._sequences.get(_where(batch, chunk))
+        if sequence is None or sequence.epoch != batch.epoch:
             return None
         sequences = batch.base_sequence, _last_of(batch)
-        for kept in held.batches:
-            if (kept.base_sequence, kept.last_sequence) == sequences:
-                return kept.base_offset
+        for kept_batch in sequence.batches:
+            if (kept_batch.base_sequence, kept_batch.last_sequence) == sequences:
+                return kept_batch.base_offset
         return None
 
     def _check(self, batch: ProducerAppend, chunk: Chunk, now_ms: int) -> LogError | None:
@@ -231,20 +231,20 @@ class Producers:
         if not (0 <= who <= PRODUCER_ID_MAX and 0 <= epoch <= EPOCH_MAX and 0 <= base < SEQUENCES):
             return InvalidRequest(f"invalid producer id {who}, epoch {epoch} or sequence {base}")
         identity = self._identities.get(who)
-        held = self._sequences.get(_where(batch, chunk))
-        newest = max(identity.epoch if identity else -1, held.epoch if held else -1)
+        sequence = self._sequences.get(_where(batch, chunk))
+        newest = max(identity.epoch if identity else -1, sequence.epoch if sequence else -1)
         if epoch < newest:
             return _fenced(who, epoch, newest)
-        if held is not None and epoch == held.epoch:
-            expected = (held.batches[-1].last_sequence + 1) % SEQUENCES
-        elif held is not None or self._given_ms(who) >= now_ms - WINDOW_MS:
+        if sequence is not None and epoch == sequence.epoch:
+            expected = (sequence.batches[-1].last_sequence + 1) % SEQUENCES
+        elif sequence is not None or self._given_ms(who) >= now_ms - WINDOW_MS:
             expected = 0
         else:
             expected = base
         if base == expected:
             return None
         what = f"producer {who} epoch {epoch} sends sequence {base} to partition {chunk.partition}"
-        if held is None:
+        if sequence is None:
             return UnknownProducer(
                 f"{what}, expected 0: the partition has no batch of this producer, because an "
                 "earlier one is missing, or the topic was created again"
@@ -259,9 +259,9 @@ class Producers:
         is not known any more."""
         if (identity := self._identities.get(producer_id)) is not None:
             return identity.given_ms
-        at = bisect_right(self.reserved, producer_id, key=lambda ids: ids.first) - 1
-        is_reserved = at >= 0 and producer_id < self.reserved[at].end
-        return self.reserved[at].given_ms if is_reserved else -WINDOW_MS - 1
+        index = bisect_right(self.reserved, producer_id, key=lambda ids: ids.first) - 1
+        is_reserved = index >= 0 and producer_id < self.reserved[index].end
+        return self.reserved[index].given_ms if is_reserved else -WINDOW_MS - 1
 
     def appended(
         self,
@@ -271,20 +271,20 @@ class Producers:
         now_ms: int,
         principal: str = "",
     ) -> None:
-        where = _where(batch, chunk)
-        held = self._sequences.get(where)
-        if held is None:
+        producer_partition = _where(batch, chunk)
+        sequence = self._sequences.get(producer_partition)
+        if sequence is None:
             self._shares.add(rules.PRODUCER_PARTITIONS, principal, 1)
             if principal:
-                self._sequence_owners[where] = principal
-        if held is None or held.epoch != batch.epoch:
-            held = _Sequence(*where, batch.epoch, [])
-        held.batches.append(
+                self._sequence_owners[producer_partition] = principal
+        if sequence is None or sequence.epoch != batch.epoch:
+            sequence = _Sequence(*producer_partition, batch.epoch, [])
+        sequence.batches.append(
             _ProducerBatch(batch.base_sequence, _last_of(batch), base_offset, now_ms)
         )
-        del held.batches[:-BATCHES_KEPT]
-        self._sequences[where] = held
-        self._sequences.move_to_end(where)
+        del sequence.batches[:-BATCHES_KEPT]
+        self._sequences[producer_partition] = sequence
+        self._sequences.move_to_end(producer_partition)
         identity = self._identities.get(batch.producer_id)
         if identity is not None:
             self._use(msgspec.structs.replace(identity, used_ms=now_ms))
@@ -300,18 +300,18 @@ class Producers:
             if not 1 <= action.count <= RESERVED_MAX:
                 return InvalidRequest(f"cannot reserve {action.count} ids: 1 to {RESERVED_MAX} can")
             return None
-        known = self._identities.get(action.producer_id)
-        if known is None or action.epoch == -1:
+        identity = self._identities.get(action.producer_id)
+        if identity is None or action.epoch == -1:
             return None  # `init` returns a new id for an unknown id, else the next epoch
-        if action.epoch not in (known.epoch, known.previous_epoch):
-            return _fenced(action.producer_id, action.epoch, known.epoch)
+        if action.epoch not in (identity.epoch, identity.previous_epoch):
+            return _fenced(action.producer_id, action.epoch, identity.epoch)
         return None
 
     def needs(self, action: AnyAction, principal: str, chunks: Sequence[Chunk]) -> list[Need]:
         """Return what the action adds to the principal's use of a bound."""
         if isinstance(action, InitProducer):
-            known = self._identities.get(action.producer_id)
-            if known is not None and known.epoch < EPOCH_MAX - 1:
+            identity = self._identities.get(action.producer_id)
+            if identity is not None and identity.epoch < EPOCH_MAX - 1:
                 return []
             return [Need(rules.PRODUCERS, principal, 1, PRODUCERS_MAX)]
         if not isinstance(action, ProducerAppend):
@@ -327,15 +327,15 @@ class Producers:
         instance cannot name it, because the `init` of a newer instance would have replaced
         `previous_epoch`.
         """
-        known = self._identities.get(action.producer_id)
-        if known is None:
+        identity = self._identities.get(action.producer_id)
+        if identity is None:
             made = self._new(now_ms, principal)
-        elif action.epoch not in (-1, known.epoch):
-            made = msgspec.structs.replace(known, used_ms=now_ms)
-        elif known.epoch >= EPOCH_MAX - 1:  # Kafka reserves the last epoch to end transactions
+        elif action.epoch not in (-1, identity.epoch):
+            made = msgspec.structs.replace(identity, used_ms=now_ms)
+        elif identity.epoch >= EPOCH_MAX - 1:  # Kafka reserves the last epoch to end transactions
             made = self._new(now_ms, principal)
         else:
-            made = _Identity(action.producer_id, known.epoch + 1, action.epoch, now_ms, now_ms)
+            made = _Identity(action.producer_id, identity.epoch + 1, action.epoch, now_ms, now_ms)
         self._use(made)
         return ProducerEpoch(made.producer_id, made.epoch)
 
@@ -384,8 +384,8 @@ class Producers:
             is_over = is_bounded and len(self._identities) > PRODUCERS_MAX
             if oldest.used_ms >= horizon and not is_over:
                 break
-            gone, _ = self._identities.popitem(last=False)
-            self._shares.add(rules.PRODUCERS, self._identity_owners.pop(gone, ""), -1)
+            producer_id, _ = self._identities.popitem(last=False)
+            self._shares.add(rules.PRODUCERS, self._identity_owners.pop(producer_id, ""), -1)
         while self._sequences:
             longest = next(iter(self._sequences.values()))
             is_over = is_bounded and len(self._sequences) > SEQUENCES_MAX
@@ -394,12 +394,16 @@ class Producers:
             self._drop(longest.where)
 
     def forget_topic(self, topic_id: str) -> None:
-        for where in [where for where in self._sequences if where[1] == topic_id]:
-            self._drop(where)
+        for producer_partition in [
+            producer_partition
+            for producer_partition in self._sequences
+            if producer_partition[1] == topic_id
+        ]:
+            self._drop(producer_partition)
 
-    def _drop(self, where: Where) -> None:
-        del self._sequences[where]
-        owner = self._sequence_owners.pop(where, "")
+    def _drop(self, producer_partition: Where) -> None:
+        del self._sequences[producer_partition]
+        owner = self._sequence_owners.pop(producer_partition, "")
         self._shares.add(rules.PRODUCER_PARTITIONS, owner, -1)
 
     # -- checkpoints
@@ -418,35 +422,43 @@ class Producers:
         for producer_id in self._identities:
             if (owner := self._identity_owners.get(producer_id)) is not None:
                 owners.identities.setdefault(owner, []).append(producer_id)
-        for where in self._sequences:
-            if (owner := self._sequence_owners.get(where)) is not None:
-                owners.sequences.setdefault(owner, []).append(where)
+        for producer_partition in self._sequences:
+            if (owner := self._sequence_owners.get(producer_partition)) is not None:
+                owners.sequences.setdefault(owner, []).append(producer_partition)
         return owners
 
     @classmethod
     def restored(
         cls,
-        kept: ProducersCheckpoint | None,
+        checkpoint: ProducersCheckpoint | None,
         shares: Shares | None = None,
         owners: ProducerOwners | None = None,
     ) -> "Producers":
         producers = cls(shares)
         if owners is not None:
             producers._identity_owners = {
-                each: owner for owner, ids in owners.identities.items() for each in ids
+                producer_id: owner
+                for owner, ids in owners.identities.items()
+                for producer_id in ids
             }
             producers._sequence_owners = {
-                where: owner for owner, found in owners.sequences.items() for where in found
+                producer_partition: owner
+                for owner, producer_partitions in owners.sequences.items()
+                for producer_partition in producer_partitions
             }
-        if kept is not None:
-            producers._next_id = kept.next_id
-            producers._identities.update((each.producer_id, each) for each in kept.identities)
-            producers._sequences.update((each.where, each) for each in kept.sequences)
-            for each in kept.identities:
-                owner = producers._identity_owners.get(each.producer_id, "")
+        if checkpoint is not None:
+            producers._next_id = checkpoint.next_id
+            producers._identities.update(
+                (identity.producer_id, identity) for identity in checkpoint.identities
+            )
+            producers._sequences.update(
+                (sequence.where, sequence) for sequence in checkpoint.sequences
+            )
+            for identity in checkpoint.identities:
+                owner = producers._identity_owners.get(identity.producer_id, "")
                 producers._shares.add(rules.PRODUCERS, owner, 1)
-            for where in producers._sequences:
-                owner = producers._sequence_owners.get(where, "")
+            for producer_partition in producers._sequences:
+                owner = producers._sequence_owners.get(producer_partition, "")
                 producers._shares.add(rules.PRODUCER_PARTITIONS, owner, 1)
         return producers
 

@@ -192,7 +192,7 @@ class TopicChecks:
 
     def unknown(self, topic_id: str) -> UnknownTopic:
         """Return an error with the topic's name, not its id, because clients do not see ids."""
-        names = (gone.name for gone in self._deleted if gone.topic_id == topic_id)
+        names = (topic.name for topic in self._deleted if topic.topic_id == topic_id)
         return UnknownTopic(next(names, topic_id))
 
 
@@ -250,9 +250,13 @@ class TopicOwners:
         self._count(topic_id, -1)
         self.by_id.pop(topic_id, None)
 
-    def load(self, kept: Mapping[str, PartitionsOf]) -> None:
+    def load(self, owners_by_id: Mapping[str, PartitionsOf]) -> None:
         """Restore the owners from a checkpoint. Call this after its topics are loaded."""
-        self.by_id = {each: owners for each, owners in kept.items() if each in self._topics}
+        self.by_id = {
+            topic_id: owners
+            for topic_id, owners in owners_by_id.items()
+            if topic_id in self._topics
+        }
         for topic_id in self._topics:
             self._count(topic_id, 1)
 

@@ -271,16 +271,16 @@ class DeltaManifest:
         For each transaction, deltalake reads all commits since the last checkpoint: 60 requests and
         0.3 s. This method reads the new commits once for all transactions: a few requests.
         """
-        known = dict(self._transactions)
-        if not known or version - self.version > _FOLLOWED_MAX:
+        transactions = dict(self._transactions)
+        if not transactions or version - self.version > _FOLLOWED_MAX:
             return {}
         try:
-            for each in range(self.version + 1, version + 1):
-                key = f"{self._prefix}/_delta_log/{each:020d}.json"
-                known.update(transactions_of(await self._store.get(key)))
+            for number in range(self.version + 1, version + 1):
+                key = f"{self._prefix}/_delta_log/{number:020d}.json"
+                transactions.update(transactions_of(await self._store.get(key)))
         except (NotFound, Unavailable, msgspec.DecodeError):
             return {}  # deleted by a cleanup of the log, or in an unknown form
-        return known
+        return transactions
 
     async def _found(self, app_id: str) -> int | None:
         # After a cancelled refresh, the DeltaTable may have a newer version than the view.
@@ -298,15 +298,15 @@ class DeltaManifest:
             every = await delta_log.transactions_at(self._store, self._prefix, self.version)
             if every is not None:
                 self._transactions |= {app_id: every.get(app_id) for app_id in unknown}
-        known = self._transactions
+        transactions = self._transactions
         return {
-            app_id: known[app_id] if app_id in known else await self._found(app_id)
+            app_id: transactions[app_id] if app_id in transactions else await self._found(app_id)
             for app_id in app_ids
         }
 
     async def _check(self, change: TableChange) -> None:
-        found = await self._found_all(change.transactions)
-        check_transactions(change.added, change.transactions, found)
+        versions = await self._found_all(change.transactions)
+        check_transactions(change.added, change.transactions, versions)
 
     async def _options(self) -> dict[str, str]:
         ask = getattr(self._store, "deltalake_options", None)

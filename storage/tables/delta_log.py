@@ -31,39 +31,39 @@ async def commits_to(
 ) -> list[TableCommit]:
     """Return the commit of `version` and the commits before it, the newest first: `count` commits
     at most, without version 0. If older commits were deleted, return fewer."""
-    found: list[TableCommit] = []
-    while version > 0 and len(found) < count:
+    commits: list[TableCommit] = []
+    while version > 0 and len(commits) < count:
         key = f"{prefix}/_delta_log/{version:020d}.json"
         try:
-            found.append(commit_of(await store.get(key), version))
+            commits.append(commit_of(await store.get(key), version))
         except NotFound:
             break  # deleted by a cleanup of the log
         except msgspec.DecodeError as error:
             raise Corrupt(key, f"is not a commit: {error}") from error
         version -= 1
-    return found
+    return commits
 
 
 async def transactions_at(store: ObjectStore, prefix: str, version: int) -> dict[str, int] | None:
     """Return all application transactions of a version, from the last checkpoint and the commits
     after it. If the log has another form than deltalake writes, return None."""
     log = f"{prefix}/_delta_log"
-    found, first = dict[str, int](), 0
+    transactions, first = dict[str, int](), 0
     try:
         with contextlib.suppress(NotFound):
             last = _pointer.decode(await store.get(f"{log}/_last_checkpoint"))
             if last.parts is not None or last.version > version:
                 return None
             body = await store.get(f"{log}/{last.version:020d}.checkpoint.parquet")
-            found, first = await asyncio.to_thread(_transactions_in, body), last.version + 1
+            transactions, first = await asyncio.to_thread(_transactions_in, body), last.version + 1
         if version - first > VERSIONS_MAX:
             return None
         keys = [f"{log}/{number:020d}.json" for number in range(first, version + 1)]
         for body in await together(*map(store.get, keys), at_once=_READS_MAX):
-            found |= transactions_of(body)
+            transactions |= transactions_of(body)
     except (NotFound, msgspec.DecodeError, pa.ArrowException, OSError, KeyError):
         return None
-    return found
+    return transactions
 
 
 def _transactions_in(checkpoint: bytes) -> dict[str, int]:
@@ -76,17 +76,17 @@ def _transactions_in(checkpoint: bytes) -> dict[str, int]:
 
 async def removed_since(store: ObjectStore, prefix: str, since_ms: int) -> list[Removal]:
     """Return the commits at or after `since_ms`, by the store's clock, that removed files."""
-    found: list[Removal] = []
+    removals: list[Removal] = []
     async for info in store.list(f"{prefix}/_delta_log/"):
         if info.modified_ms >= since_ms and _COMMIT.search(info.key):
             body = await store.get(info.key)
             try:
                 if removed := removed_of(body):
                     added = frozenset(added_of(body))
-                    found.append(Removal(info.modified_ms, frozenset(removed), added))
+                    removals.append(Removal(info.modified_ms, frozenset(removed), added))
             except msgspec.DecodeError as error:
                 raise Corrupt(info.key, f"is not a commit: {error}") from error
-    return found
+    return removals
 
 
 async def find_damage(store: ObjectStore, prefix: str) -> None:

@@ -84,9 +84,9 @@ def doubt_of(
         return f"it has partition {strangers[0]}, the topic has only {len(partitions)} partitions"
     for number, partition in enumerate(partitions):
         sealed_end = sealed_ends[number] if number < len(sealed_ends) else 0
-        gone = missing(spans.get(number), partition.log_start_offset, sealed_end)
-        if gone is not None:
-            return f"partition {number}: {in_no_segment(*gone)}"
+        missing_span = missing(spans.get(number), partition.log_start_offset, sealed_end)
+        if missing_span is not None:
+            return f"partition {number}: {in_no_segment(*missing_span)}"
         if number in spans and spans[number][1] > partition.high_watermark:
             ends = f"it ends at {spans[number][1]}, the log at {partition.high_watermark}"
             return f"partition {number}: {ends}: the WAL is from another moment"
@@ -104,7 +104,9 @@ async def check(
     why: str | None = None
     for is_last in (False, True):
         topic = topic_of()
-        sealed_ends = [] if topic is None else [each.sealed_end for each in topic.partitions]
+        sealed_ends = (
+            [] if topic is None else [partition.sealed_end for partition in topic.partitions]
+        )
         await table.refresh()
         if is_last:  # the state may have been older than the table
             await refresh()
@@ -151,16 +153,20 @@ async def confirmed(
     before these, with the log's own later commits. Omit as few foreign commits as `is_whole`
     permits. If the table's log does not have such a version, return None."""
     commits = await history.commits(HISTORY_MAX)
-    for at, commit in enumerate(commits):
+    for index, commit in enumerate(commits):
         if not is_foreign(commit):
             continue
         base = await history.files_at(commit.version - 1)
         if base is None:
             return None
-        own = [each for each in reversed(commits[: at + 1]) if not is_foreign(each)]
-        found = ManifestVersion(newest.version, newest.prefix, replayed(base, own))
-        if is_whole(found):
-            return found
+        own = [
+            later_commit
+            for later_commit in reversed(commits[: index + 1])
+            if not is_foreign(later_commit)
+        ]
+        version = ManifestVersion(newest.version, newest.prefix, replayed(base, own))
+        if is_whole(version):
+            return version
     return None
 
 
@@ -173,8 +179,8 @@ async def served(history: TableHistory, newest: ManifestVersion) -> ManifestVers
     if own is None:
         return newest
     files: list[SegmentFile] = []
-    known = own.spans().keys()
-    for number in newest.spans().keys() | known:
-        is_own = number in known and not newest.is_readable(number)
+    own_numbers = own.spans().keys()
+    for number in newest.spans().keys() | own_numbers:
+        is_own = number in own_numbers and not newest.is_readable(number)
         files += (own if is_own else newest).files(number)
     return ManifestVersion(newest.version, newest.prefix, SegmentColumns.of(files))

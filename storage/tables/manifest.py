@@ -390,10 +390,10 @@ class ManifestVersion:
         if self._is_wrong.any():
             return self._wrong(int(np.argmax(self._is_wrong)))
         if self._is_hole.any():
-            at = int(np.argmax(self._is_hole))
+            index = int(np.argmax(self._is_hole))
             ends, bases = self.columns.end_offset, self.columns.base_offset
-            where = f"partition {self.columns.partition[at]}"
-            return f"{where}: {in_no_segment(ends[at - 1], bases[at])}"
+            partition_name = f"partition {self.columns.partition[index]}"
+            return f"{partition_name}: {in_no_segment(ends[index - 1], bases[index])}"
         return None
 
     def spans(self) -> dict[int, tuple[int, int]]:
@@ -431,23 +431,26 @@ class ManifestVersion:
         first, end = np.searchsorted(self.columns.partition, [partition, partition + 1])
         return int(first), int(end)
 
-    def _wrong(self, at: int) -> str:
-        path = self.columns.path[at].as_py()
-        where = f"partition {self.columns.partition[at]}"
-        return f"{where}: {path!r} is not a segment, or overlaps the one before it"
+    def _wrong(self, index: int) -> str:
+        path = self.columns.path[index].as_py()
+        partition_name = f"partition {self.columns.partition[index]}"
+        return f"{partition_name}: {path!r} is not a segment, or overlaps the one before it"
 
 
 def check_transactions(
-    files: Sequence[SegmentFile], transactions: Mapping[str, int], found: Mapping[str, int | None]
+    files: Sequence[SegmentFile],
+    transactions: Mapping[str, int],
+    versions: Mapping[str, int | None],
 ) -> None:
-    """Raise ManifestConflict if the commit does not fit a table with the transactions `found`."""
+    """Raise ManifestConflict if the commit does not fit a table whose transactions have these
+    `versions`."""
     assert transactions, "a commit without a transaction could be applied twice"
     ranges: dict[str, list[tuple[int, int]]] = {}
     for file in files:
         span = (file.base_offset, file.end_offset)
         ranges.setdefault(seal_app_id(file.partition), []).append(span)
     for app_id, version in transactions.items():
-        now = found[app_id] or 0
+        now = versions[app_id] or 0
         reached = None
         for base, end in sorted(ranges.get(app_id, [])):
             assert reached in {None, base}, f"{app_id}: no file begins at {reached}"

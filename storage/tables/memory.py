@@ -87,9 +87,9 @@ class MemoryManifest:
 
     async def removed_since(self, since_ms: int) -> list[Removal]:
         return [
-            Removal(each.at_ms, each.removed, frozenset(file.path for file in each.files))
-            for each in self._catalog.get(self._prefix, [])
-            if each.at_ms >= since_ms and each.removed
+            Removal(commit.at_ms, commit.removed, frozenset(file.path for file in commit.files))
+            for commit in self._catalog.get(self._prefix, [])
+            if commit.at_ms >= since_ms and commit.removed
         ]
 
     async def newest(self) -> ManifestVersion:
@@ -98,17 +98,17 @@ class MemoryManifest:
     async def commits(self, count: int) -> list[TableCommit]:
         version = self._loaded().version
         commits = self._catalog.get(self._prefix, [])[: version + 1]
-        partitions = {file.path: file.partition for each in commits for file in each.files}
-        found = [
+        partitions = {file.path: file.partition for commit in commits for file in commit.files}
+        table_commits = [
             TableCommit(
                 number,
-                each.files,
-                {path: partitions.get(path, -1) for path in each.removed},
-                each.transactions,
+                commit.files,
+                {path: partitions.get(path, -1) for path in commit.removed},
+                commit.transactions,
             )
-            for number, each in enumerate(commits)
+            for number, commit in enumerate(commits)
         ]
-        return found[:0:-1][:count]
+        return table_commits[:0:-1][:count]
 
     async def files_at(self, version: int) -> SegmentColumns | None:
         return self._files_at(version)
@@ -120,8 +120,8 @@ class MemoryManifest:
         self, loaded: int, commit: MemoryCommit, reset: Mapping[str, int] = NO_RESET
     ) -> None:
         transactions = commit.transactions
-        found = {app_id: self._found(app_id, loaded) for app_id in transactions}
-        check_transactions(commit.files, transactions, found)
+        versions = {app_id: self._found(app_id, loaded) for app_id in transactions}
+        check_transactions(commit.files, transactions, versions)
         commits = self._catalog.setdefault(self._prefix, [MemoryCommit((), {})])
         for later in commits[loaded + 1 :]:
             if moved := later.transactions.keys() & transactions.keys():
@@ -144,8 +144,10 @@ class MemoryManifest:
             for path in commit.removed:
                 files.pop(path, None)
             files.update((file.path, (file, commit.at_ms)) for file in commit.files)
-        found = files.values()
-        return SegmentColumns.of([file for file, _ in found], [at_ms for _, at_ms in found])
+        timed_files = files.values()
+        return SegmentColumns.of(
+            [file for file, _ in timed_files], [at_ms for _, at_ms in timed_files]
+        )
 
     def _found(self, app_id: str, version: int) -> int | None:
         for commit in reversed(self._catalog.get(self._prefix, [])[: version + 1]):

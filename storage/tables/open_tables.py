@@ -49,17 +49,17 @@ class OpenTables:
     async def of(self, topic: Topic, *, age_max_s: float = math.inf) -> Table:
         """Return the topic's manifest. If this method has not refreshed it within the last
         `age_max_s` seconds, refresh it first. Raises Unavailable."""
-        held = self._open.get(topic.topic_id)
-        if held is None:
-            held = _OpenTable(open_table(self._store, topic.prefix, topic.name))
+        opened_table = self._open.get(topic.topic_id)
+        if opened_table is None:
+            opened_table = _OpenTable(open_table(self._store, topic.prefix, topic.name))
             if self._is_known(topic.topic_id):  # nothing would drop a deleted topic's table
-                self._open[topic.topic_id] = held
+                self._open[topic.topic_id] = opened_table
         if age_max_s < math.inf:
             now_s = asyncio.get_running_loop().time()
-            if now_s - held.refreshed_s > age_max_s:
-                held.refreshed_s = now_s
-                await held.table.refresh()
-        return held.table
+            if now_s - opened_table.refreshed_s > age_max_s:
+                opened_table.refreshed_s = now_s
+                await opened_table.table.refresh()
+        return opened_table.table
 
     async def checked(self, topic: Topic) -> Table:
         """Return the topic's manifest at its newest version. Raises TableInDoubt if this version is
@@ -90,7 +90,9 @@ class OpenTables:
 
     def forget_unknown(self) -> None:
         """Drop the manifests of topics that the cluster state no longer has."""
-        for topic_id in [one for one in (*self._open, *self.doubts) if not self._is_known(one)]:
+        for topic_id in [
+            topic_id for topic_id in (*self._open, *self.doubts) if not self._is_known(topic_id)
+        ]:
             self.forget(topic_id)
 
     def _is_known(self, topic_id: str) -> bool:

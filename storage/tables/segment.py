@@ -287,7 +287,10 @@ class Footer:
             file = pq.ParquetFile(pa.PythonFile(window, mode="r"), metadata=self.metadata)
             columns: list[Any] = file.read_row_group(index, use_threads=False).columns
             return pa.RecordBatch.from_arrays(
-                [one.chunk(0) if one.num_chunks == 1 else one.combine_chunks() for one in columns],
+                [
+                    column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+                    for column in columns
+                ],
                 schema=RECORD_SCHEMA,
             )
 
@@ -465,9 +468,9 @@ def _fill_checksums(body: pa.Buffer) -> None:
     slot = bytes(footer).rfind(_MARK) + len(_MARK)
     for index in range(metadata.num_row_groups):
         group = _group(index, metadata.row_group(index), 0)
-        at = slot + _HEX_DIGITS * (1 + index)
+        position = slot + _HEX_DIGITS * (1 + index)
         data = view[group.start : group.start + group.length]
-        footer[at : at + _HEX_DIGITS] = b"%08x" % crc32c(data)
+        footer[position : position + _HEX_DIGITS] = b"%08x" % crc32c(data)
     footer[slot : slot + _HEX_DIGITS] = _footer_checksum(bytes(footer), slot)
 
 

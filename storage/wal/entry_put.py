@@ -66,9 +66,9 @@ class EntryPut:
                 is_ambiguous = True
                 self.objects.counters.unknown += 1
                 log.warning("put of %s: outcome unknown, reading it back", key)
-            found = await self._read_back(key, entry.seq)
-            if found is not None:
-                return found.hash == entry_hash
+            stored_entry = await self._read_back(key, entry.seq)
+            if stored_entry is not None:
+                return stored_entry.hash == entry_hash
             if created is Created.EXISTS:
                 # The object existed and was collected. It may have been this entry, because an
                 # earlier PUT may have stored it, or the transport may have sent this PUT twice.

@@ -193,19 +193,23 @@ class WalObjects:
         """Return the strays among these ascending WAL numbers, of which the first must be in the
         chain. A stray is an object far beyond the chain that no process wrote as an entry. Strays
         are always the last numbers."""
-        gaps = [at for at in range(1, len(numbers)) if numbers[at] - numbers[at - 1] > STRAY_GAP]
-        found: list[int] = []
+        gaps = [
+            index
+            for index in range(1, len(numbers))
+            if numbers[index] - numbers[index - 1] > STRAY_GAP
+        ]
+        strays: list[int] = []
         for first in reversed(gaps):
-            for seq in numbers[first : len(numbers) - len(found)]:
+            for seq in numbers[first : len(numbers) - len(strays)]:
                 try:
                     await self.read(seq)
                 except Corrupt:
                     continue
                 except NotFound:
                     pass  # collected meanwhile: it was an entry
-                return found
-            found = list(numbers[first:])
-        return found
+                return strays
+            strays = list(numbers[first:])
+        return strays
 
     async def find(self, seq: int) -> Decoded | None:
         """Return what `read` does. If the number is absent, return None."""
@@ -216,11 +220,11 @@ class WalObjects:
 
     async def numbers_after(self, seq: int) -> list[int]:
         """Return the WAL's sequence numbers after `seq`, ascending."""
-        found = [
+        keys = [
             info.key
             async for info in self.store.list(object_keys.WAL, start_after=object_keys.wal(seq))
         ]
-        return [number for key in found if (number := object_keys.seq_of(key)) is not None]
+        return [number for key in keys if (number := object_keys.seq_of(key)) is not None]
 
     # -- checkpoints
 
@@ -232,9 +236,9 @@ class WalObjects:
         looks = stale = 0
         while True:
             looks += 1
-            found = [info.key async for info in self.store.list(object_keys.CHECKPOINTS)]
+            keys = [info.key async for info in self.store.list(object_keys.CHECKPOINTS)]
             try:
-                for key in reversed(found):
+                for key in reversed(keys):
                     if object_keys.seq_of(key) is None:
                         continue
                     try:
@@ -249,7 +253,7 @@ class WalObjects:
                 await asyncio.sleep(FOUND_RETRY_S * 2**stale)
                 continue
             numbers = await self.numbers_after(0)
-            if numbers[:1] == [1] or not (numbers or found):
+            if numbers[:1] == [1] or not (numbers or keys):
                 return empty_state(cluster)
             # Look twice: after the list of the checkpoints and before the list of the entries,
             # a broker may have written the first checkpoint, and collection deleted entry 1.

@@ -28,7 +28,7 @@ class CommittedTail:
             if (topic := state.topic_of_id(chunk.topic_id)) is None:
                 continue
             partition = topic.partitions[chunk.partition]
-            if (at := partition.tail_index(run.base_offset)) < 0:
+            if (index := partition.tail_index(run.base_offset)) < 0:
                 continue  # a seal has removed these records from the tail
             self._reader.close_gap(topic, chunk.partition, run.base_offset)
             records = encoded.records[run.chunk].slice(run.first_row, run.count)
@@ -39,7 +39,7 @@ class CommittedTail:
                 records,
                 is_json=chunk.is_json,
                 nbytes=chunk.raw_size * run.count // chunk.rows,
-                append_ms=partition.tail[at].append_ms,
+                append_ms=partition.tail[index].append_ms,
             )
 
 
@@ -57,13 +57,13 @@ def _runs(appends: Iterable[tuple[int, int, int, AppendedRange]]) -> Iterator[_R
     partition in the order of their offsets."""
     last: dict[tuple[str, int], _Run] = {}
     for number, first, count, placement in appends:
-        where = placement.topic, placement.partition
-        run, base_offset = last.get(where), placement.base_offset
+        topic_partition = placement.topic, placement.partition
+        run, base_offset = last.get(topic_partition), placement.base_offset
         if run is not None:
             after = run.chunk, run.first_row + run.count, run.base_offset + run.count
             if after == (number, first, base_offset):
-                last[where] = run._replace(count=run.count + count)
+                last[topic_partition] = run._replace(count=run.count + count)
                 continue
             yield run
-        last[where] = _Run(number, first, count, base_offset)
+        last[topic_partition] = _Run(number, first, count, base_offset)
     yield from last.values()

@@ -80,7 +80,7 @@ class DueTails(NamedTuple):
         # A writer's clock was ahead of this one. At level 1 this is no reason: there all later
         # entries have at least the time of that writer.
         after_ms = now_ms + SKEW_MS_MAX if state.level > levels.FIRST else math.inf
-        found: list[int] = []
+        numbers: list[int] = []
         is_any_due = False
         for number, partition in enumerate(topic.partitions):
             if not (tail := partition.tail):
@@ -101,8 +101,8 @@ class DueTails(NamedTuple):
             if tail[0].is_lost and all(chunk.is_lost for chunk in tail):
                 continue  # lost records are sealed with the next ones
             is_any_due = is_any_due or is_due
-            found.append(number)
-        return found if is_any_due else []
+            numbers.append(number)
+        return numbers if is_any_due else []
 
     def _leaves_memory(self, topic_id: str, number: int, partition: Partition) -> bool:
         passed = self.cache.passed((topic_id, number), partition.sealed_end)

@@ -243,17 +243,17 @@ class HotLog:
         self._leaving = None
         self.kept.append(file._replace(requests=[]))  # the request stays on the disk
 
-    async def load(self, kept: Recovered) -> AppendRequest:
+    async def load(self, kept_file: Recovered) -> AppendRequest:
         """Read the request of a kept file. Raises StoreUnfit, OSError."""
         loop = asyncio.get_running_loop()
-        read = partial(read_file, kept.path, kept.fd, self.cluster_id)
+        read = partial(read_file, kept_file.path, kept_file.fd, self.cluster_id)
         (request,) = (await loop.run_in_executor(self._thread, read)).requests
         return request
 
-    async def discard(self, kept: Recovered) -> set[str]:
+    async def discard(self, kept_file: Recovered) -> set[str]:
         """Delete a kept file whose request is committed; return the logs without a file."""
-        self.kept.remove(kept)
-        return await asyncio.get_running_loop().run_in_executor(self._thread, discard, [kept])
+        self.kept.remove(kept_file)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, discard, [kept_file])
 
     def committed(self, marks: Sequence[HotMark]) -> None:
         """Delete the full files that have no mark above the newest of `marks`, because all their
@@ -278,8 +278,8 @@ class HotLog:
         self._thread.shutdown()
         files = [*self._full, *([] if self._file is None else [self._file])]
         self._full, self._file = [], None
-        for kept in (*self.kept, *([] if self._leaving is None else [self._leaving])):
-            os.close(kept.fd)
+        for kept_file in (*self.kept, *([] if self._leaving is None else [self._leaving])):
+            os.close(kept_file.fd)
         self.kept.clear()
         try:
             if files and is_drained:

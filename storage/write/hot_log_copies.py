@@ -79,7 +79,9 @@ class _Search:
         for file in files:
             if file.requests and not file.is_kept:
                 marks = self._requests.setdefault(file.log_id, {})
-                marks |= {each.hot.seq: each for each in file.requests if each.hot is not None}
+                marks |= {
+                    request.hot.seq: request for request in file.requests if request.hot is not None
+                }
         self.logs = frozenset(self._requests)
         self._before: dict[str, int] = {}
         """The highest mark of each log before it was claimed."""
@@ -116,12 +118,12 @@ class _Search:
 
     def _taken(self, entry: Entry) -> Iterator[_Taken]:
         drafts = {
-            at: (share, origin)
+            index: (share, origin)
             for share, (origin, commits) in enumerate(shares(entry))
-            for at in commits
+            for index in commits
         }
-        for at, commit in enumerate(entry.commits):
-            share, origin = drafts.get(at, (-1, DraftId("", -1, 0)))
+        for index, commit in enumerate(entry.commits):
+            share, origin = drafts.get(index, (-1, DraftId("", -1, 0)))
             mark = commit.hot
             retired = tuple(
                 action.log_id for action in commit.actions if isinstance(action, RetireHotLog)
@@ -131,29 +133,29 @@ class _Search:
                 of = origin.origin_id, origin.number
                 yield _Taken(share, *of, mark, commit.commit_id, is_empty, retired)
 
-    def _see(self, taken: list[_Taken]) -> None:
-        self._entries.append(taken)
+    def _see(self, commits: list[_Taken]) -> None:
+        self._entries.append(commits)
         marks: dict[str, list[_Taken]] = {}
-        for each in taken:
-            if each.mark is not None and not each.is_empty and each.mark.log_id in self.logs:
-                marks.setdefault(each.mark.log_id, []).append(each)
+        for commit in commits:
+            if commit.mark is not None and not commit.is_empty and commit.mark.log_id in self.logs:
+                marks.setdefault(commit.mark.log_id, []).append(commit)
         for log_id in self._open & marks.keys():
-            seqs = [each.mark.seq for each in marks[log_id] if each.mark is not None]
+            seqs = [commit.mark.seq for commit in marks[log_id] if commit.mark is not None]
             own_from = self._own_from.get(log_id)
-            if own_from is None and all(self._is_own(each) for each in marks[log_id]):
+            if own_from is None and all(self._is_own(commit) for commit in marks[log_id]):
                 self._own_from[log_id] = min(seqs)
             elif own_from is not None and max(seqs) < own_from and log_id not in self._shared:
                 self._open.discard(log_id)
             else:
                 self._shared.add(log_id)
 
-    def _is_own(self, taken: _Taken) -> bool:
-        assert taken.mark is not None, "only marks are compared"
-        requests = self._requests[taken.mark.log_id]
-        if taken.mark.seq < min(requests):
+    def _is_own(self, commit: _Taken) -> bool:
+        assert commit.mark is not None, "only marks are compared"
+        requests = self._requests[commit.mark.log_id]
+        if commit.mark.seq < min(requests):
             return True  # the file of that request is deleted
-        request = requests.get(taken.mark.seq)
-        return request is not None and request.commit_id == taken.commit_id
+        request = requests.get(commit.mark.seq)
+        return request is not None and request.commit_id == commit.commit_id
 
     def _fold(self) -> None:
         """Find the commits that `apply` has accepted, in the order of the WAL."""
@@ -161,24 +163,24 @@ class _Search:
         drafts: dict[str, int] = {}
         for entry in reversed(self._entries):
             repeated: dict[int, bool] = {-1: False}
-            for each in entry:
-                if each.share not in repeated:
-                    repeated[each.share] = each.number <= drafts.get(each.origin_id, -1)
-                    drafts[each.origin_id] = max(each.number, drafts.get(each.origin_id, -1))
-                if repeated[each.share]:
+            for commit in entry:
+                if commit.share not in repeated:
+                    repeated[commit.share] = commit.number <= drafts.get(commit.origin_id, -1)
+                    drafts[commit.origin_id] = max(commit.number, drafts.get(commit.origin_id, -1))
+                if repeated[commit.share]:
                     continue
-                for log_id in each.retired:
+                for log_id in commit.retired:
                     marks.pop(log_id, None)
-                if each.mark is None or each.mark.seq <= marks.get(each.mark.log_id, -1):
+                if commit.mark is None or commit.mark.seq <= marks.get(commit.mark.log_id, -1):
                     continue
-                log_id, seq = each.mark.log_id, each.mark.seq
+                log_id, seq = commit.mark.log_id, commit.mark.seq
                 marks[log_id] = seq
                 if seq >= CLAIM:
                     continue
                 self._lowest[log_id] = min(seq, self._lowest.get(log_id, seq))
-                self._committed.add(each.commit_id)
-                if each.is_empty:
-                    self._used_up.add(each.mark)
+                self._committed.add(commit.commit_id)
+                if commit.is_empty:
+                    self._used_up.add(commit.mark)
 
     def left_of(self, file: Recovered) -> Recovered:
         """Return the file without the requests that are committed."""
@@ -219,14 +221,14 @@ async def _backwards(objects: WalObjects, newest: int) -> AsyncIterator[Entry]:
     width = 1
     while newest > last:
         first = max(newest - width, last)
-        found = await asyncio.gather(
+        results = await asyncio.gather(
             *(read(seq) for seq in range(newest, first, -1)), return_exceptions=True
         )
-        for each in found:
-            if isinstance(each, NotFound):
+        for result in results:
+            if isinstance(result, NotFound):
                 return
-            if isinstance(each, BaseException):
-                raise each
-            if each is not None:
-                yield each
+            if isinstance(result, BaseException):
+                raise result
+            if result is not None:
+                yield result
         newest, width = first, min(width * 4, READS_AT_ONCE)

@@ -76,39 +76,42 @@ def recover(directory: Path, cluster_id: str) -> list[Recovered]:
     Raises StoreUnfit if a log belongs to another cluster, because its records must not get into
     this cluster, and must not be dropped.
     """
-    found: list[Recovered] = []
-    taken: set[str] = set()  # another process holds, or has just deleted, a file of these logs
+    files: list[Recovered] = []
+    # Another process holds, or has just deleted, a file of these logs.
+    other_log_ids: set[str] = set()
     try:
         for path in sorted(directory.glob("*.hot")):
             log_id = _first_log(path)
             # The paths are sorted: if two processes start at once, one gets all files of a log.
-            fd = None if log_id in taken else _lock(path)
+            fd = None if log_id in other_log_ids else _lock(path)
             if fd is None:
-                taken.add(log_id)
+                other_log_ids.add(log_id)
                 continue
             try:
-                found.append(read_file(path, fd, cluster_id))
+                files.append(read_file(path, fd, cluster_id))
             except BaseException:
                 os.close(fd)
                 raise
     except BaseException as error:
-        for recovered in found:
+        for recovered in files:
             os.close(recovered.fd)
         if isinstance(error, OSError):
             raise StoreUnfit(f"hot logs in {directory} cannot be read: {error}") from error
         raise
-    return _each_once(found)
+    return _each_once(files)
 
 
-def _each_once(found: Sequence[Recovered]) -> list[Recovered]:
+def _each_once(files: Sequence[Recovered]) -> list[Recovered]:
     """If a request is in a file of its own and also in another file, drop it from the other file.
     The request is in both if a process crashed while it set the request aside."""
-    kept = {each.commit_id for file in found if file.is_kept for each in file.requests}
+    commit_ids = {request.commit_id for file in files if file.is_kept for request in file.requests}
     return [
         file
         if file.is_kept
-        else file._replace(requests=[it for it in file.requests if it.commit_id not in kept])
-        for file in found
+        else file._replace(
+            requests=[request for request in file.requests if request.commit_id not in commit_ids]
+        )
+        for file in files
     ]
 
 
@@ -156,9 +159,9 @@ def read_file(path: Path, fd: int, cluster_id: str) -> Recovered:
     if not body.startswith(MAGIC):
         raise StoreUnfit(f"hot log {path} has a wrong header: move it away to start without it")
     length = int.from_bytes(body[len(MAGIC) : len(MAGIC) + 4], "little")
-    at = len(MAGIC) + 4 + length
+    position = len(MAGIC) + 4 + length
     try:
-        head = msgspec.json.decode(body[len(MAGIC) + 4 : at], type=Head)
+        head = msgspec.json.decode(body[len(MAGIC) + 4 : position], type=Head)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise StoreUnfit(f"hot log {path} has a damaged head: {error}") from error
     if head.cluster_id != cluster_id:
@@ -168,49 +171,52 @@ def read_file(path: Path, fd: int, cluster_id: str) -> Recovered:
         )
     requests: list[AppendRequest] = []
     last, damaged = 0, 0
-    while at < len(body):
-        found = _frame_at(body, at)
-        if found is None:
+    while position < len(body):
+        frame_parts = _frame_at(body, position)
+        if frame_parts is None:
             # If no whole frame follows, this frame is torn (some file systems leave zeros), and its
             # request was never answered. If whole frames follow, this frame may be damaged. Then
             # its request may have been acknowledged, and the disk has lost data.
             try:
-                further = _next_frame(body, at + 1, last)
+                further = _next_frame(body, position + 1, last)
             except StoreUnfit as error:
                 raise StoreUnfit(
                     f"hot log {path} {error}: move it away to start without it"
                 ) from error
             if further is None:
                 break
-            damaged += further - at
-            at = further
+            damaged += further - position
+            position = further
             continue
-        number, payload = found
+        number, payload = frame_parts
         try:
             frame = _frames.decode(payload)
             requests.append(_append_request(frame, HotMark(head.log_id, number), str(path)))
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, Corrupt) as error:
             raise StoreUnfit(f"hot log {path} has an invalid frame: {error}") from error
-        at += FRAME.size + len(payload)
+        position += FRAME.size + len(payload)
         last = number
     if damaged:
-        kept = path.with_suffix(".damaged")
-        shutil.copyfile(path, kept)
+        copy_path = path.with_suffix(".damaged")
+        shutil.copyfile(path, copy_path)
         why = "acknowledged requests (acks=1) in these bytes are lost, later requests are kept"
-        log.error("hot log %s: %d bytes are damaged: %s; a copy is in %s", path, damaged, why, kept)
-    if at < len(body):
-        log.warning("hot log %s: ignored %d torn bytes at its end", path, len(body) - at)
+        log.error(
+            "hot log %s: %d bytes are damaged: %s; a copy is in %s", path, damaged, why, copy_path
+        )
+    if position < len(body):
+        log.warning("hot log %s: ignored %d torn bytes at its end", path, len(body) - position)
     return Recovered(path, head.log_id, requests, fd)
 
 
-def _frame_at(body: bytes, at: int) -> tuple[int, bytes] | None:
-    """Return number and payload of the frame at `at`. If no whole frame is there, return None."""
-    if len(body) - at < FRAME.size:
+def _frame_at(body: bytes, position: int) -> tuple[int, bytes] | None:
+    """Return number and payload of the frame at `position`. If no whole frame is there, return
+    None."""
+    if len(body) - position < FRAME.size:
         return None
-    size, crc, number = FRAME.unpack_from(body, at)
-    if not 0 < size <= len(body) - at - FRAME.size:
+    size, crc, number = FRAME.unpack_from(body, position)
+    if not 0 < size <= len(body) - position - FRAME.size:
         return None
-    payload = body[at + FRAME.size : at + FRAME.size + size]
+    payload = body[position + FRAME.size : position + FRAME.size + size]
     return (number, payload) if frame_checksum(number, payload) == crc else None
 
 
@@ -224,14 +230,14 @@ def _next_frame(body: bytes, start: int, last: int) -> int | None:
     """
     place, effort = start - 1, 0
     while (place := body.find(_UPPER_HALF, place + 1)) >= 0:
-        at = place - (FRAME.size - len(_UPPER_HALF))
-        if at >= start:
-            size, _, number = FRAME.unpack_from(body, at)
-            between = (at - start) // _FRAME_BYTES_MIN
+        position = place - (FRAME.size - len(_UPPER_HALF))
+        if position >= start:
+            size, _, number = FRAME.unpack_from(body, position)
+            between = (position - start) // _FRAME_BYTES_MIN
             if last < number and (not last or number <= last + 1 + between):
-                if _frame_at(body, at) is not None:
-                    return at
-                effort += min(size, len(body) - at)
+                if _frame_at(body, position) is not None:
+                    return position
+                effort += min(size, len(body) - position)
                 if effort > _EFFORT_MAX:
                     raise StoreUnfit(f"is damaged at byte {start}")
         if not body[place : place + _ZEROS].strip(b"\0"):

@@ -119,8 +119,8 @@ class ClosedSegment:
         for (topic_id, partition, is_kept), column in self._columns.items():
             encoded: EncodedChunk
             if is_kept:
-                encoded, held = kept.encode(column.kept)
-                records.append(held)
+                encoded, kept_batches = kept.encode(column.kept)
+                records.append(kept_batches)
             else:
                 batch = sorted_by[topic_id][partition]
                 encoded = chunks.encode(batch, codec)
@@ -253,11 +253,11 @@ def _sorted(parts: Sequence[TopicRecords]) -> dict[int, pa.RecordBatch]:
     for part in parts:
         rows.setdefault(part.tally[0][0], []).append(part.columns)
     if any(isinstance(part.rows, pa.RecordBatch) for part in parts):
-        return {partition: joined(found) for partition, found in rows.items()}
+        return {partition: joined(pieces) for partition, pieces in rows.items()}
     # Most requests have few records, so one batch that is cut is cheaper than one batch per
     # request.
-    batch = chunks.batch_of_rows([few for found in rows.values() for few in found])  # type: ignore[misc]
-    counts = ((which, sum(map(chunks.count, found))) for which, found in rows.items())
+    batch = chunks.batch_of_rows([few for pieces in rows.values() for few in pieces])  # type: ignore[misc]
+    counts = ((which, sum(map(chunks.count, pieces))) for which, pieces in rows.items())
     return dict(partitioner.cut(batch, counts))
 
 

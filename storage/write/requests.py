@@ -233,10 +233,10 @@ class AppendResponse(NamedTuple):
     error: LogError | None
 
 
-def joined(found: Sequence[Rows | pa.RecordBatch]) -> pa.RecordBatch:
+def joined(pieces: Sequence[Rows | pa.RecordBatch]) -> pa.RecordBatch:
     """Join all records in order; adjacent lists of rows become one batch."""
     batches: list[pa.RecordBatch] = []
-    for is_few, neighbours in groupby(found, key=lambda rows: isinstance(rows, Rows)):
+    for is_few, neighbours in groupby(pieces, key=lambda rows: isinstance(rows, Rows)):
         if is_few:
             batches.append(chunks.batch_of_rows(cast("list[Rows]", list(neighbours))))
         else:

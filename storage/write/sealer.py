@@ -173,9 +173,9 @@ class Sealer:
             if seen >= PARTITIONS_A_SLICE:
                 seen = 0
                 await asyncio.sleep(0)
-        for kept in (self._set_aside, self.damaged):
-            for key in [key for key in kept if key[1] not in due.get(key[0], ())]:
-                del kept[key]
+        for partitions in (self._set_aside, self.damaged):
+            for key in [key for key in partitions if key[1] not in due.get(key[0], ())]:
+                del partitions[key]
         for topic_id, numbers in due.items():
             current = self._tables.topic_of_id(topic_id)
             if current is None or topic_id in self._under_way:
@@ -279,11 +279,11 @@ class Sealer:
         topic = self._tables.topic_of_id(topic.topic_id) or topic
         limit = asyncio.timeout(None)
         work = _Commit(CommitUploads(limit))
-        found: dict[int, Corrupt] = {}
+        damage_by_number: dict[int, Corrupt] = {}
         try:
             async with limit:
-                await self._plan(topic, table, bases, left, work, found)
-                await self._upload(topic, work, found)
+                await self._plan(topic, table, bases, left, work, damage_by_number)
+                await self._upload(topic, work, damage_by_number)
         except Exception as error:
             if not (isinstance(error, TimeoutError) and limit.expired()):
                 await self._uploader.remove(topic, work.uploads.files())
@@ -298,10 +298,10 @@ class Sealer:
         reached = {file.partition: file.end_offset for file in files}
         for number, base in bases.items():
             end = reached.get(number, base)
-            if number in found and await self._is_tail(topic, number, end):
-                damage[number] = found[number]
+            if number in damage_by_number and await self._is_tail(topic, number, end):
+                damage[number] = damage_by_number[number]
             is_done = number not in work.ranges or end == left[number]
-            if is_done or number in found or not limit.expired():
+            if is_done or number in damage_by_number or not limit.expired():
                 del left[number]
         rows = sum(file.rows for file in files)
         self.counters.segments += len(files)
@@ -313,19 +313,19 @@ class Sealer:
         """Commit the uploaded segments to the table, then the actions to the WAL. Delete uploads
         that the commit does not name. Return the segments. Raises ManifestConflict."""
         uploaded = work.uploads.take_done()
-        files = [one.file for one in uploaded]
+        files = [upload.file for upload in uploaded]
         await self._uploader.remove(topic, work.uploads.files())
         reached = {file.partition: file.end_offset for file in files}
         if files:
             transactions = {seal_app_id(number): end for number, end in reached.items()}
-            for one in uploaded:
-                if one.lost_end:
-                    transactions[lost_app_id(one.file.partition)] = one.lost_end
+            for upload in uploaded:
+                if upload.lost_end:
+                    transactions[lost_app_id(upload.file.partition)] = upload.lost_end
             await self._add(topic, table, files, transactions, work.uploads.started)
         actions = [*work.actions]
         actions += [Sealed(topic.topic_id, number, end) for number, end in reached.items()]
-        for at in range(0, len(actions), ACTIONS_MAX):
-            some = AppendRequest((), 0, actions=actions[at : at + ACTIONS_MAX])
+        for start in range(0, len(actions), ACTIONS_MAX):
+            some = AppendRequest((), 0, actions=actions[start : start + ACTIONS_MAX])
             await self.writer.append(some, Acks.ALL)
         return files
 
@@ -336,10 +336,10 @@ class Sealer:
         bases: Mapping[int, int],
         ends: Mapping[int, int],
         work: _Commit,
-        found: dict[int, Corrupt],
+        damage: dict[int, Corrupt],
     ) -> None:
         """Put the ranges that are to be sealed into `work`. If the table is ahead of the WAL, put
-        the missing action there instead. Damage of a partition goes into `found`."""
+        the missing action there instead. Damage of a partition goes into `damage`."""
         app_ids = {number: seal_app_id(number) for number in bases}
         done_to = await table.transaction_versions(list(app_ids.values()))
         for number, base in bases.items():
@@ -361,14 +361,14 @@ class Sealer:
             except TableInDoubt:
                 raise
             except Corrupt as error:
-                found[number] = error
+                damage[number] = error
 
-    async def _upload(self, topic: Topic, work: _Commit, found: dict[int, Corrupt]) -> None:
-        """Encode and upload the ranges of `work`. Damage of a partition goes into `found`; `work`
+    async def _upload(self, topic: Topic, work: _Commit, damage: dict[int, Corrupt]) -> None:
+        """Encode and upload the ranges of `work`. Damage of a partition goes into `damage`; `work`
         then has the part before the damage."""
         if not work.ranges:
             return
-        encoded = self._segments.encoded(topic, work.ranges, found)
+        encoded = self._segments.encoded(topic, work.ranges, damage)
         uploading = self._uploader.uploading(topic, work.uploads)
         async with uploading as start, contextlib.aclosing(encoded):
             async for segment in encoded:

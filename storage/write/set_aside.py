@@ -98,7 +98,7 @@ class SetAsideRequests:
         partition of a request that waits here. Such a request must wait too, so that the records of
         a producer stay in order."""
         self._waiting += [request for request in requests if request.hot is not None]
-        waiting = {each for request in self._waiting for each in request.partitions()}
+        waiting = {partition for request in self._waiting for partition in request.partitions()}
         others = [request for request in requests if request.hot is None]
         passing = [request for request in others if waiting.isdisjoint(request.partitions())]
         passed = set(passing)
@@ -166,13 +166,16 @@ class SetAsideRequests:
                 self._flusher.answer(request, [], None)
                 return
             self._new_log_id = self._clock.new_id().hex()
-        kept = await hot_log.keep(request, self._new_log_id)
+        kept_file = await hot_log.keep(request, self._new_log_id)
         await self._commit(Commit(self._clock.new_id(), [], hot=mark))
-        hot_log.set_aside(kept)
+        hot_log.set_aside(kept_file)
         hot_log.committed([mark])
         self.set_aside += 1
         self._kept_next_s = self._clock.boot_s() + KEPT_RETRY_S
-        why = f"the store refuses a request that was acknowledged with acks=1: it is in {kept.path}"
+        why = (
+            "the store refuses a request that was acknowledged with acks=1: "
+            f"it is in {kept_file.path}"
+        )
         log.error("%s and is tried again every %.0f s", why, KEPT_RETRY_S)
         self._flusher.answer(request, [], SetAside(why))
 
@@ -186,16 +189,16 @@ class SetAsideRequests:
         assert hot_log is not None, "the hot log has the files"
         for _ in range(len(hot_log.kept)):
             self._kept_next_s = self._clock.boot_s() + KEPT_RETRY_S
-            kept = hot_log.kept[0]
+            kept_file = hot_log.kept[0]
             try:
-                request = await hot_log.load(kept)
+                request = await hot_log.load(kept_file)
                 # A refusal by `apply` is a final outcome: for example, the topic was deleted since.
                 _ = await self._flusher.commit([request])
-                finished = await hot_log.discard(kept)
+                finished = await hot_log.discard(kept_file)
             except (LogError, OSError) as error:
                 hot_log.kept.rotate(-1)
-                log.warning("the request in %s is refused again: %s", kept.path, error)
+                log.warning("the request in %s is refused again: %s", kept_file.path, error)
                 return False
-            log.warning("the request in %s, which was set aside, is committed", kept.path)
+            log.warning("the request in %s, which was set aside, is committed", kept_file.path)
             await self._flusher.retire(finished)
         return True

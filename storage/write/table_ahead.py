@@ -62,8 +62,8 @@ class TablesAhead:
         is from another moment than the WAL, they differ. Replace old segments (see the module
         docstring)."""
         index = await table.segments(number)
-        gone = hole(index, base, end)
-        why = None if gone is None else in_no_segment(*gone)
+        missing_span = hole(index, base, end)
+        why = None if missing_span is None else in_no_segment(*missing_span)
         cleaned = await table.transaction_version(clean_app_id(number)) or 0
         if cleaned > base:  # compacted at a later moment than that of this WAL
             why = f"key compaction ran up to {cleaned}, the WAL is sealed to {base}"
@@ -106,27 +106,27 @@ class TablesAhead:
         whether the segment also has lost records. It has them if an operator gave them up after
         their upload."""
         partition = topic.partitions[number]
-        at, has_lost = max(file.base_offset, base), False
+        offset, has_lost = max(file.base_offset, base), False
         async for batch in self._reader.read_segment(topic, file):
-            rows = between(batch, at, file.end_offset)
-            kept = _without(rows, partition.lost(at, file.end_offset))
-            has_lost = has_lost or kept.num_rows < rows.num_rows
-            rows = kept
+            rows = between(batch, offset, file.end_offset)
+            kept_rows = _without(rows, partition.lost(offset, file.end_offset))
+            has_lost = has_lost or kept_rows.num_rows < rows.num_rows
+            rows = kept_rows
             while rows.num_rows:
                 first = int(rows.column("offset")[0].as_py())
-                if not partition.is_gone(at, first):
+                if not partition.is_gone(offset, first):
                     return False, has_lost
-                taken = await self._reader.read(topic, number, first, ReadBounds(COMPARED_BYTES))
-                if not taken.pieces:
+                result = await self._reader.read(topic, number, first, ReadBounds(COMPARED_BYTES))
+                if not result.pieces:
                     return False, has_lost
-                for piece in taken.pieces:
+                for piece in result.pieces:
                     count = min(rows.num_rows, piece.batch.num_rows)
                     if not rows.slice(0, count).equals(piece.batch.slice(0, count)):
                         return False, has_lost
                     if count:
-                        at = int(rows.column("offset")[count - 1].as_py()) + 1
+                        offset = int(rows.column("offset")[count - 1].as_py()) + 1
                         rows = rows.slice(count)
-        return partition.is_gone(at, file.end_offset), has_lost
+        return partition.is_gone(offset, file.end_offset), has_lost
 
     async def _age_ms(self, topic: Topic, file: SegmentFile) -> float:
         """Return the age of a segment's object by this machine's clock or the store's, whichever is
@@ -148,13 +148,13 @@ class TablesAhead:
             work, damage = CommitUploads(), dict[int, Corrupt]()
             ranges = {number: (file.base_offset, file.end_offset)}
             encoded = self._segments.encoded(topic, ranges, damage)
-            segments = [each async for each in encoded]
+            segments = [segment async for segment in encoded]
             for error in damage.values():
                 raise error
             async with self._uploader.uploading(topic, work) as start:
                 for segment in segments:
                     await start(segment)
-            added = [one.file for one in work.take_done()]
+            added = [upload.file for upload in work.take_done()]
             if not added or added[-1].end_offset != file.end_offset:
                 raise Corrupt(
                     f"{topic.prefix}/{file.path}",

@@ -102,8 +102,8 @@ class TailSegments:
                         await asyncio.sleep(0)
                 late_ms = _late_ms(topic, numbers, config)
                 async for part in self._parts(encoders, late_ms):
-                    for one in part:
-                        yield self._named(one)
+                    for written_segment in part:
+                        yield self._named(written_segment)
             for encoder in encoders:
                 if encoder.error is not None:
                     damage[encoder.number] = encoder.error
@@ -142,14 +142,16 @@ class TailSegments:
         cached = self._reader.tail.read_from((topic.topic_id, number), base)
         return _Tail.of(topic.partitions[number], base, end, cached)
 
-    def _named(self, one: "_Written") -> EncodedSegment:
-        segment = one.segment
+    def _named(self, written_segment: "_Written") -> EncodedSegment:
+        segment = written_segment.segment
         unique = self._clock.new_id().hex()
-        path = object_keys.segment(one.number, one.base_offset, one.end_offset, unique)
+        path = object_keys.segment(
+            written_segment.number, written_segment.base_offset, written_segment.end_offset, unique
+        )
         stamps = segment.timestamp_min, segment.timestamp_max
-        span = one.base_offset, one.end_offset
-        file = SegmentFile(path, one.number, *span, segment.size, segment.rows, *stamps)
-        return EncodedSegment(file, memoryview(segment.body), one.lost_end)
+        span = written_segment.base_offset, written_segment.end_offset
+        file = SegmentFile(path, written_segment.number, *span, segment.size, segment.rows, *stamps)
+        return EncodedSegment(file, memoryview(segment.body), written_segment.lost_end)
 
 
 def _together(topic: Topic, ranges: Iterable[int]) -> list[list[int]]:
@@ -185,13 +187,17 @@ def _plan(encoders: "Sequence[_Encoder]") -> list[Window]:
 def _take(encoders: "Mapping[int, _Encoder]", fetched: FetchedWindow) -> "list[_Written]":
     for number in fetched.window.chunks:
         encoders[number].take(fetched.batches(number))
-    return [one for number in fetched.window.chunks for one in encoders[number].pop_written()]
+    return [
+        written_segment
+        for number in fetched.window.chunks
+        for written_segment in encoders[number].pop_written()
+    ]
 
 
 def _finish(encoders: "Sequence[_Encoder]") -> "list[_Written]":
     for encoder in encoders:
         encoder.finish()
-    return [one for encoder in encoders for one in encoder.pop_written()]
+    return [written_segment for encoder in encoders for written_segment in encoder.pop_written()]
 
 
 class _Target(NamedTuple):
@@ -269,7 +275,7 @@ class _Encoder:
 
     def stored(self) -> list[TailChunk]:
         """Return the parts of chunks that must be read from the store."""
-        found: list[TailChunk] = []
+        parts: list[TailChunk] = []
         cached = self.tail.cached
         first, last = (cached[0].base_offset, cached[-1].end_offset) if cached else (0, 0)
         for chunk in self.tail.stored:
@@ -279,15 +285,15 @@ class _Encoder:
                 continue
             if base < last and first < end:  # partly in memory
                 if base < first:
-                    found.append(chunk.part(base, first))
+                    parts.append(chunk.part(base, first))
                 if last < end:
-                    found.append(chunk.part(last, end))
+                    parts.append(chunk.part(last, end))
             elif base < end:
                 # Copy a chunk that reaches the tail's end, because the event loop may extend the
                 # last chunk of a tail at any time.
                 is_whole = base == chunk.base_offset and end < self.tail.end
-                found.append(chunk if is_whole else chunk.part(base, end))
-        return found
+                parts.append(chunk if is_whole else chunk.part(base, end))
+        return parts
 
     def pop_written(self) -> list[_Written]:
         """Return the segments that are finished since the last call."""
@@ -347,8 +353,8 @@ class _Encoder:
             if first <= self._at < end:
                 self._skip(min(end, offset))
         if self._at != offset:
-            where = f"{self._topic.prefix} partition {self.number}"
-            raise Corrupt(where, f"the tail has a hole: {self._at} to {offset}")
+            partition_name = f"{self._topic.prefix} partition {self.number}"
+            raise Corrupt(partition_name, f"the tail has a hole: {self._at} to {offset}")
 
     def _skip(self, offset: int) -> None:
         self._flush()
@@ -395,10 +401,10 @@ class _Encoder:
         segment = self._writer.finish(is_json=self._segment_is_json)
         is_within = self._base <= segment.base_offset and segment.end_offset <= end
         if not is_within or segment.rows != self._rows:
-            where = f"{self._topic.prefix} partition {self.number}"
-            found = f"{segment.rows} records of [{segment.base_offset}, {segment.end_offset})"
+            partition_name = f"{self._topic.prefix} partition {self.number}"
+            content = f"{segment.rows} records of [{segment.base_offset}, {segment.end_offset})"
             expected = f"{self._rows} records of [{self._base}, {end})"
-            raise Corrupt(where, f"a segment has {found} instead of {expected}")
+            raise Corrupt(partition_name, f"a segment has {content} instead of {expected}")
         lost_end = max((min(lost[1], end) for lost in self._lost if lost[0] < end), default=0)
         self._written.append(_Written(self.number, self._base, end, segment, lost_end))
         self._base, self._writer = end, None

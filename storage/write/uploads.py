@@ -48,17 +48,19 @@ class CommitUploads:
     def take_done(self) -> list[SegmentUpload]:
         """Return the uploads that can be committed, and drop them here: of each partition those
         before the first one that is not done."""
-        found: list[SegmentUpload] = []
+        done_uploads: list[SegmentUpload] = []
         for number, uploads in self.of.items():
-            undone = [at for at, one in enumerate(uploads) if not one.is_done]
+            undone = [
+                index for index, segment_upload in enumerate(uploads) if not segment_upload.is_done
+            ]
             count = undone[0] if undone else len(uploads)
-            found += uploads[:count]
+            done_uploads += uploads[:count]
             self.of[number] = uploads[count:]
-        return found
+        return done_uploads
 
     def files(self) -> list[SegmentFile]:
         """Return the files of all uploads that began and are still here."""
-        return [one.file for uploads in self.of.values() for one in uploads]
+        return [segment_upload.file for uploads in self.of.values() for segment_upload in uploads]
 
 
 Start: TypeAlias = Callable[[EncodedSegment], Awaitable[None]]
@@ -92,9 +94,9 @@ class Uploader:
             if not work.of:
                 work.started = self._freshness.now()
                 work.started_s = asyncio.get_running_loop().time()
-            one = SegmentUpload(segment.file, segment.lost_end)
-            work.of.setdefault(segment.file.partition, []).append(one)
-            task = asyncio.create_task(self._upload(topic, segment, work, one))
+            segment_upload = SegmentUpload(segment.file, segment.lost_end)
+            work.of.setdefault(segment.file.partition, []).append(segment_upload)
+            task = asyncio.create_task(self._upload(topic, segment, work, segment_upload))
             task.add_done_callback(lambda _: self._give_back(nbytes))
             uploads.append(task)
 
@@ -123,13 +125,17 @@ class Uploader:
                 await self._store.delete([f"{topic.prefix}/{file.path}" for file in files])
 
     async def _upload(
-        self, topic: Topic, segment: EncodedSegment, work: CommitUploads, one: SegmentUpload
+        self,
+        topic: Topic,
+        segment: EncodedSegment,
+        work: CommitUploads,
+        segment_upload: SegmentUpload,
     ) -> None:
         await upload(self._store, f"{topic.prefix}/{segment.file.path}", [segment.body])
-        one.is_done = True
+        segment_upload.is_done = True
         # The first upload that can be committed is never stopped: each commit has a segment.
         limit = work.limit
-        if limit and limit.when() is None and work.of[segment.file.partition][0] is one:
+        if limit and limit.when() is None and work.of[segment.file.partition][0] is segment_upload:
             limit.reschedule(work.started_s + UPLOAD_AGE_MAX_S / 2)
 
     async def _take(self, nbytes: int) -> None:

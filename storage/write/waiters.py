@@ -49,8 +49,8 @@ class Waiters:
 
     def expect(self, request: AppendRequest) -> Waiter:
         """Return the request's waiter. From now on a retry finds the request under its key."""
-        if (known := self._waiters.get(request)) is not None:
-            return known
+        if (earlier_waiter := self._waiters.get(request)) is not None:
+            return earlier_waiter
         waiter: Waiter = asyncio.get_running_loop().create_future()
         self._waiters[request] = waiter
         if request.key is not None:
@@ -95,7 +95,11 @@ class Waiters:
                 late.add(waiter)
             self._deadlines.popleft()
         # A dict, for its order: callers are answered in the order in which they came.
-        return {one: None for one, at in self._waiters.items() if at in late} if late else {}
+        return (
+            {request: None for request, waiter in self._waiters.items() if waiter in late}
+            if late
+            else {}
+        )
 
     def time_out(self, request: AppendRequest, error: CommitUnknown) -> None:
         """Answer the caller with the error. Keep the request, because its commit goes on, and a

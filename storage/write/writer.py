@@ -187,8 +187,8 @@ class Writer:
         """
         if request.key is not None:
             state, principal = self.wal.state, request.principal
-            if (known := state.idempotency_record(request.key.key, principal)) is not None:
-                outcome = recall(known, request.key.fingerprint)
+            if (key_record := state.idempotency_record(request.key.key, principal)) is not None:
+                outcome = recall(key_record, request.key.fingerprint)
                 if outcome.refusal is not None:
                     raise outcome.refusal
                 return outcome.placements
@@ -245,10 +245,10 @@ class Writer:
         self.buffered_bytes += sum(request.cost for request in requests)
         return [self._enqueue(request) for request in requests]
 
-    def adopt(self, kept: Sequence[Recovered]) -> None:
+    def adopt(self, files: Sequence[Recovered]) -> None:
         """Take over requests that a crashed process had set aside; try them every minute."""
         assert self.hot_log is not None, "the files are in its directory"
-        for file in kept:
+        for file in files:
             self.hot_log.set_aside(file)
         self._wake.set()
 
@@ -362,12 +362,12 @@ class Writer:
 
     def _refuse_held(self) -> None:
         """Refuse requests that must wait for requests of the hot log, which the store refuses."""
-        self._open, held = self.refused.split(self._open)
+        self._open, held_requests = self.refused.split(self._open)
         self._open_bytes = sum(request.size for request in self._open)
         cause = f": {self._failures[-1]}" if self._failures else ""
         why = "not written: acknowledged requests to the same partition wait for their commit"
         error = Unavailable(f"{why}{cause}")
-        for request in held:
+        for request in held_requests:
             self.answer(request, [], error)
 
     async def _wait_for_requests(self, wait_s: float) -> None:
@@ -394,9 +394,9 @@ class Writer:
         """Take the requests that can be flushed now (`refused.split`) and fit into one entry."""
         if not self.refused:
             return self._take_first(self.fitting(self._open))
-        passing, held = self.refused.split(self._open)
+        passing, held_requests = self.refused.split(self._open)
         count = self.fitting(passing)
-        self._open = [*passing[count:], *held]
+        self._open = [*passing[count:], *held_requests]
         self._open_bytes = sum(request.size for request in self._open)
         return passing[:count]
 
@@ -414,9 +414,9 @@ class Writer:
         return len(requests)
 
     def _take_first(self, count: int) -> list[AppendRequest]:
-        taken, self._open = self._open[:count], self._open[count:]
-        self._open_bytes -= sum(request.size for request in taken)
-        return taken
+        requests, self._open = self._open[:count], self._open[count:]
+        self._open_bytes -= sum(request.size for request in requests)
+        return requests
 
     async def flush(self, requests: list[AppendRequest]) -> bool:
         """Commit the requests and answer each, even after an error; return whether it succeeded."""

@@ -70,11 +70,11 @@ def main(arguments: Sequence[str]) -> int:
         type=lambda path: Path(path).resolve(),
         help="another checkout, whose brokers are attacked",
     )
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     tables = {
-        AttackedBroker: attacks(given.scale),
-        SecuredBroker: secured_attacks(given.scale),
-        TlsBroker: tls_attacks(given.scale),
+        AttackedBroker: attacks(options.scale),
+        SecuredBroker: secured_attacks(options.scale),
+        TlsBroker: tls_attacks(options.scale),
     }
     results = []
     _, files_max = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -82,8 +82,8 @@ def main(arguments: Sequence[str]) -> int:
     print(HEAD, flush=True)
     with tempfile.TemporaryDirectory(prefix="tidelog-attack-") as folder:
         for kind, table in tables.items():
-            chosen = {name: attack for name, attack in table.items() if given.only in name}
-            results += run(chosen, kind, Path(folder) / kind.__name__, given.tree)
+            chosen = {name: attack for name, attack in table.items() if options.only in name}
+            results += run(chosen, kind, Path(folder) / kind.__name__, options.tree)
     return int(any(result.why_failed for result in results))
 
 

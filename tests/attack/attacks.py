@@ -165,7 +165,7 @@ def attacks(scale: float) -> Attacks:
     """Return the attacks on a broker without security, by name."""
     wait = "timeout=30000"
     json_type = "application/vnd.kafka.json.v2+json"
-    found: dict[str, Attack] = {
+    table: dict[str, Attack] = {
         "views of negative size": negative_views,
         "topics with long names": long_names,
         "bodies that unpack (zstd)": functools.partial(unpacked, "zstd", scale),
@@ -182,10 +182,10 @@ def attacks(scale: float) -> Attacks:
         "long polls on one partition": functools.partial(woken, json_type, wait, scale),
     }
     for name in ARROW_BODIES:
-        found[f"Arrow: {name}"] = functools.partial(arrow_bodies, name, scale)
+        table[f"Arrow: {name}"] = functools.partial(arrow_bodies, name, scale)
     for name, data in CONNECTIONS.items():
-        found[f"connections: {name}"] = functools.partial(held, data, scale)
-    return found | json_attacks(scale) | kafka_attacks(scale)
+        table[f"connections: {name}"] = functools.partial(held, data, scale)
+    return table | json_attacks(scale) | kafka_attacks(scale)
 
 
 def secured_attacks(scale: float) -> Attacks:

@@ -74,8 +74,8 @@ class AttackedBroker(Broker):
         body = '{"records":[{"value":"%s"}]}' % ("x" * (1 << 19))
         for _ in range(4):
             self.asked("POST", f"/topics/{BIG}", content=body, headers=TYPE)
-        one = b'{"records":[{"value":1}]}'
-        self.asked("POST", f"/topics/{NEIGHBOUR}", content=one, headers=TYPE)
+        small_body = b'{"records":[{"value":1}]}'
+        self.asked("POST", f"/topics/{NEIGHBOUR}", content=small_body, headers=TYPE)
 
 
 class SecuredBroker(AttackedBroker):

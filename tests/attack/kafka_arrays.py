@@ -79,7 +79,7 @@ def long_arrays(scale: float) -> Mapping[str, Callable[[], bytes]]:
         ),
         "Metadata of new names": lambda: cut(
             metadata.MetadataRequest(
-                topics=[metadata.MetadataRequestTopic(name=each) for each in names(many)]
+                topics=[metadata.MetadataRequestTopic(name=name) for name in names(many)]
             ),
             9,
         ),
@@ -93,7 +93,7 @@ def long_arrays(scale: float) -> Mapping[str, Callable[[], bytes]]:
             fetch.FetchRequest(
                 max_wait_ms=0,
                 min_bytes=1,
-                topics=[fetch.FetchTopic(topic=each, partitions=[]) for each in names(many)],
+                topics=[fetch.FetchTopic(topic=name, partitions=[]) for name in names(many)],
             ),
             12,
         ),
@@ -102,7 +102,7 @@ def long_arrays(scale: float) -> Mapping[str, Callable[[], bytes]]:
         "ListOffsets of unknown topics": lambda: cut(
             fetch.ListOffsetsRequest(
                 replica_id=-1,
-                topics=[fetch.ListOffsetsTopic(name=each, partitions=[]) for each in names(many)],
+                topics=[fetch.ListOffsetsTopic(name=name, partitions=[]) for name in names(many)],
             ),
             7,
         ),
@@ -123,7 +123,7 @@ def long_arrays(scale: float) -> Mapping[str, Callable[[], bytes]]:
         ),
         "DescribeTopicPartitions": lambda: cut(
             metadata.DescribeTopicPartitionsRequest(
-                topics=[metadata.TopicRequest(name=each) for each in names(many)]
+                topics=[metadata.TopicRequest(name=name) for name in names(many)]
             ),
             0,
         ),
@@ -150,8 +150,8 @@ def long_arrays(scale: float) -> Mapping[str, Callable[[], bytes]]:
                 group_id="g",
                 member_id="",
                 topics=[
-                    group_offsets.OffsetCommitRequestTopic(name=each, partitions=[])
-                    for each in names(many)
+                    group_offsets.OffsetCommitRequestTopic(name=name, partitions=[])
+                    for name in names(many)
                 ],
             ),
             8,
@@ -181,7 +181,7 @@ def long_arrays(scale: float) -> Mapping[str, Callable[[], bytes]]:
         "LeaveGroup": lambda: cut(
             groups.LeaveGroupRequest(
                 group_id="g",
-                members=[groups.MemberIdentity(member_id=each) for each in names(many)],
+                members=[groups.MemberIdentity(member_id=name) for name in names(many)],
             ),
             4,
         ),
@@ -193,7 +193,7 @@ def long_arrays(scale: float) -> Mapping[str, Callable[[], bytes]]:
                 member_id="",
                 protocol_type="consumer",
                 protocols=[
-                    groups.JoinGroupRequestProtocol(name=each, metadata=b"") for each in names(many)
+                    groups.JoinGroupRequestProtocol(name=name, metadata=b"") for name in names(many)
                 ],
             ),
             6,
@@ -204,13 +204,13 @@ def long_arrays(scale: float) -> Mapping[str, Callable[[], bytes]]:
             topics.CreateTopicsRequest(
                 topics=[
                     topics.CreatableTopic(
-                        name=each,
+                        name=name,
                         num_partitions=1,
                         replication_factor=1,
                         assignments=[],
                         configs=[],
                     )
-                    for each in names(many * 3 // 5)
+                    for name in names(many * 3 // 5)
                 ],
                 validate_only=True,
             ),
@@ -223,8 +223,8 @@ def long_arrays(scale: float) -> Mapping[str, Callable[[], bytes]]:
         "CreatePartitions": lambda: cut(
             topics.CreatePartitionsRequest(
                 topics=[
-                    topics.CreatePartitionsTopic(name=each, count=5, assignments=None)
-                    for each in names(many * 4 // 5)
+                    topics.CreatePartitionsTopic(name=name, count=5, assignments=None)
+                    for name in names(many * 4 // 5)
                 ],
                 timeout_ms=1000,
                 validate_only=False,
@@ -250,9 +250,9 @@ def long_arrays(scale: float) -> Mapping[str, Callable[[], bytes]]:
             configs.DescribeConfigsRequest(
                 resources=[
                     configs.DescribeConfigsResource(
-                        resource_type=2, resource_name=each, configuration_keys=None
+                        resource_type=2, resource_name=name, configuration_keys=None
                     )
-                    for each in names(many)
+                    for name in names(many)
                 ]
             ),
             4,
@@ -307,8 +307,8 @@ def long_arrays(scale: float) -> Mapping[str, Callable[[], bytes]]:
                 acks=1,
                 timeout_ms=1000,
                 topic_data=[
-                    produce.TopicProduceData(name=each, partition_data=[])
-                    for each in names(scaled(PRODUCE_ELEMENTS, scale, 10))
+                    produce.TopicProduceData(name=name, partition_data=[])
+                    for name in names(scaled(PRODUCE_ELEMENTS, scale, 10))
                 ],
             ),
             9,

@@ -174,10 +174,10 @@ def sessions(scale: float, broker: Broker) -> str:
     begin = fetch.FetchRequest(
         max_wait_ms=0, min_bytes=0, session_epoch=0, topics=[wide_fetch(count)]
     )
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for _ in range(scaled(60, scale, 2)):
         made = asked(broker, begin, fetch.FetchResponse, 12)
-        found[f"session {bool(made.session_id)}"] += 1
+        counts[f"session {bool(made.session_id)}"] += 1
         for epoch in (1, 2, 2):
             next_one = fetch.FetchRequest(
                 max_wait_ms=0,
@@ -189,8 +189,8 @@ def sessions(scale: float, broker: Broker) -> str:
                     fetch.ForgottenTopic(topic=WIDE, partitions=list(range(count // 2)))
                 ],
             )
-            found[f"error {asked(broker, next_one, fetch.FetchResponse, 12).error_code}"] += 1
-    return str(dict(found))
+            counts[f"error {asked(broker, next_one, fetch.FetchResponse, 12).error_code}"] += 1
+    return str(dict(counts))
 
 
 def many_at_once(name: str, scale: float, broker: Broker) -> str:
@@ -204,24 +204,24 @@ def joins(scale: float, broker: Broker) -> str:
     """Let members join groups, and send no SyncGroup."""
     timeouts = {"session_timeout_ms": 6_000, "rebalance_timeout_ms": 500}
     count = scaled(1_000, scale, 3)
-    found = []
+    lines = []
     for size, of_group in ((10, 1), (10, 1000), (200_000, 10)):
         data = [joined(f"g{n // of_group}-{size}", size, **timeouts) for n in range(count)]
         held(scale / 2, broker, data)
-        found.append(f"{len(data)} joins of {size} bytes")
-    return "; ".join(found)
+        lines.append(f"{len(data)} joins of {size} bytes")
+    return "; ".join(lines)
 
 
 def kafka_attacks(scale: float) -> dict[str, Attack]:
     """Return the attacks on the port for Kafka clients, by name."""
-    found: dict[str, Attack] = {
+    table: dict[str, Attack] = {
         f"kafka array: {name}": functools.partial(long_array, name, scale)
         for name in long_arrays(scale)
     }
     for name in ("Metadata of new names", "ListOffsets by time"):
-        found[f"kafka arrays at once: {name}"] = functools.partial(many_at_once, name, scale)
+        table[f"kafka arrays at once: {name}"] = functools.partial(many_at_once, name, scale)
     for name in ("ListOffsets by time", "DeleteTopics"):
-        found[f"kafka left: {name}"] = functools.partial(leaving, name, scale)
+        table[f"kafka left: {name}"] = functools.partial(leaving, name, scale)
     for run in (
         schema_arrays,
         repeated_group,
@@ -237,5 +237,5 @@ def kafka_attacks(scale: float) -> dict[str, Attack]:
         joins,
         wrong_values_sent,
     ):
-        found[f"kafka: {run.__name__.replace('_', ' ')}"] = functools.partial(run, scale)
-    return found
+        table[f"kafka: {run.__name__.replace('_', ' ')}"] = functools.partial(run, scale)
+    return table

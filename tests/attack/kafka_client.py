@@ -71,13 +71,13 @@ def received(connection: socket.socket) -> bytes:
 
 
 def _exactly(connection: socket.socket, size: int) -> bytes:
-    found = bytearray()
-    while len(found) < size:
-        piece = connection.recv(min(size - len(found), 1 << 20))
+    received_bytes = bytearray()
+    while len(received_bytes) < size:
+        piece = connection.recv(min(size - len(received_bytes), 1 << 20))
         if not piece:
             raise ConnectionError("the broker closed the connection")
-        found += piece
-    return bytes(found)
+        received_bytes += piece
+    return bytes(received_bytes)
 
 
 def asked(broker: Broker, request: Message, kind: type[Message], version: int) -> Any:
@@ -113,12 +113,12 @@ def sent(
 @contextmanager
 def open_connections(broker: Broker, sends: Sequence[bytes]) -> Iterator[list[socket.socket]]:
     """Open a connection for each element of `sends`, send it, and read nothing."""
-    with ExitStack() as held:
-        found = []
+    with ExitStack() as stack:
+        connections = []
         for data in sends:
             connection = connected(broker, timeout_s=5.0, reads=False)
-            held.enter_context(connection)
+            stack.enter_context(connection)
             with suppress(OSError):  # the broker has closed it, or its buffers are full
                 connection.sendall(data)
-            found.append(connection)
-        yield found
+            connections.append(connection)
+        yield connections

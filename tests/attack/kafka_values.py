@@ -186,9 +186,9 @@ def wrong_values() -> list[tuple[Message, int]]:
                     fetch.ListOffsetsTopic(
                         name=NEIGHBOUR,
                         partitions=[
-                            fetch.ListOffsetsPartition(partition_index=n, timestamp=at)
+                            fetch.ListOffsetsPartition(partition_index=n, timestamp=stamp)
                             for n in PARTITIONS
-                            for at in (-(2**63), -7, -6, -5, -4, -3, -2, -1, 0, 2**62, 2**63 - 1)
+                            for stamp in (-(2**63), -7, -6, -5, -4, -3, -2, -1, 0, 2**62, 2**63 - 1)
                         ],
                     )
                 ],
@@ -201,9 +201,9 @@ def wrong_values() -> list[tuple[Message, int]]:
                     topics.DeleteRecordsTopic(
                         name=VICTIM,
                         partitions=[
-                            topics.DeleteRecordsPartition(partition_index=n, offset=at)
+                            topics.DeleteRecordsPartition(partition_index=n, offset=offset)
                             for n in PARTITIONS
-                            for at in OFFSETS
+                            for offset in OFFSETS
                         ],
                     )
                 ],
@@ -222,12 +222,12 @@ def wrong_values() -> list[tuple[Message, int]]:
                         partitions=[
                             group_offsets.OffsetCommitRequestPartition(
                                 partition_index=n,
-                                committed_offset=at,
+                                committed_offset=offset,
                                 committed_leader_epoch=-(2**31),
                                 committed_metadata="\x00" * 4096,
                             )
                             for n in PARTITIONS
-                            for at in OFFSETS
+                            for offset in OFFSETS
                         ],
                     )
                 ],
@@ -242,10 +242,10 @@ def wrong_values() -> list[tuple[Message, int]]:
 def wrong_values_sent(scale: float, broker: Broker) -> str:
     """Send each request on a connection of its own. Return those that are not answered."""
     every = wrong_values()
-    found = Counter[str]()
+    counts = Counter[str]()
     for request, version in every[:: max(int(0.2 / scale), 1)]:
         outcome = sent(broker, [framed(request, version)])
         is_answered = outcome == "1 x answered"
         name = f"{type(request).__name__} version {version}"
-        found["answered" if is_answered else f"{name}: FAILED, {outcome}"] += 1
-    return ", ".join(f"{count} x {outcome}" for outcome, count in found.items())
+        counts["answered" if is_answered else f"{name}: FAILED, {outcome}"] += 1
+    return ", ".join(f"{count} x {outcome}" for outcome, count in counts.items())

@@ -118,8 +118,8 @@ def logins(scale: float, broker: SecuredBroker) -> str:
 
 def handshakes(scale: float, broker: SecuredBroker) -> str:
     """Small requests without pause, on connections that do not log in."""
-    one = framed(handshake.SaslHandshakeRequest(mechanism="PLAIN"), 1)
-    data = one * (200_000 // len(one))
+    frame = framed(handshake.SaslHandshakeRequest(mechanism="PLAIN"), 1)
+    data = frame * (200_000 // len(frame))
     until_s = time.monotonic() + HOLD_S * scale
     with ExitStack() as stack:
         port = int(str(broker.settings["kafka_port"]))

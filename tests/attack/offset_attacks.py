@@ -20,7 +20,9 @@ def committing(group_id: str, topics: list[str], partitions: int) -> bytes:
         )
         for number in range(partitions)
     ]
-    named = [group_offsets.OffsetCommitRequestTopic(name=one, partitions=parts) for one in topics]
+    named = [
+        group_offsets.OffsetCommitRequestTopic(name=topic, partitions=parts) for topic in topics
+    ]
     request = group_offsets.OffsetCommitRequest(group_id=group_id, member_id="", topics=named)
     return framed(request, 8)
 

@@ -144,7 +144,7 @@ def records_without_keys(codec: int, scale: float, broker: SecuredBroker) -> str
 
 def produce_attacks(scale: float) -> dict[str, Attack]:
     """Return the attacks by name."""
-    found: dict[str, Attack] = {
+    table: dict[str, Attack] = {
         f"produce: {name}, {user}": functools.partial(heavy_batches, name, user, scale)
         for name in BATCHES
         for user in (STRANGER, WRITER)
@@ -152,9 +152,9 @@ def produce_attacks(scale: float) -> dict[str, Attack]:
     for user in (NOBODY, OTHER_WRITER):
         for name in ("runs of zstd", "headers in zstd"):
             attack = functools.partial(heavy_batches, name, user, scale)
-            found[f"produce: {name}, {user}"] = attack
-    found["produce: runs of zstd, acks=0"] = functools.partial(unanswered_batches, scale)
+            table[f"produce: {name}, {user}"] = attack
+    table["produce: runs of zstd, acks=0"] = functools.partial(unanswered_batches, scale)
     for codec in (codecs.NONE, codecs.ZSTD):
         name = f"produce: records without keys, {codecs.NAMES[codec]}"
-        found[name] = functools.partial(records_without_keys, codec, scale)
-    return found
+        table[name] = functools.partial(records_without_keys, codec, scale)
+    return table

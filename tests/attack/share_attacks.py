@@ -80,10 +80,10 @@ class _Tenant:
         try:
             with connected(self._broker, self._principal, timeout_s=TENANT_TIMEOUT_S) as connection:
                 connection.sendall(joined(group, TENANT_BYTES, **timeouts))
-                found = answer(received(connection), groups.JoinGroupResponse, 3)[1]
+                response = answer(received(connection), groups.JoinGroupResponse, 3)[1]
         except OSError as error:
             return repr(error)
-        return f"error {found.error_code}" if found.error_code else ""
+        return f"error {response.error_code}" if response.error_code else ""
 
     def __str__(self) -> str:
         faults = {outcome: count for outcome, count in self.outcomes.items() if outcome}
@@ -159,8 +159,8 @@ def unsynced_groups(scale: float, broker: SecuredBroker, principal: Principal | 
             for connection in connections:
                 connection.settimeout(max(until_s - time.monotonic(), 0.01))
                 with suppress(TimeoutError):
-                    found = answer(received(connection), groups.JoinGroupResponse, 3)[1]
-                    outcomes[found.error_code] += 1
+                    response = answer(received(connection), groups.JoinGroupResponse, 3)[1]
+                    outcomes[response.error_code] += 1
     return f"joins by error {dict(outcomes)}"
 
 

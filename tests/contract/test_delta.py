@@ -49,15 +49,15 @@ def actions(folder: FolderStore, version: int) -> list[dict]:
     return [json.loads(line) for line in lines]
 
 
-async def seal_often(one: Table, steps: Sequence[int]) -> None:
+async def seal_often(delta_table: Table, steps: Sequence[int]) -> None:
     for step in steps:
-        await one.add([file(0, 10 * step, 10 * step + 10)], seal(10 * step + 10))
+        await delta_table.add([file(0, 10 * step, 10 * step + 10)], seal(10 * step + 10))
 
 
 async def test_the_log_says_what_engines_need(folder: FolderStore) -> None:
-    one = delta(folder)
-    await one.add([file(0, 0, 10)], seal(10))
-    await one.add([file(7, 5, 10)._replace(rows=2)], {"compact": 1})
+    delta_table = delta(folder)
+    await delta_table.add([file(0, 0, 10)], seal(10))
+    await delta_table.add([file(7, 5, 10)._replace(rows=2)], {"compact": 1})
     opened = deltalake.DeltaTable(folder.table_uri(PREFIX))
     assert opened.metadata().name == "orders"
     assert opened.metadata().partition_columns == ["partition"]
@@ -92,17 +92,17 @@ async def test_checkpoints_are_made_and_no_commit_cleans_up_the_log(
 ) -> None:
     monkeypatch.setattr(table, "CHECKPOINT_INTERVAL", 5)
     monkeypatch.setitem(table._PROPERTIES, "delta.checkpointInterval", "5")
-    one, stale = delta(folder), delta(folder)
-    await seal_often(one, [0])
+    delta_table, stale = delta(folder), delta(folder)
+    await seal_often(delta_table, [0])
     assert len(await files_of(stale)) == 1
     assert await stale.transaction_version(seal_app_id(0)) == 10
-    await seal_often(one, range(1, 12))
+    await seal_often(delta_table, range(1, 12))
     log = log_of(folder)
     assert (log / "00000000000000000009.checkpoint.parquet").exists()
     assert (log / "00000000000000000000.json").exists()
     for path in log.iterdir():
         os.utime(path, (1_000_000_000, 1_000_000_000))
-    await seal_often(one, range(12, 14))
+    await seal_often(delta_table, range(12, 14))
     foreign = deltalake.DeltaTable(folder.table_uri(PREFIX))
     foreign.create_checkpoint()
     foreign.alter.set_table_properties({"delta.checkpointInterval": "5"})
@@ -112,7 +112,7 @@ async def test_checkpoints_are_made_and_no_commit_cleans_up_the_log(
     clean_up(folder)
     # A view from before that continues from the checkpoint.
     await stale.refresh()
-    assert await files_of(stale) == await files_of(one)
+    assert await files_of(stale) == await files_of(delta_table)
     assert await stale.transaction_version(seal_app_id(0)) == 140
     with pytest.raises(ManifestConflict):
         await stale.add([file(0, 130, 150, unique="bad")], seal(150))
@@ -135,13 +135,13 @@ def test_how_long_a_table_keeps_its_log(text: str, kept_ms: int | None) -> None:
 
 
 async def test_an_operator_sets_how_long_a_table_keeps_its_log(folder: FolderStore) -> None:
-    one = delta(folder)
-    await seal_often(one, [0])
-    assert await one.log_retention_ms() == 604_800_000
+    delta_table = delta(folder)
+    await seal_often(delta_table, [0])
+    assert await delta_table.log_retention_ms() == 604_800_000
     foreign = deltalake.DeltaTable(folder.table_uri(PREFIX))
     foreign.alter.set_table_properties({"delta.logRetentionDuration": "interval 30 days"})
-    await one.refresh()
-    assert await one.log_retention_ms() == 30 * 86_400_000
+    await delta_table.refresh()
+    assert await delta_table.log_retention_ms() == 30 * 86_400_000
 
 
 async def test_a_stale_writer_whose_versions_are_gone_is_refused(
@@ -149,10 +149,10 @@ async def test_a_stale_writer_whose_versions_are_gone_is_refused(
 ) -> None:
     monkeypatch.setattr(table, "CHECKPOINT_INTERVAL", 5)
     monkeypatch.setitem(table._PROPERTIES, "delta.checkpointInterval", "5")
-    one, stale = delta(folder), delta(folder)
-    await seal_often(one, range(3))
+    delta_table, stale = delta(folder), delta(folder)
+    await seal_often(delta_table, range(3))
     assert await stale.transaction_version(seal_app_id(0)) == 30
-    await seal_often(one, range(3, 16))
+    await seal_often(delta_table, range(3, 16))
     clean_up(folder)
     with pytest.raises((ManifestConflict, CommitUnknown)):
         await stale.add([file(0, 30, 35, unique="bad")], seal(35))
@@ -163,10 +163,10 @@ async def test_a_stale_writer_whose_versions_are_gone_is_refused(
 async def test_transactions_are_followed_without_asking_delta(
     folder: FolderStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one, other = delta(folder), delta(folder)
-    await seal_often(one, [0])
+    delta_table, other = delta(folder), delta(folder)
+    await seal_often(delta_table, [0])
     assert await other.transaction_version(seal_app_id(0)) == 10
-    await seal_often(one, range(1, 4))
+    await seal_often(delta_table, range(1, 4))
     monkeypatch.setattr(deltalake.DeltaTable, "transaction_version", None)  # a call would raise
     await other.refresh()
     assert await other.transaction_version(seal_app_id(0)) == 40
@@ -179,10 +179,10 @@ async def test_every_version_is_synced_before_it_counts(
     synced: list[str] = []
     sync = delta_log._sync
     monkeypatch.setattr(delta_log, "_sync", lambda path: (synced.append(path.name), sync(path)))
-    one, other = delta(folder), delta(folder)
-    await seal_often(one, [0])
+    delta_table, other = delta(folder), delta(folder)
+    await seal_often(delta_table, [0])
     assert {"00000000000000000001.json", "_delta_log"} <= set(synced)
-    await seal_often(one, [1])
+    await seal_often(delta_table, [1])
     synced.clear()
     # Another process's commit may not be on the disk yet: a hole below ours would cost the table.
     await other.refresh()
@@ -193,8 +193,8 @@ async def test_every_version_is_synced_before_it_counts(
 
 
 async def test_a_damaged_log_is_in_doubt_until_it_can_be_read(folder: FolderStore) -> None:
-    one = delta(folder)
-    await seal_often(one, range(2))
+    delta_table = delta(folder)
+    await seal_often(delta_table, range(2))
     last = log_of(folder) / "00000000000000000002.json"
     good = last.read_bytes()
     last.write_bytes(good[:300])
@@ -203,19 +203,19 @@ async def test_a_damaged_log_is_in_doubt_until_it_can_be_read(folder: FolderStor
         await other.segments(0)
     last.write_bytes(good)
     assert len(await files_of(other)) == 2
-    assert len(await files_of(one)) == 2
+    assert len(await files_of(delta_table)) == 2
 
 
 async def test_a_commit_that_fails_otherwise_is_unknown(folder: FolderStore) -> None:
-    one = delta(folder)
-    await seal_often(one, range(2))
+    delta_table = delta(folder)
+    await seal_often(delta_table, range(2))
     (log_of(folder) / "00000000000000000003.json").mkdir()
     with pytest.raises(CommitUnknown):
-        await seal_often(one, [2])
+        await seal_often(delta_table, [2])
     (log_of(folder) / "00000000000000000003.json").rmdir()
-    await one.refresh()
-    assert await one.transaction_version(seal_app_id(0)) == 20
-    await seal_often(one, [2])
+    await delta_table.refresh()
+    assert await delta_table.transaction_version(seal_app_id(0)) == 20
+    await seal_often(delta_table, [2])
 
 
 async def test_a_path_that_delta_cannot_open_is_refused(tmp_path: Path) -> None:
@@ -292,12 +292,12 @@ async def test_a_lost_answer_is_not_a_lost_commit(moto_server: Moto, how: str) -
     with LossyProxy(moto_server.endpoint_url, how) as proxy:
         options = S3Options(endpoint_url=proxy.endpoint_url, region=REGION)
         store = await S3Store.open(moto_server.bucket, prefix, options)
-        one = open_table(store, PREFIX, "orders")
-        await one.add([file(0, 0, 10)], seal(10))
+        delta_table = open_table(store, PREFIX, "orders")
+        await delta_table.add([file(0, 0, 10)], seal(10))
         assert len(proxy.lost) == 1
         assert await fresh(lambda: open_table(store, PREFIX, "orders")) == [file(0, 0, 10)]
-        await one.add([file(0, 10, 20)], seal(20))
-        assert one.version == 2
+        await delta_table.add([file(0, 10, 20)], seal(20))
+        assert delta_table.version == 2
         await store.close()
 
 
@@ -307,17 +307,17 @@ async def test_a_store_that_is_away_is_unavailable_and_its_commits_unknown(
     with LossyProxy(moto_server.endpoint_url, "500") as proxy:
         options = S3Options(endpoint_url=proxy.endpoint_url, region=REGION)
         store = await S3Store.open(moto_server.bucket, "away", options)
-        one, other = [open_table(store, PREFIX, "orders") for _ in range(2)]
-        await one.add([file(0, 0, 10)], seal(10))
+        delta_table, other = [open_table(store, PREFIX, "orders") for _ in range(2)]
+        await delta_table.add([file(0, 0, 10)], seal(10))
         proxy.is_away = True
         with pytest.raises(CommitUnknown):
-            await one.add([file(0, 10, 20)], seal(20))
+            await delta_table.add([file(0, 10, 20)], seal(20))
         with pytest.raises(Unavailable):
-            await one.refresh()
+            await delta_table.refresh()
         with pytest.raises(Unavailable):
             await other.segments(0)
-        assert await files_of(one) == [file(0, 0, 10)], "what was loaded stays"
+        assert await files_of(delta_table) == [file(0, 0, 10)], "what was loaded stays"
         proxy.is_away = False
-        await one.add([file(0, 10, 20)], seal(20))
+        await delta_table.add([file(0, 10, 20)], seal(20))
         assert await files_of(other) == [file(0, 0, 10), file(0, 10, 20)]
         await store.close()

@@ -236,9 +236,9 @@ def threads() -> set[threading.Thread]:
     """Threads but those of asyncio's own executor, which `asyncio.to_thread` starts, and those of
     moto's server, which ends them a moment after their connection."""
     return {
-        one
-        for one in threading.enumerate()
-        if not one.name.startswith("asyncio") and "process_request_thread" not in one.name
+        thread
+        for thread in threading.enumerate()
+        if not thread.name.startswith("asyncio") and "process_request_thread" not in thread.name
     }
 
 

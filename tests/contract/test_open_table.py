@@ -58,11 +58,20 @@ async def written(root: Path, codec: str) -> str:
     for base, end in ((0, COUNT), (COUNT, COUNT + 10)):
         files = []
         for partition in (0, 1):
-            one = segment.write([batch(partition, base, end)], codec=codec, is_json=False)
+            written_segment = segment.write(
+                [batch(partition, base, end)], codec=codec, is_json=False
+            )
             path = object_keys.segment(partition, base, end, "0123456789abcdef")
-            assert await store.create(f"{PREFIX}/{path}", [memoryview(one.body)]) is Created.DONE
-            times = (one.timestamp_min, one.timestamp_max)
-            files.append(SegmentFile(path, partition, base, end, one.size, one.rows, *times))
+            assert (
+                await store.create(f"{PREFIX}/{path}", [memoryview(written_segment.body)])
+                is Created.DONE
+            )
+            times = (written_segment.timestamp_min, written_segment.timestamp_max)
+            files.append(
+                SegmentFile(
+                    path, partition, base, end, written_segment.size, written_segment.rows, *times
+                )
+            )
         await table.add(files, {seal_app_id(partition): end for partition in (0, 1)})
     await store.close()
     return store.table_uri(PREFIX)
@@ -70,15 +79,15 @@ async def written(root: Path, codec: str) -> str:
 
 def expected(partition: int) -> list[dict[str, object]]:
     names = ("timestamp", "key", "value", "headers")
-    found = []
+    rows = []
     for offset in range(COUNT + 10):
         row = dict(zip(names, record(partition, offset), strict=True))
         stamp = dt.timedelta(milliseconds=record(partition, offset)[0])
         row["timestamp"] = dt.datetime.fromtimestamp(0, dt.UTC) + stamp
         if (headers := HEADERS[offset % 4]) is not None:
             row["headers"] = [{"key": key, "value": value} for key, value in headers]
-        found.append({"offset": offset, **row, "partition": partition})
-    return found
+        rows.append({"offset": offset, **row, "partition": partition})
+    return rows
 
 
 def in_order(table: pa.Table) -> list[dict[str, object]]:
@@ -96,8 +105,8 @@ def test_deltalake_and_arrow_read_it(uri: str) -> None:
     assert in_order(table) == expected(0) + expected(1)
     for field in TABLE_SCHEMA:
         assert table.schema.field(field.name).type == field.type
-    one = opened.to_pyarrow_table(filters=[("partition", "=", 1)], columns=["offset"])
-    assert one.num_rows == COUNT + 10
+    partition_rows = opened.to_pyarrow_table(filters=[("partition", "=", 1)], columns=["offset"])
+    assert partition_rows.num_rows == COUNT + 10
 
 
 def test_datafusion_skips_files_by_statistics(uri: str) -> None:
@@ -106,8 +115,8 @@ def test_datafusion_skips_files_by_statistics(uri: str) -> None:
     assert len(opened.file_uris()) == 4
     assert len(opened.file_uris(file_pruning_predicate=predicate)) == 2
     last = START_MS + 7 * (COUNT + 9)
-    at = dt.datetime.fromtimestamp(0, dt.UTC) + dt.timedelta(milliseconds=last)
-    predicate = f"\"timestamp\" >= '{at.isoformat()}'"
+    last_time = dt.datetime.fromtimestamp(0, dt.UTC) + dt.timedelta(milliseconds=last)
+    predicate = f"\"timestamp\" >= '{last_time.isoformat()}'"
     assert len(opened.file_uris(file_pruning_predicate=predicate)) == 2
     reader = pa.RecordBatchReader.from_stream(opened.scan(predicate='"offset" = 3'))
     assert sorted(reader.read_all().column("partition").to_pylist()) == [0, 1]

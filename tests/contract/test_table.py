@@ -71,60 +71,65 @@ async def fresh(opened: Open, partition: int = 0) -> list[SegmentFile]:
 
 
 async def test_a_table_without_commits_is_empty(opened: Open) -> None:
-    one = opened()
-    assert one.version == -1
-    index = await one.segments(3)
+    table = opened()
+    assert table.version == -1
+    index = await table.segments(3)
     assert list(index) == []
     assert index.end_offset == len(index) == 0
     assert index.at_or_after(0) is None
     assert list(index.since(0)) == []
-    assert await one.transaction_version(seal_app_id(0)) is None
-    await one.refresh()
-    assert one.version == -1
+    assert await table.transaction_version(seal_app_id(0)) is None
+    await table.refresh()
+    assert table.version == -1
 
 
 async def test_added_files_are_found_by_every_table_object(opened_anywhere: Open) -> None:
-    one, other = opened_anywhere(), opened_anywhere()
+    table, other = opened_anywhere(), opened_anywhere()
     assert await files_of(other) == []
     added = [file(0, 0, 100), file(0, 100, 250), file(1, 0, 7, stamps=(-5, 2**41))]
-    await one.add(added, seal(250, 7))
-    assert await files_of(one, 0) == added[:2]
-    assert await files_of(one, 1) == added[2:]
-    assert await files_of(one, 2) == []
-    assert (await one.segments(0)).end_offset == 250
+    await table.add(added, seal(250, 7))
+    assert await files_of(table, 0) == added[:2]
+    assert await files_of(table, 1) == added[2:]
+    assert await files_of(table, 2) == []
+    assert (await table.segments(0)).end_offset == 250
     assert await files_of(other) == [], "a view moves on refresh only"
     before = other.version
     await other.refresh()
     assert await files_of(other) == added[:2]
-    assert other.version == one.version > before
+    assert other.version == table.version > before
     assert await fresh(opened_anywhere, 1) == added[2:]
 
 
 async def test_segments_are_found_by_offset(opened: Open) -> None:
-    one = opened()
+    table = opened()
     # As key compaction leaves it: gaps between files and inside of them.
     files = [file(0, 0, 10), file(0, 10, 20), file(0, 50, 60), file(1, 0, 1000)]
-    await one.add(list(reversed(files)), {"compact": 1})
-    index = await one.segments(0)
-    found = {offset: index.at_or_after(offset) for offset in (0, 9, 10, 19, 20, 49, 50, 59)}
-    bases = [None if at is None else at.base_offset for at in found.values()]
+    await table.add(list(reversed(files)), {"compact": 1})
+    index = await table.segments(0)
+    file_by_offset = {
+        offset: index.at_or_after(offset) for offset in (0, 9, 10, 19, 20, 49, 50, 59)
+    }
+    bases = [
+        None if segment_file is None else segment_file.base_offset
+        for segment_file in file_by_offset.values()
+    ]
     assert bases == [0, 0, 10, 10, 50, 50, 50, 50]
     assert index.at_or_after(60) is None
     assert index[1] == files[1]
 
 
 async def test_segments_are_found_by_timestamp(opened: Open) -> None:
-    one = opened()
+    table = opened()
     stamps = [(0, 100), (300, 500), (150, 200), (200, 500), (700, 800)]
     files = [
         file(0, 10 * i, 10 * i + 10, stamps=(START_MS + low, START_MS + high))
         for i, (low, high) in enumerate(stamps)
     ]
-    await one.add(files, seal(50))
-    index = await one.segments(0)
+    await table.add(files, seal(50))
+    index = await table.segments(0)
 
     def since(ms: int) -> list[int]:
-        return [found.base_offset // 10 for found in index.since(START_MS + ms)]
+        return [segment_file.base_offset // 10 for segment_file in index.since(START_MS + ms)]
 
     assert since(-1000) == [0, 1, 2, 3, 4]
     assert since(100) == [0, 1, 2, 3, 4]
@@ -136,81 +141,83 @@ async def test_segments_are_found_by_timestamp(opened: Open) -> None:
 
 
 async def test_a_file_of_strange_times_is_searched_for_any(opened: Open) -> None:
-    one = opened()
-    await one.add([file(0, 0, 10, stamps=(-(2**50), 2**50))], seal(10))
+    table = opened()
+    await table.add([file(0, 0, 10, stamps=(-(2**50), 2**50))], seal(10))
     for timestamp in (-(2**50), 0, START_MS, 2**50):
-        assert [found.base_offset for found in (await one.segments(0)).since(timestamp)] == [0]
+        assert [
+            segment_file.base_offset for segment_file in (await table.segments(0)).since(timestamp)
+        ] == [0]
 
 
 async def test_a_thousand_files_come_in_one_commit(opened: Open) -> None:
-    one = opened()
+    table = opened()
     files = [file(p, 10 * i, 10 * i + 10) for i in range(250) for p in range(4)]
-    await one.add(files, seal(2500, 2500, 2500, 2500))
+    await table.add(files, seal(2500, 2500, 2500, 2500))
     other = opened()
     for partition in range(4):
-        expected = [each for each in files if each.partition == partition]
+        expected = [segment_file for segment_file in files if segment_file.partition == partition]
         assert await files_of(other, partition) == expected
     assert await other.transaction_version(seal_app_id(3)) == 2500
 
 
 async def test_a_bad_file_fails_its_own_partition(opened: Open) -> None:
-    one = opened()
+    table = opened()
     overlapping = [file(0, 0, 100), file(0, 50, 150)]
     foreign = file(1, 0, 10)._replace(path="partition=1/part-00000-c0ffee.snappy.parquet")
     good = file(2, 0, 10)
     elsewhere = file(2, 10, 20)._replace(partition=3)  # a wrong bit: Delta's log has no checksum
-    await one.add([*overlapping, foreign, good, elsewhere], {"somebody": 1})
+    await table.add([*overlapping, foreign, good, elsewhere], {"somebody": 1})
     bad = ((0, overlapping[1].path), (1, foreign.path), (3, elsewhere.path))
     for partition, path in bad:
         with pytest.raises(Corrupt, match=path):
-            await one.segments(partition)
-    assert await files_of(one, 2) == [good]
+            await table.segments(partition)
+    assert await files_of(table, 2) == [good]
 
 
 # --- transactions
 
 
 async def test_transactions_are_remembered(opened_anywhere: Open) -> None:
-    one, other = opened_anywhere(), opened_anywhere()
+    table, other = opened_anywhere(), opened_anywhere()
     assert await other.transaction_version(seal_app_id(0)) is None
     end = 0
     for step in range(1, 16):  # more than a reader follows one by one
-        await one.add([file(0, end, end + step)], seal(end + step))
+        await table.add([file(0, end, end + step)], seal(end + step))
         end += step
         if step < 4:
             await other.refresh()
             assert await other.transaction_version(seal_app_id(0)) == end
     await other.refresh()
     assert await other.transaction_version(seal_app_id(0)) == end
-    assert await one.transaction_version(seal_app_id(0)) == end
-    assert await one.transaction_version(seal_app_id(1)) is None
+    assert await table.transaction_version(seal_app_id(0)) == end
+    assert await table.transaction_version(seal_app_id(1)) is None
     assert await opened_anywhere().transaction_version(seal_app_id(0)) == end
 
 
 @pytest.mark.parametrize("base", [50, 150])
 async def test_a_seal_goes_on_where_the_table_ends(opened: Open, base: int) -> None:
-    one = opened()
-    await one.add([file(0, 0, 100)], seal(100))
+    table = opened()
+    await table.add([file(0, 0, 100)], seal(100))
     with pytest.raises(ManifestConflict):
-        await one.add([file(0, base, 200)], seal(200))
+        await table.add([file(0, base, 200)], seal(200))
     assert await fresh(opened) == [file(0, 0, 100)]
-    await one.add([file(0, 100, 200)], seal(200))
-    assert (await one.segments(0)).end_offset == 200
+    await table.add([file(0, 100, 200)], seal(200))
+    assert (await table.segments(0)).end_offset == 200
 
 
 async def test_files_of_a_seal_leave_no_hole(opened: Open) -> None:
-    one = opened()
+    table = opened()
     for files in ([file(0, 0, 10), file(0, 11, 20)], [file(0, 0, 19)]):
         with pytest.raises(AssertionError):
-            await one.add(files, seal(20))
+            await table.add(files, seal(20))
     with pytest.raises(AssertionError):
-        await one.add([file(0, 0, 20)], {})
+        await table.add([file(0, 0, 20)], {})
 
 
 async def test_the_slower_of_two_sealers_starts_again(opened_anywhere: Open) -> None:
     fast, slow = opened_anywhere(), opened_anywhere()
-    for each in (fast, slow):
-        assert await each.transaction_version(seal_app_id(0)) is None
+    for table in (fast, slow):
+        assert await table.transaction_version(seal_app_id(0)) is None
     await fast.add([file(0, 0, 100, unique="fa57")], seal(100))
     with pytest.raises(ManifestConflict):
         await slow.add([file(0, 0, 120, unique="5107")], seal(120))
@@ -232,67 +239,67 @@ async def test_a_refresh_between_looking_and_adding_lets_no_sealer_pass(opened: 
 
 
 async def test_sealers_of_other_partitions_do_not_meet(opened: Open) -> None:
-    one, other = opened(), opened()
-    await one.add([file(0, 0, 10)], {seal_app_id(0): 10})
+    table, other = opened(), opened()
+    await table.add([file(0, 0, 10)], {seal_app_id(0): 10})
     assert await files_of(other, 1) == []
-    await one.add([file(1, 0, 10)], {seal_app_id(1): 10})
+    await table.add([file(1, 0, 10)], {seal_app_id(1): 10})
     await other.add([file(2, 0, 10)], {seal_app_id(2): 10})
     for partition in range(3):
         assert await files_of(other, partition) == [file(partition, 0, 10)]
 
 
 async def test_any_other_transaction_must_grow(opened: Open) -> None:
-    one = opened()
-    await one.add([file(0, 0, 10)], {"compact-0": 7})
+    table = opened()
+    await table.add([file(0, 0, 10)], {"compact-0": 7})
     for version in (6, 7):
         with pytest.raises(ManifestConflict):
-            await one.add([file(0, 10, 20)], {"compact-0": version})
-    await one.add([file(0, 10, 20)], {"compact-0": 8})
-    assert len(await one.segments(0)) == 2
+            await table.add([file(0, 10, 20)], {"compact-0": version})
+    await table.add([file(0, 10, 20)], {"compact-0": 8})
+    assert len(await table.segments(0)) == 2
 
 
 async def test_what_was_done_once_is_done(opened: Open) -> None:
-    one, other = opened(), opened()
+    table, other = opened(), opened()
     await other.refresh()
     files = [file(0, 0, 10), file(0, 10, 20)]
-    for each in (one, one, other):
-        await each.add(files, seal(20))
+    for writer in (table, table, other):
+        await writer.add(files, seal(20))
     await other.add([file(0, 20, 30)], seal(30))
-    await one.add(files, seal(20))
+    await table.add(files, seal(20))
     assert await fresh(opened) == [*files, file(0, 20, 30)]
 
 
 # --- taking files out
 
 
-async def planned(one: Table, partition: int = 0) -> dict[str, int]:
+async def planned(table: Table, partition: int = 0) -> dict[str, int]:
     """The care of a partition's next commit, as of the loaded version."""
     app_id = maintenance_app_id(partition)
-    return {app_id: (await one.transaction_version(app_id) or 0) + 1}
+    return {app_id: (await table.transaction_version(app_id) or 0) + 1}
 
 
 async def test_files_are_replaced_in_one_commit(opened_anywhere: Open) -> None:
-    one, other = opened_anywhere(), opened_anywhere()
+    table, other = opened_anywhere(), opened_anywhere()
     old = [file(0, 0, 10), file(0, 10, 20)]
-    await one.add([*old, file(1, 0, 5)], seal(20, 5))
+    await table.add([*old, file(1, 0, 5)], seal(20, 5))
     new = file(0, 0, 20, unique="3e3e")
-    await one.replace(old, [new], await planned(one), data_change=False)
-    assert await files_of(one) == [new]
+    await table.replace(old, [new], await planned(table), data_change=False)
+    assert await files_of(table) == [new]
     assert await fresh(opened_anywhere) == [new]
     assert await fresh(opened_anywhere, 1) == [file(1, 0, 5)]
     await other.refresh()
     assert await other.paths() == {new.path, file(1, 0, 5).path}
     (removal,) = await other.removed_since(0)
-    assert removal.removed == {each.path for each in old}
+    assert removal.removed == {segment_file.path for segment_file in old}
     assert removal.added == {new.path}
     assert await other.removed_since(removal.at_ms) == [removal]
     assert await other.removed_since(removal.at_ms + 1) == []
     # Sealers go on where the table ended, whatever is left in it.
     await other.replace([new], [], await planned(other), data_change=True)
     assert await fresh(opened_anywhere) == []
-    await one.refresh()
-    assert await one.transaction_version(seal_app_id(0)) == 20
-    await one.add([file(0, 20, 30)], seal(30))
+    await table.refresh()
+    assert await table.transaction_version(seal_app_id(0)) == 20
+    await table.add([file(0, 20, 30)], seal(30))
     assert await fresh(opened_anywhere) == [file(0, 20, 30)]
 
 
@@ -323,13 +330,13 @@ async def test_a_seal_does_not_meet_a_replace(opened_anywhere: Open) -> None:
 
 
 async def test_what_was_replaced_once_is_replaced(opened: Open) -> None:
-    one, other = opened(), opened()
+    table, other = opened(), opened()
     old, new = file(0, 0, 10), file(0, 0, 10, unique="3e3e")
-    await one.add([old], seal(10))
-    for each in (one, one, other):
-        await each.replace([old], [new], {maintenance_app_id(0): 1}, data_change=False)
+    await table.add([old], seal(10))
+    for writer in (table, table, other):
+        await writer.replace([old], [new], {maintenance_app_id(0): 1}, data_change=False)
     await other.replace([new], [], {maintenance_app_id(0): 2}, data_change=True)
-    await one.replace([new], [], {maintenance_app_id(0): 2}, data_change=True)
+    await table.replace([new], [], {maintenance_app_id(0): 2}, data_change=True)
     assert await fresh(opened) == []
 
 
@@ -338,24 +345,26 @@ async def test_what_was_replaced_once_is_replaced(opened: Open) -> None:
 
 async def test_writers_at_once_lose_nothing(opened_anywhere: Open) -> None:
     async def write(partition: int) -> None:
-        one = opened_anywhere()
+        table = opened_anywhere()
         for step in range(3):
             end = 10 * step + 10
-            await one.add([file(partition, end - 10, end)], {seal_app_id(partition): end})
+            await table.add([file(partition, end - 10, end)], {seal_app_id(partition): end})
 
     async with asyncio.TaskGroup() as group:
         for partition in range(5):
             group.create_task(write(partition))
     for partition in range(5):
-        bases = [each.base_offset for each in await fresh(opened_anywhere, partition)]
+        bases = [
+            segment_file.base_offset for segment_file in await fresh(opened_anywhere, partition)
+        ]
         assert bases == [0, 10, 20]
 
 
 async def test_of_sealers_at_once_one_wins(opened_anywhere: Open) -> None:
     tables = [opened_anywhere() for _ in range(5)]
     await tables[0].add([file(0, 0, 100)], seal(100))
-    for each in tables:
-        await each.refresh()
+    for table in tables:
+        await table.refresh()
 
     async def race(number: int) -> bool:
         try:
@@ -377,8 +386,8 @@ async def test_of_sealers_at_once_one_wins(opened_anywhere: Open) -> None:
 async def test_of_creators_at_once_all_go_on(opened_anywhere: Open) -> None:
     tables = [opened_anywhere() for _ in range(5)]
     async with asyncio.TaskGroup() as group:
-        for number, each in enumerate(tables):
-            group.create_task(each.add([file(number, 0, 10)], {seal_app_id(number): 10}))
+        for number, table in enumerate(tables):
+            group.create_task(table.add([file(number, 0, 10)], {seal_app_id(number): 10}))
     last = opened_anywhere()
     for number in range(5):
         assert await files_of(last, number) == [file(number, 0, 10)]
@@ -386,33 +395,33 @@ async def test_of_creators_at_once_all_go_on(opened_anywhere: Open) -> None:
 
 
 async def test_tasks_share_one_table(opened: Open) -> None:
-    one = opened()
+    table = opened()
 
     async def write(partition: int) -> None:
-        await one.add([file(partition, 0, 10)], {seal_app_id(partition): 10})
-        assert await files_of(one, partition) == [file(partition, 0, 10)]
+        await table.add([file(partition, 0, 10)], {seal_app_id(partition): 10})
+        assert await files_of(table, partition) == [file(partition, 0, 10)]
 
     async with asyncio.TaskGroup() as group:
         for partition in range(4):
             group.create_task(write(partition))
-            group.create_task(one.refresh())
-    assert one.version == 4
+            group.create_task(table.refresh())
+    assert table.version == 4
 
 
 async def test_a_cancelled_add_leaves_a_table_that_works(opened: Open) -> None:
-    one = opened()
-    await one.add([file(0, 0, 10)], seal(10))
+    table = opened()
+    await table.add([file(0, 0, 10)], seal(10))
     for turns in range(12):
-        task = asyncio.ensure_future(one.add([file(0, 10, 20)], seal(20)))
+        task = asyncio.ensure_future(table.add([file(0, 10, 20)], seal(20)))
         for _ in range(turns):
             await asyncio.sleep(0.001)
         task.cancel()
         await asyncio.wait([task])
-    await one.refresh()
-    assert await one.transaction_version(seal_app_id(0)) in {10, 20}
-    await one.add([file(0, 10, 20)], seal(20))
+    await table.refresh()
+    assert await table.transaction_version(seal_app_id(0)) in {10, 20}
+    await table.add([file(0, 10, 20)], seal(20))
     assert await fresh(opened) == [file(0, 0, 10), file(0, 10, 20)]
-    await one.add([file(0, 20, 30)], seal(30))
+    await table.add([file(0, 20, 30)], seal(30))
     assert len(await fresh(opened)) == 3
 
 
@@ -426,9 +435,9 @@ async def test_wrappers_that_show_its_tables_share_a_memory_store() -> None:
             self.tables = tables
 
     tables: dict = {}
-    one = open_table(Wrapper(tables), PREFIX, "orders")
-    assert isinstance(one, MemoryManifest)
-    await one.add([file(0, 0, 10)], seal(10))
+    table = open_table(Wrapper(tables), PREFIX, "orders")
+    assert isinstance(table, MemoryManifest)
+    await table.add([file(0, 0, 10)], seal(10))
     other = open_table(Wrapper(tables), PREFIX, "orders")
     assert await files_of(other) == [file(0, 0, 10)]
     apart = open_table(MemoryStore(), PREFIX, "orders")
@@ -444,9 +453,11 @@ async def test_all_transactions_are_found_at_once(opened: Open) -> None:
         await table.add(files, seal(*[step + 1] * count))
     wanted = [*seal(*[0] * count), "seal-99", maintenance_app_id(0)]
     want = dict.fromkeys(wanted[:count], commits) | dict.fromkeys(wanted[count:])
-    for each in (table, opened()):
-        assert await each.transaction_versions(wanted) == want
-        assert [await each.transaction_version(app_id) for app_id in wanted] == list(want.values())
+    for reader in (table, opened()):
+        assert await reader.transaction_versions(wanted) == want
+        assert [await reader.transaction_version(app_id) for app_id in wanted] == list(
+            want.values()
+        )
     again = opened()
     assert await again.transaction_versions(wanted[:2]) == dict.fromkeys(wanted[:2], commits)
     await table.add([file(0, commits, commits + 1)], seal(commits + 1))

@@ -70,7 +70,7 @@ async def produce(log: Log, value: str, acked: Acked) -> None:
     given("t" in log.state.topics, "the broker knows the topic")
     with contextlib.suppress(LogError):
         placed = await append(log, value) or []
-        acked |= {each.base_offset: value for each in placed}
+        acked |= {placement.base_offset: value for placement in placed}
 
 
 async def held(store: ObjectStore, clock: Clock) -> Acked:
@@ -84,22 +84,22 @@ async def held(store: ObjectStore, clock: Clock) -> Acked:
 
 async def served(log: Log, partition: int = 0) -> Acked:
     """All records of a partition that this broker serves, from its log start on."""
-    found: Acked = {}
+    records: Acked = {}
     offset = log.state.partition("t", partition).log_start_offset
     while True:
         fetched = await log.fetch("t", partition, offset, bytes_max=1 << 20)
         if not fetched.pieces:
-            return found
+            return records
         for piece in fetched.pieces:
             rows = piece.batch.to_pylist()
-            found |= {row["offset"]: str(row["value"], "utf-8") for row in rows}
+            records |= {row["offset"]: str(row["value"], "utf-8") for row in rows}
         offset = fetched.next_offset
 
 
-def assert_kept(acked: Acked, found: Acked) -> None:
+def assert_kept(acked: Acked, records: Acked) -> None:
     """Every acknowledged record lies where its acknowledgement says."""
-    lost = {offset: value for offset, value in acked.items() if found.get(offset) != value}
-    assert not lost, f"acknowledged, and not in the log: {lost}; the log: {found}"
+    lost = {offset: value for offset, value in acked.items() if records.get(offset) != value}
+    assert not lost, f"acknowledged, and not in the log: {lost}; the log: {records}"
 
 
 async def collected(store: ObjectStore, clock: Clock, grace: Grace) -> int:

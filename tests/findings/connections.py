@@ -84,10 +84,10 @@ class Connection:
 
     async def send(self, data: bytes, piece: int = 256 * 1024) -> None:
         """As the loop hands over what a socket has: in pieces, until the server closes."""
-        for at in range(0, len(data), piece):
+        for start in range(0, len(data), piece):
             if self.transport.is_closed:
                 return
-            self.protocol.data_received(data[at : at + piece])
+            self.protocol.data_received(data[start : start + piece])
             await asyncio.sleep(0)
 
     async def status(self) -> int:

@@ -47,8 +47,8 @@ def append(broker: BrokerLog, first: int, count: int) -> None:
 
 def table_uri(root: Path) -> str:
     """Where other engines find the table of the one topic."""
-    (found,) = (root / "topics").iterdir()
-    return str(found)
+    (table_folder,) = (root / "topics").iterdir()
+    return str(table_folder)
 
 
 def table(root: Path) -> deltalake.DeltaTable:
@@ -90,8 +90,13 @@ def stream_offsets(root: Path, rows_max: int, **options: str) -> Iterator[list[i
     from tidelog.storage.spark.request import request_of
     from tidelog.storage.spark.stream import TidelogStreamReader
 
-    given = {"store": root.as_uri(), "topic": "t", "startingOffsets": "earliest", **options}
-    reader = TidelogStreamReader(request_of(given, is_streaming=True), _schema())
+    reader_options = {
+        "store": root.as_uri(),
+        "topic": "t",
+        "startingOffsets": "earliest",
+        **options,
+    }
+    reader = TidelogStreamReader(request_of(reader_options, is_streaming=True), _schema())
     try:
         start = reader.initialOffset()
         while (end := reader.latestOffset(start, ReadMaxRows(rows_max))) != start:

@@ -98,9 +98,9 @@ def test_d10_scrub_reports_a_damaged_table_and_all_other_damage(tmp_path: Path) 
     damage(tmp_path)
     segment = min(tmp_path.glob(f"topics/{WHOLE}-*/partition=0/*.parquet"))
     segment.unlink()
-    found = [f"{each.where} {each.what}" for each in caring(tmp_path, scrubbed).findings]
-    assert any(segment.name in text for text in found)
-    assert any(f"topics/{DAMAGED}-" in text or f"{DAMAGED}-0" in text for text in found)
+    texts = [f"{finding.where} {finding.what}" for finding in caring(tmp_path, scrubbed).findings]
+    assert any(segment.name in text for text in texts)
+    assert any(f"topics/{DAMAGED}-" in text or f"{DAMAGED}-0" in text for text in texts)
 
 
 async def test_d10_a_read_of_a_damaged_table_says_that_it_is_damaged(tmp_path: Path) -> None:

@@ -50,7 +50,9 @@ async def test_d14_a_member_gets_the_records_of_its_other_partitions(poisoned: B
         answer = await member("GET", "/records?timeout=0", accept=JSON)
         statuses.append(answer.status_code)
         if answer.status_code == 200:
-            values |= {each["value"] for each in answer.json() if isinstance(each["value"], int)}
+            values |= {
+                record["value"] for record in answer.json() if isinstance(record["value"], int)
+            }
         if number == READS // 2:
             await append(poisoned.log, b"30", partition=1)
     assert {1, 10, 20, 30} <= values, statuses

@@ -125,13 +125,13 @@ def test_d17_an_older_version_stops_at_an_entry_that_it_does_not_know(
         header = msgspec.msgpack.encode(values)
         prefix = entries._PREFIX.pack(entries.MAGIC, len(header), crc32c(header))
         await inner.create(object_keys.wal(newer.seq), [prefix + header])
-        known = pytest.raises(Corrupt, match="does not decode")
-        unknown = pytest.raises(NewerLevel, match="it needs a newer tidelog")
+        corruption = pytest.raises(Corrupt, match="does not decode")
+        newer_level = pytest.raises(NewerLevel, match="it needs a newer tidelog")
         before = wal.state.encode()
-        with unknown if level == NEWER else known:
+        with newer_level if level == NEWER else corruption:
             await wal.refresh()
         assert wal.state.encode() == before, "the entry is applied in part"
-        with unknown if level == NEWER else known:
+        with newer_level if level == NEWER else corruption:
             await wal.commit(draft)
         assert wal.state.encode() == before
         await wal.close()

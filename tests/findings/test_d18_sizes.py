@@ -34,9 +34,11 @@ def test_d18_large_changes_of_configs_in_one_flush_do_not_end_the_broker(
                 await log.create_topic(name, 1, {})
             policy = policy_of(4 * 1024)
             work = [log.alter_topic(name, policy) for name in names]
-            found = await asyncio.gather(*work, return_exceptions=True)
+            outcomes = await asyncio.gather(*work, return_exceptions=True)
             assert not watch.done(), "a task of the broker has ended"
-            assert all(one is None or isinstance(one, InvalidConfig) for one in found), found
+            assert all(
+                outcome is None or isinstance(outcome, InvalidConfig) for outcome in outcomes
+            ), outcomes
             await append(log, "after", topic="t0")
             assert await read_values(log, topic="t0") == ["after"]
         finally:

@@ -64,9 +64,9 @@ def test_d1_a_clone_never_acknowledges_a_lost_record(kind: str) -> None:
             of_twin: Acked = {}
             await produce(original, "X", of_original)
             await produce(twin, "Y", of_twin)
-            found = await held(store, SystemClock())
-            assert_kept(of_original, found)
-            assert_kept(of_twin, found)
+            records = await held(store, SystemClock())
+            assert_kept(of_original, records)
+            assert_kept(of_twin, records)
 
     run(main)
 
@@ -107,17 +107,17 @@ def twin_of(twin: Broker, of: Broker) -> None:
 def test_d1_a_clone_that_hands_over_never_acknowledges_a_lost_record() -> None:
     async def main() -> None:
         async with Cluster(latency=lambda _: 0.02) as cluster:
-            one, two = await three_brokers(cluster)
-            await produce(one, "before", {})
-            twin_of(two, one)
-            of_one: Acked = {}
-            of_two: Acked = {}
-            await asyncio.gather(produce(one, "X", of_one), produce(two, "Y", of_two))
+            original, twin = await three_brokers(cluster)
+            await produce(original, "before", {})
+            twin_of(twin, original)
+            of_original: Acked = {}
+            of_twin: Acked = {}
+            await asyncio.gather(produce(original, "X", of_original), produce(twin, "Y", of_twin))
             state, _ = await fold(cluster.store, "c0ffee")
             values = await tail_values(cluster.store, state, "t", 0)
-            found = {offset: str(value or b"", "utf-8") for offset, value in enumerate(values)}
-            assert_kept(of_one, found)
-            assert_kept(of_two, found)
+            records = {offset: str(value or b"", "utf-8") for offset, value in enumerate(values)}
+            assert_kept(of_original, records)
+            assert_kept(of_twin, records)
 
     run(main)
 
@@ -145,12 +145,12 @@ def test_d1_one_of_two_clones_stops_and_the_other_goes_on(kind: str) -> None:
 def test_d1_a_clone_without_a_draft_under_way_sees_the_drafts_of_the_other() -> None:
     async def main() -> None:
         async with Cluster(latency=lambda _: 0.02) as cluster:
-            one, two = await three_brokers(cluster)
-            await produce(one, "before", {})
-            twin_of(two, one)
-            running = asyncio.ensure_future(two.run_until_failed())
-            await produce(one, "X", {})
-            await two.wal.refresh()
+            original, twin = await three_brokers(cluster)
+            await produce(original, "before", {})
+            twin_of(twin, original)
+            running = asyncio.ensure_future(twin.run_until_failed())
+            await produce(original, "X", {})
+            await twin.wal.refresh()
             with pytest.raises(Fenced):
                 await running
 

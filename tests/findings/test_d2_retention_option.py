@@ -52,11 +52,11 @@ def test_d2_a_collection_with_another_retention_loses_no_record_of_a_stopped_bro
             of_b: Acked = {}
             for number in range(3):
                 await produce(b, f"b{number + 1}", of_b)
-            found = await held(store, loop_clock(20))
-            assert_kept(acked, found)
-            assert_kept(of_b, found)
+            records = await held(store, loop_clock(20))
+            assert_kept(acked, records)
+            assert_kept(of_b, records)
             await a.wal.refresh()
-            assert await served(a) == found
+            assert await served(a) == records
 
     run(main)
 
@@ -85,7 +85,7 @@ def test_d2_a_command_that_stands_still_does_nothing_that_is_not_in_the_log() ->
             fresh = await broker(store, loop_clock(20))
             async with ending(fresh):
                 assert fresh.state.partition("t", 0).log_start_offset == start
-                found = await served(fresh)
-            assert_kept({offset: acked[offset] for offset in acked if offset >= start}, found)
+                records = await served(fresh)
+            assert_kept({offset: acked[offset] for offset in acked if offset >= start}, records)
 
     run(main)

@@ -60,8 +60,8 @@ def test_d3_a_guest_that_was_paused_acknowledges_no_lost_record() -> None:
             of_guest: Acked = {}
             for value in ("late1", "late2"):
                 await produce(guest, value, of_guest)
-            found = await held(store, loop_clock(20))
-            assert_kept(acked, found)
-            assert_kept(of_guest, found)
+            records = await held(store, loop_clock(20))
+            assert_kept(acked, records)
+            assert_kept(of_guest, records)
 
     run(main)

@@ -82,9 +82,9 @@ async def test_d4_a_scrub_names_records_that_are_not_those_of_the_wal(tmp_path: 
         for number in range(5):
             await produce(log, f"new{number}", acked)
         await sealed(log)
-        found = await served(log)
+        records = await served(log)
         is_whole = (await scrubbed(store)).is_whole
-        assert not is_whole or {offset: found.get(offset) for offset in acked} == acked
+        assert not is_whole or {offset: records.get(offset) for offset in acked} == acked
     finally:
         await log.close()
         await store.close()

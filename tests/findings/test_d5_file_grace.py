@@ -42,7 +42,7 @@ async def collected(store: ObjectStore, table_ms: int) -> list[str]:
     async with caring(store) as other:
         planned = await plan(other, Grace(table_ms=table_ms))
         await collect(other, planned)
-        return [each.key for each in planned.garbage]
+        return [garbage.key for garbage in planned.garbage]
 
 
 class Interrupted(InProcess):
@@ -168,7 +168,7 @@ def test_d5_no_value_of_the_option_takes_a_file_that_no_commit_named(tmp_path: P
     uploaded = asyncio.run(prepared())
     for command in ("collect", "maintain"):
         arguments = (command, "--yes", "--json", "--file-grace-ms", "0", "--store", str(tmp_path))
-        found = json.loads(tidelog(*arguments).stdout)["collected"]
-        assert uploaded not in [each["key"] for each in found["garbage"]]
-    assert found["deleted"] == len(SEGMENTS), "maintain merged them, and the merge is final"
+        collection = json.loads(tidelog(*arguments).stdout)["collected"]
+        assert uploaded not in [garbage["key"] for garbage in collection["garbage"]]
+    assert collection["deleted"] == len(SEGMENTS), "maintain merged them, and the merge is final"
     assert (tmp_path / uploaded).exists()

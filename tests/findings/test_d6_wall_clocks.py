@@ -42,8 +42,8 @@ async def keyed(log: Log) -> int:
 
 async def commit_ahead(log: Log, clock: ManualClock, *ahead_ms: int) -> None:
     """The broker commits a record with each of these errors of its clock; it may refuse."""
-    for each in ahead_ms:
-        clock.skew_ms = each
+    for skew_ms in ahead_ms:
+        clock.skew_ms = skew_ms
         await produce(log, "x", {})
     clock.skew_ms = 0
 

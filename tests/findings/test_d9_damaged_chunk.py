@@ -67,8 +67,8 @@ def test_d9_the_damaged_tail_is_named_until_it_is_sealed() -> None:
             assert log.damaged_tails() == {}
             with contextlib.suppress(LogError):
                 await log.seal("t")
-            ((at, why),) = log.damaged_tails().items()
-            assert at == ("t", DAMAGED)
+            ((topic_partition, why),) = log.damaged_tails().items()
+            assert topic_partition == ("t", DAMAGED)
             assert log.state.partition("t", DAMAGED).tail[0].object_key in why
             await delete_and_seal(store, log)
             assert log.damaged_tails() == {}

@@ -48,7 +48,7 @@ def test_f2_a_scrub_names_the_copy(tmp_path: Path, order: tuple[str, ...]) -> No
     copy = copied(tmp_path, order)
     report = scrubbed(copy)
     assert not report.is_whole
-    assert any("topics/t-" in str(each) for each in report.findings)
+    assert any("topics/t-" in str(finding) for finding in report.findings)
 
 
 @orders
@@ -64,20 +64,20 @@ def test_f2_the_copy_never_gives_an_offset_another_record(
             broker.append("t", {0: [b"new %d" % number]})
             with contextlib.suppress(Corrupt):
                 broker.seal("t")
-        found = _tail(broker, start)
+        values = _tail(broker, start)
         expected = [b"new %d" % number for number in range(12)]
-        assert found[end - start :] == expected
+        assert values[end - start :] == expected
     finally:
         broker.close()
     assert not scrubbed(copy).is_whole
 
 
 def _tail(broker: BrokerLog, start: int) -> list[bytes]:
-    found: list[bytes] = []
+    values: list[bytes] = []
     while True:
         fetched = broker._runner.run(broker.log.fetch("t", 0, start, bytes_max=1 << 20))
         if not fetched.pieces:
-            return found
+            return values
         for piece in fetched.pieces:
-            found += piece.batch.column("value").to_pylist()
+            values += piece.batch.column("value").to_pylist()
         start = fetched.next_offset

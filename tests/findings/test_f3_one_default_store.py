@@ -31,14 +31,16 @@ def serving(folder: Path, *arguments: str, **variables: str) -> Iterator[str]:
     """`tidelog serve` in a working directory, on a port that is free; the URL of the broker."""
     log = folder.parent / f"{folder.name}.log"
     command = [sys.executable, "-m", "tidelog.service.cli.main", *arguments]
-    given = environment(**{"TIDELOG_PORT": "0", **variables})
+    process_environment = environment(**{"TIDELOG_PORT": "0", **variables})
     with open(log, "wb") as said:
-        process = subprocess.Popen(command, cwd=folder, env=given, stdout=said, stderr=said)
+        process = subprocess.Popen(
+            command, cwd=folder, env=process_environment, stdout=said, stderr=said
+        )
     try:
         until(lambda: process.poll() is not None or bool(LISTENING.search(log.read_text())))
-        found = LISTENING.search(log.read_text())
-        assert found is not None, log.read_text()
-        yield found[1]
+        match = LISTENING.search(log.read_text())
+        assert match is not None, log.read_text()
+        yield match[1]
     finally:
         process.terminate()
         process.wait(30)

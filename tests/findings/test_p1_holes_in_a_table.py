@@ -39,9 +39,9 @@ Remove = Callable[[deltalake.DeltaTable], None]
 ways = pytest.mark.parametrize("remove", [restore, delete])
 
 
-def is_whole_or_refused(found: list[int] | LogError) -> bool:
+def is_whole_or_refused(answer: list[int] | LogError) -> bool:
     """A reader gives all records, or says that the table is damaged."""
-    return found == ALL or isinstance(found, Corrupt)
+    return answer == ALL or isinstance(answer, Corrupt)
 
 
 @ways
@@ -72,7 +72,7 @@ def test_p1_a_reader_that_may_lose_data_says_what_it_lost(
     left = batch_offsets(tmp_path, failOnDataLoss="false")
     assert set(range(20)) <= set(left)
     assert set(range(50, END)) <= set(left)
-    warnings = [each for each in caplog.records if each.levelno >= logging.WARNING]
+    warnings = [record for record in caplog.records if record.levelno >= logging.WARNING]
     assert left == ALL or warnings
 
 
@@ -83,10 +83,10 @@ def test_p1_a_new_broker_says_that_a_table_with_a_hole_is_damaged(
     records = filled(tmp_path)
     remove(table(tmp_path))
     try:
-        found = broker_records(tmp_path)
+        served_records = broker_records(tmp_path)
     except Corrupt:
         return
-    assert found == records
+    assert served_records == records
 
 
 def test_p1_compaction_never_merges_over_a_hole(tmp_path: Path) -> None:

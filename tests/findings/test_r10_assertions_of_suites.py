@@ -17,8 +17,8 @@ async def test_r10_a_seek_in_what_is_not_assigned(broker: Broker, how: str) -> N
     await append(broker.log, b"1")
     instance = await subscribed(broker)
     await instance.read()
-    where = {"topic": "faulty", "partition": 0}
-    body = {"partitions": [where]} if how else {"offsets": [where | {"offset": 0}]}
+    partition = {"topic": "faulty", "partition": 0}
+    body = {"partitions": [partition]} if how else {"offsets": [partition | {"offset": 0}]}
     assert_refused(await instance("POST", f"/positions{how}", body), 409, 40903)
 
 
@@ -55,17 +55,17 @@ async def test_r10_a_config_of_brokers_that_is_not_there(broker: Broker, path: s
 async def test_r10_configs_of_brokers_are_read_only(
     broker: Broker, method: str, path: str, body: Any
 ) -> None:
-    at = f"/v3/clusters/{broker.log.wal.cluster.cluster_id}/{path}"
-    answer = await broker.http.request(method, at, json=body)
+    url = f"/v3/clusters/{broker.log.wal.cluster.cluster_id}/{path}"
+    answer = await broker.http.request(method, url, json=body)
     assert (answer.status_code, answer.json()["error_code"]) == (400, 40002), answer.text
     assert "read-only" in answer.json()["message"]
 
 
 async def test_r10_configs_of_all_brokers_are_listed(broker: Broker) -> None:
-    at = f"/v3/clusters/{broker.log.wal.cluster.cluster_id}/brokers/-/configs"
-    answer = await broker.http.get(at)
+    url = f"/v3/clusters/{broker.log.wal.cluster.cluster_id}/brokers/-/configs"
+    answer = await broker.http.get(url)
     assert answer.status_code == 200, answer.text
-    assert "num.partitions" in {each["name"] for each in answer.json()["data"]}
+    assert "num.partitions" in {config["name"] for config in answer.json()["data"]}
 
 
 @pytest.mark.parametrize("path", ["/openapi", "/openapi/v3"])
@@ -100,13 +100,13 @@ async def test_r10_a_boolean_is_no_number(broker: Broker, field: dict[str, bool]
 
 @pytest.mark.parametrize("value", [True, "x", 1.5, None])
 async def test_r10_a_boolean_is_no_number_in_v3(broker: Broker, value: Any) -> None:
-    at = f"/v3/clusters/{broker.log.wal.cluster.cluster_id}/topics"
+    url = f"/v3/clusters/{broker.log.wal.cluster.cluster_id}/topics"
     body = {"topic_name": "u", "partitions_count": value}
     if value is not None:
-        answer = await broker.http.post(at, json=body)
+        answer = await broker.http.post(url, json=body)
         assert answer.status_code in (400, 422), answer.text
         assert "u" not in broker.log.state.topics
-    answer = await broker.http.patch(f"{at}/t", json={"partitions_count": value})
+    answer = await broker.http.patch(f"{url}/t", json={"partitions_count": value})
     assert answer.status_code in (400, 422), answer.text
     assert len(broker.log.state.topic("t").partitions) == 1
 
@@ -162,11 +162,11 @@ async def test_r10_no_content_type_is_taken_as_binary_or_json(broker: Broker) ->
     assert answer.status_code == 200, answer.text
     made = await broker.http.post("/consumers/g", content=b'{"name":"i","format":"binary"}')
     assert made.status_code == 200, made.text
-    at = "/consumers/g/instances/i"
-    done = await broker.http.post(f"{at}/subscription", content=b'{"topics":["t"]}')
+    path = "/consumers/g/instances/i"
+    done = await broker.http.post(f"{path}/subscription", content=b'{"topics":["t"]}')
     assert (done.status_code, done.content) == (204, b"")
     assert "content-type" not in done.headers
     answer = await broker.http.get(
-        f"{at}/records", headers={"accept": "application/vnd.kafka.json.v2+json"}
+        f"{path}/records", headers={"accept": "application/vnd.kafka.json.v2+json"}
     )
     assert_refused(answer, 406, 40601)  # the instance's format is binary

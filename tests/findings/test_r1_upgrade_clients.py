@@ -78,10 +78,10 @@ async def exchange(port: int, *packets: bytes, statuses: int) -> list[int]:
         writer.write(packet)
         await writer.drain()
         await asyncio.sleep(0.05)
-    found = []
+    codes = []
     async with asyncio.timeout(10):
-        while len(found) < statuses and (line := await reader.readline()):
-            found.append(int(line.split()[1]))
+        while len(codes) < statuses and (line := await reader.readline()):
+            codes.append(int(line.split()[1]))
             length = 0
             while (field := await reader.readline()).strip():
                 name, _, value = field.lower().partition(b":")
@@ -89,7 +89,7 @@ async def exchange(port: int, *packets: bytes, statuses: int) -> list[int]:
             await reader.readexactly(length)
     writer.close()
     await writer.wait_closed()
-    return found
+    return codes
 
 
 def post(path: str, body: bytes, offer: bytes = OFFER, media_type: str = JSON) -> bytes:
@@ -109,8 +109,8 @@ async def test_r1_javas_client_as_it_comes_works(broker: Broker, tmp_path: Path)
     assert statuses == ["200", "200", "204", "200", "200", "200"]
     assert last == "204"
     records, committed = [json.loads(line) for line in said.splitlines() if not line.isdigit()]
-    assert [each["value"] for each in records] == [1, 2]
-    assert [each["offset"] for each in committed["offsets"]] == [1], "the record after it"
+    assert [record["value"] for record in records] == [1, 2]
+    assert [row["offset"] for row in committed["offsets"]] == [1], "the record after it"
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl: it is not on the PATH")
@@ -119,7 +119,7 @@ async def test_r1_curl_that_offers_http2_works(broker: Broker) -> None:
     async with listening(broker.app) as port:
         url, header = f"http://127.0.0.1:{port}/topics/t", f"Content-Type: {JSON}"
         said = await run("curl", "-sS", "--http2", "--noproxy", "*", url, "-H", header, "-d", body)
-    assert [each["offset"] for each in json.loads(said)["offsets"]] == [0]
+    assert [row["offset"] for row in json.loads(said)["offsets"]] == [0]
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ async def test_r1_a_record_arrives(broker: Broker, offer: bytes, is_apart: bool)
     packets = [head + b"\r\n\r\n", body] if is_apart else [packet]
     async with listening(broker.app) as port:
         assert await exchange(port, *packets, statuses=1) == [200]
-    assert [each["value"] for each in await stored(broker.log)] == [b'"there"']
+    assert [row["value"] for row in await stored(broker.log)] == [b'"there"']
 
 
 async def test_r1_a_body_is_not_run_as_a_request(broker: Broker) -> None:

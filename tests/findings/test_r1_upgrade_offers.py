@@ -157,7 +157,7 @@ async def test_r1_an_offer_changes_no_request_wherever_packets_end(name: str, of
     ends = range(1, len(whole)) if offer == "java" and len(whole) < 500 else [1, len(head) - 1]
     assert await answers([whole]) == plain
     assert await answers([head, body] if body else [head]) == plain
-    assert await answers(whole[at : at + 1] for at in range(len(whole))) == plain
+    assert await answers(whole[position : position + 1] for position in range(len(whole))) == plain
     for end in ends:
         assert await answers([whole[:end], whole[end:]]) == plain, whole[:end]
 

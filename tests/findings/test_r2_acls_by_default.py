@@ -116,10 +116,10 @@ async def test_r2_no_delete_or_put_ignores_a_parameter(broker: Broker) -> None:
     names |= {"consumer_group_id": "g", "broker_id": "1"}
     before = broker.log.state.encode()
     for method, path in routes:
-        where = path.format(**names)
+        url = path.format(**names)
         body = {"value": "3600000"} if "configs" in path else {"producer_byte_rate": 1000}
         sent: dict[str, Any] = {"headers": ADMIN} | ({"json": body} if method == "PUT" else {})
-        answer = await broker.http.request(method, f"{where}?validate_only=true", **sent)
+        answer = await broker.http.request(method, f"{url}?validate_only=true", **sent)
         assert_refused(answer, "validate_only")
     assert broker.log.state.encode() == before
 
@@ -139,9 +139,11 @@ async def test_r2_the_command_line_removes_what_it_names(broker: Broker) -> None
         refused = await remove(url, "--topic", "", status=1)
         assert "resource_name is empty" in error_line(refused)
         assert set(broker.log.state.access.acls) == set(RULES)
-        gone = json_of(await remove(url, "--principal", "alice", "-o", "read", "--topic", "a"))
-        assert [each["resource_type"] for each in gone] == ["TOPIC"]
+        removed_acls = json_of(
+            await remove(url, "--principal", "alice", "-o", "read", "--topic", "a")
+        )
+        assert [acl["resource_type"] for acl in removed_acls] == ["TOPIC"]
         assert set(broker.log.state.access.acls) == set(RULES[1:])
-        gone = json_of(await remove(url, "--principal", "alice"))
-        assert [each["resource_type"] for each in gone] == ["GROUP"]
+        removed_acls = json_of(await remove(url, "--principal", "alice"))
+        assert [acl["resource_type"] for acl in removed_acls] == ["GROUP"]
         assert set(broker.log.state.access.acls) == {RULES[1]}

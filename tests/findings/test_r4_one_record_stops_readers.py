@@ -34,7 +34,7 @@ async def test_r4_the_records_before_a_bad_one_are_delivered(broker: Broker, acc
     answer = await get(broker, accept)
     assert answer.status_code == 200, answer.text
     whole = answer.json() if accept == JSON else map(json.loads, answer.text.splitlines())
-    assert [each["offset"] for each in whole][:2] == [0, 1]
+    assert [record["offset"] for record in whole][:2] == [0, 1]
 
 
 async def test_r4_a_group_gets_the_records_before_a_bad_one(broker: Broker) -> None:
@@ -62,7 +62,7 @@ async def test_r4_a_plain_string_key_stops_no_reader_of_json(broker: Broker) -> 
     await with_string_key(broker)
     answer = await get(broker)
     assert answer.status_code == 200, answer.text
-    assert [each["value"] for each in answer.json()] == [{"a": 1}]
+    assert [record["value"] for record in answer.json()] == [{"a": 1}]
 
 
 @pytest.mark.parametrize(("on_error", "offsets"), [("skip", [0, 2]), ("raw", [0, 1, 2])])
@@ -72,7 +72,7 @@ async def test_r4_a_reader_can_ask_to_pass_a_bad_record(
     await append(broker.log, b"0", BAD, b"2")
     answer = await get(broker, on_error=on_error)
     assert answer.status_code == 200, answer.text
-    assert [each["offset"] for each in answer.json()] == offsets
+    assert [record["offset"] for record in answer.json()] == offsets
 
 
 async def test_r4_a_follower_passes_a_bad_record(broker: Broker) -> None:

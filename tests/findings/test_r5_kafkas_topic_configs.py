@@ -75,23 +75,23 @@ async def test_r5_a_value_that_promises_what_no_broker_does_is_refused(
 
 
 async def _listed(broker: Broker, path: str) -> set[str]:
-    return {each["name"] for each in (await broker.http.get(path)).json()["data"]}
+    return {config["name"] for config in (await broker.http.get(path)).json()["data"]}
 
 
 async def test_r5_a_config_is_set_shown_and_reset(broker: Broker) -> None:
     topics = f"/v3/clusters/{broker.log.wal.cluster.cluster_id}/topics"
     await broker.log.create_topic("t", 1, {})
     listed = {
-        each["name"] for each in (await broker.http.get(f"{topics}/t/configs")).json()["data"]
+        config["name"] for config in (await broker.http.get(f"{topics}/t/configs")).json()["data"]
     }
     assert "flush.ms" not in listed, "without effect, and not set"
-    at = f"{topics}/t/configs/flush.ms"
-    assert (await broker.http.get(at)).json()["is_default"] is True
-    (await broker.http.put(at, json={"value": "7"})).raise_for_status()
+    config_url = f"{topics}/t/configs/flush.ms"
+    assert (await broker.http.get(config_url)).json()["is_default"] is True
+    (await broker.http.put(config_url, json={"value": "7"})).raise_for_status()
     listed = {
-        each["name"] for each in (await broker.http.get(f"{topics}/t/configs")).json()["data"]
+        config["name"] for config in (await broker.http.get(f"{topics}/t/configs")).json()["data"]
     }
     assert "flush.ms" in listed
     assert (await broker.http.get("/topics/t")).json()["configs"]["flush.ms"] == "7"
-    (await broker.http.delete(at)).raise_for_status()
+    (await broker.http.delete(config_url)).raise_for_status()
     assert broker.log.state.topics["t"].configs == {}

@@ -22,27 +22,27 @@ async def port(broker: Broker) -> AsyncIterator[int]:
         yield port
 
 
-@pytest.mark.parametrize("held", [0, 2])
+@pytest.mark.parametrize("count", [0, 2])
 async def test_r6_a_cut_before_the_first_event_loses_no_record(
-    broker: Broker, port: int, held: int
+    broker: Broker, port: int, count: int
 ) -> None:
-    if held:
-        await append(broker.log, *numbers(*range(held)))
+    if count:
+        await append(broker.log, *numbers(*range(count)))
     last_id = {}
     async with following(port, offset="latest") as answer:
         lines = answer.aiter_lines()
         while line := await anext(lines):  # what comes first ends with an empty line
             if line.startswith("id:"):
                 last_id = {"event_id": line.removeprefix("id:").strip()}
-    await append(broker.log, *numbers(*range(held, held + 3)))
+    await append(broker.log, *numbers(*range(count, count + 3)))
     async with following(port, offset="latest", **last_id) as answer:  # as an EventSource does
         assert answer.status_code == 200
-        await append(broker.log, *numbers(held + 3, held + 4))
+        await append(broker.log, *numbers(count + 3, count + 4))
         events = Events(answer)
         seen = [(await events.next()).data["value"]]
-        while seen[-1] != held + 4:
+        while seen[-1] != count + 4:
             seen.append((await events.next()).data["value"])
-    assert seen == list(range(held, held + 5))
+    assert seen == list(range(count, count + 5))
 
 
 async def test_r6_lines_have_signs_of_life_too(

@@ -40,9 +40,9 @@ async def test_s10_a_page_of_another_site_changes_nothing(page: str, route: str)
     async with broker_on(MemoryStore()) as broker:
         await broker.log.create_topic("t", 1, {})
         before = broker.log.state.encode()
-        where = path.format(cluster=broker.log.wal.cluster.cluster_id)
+        url = path.format(cluster=broker.log.wal.cluster.cluster_id)
         headers = {**PAGES[page], "content-type": "application/json"}
-        answer = await broker.http.request(method, where, content=body, headers=headers)
+        answer = await broker.http.request(method, url, content=body, headers=headers)
         assert answer.status_code == 403
         assert broker.log.state.encode() == before
 

@@ -32,8 +32,8 @@ FORGED = "User:admin"
 
 def open_to_others(root: Path) -> list[str]:
     """Files and folders below the root that other users may read, write or enter."""
-    found = (path for path in root.rglob("*") if path.stat().st_mode & OTHERS)
-    return sorted(str(path.relative_to(root)) for path in found)
+    paths = (path for path in root.rglob("*") if path.stat().st_mode & OTHERS)
+    return sorted(str(path.relative_to(root)) for path in paths)
 
 
 async def test_s11_a_folder_is_for_its_user_alone(tmp_path: Path) -> None:

@@ -43,8 +43,8 @@ async def broker() -> AsyncIterator[Broker]:
 )
 async def test_s14_a_listing_comes_in_pages(broker: Broker, path: str) -> None:
     await broker.log.create_topic("t", PARTITIONS, {})
-    where = path.format(cluster=broker.log.wal.cluster.cluster_id)
-    answer = (await broker.http.get(where)).json()
+    url = path.format(cluster=broker.log.wal.cluster.cluster_id)
+    answer = (await broker.http.get(url)).json()
     assert len(answer["data"]) <= PAGE
     assert answer["metadata"]["next"]
 

@@ -31,8 +31,8 @@ async def test_s16_a_logout_ends_the_session(broker: Broker) -> None:
     cookie = {"cookie": answer.headers["set-cookie"].partition(";")[0]}
     broker.http.cookies.clear()
     (await broker.http.get("/tidelog/v1/me", headers=cookie)).raise_for_status()
-    gone = await broker.http.post("/tidelog/v1/logout", headers=cookie | CONSOLE)
-    gone.raise_for_status()
+    logout = await broker.http.post("/tidelog/v1/logout", headers=cookie | CONSOLE)
+    logout.raise_for_status()
     me = await broker.http.get("/tidelog/v1/me", headers=cookie)
     assert me.status_code == 401
 

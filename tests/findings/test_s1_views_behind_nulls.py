@@ -99,21 +99,21 @@ def outcomes(bodies: dict[str, bytes]) -> dict[str, str]:
     child = subprocess.run(
         command, input=lines, capture_output=True, text=True, cwd=ROOT, check=False, timeout=60
     )
-    found = dict(json.loads(line) for line in child.stdout.splitlines())
-    assert child.returncode == 0, f"exit {child.returncode} after {list(found)}: {child.stderr}"
-    return found
+    results = dict(json.loads(line) for line in child.stdout.splitlines())
+    assert child.returncode == 0, f"exit {child.returncode} after {list(results)}: {child.stderr}"
+    return results
 
 
 @pytest.mark.parametrize("kind", [pa.binary_view(), pa.string_view()], ids=str)
 def test_s1_no_view_behind_a_null_ends_the_process(kind: pa.DataType) -> None:
     bodies = {
-        f"{way}, {slot}": make(views(kind, held))
+        f"{way}, {slot}": make(views(kind, content))
         for way, make in WAYS.items()
-        for slot, held in SLOTS.items()
+        for slot, content in SLOTS.items()
     }
-    found = outcomes(bodies)
-    assert found.keys() == bodies.keys()
-    assert {said[:3] for said in found.values()} == {"422"}, found
+    results = outcomes(bodies)
+    assert results.keys() == bodies.keys()
+    assert {said[:3] for said in results.values()} == {"422"}, results
 
 
 @pytest.mark.parametrize("kind", [pa.binary_view(), pa.string_view()], ids=str)
@@ -132,6 +132,6 @@ def test_s1_a_column_that_is_ignored_is_of_a_known_type_too() -> None:
         "a map": pa.array([[("a", 1)], None], pa.map_(pa.string(), pa.int32())),
     }
     bodies = {name: arrow(value=VALUES, offset=column) for name, column in kinds.items()}
-    found = outcomes(bodies)
-    assert found.keys() == bodies.keys()
-    assert all(said.startswith("422 column 'offset' is ") for said in found.values()), found
+    results = outcomes(bodies)
+    assert results.keys() == bodies.keys()
+    assert all(said.startswith("422 column 'offset' is ") for said in results.values()), results

@@ -121,7 +121,9 @@ async def test_s2_a_topic_that_cannot_be_sealed_stops_no_duty(tmp_path: Path) ->
         # A session of a cluster with other bounds would collect at once; this one is alone.
         cluster.state.bounds.now = Bounds(wal_retention_ms=4, file_grace_ms=0)
         try:
-            assert [each.topic for each in await retain(cluster, None, is_dry=False)] == ["other"]
+            assert [result.topic for result in await retain(cluster, None, is_dry=False)] == [
+                "other"
+            ]
             assert (await scrub(cluster, None, Grace())).is_whole
             await log.wal.refresh()
             await log.delete_topic(LONG)

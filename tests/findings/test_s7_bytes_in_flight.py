@@ -24,8 +24,8 @@ HEAD = b"POST /topics/t HTTP/1.1\r\nHost: x\r\nContent-Type: %b\r\nContent-Lengt
 
 def connected(broker: Broker, cleanup: ExitStack) -> list[Connection]:
     connections = [Connection(client_port(broker)) for _ in range(CONNECTIONS)]
-    for each in connections:
-        cleanup.callback(each.end)
+    for connection in connections:
+        cleanup.callback(connection.end)
     return connections
 
 
@@ -35,15 +35,15 @@ def test_s7_bodies_that_are_still_coming_are_bounded() -> None:
         async with served(**settings) as broker:
             with ExitStack() as cleanup:
                 connections = connected(broker, cleanup)
-                for each in connections:
-                    await each.send(HEAD + b" " * (MIB - 1))
-                statuses = [await each.status() for each in connections]
-                held = [
-                    each
-                    for each, status in zip(connections, statuses, strict=True)
-                    if status not in BUSY and not each.is_closed
+                for connection in connections:
+                    await connection.send(HEAD + b" " * (MIB - 1))
+                statuses = [await connection.status() for connection in connections]
+                served_connections = [
+                    connection
+                    for connection, status in zip(connections, statuses, strict=True)
+                    if status not in BUSY and not connection.is_closed
                 ]
-                assert len(held) <= BOUND // MIB + 1
+                assert len(served_connections) <= BOUND // MIB + 1
 
     run(main)
 
@@ -74,18 +74,22 @@ def test_s7_answers_that_are_not_read_are_bounded(accept: str) -> None:
             with ExitStack() as cleanup:
                 connections = connected(broker, cleanup)
                 await on_all(connections, Connection.stop_reading)
-                for each in connections:
-                    await each.send(fetching(accept))
+                for connection in connections:
+                    await connection.send(fetching(accept))
                     await asyncio.sleep(0.1)
                 await asyncio.sleep(ROOM_WAIT_S)  # a fetch waits so long for memory
                 await on_all(connections, Connection.read_on)
-                held = [each for each in connections if await each.status() not in BUSY]
-                assert 0 < len(held) <= BOUND // MIB + 1
+                served_connections = [
+                    connection
+                    for connection in connections
+                    if await connection.status() not in BUSY
+                ]
+                assert 0 < len(served_connections) <= BOUND // MIB + 1
 
     run(main)
 
 
 async def on_all(connections: list[Connection], do: Callable[[Connection], None]) -> None:
-    for each in connections:
-        do(each)
+    for connection in connections:
+        do(connection)
     await asyncio.sleep(0.1)

@@ -25,9 +25,9 @@ HEALTH = ("/healthy", "/ready", "/startup")
 @contextmanager
 def idle(broker: Broker, count: int) -> Iterator[None]:
     """So many connections that send nothing."""
-    with ExitStack() as held:
+    with ExitStack() as stack:
         for _ in range(count):
-            held.enter_context(socket.create_connection((broker.address, broker.port)))
+            stack.enter_context(socket.create_connection((broker.address, broker.port)))
         yield
 
 

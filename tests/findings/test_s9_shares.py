@@ -39,12 +39,14 @@ class Client:
         return await self.post(f"/consumers/{self.name}.g", body)
 
     async def commit(self, instance: str, partitions: int) -> httpx.Response:
-        where = f"/consumers/{self.name}.g/instances/{instance}"
-        found = [{"topic": f"{self.name}.t", "partition": number} for number in range(partitions)]
-        assigned = await self.post(f"{where}/assignments", {"partitions": found})
+        path = f"/consumers/{self.name}.g/instances/{instance}"
+        assignments = [
+            {"topic": f"{self.name}.t", "partition": number} for number in range(partitions)
+        ]
+        assigned = await self.post(f"{path}/assignments", {"partitions": assignments})
         assigned.raise_for_status()
-        offsets = [each | {"offset": 0} for each in found]
-        return await self.post(f"{where}/offsets", {"offsets": offsets})
+        offsets = [assignment | {"offset": 0} for assignment in assignments]
+        return await self.post(f"{path}/offsets", {"offsets": offsets})
 
 
 @pytest.fixture
@@ -89,9 +91,9 @@ async def test_s9_a_stranger_does_not_use_up_the_offsets(
 ) -> None:
     monkeypatch.setattr(committed_offsets, "OFFSETS_MAX", BOUND)
     alice, mallory = await client(broker, "alice"), await client(broker, "mallory")
-    for one, partitions in ((mallory, BOUND), (alice, 1)):
-        (await one.instance("i")).raise_for_status()
-        committed = await one.commit("i", partitions)
+    for caller, partitions in ((mallory, BOUND), (alice, 1)):
+        (await caller.instance("i")).raise_for_status()
+        committed = await caller.commit("i", partitions)
     assert committed.status_code == 200, committed.text
 
 

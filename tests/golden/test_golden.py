@@ -112,8 +112,8 @@ def test_an_entry_is_what_format_md_says() -> None:
         assert commits
         previous = hashlib.blake2b(header, digest_size=32).digest()
         for _, _, position, size, crc, *_, data in carried:
-            where = golden(data) if data else rest
-            assert google_crc32c.value(where[position : position + size]) == crc
+            source = golden(data) if data else rest
+            assert google_crc32c.value(source[position : position + size]) == crc
         assert sum(size for _, _, _, size, *_, data in carried if not data) == len(rest)
 
 
@@ -213,9 +213,9 @@ def folded(
         if path.name > Path(checkpoint).name:
             path.unlink()
     store = FolderStore(tmp_path)
-    found = asyncio.run(fold(store, CLUSTER_ID))
+    result = asyncio.run(fold(store, CLUSTER_ID))
     asyncio.run(store.close())
-    return found
+    return result
 
 
 @pytest.mark.parametrize("level", [1, 2])
@@ -226,9 +226,14 @@ def test_a_checkpoint_is_the_fold_of_its_entries(tmp_path: Path, level: int) -> 
     assert int.from_bytes(body[8:12], "little") == google_crc32c.value(body[12:])
     state = ClusterState.decode(body[12:], CHECKPOINT)
     assert state.encode() == body[12:]
-    found, outcomes = folded(tmp_path, folder, CHECKPOINT)
-    assert found.encode() == body[12:]
-    refused = [str(outcome.refusal) for found in outcomes for outcome in found if outcome.refusal]
+    folded_state, outcomes = folded(tmp_path, folder, CHECKPOINT)
+    assert folded_state.encode() == body[12:]
+    refused = [
+        str(outcome.refusal)
+        for entry_outcomes in outcomes
+        for outcome in entry_outcomes
+        if outcome.refusal
+    ]
     assert refused == ["topic 'gone' already exists", f"topic {'f' * 32!r} does not exist"]
     assert [outcome.is_duplicate for outcome in outcomes[1]] == [False, False, True, *[False] * 3]
 
@@ -326,8 +331,14 @@ def test_a_cluster_that_was_raised(tmp_path: Path) -> None:
     assert (principal, key) == ("User:alice", ["order-19", bytes(16), 1])
     state = state_in(f"checkpoints/{4:020}", folder)
     (elapsed_ms, _), bounds, holds = state[-3:]
-    lost, kept = state[5][0][4][0][4]
-    assert (lost[:2], lost[3], lost[-2], kept[:2], kept[-2]) == ([0, 1], "", "lost", [1, 1], "")
+    lost_run, kept_run = state[5][0][4][0][4]
+    assert (lost_run[:2], lost_run[3], lost_run[-2], kept_run[:2], kept_run[-2]) == (
+        [0, 1],
+        "",
+        "lost",
+        [1, 1],
+        "",
+    )
     assert bounds[1] == bounds[2] == [600_000, 5_000_000, 172_800_000]
     assert holds == [["first", 1_700_000_006_000, elapsed_ms + 90_000]]
     fourth = state_in(f"checkpoints/{8:020}", folder)
@@ -375,12 +386,12 @@ def test_columns_of_a_segment_have_field_ids_from_level_2_on(
     file = pq.ParquetFile(folder_of(level) / SEGMENT)
     headers = file.schema_arrow.field("headers")
     leaves = [*list(file.schema_arrow)[:4], *headers.type.value_type]
-    found = [int((each.metadata or {}).get(b"PARQUET:field_id", -1)) for each in leaves]
+    field_ids = [int((field.metadata or {}).get(b"PARQUET:field_id", -1)) for field in leaves]
     groups = [
-        (each.metadata or {}).get(b"PARQUET:field_id")
-        for each in (headers, headers.type.value_field)
+        (field.metadata or {}).get(b"PARQUET:field_id")
+        for field in (headers, headers.type.value_field)
     ]
-    assert found == numbers
+    assert field_ids == numbers
     assert groups == ([None, None] if level == 1 else [b"5", b"6"])
 
 
@@ -390,21 +401,21 @@ def test_columns_of_a_segment_have_field_ids_from_level_2_on(
 @pytest.mark.parametrize(("level", "principals"), [(1, [""] * 3), (2, ["", "User:alice", ""])])
 def test_a_hot_log(tmp_path: Path, level: int, principals: list[str]) -> None:
     (tmp_path / Path(HOT_FILE).name).write_bytes(golden(HOT_FILE, folder_of(level)))
-    (found,) = hot_log_file.recover(tmp_path, CLUSTER_ID)
-    assert found.log_id == "e" * 32
-    assert [request.hot for request in found.requests] == [HotMark("e" * 32, n) for n in range(3)]
-    assert [request.principal for request in found.requests] == principals
-    committed, keyed, wide = found.requests
+    (hot_log,) = hot_log_file.recover(tmp_path, CLUSTER_ID)
+    assert hot_log.log_id == "e" * 32
+    assert [request.hot for request in hot_log.requests] == [HotMark("e" * 32, n) for n in range(3)]
+    assert [request.principal for request in hot_log.requests] == principals
+    committed, keyed, wide = hot_log.requests
     assert (committed.topic_id, committed.key, committed.is_json) == (B, None, True)
     assert keyed.key == IdempotencyKey("order-18", bytes(16), 3)
     assert (keyed.topic_id, wide.topic_id, wide.is_json) == (A, None, False)
     assert [(part.topic_id, part.partition) for part in wide.parts] == [(A, 1), (B, 0)]
-    rows = [[part.rows.to_pylist() for part in request.parts] for request in found.requests]
+    rows = [[part.rows.to_pylist() for part in request.parts] for request in hot_log.requests]
     values = [[[row["value"] for row in part] for part in parts] for parts in rows]
     assert values[:2] == [[[b'"hot"']], [[b'"acked"', b'"both"']]]
     assert rows[2][0] == FLIGHTS
     assert values[2][1] == [b'"two topics"']
-    hot_log_file.discard([found])
+    hot_log_file.discard([hot_log])
 
 
 # -- all of it
@@ -414,12 +425,14 @@ def test_a_hot_log(tmp_path: Path, level: int, principals: list[str]) -> None:
 def test_a_broker_of_today_goes_on_from_there(tmp_path: Path, level: int) -> None:
     """The whole cluster with what its hot log holds, over both tiers, and one record more."""
     shutil.copytree(folder_of(level), tmp_path / "store")
-    found = asyncio.run(_read_all(tmp_path / "store"))
+    rows_by_partition = asyncio.run(_read_all(tmp_path / "store"))
     if level == 2:
-        assert found["flights", 0].pop(6)["value"] == b'"store time"'
-    assert [len(found["flights", number]) for number in range(3)] == [9, 8, 803]
-    assert found["flights", 0][:4] == FLIGHTS
-    values = {partition: [row["value"] for row in rows] for partition, rows in found.items()}
+        assert rows_by_partition["flights", 0].pop(6)["value"] == b'"store time"'
+    assert [len(rows_by_partition["flights", number]) for number in range(3)] == [9, 8, 803]
+    assert rows_by_partition["flights", 0][:4] == FLIGHTS
+    values = {
+        partition: [row["value"] for row in rows] for partition, rows in rows_by_partition.items()
+    }
     assert values["flights", 0][4:] == [b"1", b'"hot"', b'"acked"', b'"both"', b'"today"']
     assert values["flights", 1][:4] == [
         b'"keyed"',
@@ -427,14 +440,14 @@ def test_a_broker_of_today_goes_on_from_there(tmp_path: Path, level: int) -> Non
         b'"small"',
         b'"after the checkpoint"',
     ]
-    assert found["flights", 1][4:] == FLIGHTS
+    assert rows_by_partition["flights", 1][4:] == FLIGHTS
     assert values["flights", 2][:2] == [b"2", b"3"]
     assert values["flights", 2][802] == b'"referred"'
     # The WAL has its mark, with another commit id: from level 2 on a recovery takes it for the
     # request of a copy of the machine.
     other = [b'"hot"'] if level > 1 else []
     assert values["audit.log", 0] == [b'"stamped by the log"', *other, b'"two topics"']
-    assert found["audit.log", 0][0]["timestamp"] == after_ms(3000)
+    assert rows_by_partition["audit.log", 0][0]["timestamp"] == after_ms(3000)
 
 
 async def _read_all(folder: Path) -> dict[tuple[str, int], list[Any]]:
@@ -449,12 +462,12 @@ async def _read_all(folder: Path) -> dict[tuple[str, int], list[Any]]:
     )
     record = chunks.Rows([1], [None], [b'"today"'])
     await log.append(log.state.topic("flights"), [(0, record)], size=7, is_json=True)
-    found = {}
+    rows_by_partition = {}
     for topic, number, _ in log.state.partitions():
         fetched = await log.fetch(topic.name, number, 0, bytes_max=2**20)
         rows = [row for piece in fetched.pieces for row in piece.batch.to_pylist()]
         assert [row.pop("offset") for row in rows] == list(range(fetched.high_watermark))
-        found[topic.name, number] = rows
+        rows_by_partition[topic.name, number] = rows
     await log.close()
     await store.close()
-    return found
+    return rows_by_partition

@@ -24,15 +24,15 @@ def test_level_3_adds_what_belongs_to_principals(tmp_path: Path) -> None:
     topics, groups, keys, producers = state[-1]
     assert topics == {mine: [[alice, 1], [bob, 2]], B: [["", 1], [bob, 1]]}
     assert groups == {"group": alice}
-    assert {who: [record[0][0] for record in found] for who, found in keys.items()} == {
+    assert {who: [record[0][0] for record in records] for who, records in keys.items()} == {
         alice: ["order-20"],
         bob: ["order-20"],
     }
     assert [record[0][0] for record in state[7]] == ["order-17"]
     assert producers == [{alice: [0]}, {bob: [[0, A, 1]]}]
     assert state[13][2] == {bob: {"members": 5, "mutation_rate": 7}}
-    found, _ = folded(tmp_path, folder, name)
-    assert found.encode() == body[12:]
+    folded_state, _ = folded(tmp_path, folder, name)
+    assert folded_state.encode() == body[12:]
 
 
 # -- level 4
@@ -44,8 +44,8 @@ def test_level_4_keeps_the_batches_of_kafka_producers(tmp_path: Path) -> None:
     assert (state[0], len(state)) == (4, 20)
     assert state[-2][0] == [[1, 1001, state[14][0] - 10 * 1500]]
     header = header_of(f"wal/{17:020}", folder)
-    kept, rows, stamped = header[6]
-    assert [(chunk[5], chunk[9]) for chunk in (kept, rows, stamped)] == [
+    kept_chunk, rows, stamped = header[6]
+    assert [(chunk[5], chunk[9]) for chunk in (kept_chunk, rows, stamped)] == [
         (7, "kafka"),
         (1, ""),
         (1, "kafka"),
@@ -57,12 +57,14 @@ def test_level_4_keeps_the_batches_of_kafka_producers(tmp_path: Path) -> None:
         [["append", 1, 0, 1]],
         [["append", 2, 0, 1]],
     ]
-    found, _ = folded(tmp_path, folder, name)
-    assert found.encode() == golden(name, folder)[12:]
+    folded_state, _ = folded(tmp_path, folder, name)
+    assert folded_state.encode() == golden(name, folder)[12:]
     body = golden(f"wal/{17:020}", folder)
-    start = entries.header_length(body, "it") + kept[2]
-    batches = kept_batches.open_chunk(body[start : start + kept[3]], crc=kept[4], rows=7, key="it")
-    assert [each.count for each in batches.batches] == [4, 1, 2]
+    start = entries.header_length(body, "it") + kept_chunk[2]
+    batches = kept_batches.open_chunk(
+        body[start : start + kept_chunk[3]], crc=kept_chunk[4], rows=7, key="it"
+    )
+    assert [batch.count for batch in batches.batches] == [4, 1, 2]
     assert batches.decoded().column("value").to_pylist() == [
         *(record["value"] for record in FLIGHTS),
         *(b"2", b"3", b"1"),

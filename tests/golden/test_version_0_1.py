@@ -192,8 +192,8 @@ def start(package: Path, folder: Path) -> Iterator[Callable[[], OldBroker]]:
         return started[-1]
 
     yield start
-    for each in started:
-        each.end()
+    for broker in started:
+        broker.end()
 
 
 @contextlib.asynccontextmanager
@@ -221,7 +221,7 @@ async def append(log: Broker, value: str) -> list[list[int]]:
     key = IdempotencyKey(value, b"f", PARTITIONS)
     placed = await log.append(log.state.topic("t"), parts, size=9, is_json=False, key=key)
     assert placed is not None
-    return [[each.partition, each.base_offset] for each in placed]
+    return [[place.partition, place.base_offset] for place in placed]
 
 
 async def commit_offset(log: Broker, offset: int) -> None:
@@ -230,13 +230,21 @@ async def commit_offset(log: Broker, offset: int) -> None:
 
 
 async def read(log: Broker) -> list[Any]:
-    found = []
+    records_of_partitions = []
     for number in range(PARTITIONS):
         fetched = await log.fetch("t", number, 0, bytes_max=1 << 20)
         batches = [piece.batch.to_pylist() for piece in fetched.pieces]
-        found.append([[row["offset"], row["value"].decode()] for rows in batches for row in rows])
-    held = log.committed_offsets("g")
-    return [found, [[where.partition, each.offset] for where, each in held.items()]]
+        records_of_partitions.append(
+            [[row["offset"], row["value"].decode()] for rows in batches for row in rows]
+        )
+    committed_offsets = log.committed_offsets("g")
+    return [
+        records_of_partitions,
+        [
+            [partition.partition, committed_offset.offset]
+            for partition, committed_offset in committed_offsets.items()
+        ],
+    ]
 
 
 def dense(*values: str) -> list[list[list[object]]]:

@@ -54,8 +54,8 @@ def headings(path: Path) -> list[str]:
 @cache
 def anchors(path: Path) -> set[str]:
     """The anchors that GitHub gives to headings."""
-    kept = (re.sub(r"[^\w\- ]", "", heading.lower()) for heading in headings(path))
-    return {heading.replace(" ", "-") for heading in kept}
+    titles = (re.sub(r"[^\w\- ]", "", heading.lower()) for heading in headings(path))
+    return {heading.replace(" ", "-") for heading in titles}
 
 
 def sections(path: Path) -> set[str]:
@@ -72,18 +72,18 @@ def rules() -> set[str]:
 def unresolved(path: Path) -> Iterator[str]:
     text = one_line(text_of(path))
     for document, numbers in SECTIONS.findall(text):
-        known = sections(DESIGN if document == "DESIGN" else FORMAT)
+        section_numbers = sections(DESIGN if document == "DESIGN" else FORMAT)
         for number in re.findall(r"[\d.]*\d", numbers):
-            if number not in known:
+            if number not in section_numbers:
                 yield f"{document} {number}"
     for rule in RULES.findall(text):
         if rule not in rules():
             yield f"FORMAT rule {rule}"
     for document, name in NAMED.findall(text):
-        known = [
+        lower_headings = [
             heading.lower() for heading in headings(FORMAT if document == "FORMAT" else DIALECTS)
         ]
-        if not any(name.lower() in heading for heading in known):
+        if not any(name.lower() in heading for heading in lower_headings):
             yield f"{document}, {name}"
     yield from (cited for cited in INVARIANT.findall(text) if cited not in INVARIANTS)
     yield from OUTSIDE.findall(text)
@@ -96,8 +96,8 @@ def test_what_a_text_cites_is_in_the_tree(path: Path) -> None:
 
 @pytest.mark.parametrize("path", TEXTS, ids=Path.as_posix)
 def test_a_file_that_a_text_names_is_in_the_tree(path: Path) -> None:
-    known = {each.as_posix() for each in TREE} | ABSENT
-    assert not {name for name in FILE.findall(text_of(path)) if name not in known}
+    names = {tree_path.as_posix() for tree_path in TREE} | ABSENT
+    assert not {name for name in FILE.findall(text_of(path)) if name not in names}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=Path.as_posix)

@@ -51,7 +51,7 @@ def relative(path: Path) -> str:
 @pytest.mark.parametrize("path", YAML_FILES, ids=relative)
 def test_yaml_is_clean(path: Path) -> None:
     config = YamlLintConfig(file=str(ROOT / ".yamllint.yml"))
-    assert [str(each) for each in linter.run(path.read_text(), config, str(path))] == []
+    assert [str(problem) for problem in linter.run(path.read_text(), config, str(path))] == []
 
 
 def test_the_image_is_built_as_one_should() -> None:
@@ -76,8 +76,8 @@ def composed(profile: str) -> dict[str, Any]:
         *("-f", COMPOSE, "--profile", profile, "config", "--format", "json"),
         env={"COMPOSE_PROFILES": "", "PATH": "/usr/bin:/bin"},
     )
-    found: dict[str, Any] = json.loads(said)["services"]
-    return found
+    services: dict[str, Any] = json.loads(said)["services"]
+    return services
 
 
 def test_compose_reads_it_and_a_profile_is_a_store() -> None:
@@ -113,16 +113,19 @@ def test_containers_may_do_little() -> None:
 def test_prometheus_sends_alerts_to_the_alertmanager_of_compose() -> None:
     config = yaml.safe_load((DEPLOY / "monitoring" / "prometheus.yml").read_text())
     ((target,),) = (
-        each["targets"]
+        static_config["targets"]
         for manager in config["alerting"]["alertmanagers"]
-        for each in manager["static_configs"]
+        for static_config in manager["static_configs"]
     )
     name, _, port = target.partition(":")
     (published,) = composed("minio")[name]["ports"]
     assert published["target"] == int(port)
     routes = yaml.safe_load((DEPLOY / "compose" / "alertmanager.yml").read_text())
-    named = {routes["route"]["receiver"], *(each["receiver"] for each in routes["route"]["routes"])}
-    assert named == {each["name"] for each in routes["receivers"]}
+    named = {
+        routes["route"]["receiver"],
+        *(route["receiver"] for route in routes["route"]["routes"]),
+    }
+    assert named == {receiver["name"] for receiver in routes["receivers"]}
     alerts = yaml.safe_load((DEPLOY / "monitoring" / "alerts.yml").read_text())
     rules = (rule for group in alerts["groups"] for rule in group["rules"])
     severities = {rule["labels"]["severity"] for rule in rules if "alert" in rule}
@@ -139,8 +142,8 @@ def grace_periods() -> Iterator[tuple[str, float]]:
 
 
 def test_the_grace_period_is_longer_than_a_shutdown() -> None:
-    for where, seconds in grace_periods():
-        assert seconds > STOP_NEEDS_S, where
+    for source, seconds in grace_periods():
+        assert seconds > STOP_NEEDS_S, source
 
 
 def test_brokers_keep_idle_connections_longer_than_balancers() -> None:
@@ -183,16 +186,19 @@ def directives(unit: Path) -> dict[str, str]:
 @pytest.mark.parametrize("service", [unit for unit in UNITS if unit.suffix == ".service"])
 def test_a_service_may_write_the_log_of_this_machine(service: Path) -> None:
     """Its file system is read-only, but for the folder that all services share."""
-    given = directives(service)
-    assert given["ProtectSystem"] == "strict"
-    assert (given["StateDirectory"], given["StateDirectoryMode"]) == ("tidelog", "0700")
-    assert given["User"] == "tidelog"
+    unit_directives = directives(service)
+    assert unit_directives["ProtectSystem"] == "strict"
+    assert (unit_directives["StateDirectory"], unit_directives["StateDirectoryMode"]) == (
+        "tidelog",
+        "0700",
+    )
+    assert unit_directives["User"] == "tidelog"
 
 
 def test_systemd_starts_no_broker_again_whose_setting_is_wrong() -> None:
-    given = directives(DEPLOY / "systemd" / "tidelog-broker.service")
-    assert given["RestartPreventExitStatus"] == str(EXIT_USAGE)
-    assert given["Restart"] == "always"
+    unit_directives = directives(DEPLOY / "systemd" / "tidelog-broker.service")
+    assert unit_directives["RestartPreventExitStatus"] == str(EXIT_USAGE)
+    assert unit_directives["Restart"] == "always"
     done = subprocess.run(
         [BIN / "tidelog", "serve", "s3:///no-bucket"],
         capture_output=True,
@@ -224,9 +230,9 @@ def variables() -> Iterator[tuple[str, dict[str, str]]]:
 
 def test_settings_are_settings() -> None:
     seen = 0
-    for where, given in variables():
-        ours = {key: value for key, value in given.items() if key.startswith(PREFIX)}
+    for source, values in variables():
+        ours = {key: value for key, value in values.items() if key.startswith(PREFIX)}
         load({}, ours)  # raises where one is unknown or out of bounds
         seen += len(ours)
-        assert where
+        assert source
     assert seen > 25

@@ -38,8 +38,8 @@ def rendered(values: dict[str, Any], release: str = "log") -> list[Manifest]:
 
 
 def values_of(example: str) -> dict[str, Any]:
-    found: dict[str, Any] = yaml.safe_load(EXAMPLES[example].read_text())
-    return found
+    values: dict[str, Any] = yaml.safe_load(EXAMPLES[example].read_text())
+    return values
 
 
 @pytest.fixture(scope="module", params=sorted(EXAMPLES))
@@ -48,7 +48,9 @@ def example(request: pytest.FixtureRequest) -> tuple[str, list[Manifest]]:
 
 
 def of_kind(manifests: list[Manifest], kind: str) -> dict[str, Manifest]:
-    return {each["metadata"]["name"]: each for each in manifests if each["kind"] == kind}
+    return {
+        manifest["metadata"]["name"]: manifest for manifest in manifests if manifest["kind"] == kind
+    }
 
 
 def pods(manifests: list[Manifest]) -> Iterator[Manifest]:
@@ -68,7 +70,7 @@ def test_the_examples_are_four() -> None:
 def test_helm_has_no_complaint(name: str) -> None:
     report = helm.lint(str(CHART), values_of(name), strict=True)
     assert report["errors"] == []
-    assert [each["error"] for each in report["messages"]] == ["icon is recommended"]
+    assert [message["error"] for message in report["messages"]] == ["icon is recommended"]
 
 
 def test_kubernetes_knows_every_field(example: tuple[str, list[Manifest]]) -> None:
@@ -76,7 +78,7 @@ def test_kubernetes_knows_every_field(example: tuple[str, list[Manifest]]) -> No
     for manifest in manifests:
         if manifest["apiVersion"] != OPERATOR:
             kubernetes_validate.validate(manifest, KUBERNETES, strict=True)
-    names = [(each["kind"], each["metadata"]["name"]) for each in manifests]
+    names = [(manifest["kind"], manifest["metadata"]["name"]) for manifest in manifests]
     assert len(set(names)) == len(names)
 
 
@@ -91,7 +93,7 @@ def test_selectors_find_the_brokers(example: tuple[str, list[Manifest]]) -> None
         match manifest["kind"]:
             case "Service":
                 assert spec["selector"].items() <= labels.items()
-                assert {each["targetPort"] for each in spec["ports"]} <= {p["name"] for p in ports}
+                assert {port["targetPort"] for port in spec["ports"]} <= {p["name"] for p in ports}
             case "PodDisruptionBudget" | "Deployment" | "PodMonitor":
                 assert spec["selector"]["matchLabels"].items() <= labels.items()
             case "HorizontalPodAutoscaler":
@@ -123,7 +125,7 @@ def test_pods_are_fit_for_the_restricted_standard(example: tuple[str, list[Manif
                 "capabilities": {"drop": ["ALL"]},
             }
             assert container["resources"]["limits"]["memory"]
-            mounted = {each["name"] for each in container["volumeMounts"]}
+            mounted = {mount["name"] for mount in container["volumeMounts"]}
             assert mounted == {volume["name"] for volume in pod["volumes"]}
 
 
@@ -143,22 +145,24 @@ def test_every_pod_gets_the_settings_and_the_secret(example: tuple[str, list[Man
     assert list(of_kind(manifests, "Secret")) == (["log"] if name == "minio" else [])
     for pod in pods(manifests):
         sources = pod["spec"]["containers"][0]["envFrom"]
-        named = [each["configMapRef"]["name"] for each in sources if "configMapRef" in each]
+        named = [source["configMapRef"]["name"] for source in sources if "configMapRef" in source]
         assert named == ["log"]
         assert [s["secretRef"]["name"] for s in sources if "secretRef" in s] == secrets[name]
 
 
 def test_settings_are_settings(example: tuple[str, list[Manifest]]) -> None:
     name, manifests = example
-    given = dict(of_kind(manifests, "ConfigMap")["log"]["data"])
-    given |= of_kind(manifests, "Secret").get("log", {}).get("stringData", {})
+    values = dict(of_kind(manifests, "ConfigMap")["log"]["data"])
+    values |= of_kind(manifests, "Secret").get("log", {}).get("stringData", {})
     (deployment,) = of_kind(manifests, "Deployment").values()
     broker = deployment["spec"]["template"]["spec"]["containers"][0]
-    for each in broker["env"]:
-        if each["name"].startswith(PREFIX):
-            given[each["name"]] = each.get("value", "broker").replace("$(POD_IP)", "10.0.0.1")
-    settings = load({}, {key: value for key, value in given.items() if key.startswith(PREFIX)})
-    ports = {each["name"]: each["containerPort"] for each in broker["ports"]}
+    for variable in broker["env"]:
+        if variable["name"].startswith(PREFIX):
+            values[variable["name"]] = variable.get("value", "broker").replace(
+                "$(POD_IP)", "10.0.0.1"
+            )
+    settings = load({}, {key: value for key, value in values.items() if key.startswith(PREFIX)})
+    ports = {port["name"]: port["containerPort"] for port in broker["ports"]}
     assert (ports["http"], ports["peers"]) == (settings.port, settings.peer_port)
     assert ports.get("kafka", 0) == settings.kafka_port
     assert settings.security == ("keys" if name == "keys" else "off")

@@ -45,10 +45,10 @@ def tree() -> list[Path]:
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     try:
         listed = subprocess.run(command, cwd=ROOT, capture_output=True, check=True).stdout
-        found = [Path(name) for name in listed.decode().split("\0") if name]
+        paths = [Path(name) for name in listed.decode().split("\0") if name]
     except (OSError, subprocess.CalledProcessError):
-        found = [path.relative_to(ROOT) for path in ROOT.rglob("*") if not _is_leftover(path)]
-    return sorted(path for path in found if (ROOT / path).is_file())
+        paths = [path.relative_to(ROOT) for path in ROOT.rglob("*") if not _is_leftover(path)]
+    return sorted(path for path in paths if (ROOT / path).is_file())
 
 
 def _is_leftover(path: Path) -> bool:
@@ -137,24 +137,24 @@ def _import_name(path: Path) -> str:
 
 def _imported(path: Path) -> set[str]:
     """Import names in a module, of modules and of names in them."""
-    found = set()
+    names = set()
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
-            found |= {f"{node.module}.{alias.name}" for alias in node.names} | {node.module}
-    return found
+            names |= {f"{node.module}.{alias.name}" for alias in node.names} | {node.module}
+    return names
 
 
 def test_nothing_is_left_for_later() -> None:
-    found = [path for path in TREE if UNFINISHED.search((ROOT / path).read_bytes())]
-    assert not found, "finish it, or write down the limit where its reader looks for it"
+    paths = [path for path in TREE if UNFINISHED.search((ROOT / path).read_bytes())]
+    assert not paths, "finish it, or write down the limit where its reader looks for it"
 
 
 def test_tests_use_no_mocks() -> None:
     tests = [path for path in MODULES if path.parts[0] == "tests"]
-    found = [path for path in tests if MOCKS.search((ROOT / path).read_text(encoding="utf-8"))]
-    assert not found, "use the in-memory implementation behind the seam"
+    paths = [path for path in tests if MOCKS.search((ROOT / path).read_text(encoding="utf-8"))]
+    assert not paths, "use the in-memory implementation behind the seam"
 
 
 def test_service_names_no_part_of_a_broker() -> None:
@@ -162,11 +162,11 @@ def test_service_names_no_part_of_a_broker() -> None:
     parts = "wal|writer|reader|tail|tables|sealer|sequencer|membership|settings|store"
     owner = r"\b_?(?:log|broker|broker_log\(request\))"
     named = re.compile(rf"{owner}\.(?:{parts})\b")
-    found = [
+    places = [
         f"{path}:{number}"
         for path in TREE
         if str(path).startswith("service/") and str(path).endswith(".py")
         for number, line in enumerate((ROOT / path).read_text("utf-8").splitlines(), 1)
         if named.search(line) and "import" not in line
     ]
-    assert not found, "use the interface of storage/broker.py"
+    assert not places, "use the interface of storage/broker.py"

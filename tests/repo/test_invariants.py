@@ -15,22 +15,22 @@ TO = re.compile(r"\bI(\d+) to I(\d+)\b")
 
 def cited() -> dict[str, list[str]]:
     """By invariant, the tests whose name or docstring cites it."""
-    found = defaultdict(list)
+    tests = defaultdict(list)
     for path in sorted(TESTS.rglob("test_*.py")):
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
             is_test = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
             if is_test and node.name.startswith("test_"):
                 for invariant in of_test(node.name, ast.get_docstring(node) or ""):
-                    found[invariant].append(f"{path.relative_to(TESTS)}::{node.name}")
-    return found
+                    tests[invariant].append(f"{path.relative_to(TESTS)}::{node.name}")
+    return tests
 
 
 def of_test(name: str, docstring: str) -> set[str]:
     ranges = [(int(first), int(last)) for first, last in TO.findall(docstring)]
     ranges += [(int(a), int(b)) for a, b in re.findall(r"_i(\d+)_to_i(\d+)_", name)]
-    found = {f"I{number}" for first, last in ranges for number in range(first, last + 1)}
-    found |= set(re.findall(r"\bI\d+\b", docstring))
-    return found | {f"I{number}" for number in re.findall(r"(?<=_i)\d+(?=_)", name)}
+    invariants = {f"I{number}" for first, last in ranges for number in range(first, last + 1)}
+    invariants |= set(re.findall(r"\bI\d+\b", docstring))
+    return invariants | {f"I{number}" for number in re.findall(r"(?<=_i)\d+(?=_)", name)}
 
 
 CITED = cited()

@@ -32,21 +32,21 @@ def lines_that_keep(source: str) -> list[int]:
 
 def _values(node: ast.AST) -> Iterator[ast.AST]:
     """Yield the values that a statement or a call keeps."""
-    kept: list[ast.expr] = []
+    values: list[ast.expr] = []
     if isinstance(node, ast.Return | ast.Assign | ast.AnnAssign) and node.value is not None:
-        kept = [node.value]
+        values = [node.value]
     elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-        kept = node.args if node.func.attr in KEEPING else []
-    for value in kept:
+        values = node.args if node.func.attr in KEEPING else []
+    for value in values:
         yield from value.elts if isinstance(value, ast.List | ast.Tuple) else [value]
 
 
 def test_an_error_that_a_handler_keeps_is_bare() -> None:
     assert len(SOURCES) > 20
-    found = [
+    places = [
         f"{path}:{line}" for path in SOURCES for line in lines_that_keep((ROOT / path).read_text())
     ]
-    assert not found, f"use bare(error) of storage.core.errors: {found}"
+    assert not places, f"use bare(error) of storage.core.errors: {places}"
 
 
 @pytest.mark.parametrize(

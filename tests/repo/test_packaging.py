@@ -130,15 +130,17 @@ def test_the_base_is_small() -> None:
 
 def closure(requirements: list[str]) -> set[str]:
     """The distributions that these need in this environment, without extras."""
-    found: set[str] = set()
+    names: set[str] = set()
     left = [Requirement(text) for text in requirements]
     while left:
-        one = left.pop()
-        if (one.marker is not None and not one.marker.evaluate({"extra": ""})) or one.name in found:
+        requirement = left.pop()
+        if (
+            requirement.marker is not None and not requirement.marker.evaluate({"extra": ""})
+        ) or requirement.name in names:
             continue
-        found.add(one.name)
-        left += [Requirement(text) for text in metadata.requires(one.name) or []]
-    return found
+        names.add(requirement.name)
+        left += [Requirement(text) for text in metadata.requires(requirement.name) or []]
+    return names
 
 
 def size_of(name: str) -> int:
@@ -181,7 +183,7 @@ def test_a_wheel_holds_the_packages_and_no_other_top_level(wheel: Path) -> None:
 def test_a_wheel_has_code_in_c_if_there_is_a_compiler(wheel: Path, tmp_path: Path) -> None:
     """Without one, the installation does not fail: Python does the same."""
     without = built(tmp_path, CC="false")
-    names = [zipfile.ZipFile(each).namelist() for each in (wheel, without)]
+    names = [zipfile.ZipFile(archive).namelist() for archive in (wheel, without)]
     has_code = [any(name.endswith(".so") for name in of_one) for of_one in names]
     assert has_code == [native.IS_BUILT, False]
 
@@ -190,8 +192,8 @@ def test_a_wheel_has_code_in_c_if_there_is_a_compiler(wheel: Path, tmp_path: Pat
 def test_a_wheel_serves_outside_the_clone(wheel: Path, tmp_path: Path) -> None:
     """The dependencies are those of this environment; the code is the wheel's alone."""
     python = installed(wheel, tmp_path / "venv")
-    where, specs = run(python, "-c", WHERE, cwd=tmp_path).splitlines()
-    assert Path(where).is_relative_to(tmp_path / "venv")
+    package_path, specs = run(python, "-c", WHERE, cwd=tmp_path).splitlines()
+    assert Path(package_path).is_relative_to(tmp_path / "venv")
     assert specs == "[None, None, None]"
     tidelog = python.with_name("tidelog")
     assert run(tidelog, "--version", cwd=tmp_path).strip() == PROJECT["project"]["version"]
@@ -241,7 +243,10 @@ def commands_of(group: Any, *words: str) -> Iterator[tuple[tuple[str, ...], set[
         if hasattr(command, "commands"):
             yield from commands_of(command, *words, name)
         else:
-            yield (*words, name), {option for each in command.params for option in each.opts}
+            yield (
+                (*words, name),
+                {option for parameter in command.params for option in parameter.opts},
+            )
 
 
 def without_extras(wheel: Path, folder: Path) -> tuple[Path, dict[str, str]]:

@@ -43,13 +43,13 @@ class Block(NamedTuple):
 
 
 def blocks_of(page: str) -> list[Block]:
-    found: list[Block] = []
+    blocks: list[Block] = []
     for match in BLOCK.finditer((ROOT / page).read_text(encoding="utf-8")):
-        if match["language"] == "json" and found:
-            found[-1] = found[-1]._replace(answer=match["text"])
+        if match["language"] == "json" and blocks:
+            blocks[-1] = blocks[-1]._replace(answer=match["text"])
         else:
-            found.append(Block(match["language"], match["text"], match["reason"] or "", ""))
-    return found
+            blocks.append(Block(match["language"], match["text"], match["reason"] or "", ""))
+    return blocks
 
 
 def has_java() -> bool:
@@ -70,25 +70,28 @@ def script_of(blocks: Sequence[Block], folder: Path, port: int) -> str:
     return "\n".join(lines)
 
 
-def is_like(wanted: Any, given: Any) -> bool:
+def is_like(wanted: Any, answer: Any) -> bool:
     """Whether an answer is what the page shows: objects may have more, `...` is anything."""
     if wanted == ANYTHING:
         return True
-    if isinstance(wanted, dict) and isinstance(given, dict):
+    if isinstance(wanted, dict) and isinstance(answer, dict):
         members = {key: value for key, value in wanted.items() if key != ANYTHING}
-        return all(key in given and is_like(it, given[key]) for key, it in members.items())
-    if isinstance(wanted, list) and isinstance(given, list) and len(wanted) == len(given):
-        return all(is_like(one, other) for one, other in zip(wanted, given, strict=True))
-    return bool(wanted == given)
+        return all(key in answer and is_like(it, answer[key]) for key, it in members.items())
+    if isinstance(wanted, list) and isinstance(answer, list) and len(wanted) == len(answer):
+        return all(
+            is_like(wanted_item, answer_item)
+            for wanted_item, answer_item in zip(wanted, answer, strict=True)
+        )
+    return bool(wanted == answer)
 
 
 def last_of(text: str) -> Any:
     """The last of the answers: a block may have several commands."""
-    decoder, at, found = json.JSONDecoder(), 0, None
-    while at < len(text):
-        found, at = decoder.raw_decode(text, at)
-        at += len(text[at:]) - len(text[at:].lstrip())
-    return found
+    decoder, position, answer = json.JSONDecoder(), 0, None
+    while position < len(text):
+        answer, position = decoder.raw_decode(text, position)
+        position += len(text[position:]) - len(text[position:].lstrip())
+    return answer
 
 
 @pytest.mark.parametrize("page", READ)
@@ -135,8 +138,8 @@ def test_every_block_does_what_the_page_says(page: str, tmp_path: Path) -> None:
     assert ran == list(range(len(blocks)))
     for number, block in enumerate(blocks):
         if block.answer:
-            given = last_of((tmp_path / f"{number}.out").read_text())
-            assert is_like(json.loads(block.answer), given), f"{block.text}{json.dumps(given)}"
+            answer = last_of((tmp_path / f"{number}.out").read_text())
+            assert is_like(json.loads(block.answer), answer), f"{block.text}{json.dumps(answer)}"
 
 
 SERVE = re.compile(r"^(tidelog serve [^#\n]*?)(?: --port (\d+))? *(?:#.*)?$", re.MULTILINE)
@@ -156,9 +159,9 @@ def run_serving(block: Block, folder: Path, checks: str) -> str:
     then the checks; `$FIRST` and `$LAST` are URLs of the brokers. Return the output."""
     ports: list[int] = []
 
-    def in_background(found: re.Match[str]) -> str:
+    def in_background(match: re.Match[str]) -> str:
         ports.append(free_port())
-        return f"{found[1]} --port {ports[-1]} > {ports[-1]}.log 2>&1 &\nready {ports[-1]}"
+        return f"{match[1]} --port {ports[-1]} > {ports[-1]}.log 2>&1 &\nready {ports[-1]}"
 
     text = SERVE.sub(in_background, block.text)
     assert ports
@@ -180,8 +183,8 @@ def run_serving(block: Block, folder: Path, checks: str) -> str:
 
 
 def block_of_guide(words: str) -> Block:
-    (found,) = (block for block in blocks_of("service/GUIDE.md") if words in block.text)
-    return found
+    (guide_block,) = (block for block in blocks_of("service/GUIDE.md") if words in block.text)
+    return guide_block
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")

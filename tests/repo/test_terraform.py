@@ -57,9 +57,9 @@ def test_variables_and_outputs_say_what_they_are() -> None:
 @pytest.mark.parametrize("name", ["minimal", "production"])
 def test_an_example_gives_what_the_module_takes(name: str) -> None:
     (module,) = hcl.of_kind("module", hcl.EXAMPLES / name)
-    given = set(hcl.members(module.body)) - {"source"}
-    assert given <= set(VARIABLES)
-    assert given >= {name for name, body in VARIABLES.items() if "default" not in body}
+    arguments = set(hcl.members(module.body)) - {"source"}
+    assert arguments <= set(VARIABLES)
+    assert arguments >= {name for name, body in VARIABLES.items() if "default" not in body}
     assert (hcl.EXAMPLES / name / hcl.text(module.body["source"])).resolve() == hcl.MODULE
 
 
@@ -108,11 +108,11 @@ def test_only_roles_of_the_module_get_policies_that_are_there() -> None:
 
 
 def test_settings_are_settings() -> None:
-    given = set(re.findall(r"\bTIDELOG_[A-Z0-9_]+(?= *=)", SOURCE))
+    names = set(re.findall(r"\bTIDELOG_[A-Z0-9_]+(?= *=)", SOURCE))
     example = hcl.source(hcl.EXAMPLES / "production")
     memory = dict(re.findall(r'(TIDELOG_[A-Z_]+) *= "(\d+)"', example))
-    assert len(given) >= 7
-    number = dict.fromkeys(given, "8083") | {"TIDELOG_STORE": "memory://", "TIDELOG_HOST": "h"}
+    assert len(names) >= 7
+    number = dict.fromkeys(names, "8083") | {"TIDELOG_STORE": "memory://", "TIDELOG_HOST": "h"}
     load({}, number | memory)
     (task,) = re.findall(r"broker_memory = (\d+)", example)
     assert sum(map(int, memory.values())) + 2**30 < int(task) * 2**20
@@ -135,11 +135,11 @@ def test_the_schema_is_read_as_the_provider_means_it(tmp_path: Path) -> None:
         "    class RuleProperty:\n"
         "        def __init__(self, *, days: int): ...\n"
     )
-    found = schema.Schema(tmp_path)
+    provider_schema = schema.Schema(tmp_path)
     block = {hcl.IS_BLOCK: True}
 
     def wrong(**body: object) -> list[str]:
-        return list(schema.wrong(found, hcl.Block("resource", ("aws_thing", "x"), body)))
+        return list(schema.wrong(provider_schema, hcl.Block("resource", ("aws_thing", "x"), body)))
 
     assert wrong(name=1, **{"and": 2, "count": 3}) == []
     assert wrong(name=1, rule=[{**block, "days": 1}]) == []
@@ -149,7 +149,7 @@ def test_the_schema_is_read_as_the_provider_means_it(tmp_path: Path) -> None:
         "aws_thing.x.rule[0]: days is missing",
     ]
     absent = hcl.Block("resource", ("aws_nothing", "x"), {})
-    assert list(schema.wrong(found, absent)) == ["aws_nothing.x: there is no aws_nothing"]
+    assert list(schema.wrong(provider_schema, absent)) == ["aws_nothing.x: there is no aws_nothing"]
 
 
 def test_aws_takes_the_policies_as_they_are() -> None:
@@ -170,5 +170,8 @@ def test_aws_takes_the_policies_as_they_are() -> None:
         with pytest.raises(ClientError, match="MalformedPolicyDocument"):
             iam.create_policy(PolicyName="broken", PolicyDocument=broken)
         s3.put_bucket_policy(Bucket=server.bucket, Policy=hcl.template("bucket", **words))
-        kept = json.loads(s3.get_bucket_policy(Bucket=server.bucket)["Policy"])
-        assert [each["Sid"] for each in kept["Statement"]] == ["TlsOnly", "WalIsWrittenOnce"]
+        policy = json.loads(s3.get_bucket_policy(Bucket=server.bucket)["Policy"])
+        assert [statement["Sid"] for statement in policy["Statement"]] == [
+            "TlsOnly",
+            "WalIsWrittenOnce",
+        ]

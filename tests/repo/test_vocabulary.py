@@ -48,10 +48,10 @@ def test_comments_docstrings_and_messages_are_texts(tmp_path: Path) -> None:
 
 
 def test_texts_of_the_tree_keep_to_the_vocabulary() -> None:
-    found = violations(TREE)
-    assert not found, "\n".join(f"{v.path}:{v.line}: {v.text}" for v in found)
+    all_violations = violations(TREE)
+    assert not all_violations, "\n".join(f"{v.path}:{v.line}: {v.text}" for v in all_violations)
 
 
 def test_each_allowed_text_is_in_its_file() -> None:
     for path, text in ALLOWED:
-        assert text in {found for _, found in texts(ROOT / path)}
+        assert text in {file_text for _, file_text in texts(ROOT / path)}

@@ -90,30 +90,30 @@ def _comments(source: str) -> Iterator[tuple[int, str]]:
 
 def violations(paths: Iterable[Path]) -> list[Violation]:
     """Return the violations in files, given relative to the root."""
-    found = []
+    all_violations = []
     for path in paths:
         if path.suffix in PROSE | {".py"} and "vendor" not in path.parts:
             for line, text in texts(ROOT / path):
                 if (path.as_posix(), text) not in ALLOWED:
-                    found += [
+                    all_violations += [
                         Violation(
                             path.as_posix(),
-                            line + text.count("\n", 0, at),
+                            line + text.count("\n", 0, position),
                             " ".join(excerpt.split()),
                         )
-                        for at, excerpt in faults(text)
+                        for position, excerpt in faults(text)
                     ]
-    return found
+    return all_violations
 
 
 def _main(names: list[str]) -> int:
     roots = [Path(name) for name in names or ["."]]
     paths = [path for path in TREE if any(path.is_relative_to(root) for root in roots)]
-    found = violations(paths)
-    for violation in found:
+    all_violations = violations(paths)
+    for violation in all_violations:
         print(f"{violation.path}:{violation.line}: {violation.text}")
-    print(f"{len(found)} violations of the vocabulary rule in {len(paths)} files")
-    return 1 if found else 0
+    print(f"{len(all_violations)} violations of the vocabulary rule in {len(paths)} files")
+    return 1 if all_violations else 0
 
 
 if __name__ == "__main__":

@@ -33,9 +33,9 @@ from tidelog.storage.log import Log, LogSettings
 @pytest.fixture(autouse=True)
 def loop_is_not_held() -> Iterator[None]:
     """No step of the service holds the loop for longer than 20 ms of CPU time."""
-    with measured() as held:
+    with measured() as held_steps:
         yield
-    assert not held.found, f"the service held the loop (s, what ran): {held.found}"
+    assert not held_steps.found, f"the service held the loop (s, what ran): {held_steps.found}"
 
 
 QUIET = LogSettings(poll_interval_s=60.0, is_sealing=False)
@@ -173,9 +173,9 @@ def ends(log: Log, topic: str = "t") -> list[int]:
 async def stored(log: Log, partition: int = 0, topic: str = "t") -> list[dict[str, Any]]:
     """The partition's records, from the log itself; their offsets must be dense from zero."""
     fetched = await log.fetch(topic, partition, 0, bytes_max=1 << 30)
-    found = [row for piece in fetched.pieces for row in piece.batch.to_pylist()]
-    assert [row["offset"] for row in found] == list(range(len(found)))
-    return found
+    rows = [row for piece in fetched.pieces for row in piece.batch.to_pylist()]
+    assert [row["offset"] for row in rows] == list(range(len(rows)))
+    return rows
 
 
 async def until(condition: Any, seconds: float = 5.0) -> None:
@@ -250,11 +250,13 @@ def arrow_of(*batches: pa.RecordBatch, compression: Any = None) -> bytes:
 FIRST_MS = 1_700_000_000_000
 
 
-async def append(log: Log, *values: bytes | None, partition: int = 0, at: int = FIRST_MS) -> None:
-    """Records `at`, `at` + 1, ... ms."""
+async def append(
+    log: Log, *values: bytes | None, partition: int = 0, timestamp_ms: int = FIRST_MS
+) -> None:
+    """Records `timestamp_ms`, `timestamp_ms` + 1, ... ms."""
     count = len(values)
     size = count + sum(len(value) for value in values if value is not None)
-    rows = Rows(list(range(at, at + count)), [None] * count, list(values))
+    rows = Rows(list(range(timestamp_ms, timestamp_ms + count)), [None] * count, list(values))
     await log.append(log.state.topic("t"), [(partition, rows)], size=size, is_json=False)
 
 

@@ -34,11 +34,11 @@ class Instance:
     async def read(self, **query: Any) -> list[Any]:
         """Values."""
         text = "&".join(f"{name}={value}" for name, value in query.items())
-        return [each["value"] for each in await self.ok("GET", f"/records?{text}")]
+        return [record["value"] for record in await self.ok("GET", f"/records?{text}")]
 
     async def committed(self) -> dict[int, int]:
         said = await self.ok("GET", "/offsets")
-        return {each["partition"]: each["offset"] for each in said["offsets"]}
+        return {row["partition"]: row["offset"] for row in said["offsets"]}
 
 
 async def created(broker: Broker, group: str = "g", **body: Any) -> Instance:

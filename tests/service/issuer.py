@@ -39,12 +39,12 @@ def jwk(key_id: str, key: Any, **more: Any) -> dict[str, Any]:
     """The public key as a member of a JWKS."""
     public = key.public_key()
     if isinstance(public, rsa.RSAPublicKey):
-        found = jwt.algorithms.RSAAlgorithm.to_jwk(public, as_dict=True)
+        fields = jwt.algorithms.RSAAlgorithm.to_jwk(public, as_dict=True)
     elif isinstance(public, ec.EllipticCurvePublicKey):
-        found = jwt.algorithms.ECAlgorithm.to_jwk(public, as_dict=True)
+        fields = jwt.algorithms.ECAlgorithm.to_jwk(public, as_dict=True)
     else:
-        found = jwt.algorithms.OKPAlgorithm.to_jwk(public, as_dict=True)
-    return {**found, "kid": key_id, "use": "sig", **more}
+        fields = jwt.algorithms.OKPAlgorithm.to_jwk(public, as_dict=True)
+    return {**fields, "kid": key_id, "use": "sig", **more}
 
 
 class FakeIssuer:
@@ -70,12 +70,12 @@ class FakeIssuer:
         if path in self.answers:
             return self.answers[path]
         if path == "/.well-known/openid-configuration":
-            found: Any = {"issuer": self.url, "jwks_uri": f"{self.url}/jwks"}
+            document: Any = {"issuer": self.url, "jwks_uri": f"{self.url}/jwks"}
         elif path == "/jwks":
-            found = {"keys": self.keys}
+            document = {"keys": self.keys}
         else:
             return 404, b"", {}
-        return 200, json.dumps(found).encode(), {}
+        return 200, json.dumps(document).encode(), {}
 
     def token(
         self,
@@ -98,10 +98,10 @@ class FakeIssuer:
             "exp": now_s + lives_s,
             **claims,
         }
-        given = {name: value for name, value in all_claims.items() if value is not None}
+        payload = {name: value for name, value in all_claims.items() if value is not None}
         head = {} if key_id is None else {"kid": key_id}
         signer = key_for(algorithm) if key is None else key
-        return jwt.encode(given, signer, algorithm=algorithm, headers={**head, **(headers or {})})
+        return jwt.encode(payload, signer, algorithm=algorithm, headers={**head, **(headers or {})})
 
 
 def bearer(token: str) -> dict[str, str]:
@@ -112,8 +112,8 @@ def bearer(token: str) -> dict[str, str]:
 def running_issuer() -> Iterator[FakeIssuer]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            status, body, headers = found.answer(self.path)
-            found.may_answer.wait(60)
+            status, body, headers = issuer.answer(self.path)
+            issuer.may_answer.wait(60)
             self.send_response(status)
             for name, value in headers.items():
                 self.send_header(name, value)
@@ -125,12 +125,12 @@ def running_issuer() -> Iterator[FakeIssuer]:
             return
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        found = FakeIssuer(f"http://127.0.0.1:{server.server_port}")
+        issuer = FakeIssuer(f"http://127.0.0.1:{server.server_port}")
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         try:
-            yield found
+            yield issuer
         finally:
-            found.may_answer.set()
+            issuer.may_answer.set()
             server.shutdown()
             thread.join()

@@ -30,8 +30,8 @@ async def broker(store: MemoryStore) -> AsyncIterator[Broker]:
 
 
 async def ask(broker: Broker, method: str, path: str = "acls", **sent: Any) -> httpx.Response:
-    at = f"/v3/clusters/{broker.log.identity.cluster_id}/{path}"
-    return await broker.http.request(method, at, headers=ADMIN, **sent)
+    url = f"/v3/clusters/{broker.log.identity.cluster_id}/{path}"
+    return await broker.http.request(method, url, headers=ADMIN, **sent)
 
 
 async def test_an_acl_is_created_found_and_deleted(broker: Broker) -> None:
@@ -56,10 +56,10 @@ async def test_an_acl_is_created_found_and_deleted(broker: Broker) -> None:
     assert shown["cluster_id"] == broker.log.identity.cluster_id
     assert {name: shown[name] for name in READ} == READ
     assert made.headers["location"] == shown["metadata"]["self"]
-    found = await broker.http.get(made.headers["location"], headers=ADMIN)
-    assert found.json()["data"] == [shown]
-    gone = await ask(broker, "DELETE", params=ANYTHING | {"principal": "User:alice"})
-    assert (gone.status_code, gone.json()) == (200, {"data": [shown]})
+    answer = await broker.http.get(made.headers["location"], headers=ADMIN)
+    assert answer.json()["data"] == [shown]
+    deletion = await ask(broker, "DELETE", params=ANYTHING | {"principal": "User:alice"})
+    assert (deletion.status_code, deletion.json()) == (200, {"data": [shown]})
     assert (await ask(broker, "GET")).json()["data"] == []
     assert (await ask(broker, "DELETE", params=ANYTHING)).json() == {"data": []}
 

@@ -61,11 +61,11 @@ async def test_links_lead_to_what_they_name(
 
 def _links(said: Any) -> list[str]:
     if isinstance(said, list):
-        return [link for each in said for link in _links(each)]
+        return [link for value in said for link in _links(value)]
     if not isinstance(said, dict):
         return []
     own = [said[key] for key in ("self", "related") if key in said]
-    return own + [link for each in said.values() for link in _links(each)]
+    return own + [link for value in said.values() for link in _links(value)]
 
 
 async def test_the_cluster(client: httpx.AsyncClient, log: Log, v3: str) -> None:
@@ -118,7 +118,10 @@ async def test_broker_replicas_are_all_partitions(
 ) -> None:
     await log.create_topic("t", 2, {})
     replicas = data_of(await client.get(f"{v3}/brokers/1/partition-replicas"))
-    assert [(each["topic_name"], each["partition_id"]) for each in replicas] == [("t", 0), ("t", 1)]
+    assert [(replica["topic_name"], replica["partition_id"]) for replica in replicas] == [
+        ("t", 0),
+        ("t", 1),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -161,8 +164,8 @@ async def test_links_go_through_the_proxy(
     st.text(),
 )
 def test_no_header_breaks_the_origin(headers: dict[str, str], path: str) -> None:
-    where = origin(headers, clean_path(path), proto="http", server="localhost:80")
-    assert httpx.URL(where.url).is_absolute_url
+    request_origin = origin(headers, clean_path(path), proto="http", server="localhost:80")
+    assert httpx.URL(request_origin.url).is_absolute_url
 
 
 # -- topics
@@ -247,7 +250,7 @@ async def test_topics_are_listed_by_name(client: httpx.AsyncClient, log: Log, v3
     said = (await client.get(f"{v3}/topics")).json()
     assert said["kind"] == "KafkaTopicList"
     assert said["metadata"] == {"self": f"http://tide:8082{v3}/topics", "next": None}
-    assert [each["topic_name"] for each in said["data"]] == ["a", "b"]
+    assert [topic["topic_name"] for topic in said["data"]] == ["a", "b"]
 
 
 async def test_partitions_only_grow(client: httpx.AsyncClient, log: Log, v3: str) -> None:
@@ -287,7 +290,9 @@ async def test_configs_say_where_they_come_from(
     client: httpx.AsyncClient, log: Log, v3: str
 ) -> None:
     await log.create_topic("t", 1, {"segment.ms": "5000"})
-    configs = {each["name"]: each for each in data_of(await client.get(f"{v3}/topics/t/configs"))}
+    configs = {
+        config["name"]: config for config in data_of(await client.get(f"{v3}/topics/t/configs"))
+    }
     assert set(configs) == set(CONFIGS)
     own = configs["segment.ms"]
     assert (own["value"], own["is_default"], own["source"]) == (
@@ -303,8 +308,8 @@ async def test_configs_say_where_they_come_from(
     assert (await client.get(f"{v3}/topics/t/configs/segment.ms")).json() == own
     assert data_of(await client.get(f"{v3}/topics/-/configs")) == list(configs.values())
     defaults = data_of(await client.get(f"{v3}/topics/t/default-configs"))
-    assert all(each["is_default"] for each in defaults)
-    assert {each["name"]: each["value"] for each in defaults} == {
+    assert all(config["is_default"] for config in defaults)
+    assert {config["name"]: config["value"] for config in defaults} == {
         name: key.default for name, key in CONFIGS.items()
     }
     answer = await client.get(f"{v3}/topics/t/configs/no.such")
@@ -313,10 +318,10 @@ async def test_configs_say_where_they_come_from(
 
 async def test_a_config_is_set_and_reset(client: httpx.AsyncClient, log: Log, v3: str) -> None:
     await log.create_topic("t", 1, {})
-    at = f"{v3}/topics/t/configs/segment.ms"
-    assert (await client.put(at, json={"value": 7000})).status_code == 204
+    path = f"{v3}/topics/t/configs/segment.ms"
+    assert (await client.put(path, json={"value": 7000})).status_code == 204
     assert log.state.topic("t").configs == {"segment.ms": "7000"}
-    assert (await client.delete(at)).status_code == 204
+    assert (await client.delete(path)).status_code == 204
     assert log.state.topic("t").configs == {}
 
 
@@ -379,14 +384,14 @@ async def test_partitions_replicas_and_offsets(
 ) -> None:
     await log.create_topic("t", 2, {})
     partitions = data_of(await client.get(f"{v3}/topics/t/partitions"))
-    assert [each["partition_id"] for each in partitions] == [0, 1]
-    at = f"{v3}/topics/t/partitions/1"
-    assert partitions[1] == (await client.get(at)).json()
-    (replica,) = data_of(await client.get(f"{at}/replicas"))
-    assert replica == (await client.get(f"{at}/replicas/1")).json()
+    assert [partition["partition_id"] for partition in partitions] == [0, 1]
+    path = f"{v3}/topics/t/partitions/1"
+    assert partitions[1] == (await client.get(path)).json()
+    (replica,) = data_of(await client.get(f"{path}/replicas"))
+    assert replica == (await client.get(f"{path}/replicas/1")).json()
     assert (replica["broker_id"], replica["is_leader"], replica["is_in_sync"]) == (1, True, True)
-    assert (await client.get(f"{at}/replicas/2")).status_code == 404
-    assert (await client.get(f"{at}/reassignment")).status_code == 404
+    assert (await client.get(f"{path}/replicas/2")).status_code == 404
+    assert (await client.get(f"{path}/reassignment")).status_code == 404
     assert data_of(await client.get(f"{v3}/topics/t/partitions/-/reassignment")) == []
     for number in ("2", "x", "-1"):
         answer = await client.get(f"{v3}/topics/t/partitions/{number}")

@@ -48,12 +48,12 @@ def limits(**chosen: float) -> Limits:
 
 def ended(admission: Admission[Client], now_s: float) -> list[tuple[Client, Phase]]:
     """One whole round."""
-    found: list[tuple[Client, Phase]] = []
+    clients: list[tuple[Client, Phase]] = []
     is_last = False
     while not is_last:
         some, is_last = admission.overdue(now_s)
-        found += some
-    return found
+        clients += some
+    return clients
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -90,18 +90,18 @@ def test_connections_are_bounded_and_nothing_is_left(seed: int) -> None:
         if deed <= 1:
             phase = rng.choice((Phase.IDLE, Phase.SERVED))
             client, address = Client(phase, rng.choice("pqr")), rng.choice("abc")
-            gone = admission.arrive(client, address)
+            closed_client = admission.arrive(client, address)
             opened[client] = address
             if admission.is_spare(client):
                 spare.add(client)
-            if gone is not None:
-                if gone in proved:
-                    owners = [each.owner for each in proved]
-                    assert owners.count(gone.owner) > 1
-                    assert gone.phase is Phase.IDLE
-                proved.discard(gone)
-                spare.discard(gone)
-                del opened[gone]
+            if closed_client is not None:
+                if closed_client in proved:
+                    owners = [proved_client.owner for proved_client in proved]
+                    assert owners.count(closed_client.owner) > 1
+                    assert closed_client.phase is Phase.IDLE
+                proved.discard(closed_client)
+                spare.discard(closed_client)
+                del opened[closed_client]
         elif opened:
             client = rng.choice(list(opened))
             if deed == 2:
@@ -316,14 +316,14 @@ def test_a_body_needs_more_than_a_byte_now_and_then() -> None:
     slow, steady = Client(Phase.BODY), Client(Phase.BODY)
     for client in (slow, steady):
         admission.arrive(client, "a")
-    found: list[tuple[Client, Phase]] = []
+    clients: list[tuple[Client, Phase]] = []
     now_s = 0.0
-    while not found and now_s < 1000:
+    while not clients and now_s < 1000:
         now_s += 1.0
         slow.progress += 1
         steady.progress += 2 * BYTES_PER_S_MIN
-        found = ended(admission, now_s)
-    assert found == [(slow, Phase.BODY)]
+        clients = ended(admission, now_s)
+    assert clients == [(slow, Phase.BODY)]
     assert now_s <= bounds.body_s + 2
 
 
@@ -386,6 +386,6 @@ def test_descriptors_are_kept_for_the_store(files: int) -> None:
     divided = connection_limits(files, 10_000, 1_000)
     assert divided.clients <= 10_000
     assert divided.peers <= 1_000
-    kept = files - divided.clients - divided.peers
-    assert kept >= min(KEPT_FILES, files // 2)
-    assert divided.backlog <= kept // 4
+    kept_files = files - divided.clients - divided.peers
+    assert kept_files >= min(KEPT_FILES, files // 2)
+    assert divided.backlog <= kept_files // 4

@@ -48,7 +48,7 @@ async def broker(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> AsyncIt
 def watched(
     monkeypatch: pytest.MonkeyPatch,
     broker: Broker,
-    where: Any,
+    owner: Any,
     name: str,
     size_of: Callable[[Any], int],
     least: int = SMALL,
@@ -56,7 +56,7 @@ def watched(
     """Return a list. Each call adds the bytes that the answers held before, and the bytes that it
     made, if these are more than `least`."""
     calls: Calls = []
-    work = getattr(where, name)
+    work = getattr(owner, name)
 
     def watching(*args: Any) -> Any:
         used = broker.app.admission.answers.used
@@ -65,7 +65,7 @@ def watched(
             calls.append((used, size))
         return made
 
-    monkeypatch.setattr(where, name, watching)
+    monkeypatch.setattr(owner, name, watching)
     return calls
 
 
@@ -156,7 +156,7 @@ async def test_a_page_is_freed_when_it_is_packed(
         packed.append((len(body), len(made), tracemalloc.get_traced_memory()[0]))
         return made
 
-    kept: list[int] = []
+    used_sizes: list[int] = []
 
     def after(coding: bytes) -> tuple[tuple[bytes, bytes], ...]:
         ((size, _, before),) = packed
@@ -164,7 +164,7 @@ async def test_a_page_is_freed_when_it_is_packed(
         while before - tracemalloc.get_traced_memory()[0] < size * 3 // 4:
             assert time.monotonic() < until_s, "the page is not freed"
             time.sleep(0.001)  # the thread frees the page just after its result is here
-        kept.append(broker.app.admission.answers.used)
+        used_sizes.append(broker.app.admission.answers.used)
         return content_coding.headers_of(coding)
 
     monkeypatch.setattr(fetch, "pack", packing)
@@ -185,7 +185,7 @@ async def test_a_page_is_freed_when_it_is_packed(
     assert answer.status_code == 200
     ((size, packed_size, _),) = packed
     assert size > MIB
-    assert kept == [packed_size]
+    assert used_sizes == [packed_size]
 
 
 async def test_a_page_whose_packing_has_no_memory_is_refused(broker: Broker) -> None:

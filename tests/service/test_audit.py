@@ -42,9 +42,10 @@ async def test_refusals_logins_and_changes_are_written(tmp_path: Path) -> None:
         made = await http.post("/tidelog/v1/keys", json={"principal": "User:bob"}, headers=ADMIN)
         await http.post("/tidelog/v1/logout", headers=cookie)
         await http.post("/topics/t", headers={**ADMIN, "sec-fetch-site": "cross-site"})
-    found = events(file)
+    audit_events = events(file)
     assert [
-        (each["event"], each.get("principal"), each["status"], each["request"]) for each in found
+        (event["event"], event.get("principal"), event["status"], event["request"])
+        for event in audit_events
     ] == [
         ("denied", "User:alice", 403, "POST /topics/t"),
         ("unauthenticated", None, 401, "GET /topics?a=b"),
@@ -55,11 +56,13 @@ async def test_refusals_logins_and_changes_are_written(tmp_path: Path) -> None:
         ("logout", "User:admin", 204, "POST /tidelog/v1/logout"),
         ("denied", None, 403, "POST /topics/t"),
     ]
-    assert found[0]["client"] == "127.0.0.1"
-    assert found[0]["forwarded_for"] == "203.0.113.7"
-    assert found[0]["reason"] == "not authorized: User:alice may not WRITE topic 't'"
-    assert found[5]["detail"].endswith(f"created key {made.json()['key_id']} of User:bob")
-    assert all(each["broker"] == "broker-1" and each["time"].endswith("Z") for each in found)
+    assert audit_events[0]["client"] == "127.0.0.1"
+    assert audit_events[0]["forwarded_for"] == "203.0.113.7"
+    assert audit_events[0]["reason"] == "not authorized: User:alice may not WRITE topic 't'"
+    assert audit_events[5]["detail"].endswith(f"created key {made.json()['key_id']} of User:bob")
+    assert all(
+        event["broker"] == "broker-1" and event["time"].endswith("Z") for event in audit_events
+    )
     for secret in ("wrong-secret", ADMIN_KEY, made.json()["secret"]):
         assert secret not in file.read_text()
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
@@ -84,11 +87,11 @@ async def test_a_flood_is_left_out_and_counted(
         made = await broker.http.post("/admin/topics", json={"topic_name": "t"}, headers=ADMIN)
         assert made.status_code == 201
     before = events(tmp_path / "audit.jsonl.1")
-    left_out = sum(each.get("left_out", 0) for each in before)
-    written = sum(each["event"] == "unauthenticated" for each in before)
+    left_out = sum(event.get("left_out", 0) for event in before)
+    written = sum(event["event"] == "unauthenticated" for event in before)
     assert written + left_out == 50
     assert left_out == broker.app.counters.audit_lost["flood"] > 40
-    assert [each["event"] for each in events(file)] == ["change"]
+    assert [event["event"] for event in events(file)] == ["change"]
 
 
 async def test_a_file_that_cannot_be_written_stops_a_start_and_no_request(tmp_path: Path) -> None:
@@ -110,7 +113,7 @@ async def test_what_a_client_chooses_is_cut_and_stays_one_line(
     """By default, security writes to the broker's log; as JSON, an event is an object in it."""
     async with secured(MemoryStore()) as broker:
         await broker.http.get("/topics/a%0Ab%ED%A0%80" + "x" * 5000)
-    (record,) = [each for each in caplog.records if each.name == "tidelog.audit"]
+    (record,) = [record for record in caplog.records if record.name == "tidelog.audit"]
     text = record.getMessage()
     assert "\n" not in text
     assert len(text) < 2000
@@ -147,7 +150,7 @@ async def test_changes_of_unknown_outcome_are_written(
         await asyncio.sleep(0)
 
     await own.change(app, scope, nothing, nothing)
-    assert [each["status"] for each in written] == [504]
+    assert [event["status"] for event in written] == [504]
 
 
 # -- lines of the broker's log

@@ -86,7 +86,7 @@ async def test_listings_show_what_may_be_described(broker: Broker, alice: dict[s
 
     async def names(path: str, field: str) -> list[str]:
         said = (await broker.http.get(path, headers=alice)).json()
-        return [each[field] for each in (said["data"] if isinstance(said, dict) else said)]
+        return [row[field] for row in (said["data"] if isinstance(said, dict) else said)]
 
     assert (await broker.http.get("/topics", headers=alice)).json() == ["t"]
     assert await names(f"{cluster}/topics", "topic_name") == ["t"]
@@ -191,26 +191,26 @@ async def test_an_instance_needs_its_group_and_its_topics(
     await produce(broker, "u", ADMIN)
     assert_denied(await broker.http.post("/consumers/g", json={}, headers=V2 | alice))
     await allow(broker.log, "User:alice", "READ", "GROUP", "g")
-    at = await created(broker, alice)
+    path = await created(broker, alice)
     headers = V2 | alice
-    where = {"partitions": [{"topic": "t", "partition": 0}]}
+    partitions = {"partitions": [{"topic": "t", "partition": 0}]}
     offsets = {"offsets": [{"topic": "t", "partition": 0, "offset": 0}]}
     for what, body in (
         ("subscription", {"topics": ["t"]}),
-        ("assignments", where),
+        ("assignments", partitions),
         ("offsets", offsets),
         ("positions", offsets),
-        ("positions/beginning", where),
+        ("positions/beginning", partitions),
     ):
-        assert_denied(await broker.http.post(f"{at}/{what}", json=body, headers=headers))
+        assert_denied(await broker.http.post(f"{path}/{what}", json=body, headers=headers))
     await allow(broker.log, "User:alice", "READ", "TOPIC", "t")
-    done = await broker.http.post(f"{at}/subscription", json={"topics": ["t"]}, headers=headers)
+    done = await broker.http.post(f"{path}/subscription", json={"topics": ["t"]}, headers=headers)
     assert done.status_code == 204
-    read = await broker.http.get(f"{at}/records?timeout=0", headers=alice | {"accept": JSON})
-    assert [each["value"] for each in read.json()] == [1]
+    read = await broker.http.get(f"{path}/records?timeout=0", headers=alice | {"accept": JSON})
+    assert [record["value"] for record in read.json()] == [1]
     await allow(broker.log, "User:alice", "READ", "TOPIC", "t", permission="DENY")
     await append(broker.log, b"2")
-    read = await broker.http.get(f"{at}/records?timeout=0", headers=alice | {"accept": JSON})
+    read = await broker.http.get(f"{path}/records?timeout=0", headers=alice | {"accept": JSON})
     assert_denied(read)
 
 
@@ -219,23 +219,23 @@ async def test_a_pattern_finds_what_its_owner_may_see(
 ) -> None:
     await produce(broker, "u", ADMIN)
     await allow(broker.log, "User:alice", "READ", "GROUP", "g")
-    at = await created(broker, alice)
+    path = await created(broker, alice)
     body = {"topic_pattern": "u.*"}
-    answer = await broker.http.post(f"{at}/subscription", json=body, headers=V2 | alice)
+    answer = await broker.http.post(f"{path}/subscription", json=body, headers=V2 | alice)
     assert answer.status_code == 204
 
     async def read() -> httpx.Response:
         await broker.consumers._tick()  # as each second
-        return await broker.http.get(f"{at}/records?timeout=0", headers=alice | {"accept": JSON})
+        return await broker.http.get(f"{path}/records?timeout=0", headers=alice | {"accept": JSON})
 
     assert (await read()).json() == []
     await allow(broker.log, "User:alice", "DESCRIBE", "TOPIC", "u")
     assert "READ topic 'u'" in assert_denied(await read())
     await allow(broker.log, "User:alice", "READ", "TOPIC", "u")
-    assert [each["topic"] for each in (await read()).json()] == ["u"]
+    assert [record["topic"] for record in (await read()).json()] == ["u"]
     await produce(broker, "u", ADMIN)
     await allow(broker.log, "User:alice", "ALL", "TOPIC", "u", permission="DENY")
-    denied = await broker.http.get(f"{at}/records?timeout=0", headers=alice | {"accept": JSON})
+    denied = await broker.http.get(f"{path}/records?timeout=0", headers=alice | {"accept": JSON})
     assert "'u'" not in assert_denied(denied)  # before the next look
     assert (await read()).json() == []
 
@@ -251,10 +251,10 @@ async def test_groups_are_seen_and_reset_by_whom_they_may(
     await allow(broker.log, "User:alice", "READ", "GROUP", "g")
     await allow(broker.log, "User:alice", "READ", "TOPIC", "t")
     listed = (await broker.http.get(cluster, headers=alice)).json()["data"]
-    assert [each["consumer_group_id"] for each in listed] == ["g"]
+    assert [group["consumer_group_id"] for group in listed] == ["g"]
     for path in ("offsets", "lags"):
         shown = (await broker.http.get(f"{cluster}/g/{path}", headers=alice)).json()["data"]
-        assert [each["topic_name"] for each in shown] == ["t"]
+        assert [partition["topic_name"] for partition in shown] == ["t"]
     (summary,) = (await broker.http.get("/tidelog/v1/groups", headers=alice)).json()["data"]
     assert summary["topics"] == ["t"]
     for body, is_allowed in (
@@ -303,16 +303,16 @@ async def test_a_request_that_is_handed_over_keeps_its_rights_and_not_its_secret
         await append(far.log, b"1")
         alice = await key_of(far.log, "User:alice")
         await allow(far.log, "User:alice", "READ", "GROUP", group)
-        at = await created(near, alice, group)
+        path = await created(near, alice, group)
         body = {"topics": ["t"]}
-        denied = await near.http.post(f"{at}/subscription", json=body, headers=V2 | alice)
+        denied = await near.http.post(f"{path}/subscription", json=body, headers=V2 | alice)
         assert "User:alice may not READ topic 't'" in assert_denied(denied)
         await allow(far.log, "User:alice", "READ", "TOPIC", "t")
-        done = await near.http.post(f"{at}/subscription", json=body, headers=V2 | alice)
+        done = await near.http.post(f"{path}/subscription", json=body, headers=V2 | alice)
         assert done.status_code == 204
-        read = await near.http.get(f"{at}/records?timeout=0", headers=alice | {"accept": JSON})
-        assert [each["value"] for each in read.json()] == [1]
-        assert_unknown(await near.http.get(f"{at}/records"))
+        read = await near.http.get(f"{path}/records?timeout=0", headers=alice | {"accept": JSON})
+        assert [record["value"] for record in read.json()] == [1]
+        assert_unknown(await near.http.get(f"{path}/records"))
         secret = alice["authorization"].removeprefix("Bearer ").encode()
         assert len(between.said) == 4
         assert not any(secret in message for message in between.said)
@@ -354,9 +354,9 @@ async def test_a_reader_over_its_quota_waits(broker: Broker, alice: dict[str, st
     await allow(broker.log, "User:alice", "READ")
     await allow(broker.log, "User:alice", "READ", "GROUP", "g")
     await set_quota(broker, "User:alice", consumer_byte_rate=1)
-    at = await created(broker, alice)
+    instance_path = await created(broker, alice)
     assert (await broker.http.get(READ_T, headers=alice)).status_code == 200
-    for path in (READ_T, f"{at}/records"):
+    for path in (READ_T, f"{instance_path}/records"):
         answer = await broker.http.get(path, headers=alice | {"accept": JSON})
         assert (answer.status_code, answer.json()["error_code"]) == (429, 42901), answer.text
         assert int(answer.headers["retry-after"]) >= 1
@@ -366,13 +366,13 @@ async def test_quotas_over_http(broker: Broker, alice: dict[str, str]) -> None:
     path = "/tidelog/v1/quotas"
     body = {"producer_byte_rate": 1000}
     said = await broker.http.put(f"{path}/User:alice", json=body, headers=ADMIN)
-    given = {name: value for name, value in said.json().items() if value is not None}
-    assert given == {"principal": "User:alice", "producer_byte_rate": 1000}
+    fields = {name: value for name, value in said.json().items() if value is not None}
+    assert fields == {"principal": "User:alice", "producer_byte_rate": 1000}
     said = await broker.http.put(
         f"{path}/%3Cdefault%3E", json={"consumer_byte_rate": 7}, headers=ADMIN
     )
     listed = (await broker.http.get(path, headers=ADMIN)).json()["data"]
-    assert [each["principal"] for each in listed] == [DEFAULT, "User:alice"]
+    assert [quota["principal"] for quota in listed] == [DEFAULT, "User:alice"]
     for bad in ({"producer_byte_rate": 0}, {"connection_rate": 1}, {"producer_byte_rate": "x"}):
         answer = await broker.http.put(f"{path}/User:alice", json=bad, headers=ADMIN)
         assert answer.status_code in (400, 422)

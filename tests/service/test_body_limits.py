@@ -232,7 +232,9 @@ def test_the_largest_legal_request_is_below_the_limit(path: str) -> None:
     if not path.startswith("/"):
         path = f"/consumers/{{consumer_group_id}}/instances/{{instance}}/{path}"
     (limit,) = (
-        limit_of(route) for method, at, route in WITH_BODY if at == path and method == "POST"
+        limit_of(route)
+        for method, route_path, route in WITH_BODY
+        if route_path == path and method == "POST"
     )
     body = json.dumps(LARGEST[path.rpartition("{instance}/")[2]]).encode()
     assert len(body) <= limit.bytes_max

@@ -89,10 +89,10 @@ def test_a_cluster_without_a_fault_is_well() -> None:
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_each_fault_is_named_with_a_runbook_that_is_there(name: str) -> None:
-    found = judge(WELL._replace(**FAULTS[name]))
-    assert name in {problem.name for problem in found}
-    assert {problem.name for problem in found} <= {name, "group-without-members"}
-    for problem in found:
+    problems = judge(WELL._replace(**FAULTS[name]))
+    assert name in {problem.name for problem in problems}
+    assert {problem.name for problem in problems} <= {name, "group-without-members"}
+    for problem in problems:
         page, _, anchor = problem.runbook.partition("#")
         assert page == "deploy/README.md"
         assert anchor in anchors()
@@ -101,16 +101,16 @@ def test_each_fault_is_named_with_a_runbook_that_is_there(name: str) -> None:
 
 
 def test_a_fault_names_its_place() -> None:
-    (found,) = judge(WELL._replace(**FAULTS["seals-fail"]))
-    assert "t-0, t-1 and 5 more" in found.what
-    (found,) = judge(WELL._replace(**FAULTS["broker-gone"]))
-    assert "broker c " in found.what
-    (found,) = judge(WELL._replace(**FAULTS["levels-differ"]))
-    assert "a knows 4, b knows 3" in found.what
-    (found,) = judge(WELL._replace(**FAULTS["damage"]))
-    assert "wal/1: is corrupt" in found.what
-    (found,) = judge(WELL._replace(**FAULTS["group-without-members"]))
-    assert "group g has no members and 5 unread records, the oldest is 50 min old" in found.what
+    (problem,) = judge(WELL._replace(**FAULTS["seals-fail"]))
+    assert "t-0, t-1 and 5 more" in problem.what
+    (problem,) = judge(WELL._replace(**FAULTS["broker-gone"]))
+    assert "broker c " in problem.what
+    (problem,) = judge(WELL._replace(**FAULTS["levels-differ"]))
+    assert "a knows 4, b knows 3" in problem.what
+    (problem,) = judge(WELL._replace(**FAULTS["damage"]))
+    assert "wal/1: is corrupt" in problem.what
+    (problem,) = judge(WELL._replace(**FAULTS["group-without-members"]))
+    assert "group g has no members and 5 unread records, the oldest is 50 min old" in problem.what
 
 
 @pytest.mark.parametrize(
@@ -141,9 +141,9 @@ async def test_a_failed_run_keeps_the_time_of_the_last_complete_one() -> None:
     await results.refresh()
     assert results.found == {}, "they were read a moment ago"
     await results.refresh(0.0)
-    found = results.found["scrub"]
-    assert (found.at_ms, found.success_ms, found.is_ok) == (5_000, 1_000, False)
-    assert (found.what, found.damage) == ("wal/1: is corrupt", 1)
+    run = results.found["scrub"]
+    assert (run.at_ms, run.success_ms, run.is_ok) == (5_000, 1_000, False)
+    assert (run.what, run.damage) == ("wal/1: is corrupt", 1)
     await store.put("maintenance/scrub.json", [b"{"])
     await results.refresh(0.0)
     assert results.found == {}, "an object that cannot be decoded is no result"
@@ -184,20 +184,20 @@ async def test_the_route_has_the_facts_of_the_broker() -> None:
     settings = Settings(store="memory://", seal_enabled=False, poll_interval_ms=60_000)
     async with serving(log, settings) as served:
         await append(log, b"a", b"b")
-        found = (await served.http.get("/tidelog/v1/health")).json()
-        assert found["is_well"], found["problems"]
-        assert found["problems"] == []
-        (own,) = found["brokers"]
+        answer = (await served.http.get("/tidelog/v1/health")).json()
+        assert answer["is_well"], answer["problems"]
+        assert answer["problems"] == []
+        (own,) = answer["brokers"]
         assert (own["name"], own["is_sequencer"], own["why_not_writing"]) == ("one", True, None)
-        assert found["tails"]["records"] == 2
-        assert found["tails"]["oldest_topic"] == "t"
-        assert found["store"]["failures"] == 0
-        assert found["store"]["cost_a_day_usd"] > 0
-        assert [each["task"] for each in found["maintenance"]] == list(KINDS)
+        assert answer["tails"]["records"] == 2
+        assert answer["tails"]["oldest_topic"] == "t"
+        assert answer["store"]["failures"] == 0
+        assert answer["store"]["cost_a_day_usd"] > 0
+        assert [task["task"] for task in answer["maintenance"]] == list(KINDS)
         log.drain()
-        found = (await served.http.get("/tidelog/v1/health")).json()
-        assert not found["is_well"]
-        names = {problem["name"] for problem in found["problems"]}
+        answer = (await served.http.get("/tidelog/v1/health")).json()
+        assert not answer["is_well"]
+        names = {problem["name"] for problem in answer["problems"]}
         assert names == {"not-ready", "store-fails"}
     await log.close()
 
@@ -237,8 +237,8 @@ class MovedClock(SystemClock):
 
 
 async def names_of(served: Served) -> set[str]:
-    found = (await served.http.get("/tidelog/v1/health")).json()
-    return {problem["name"] for problem in found["problems"]}
+    answer = (await served.http.get("/tidelog/v1/health")).json()
+    return {problem["name"] for problem in answer["problems"]}
 
 
 async def test_faults_of_a_running_broker_are_named() -> None:
@@ -263,8 +263,8 @@ async def test_faults_of_a_running_broker_are_named() -> None:
         store.is_away = True
         clock.skipped_s += 100.0
         for _ in range(5):  # requests that fail
-            found = await names_of(served)
-        assert {"not-ready", "store-fails", "view-old"} <= found
+            names = await names_of(served)
+        assert {"not-ready", "store-fails", "view-old"} <= names
         store.is_away = False
         clock.skipped_s += 40 * DAY_S
         await log.refresh()

@@ -102,7 +102,7 @@ async def test_topics_and_their_picture(broker: Broker, topic: str) -> None:
         "merges": 0,
     }
     some = (await http.get("/tidelog/v1/topics/t?first=1&count=1")).json()
-    assert [one["partition_id"] for one in some["partitions"]] == [1]
+    assert [partition["partition_id"] for partition in some["partitions"]] == [1]
     assert (await http.get("/tidelog/v1/topics/t?first=9")).json()["partitions"] == []
     assert (await http.get("/tidelog/v1/topics/nope")).status_code == 404
     assert (await http.get("/tidelog/v1/topics/t?count=101")).status_code == 422
@@ -125,8 +125,8 @@ async def test_a_partition_whose_segments_cannot_be_read_does_not_hide_the_other
 
     monkeypatch.setattr(type(table), "segments", segments)
     said = (await broker.http.get("/tidelog/v1/topics/t")).json()["partitions"]
-    assert [len(each["segments"]) for each in said] == [1, 0, 1]
-    assert [each["error"] is None for each in said] == [True, False, True]
+    assert [len(partition["segments"]) for partition in said] == [1, 0, 1]
+    assert [partition["error"] is None for partition in said] == [True, False, True]
     assert "topics/t/_delta_log" in said[1]["error"]
     assert (said[1]["sealed_end_offset"], said[1]["high_watermark"]) == (1, 2)
 
@@ -142,7 +142,7 @@ async def test_the_sums_of_a_topic_are_those_of_all_partitions(broker: Broker) -
     totals = said["totals"]
     assert (totals["records"], totals["files"], totals["due"]) == (6, 5, 0)
     everything = (await broker.http.get("/tidelog/v1/topics/t")).json()["partitions"]
-    assert totals["table_bytes"] == sum(one["table_bytes"] for one in everything) > 0
+    assert totals["table_bytes"] == sum(partition["table_bytes"] for partition in everything) > 0
     assert totals["tail_bytes"] == everything[4]["tail_bytes"] > 0
     assert totals["unsealed_since_ms"] == everything[4]["unsealed_since_ms"]
 
@@ -194,12 +194,16 @@ async def test_very_many_segments_are_shown_as_fewer(broker: Broker) -> None:
     (only,) = (await broker.http.get("/tidelog/v1/topics/t")).json()["partitions"]
     shown = only["segments"]
     assert len(shown) == SEGMENTS_MAX
-    assert sum(one["files"] for one in shown) == only["files"] == count
-    assert [one["end_offset"] for one in shown[:-1]] == [one["base_offset"] for one in shown[1:]]
+    assert sum(segment["files"] for segment in shown) == only["files"] == count
+    assert [segment["end_offset"] for segment in shown[:-1]] == [
+        segment["base_offset"] for segment in shown[1:]
+    ]
 
 
 async def test_configs_are_explained(client: httpx.AsyncClient) -> None:
-    said = {one["name"]: one for one in (await client.get("/tidelog/v1/topic-configs")).json()}
+    said = {
+        config["name"]: config for config in (await client.get("/tidelog/v1/topic-configs")).json()
+    }
     assert said["retention.ms"]["default"] == "604800000"
     assert said["retention.ms"]["doc"]
 
@@ -222,13 +226,13 @@ async def test_the_end_of_the_wal(client: httpx.AsyncClient, log: Log) -> None:
         await append(log, value)
     await log.wal.checkpoint()
     said = (await client.get("/tidelog/v1/metadata")).json()
-    assert [one["seq"] for one in said["entries"]] == [3, 2, 1]
+    assert [entry["seq"] for entry in said["entries"]] == [3, 2, 1]
     newest, _, first = said["entries"]
     assert (newest["records"], newest["chunks"], newest["actions"]) == (1, 1, {"append": 1})
     assert first["actions"] == {"create-topic": 1}
     assert newest["writer"].startswith("broker-1-")  # and the id of the process
     assert newest["bytes"] > 0
-    assert [one["seq"] for one in said["checkpoints"]] == [3]
+    assert [checkpoint["seq"] for checkpoint in said["checkpoints"]] == [3]
     assert said["counts"]["topics"] == 1
     assert said["counts"]["tail_runs"] == 2
     assert said["wal_seq"] == 3

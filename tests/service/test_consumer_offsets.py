@@ -61,8 +61,8 @@ async def test_no_body_commits_what_was_returned(consumer: Instance, broker: Bro
 
 async def test_offsets_by_query_and_of_what_does_not_exist(consumer: Instance) -> None:
     said = await consumer.ok("GET", "/offsets?topic=t&partition=0&partition=2")
-    assert [each["partition"] for each in said["offsets"]] == [0, 2]
-    assert {each["offset"] for each in said["offsets"]} == {-1}
+    assert [row["partition"] for row in said["offsets"]] == [0, 2]
+    assert {row["offset"] for row in said["offsets"]} == {-1}
     for query, status, code in (
         ("topic=nope&partition=0", 404, 40401),
         ("topic=t&partition=9", 404, 40402),
@@ -119,7 +119,7 @@ async def test_a_member_commits_results_and_offsets_in_one_request(
 
 
 async def test_positions_are_exact_and_by_time(consumer: Instance, broker: Broker) -> None:
-    await append(broker.log, b"0", b"1", b"2", b"3", at=1_700_000_000_000)
+    await append(broker.log, b"0", b"1", b"2", b"3", timestamp_ms=1_700_000_000_000)
     assert len(await consumer.read()) == 4
     await consumer.ok(
         "POST", "/positions", {"offsets": [{"topic": "t", "partition": 0, "offset": 2}]}
@@ -133,11 +133,11 @@ async def test_positions_are_exact_and_by_time(consumer: Instance, broker: Broke
         body = {"timestamps": [{"topic": "t", "partition": 0, "timestamp": stamp}]}
         await consumer.ok("POST", "/positions", body)
         assert await consumer.read(timeout=10) == left
-    where = {"partitions": [{"topic": "t", "partition": 0}]}
-    await consumer.ok("POST", "/positions/beginning", where)
+    partitions = {"partitions": [{"topic": "t", "partition": 0}]}
+    await consumer.ok("POST", "/positions/beginning", partitions)
     assert await consumer.read() == [0, 1, 2, 3]
-    await consumer.ok("POST", "/positions/beginning", where)
-    await consumer.ok("POST", "/positions/end", where)
+    await consumer.ok("POST", "/positions/beginning", partitions)
+    await consumer.ok("POST", "/positions/end", partitions)
     assert await consumer.read(timeout=10) == []
 
 

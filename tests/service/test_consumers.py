@@ -170,7 +170,7 @@ async def test_the_first_read_has_the_assignment(broker: Broker, topic: str) -> 
     answer = await consumer("GET", "/records")
     assert answer.headers["content-type"] == JSON
     assert answer.headers["tidelog-generation"] == "1"
-    assert [each["value"] for each in answer.json()] == [1, 2]
+    assert [record["value"] for record in answer.json()] == [1, 2]
     assert answer.json()[0].keys() == {"topic", "key", "value", "partition", "offset", "timestamp"}
 
 
@@ -231,10 +231,10 @@ async def test_two_members_share_and_the_third_idles_until_one_leaves(
     broker: Broker, topic: str
 ) -> None:
     several = [await subscribed(broker) for _ in range(4)]
-    owned = [(await one.ok("GET", "/assignments"))["partitions"] for one in several]
+    owned = [(await consumer.ok("GET", "/assignments"))["partitions"] for consumer in several]
     assert sorted(map(len, owned)) == [0, 1, 1, 1]
-    idle = several[[len(each) for each in owned].index(0)]
-    busy = several[[len(each) for each in owned].index(1)]
+    idle = several[[len(partitions) for partitions in owned].index(0)]
+    busy = several[[len(partitions) for partitions in owned].index(1)]
     await put(broker, *"abc", partition=0)
     waiting = asyncio.create_task(idle.read(timeout=5000))
     await asyncio.sleep(0.05)
@@ -326,7 +326,7 @@ async def test_every_partition_gets_its_turn(consumer: Instance, broker: Broker)
     for partition in range(3):
         await put(broker, *[partition] * 10, partition=partition)
     seen = [await consumer.read(max_bytes=1) for _ in range(6)]
-    assert sorted(value for one in seen for value in one) == [0, 0, 1, 1, 2, 2]
+    assert sorted(value for page in seen for value in page) == [0, 0, 1, 1, 2, 2]
 
 
 async def test_a_second_read_waits_its_turn(consumer: Instance, broker: Broker) -> None:
@@ -357,7 +357,7 @@ async def test_formats(broker: Broker, topic: str, fmt: str, media_type: str) ->
 async def test_any_instance_answers_in_columns(broker: Broker, topic: str) -> None:
     consumer = await subscribed(broker, format="avro")
     assert pa.ipc.open_stream((await consumer("GET", "/records?timeout=0", accept=ARROW)).content)
-    await append(broker.log, b"a", b"b", at=FIRST_MS)
+    await append(broker.log, b"a", b"b", timestamp_ms=FIRST_MS)
     await append(broker.log, b"c", partition=2)
     answer = await consumer("GET", "/records", accept=ARROW)
     assert answer.headers["content-type"] == ARROW

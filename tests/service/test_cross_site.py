@@ -22,9 +22,9 @@ FOREIGN = {"sec-fetch-site": "cross-site"}
 async def test_a_page_of_another_site_changes_nothing(
     broker: Broker, topic: str, method: str, path: str, body: bytes
 ) -> None:
-    where = path.format(topic=topic, cluster=broker.log.identity.cluster_id)
+    url = path.format(topic=topic, cluster=broker.log.identity.cluster_id)
     before = broker.log.state.encode()
-    answer = await broker.http.request(method, where, content=body, headers=FOREIGN)
+    answer = await broker.http.request(method, url, content=body, headers=FOREIGN)
     assert (answer.status_code, answer.json()["error_code"]) == (403, 40301)
     assert broker.log.state.encode() == before
 

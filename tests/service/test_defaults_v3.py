@@ -16,8 +16,8 @@ from tidelog.storage.log import Log
 
 async def test_defaults_of_the_cluster(client: httpx.AsyncClient, log: Log, v3: str) -> None:
     await log.create_topic("t", 1, {"retention.ms": "5000"})
-    at = f"{v3}/broker-configs"
-    before = {each["name"]: each for each in data_of(await client.get(at))}
+    path = f"{v3}/broker-configs"
+    before = {config["name"]: config for config in data_of(await client.get(path))}
     assert set(before) == set(DEFAULTS)
     assert before["log.roll.ms"]["source"] == "DEFAULT_CONFIG"
     assert before["num.partitions"]["source"] == "STATIC_BROKER_CONFIG"
@@ -28,15 +28,15 @@ async def test_defaults_of_the_cluster(client: httpx.AsyncClient, log: Log, v3: 
             {"name": "num.partitions", "value": "3"},
         ]
     }
-    dry = await client.post(f"{at}:alter", json={**changes, "validate_only": True})
+    dry = await client.post(f"{path}:alter", json={**changes, "validate_only": True})
     assert (dry.status_code, log.state.defaults.values) == (204, {})
-    assert (await client.post(f"{at}:alter", json=changes)).status_code == 204
-    shown = (await client.get(f"{at}/log.roll.ms")).json()
+    assert (await client.post(f"{path}:alter", json=changes)).status_code == 204
+    shown = (await client.get(f"{path}/log.roll.ms")).json()
     cluster_id = log.identity.cluster_id
     assert shown == {
         "kind": "KafkaClusterConfig",
         "metadata": {
-            "self": f"http://tide:8082{at}/log.roll.ms",
+            "self": f"http://tide:8082{path}/log.roll.ms",
             "resource_name": f"crn:///kafka={cluster_id}/broker-config=log.roll.ms",
         },
         "cluster_id": cluster_id,
@@ -52,11 +52,13 @@ async def test_defaults_of_the_cluster(client: httpx.AsyncClient, log: Log, v3: 
             {"name": "log.roll.ms", "value": "600000", "source": "DEFAULT_CONFIG"},
         ],
     }
-    configs = {each["name"]: each for each in data_of(await client.get(f"{v3}/topics/t/configs"))}
+    configs = {
+        config["name"]: config for config in data_of(await client.get(f"{v3}/topics/t/configs"))
+    }
     inherited, own = configs["segment.ms"], configs["retention.ms"]
     assert (inherited["value"], inherited["is_default"]) == ("7000", False)
     assert inherited["source"] == "DYNAMIC_DEFAULT_BROKER_CONFIG"
-    sources = [(each["name"], each["value"]) for each in own["synonyms"]]
+    sources = [(synonym["name"], synonym["value"]) for synonym in own["synonyms"]]
     assert sources == [
         ("retention.ms", "5000"),
         ("log.retention.ms", "9000"),
@@ -64,7 +66,7 @@ async def test_defaults_of_the_cluster(client: httpx.AsyncClient, log: Log, v3: 
     ]
     assert (await client.get("/topics/t")).json()["configs"]["segment.ms"] == "7000"
     new = data_of(await client.get(f"{v3}/topics/new/default-configs"))
-    assert {each["name"]: each["value"] for each in new}["retention.ms"] == "9000"
+    assert {config["name"]: config["value"] for config in new}["retention.ms"] == "9000"
     assert (await client.post("/admin/topics", json={"topic_name": "new"})).status_code == 201
     assert len(log.state.topic("new").partitions) == 3
     assert log.state.topic("new").configs == {}
@@ -73,9 +75,9 @@ async def test_defaults_of_the_cluster(client: httpx.AsyncClient, log: Log, v3: 
     assert (of_broker["value"], of_broker["is_read_only"]) == ("3", True)
     listed = data_of(await client.get(f"{v3}/brokers/-/configs"))
     assert listed == data_of(await client.get(f"{v3}/brokers/1/configs"))
-    assert {each["name"] for each in listed} == set(DEFAULTS)
-    assert (await client.put(f"{at}/num.partitions", json={"value": 2})).status_code == 204
-    assert (await client.delete(f"{at}/log.roll.ms")).status_code == 204
+    assert {config["name"] for config in listed} == set(DEFAULTS)
+    assert (await client.put(f"{path}/num.partitions", json={"value": 2})).status_code == 204
+    assert (await client.delete(f"{path}/log.roll.ms")).status_code == 204
     assert log.state.defaults.values == {"log.retention.ms": "9000", "num.partitions": "2"}
 
 
@@ -111,19 +113,19 @@ async def test_defaults_need_rights_on_the_cluster_and_have_audit_lines(tmp_path
     file = tmp_path / "audit.jsonl"
     async with broker_on(MemoryStore(), **SETTINGS, audit_log=str(file)) as broker:
         http, log = broker.http, broker.log
-        at = f"/v3/clusters/{log.wal.cluster.cluster_id}/broker-configs"
+        path = f"/v3/clusters/{log.wal.cluster.cluster_id}/broker-configs"
         alice = await key_of(log, "User:alice")
         body = {"data": [{"name": "log.roll.ms", "value": "7000"}]}
-        assert_denied(await http.get(at, headers=alice))
-        assert_denied(await http.post(f"{at}:alter", json=body, headers=alice))
+        assert_denied(await http.get(path, headers=alice))
+        assert_denied(await http.post(f"{path}:alter", json=body, headers=alice))
         for operation in ("DESCRIBE_CONFIGS", "ALTER_CONFIGS"):
             await allow(log, "User:alice", operation, "CLUSTER", "kafka-cluster")
-        assert (await http.get(at, headers=alice)).status_code == 200
-        assert (await http.post(f"{at}:alter", json=body, headers=alice)).status_code == 204
-        assert (await http.delete(f"{at}/log.roll.ms", headers=ADMIN)).status_code == 204
+        assert (await http.get(path, headers=alice)).status_code == 200
+        assert (await http.post(f"{path}:alter", json=body, headers=alice)).status_code == 204
+        assert (await http.delete(f"{path}/log.roll.ms", headers=ADMIN)).status_code == 204
     lines = [json.loads(line) for line in file.read_text().splitlines()]
-    changes = [each for each in lines if each["event"] == "change"]
-    assert [(each["principal"], each["detail"]) for each in changes] == [
+    changes = [line for line in lines if line["event"] == "change"]
+    assert [(change["principal"], change["detail"]) for change in changes] == [
         ("User:alice", "User:alice changed defaults: log.roll.ms=7000"),
         ("User:admin", "User:admin changed defaults: log.roll.ms removed"),
     ]

@@ -124,7 +124,7 @@ def test_an_error_has_its_status_and_code(error: LogError, status: int, code: in
 
 def test_every_error_class_is_in_the_table() -> None:
     def below(kind: type[LogError]) -> set[type[LogError]]:
-        return {kind}.union(*(below(each) for each in kind.__subclasses__()))
+        return {kind}.union(*(below(subclass) for subclass in kind.__subclasses__()))
 
     ours = {kind for kind in below(LogError) if kind.__module__ == "tidelog.storage.core.errors"}
     assert ours <= {type(error) for error, _, _ in TABLE}

@@ -28,9 +28,9 @@ async def aged(broker: Broker) -> Broker:
     """Three sealed records of three days ago, two of now in the tail."""
     now_ms = broker.log.clock.now_ms()
     await broker.log.create_topic("t", 1, {})
-    await append(broker.log, b"a", b"b", b"c", at=now_ms - 3 * DAY_MS)
+    await append(broker.log, b"a", b"b", b"c", timestamp_ms=now_ms - 3 * DAY_MS)
     await broker.log.seal("t")
-    await append(broker.log, b"d", b"e", at=now_ms)
+    await append(broker.log, b"d", b"e", timestamp_ms=now_ms)
     return broker
 
 

@@ -295,15 +295,15 @@ async def test_a_poll_ends_when_its_topic_does(broker: Broker, ten: None) -> Non
 
 
 async def test_a_poll_sees_what_another_broker_acked(store: MemoryStore) -> None:
-    async with broker_on(store) as one, broker_on(store, "b2", poll_interval_ms=10) as two:
-        await one.log.create_topic("t", 1, {})
-        await append(one.log, b"a")
-        assert await values(two) == ["a"]
-        await append(one.log, b"b")  # I3: without a wait
-        assert await values(two, offset=1) == ["b"]
-        poll = asyncio.create_task(values(two, offset=2, timeout=20_000))
-        await until(lambda: two.log._waiting)
-        await append(one.log, b"c")
+    async with broker_on(store) as writer, broker_on(store, "b2", poll_interval_ms=10) as reader:
+        await writer.log.create_topic("t", 1, {})
+        await append(writer.log, b"a")
+        assert await values(reader) == ["a"]
+        await append(writer.log, b"b")  # I3: without a wait
+        assert await values(reader, offset=1) == ["b"]
+        poll = asyncio.create_task(values(reader, offset=2, timeout=20_000))
+        await until(lambda: reader.log._waiting)
+        await append(writer.log, b"c")
         assert await poll == ["c"]
 
 
@@ -399,8 +399,8 @@ async def test_what_is_no_json_is_named(broker: Broker, topic: str) -> None:
     assert answer.headers["tidelog-undecodable"] == "t-0@2"
     assert positions(answer) == (2, 4, 0)
     message = assert_refused(await get(broker, JSON, offset=2), 422, 422)
-    where = "partition t-0, offset 2:"
-    assert message.startswith(f"value deserialization error for format json: {where}")
+    place = "partition t-0, offset 2:"
+    assert message.startswith(f"value deserialization error for format json: {place}")
     assert len((await get(broker, JSON, offset=3)).json()) == 1
     await append(broker.log, b"\xff")
     message = assert_refused(await get(broker, TEXT, offset=4), 422, 422)

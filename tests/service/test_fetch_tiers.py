@@ -32,11 +32,11 @@ async def get(broker: Broker, accept: str = TEXT, **query: Any) -> httpx.Respons
 
 async def test_one_answer_spans_the_tiers(broker: Broker, topic: str) -> None:
     for n in range(30):
-        await append(broker.log, b"value-%04d" % n, at=FIRST_MS + n)
+        await append(broker.log, b"value-%04d" % n, timestamp_ms=FIRST_MS + n)
         if n in (9, 19):
             await broker.log.seal("t")
-    held = broker.log.state.partition("t", 0)
-    assert (held.sealed_end, held.high_watermark) == (20, 30)
+    partition_state = broker.log.state.partition("t", 0)
+    assert (partition_state.sealed_end, partition_state.high_watermark) == (20, 30)
     expected = [f"value-{n:04d}" for n in range(30)]
     for cold in (False, True, True):
         if cold:
@@ -53,9 +53,9 @@ async def test_one_answer_spans_the_tiers(broker: Broker, topic: str) -> None:
 # -- damage
 
 
-def damage(store: MemoryStore, key: str, at: int) -> None:
+def damage(store: MemoryStore, key: str, position: int) -> None:
     body, modified_ms = store._objects[key]
-    store._objects[key] = (flip(body, at), modified_ms)
+    store._objects[key] = (flip(body, position), modified_ms)
 
 
 async def test_a_damaged_chunk_fails_its_partition_alone(
@@ -103,15 +103,15 @@ async def test_a_damaged_segment_fails_its_partition_alone(
     broker.log.tail.clear()
     segments = sorted(key for key in store._objects if key.endswith(".parquet"))
     assert len(segments) == 2
-    for at in (10, len(store._objects[segments[0]][0]) - 20):
-        damage(store, segments[0], at)
+    for position in (10, len(store._objects[segments[0]][0]) - 20):
+        damage(store, segments[0], position)
         broker.log.reader.segments.groups._values.clear()
         broker.log.reader.segments.footers._values.clear()
         assert segments[0] in assert_refused(await get(broker), 500, 50002)
         other = await broker.http.get("/topics/t/partitions/1/records")
         assert len(other.json()) == 10
         assert len((await get(broker, offset=10)).json()) == 1
-        damage(store, segments[0], at)
+        damage(store, segments[0], position)
     broker.log.reader.segments.groups._values.clear()
     assert len((await get(broker)).json()) == 11
     del store._objects[segments[0]]

@@ -274,9 +274,13 @@ async def test_followers_share_the_bound_of_answers(store: MemoryStore) -> None:
         asyncio.timeout(240),
     ):
         await broker.log.create_topic("t", 1, {})
-        async with following(port) as one, following(port) as two, following(port) as three:
+        async with (
+            following(port) as follower_a,
+            following(port) as follower_b,
+            following(port) as follower_c,
+        ):
             for n in range(5):
                 await append(broker.log, *numbers(n))
-            for answer in (one, two, three):
+            for answer in (follower_a, follower_b, follower_c):
                 events = await Events(answer).take(5)
                 assert [event.id for event in events] == ["0", "1", "2", "3", "4"]

@@ -149,7 +149,7 @@ async def test_a_partition_with_many_records_does_not_hold_up_another(
     await append(broker.log, *numbers(*range(3)), partition=2)
     async with following(port, max_bytes=10) as answer:
         received = seen(await Events(answer).take(40))
-    assert [at for at in received if at[0] == 2] == [(2, 0), (2, 1), (2, 2)]
+    assert [place for place in received if place[0] == 2] == [(2, 0), (2, 1), (2, 2)]
     assert received.index((2, 2)) < 20
 
 
@@ -352,14 +352,14 @@ async def test_an_offset_out_of_range_is_reset_if_asked(
     broker: Broker, port: int, reset: str, offset: int
 ) -> None:
     await append(broker.log, *numbers(0), partition=1)
-    gone = "0:-1,1:9,2:-1,7:3"  # the topic was deleted and created again
-    async with following(port, event_id=gone) as answer:
+    event_id = "0:-1,1:9,2:-1,7:3"  # the topic was deleted and created again
+    async with following(port, event_id=event_id) as answer:
         await answer.aread()
         assert_refused(answer, 400, 40002)
     async with following(port, event_id="0:-1,1:9,2:-1") as answer:
         await answer.aread()
         assert "offset 10 is out of range for t-1" in assert_refused(answer, 400, 40002)
-    async with following(port, event_id=gone, reset=reset) as answer:
+    async with following(port, event_id=event_id, reset=reset) as answer:
         events = Events(answer)
         said = await events.next()
         assert (said.kind, said.id) == ("reset", f"0:-1,1:{offset - 1},2:-1")
@@ -445,25 +445,25 @@ async def test_a_right_or_key_that_is_taken_away_ends_the_stream(store: MemorySt
         await broker.log.create_topic("t", 2, {})
         answer = await broker.http.get(PATH, headers={"accept": SSE})
         assert answer.status_code == 401
-        for taken in ("right", "key"):
-            headers = await key_of(broker.log, f"User:{taken}")
+        for cause in ("right", "key"):
+            headers = await key_of(broker.log, f"User:{cause}")
             async with following(port, headers=headers) as refused:
                 assert refused.status_code == 403
-            await allow(broker.log, f"User:{taken}", "READ")
+            await allow(broker.log, f"User:{cause}", "READ")
             async with following(port, headers=headers, offset="latest") as answer:
                 events = Events(answer)
                 await append(broker.log, b"1")
                 assert (await events.next()).data["value"] == 1
-                if taken == "right":
-                    await allow(broker.log, f"User:{taken}", "READ", permission="DENY")
+                if cause == "right":
+                    await allow(broker.log, f"User:{cause}", "READ", permission="DENY")
                 else:
                     keys = broker.log.state.access.keys.values()
-                    (key_id,) = (k.key_id for k in keys if k.principal == f"User:{taken}")
+                    (key_id,) = (k.key_id for k in keys if k.principal == f"User:{cause}")
                     await broker.log.change_access(DeleteKey(key_id))
                 await append(broker.log, b"2", partition=1)
                 last = await events.next()
                 assert last.kind == "tidelog-error"
-                assert last.data["error_code"] == (40301 if taken == "right" else 40101)
+                assert last.data["error_code"] == (40301 if cause == "right" else 40101)
                 with pytest.raises(StopAsyncIteration):
                     await events.next()
 
@@ -513,10 +513,10 @@ async def test_followers_share_the_bound_of_answers(store: MemoryStore) -> None:
         asyncio.timeout(240),
     ):
         await broker.log.create_topic("t", 3, {})
-        async with following(port) as one, following(port) as two:
+        async with following(port) as follower_a, following(port) as follower_b:
             for n in range(6):
                 await append(broker.log, *numbers(n), partition=n % 3)
-            for answer in (one, two):
+            for answer in (follower_a, follower_b):
                 assert len(await Events(answer).take(6)) == 6
         assert broker.app.admission.answers.used == 0
 

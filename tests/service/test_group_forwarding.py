@@ -180,18 +180,18 @@ async def test_an_instances_whole_life_on_whichever_broker(cluster: Cluster) -> 
     path = await cluster.created(**{"auto.commit.enable": False})
     await cluster.ok("POST", f"{path}/subscription", {"topics": ["t"]})
     for n in range(20):
-        await append(cluster.logs["b"], b"%d" % n, at=FIRST_MS + n)
+        await append(cluster.logs["b"], b"%d" % n, timestamp_ms=FIRST_MS + n)
     for n in range(10):
         (record,) = await cluster.ok("GET", f"{path}/records?max_bytes=1&timeout=2000")
         assert record["value"] == n
     await cluster.ok("POST", f"{path}/offsets", {})
     said = await cluster.ok("GET", f"{path}/offsets?topic=t&partition=0")
     assert said["offsets"][0]["offset"] == 10
-    where = {"topic": "t", "partition": 0}
-    await cluster.ok("POST", f"{path}/positions", {"offsets": [where | {"offset": 3}]})
+    partition = {"topic": "t", "partition": 0}
+    await cluster.ok("POST", f"{path}/positions", {"offsets": [partition | {"offset": 3}]})
     (record,) = await cluster.ok("GET", f"{path}/records?max_bytes=1")
     assert record["value"] == 3
-    await cluster.ok("POST", f"{path}/positions/end", {"partitions": [where]})
+    await cluster.ok("POST", f"{path}/positions/end", {"partitions": [partition]})
     assert await cluster.ok("GET", f"{path}/records?timeout=10") == []
     assert_refused(await cluster.call("GET", f"{path}/records?timeout=x"), 400, 40002)
     assert_refused(await cluster.call("POST", f"{path}/offsets", []), 422, 422)
@@ -206,11 +206,11 @@ async def test_an_instances_whole_life_on_whichever_broker(cluster: Cluster) -> 
 
 async def test_a_forwarded_body_has_the_limit_of_its_route(cluster: Cluster) -> None:
     path = await cluster.created()
-    where = {"topic": "t", "partition": 0}
+    partition = {"topic": "t", "partition": 0}
     before = cluster.network.handed_over
     while cluster.network.handed_over == before:
-        await cluster.ok("POST", f"{path}/assignments", {"partitions": [where] * 2_000})
-    many = {"partitions": [where] * 40_000}
+        await cluster.ok("POST", f"{path}/assignments", {"partitions": [partition] * 2_000})
+    many = {"partitions": [partition] * 40_000}
     assert_refused(await cluster.call("POST", f"{path}/assignments", many), 413, 413)
 
 
@@ -228,12 +228,12 @@ async def test_an_answer_that_did_not_arrive_is_returned_again(
         impatient.setattr("tidelog.service.peers.forwarding.SETTLED_S", 0.1)
         for _ in range(3):
             answer = await there.get(f"{path}/records?max_bytes=1&timeout=3000")
-            assert [each["value"] for each in answer.json()] == [1]
+            assert [record["value"] for record in answer.json()] == [1]
     await until(lambda: cluster.network.lost_messages == 3)
     cluster.network.is_lossy = False
     for value in (1, 2):
         answer = await there.get(f"{path}/records?max_bytes=1&timeout=3000")
-        assert [each["value"] for each in answer.json()] == [value]
+        assert [record["value"] for record in answer.json()] == [value]
 
 
 @pytest.fixture
@@ -272,8 +272,8 @@ async def test_an_answer_that_is_lost_at_another_broker_delays_no_read(
     path, _, other = await subscribed(cluster)
     await append(cluster.logs["a"], b"1", b"2")
     async with asyncio.timeout(20):
-        with monkeypatch.context() as gone:
-            gone.setattr(HttpRequest, "watch", lose_answer)
+        with monkeypatch.context() as patch:
+            patch.setattr(HttpRequest, "watch", lose_answer)
             for _ in range(3):
                 with contextlib.suppress(AssertionError):  # of httpx: there is no answer
                     await cluster._clients[other].get(f"{path}/records?max_bytes=1&timeout=3000")
@@ -315,8 +315,8 @@ async def test_too_many_forwarded_requests_are_refused_and_the_group_stays(
     path, coordinator, other = await subscribed(cluster)
     (instance,) = cluster._consumers[coordinator].coordinator.led["g"].instances.values()
     client = cluster._clients[other]
-    taken = cluster.network.apps[coordinator].forwarded._under_way
-    for bounded, name in ((forwarding, "FORWARDED_MAX"), (taken, "limit")):
+    requests_pool = cluster.network.apps[coordinator].forwarded._under_way
+    for bounded, name in ((forwarding, "FORWARDED_MAX"), (requests_pool, "limit")):
         with monkeypatch.context() as few:
             few.setattr(bounded, name, 1)
             reading = asyncio.create_task(client.get(f"{path}/records?timeout=60000"))
@@ -381,7 +381,7 @@ async def test_clients_do_not_notice_a_crashed_broker(cluster: Cluster, victim: 
     path = await cluster.created()
     await cluster.ok("POST", f"{path}/subscription", {"topics": ["t"]})
     for n in range(30):
-        await append(cluster.logs["a"], b"%d" % n, partition=n % 2, at=FIRST_MS + n)
+        await append(cluster.logs["a"], b"%d" % n, partition=n % 2, timestamp_ms=FIRST_MS + n)
     seen: set[int] = set()
     for turn in range(60):
         for record in await cluster.ok("GET", f"{path}/records?max_bytes=1&timeout=100"):
@@ -407,9 +407,13 @@ async def test_every_broker_names_the_held_members_of_a_group(cluster: Cluster) 
     cluster_id = cluster.logs["a"].identity.cluster_id
     path = f"/v3/clusters/{cluster_id}/consumer-groups/g"
     for client in cluster._clients.values():
-        (held,) = (await client.get(path)).json()["held_members"]
+        (member,) = (await client.get(path)).json()["held_members"]
         # The address is the client's, also if another broker forwarded the join.
-        assert (held["consumer_id"], held["client_id"], held["host"]) == ("m9", "etl", "127.0.0.1")
+        assert (member["consumer_id"], member["client_id"], member["host"]) == (
+            "m9",
+            "etl",
+            "127.0.0.1",
+        )
         answer = await client.get("/consumers/g/held-members")
         assert answer.status_code == 404
     coordinator = cluster.logs["a"].state.members.get("g").coordinator  # type: ignore[union-attr]
@@ -429,9 +433,9 @@ async def test_peers_do_not_fail_at_a_coordinator_that_has_released_its_groups(
     for name in sorted(set("abc") - {holder}):
         answer = await cluster._clients[name].get(f"{path}/records?timeout=5000")
         assert answer.status_code == 200, answer.text
-    taken = cluster.logs[name].state.members.get("g")
-    assert taken is not None
-    assert taken.coordinator != holder
+    group = cluster.logs[name].state.members.get("g")
+    assert group is not None
+    assert group.coordinator != holder
 
 
 async def test_a_broker_that_stops_asks_again_if_the_next_coordinator_cannot_be_reached(

@@ -41,7 +41,7 @@ class Groups:
         data = answer.json()["data"]
         if not body.get("validate_only"):
             assert (await self.get("/g/offsets"))["data"] == data
-        return {each["partition_id"]: each["offset"] for each in data}
+        return {partition["partition_id"]: partition["offset"] for partition in data}
 
 
 @pytest.fixture
@@ -90,20 +90,25 @@ async def test_groups_and_their_members(broker: Broker, topic: str, groups: Grou
         "me",
     )
     assigned = (await groups.get("/g/consumers/c1/assignments"))["data"]
-    assert [each["partition_id"] for each in assigned] == [0, 1, 2]
-    one = await groups.get("/g/consumers/c1/assignments/t/partitions/2")
-    assert one == assigned[2]
-    assert one["lag"]["related"] == f"{base}/g/lags/t/partitions/2"
+    assert [partition["partition_id"] for partition in assigned] == [0, 1, 2]
+    assignment = await groups.get("/g/consumers/c1/assignments/t/partitions/2")
+    assert assignment == assigned[2]
+    assert assignment["lag"]["related"] == f"{base}/g/lags/t/partitions/2"
 
 
 async def test_lag(broker: Broker, topic: str, groups: Groups) -> None:
     consumer = await behind(broker)
     listed = (await groups.get("/g/lags"))["data"]
     assert [
-        (each["partition_id"], each["current_offset"], each["log_end_offset"], each["lag"])
-        for each in listed
+        (
+            partition["partition_id"],
+            partition["current_offset"],
+            partition["log_end_offset"],
+            partition["lag"],
+        )
+        for partition in listed
     ] == [(0, 1, 3, 2), (1, 1, 1, 0), (2, 0, 0, 0)]
-    assert [each["is_committed"] for each in listed] == [True, True, False]
+    assert [partition["is_committed"] for partition in listed] == [True, True, False]
     alone = await groups.get("/g/lags/t/partitions/0")
     assert alone.pop("lag_seconds") >= listed[0].pop("lag_seconds") >= 0
     assert alone == listed[0]
@@ -169,7 +174,7 @@ async def test_a_group_is_deleted_when_it_is_empty(
 async def test_reset(broker: Broker, topic: str, groups: Groups) -> None:
     now = broker.log.clock.now_ms()
     for back_ms in (20_000_000, 10_000_000, 1000):
-        await append(broker.log, b"v", at=now - back_ms)
+        await append(broker.log, b"v", timestamp_ms=now - back_ms)
     assert await groups.positions(to="LATEST", topic_name="t") == {0: 3, 1: 0, 2: 0}
     assert await groups.positions(to="EARLIEST") == {0: 0, 1: 0, 2: 0}
     only = {"topic_name": "t", "partition_ids": [0]}
@@ -181,7 +186,7 @@ async def test_reset(broker: Broker, topic: str, groups: Groups) -> None:
         ({"to": "DURATION", "duration_ms": 15_000_000}, 1),
     ):
         answer = await groups.reset(**said, **only)
-        assert [each["offset"] for each in answer.json()["data"]] == [offset], said
+        assert [partition["offset"] for partition in answer.json()["data"]] == [offset], said
     assert await groups.positions(to="EARLIEST", validate_only=True) == {0: 0, 1: 0, 2: 0}
     assert broker.log.committed_offsets("g")["t", 0].offset == 1  # type: ignore[index]
 
@@ -222,9 +227,9 @@ async def test_a_client_that_comes_and_goes_is_held_and_named(
     assert "its member 'm9' must wait" in message
     assert 0 < int(answer.headers["retry-after"]) <= PAUSE_S
     described = await groups.get("/g")
-    (held,) = described["held_members"]
-    assert (held["consumer_id"], held["client_id"], held["short_lives"]) == ("m9", "etl", 5)
-    assert 0 < held["retry_after_ms"] <= PAUSE_S * 1000
+    (member,) = described["held_members"]
+    assert (member["consumer_id"], member["client_id"], member["short_lives"]) == ("m9", "etl", 5)
+    assert 0 < member["retry_after_ms"] <= PAUSE_S * 1000
     assert described["generation"] == generation + 2 * SHORT_LIVES_MAX
     await subscribed(broker, name="other", client_id="another")
     metrics = (await broker.http.get("/metrics")).text
@@ -249,7 +254,7 @@ async def test_lag_of_partitions_without_a_commit_counts_from_where_the_reader_s
     await put(broker, 5, partition=1)
     for group, lag in (("g", [4, 1, 0]), ("h", [1, 1, 0])):
         listed = (await groups.get(f"/{group}/lags"))["data"]
-        assert [each["lag"] for each in listed] == lag, group
+        assert [partition["lag"] for partition in listed] == lag, group
         assert (await groups.get(f"/{group}/lag-summary"))["total_lag"] == sum(lag)
     await earliest.ok(
         "POST", "/positions", {"offsets": [{"topic": "t", "partition": 0, "offset": 2}]}
@@ -292,5 +297,5 @@ async def test_lags_of_many_partitions_are_all_counted(
     metrics = (await broker.http.get("/metrics")).text
     assert 'tidelog_group_lag_records{group="w"} 1.0' in metrics
     assert "tidelog_group_series_omitted 3000.0" in metrics
-    one = await groups.get("/w/lags?page_size=2")
-    assert [each["partition_id"] for each in one["data"]] == [0, 1]
+    page = await groups.get("/w/lags?page_size=2")
+    assert [partition["partition_id"] for partition in page["data"]] == [0, 1]

@@ -344,7 +344,7 @@ async def test_the_description_is_complete(client: httpx.AsyncClient) -> None:
     said = (await client.get("/openapi.json")).json()
     assert (said["info"]["title"], said["info"]["version"]) == ("tidelog", VERSION)
     tags = {tag["name"] for tag in said["tags"]}
-    operations = [each for path in said["paths"].values() for each in path.values()]
+    operations = [operation for path in said["paths"].values() for operation in path.values()]
     for operation in operations:
         assert operation["tags"], operation["operationId"]
         assert set(operation["tags"]) <= tags

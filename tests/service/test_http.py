@@ -43,9 +43,9 @@ async def broker() -> AsyncIterator[Broker]:
     store = MemoryStore()
     async with broker_on(
         store, request_bytes_max=2 * MIB, cors_origins=f"{ORIGIN};http://b"
-    ) as one:
-        await one.log.create_topic("t", 1, {})
-        yield one
+    ) as running_broker:
+        await running_broker.log.create_topic("t", 1, {})
+        yield running_broker
     await store.close()
 
 
@@ -284,12 +284,14 @@ async def test_the_id_of_a_request_is_returned(broker: Broker, path: str) -> Non
 
 
 @pytest.mark.parametrize("path", ["/topics/none", "/topics/none/partitions/0/records"])
-@pytest.mark.parametrize("given", [{}, {"x-request-id": "a b"}, {"x-request-id": "x" * 129}])
-async def test_an_error_always_has_an_id(broker: Broker, path: str, given: dict[str, str]) -> None:
-    answers = [await broker.http.get(path, headers=given) for _ in range(2)]
+@pytest.mark.parametrize("headers", [{}, {"x-request-id": "a b"}, {"x-request-id": "x" * 129}])
+async def test_an_error_always_has_an_id(
+    broker: Broker, path: str, headers: dict[str, str]
+) -> None:
+    answers = [await broker.http.get(path, headers=headers) for _ in range(2)]
     ids = {answer.headers["x-request-id"] for answer in answers}
     assert len(ids) == 2
-    assert not ids & set(given.values())
+    assert not ids & set(headers.values())
 
 
 async def test_the_log_names_the_request(
@@ -300,7 +302,7 @@ async def test_the_log_names_the_request(
         answer = await broker.http.get("/topics/t/partitions", headers={"x-request-id": "r-17"})
     assert answer.status_code == 500
     assert "r-17" in caplog.text
-    (line,) = (each for each in caplog.records if each.name == "tidelog.http")
+    (line,) = (record for record in caplog.records if record.name == "tidelog.http")
     fields = line.__dict__["fields"]
     assert fields["request_id"] == "r-17"
     assert (fields["topic"], fields["error_code"], fields["status"]) == ("t", 50002, 500)

@@ -43,9 +43,9 @@ async def values(log: Log) -> dict[int, list[Any]]:
 
 async def assert_true(log: Log, records: list[dict[str, Any]], answer: httpx.Response) -> None:
     """Each record lies where the answer says."""
-    held = await values(log)
+    stored_values = await values(log)
     for record, (partition, offset) in zip(records, placed(answer), strict=True):
-        assert held[partition][offset or 0] == record["value"]
+        assert stored_values[partition][offset or 0] == record["value"]
 
 
 @pytest.mark.parametrize("name", BODIES)
@@ -71,8 +71,8 @@ async def test_a_retry_is_parted_as_the_first_was(store: MemoryStore, name: str)
             await assert_true(broker.log, BODIES[name], first)
             await other.log.wal.refresh()
             await other.log.add_partitions("t", after)
-            for each in (broker, other, broker):
-                again = await post(each.http, BODIES[name], key=f"turn {turn}")
+            for receiver in (broker, other, broker):
+                again = await post(receiver.http, BODIES[name], key=f"turn {turn}")
                 assert (again.status_code, again.content) == (200, first.content)
             assert sum(ends(broker.log)) == len(BODIES[name])
 
@@ -141,14 +141,17 @@ async def test_a_refused_request_leaves_its_key_free(broker: Broker, topic: str)
 
 @pytest.mark.parametrize("name", ["keyless", "keyed"])
 async def test_duplicates_at_once_are_one(store: MemoryStore, name: str) -> None:
-    async with broker_on(store) as one, broker_on(store, "b2") as two:
-        await one.log.create_topic("t", 5, {})
+    async with broker_on(store) as broker, broker_on(store, "b2") as other:
+        await broker.log.create_topic("t", 5, {})
         answers = await asyncio.gather(
-            *(post(each.http, BODIES[name], key="a") for each in (one, two, one, two) * 3)
+            *(
+                post(receiver.http, BODIES[name], key="a")
+                for receiver in (broker, other, broker, other) * 3
+            )
         )
         assert {answer.content for answer in answers} == {answers[0].content}
-        await assert_true(two.log, BODIES[name], answers[0])
-        assert sum(ends(one.log)) == len(BODIES[name])
+        await assert_true(other.log, BODIES[name], answers[0])
+        assert sum(ends(broker.log)) == len(BODIES[name])
 
 
 async def test_concurrent_requests_with_one_key_and_other_bodies_are_refused(
@@ -286,7 +289,7 @@ async def test_entries_of_a_batch_are_remembered_by_id(store: MemoryStore) -> No
         answer = await broker.http.post(v3(broker, "records:batch"), json=body, headers=headers)
         assert answer.status_code == 207
         assert not answer.json()["failures"]
-        return {each["id"]: each for each in answer.json()["successes"]}
+        return {success["id"]: success for success in answer.json()["successes"]}
 
     async with broker_on(store) as broker:
         first = await batch(broker, [1, 2, 3])

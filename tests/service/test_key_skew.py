@@ -13,26 +13,26 @@ def test_a_hot_key_and_its_salts() -> None:
     for number in range(200):
         key = b"k%d" % number
         sample[key, partition_of(key, 8)] += 1
-    found = skew_of(sample, 8, top=1, salts=32)
-    assert found is not None
-    assert (found.sampled, found.keys, found.hottest) == (1_000, 201, partition_of(b"hot", 8))
-    assert found.share > 0.8
-    assert found.top == [(b"hot", partition_of(b"hot", 8), 0.8, 1)]
-    assert found.average == 0.125
-    assert found.average <= found.salted_share < 0.35
+    skew = skew_of(sample, 8, top=1, salts=32)
+    assert skew is not None
+    assert (skew.sampled, skew.keys, skew.hottest) == (1_000, 201, partition_of(b"hot", 8))
+    assert skew.share > 0.8
+    assert skew.top == [(b"hot", partition_of(b"hot", 8), 0.8, 1)]
+    assert skew.average == 0.125
+    assert skew.average <= skew.salted_share < 0.35
 
 
 def test_one_salt_only_moves_the_key() -> None:
-    found = skew_of(Counter({(b"a", 0): 10}), 4, top=5, salts=1)
-    assert found is not None
-    assert found.salted_share == 1.0
+    skew = skew_of(Counter({(b"a", 0): 10}), 4, top=5, salts=1)
+    assert skew is not None
+    assert skew.salted_share == 1.0
 
 
 def test_records_without_a_key_have_no_salt() -> None:
-    found = skew_of(Counter({(None, 0): 3, (None, 1): 1}), 2, top=5, salts=4)
-    assert found is not None
-    assert (found.keys, found.top, found.share) == (0, [], 0.75)
-    assert found.salted_share == pytest.approx(0.75)
+    skew = skew_of(Counter({(None, 0): 3, (None, 1): 1}), 2, top=5, salts=4)
+    assert skew is not None
+    assert (skew.keys, skew.top, skew.share) == (0, [], 0.75)
+    assert skew.salted_share == pytest.approx(0.75)
 
 
 def test_nothing_is_no_skew() -> None:

@@ -78,10 +78,10 @@ async def test_the_sampler_reads_few_records_at_a_time() -> None:
 async def test_routes_show_the_lag_in_seconds(broker: Served, topic: str) -> None:
     log = broker.log
     stamp = log.clock.now_ms() - 60_000
-    held = log.state.topic(topic)
+    topic_state = log.state.topic(topic)
     part = [(0, Rows([stamp, stamp], [None] * 2, [b"v"] * 2))]
-    await log.append(held, part, size=200, is_json=False)
-    await log.submit(CommitOffsets("g", -1, [GroupOffset(held.topic_id, 0, 0)]))
+    await log.append(topic_state, part, size=200, is_json=False)
+    await log.submit(CommitOffsets("g", -1, [GroupOffset(topic_state.topic_id, 0, 0)]))
     path = f"/v3/clusters/{log.identity.cluster_id}/consumer-groups/g"
     (lag,) = (await broker.http.get(f"{path}/lags")).json()["data"]
     assert 60 <= lag["lag_seconds"] < 3_600
@@ -114,18 +114,19 @@ async def test_resets_by_shift_and_by_partition(
 ) -> None:
     log = broker.log
     await log.create_topic("two", 2, {})
-    held = log.state.topic("two")
-    await log.append(held, [(0, rows(*[b"v"] * 9))], size=900, is_json=False)
-    await log.submit(CommitOffsets("g", -1, [GroupOffset(held.topic_id, 0, 5)]))
-    for one in body.get("offsets", ()):  # type: ignore[attr-defined]
-        one["topic_name"] = "two"
+    topic = log.state.topic("two")
+    await log.append(topic, [(0, rows(*[b"v"] * 9))], size=900, is_json=False)
+    await log.submit(CommitOffsets("g", -1, [GroupOffset(topic.topic_id, 0, 5)]))
+    for offset in body.get("offsets", ()):  # type: ignore[attr-defined]
+        offset["topic_name"] = "two"
     path = f"/v3/clusters/{log.identity.cluster_id}/consumer-groups/g/offsets:reset"
     answer = await broker.http.post(path, json=body)
     assert answer.status_code == 200, answer.text
     committed = log.committed_offsets("g")
-    assert {where.partition: one.offset for where, one in committed.items()} == (
-        {0: 5} | offsets if 1 in offsets else offsets
-    )
+    assert {
+        topic_partition.partition: committed_offset.offset
+        for topic_partition, committed_offset in committed.items()
+    } == ({0: 5} | offsets if 1 in offsets else offsets)
 
 
 @pytest.mark.parametrize(
@@ -142,8 +143,8 @@ async def test_resets_that_are_refused_change_nothing(
 ) -> None:
     log = broker.log
     await log.create_topic("two", 2, {})
-    held = log.state.topic("two")
-    await log.submit(CommitOffsets("g", -1, [GroupOffset(held.topic_id, 0, 0)]))
+    topic = log.state.topic("two")
+    await log.submit(CommitOffsets("g", -1, [GroupOffset(topic.topic_id, 0, 0)]))
     group = "g" if words else "new"
     path = f"/v3/clusters/{log.identity.cluster_id}/consumer-groups/{group}/offsets:reset"
     answer = await broker.http.post(path, json=body)
@@ -156,9 +157,9 @@ async def test_resets_that_are_refused_change_nothing(
 
 
 def test_the_hottest_partition_is_that_with_the_most_new_records() -> None:
-    found = hottest(array("q", [0, 100]), array("q", [100, 1_900, 100, 0]))
-    assert found is not None
-    assert (found.partition, found.share, found.skew) == (1, 0.9, 3.6)
+    hot_partition = hottest(array("q", [0, 100]), array("q", [100, 1_900, 100, 0]))
+    assert hot_partition is not None
+    assert (hot_partition.partition, hot_partition.share, hot_partition.skew) == (1, 0.9, 3.6)
     assert hottest(array("q", [0, 0]), array("q", [10, 0])) is None, "too few records"
     assert hottest(array("q", [0]), array("q", [5_000])) is None, "one partition"
 

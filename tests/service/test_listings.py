@@ -92,22 +92,22 @@ def has_list(kind: Any) -> bool:
         return True
     if isinstance(origin, type) and issubclass(origin, BaseModel):
         return any(has_list(field.annotation) for field in origin.model_fields.values())
-    return any(has_list(each) for each in typing.get_args(kind))
+    return any(has_list(argument) for argument in typing.get_args(kind))
 
 
 def has_pages(dependant: Dependant) -> bool:
     below = dependant.dependencies
-    return any(each.call is page_of_query or has_pages(each) for each in below)
+    return any(dependency.call is page_of_query or has_pages(dependency) for dependency in below)
 
 
 def served(broker: Broker) -> dict[str, APIRoute]:
     """FastAPI's GET routes by the path of their declaration."""
-    found = {
+    routes = {
         route.path: route
         for route in inside(broker.app).routes
         if isinstance(route, APIRoute) and "GET" in route.methods
     }
-    return {path: found[DECLARED["GET", path].paths[0]] for path in READ if path not in HOT}
+    return {path: routes[DECLARED["GET", path].paths[0]] for path in READ if path not in HOT}
 
 
 @pytest.fixture
@@ -200,12 +200,12 @@ async def test_pages_of_tidelogs_own_lists(broker: Broker, path: str, size: int)
     url: str | None = f"/tidelog/v1/{path}"
     whole = (await broker.http.get(url, headers=ADMIN)).json()
     assert whole["metadata"] == {"self": f"http://tide:8082/tidelog/v1/{path}", "next": None}
-    found: list[Any] = []
+    items: list[Any] = []
     url += f"?page_size={size}"
     while url:
         answer = (await broker.http.get(url, headers=ADMIN)).json()
         assert len(answer["data"]) == size or answer["metadata"]["next"] is None
-        found += answer["data"]
+        items += answer["data"]
         url = answer["metadata"]["next"]
-    assert found == whole["data"]
-    assert len(found) == 3
+    assert items == whole["data"]
+    assert len(items) == 3

@@ -20,13 +20,13 @@ async def test_what_counts_as_held(
     now = {"wall": 5.0, "cpu": 1.0}
     clocks = SimpleNamespace(perf_counter=lambda: now["wall"], thread_time=lambda: now["cpu"])
     monkeypatch.setattr(loop_probe, "time", clocks)
-    held = Histogram(HELD_S)
-    probe = LoopProbe(held)
+    histogram = Histogram(HELD_S)
+    probe = LoopProbe(histogram)
     probe.start()
     probe.stop()
     now["wall"] += PERIOD_S + late_s
     now["cpu"] += cpu_s
     probe._measure()
     probe.stop()
-    assert sum(held.counts) == 1
-    assert held.total == pytest.approx(held_s)
+    assert sum(histogram.counts) == 1
+    assert histogram.total == pytest.approx(held_s)

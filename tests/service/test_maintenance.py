@@ -78,12 +78,12 @@ async def test_a_round_says_what_it_found_and_what_it_took(tmp_path: Path) -> No
         for path in [*folder.glob("wal/*"), *folder.glob("checkpoints/*")]:
             age(path, hours=2)
         await maintain_once(settings, log, counters)
-    found = await gauges()
-    assert found["tidelog_garbage_objects_total"] > 3
-    assert found["tidelog_garbage_bytes_total"] > 0
-    assert found["tidelog_garbage_due_bytes"] == 0
-    assert found["tidelog_garbage_waiting_bytes"] >= segments
-    assert found["tidelog_garbage_oldest_seconds"] == 0
+    metrics = await gauges()
+    assert metrics["tidelog_garbage_objects_total"] > 3
+    assert metrics["tidelog_garbage_bytes_total"] > 0
+    assert metrics["tidelog_garbage_due_bytes"] == 0
+    assert metrics["tidelog_garbage_waiting_bytes"] >= segments
+    assert metrics["tidelog_garbage_oldest_seconds"] == 0
     await log.close()
     await log.store.close()
 

@@ -40,10 +40,10 @@ def rss_bytes() -> int:
 def test_freed_memory_goes_back() -> None:
     if not keep_freed():
         return  # not glibc
-    held = [bytes(100_000) + b"x" for _ in range(2000)]
+    blocks = [bytes(100_000) + b"x" for _ in range(2000)]
     pins = [bytes(40) for _ in range(2000)]
     full = rss_bytes()
-    held.clear()
+    blocks.clear()
     return_freed()
     assert pins
     assert full - rss_bytes() > 150 * MIB

@@ -300,15 +300,15 @@ class _Crowd:
             self.end(self.draw.choice(self.takers))
 
     def check(self) -> None:
-        memory, held = self.memory, Counter[str]()
+        memory, bytes_of_owner = self.memory, Counter[str]()
         with_bytes = [taker for taker in self.takers if taker.has_bytes]
         for taker in with_bytes:
-            held[taker.owner] += taker.size
-        assert memory.used == held.total()
+            bytes_of_owner[taker.owner] += taker.size
+        assert memory.used == bytes_of_owner.total()
         assert memory.used <= self.LIMIT or len(with_bytes) == 1, "a larger one is alone"
-        assert held[UNPROVED] <= self.LIMIT // UNPROVED_PART
+        assert bytes_of_owner[UNPROVED] <= self.LIMIT // UNPROVED_PART
         memory.wake()
-        assert memory.used == held.total(), "none waits while there is room"
+        assert memory.used == bytes_of_owner.total(), "none waits while there is room"
 
 
 class _Late(_Taker):
@@ -349,11 +349,11 @@ def test_pool_of_random_owners_is_exact_and_serves_each_of_them(seed: int) -> No
             crowd.takers.append(alone)
             alone.on_memory()
             quick = [_Quick(crowd.memory, 1, "User:1") for _ in range(400)]
-            for each in quick:
-                each.on_memory()
+            for small_taker in quick:
+                small_taker.on_memory()
             crowd.end(alone)
-            assert all(each.services for each in quick)
-    while waiting := [each for each in crowd.takers if not (each.has_bytes or each.services)]:
+            assert all(small_taker.services for small_taker in quick)
+    while waiting := [taker for taker in crowd.takers if not (taker.has_bytes or taker.services)]:
         served = [taker for taker in crowd.takers if taker.has_bytes]
         assert served, f"the pool is empty, and {len(waiting)} takers wait"
         crowd.end(served[0])

@@ -42,15 +42,15 @@ EXPRESSIONS = [*dashboard_expressions(), *((rule["alert"], rule["expr"]) for rul
 
 
 def selectors(expr: str) -> list[promql_parser.VectorSelector]:
-    found: list[promql_parser.VectorSelector] = []
+    nodes: list[promql_parser.VectorSelector] = []
 
     def look(node: object) -> bool:
         if isinstance(node, promql_parser.VectorSelector):
-            found.append(node)
+            nodes.append(node)
         return True
 
     promql_parser.walk(promql_parser.parse(expr), look)
-    return found
+    return nodes
 
 
 @pytest.fixture
@@ -59,12 +59,12 @@ async def exported() -> dict[str, set[str]]:
     http, clock = HttpCounters(), SystemClock()
     http.observe("produce", 200, 0.1)
     log = await Broker.open(MeteredStore(MemoryStore(), clock), QUIET, clock=clock, name="broker-1")
-    found: dict[str, set[str]] = {}
+    labels_by_name: dict[str, set[str]] = {}
     for family in Telemetry(log, http, "1")._registry.collect():
         for suffix in SUFFIXES.get(family.type, ("",)):
-            found[family.name + suffix] = labels_of(family)
+            labels_by_name[family.name + suffix] = labels_of(family)
     await log.close()
-    return found
+    return labels_by_name
 
 
 def labels_of(family: Metric) -> set[str]:
@@ -77,31 +77,31 @@ def test_the_dashboard_in_the_tree_is_the_one_that_is_written_down() -> None:
     panels = json.loads(text)["panels"]
     assert len({panel["id"] for panel in panels}) == len(panels) > 30
     places = [panel["gridPos"] for panel in panels]
-    taken = [(p["x"] + x, p["y"] + y) for p in places for x in range(p["w"]) for y in range(p["h"])]
-    assert len(taken) == len(set(taken)), "panels lie on each other"
+    cells = [(p["x"] + x, p["y"] + y) for p in places for x in range(p["w"]) for y in range(p["h"])]
+    assert len(cells) == len(set(cells)), "panels lie on each other"
     assert all(place["x"] + place["w"] <= dashboard.WIDTH for place in places)
 
 
 async def test_every_metric_that_is_looked_at_is_exported(exported: dict[str, set[str]]) -> None:
-    known = exported
-    assert "tidelog_http_request_seconds_bucket" in known
-    for where, expr in EXPRESSIONS:
+    labels_by_name = exported
+    assert "tidelog_http_request_seconds_bucket" in labels_by_name
+    for source, expr in EXPRESSIONS:
         for selector in selectors(expr):
             if selector.name in BY_SCRAPE:
                 continue
-            assert selector.name in known, f"{where}: no broker exports {selector.name}"
+            assert selector.name in labels_by_name, f"{source}: no broker exports {selector.name}"
             labels = {matcher.name for matcher in selector.matchers.matchers}
-            assert labels <= known[selector.name] | LABELS_OF_SCRAPE, f"{where}: {labels}"
+            assert labels <= labels_by_name[selector.name] | LABELS_OF_SCRAPE, f"{source}: {labels}"
 
 
 async def test_what_is_summed_by_is_a_label_of_it(exported: dict[str, set[str]]) -> None:
-    known = exported
+    labels_by_name = exported
     grouped = 0
-    for where, expr in EXPRESSIONS:
+    for source, expr in EXPRESSIONS:
         for by in re.findall(r"\bby \(([^)]*)\)", expr):
             labels = {name.strip() for name in by.split(",")} - LABELS_OF_SCRAPE
             names = {selector.name for selector in selectors(expr)} - BY_SCRAPE
-            assert all(labels <= known[name] for name in names), f"{where}: {labels}"
+            assert all(labels <= labels_by_name[name] for name in names), f"{source}: {labels}"
             grouped += 1
     assert grouped > 20
 
@@ -109,7 +109,7 @@ async def test_what_is_summed_by_is_a_label_of_it(exported: dict[str, set[str]])
 def anchors() -> set[str]:
     """The anchors of deploy/README.md, as the links of alerts and of `tidelog status` have them."""
     titles = re.findall(r"^#+ (.+)$", (DEPLOY / "README.md").read_text(), re.MULTILINE)
-    return {re.sub(r"[^\w -]", "", each.lower()).strip().replace(" ", "-") for each in titles}
+    return {re.sub(r"[^\w -]", "", title.lower()).strip().replace(" ", "-") for title in titles}
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule["alert"])

@@ -68,9 +68,9 @@ def case(far: FakeIssuer) -> Case:
 
 
 async def test_a_token_proves_its_principal_until_it_expires(case: Case) -> None:
-    found = await case.verify(case.token())
-    assert found[:2] == ("User:oidc-alice", CLOCK_MS + 600_000)
-    assert case.issuer.trusts(found.thumbprint)
+    token = await case.verify(case.token())
+    assert token[:2] == ("User:oidc-alice", CLOCK_MS + 600_000)
+    assert case.issuer.trusts(token.thumbprint)
     assert case.far.asked == [oidc.DISCOVERY, "/jwks"]
 
 
@@ -265,21 +265,21 @@ async def test_a_new_key_is_found_by_its_id(case: Case) -> None:
 
 async def test_a_key_that_the_issuer_withdraws_verifies_no_more(case: Case) -> None:
     """Also a token that was verified before: its caller is cached."""
-    found = await case.verify(case.token())
+    token = await case.verify(case.token())
     case.far.keys = [jwk("two", rsa_key(1))]
     case.clock.advance(REFRESH_S + 1)
-    assert case.issuer.trusts(found.thumbprint)  # and fetches
+    assert case.issuer.trusts(token.thumbprint)  # and fetches
     await case.fetch()
-    assert not case.issuer.trusts(found.thumbprint)
+    assert not case.issuer.trusts(token.thumbprint)
     assert "no such key" in await case.refusal(case.token())
 
 
 async def test_an_id_that_gets_another_key_is_another_key(case: Case) -> None:
-    found = await case.verify(case.token())
+    token = await case.verify(case.token())
     case.far.keys = [jwk("one", rsa_key(1))]
     case.clock.advance(REFRESH_S + 1)
     await case.fetch()
-    assert not case.issuer.trusts(found.thumbprint)
+    assert not case.issuer.trusts(token.thumbprint)
     assert "signature is wrong" in await case.refusal(case.token())
 
 
@@ -303,17 +303,17 @@ async def test_an_id_that_gets_another_key_is_another_key(case: Case) -> None:
 async def test_a_failing_issuer_keeps_the_old_keys_for_a_while(
     case: Case, path: str, answer: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    found = await case.verify(case.token())
+    token = await case.verify(case.token())
     case.far.answers[path] = answer
     for _ in range(3):
         case.clock.advance(REFRESH_S + 1)
         await case.fetch()
-        assert case.issuer.trusts(found.thumbprint)
-    lines = [each.getMessage() for each in caplog.records if each.name == "tidelog"]
+        assert case.issuer.trusts(token.thumbprint)
+    lines = [record.getMessage() for record in caplog.records if record.name == "tidelog"]
     assert len(lines) == 1, lines
     assert lines[0].startswith(f"keys of the issuer {case.far.url} cannot be fetched: ")
     case.clock.advance(KEPT_S)
-    assert not case.issuer.trusts(found.thumbprint)
+    assert not case.issuer.trusts(token.thumbprint)
     now_s = case.clock.now_ms() // 1000
     await case.fetch()
     with pytest.raises(Unavailable, match="cannot be fetched"):
@@ -356,9 +356,9 @@ async def test_requests_wait_for_the_same_fetch_and_may_go_away(case: Case) -> N
     assert await asyncio.to_thread(case.far.was_asked.wait, 60)
     waiting[0].cancel()
     case.far.may_answer.set()
-    found = await asyncio.gather(*waiting, return_exceptions=True)
-    assert isinstance(found[0], asyncio.CancelledError)
-    assert all(each.principal == "User:oidc-alice" for each in found[1:])  # type: ignore[union-attr]
+    outcomes = await asyncio.gather(*waiting, return_exceptions=True)
+    assert isinstance(outcomes[0], asyncio.CancelledError)
+    assert all(token.principal == "User:oidc-alice" for token in outcomes[1:])  # type: ignore[union-attr]
     assert case.far.asked.count("/jwks") == 1
 
 

@@ -70,7 +70,7 @@ async def test_acls_decide_what_a_token_may_do(broker: Broker, far: FakeIssuer) 
     made = await http.post("/topics/t", content=RECORDS, headers=alice | JSON_TYPE)
     assert made.status_code == 200, made.text
     answer = await http.get(RECORDS_PATH, headers=alice)
-    assert [each["value"] for each in answer.json()] == ["MQ=="]
+    assert [record["value"] for record in answer.json()] == ["MQ=="]
     denied = await http.post("/topics/t", content=RECORDS, headers=bob | JSON_TYPE)
     assert "User:oidc-bob may not WRITE" in assert_denied(denied)
     me = (await http.get("/tidelog/v1/me", headers=alice)).json()
@@ -102,8 +102,8 @@ async def test_a_verified_token_is_not_verified_again(
     assert (await broker.http.get(RECORDS_PATH, headers=header)).status_code == 200
     monkeypatch.setattr(jwt, "decode", None)
     assert (await broker.http.get(RECORDS_PATH, headers=header)).status_code == 200
-    kept = [key for key, *_ in broker.app._security._shown]  # type: ignore[union-attr]
-    assert max(len(key) for key in kept) <= HEADER_BYTES_MAX
+    cache_keys = [key for key, *_ in broker.app._security._shown]  # type: ignore[union-attr]
+    assert max(len(key) for key in cache_keys) <= HEADER_BYTES_MAX
     pass_ms(monkeypatch, broker, 600_001)
     monkeypatch.undo()
     pass_ms(monkeypatch, broker, 600_001)
@@ -150,8 +150,8 @@ async def test_refused_tokens_are_audited_without_the_token(
         for token in tokens:
             assert_unknown(await broker.http.get("/topics", headers=bearer(token)))
         failures = dict(broker.app.counters.auth_failures)
-    found = [json.loads(line) for line in file.read_text().splitlines()]
-    assert [(each["event"], each["status"], each["reason"]) for each in found] == [
+    events = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [(event["event"], event["status"], event["reason"]) for event in events] == [
         ("unauthenticated", 401, "invalid token: it is for another audience"),
         ("unauthenticated", 401, "invalid token: the issuer has no such key"),
         ("unauthenticated", 401, "invalid token: it has expired"),
@@ -214,8 +214,8 @@ async def test_a_forwarded_read_ends_with_the_token(
     header = bearer(far.token()) | {"content-type": V2}
     path = "/consumers/g/instances/i"
     body = {"name": "i", "format": "json", "auto.offset.reset": "earliest"}
-    for where, what in (("/consumers/g", body), (f"{path}/subscription", {"topics": ["t"]})):
-        (await broker.http.post(where, json=what, headers=header)).raise_for_status()
+    for url, what in (("/consumers/g", body), (f"{path}/subscription", {"topics": ["t"]})):
+        (await broker.http.post(url, json=what, headers=header)).raise_for_status()
     ends_ms = broker.log.clock.now_ms() + 600_000
     said = _Request(
         "GET",

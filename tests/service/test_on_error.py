@@ -85,7 +85,7 @@ async def test_a_fetch_stops_skips_or_shows_the_bytes(broker: Broker, accept: st
     answer = await get(broker, accept, on_error="raw")
     assert offsets_of(answer) == [0, 1, 2, 3]
     assert positions(answer) == (4, 4, 0)
-    shown = [(each["value"] is None, each.get("value_base64")) for each in records_of(answer)]
+    shown = [(record["value"] is None, record.get("value_base64")) for record in records_of(answer)]
     assert shown == [(False, None), (True, BAD_TEXT)] * 2
     assert not {"tidelog-skipped", "tidelog-undecodable"} & answer.headers.keys()
     assert await metric(broker, "raw") == 2
@@ -139,7 +139,7 @@ async def test_followers_get_bytes_if_they_ask(broker: Broker, accept: str) -> N
                 seen.append(json.loads(text))
             if len(seen) == 4:
                 break
-    assert [each.get("value_base64") for each in seen] == [None, BAD_TEXT] * 2
+    assert [record.get("value_base64") for record in seen] == [None, BAD_TEXT] * 2
 
 
 async def test_lines_name_what_is_skipped(broker: Broker) -> None:
@@ -176,10 +176,10 @@ async def test_a_partition_that_stops_keeps_back_no_other(
         if answer.status_code == 422:
             assert "partition t-0, offset 1" in answer.json()["message"]
             continue
-        found = [(each["partition"], each["offset"]) for each in records_of(answer)]
-        assert found, "an error, while nothing else is to be delivered"
+        places = [(record["partition"], record["offset"]) for record in records_of(answer)]
+        assert places, "an error, while nothing else is to be delivered"
         assert answer.headers.get("tidelog-undecodable", "t-0@1") == "t-0@1"
-        seen += found
+        seen += places
     assert sorted(seen) == [(0, 0), (1, 0), (1, 1), (1, 2), (1, 3)]
     assert await member.read(timeout=0, on_error="skip") == [2]
 
@@ -189,7 +189,7 @@ async def test_an_answer_names_the_partition_that_has_stopped(broker: Broker) ->
     assert await member.read() == [0]
     await append(broker.log, b"10", partition=1)
     answer = await member("GET", "/records?timeout=0")
-    assert [each["value"] for each in records_of(answer)] == [10]
+    assert [record["value"] for record in records_of(answer)] == [10]
     assert answer.headers["tidelog-undecodable"] == "t-0@1"
 
 
@@ -243,7 +243,7 @@ async def test_the_setting_of_an_instance(broker: Broker, dialect: dict[str, Any
     await member.ok("DELETE")
     raw = await member_of(broker, dialect, name="raw", **{"on.error": "raw"})
     answer = await raw("GET", "/records")
-    assert [each.get("value_base64") for each in records_of(answer)] == [None, BAD_TEXT] * 2
+    assert [record.get("value_base64") for record in records_of(answer)] == [None, BAD_TEXT] * 2
     assert_refused(await raw("GET", "/records?on_error=x"), 400, 40002)
     is_strimzi = dialect is STRIMZI
     answer = await raw("POST", "/offsets")

@@ -62,13 +62,15 @@ class Documented:
         self.schema = schemathesis.openapi.from_dict(app.openapi())
         # The client has a key; drawn ones would meet 401 alone.
         self.schema.config.generation.update(with_security_parameters=False)
-        self.operations = {one.ok().label: one.ok() for one in self.schema.get_all_operations()}
+        self.operations = {
+            operation.ok().label: operation.ok() for operation in self.schema.get_all_operations()
+        }
         self.close = self._served.close
 
     def ask(self, case: Any) -> httpx.Response:
         sent = case.as_transport_kwargs(base_url="http://tide:8082")
         sent.pop("cookies", None)
-        wanted = {name: each for name, each in sent.items() if each is not None}
+        wanted = {name: value for name, value in sent.items() if value is not None}
         for name in ("params", "headers"):
             wanted[name] = dict(wanted.get(name) or {})
         if isinstance(wanted.get("data"), bytes | str):
@@ -160,16 +162,16 @@ def _tried(documented: Documented, operation: Any, drawn: settings) -> tuple[set
 
 def _make_likely(case: Any, operation: Any, cluster_id: str, draw: random.Random) -> None:
     """Names that there are, and bodies that say something, in many of the examples."""
-    known = {**KNOWN, "cluster_id": cluster_id, "consumer_group_id": draw.choice("ghg")}
+    values = {**KNOWN, "cluster_id": cluster_id, "consumer_group_id": draw.choice("ghg")}
     is_example = draw.random() < EXAMPLE_SHARE
     for name in case.path_parameters or ():
-        if name in known and (is_example or draw.random() < KNOWN_SHARE):
-            case.path_parameters[name] = known[name]
+        if name in values and (is_example or draw.random() < KNOWN_SHARE):
+            case.path_parameters[name] = values[name]
     if not is_example:
         return
     case.query = {}
     contents = operation.definition.raw.get("requestBody", {}).get("content", {})
     for media_type, content in contents.items():
         examples = [content.get("example"), *content.get("schema", {}).get("examples", [])]
-        if found := [example for example in examples if example is not None]:
-            case.body, case.media_type = found[0], media_type
+        if bodies := [example for example in examples if example is not None]:
+            case.body, case.media_type = bodies[0], media_type

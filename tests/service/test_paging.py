@@ -21,13 +21,13 @@ async def base(broker: Broker) -> str:
 
 async def pages(http: httpx.AsyncClient, path: str) -> list[list[str]]:
     """The names of the resources of each page."""
-    found = []
+    names = []
     url: str | None = path
     while url:
         answer = (await http.get(url)).json()
-        found.append([each["metadata"]["resource_name"] for each in answer["data"]])
+        names.append([resource["metadata"]["resource_name"] for resource in answer["data"]])
         url = answer["metadata"]["next"]
-    return found
+    return names
 
 
 @pytest.mark.parametrize(
@@ -38,9 +38,9 @@ async def test_pages_have_every_item_once(broker: Broker, base: str, path: str, 
     whole = await pages(broker.http, f"{base}/{path}")
     assert [len(page) for page in whole] == [count]
     for size in range(1, count + 1):
-        found = await pages(broker.http, f"{base}/{path}?page_size={size}")
-        assert [len(page) for page in found[:-1]] == [size] * (len(found) - 1)
-        assert [name for page in found for name in page] == whole[0]
+        parts = await pages(broker.http, f"{base}/{path}?page_size={size}")
+        assert [len(page) for page in parts[:-1]] == [size] * (len(parts) - 1)
+        assert [name for page in parts for name in page] == whole[0]
 
 
 async def test_the_next_page_keeps_the_other_parameters(broker: Broker, base: str) -> None:
@@ -57,7 +57,7 @@ async def test_topics_that_change_between_two_pages(broker: Broker, base: str) -
     await broker.log.delete_topic("b")
     await broker.log.create_topic("bb", 1, {})
     following = (await broker.http.get(answer["metadata"]["next"])).json()
-    assert [each["topic_name"] for each in following["data"]] == ["bb", "c"]
+    assert [topic["topic_name"] for topic in following["data"]] == ["bb", "c"]
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ async def test_a_token_of_another_listing(broker: Broker, base: str, text: bytes
 async def test_v2_has_no_pages(broker: Broker, base: str) -> None:
     assert (await broker.http.get("/topics")).json() == TOPICS
     partitions = (await broker.http.get("/topics/a/partitions")).json()
-    assert [each["partition"] for each in partitions] == [0, 1]
+    assert [partition["partition"] for partition in partitions] == [0, 1]
     assert (await broker.http.get("/topics/a")).json()["partitions"] == partitions
 
 

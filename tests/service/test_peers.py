@@ -170,14 +170,14 @@ async def test_a_caller_that_times_out_leaves_no_connection_in_use(pair: list[Lo
     me = pair[0].membership.me
     peers = HttpPeers()
     await peers.announce(me, encode_announcements([]))
-    (kept,) = peers._idle[me.address]
+    (connection,) = peers._idle[me.address]
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0):
             await peers.announce(me, encode_announcements([]))
-    assert not kept.is_open
+    assert not connection.is_open
     await peers.announce(me, encode_announcements([]))
     (again,) = peers._idle[me.address]
-    assert again is not kept
+    assert again is not connection
     await peers.close()
     assert not again.is_open
 
@@ -311,7 +311,7 @@ async def test_a_forwarded_request_that_waits_keeps_no_message(pair: list[Log]) 
 
     request = _Request("GET", "/", b"", [], "http", ("b", 1), b"")
     messages = [Message(msgspec.msgpack.encode(request))]
-    kept = weakref.ref(messages[0])
+    message_ref = weakref.ref(messages[0])
 
     async def receive() -> dict[str, Any]:
         if messages:
@@ -328,6 +328,6 @@ async def test_a_forwarded_request_that_waits_keeps_no_message(pair: list[Log]) 
     scope = {"type": "http", "method": "POST", "path": GROUP_REQUEST, "headers": headers}
     serving = asyncio.create_task(app(scope, receive, send))
     await begun.wait()
-    assert kept() is None
+    assert message_ref() is None
     ended.set()
     await serving

@@ -42,7 +42,7 @@ def test_trailers_are_no_fields_of_a_head(piece: int) -> None:
         connection.end()
 
     run(main)
-    first, second = ([name for name, _ in each] for each in seen)
+    first, second = ([name for name, _ in fields] for fields in seen)
     assert first == [b"host", b"content-type", b"transfer-encoding"]
     assert second == [b"host"]
 

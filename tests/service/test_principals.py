@@ -33,8 +33,8 @@ async def apart(work: Awaitable[object]) -> object:
 
 
 async def commits_of(broker: Broker) -> list[Commit]:
-    found = await entries_of(broker.log.store)
-    return [commit for _, decoded in found for commit in decoded.entry.commits]
+    entries = await entries_of(broker.log.store)
+    return [commit for _, decoded in entries for commit in decoded.entry.commits]
 
 
 def appends_by_principal(commits: list[Commit]) -> dict[str, int]:
@@ -56,10 +56,10 @@ async def test_requests_of_two_principals_at_once_share_no_commit(broker: Broker
     ]
     answers = await asyncio.gather(*map(apart, posts))
     assert {answer.status_code for answer in answers} == {200}  # type: ignore[attr-defined]
-    found = appends_by_principal(await commits_of(broker))
-    assert found["User:alice"] == 3 * found["User:admin"]
-    assert found["User:bob"] == 2 * found["User:admin"]
-    assert set(found) == {"User:alice", "User:bob", "User:admin"}
+    appends = appends_by_principal(await commits_of(broker))
+    assert appends["User:alice"] == 3 * appends["User:admin"]
+    assert appends["User:bob"] == 2 * appends["User:admin"]
+    assert set(appends) == {"User:alice", "User:bob", "User:admin"}
 
 
 async def test_changes_of_topics_name_their_principal_and_those_of_brokers_none(
@@ -82,9 +82,9 @@ def test_offsets_of_two_principals_share_no_commit() -> None:
     loop = asyncio.new_event_loop()
     action = CommitOffsets("g", -1, [GroupOffset("a" * 32, 0, 1)])
     waiting = [_WaitingCommit(action, name, loop.create_future()) for name in "aabba"]
-    found = [[each.principal for each in portion] for portion in _portions(waiting)]
+    principals = [[commit.principal for commit in portion] for portion in _portions(waiting)]
     loop.close()
-    assert found == [["a", "a"], ["b", "b"], ["a"]]
+    assert principals == [["a", "a"], ["b", "b"], ["a"]]
 
 
 def test_without_authentication_it_is_empty() -> None:

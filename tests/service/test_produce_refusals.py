@@ -286,8 +286,8 @@ async def test_a_full_buffer_says_when_to_come_back(store: MemoryStore, acks: st
         assert_refused(answer, 429, 42901)
         assert int(answer.headers["retry-after"]) >= 1
         waiting = asyncio.create_task(post(broker.http, [{"value": "x"}]))  # there is room for it
-        held = broker.log.writer.buffered_bytes
-        await until(lambda: broker.log.writer.buffered_bytes > held)
+        buffered_bytes = broker.log.writer.buffered_bytes
+        await until(lambda: broker.log.writer.buffered_bytes > buffered_bytes)
         gate.opened.set()
         assert placed(await first) == [(0, 0)]
         assert placed(await waiting) == [(0, 1)]

@@ -225,7 +225,7 @@ async def test_arrow_is_answered_by_ranges(broker: Broker, topic: str) -> None:
         expected = {2: 2, 0: 1}
         expected[hashed] = expected.get(hashed, 0) + 1
         assert answer.status_code == 200
-        said = sorted(answer.json()["partitions"], key=lambda each: each["partition"])
+        said = sorted(answer.json()["partitions"], key=lambda partition: partition["partition"])
         assert said == [
             {"partition": number, "base_offset": turn * count, "count": count}
             for number, count in sorted(expected.items())
@@ -264,7 +264,7 @@ async def test_arrow_values_alone_are_enough(broker: Broker, topic: str) -> None
     answer = await broker.http.post(
         "/topics/t", content=arrow(value=VALUES), headers={"content-type": ARROW}
     )
-    assert sum(each["count"] for each in answer.json()["partitions"]) == 4
+    assert sum(partition["count"] for partition in answer.json()["partitions"]) == 4
     assert sum(ends(broker.log)) == 4
 
 
@@ -344,9 +344,9 @@ async def test_topics_are_created_only_if_configured(store: MemoryStore) -> None
 
 async def test_brokers_that_create_the_same_topic_agree(store: MemoryStore) -> None:
     settings = {"auto_create_topics": True}
-    async with broker_on(store, **settings) as one, broker_on(store, "b2", **settings) as two:
+    async with broker_on(store, **settings) as broker, broker_on(store, "b2", **settings) as other:
         answers = await asyncio.gather(
-            *(post(each.http, [{"value": 1}]) for each in (one, two) * 5)
+            *(post(receiver.http, [{"value": 1}]) for receiver in (broker, other) * 5)
         )
         assert sorted(placed(answer) for answer in answers) == [[(0, n)] for n in range(10)]
 

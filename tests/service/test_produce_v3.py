@@ -127,8 +127,8 @@ async def test_objects_are_concatenated(broker: Broker, topic: str, between: str
 
 async def test_objects_may_be_cut_anywhere(broker: Broker, topic: str) -> None:
     body = json.dumps(of('ü{"}\\')).encode() + b"\n" + json.dumps(of([{}, "}"])).encode()
-    for at in range(len(body) + 1):
-        assert codes(await stream(broker, pieces(body[:at], body[at:]))) == [200, 200]
+    for position in range(len(body) + 1):
+        assert codes(await stream(broker, pieces(body[:position], body[position:]))) == [200, 200]
     octets = (bytes([octet]) for octet in body)
     assert codes(await stream(broker, pieces(*octets))) == [200, 200]
     rows = await stored(broker.log)
@@ -388,12 +388,15 @@ async def test_a_batch_is_answered_by_id(broker: Broker, topic: str) -> None:
     answer = await batch(broker, {"entries": entries})
     assert (answer.status_code, answer.headers["content-type"]) == (207, JSON)
     said = answer.json()
-    assert [(each["id"], each["offset"]) for each in said["successes"]] == [("a", 0), ("7", 1)]
-    assert [(each["id"], each["error_code"]) for each in said["failures"]] == [
+    assert [(report["id"], report["offset"]) for report in said["successes"]] == [
+        ("a", 0),
+        ("7", 1),
+    ]
+    assert [(report["id"], report["error_code"]) for report in said["failures"]] == [
         ("b", 40402),
         ("d", 400),
     ]
-    assert all(each.keys() == {"id", "error_code", "message"} for each in said["failures"])
+    assert all(report.keys() == {"id", "error_code", "message"} for report in said["failures"])
     assert [row["value"] for row in await stored(broker.log)] == [b"1", b"3"]
 
 
@@ -423,7 +426,7 @@ async def test_a_bad_batch_is_refused_whole(
 
 async def test_a_batch_has_ten_entries_at_most(broker: Broker, topic: str) -> None:
     answer = await batch(broker, {"entries": [of(n, id=str(n)) for n in range(10)]})
-    assert [each["offset"] for each in answer.json()["successes"]] == list(range(10))
+    assert [report["offset"] for report in answer.json()["successes"]] == list(range(10))
 
 
 async def test_a_batch_has_a_bound(store: MemoryStore) -> None:
@@ -463,7 +466,7 @@ async def test_no_body_is_an_internal_error(
     answer = await broker.http.post(path(broker, last), content=body)
     assert answer.status_code < 500
     said = [json.loads(line) for line in answer.text.splitlines()]
-    assert all(each.get("error_code", 200) < 50000 for each in said)
+    assert all(report.get("error_code", 200) < 50000 for report in said)
 
 
 async def test_a_body_is_split_in_pieces(
@@ -510,7 +513,7 @@ async def test_a_large_record_is_decoded_in_a_thread(
             reports = await stream(broker, "".join(map(json.dumps, records)))
             assert codes(reports) == [200, 200]
         else:
-            entries = [{"id": str(number), **each} for number, each in enumerate(records)]
+            entries = [{"id": str(number), **record} for number, record in enumerate(records)]
             answer = await batch(broker, {"entries": entries})
             assert len(answer.json()["successes"]) == 2, answer.text
         large = max(await stored(broker.log), key=lambda row: len(str(row)))

@@ -49,7 +49,7 @@ def test_a_quantity_is_read_as_it_is_printed(value: int) -> None:
 
 def test_durations_for_people_are_short() -> None:
     seconds = (5, 90, 150, 3600, 5400, 90_000)
-    assert [quantities.rounded(each) for each in seconds] == [
+    assert [quantities.rounded(duration_s) for duration_s in seconds] == [
         *("5 s", "90 s", "2 min", "1 h", "1 h 30 min", "1 d 1 h")
     ]
 
@@ -64,7 +64,7 @@ def test_every_other_text_is_refused_by_one_line(text: str) -> None:
             assert parse(text) >= 0
         except ValueError as error:
             refused.append(str(error))
-    assert all(repr(text) in each for each in refused)
+    assert all(repr(text) in message for message in refused)
 
 
 @pytest.mark.parametrize(
@@ -140,8 +140,10 @@ def test_configs_are_repeated_in_words() -> None:
 
 def test_settings_take_units() -> None:
     warnings: list[str] = []
-    given = {"flush_interval_ms": "1s", "retention_check_interval_ms": "1h"}
-    settings = load({**given, "compact_spark_bytes": "1GiB"}, environment={}, warn=warnings.append)
+    options = {"flush_interval_ms": "1s", "retention_check_interval_ms": "1h"}
+    settings = load(
+        {**options, "compact_spark_bytes": "1GiB"}, environment={}, warn=warnings.append
+    )
     assert settings.flush_interval_ms == 1000
     assert settings.retention_check_interval_ms == 3_600_000
     assert settings.compact_spark_bytes == 2**30
@@ -217,10 +219,10 @@ def test_sizes_of_options(tidelog: Callable[..., tuple[int, str]], tmp_path: obj
         assert tidelog("backup", "--max-bytes-per-s", text, *there)[0] == 2
 
 
-@pytest.mark.parametrize("at", ["-2h", "@-2h", "2026-01-01", "@2026-01-01T00:00Z"])
+@pytest.mark.parametrize("text", ["-2h", "@-2h", "2026-01-01", "@2026-01-01T00:00Z"])
 def test_times_of_restore(
-    tidelog: Callable[..., tuple[int, str]], tmp_path: object, at: str
+    tidelog: Callable[..., tuple[int, str]], tmp_path: object, text: str
 ) -> None:
     words = ("restore", f"{tmp_path}/none", "--store", f"{tmp_path}/new", "--at")
-    assert tidelog(*words, at)[0] == 3
+    assert tidelog(*words, text)[0] == 3
     assert "is not a time" in tidelog(*words, "noon")[1]

@@ -44,7 +44,7 @@ def broker(*steps: Step) -> BrokerRates:
 def test_steps_of_brokers_are_added_up_by_their_numbers() -> None:
     first, second = (step(7, 1, 1), step(8, 2), step(9, 6)), (step(8, 3, 4), step(9, 5))
     both = summed([broker(*first), broker(*second)])
-    assert [(one.number, one.added[0], one.acks[0]) for one in both] == [
+    assert [(total.number, total.added[0], total.acks[0]) for total in both] == [
         (7, 1, 1),
         (8, 5, 4),
         (9, 11, 0),
@@ -54,10 +54,10 @@ def test_steps_of_brokers_are_added_up_by_their_numbers() -> None:
 
 def test_a_step_that_not_all_are_over_with_waits_for_them_and_not_for_the_silent() -> None:
     before, late = [step(7, 1), step(8, 1)], [step(7, 1)]
-    assert [one.number for one in summed([broker(*before), broker(*late)])] == [7]
-    assert [one.number for one in summed([broker(*before), broker()])] == [7, 8]
+    assert [total.number for total in summed([broker(*before), broker(*late)])] == [7]
+    assert [total.number for total in summed([broker(*before), broker()])] == [7, 8]
     newest = [step(number, 1) for number in range(7, 20)]
-    assert [one.number for one in summed([broker(*newest), broker(*late)])][-1] == 18
+    assert [total.number for total in summed([broker(*newest), broker(*late)])][-1] == 18
 
 
 def test_adding_up_changes_no_input() -> None:
@@ -112,10 +112,10 @@ async def test_a_peer_of_another_version_is_left_out() -> None:
 
     async def peers() -> list[bytes]:
         shapes = (other, longer, {"name": "old"})
-        return [b"\xff", b"", *(msgspec.msgpack.encode(one) for one in shapes)]
+        return [b"\xff", b"", *(msgspec.msgpack.encode(shape) for shape in shapes)]
 
-    found = await RateSampler(log, HttpCounters(), "1", ask=peers, ack_labels=()).all()
-    assert [one.name for one in found] == ["b", "n"]
+    rates = await RateSampler(log, HttpCounters(), "1", ask=peers, ack_labels=()).all()
+    assert [broker_rates.name for broker_rates in rates] == ["b", "n"]
     await log.close()
 
 
@@ -142,7 +142,7 @@ async def test_the_past_of_a_broker_stays_when_it_ends() -> None:
         (absent,) = vitals.absent(answered)
         assert (absent.rates, absent.answered_s) == (other, asked_s + 1000)
         sums = summed([*answered, absent.rates])
-        assert [(one.number, one.added[0]) for one in sums] == [(7, 1), (8, 2)]
+        assert [(total.number, total.added[0]) for total in sums] == [(7, 1), (8, 2)]
     clock.advance(300)
     assert vitals.absent(await vitals.all()) == []
     live.append(other)

@@ -120,10 +120,10 @@ async def test_a_produce_request_is_charged(broker: Broker, clock: Clock) -> Non
     answers = [
         await broker.http.post("/topics/m.t", content=RECORDS, headers=headers) for _ in range(6)
     ]
-    found = [answer.status_code for answer in answers]
-    assert found[0] == 200
-    assert found[-1] == 429
-    assert broker.log.state.partition("m.t", 0).high_watermark == found.count(200)
+    statuses = [answer.status_code for answer in answers]
+    assert statuses[0] == 200
+    assert statuses[-1] == 429
+    assert broker.log.state.partition("m.t", 0).high_watermark == statuses.count(200)
 
 
 @pytest.mark.parametrize("percentage", [0, 101, -1])
@@ -145,8 +145,8 @@ async def test_waits_are_not_charged(clock: Clock) -> None:
             clock.thread_time()
             await asyncio.sleep(0)
 
-    found, _ = await asyncio.gather(request_time.measured(rights, work()), others())
-    assert found == "done"
+    result, _ = await asyncio.gather(request_time.measured(rights, work()), others())
+    assert result == "done"
     assert rights.charged == [STEP_S * 100] * 3
 
 

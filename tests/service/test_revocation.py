@@ -37,8 +37,8 @@ async def test_a_logout_ends_what_the_session_reads(broker: Broker, way: str) ->
     task = asyncio.ensure_future(read(broker, query, accept, header))
     await until(lambda: broker.log._waiting or task.done(), ANSWER_S)
     assert not task.done()
-    gone = await broker.http.post("/tidelog/v1/logout", headers=header | CONSOLE)
-    assert gone.status_code == 204
+    logout = await broker.http.post("/tidelog/v1/logout", headers=header | CONSOLE)
+    assert logout.status_code == 204
     await append(broker.log, LATE)
     async with asyncio.timeout(ANSWER_S):
         body = await task

@@ -33,8 +33,8 @@ NOT_HERE = (404, 405)
 
 
 def inside(app: Any) -> FastAPI:
-    found: FastAPI = app._app
-    return found
+    application: FastAPI = app._app
+    return application
 
 
 @pytest.fixture
@@ -48,8 +48,8 @@ async def broker(store: MemoryStore) -> AsyncIterator[Broker]:
 def address(route: str, broker: Broker) -> str:
     """A path that the template fits, of things that exist where they can."""
     cluster = broker.log.identity.cluster_id
-    known = {"topic_name": "t", "cluster_id": cluster, "partition_id": "0", "broker_id": "1"}
-    path = re.sub(r"\{(\w+)(:\w+)?\}", lambda match: known.get(match[1], "g"), route)
+    values = {"topic_name": "t", "cluster_id": cluster, "partition_id": "0", "broker_id": "1"}
+    path = re.sub(r"\{(\w+)(:\w+)?\}", lambda match: values.get(match[1], "g"), route)
     return f"/v3{path}" if route.startswith("/clusters") else path
 
 
@@ -100,10 +100,10 @@ async def test_a_topic_may_have_the_name_of_a_word(broker: Broker) -> None:
     await broker.log.create_topic("-", 1, {})
     cluster = f"/v3/clusters/{broker.log.wal.cluster.cluster_id}"
     record = {"value": {"type": "JSON", "data": 1}}
-    at = f"{cluster}/topics/-/records"
-    assert (await broker.http.post(at, json=record, headers=ADMIN)).status_code == 200
-    found = await broker.http.get(f"{cluster}/topics/-", headers=ADMIN)
-    assert found.json()["topic_name"] == "-"
+    path = f"{cluster}/topics/-/records"
+    assert (await broker.http.post(path, json=record, headers=ADMIN)).status_code == 200
+    answer = await broker.http.get(f"{cluster}/topics/-", headers=ADMIN)
+    assert answer.json()["topic_name"] == "-"
     assert (await broker.http.get(f"{cluster}/topics/-/configs", headers=ADMIN)).status_code == 200
 
 

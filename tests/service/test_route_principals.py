@@ -83,7 +83,7 @@ def may(who: str, method: str, route: str) -> bool:
 
 def test_each_route_whose_handler_checks_has_a_row() -> None:
     by_handler = {
-        each for each, route in DECLARED.items() if route.access is RouteAccess.CHECKED_BY_HANDLER
+        key for key, route in DECLARED.items() if route.access is RouteAccess.CHECKED_BY_HANDLER
     }
     assert by_handler == BY_HANDLER.keys()
     named = {operation for grants in GRANTS.values() for operation, _ in grants}

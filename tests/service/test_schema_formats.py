@@ -34,7 +34,7 @@ async def put(broker: Broker, *records: tuple[bytes | None, bytes | None]) -> No
         }
         for record in records
     ]
-    body = json.dumps({"records": [{**each, "partition": 0} for each in named]})
+    body = json.dumps({"records": [{**fields, "partition": 0} for fields in named]})
     answer = await broker.http.post("/topics/t", content=body, headers={"content-type": BINARY})
     assert answer.status_code == 200, answer.text
 
@@ -153,7 +153,7 @@ async def test_a_fetch_stops_skips_or_shows_the_bytes(
     assert await metric(broker, "skip") == 1
 
     records = records_of(await fetched(broker, fmt, on_error="raw"))
-    assert [each["offset"] for each in records] == [0, 1, 2]
+    assert [row["offset"] for row in records] == [0, 1, 2]
     octets = record[0] if part == "key" else record[1]
     assert octets is not None
     assert (records[1][part], records[1][f"{part}_base64"]) == (None, base64_of(octets))
@@ -169,7 +169,10 @@ async def test_an_instance_stops_skips_or_shows_the_bytes(broker: Broker, fmt: s
     assert answer.headers["tidelog-undecodable"] == "t-0@1"
     assert_refused(await member("GET", "/records?timeout=0"), 422, 422)
     answer = await member("GET", "/records?timeout=0&on_error=raw")
-    assert [each.get("value_base64") for each in records_of(answer)] == [base64_of(FRAMED), None]
+    assert [record.get("value_base64") for record in records_of(answer)] == [
+        base64_of(FRAMED),
+        None,
+    ]
     await put(broker, (b"k", FRAMED), (b"c", None))
     answer = await member("GET", "/records?timeout=0&on_error=skip")
     assert offsets_of(answer) == [4]
@@ -185,7 +188,7 @@ async def test_a_partition_that_stops_keeps_back_no_other(broker: Broker) -> Non
     assert answer.status_code == 200
     member = await member_of(broker, "avro")
     answer = await member("GET", "/records?timeout=0")
-    assert [(each["partition"], each["key"]) for each in records_of(answer)] == [(1, "YQ==")]
+    assert [(record["partition"], record["key"]) for record in records_of(answer)] == [(1, "YQ==")]
     assert answer.headers["tidelog-undecodable"] == "t-0@0"
 
 

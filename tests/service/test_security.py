@@ -112,11 +112,11 @@ async def test_a_key_that_has_expired_is_none(broker: Broker) -> None:
     assert await me(broker, header) == "User:alice"
     security = broker.app._security
     assert security is not None
-    for known in security._callers.values():  # an hour later
-        assert known.credential is not None
-        known.credential = known.credential._replace(expires_ms=now_ms - 1)
-        assert not known.is_valid
-        assert not known.may("READ", "TOPIC", "t")
+    for caller in security._callers.values():  # an hour later
+        assert caller.credential is not None
+        caller.credential = caller.credential._replace(expires_ms=now_ms - 1)
+        assert not caller.is_valid
+        assert not caller.may("READ", "TOPIC", "t")
 
 
 async def test_a_repeated_creation_leaves_one_key_with_a_known_secret(
@@ -161,8 +161,8 @@ async def test_a_key_is_listed_without_its_secret_and_ends_when_it_is_deleted(
         False,
     )
     assert await me(broker, header) == "User:alice"
-    gone = await broker.http.delete(f"/tidelog/v1/keys/{key['key_id']}", headers=ADMIN)
-    assert gone.status_code == 204
+    deletion = await broker.http.delete(f"/tidelog/v1/keys/{key['key_id']}", headers=ADMIN)
+    assert deletion.status_code == 204
     assert_unknown(await broker.http.get("/topics", headers=header))
     again = await broker.http.delete(f"/tidelog/v1/keys/{key['key_id']}", headers=ADMIN)
     assert again.status_code == 404
@@ -205,18 +205,19 @@ async def test_no_secret_is_in_the_store_or_in_a_log_line(
 
 
 async def test_i3_what_one_broker_has_acked_the_others_know(store: MemoryStore) -> None:
-    async with secured(store, "one") as one, secured(store, "two") as two:  # neither polls
-        await one.log.create_topic("t", 1, {})
-        header = await key_of(one.log, "User:alice")
-        assert await me(two, header) == "User:alice"
+    # Neither polls.
+    async with secured(store, "one") as broker_one, secured(store, "two") as broker_two:
+        await broker_one.log.create_topic("t", 1, {})
+        header = await key_of(broker_one.log, "User:alice")
+        assert await me(broker_two, header) == "User:alice"
         records = "/topics/t/partitions/0/records"
-        assert_denied(await two.http.get(records, headers=header))
-        await allow(one.log, "User:alice", "READ")
-        assert (await two.http.get(records, headers=header)).status_code == 200
-        (key_id,) = one.log.state.access.keys
-        await one.log.change_access(DeleteKey(key_id))
-        await two.log.wal.refresh()  # by its poll, or a peer that tells of it
-        assert_unknown(await two.http.get(records, headers=header))
+        assert_denied(await broker_two.http.get(records, headers=header))
+        await allow(broker_one.log, "User:alice", "READ")
+        assert (await broker_two.http.get(records, headers=header)).status_code == 200
+        (key_id,) = broker_one.log.state.access.keys
+        await broker_one.log.change_access(DeleteKey(key_id))
+        await broker_two.log.wal.refresh()  # by its poll, or a peer that tells of it
+        assert_unknown(await broker_two.http.get(records, headers=header))
 
 
 async def test_bad_keys_cost_no_memory_and_few_looks_at_the_store(broker: Broker) -> None:
@@ -246,7 +247,7 @@ async def test_what_is_remembered_has_a_bound(
         assert len(security._callers) <= 3
     for number in range(10):
         assert_denied(await broker.http.get(f"/topics/t{number}", headers=header))
-    assert all(len(known._decisions) <= 3 for known in security._callers.values())
+    assert all(len(caller._decisions) <= 3 for caller in security._callers.values())
 
 
 async def test_spellings_of_a_credential_are_one_caller(broker: Broker) -> None:
@@ -268,7 +269,9 @@ async def test_a_decision_about_a_longer_name_than_a_resource_has_is_not_cached(
     assert security is not None
     for size in (TEXT_BYTES_MAX, TEXT_BYTES_MAX + 1, 60_000):
         assert_denied(await broker.http.get(f"/topics/{'x' * size}", headers=header))
-    (caller,) = (known for known in security._callers.values() if known.principal == "User:alice")
+    (caller,) = (
+        caller for caller in security._callers.values() if caller.principal == "User:alice"
+    )
     assert {len(name) for _, _, name in caller._decisions} == {TEXT_BYTES_MAX}
 
 
@@ -284,7 +287,9 @@ async def test_the_decisions_of_all_callers_have_a_bound(
         for topic in range(10):
             name = f"{topic}".rjust(TEXT_BYTES_MAX, "x")
             assert_denied(await broker.http.get(f"/topics/{name}", headers=header))
-            names = [name for known in security._callers.values() for *_, name in known._decisions]
+            names = [
+                name for caller in security._callers.values() for *_, name in caller._decisions
+            ]
             assert names
             assert sum(map(len, names)) < bound
 
@@ -327,9 +332,9 @@ def cookie_of(answer: httpx.Response) -> str:
 
 
 async def test_any_broker_accepts_the_cookie_of_a_login(store: MemoryStore) -> None:
-    async with secured(store, "one") as one, secured(store, "two") as two:
-        await one.log.create_topic("t", 1, {})
-        answer = await login(one, ADMIN_KEY)
+    async with secured(store, "one") as broker_one, secured(store, "two") as broker_two:
+        await broker_one.log.create_topic("t", 1, {})
+        answer = await login(broker_one, ADMIN_KEY)
         attributes = answer.headers["set-cookie"].lower()
         assert "httponly" in attributes
         assert "samesite=strict" in attributes
@@ -338,7 +343,7 @@ async def test_any_broker_accepts_the_cookie_of_a_login(store: MemoryStore) -> N
         assert answer.json()["is_super"]
         assert ADMIN_KEY not in answer.text + attributes
         cookie = {"cookie": f"other=1; {cookie_of(answer)}"}
-        for broker in (one, two):
+        for broker in (broker_one, broker_two):
             assert await me(broker, cookie) == "User:admin"
             assert (await broker.http.get("/topics", headers=cookie)).json() == ["t"]
 
@@ -426,25 +431,25 @@ async def test_logins_count_for_the_rates_of_their_principal(
     alice, bob = [await made(broker, principal=f"User:{name}") for name in ("alice", "bob")]
     await broker.log.change_access(SetQuotas("User:alice", {quota: 1.0}))
     refill_nothing(monkeypatch)
-    found = [await login(broker, alice["secret"]) for _ in range(4)]
-    assert [answer.status_code for answer in found] == [200, 200, 429, 429]
-    assert int(found[-1].headers["retry-after"]) >= 1
-    assert quota in found[-1].json()["message"]
+    answers = [await login(broker, alice["secret"]) for _ in range(4)]
+    assert [answer.status_code for answer in answers] == [200, 200, 429, 429]
+    assert int(answers[-1].headers["retry-after"]) >= 1
+    assert quota in answers[-1].json()["message"]
     cookie_of(await login(broker, bob["secret"]))
 
 
 async def test_a_logout_ends_one_session_on_all_brokers(store: MemoryStore) -> None:
-    async with secured(store, "one") as one, secured(store, "two") as two:
-        first = {"cookie": cookie_of(await login(one, ADMIN_KEY))}
-        second = {"cookie": cookie_of(await login(one, ADMIN_KEY))}
-        for broker in (one, two):
+    async with secured(store, "one") as broker_one, secured(store, "two") as broker_two:
+        first = {"cookie": cookie_of(await login(broker_one, ADMIN_KEY))}
+        second = {"cookie": cookie_of(await login(broker_one, ADMIN_KEY))}
+        for broker in (broker_one, broker_two):
             assert await me(broker, first) == "User:admin"
             broker.http.cookies.clear()
-        assert_denied(await one.http.post("/tidelog/v1/logout", headers=first))
-        gone = await one.http.post("/tidelog/v1/logout", headers=first | CONSOLE)
-        assert gone.status_code == 204
-        await two.log.refresh()
-        for broker in (one, two):
+        assert_denied(await broker_one.http.post("/tidelog/v1/logout", headers=first))
+        logout = await broker_one.http.post("/tidelog/v1/logout", headers=first | CONSOLE)
+        assert logout.status_code == 204
+        await broker_two.log.refresh()
+        for broker in (broker_one, broker_two):
             assert_unknown(await broker.http.get("/topics", headers=first))
             assert await me(broker, second) == "User:admin"
 
@@ -500,11 +505,11 @@ async def test_off_is_as_it_always_was(store: MemoryStore) -> None:
 
 async def test_the_clusters_secret_is_drawn_once(store: MemoryStore) -> None:
     clock = SystemClock()
-    found = await asyncio.gather(*(cluster_secret(store, clock) for _ in range(5)))
-    assert len(set(found)) == 1
-    assert len(found[0]) == 32
+    secrets = await asyncio.gather(*(cluster_secret(store, clock) for _ in range(5)))
+    assert len(set(secrets)) == 1
+    assert len(secrets[0]) == 32
     await store.delete(["secret.json"])
-    assert await cluster_secret(store, clock) != found[0]
+    assert await cluster_secret(store, clock) != secrets[0]
     await store.delete(["secret.json"])
     await store.create("secret.json", [b'{"format":1,"secret":"00"}'])
     with pytest.raises(StoreUnfit, match=r"secret\.json"):

@@ -75,7 +75,7 @@ def test_an_unknown_variable_of_ours_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "where",
+    "store_settings",
     [
         {"store": "./x"},
         {"store": "s3://b/p", "s3_endpoint": "http://127.0.0.1:9000"},
@@ -83,9 +83,9 @@ def test_an_unknown_variable_of_ours_is_refused() -> None:
         {"store": "s3://b/p", "s3_endpoint": "http://[::1]:9000"},
     ],
 )
-def test_a_cluster_for_tests_may_have_short_bounds(where: dict[str, str]) -> None:
+def test_a_cluster_for_tests_may_have_short_bounds(store_settings: dict[str, str]) -> None:
     short = {"wal_view_age_max_ms": "100", "wal_retention_ms": "400", "test_bounds": "true"}
-    assert load({**where, **short}, {}).log_settings().wal.bounds == Bounds(100, 400)
+    assert load({**store_settings, **short}, {}).log_settings().wal.bounds == Bounds(100, 400)
 
 
 def test_the_codec_follows_the_store() -> None:

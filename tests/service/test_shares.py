@@ -56,8 +56,10 @@ async def test_mutations_above_the_rate_are_refused_and_produce_is_not(broker: B
 async def test_every_request_counts_for_the_rate_of_requests(broker: Broker) -> None:
     mallory = await key_of(broker.log, MALLORY)
     await set_quotas(broker, request_rate=1)
-    found = [(await broker.http.get("/topics/m.t", headers=mallory)).status_code for _ in range(4)]
-    assert found == [200, 200, 429, 429]
+    statuses = [
+        (await broker.http.get("/topics/m.t", headers=mallory)).status_code for _ in range(4)
+    ]
+    assert statuses == [200, 200, 429, 429]
     await set_quotas(broker, request_rate=None)
     assert (await broker.http.get("/topics/m.t", headers=mallory)).status_code == 200
 
@@ -65,18 +67,18 @@ async def test_every_request_counts_for_the_rate_of_requests(broker: Broker) -> 
 async def test_a_topic_above_the_share_is_429_with_the_bounds_name(broker: Broker) -> None:
     mallory = await key_of(broker.log, MALLORY)
     await set_quotas(broker, partitions=3, topics=2)
-    at = "/admin/topics"
+    path = "/admin/topics"
 
     async def create(name: str, partitions: int) -> tuple[int, str]:
         body = {"topic_name": name, "partitions_count": partitions}
-        answer = await broker.http.post(at, json=body, headers=mallory)
+        answer = await broker.http.post(path, json=body, headers=mallory)
         return answer.status_code, answer.text
 
     assert (await create("m.1", 2))[0] == 201
     status, text = await create("m.2", 2)
     assert status == 429
-    found = "the principal User:mallory has 2 of its 3 partitions and needs 2 more: delete topics"
-    assert found in text
+    message = "the principal User:mallory has 2 of its 3 partitions and needs 2 more: delete topics"
+    assert message in text
     assert "(bound partitions)" in text
     assert (await create("m.3", 1))[0] == 201
     assert (await create("m.4", 1))[0] == 429
@@ -93,8 +95,8 @@ async def test_a_keyed_request_above_the_share_is_refused_before_it_is_acknowled
 
     async def produce(key: str) -> int:
         headers = mallory | {"content-type": JSON, "idempotency-key": f'"{key}"'}
-        at = f"/topics/m.t?acks={acks}"
-        return (await broker.http.post(at, content=RECORDS, headers=headers)).status_code
+        path = f"/topics/m.t?acks={acks}"
+        return (await broker.http.post(path, content=RECORDS, headers=headers)).status_code
 
     assert [await produce(key) for key in ("1", "2", "3", "1", "2")] == [200, 200, 429, 200, 200]
     end = broker.log.state.partition("m.t", 0).high_watermark
@@ -107,16 +109,16 @@ async def test_automatic_commits_count_for_the_members_principal(broker: Broker)
     body = '{"name":"i","format":"json","auto.offset.reset":"earliest"}'
     made = await broker.http.post("/consumers/m.g", content=body, headers=headers)
     made.raise_for_status()
-    at = "/consumers/m.g/instances/i"
+    path = "/consumers/m.g/instances/i"
     subscribed = await broker.http.post(
-        f"{at}/subscription", content='{"topics":["m.t"]}', headers=headers
+        f"{path}/subscription", content='{"topics":["m.t"]}', headers=headers
     )
     subscribed.raise_for_status()
     sent = mallory | {"content-type": JSON}
     placed(await broker.http.post("/topics/m.t", content=RECORDS, headers=sent))
     for _ in range(2):
         accepted = mallory | {"accept": "application/vnd.kafka.json.v2+json"}
-        read = await broker.http.get(f"{at}/records?timeout=100", headers=accepted)
+        read = await broker.http.get(f"{path}/records?timeout=100", headers=accepted)
         read.raise_for_status()
     await broker.consumers.commit_delivered()
     assert broker.log.state.committed_offsets.owners == {"m.g": MALLORY}
@@ -162,7 +164,7 @@ async def test_records_above_the_share_of_chunks_are_429_until_the_topic_is_seal
     assert answer.status_code == 429
     assert int(answer.headers["retry-after"]) >= 1
     assert "the topic 'm.wide' has 4 of its 6 chunks" in answer.json()["message"]
-    ends = [held.high_watermark for held in broker.log.state.topic("m.wide").partitions]
+    ends = [partition.high_watermark for partition in broker.log.state.topic("m.wide").partitions]
     assert ends == [1, 1, 1, 1], "nothing of the request is in the log"
     assert (await produce(2)).status_code == 200
     assert (await produce(1)).status_code == 429

@@ -91,8 +91,8 @@ def test_clocks_may_differ_by_the_window(clock: Clock) -> None:
 def test_a_number_is_never_taken_twice_however_many_come(clock: Clock) -> None:
     a, b = broker("a", clock), broker("b", clock)
     headers = [signed(a) for _ in range(3 * NUMBERS_KEPT)]
-    taken = [header for header in headers if b.accepts(header, PATH, MESSAGE)]
-    assert taken == headers
+    accepted_headers = [header for header in headers if b.accepts(header, PATH, MESSAGE)]
+    assert accepted_headers == headers
     assert not any(b.accepts(header, PATH, MESSAGE) for header in headers)
     assert len(b._senders["a"].seen) < 2 * NUMBERS_KEPT
 

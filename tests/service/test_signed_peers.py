@@ -74,8 +74,8 @@ async def process(store: MemoryStore, name: str) -> AsyncIterator[Process]:
 async def pair(store: MemoryStore) -> AsyncIterator[list[Process]]:
     async with AsyncExitStack() as stack:
         pair = [await stack.enter_async_context(process(store, name)) for name in "ab"]
-        for each in pair:
-            await each.log.membership.look()
+        for peer in pair:
+            await peer.log.membership.look()
         yield pair
 
 

@@ -26,8 +26,8 @@ def refusal(
 ) -> type[LogError] | None:
     sent = {name.encode(): text.encode() for name, text in headers.items()}
     scope = {"path": "/topics", "headers": list(sent.items()), "server": ("10.0.0.1", 8082)}
-    found = policy.refusal(scope, sent, has_effects=has_effects)
-    return None if found is None else type(found)
+    error = policy.refusal(scope, sent, has_effects=has_effects)
+    return None if error is None else type(error)
 
 
 @pytest.mark.parametrize(

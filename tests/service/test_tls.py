@@ -183,8 +183,8 @@ async def test_a_connection_counts_from_its_first_packet_and_its_handshake_has_a
     protocol = client.connection.protocol
     assert admission.overdue(9.9) == ([], True)
     admission.overdue(10.0)
-    found, _ = admission.overdue(15.0)
-    assert found == [(protocol, Phase.HANDSHAKE)]
+    late_clients, _ = admission.overdue(15.0)
+    assert late_clients == [(protocol, Phase.HANDSHAKE)]
     protocol.end_late(Phase.HANDSHAKE)
     assert client.connection.transport.is_closed
     client.connection.end()

@@ -33,9 +33,9 @@ class Traced(NamedTuple):
     def spans(self) -> dict[str, ReadableSpan]:
         """By name, and forgotten here: the last of each."""
         self.traces._provider.force_flush()
-        found = {span.name: span for span in self.exporter.get_finished_spans()}
+        spans = {span.name: span for span in self.exporter.get_finished_spans()}
         self.exporter.clear()
-        return found
+        return spans
 
 
 @pytest.fixture
@@ -92,20 +92,20 @@ async def test_each_put_is_of_its_own_flush(traced: Traced) -> None:
 
 async def test_a_fetch_says_where_its_records_lay(traced: Traced) -> None:
     await post(traced.http, [{"value": 1}])
-    at = "/topics/t/partitions/0/records"
+    path = "/topics/t/partitions/0/records"
     traced.spans()
-    await traced.http.get(at)
+    await traced.http.get(path)
     spans = traced.spans()
     assert spans["fetch"].attributes["tidelog.tiers"] == ("memory",)
     traced.log.tail.clear()
-    await traced.http.get(at)
+    await traced.http.get(path)
     spans = traced.spans()
     assert spans["fetch"].attributes["tidelog.tiers"] == ("wal",)
     assert parent_of(spans["get wal"]) == spans["fetch"].context.span_id
     await traced.log.seal("t")
     traced.log.tail.clear()
     traced.spans()
-    await traced.http.get(at)
+    await traced.http.get(path)
     spans = traced.spans()
     assert spans["fetch"].attributes["tidelog.tiers"] == ("table",)
     assert spans["get table"].context.trace_id == spans["fetch"].context.trace_id

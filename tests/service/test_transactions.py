@@ -74,7 +74,7 @@ async def committed(broker: Broker, name: str = "g") -> dict[tuple[str, int], in
         return None
     assert answer.status_code == 200, answer.text
     return {
-        (each["topic_name"], each["partition_id"]): each["offset"] for each in answer.json()["data"]
+        (row["topic_name"], row["partition_id"]): row["offset"] for row in answer.json()["data"]
     }
 
 
@@ -91,12 +91,14 @@ async def assert_true(broker: Broker, body: dict[str, Any], answer: httpx.Respon
             assert value == (data if record["value"]["type"] == "STRING" else json.dumps(data))
     for asked, told in zip(body.get("consumer_groups", []), said["consumer_groups"], strict=True):
         assert told["consumer_group_id"] == asked["consumer_group_id"]
-        offsets = [{"metadata": "", **each} for each in asked["offsets"]]
+        offsets = [{"metadata": "", **offset} for offset in asked["offsets"]]
         assert told["offsets"] == offsets
-        found = await committed(broker, asked["consumer_group_id"])
-        assert found is not None
-        for each in offsets:
-            assert found[each["topic_name"], each["partition_id"]] == each["offset"]
+        committed_offsets = await committed(broker, asked["consumer_group_id"])
+        assert committed_offsets is not None
+        for offset in offsets:
+            assert (
+                committed_offsets[offset["topic_name"], offset["partition_id"]] == offset["offset"]
+            )
 
 
 @pytest.fixture
@@ -197,25 +199,28 @@ async def test_offsets_are_kept_with_what_was_noted_beside_them(two: Broker) -> 
         answer = await two.http.get(path)
         if answer.status_code == 200:  # a slash in a name is another path to most routers
             assert answer.json()["data"] == [{**offset, "metadata": metadata or ""}]
-    held = two.log.state.committed_offsets.of_group("a/b c")
-    assert [each.metadata for each in held[two.log.state.topic("t").topic_id].values()] == ["later"]
+    offsets_by_topic = two.log.state.committed_offsets.of_group("a/b c")
+    assert [
+        committed_offset.metadata
+        for committed_offset in offsets_by_topic[two.log.state.topic("t").topic_id].values()
+    ] == ["later"]
 
 
 async def test_i3_every_broker_sees_all_of_it_at_once(store: MemoryStore) -> None:
-    async with broker_on(store) as one, broker_on(store, "b2") as other:
-        await one.log.create_topic("t", 3, {})
+    async with broker_on(store) as broker, broker_on(store, "b2") as other:
+        await broker.log.create_topic("t", 3, {})
         await other.log.create_topic("u", 1, {})
-        answer = await transact(one, BOTH | {"topics": [keyed("t", 5), records("u", 1)]})
+        answer = await transact(broker, BOTH | {"topics": [keyed("t", 5), records("u", 1)]})
         assert answer.status_code == 200, answer.text
         assert await committed(other) == {("t", 2): 7, ("u", 0): 0}
         assert (sum(ends(other.log)), ends(other.log, "u")) == (5, [1])
 
 
 async def test_a_partition_that_was_just_added_elsewhere_is_known(store: MemoryStore) -> None:
-    async with broker_on(store) as one, broker_on(store, "b2") as other:
-        await one.log.create_topic("t", 1, {})
+    async with broker_on(store) as broker, broker_on(store, "b2") as other:
+        await broker.log.create_topic("t", 1, {})
         await other.log.wal.refresh()
-        await one.log.add_partitions("t", 2)
+        await broker.log.add_partitions("t", 2)
         body = {
             "topics": [records("t", 1, partition_id=1)],
             "consumer_groups": [group(("t", 1, 1))],
@@ -230,20 +235,20 @@ async def test_a_retry_gets_the_first_answer_on_any_broker(store: MemoryStore) -
     """Also where topics have grown since, each by its own number."""
     body = {"topics": [keyed("t", 40), keyed("u", 40)], "consumer_groups": [group(("t", 0, 1))]}
     for turn, (before, after) in enumerate([((1, 3), (2, 5)), ((2, 3), (7, 3)), ((4, 1), (64, 2))]):
-        async with broker_on(store) as one, broker_on(store, "b2") as other:
+        async with broker_on(store) as broker, broker_on(store, "b2") as other:
             for name, count in zip(("t", "u"), before, strict=True):
                 if turn:
-                    await one.log.delete_topic(name)
-                await one.log.create_topic(name, count, {})
-            first = await transact(one, body, f"turn {turn}")
-            await assert_true(one, body, first)
+                    await broker.log.delete_topic(name)
+                await broker.log.create_topic(name, count, {})
+            first = await transact(broker, body, f"turn {turn}")
+            await assert_true(broker, body, first)
             for name, count in zip(("t", "u"), after, strict=True):
-                if count > len(one.log.state.topic(name).partitions):
-                    await one.log.add_partitions(name, count)
-            for each in (one, other, one):
-                again = await transact(each, body, f"turn {turn}")
+                if count > len(broker.log.state.topic(name).partitions):
+                    await broker.log.add_partitions(name, count)
+            for receiver in (broker, other, broker):
+                again = await transact(receiver, body, f"turn {turn}")
                 assert (again.status_code, again.content) == (200, first.content)
-            assert sum(ends(one.log)) == sum(ends(one.log, "u")) == 40
+            assert sum(ends(broker.log)) == sum(ends(broker.log, "u")) == 40
 
 
 async def test_keys_outlive_the_broker_and_its_checkpoints(store: MemoryStore) -> None:
@@ -279,16 +284,16 @@ async def test_a_key_stands_for_one_body_on_one_route(two: Broker) -> None:
 
 
 async def test_duplicates_at_once_are_one(store: MemoryStore) -> None:
-    async with broker_on(store) as one, broker_on(store, "b2") as other:
-        await one.log.create_topic("t", 3, {})
-        await one.log.create_topic("u", 2, {})
+    async with broker_on(store) as broker, broker_on(store, "b2") as other:
+        await broker.log.create_topic("t", 3, {})
+        await broker.log.create_topic("u", 2, {})
         body = {"topics": [keyed("t", 7), keyed("u", 7)], "consumer_groups": [group(("t", 0, 1))]}
         answers = await asyncio.gather(
-            *(transact(each, body, "a") for each in (one, other, one, other) * 3)
+            *(transact(receiver, body, "a") for receiver in (broker, other, broker, other) * 3)
         )
         assert {answer.content for answer in answers} == {answers[0].content}
         await assert_true(other, body, answers[0])
-        assert sum(ends(one.log)) == sum(ends(one.log, "u")) == 7
+        assert sum(ends(broker.log)) == sum(ends(broker.log, "u")) == 7
 
 
 async def test_a_lost_answer_is_found_again(store: MemoryStore) -> None:
@@ -429,27 +434,27 @@ async def test_data_with_a_schema_needs_a_registry(two: Broker) -> None:
     assert_refused(answer, 408, 40801, JSON)
 
 
-@pytest.mark.parametrize("gone", ["t", "u"])
+@pytest.mark.parametrize("deleted_topic", ["t", "u"])
 async def test_i4_a_topic_that_goes_meanwhile_takes_all_of_it_along(
-    store: MemoryStore, gone: str
+    store: MemoryStore, deleted_topic: str
 ) -> None:
     """Deleted by another broker after everything was checked: `apply` refuses the whole."""
     faulty = FaultyStore(store)
-    async with broker_on(faulty) as one, broker_on(store, "b2") as other:
-        await one.log.create_topic("t", 2, {})
-        await one.log.create_topic("u", 1, {})
+    async with broker_on(faulty) as broker, broker_on(store, "b2") as other:
+        await broker.log.create_topic("t", 2, {})
+        await broker.log.create_topic("u", 1, {})
         await other.log.wal.refresh()
-        gate = faulty.hold("create", object_keys.wal(one.log.state.seq + 1))
+        gate = faulty.hold("create", object_keys.wal(broker.log.state.seq + 1))
         body = {"topics": [keyed("t", 5)], "consumer_groups": [group(("u", 0, 1), ("t", 0, 1))]}
-        asking = asyncio.create_task(transact(one, body, "a"))
+        asking = asyncio.create_task(transact(broker, body, "a"))
         await gate.reached.wait()
-        await other.log.delete_topic(gone)
+        await other.log.delete_topic(deleted_topic)
         gate.opened.set()
-        assert gone in assert_refused(await asking, 404, 40401, JSON)
-        assert await committed(one) is None
-        left = "u" if gone == "t" else "t"
-        assert not any(ends(one.log, left))
-        assert_refused(await transact(one, body, "a"), 404, 40401, JSON)
+        assert deleted_topic in assert_refused(await asking, 404, 40401, JSON)
+        assert await committed(broker) is None
+        left = "u" if deleted_topic == "t" else "t"
+        assert not any(ends(broker.log, left))
+        assert_refused(await transact(broker, body, "a"), 404, 40401, JSON)
 
 
 SAID = st.fixed_dictionaries(

@@ -249,20 +249,20 @@ async def test_a_failed_slice_keeps_no_body() -> None:
             raise ValueError
 
     body = Body()
-    kept = weakref.ref(body)
+    body_ref = weakref.ref(body)
     gc.disable()
     try:
         with pytest.raises(ValueError, match=r"^$"):
             await UnpackThreads().run(Caller("a"), 10, body.unpack)
         del body
-        assert await _is_freed(kept)
+        assert await _is_freed(body_ref)
     finally:
         gc.enable()
 
 
-async def _is_freed(kept: "weakref.ref[Any]") -> bool:
+async def _is_freed(reference: "weakref.ref[Any]") -> bool:
     for _ in range(100):  # a thread forgets its last work a little later
-        if kept() is None:
+        if reference() is None:
             return True
         await asyncio.sleep(0.01)
     return False

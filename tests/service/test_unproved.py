@@ -37,12 +37,12 @@ def test_only_a_request_of_a_principal_proves_a_connection() -> None:
                 await connections[name].send(request)
                 assert await connections[name].status()
             new = [Connection(config) for _ in range(4)]
-            closed = [name for name, each in connections.items() if each.is_closed]
+            closed = [name for name, connection in connections.items() if connection.is_closed]
             assert closed == [b"missing", b"wrong", b"public", b"a public page"]
             await new[-1].send(ALLOWED)
             assert await new[-1].status() == 200
-            for each in (*connections.values(), *new):
-                each.end()
+            for connection in (*connections.values(), *new):
+                connection.end()
 
     run(main)
 
@@ -67,8 +67,8 @@ def test_few_bytes_are_kept_behind_the_request_of_an_unproved_client(behind: byt
             await connection.send(WRONG_LOGIN + behind)
             waiting = [cycle for cycle, _ in connection.protocol.pipeline]
             heads = [field for cycle in waiting for field in cycle.scope["headers"]]
-            kept = sum(len(name) + len(value) for name, value in heads)
-            assert kept + sum(len(cycle.body) for cycle in waiting) <= UNPROVED_BYTES_MAX
+            head_bytes = sum(len(name) + len(value) for name, value in heads)
+            assert head_bytes + sum(len(cycle.body) for cycle in waiting) <= UNPROVED_BYTES_MAX
             await connection.send(b"x" * 1000)
             await asyncio.sleep(10.0)
             written = bytes(connection.transport.written)
@@ -103,13 +103,13 @@ def test_answers_to_unproved_clients_take_turns(request_: bytes) -> None:
 
             config = client_port(broker)
             connections = [Connection(config, transport=Noted()) for _ in range(50)]
-            for each in connections:
-                each.protocol.data_received(request_)
+            for connection in connections:
+                connection.protocol.data_received(request_)
             await asyncio.sleep(10.0)
             assert sum(answers) == 50
             assert max(answers) <= 2, "one in each iteration, and one before `note`"
-            for each in connections:
-                each.end()
+            for connection in connections:
+                connection.end()
 
     run(main)
 
@@ -119,14 +119,14 @@ def test_an_unproved_client_that_leaves_has_no_turn() -> None:
         async with served(**SETTINGS) as broker:
             config = client_port(broker)
             connections = [Connection(config) for _ in range(3)]
-            for each in connections:
-                each.protocol.data_received(TOPICS + b"\r\n")
+            for connection in connections:
+                connection.protocol.data_received(TOPICS + b"\r\n")
             connections[1].end()
             await asyncio.sleep(1.0)
-            statuses = [each.transport.written[:12] for each in connections]
+            statuses = [connection.transport.written[:12] for connection in connections]
             assert statuses == [b"HTTP/1.1 401", b"", b"HTTP/1.1 401"]
-            for each in connections:
-                each.end()
+            for connection in connections:
+                connection.end()
 
     run(main)
 
@@ -155,18 +155,18 @@ def test_a_principal_with_all_connections_gives_its_idle_ones_to_others() -> Non
             stranger = (await key_of(broker.log, "User:stranger"))["authorization"].encode()
             rights = b"Authorization: %b\r\n\r\n" % stranger
             strangers = [Connection(config) for _ in range(most)]
-            for each in strangers:
-                await each.send(TOPICS + rights)
+            for connection in strangers:
+                await connection.send(TOPICS + rights)
                 await asyncio.sleep(2.0)
             poll = HEAD % b"/topics/t/partitions/0/records?timeout=30000"
-            for each in strangers[:2]:
-                await each.send(poll + rights)
+            for connection in strangers[:2]:
+                await connection.send(poll + rights)
             other = Connection(config)
-            is_closed = [each.is_closed for each in strangers]
+            is_closed = [connection.is_closed for connection in strangers]
             assert is_closed == [False, False, True, False], "two have a request under way"
             await other.send(ALLOWED)
             assert await other.status() == 200
-            for each in (*strangers, other):
-                each.end()
+            for connection in (*strangers, other):
+                connection.end()
 
     run(main)

@@ -128,13 +128,13 @@ async def test_routes_of_a_topic_that_is_not_there(broker: Broker) -> None:
 
 async def test_wrong_deletions_change_nothing(broker: Broker) -> None:
     await broker.log.create_topic("t", 2, {})
-    one = {"partition_id": 0, "offset": 0}
+    partition = {"partition_id": 0, "offset": 0}
     for partitions, status in (
         ([], 422),
-        ([one, one], 400),
-        ([{**one, "offset": 1}], 400),
-        ([{**one, "offset": -2}], 422),
-        ([one, {**one, "partition_id": 2}], 404),
+        ([partition, partition], 400),
+        ([{**partition, "offset": 1}], 400),
+        ([{**partition, "offset": -2}], 422),
+        ([partition, {**partition, "partition_id": 2}], 404),
     ):
         path = "/tidelog/v1/topics/t/records:delete"
         answer = await broker.http.post(path, json={"partitions": partitions})

@@ -349,20 +349,20 @@ def _test(case: Case) -> dict[str, Any]:
     }
 
 
-def _series(cluster: str, given: Mapping[str, str]) -> list[dict[str, str]]:
+def _series(cluster: str, values_by_key: Mapping[str, str]) -> list[dict[str, str]]:
     return [
         {"series": _named(cluster, broker, job, name), "values": values}
-        for key, values in given.items()
+        for key, values in values_by_key.items()
         for name, broker, job in _exporters(key)
     ]
 
 
 def _exporters(key: str) -> Sequence[tuple[str, str, str]]:
     """The name of a series, and the broker and the job of each target that exports it."""
-    found = re.fullmatch(r"@(\w)(?:/(\S+))? (.*)", key)
-    if found is None:
+    match = re.fullmatch(r"@(\w)(?:/(\S+))? (.*)", key)
+    if match is None:
         return [(key, broker, "tidelog") for broker in BROKERS]
-    return [(found[3], found[1], found[2] or "tidelog")]
+    return [(match[3], match[1], match[2] or "tidelog")]
 
 
 def _named(cluster: str, broker: str, job: str, name: str) -> str:

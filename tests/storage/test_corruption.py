@@ -45,28 +45,28 @@ class Flipping(MemoryStore):
         return self._as_read(key, await super().get_range(key, start, length), start)
 
     def _as_read(self, key: str, body: bytes, start: int) -> bytes:
-        at = self.byte - start
-        if key != self.key or not 0 <= at < len(body):
+        position = self.byte - start
+        if key != self.key or not 0 <= position < len(body):
             return body
-        return flipped(body, at * 8 + self.byte % 8)
+        return flipped(body, position * 8 + self.byte % 8)
 
     async def outcomes(self, key: str, read: Read, every: Iterable[int]) -> dict[int, Any]:
         """Return the outcome of `read` with each of these bytes of `key` wrong."""
-        found: dict[int, Any] = {}
+        outcome_by_byte: dict[int, Any] = {}
         self.key = key
         for self.byte in every:
             try:
-                found[self.byte] = await read()
+                outcome_by_byte[self.byte] = await read()
             except LogError as error:
-                found[self.byte] = error
+                outcome_by_byte[self.byte] = error
         self.key = ""
-        return found
+        return outcome_by_byte
 
 
 def flipped(body: bytes, bit: int) -> bytes:
     """One bit of it is wrong."""
-    at = bit // 8
-    return body[:at] + bytes([body[at] ^ 1 << bit % 8]) + body[at + 1 :]
+    position = bit // 8
+    return body[:position] + bytes([body[position] ^ 1 << bit % 8]) + body[position + 1 :]
 
 
 def each_bit(body: bytes) -> Iterator[bytes]:
@@ -92,9 +92,11 @@ def size_of(store: MemoryStore, key: str) -> int:
     return len(store._objects[key][0])
 
 
-def check_all(found: dict[int, Any], key: str, right: Any, unread: Iterable[int] = ()) -> None:
+def check_all(
+    outcome_by_byte: dict[int, Any], key: str, right: Any, unread: Iterable[int] = ()
+) -> None:
     """Corrupt with the place; or right, in bytes that no reader uses."""
-    for byte, outcome in found.items():
+    for byte, outcome in outcome_by_byte.items():
         if isinstance(outcome, Corrupt):
             assert outcome.key == key, byte
         else:
@@ -125,8 +127,8 @@ def test_a_segment_with_a_flipped_bit_is_not_served() -> None:
             right = await read()
             assert right.num_rows == 2 * len(VALUES)
             body = inner._objects[key][0]
-            found = await store.outcomes(key, read, range(len(body)))
-            check_all(found, key, right, unread_of(body, key))
+            outcome_by_byte = await store.outcomes(key, read, range(len(body)))
+            check_all(outcome_by_byte, key, right, unread_of(body, key))
             await others_go_on(store, cold, key)
 
     run(main)
@@ -135,7 +137,7 @@ def test_a_segment_with_a_flipped_bit_is_not_served() -> None:
 def test_a_chunk_with_a_flipped_bit_is_not_served() -> None:
     async def main() -> None:
         inner = MemoryStore()
-        _, held = await with_both_tiers(inner)
+        _, tail_run = await with_both_tiers(inner)
         store = Flipping(inner)
         cold = await opened(store, COLD)
         async with closing(cold):
@@ -144,10 +146,10 @@ def test_a_chunk_with_a_flipped_bit_is_not_served() -> None:
                 return await read_table(cold)
 
             right = await read()
-            chunk = range(held.position, held.position + held.size)
-            found = await store.outcomes(held.object_key, read, chunk)
-            check_all(found, held.object_key, right)
-            await others_go_on(store, cold, held.object_key)
+            chunk = range(tail_run.position, tail_run.position + tail_run.size)
+            outcome_by_byte = await store.outcomes(tail_run.object_key, read, chunk)
+            check_all(outcome_by_byte, tail_run.object_key, right)
+            await others_go_on(store, cold, tail_run.object_key)
 
     run(main)
 
@@ -166,16 +168,18 @@ def test_sparks_reader_serves_no_flipped_bit() -> None:
 
     async def main() -> None:
         inner = MemoryStore()
-        key, held = await with_both_tiers(inner)
+        key, tail_run = await with_both_tiers(inner)
         store = Flipping(inner)
         columns = ["offset", "key", "value", "timestamp"]
         size, count = size_of(inner, key), len(VALUES)
         segment = SegmentRange("t", 0, False, key, size, 0, count, size)
-        tail = TailRange("t", 0, False, held, held.base_offset, held.end_offset, held.size)
+        tail = TailRange(
+            "t", 0, False, tail_run, tail_run.base_offset, tail_run.end_offset, tail_run.size
+        )
 
-        def reading(one: Any) -> Read:
+        def reading(record_slice: Any) -> Read:
             async def read() -> list[dict[str, Any]]:
-                fetched = await SliceReader(store).fetch(one)
+                fetched = await SliceReader(store).fetch(record_slice)
                 return [row for batch in fetched.batches(columns) for row in batch.to_pylist()]
 
             return read
@@ -183,11 +187,11 @@ def test_sparks_reader_serves_no_flipped_bit() -> None:
         right = await reading(segment)()
         assert [row["value"] for row in right] == [value.encode() for value in VALUES]
         body = inner._objects[key][0]
-        found = await store.outcomes(key, reading(segment), range(size))
-        check_all(found, key, right, unread_of(body, key))
-        chunk = range(held.position, held.position + held.size)
-        found = await store.outcomes(held.object_key, reading(tail), chunk)
-        check_all(found, held.object_key, await reading(tail)())
+        outcome_by_byte = await store.outcomes(key, reading(segment), range(size))
+        check_all(outcome_by_byte, key, right, unread_of(body, key))
+        chunk = range(tail_run.position, tail_run.position + tail_run.size)
+        outcome_by_byte = await store.outcomes(tail_run.object_key, reading(tail), chunk)
+        check_all(outcome_by_byte, tail_run.object_key, await reading(tail)())
 
     run(main)
 
@@ -213,8 +217,8 @@ def test_an_entry_with_a_flipped_bit_is_not_replayed() -> None:
         for seq in (1, 2, max(numbers)):
             key = object_keys.wal(seq)
             header = entries.header_length(inner._objects[key][0], key)
-            found = await store.outcomes(key, replay, range(header))
-            check_all(found, key, right, range(header))
+            outcome_by_byte = await store.outcomes(key, replay, range(header))
+            check_all(outcome_by_byte, key, right, range(header))
             body = await inner.get(key)
             assert body[-12 - header : -12] == body[:header]
             await inner.put(key, [body[: -12 - header]])
@@ -237,8 +241,8 @@ def test_a_checkpoint_with_a_flipped_bit_is_passed_over() -> None:
 
         right = await load()
         key = max(key for key in inner._objects if key.startswith(object_keys.CHECKPOINTS))
-        found = await store.outcomes(key, load, range(0, size_of(inner, key), 7))
-        assert all(outcome == right for outcome in found.values())
+        outcome_by_byte = await store.outcomes(key, load, range(0, size_of(inner, key), 7))
+        assert all(outcome == right for outcome in outcome_by_byte.values())
 
     run(main)
 
@@ -268,12 +272,14 @@ def test_every_bit_of_a_checkpoint_counts(both_tiers: MemoryStore) -> None:
 def test_every_bit_of_a_chunk_counts(both_tiers: MemoryStore) -> None:
     key = max(key for key in both_tiers._objects if key.startswith(object_keys.CHECKPOINTS))
     state = wal_objects.decode_checkpoint(both_tiers._objects[key][0], key, "c0ffee")
-    held = state.topic("t").partitions[0].tail[0]
-    body = both_tiers._objects[held.object_key][0][held.position : held.position + held.size]
-    assert held.decode(body).num_rows == held.rows
+    tail_run = state.topic("t").partitions[0].tail[0]
+    body = both_tiers._objects[tail_run.object_key][0][
+        tail_run.position : tail_run.position + tail_run.size
+    ]
+    assert tail_run.decode(body).num_rows == tail_run.rows
     for wrong in each_bit(body):
         with pytest.raises(Corrupt):
-            held.decode(wrong)
+            tail_run.decode(wrong)
 
 
 def test_every_bit_of_a_segment_s_footer_counts() -> None:

@@ -60,8 +60,8 @@ def written(rows: Rows, append_ms: int = -1) -> list[Written]:
     headers = rows.headers or [None] * len(rows)
     columns = zip(rows.timestamps, rows.keys, rows.values, headers, strict=True)
     return [
-        Written(stamp if append_ms < 0 else append_ms, key, value, found or [])
-        for stamp, key, value, found in columns
+        Written(stamp if append_ms < 0 else append_ms, key, value, record_headers or [])
+        for stamp, key, value, record_headers in columns
     ]
 
 
@@ -78,7 +78,7 @@ async def by_columns(log: Broker, partition: int, offset: int = 0) -> dict[int, 
             round(row["timestamp"].timestamp() * 1000),
             row["key"],
             row["value"],
-            [(each["key"], each["value"]) for each in row["headers"] or []],
+            [(header["key"], header["value"]) for header in row["headers"] or []],
         )
         for row in (table.to_pylist() if table.num_rows else [])
     }
@@ -88,27 +88,29 @@ async def by_batches(
     log: Broker, partition: int, offset: int = 0, bytes_max: int = 1 << 20
 ) -> dict[int, Written]:
     """The records as a Kafka consumer gets them, read by read. It drops those before `offset`."""
-    found: dict[int, Written] = {}
-    at = offset
+    record_by_offset: dict[int, Written] = {}
+    fetch_offset = offset
     while True:
-        read = await log.kafka.read(log.state.topic("t"), partition, at, bytes_max)
+        read = await log.kafka.read(log.state.topic("t"), partition, fetch_offset, bytes_max)
         body = memoryview(b"".join(read.pieces))
         assert len(body) == read.size
         if not body:
-            assert read.next_offset == read.high_watermark == at
-            return {place: each for place, each in found.items() if place >= offset}
+            assert read.next_offset == read.high_watermark == fetch_offset
+            return {place: record for place, record in record_by_offset.items() if place >= offset}
         start, position = 0, -1
         while start < len(body):
             header = Header._make(HEADER.unpack_from(body, start))
             end = start + 12 + header.length
             # Only the first batch may begin before the wanted offset. librdkafka would deliver the
             # records of another such batch twice.
-            assert header.base_offset == position if start else header.base_offset <= at
+            assert header.base_offset == position if start else header.base_offset <= fetch_offset
             position = header.base_offset + header.last_offset_delta + 1
-            found |= {record[0]: Written(*record[1:]) for record in consumed(body[start:end])}
+            record_by_offset |= {
+                record[0]: Written(*record[1:]) for record in consumed(body[start:end])
+            }
             start = end
-        assert read.next_offset == position > at
-        at = read.next_offset
+        assert read.next_offset == position > fetch_offset
+        fetch_offset = read.next_offset
 
 
 @pytest.mark.parametrize("settings", [MANUAL, COLD], ids=["cached", "cold"])
@@ -143,13 +145,13 @@ def test_each_reader_gets_each_record(seed: int, settings: LogSettings) -> None:
                 batch = checked(rows, (who, 0, first), draw.randrange(CODECS))
                 sending = [send(broker, batch, number) for _ in range(draw.choice([1, 1, 2]))]
                 placed, *again = await asyncio.gather(*sending)
-                assert all(each == placed for each in again)
+                assert all(placement == placed for placement in again)
             assert placed.count == len(rows)
             seen = broker.state.partition("t", number)
             chunk = seen.tail[seen.tail_index(placed.base_offset)] if seen.tail else None
             append_ms = -1 if chunk is None else chunk.append_ms
-            for place, each in enumerate(written(rows, append_ms), placed.base_offset):
-                assert model[number].setdefault(place, each) == each
+            for place, record in enumerate(written(rows, append_ms), placed.base_offset):
+                assert model[number].setdefault(place, record) == record
 
         async with closing(log, other):
             for _ in range(12):
@@ -166,7 +168,9 @@ def test_each_reader_gets_each_record(seed: int, settings: LogSettings) -> None:
                 for number, expected in model.items():
                     assert sorted(expected) == list(range(len(expected)))
                     start = draw.randrange(len(expected) + 1)
-                    left = {at: each for at, each in expected.items() if at >= start}
+                    left = {
+                        offset: record for offset, record in expected.items() if offset >= start
+                    }
                     for bytes_max in (1, 300, draw.randrange(500, 4000), 1 << 20):
                         assert await by_batches(reader, number, start, bytes_max) == left
                     assert await by_columns(reader, number) == expected
@@ -212,24 +216,24 @@ def test_what_a_batch_is_refused_for() -> None:
             await log.create_topic("t", 1, {"max.message.bytes": "2000"})
             await log.create_topic("compacted", 1, {"cleanup.policy": "compact"})
             topic = log.state.topic("t")
-            one = Rows([TIME_MS], [None], [b"x"])
+            record = Rows([TIME_MS], [None], [b"x"])
             now_ms = log.clock.now_ms()
             for refused, topic_name, partition, rows in (
-                (UnknownPartition, "t", 1, one),
-                (InvalidBatch, "compacted", 0, one),
+                (UnknownPartition, "t", 1, record),
+                (InvalidBatch, "compacted", 0, record),
                 (RecordTooLarge, "t", 0, Rows([TIME_MS], [None], [random.randbytes(3000)])),
                 (InvalidTimestamp, "t", 0, Rows([now_ms + 10**9], [None], [b"x"])),
             ):
                 with pytest.raises(refused):
                     log.kafka.append(log.state.topic(topic_name), partition, checked(rows))
-            first = checked(one, (5, 0, 0))
+            first = checked(record, (5, 0, 0))
             assert (await send(log, first)).base_offset == 0
             with pytest.raises(OutOfOrderSequence):
-                await send(log, checked(one, (5, 0, 7)))
-            assert (await send(log, checked(one, (5, 1, 0)))).base_offset == 1
+                await send(log, checked(record, (5, 0, 7)))
+            assert (await send(log, checked(record, (5, 1, 0)))).base_offset == 1
             with pytest.raises(ProducerFenced):
-                await send(log, checked(one, (5, 0, 1)))
-            assert (await send(log, checked(one))).base_offset == 2
+                await send(log, checked(record, (5, 0, 1)))
+            assert (await send(log, checked(record))).base_offset == 2
             with pytest.raises(OffsetOutOfRange):
                 await log.kafka.read(topic, 0, 4, 100)
             read = await log.kafka.read(topic, 0, 0, 0)
@@ -245,19 +249,19 @@ def test_one_refusal_is_one_partitions() -> None:
         log = await opened(MemoryStore())
         async with closing(log):
             await log.create_topic("t", 2, {})
-            one = Rows([TIME_MS], [None], [b"x"])
+            record = Rows([TIME_MS], [None], [b"x"])
             seq = log.state.seq
-            found: list[Any] = await asyncio.gather(
-                send(log, checked(one, (7, 0, 0)), 0),
-                send(log, checked(one, (8, 0, 0)), 1),
-                send(log, checked(one, (7, 0, 5)), 0),
-                send(log, checked(one, (7, 0, 1)), 0),
-                send(log, checked(one), 1),
+            results: list[Any] = await asyncio.gather(
+                send(log, checked(record, (7, 0, 0)), 0),
+                send(log, checked(record, (8, 0, 0)), 1),
+                send(log, checked(record, (7, 0, 5)), 0),
+                send(log, checked(record, (7, 0, 1)), 0),
+                send(log, checked(record), 1),
                 return_exceptions=True,
             )
             assert log.state.seq == seq + 1
-            assert isinstance(found.pop(2), OutOfOrderSequence)
-            assert [(each.partition, each.base_offset) for each in found] == [
+            assert isinstance(results.pop(2), OutOfOrderSequence)
+            assert [(placement.partition, placement.base_offset) for placement in results] == [
                 (0, 0),
                 (1, 0),
                 (0, 1),
@@ -333,14 +337,17 @@ def test_a_copy_of_a_machine_gives_no_id_of_its_original() -> None:
                 *(log.kafka.reserve_producer_id() for log in (original, copied, other)),
                 return_exceptions=True,
             )
-            given = [number for number in ids if isinstance(number, int)]
-            assert len(given) == len(set(given)) >= 1
+            producer_ids = [number for number in ids if isinstance(number, int)]
+            assert len(producer_ids) == len(set(producer_ids)) >= 1
             record = Rows([TIME_MS], [None], [b"x"])
             await other.refresh()
             offsets = {
-                (await send(other, checked(record, (number, 0, 0)))).base_offset for number in given
+                (await send(other, checked(record, (number, 0, 0)))).base_offset
+                for number in producer_ids
             }
-            assert len(offsets) == len(given), "no batch was taken for one of another producer"
+            assert len(offsets) == len(producer_ids), (
+                "no batch was taken for one of another producer"
+            )
 
     run(main)
 
@@ -442,12 +449,12 @@ def test_a_batch_that_does_not_decode_is_sealed_and_reported(
             for batch in (good, good._replace(data=memoryview(bad), count=2), good):
                 await send(log, batch)
             assert await log.seal("t") == 4
-            values = [each.value for each in (await by_columns(log, 0)).values()]
+            values = [record.value for record in (await by_columns(log, 0)).values()]
             assert values == [b"good", bytes(bad), None, b"good"]
             log.tail.clear()
-            found = await by_columns(log, 0)
-            assert [each.value for each in found.values()] == values
-            assert [name for name, _ in found[1].headers] == ["tidelog.undecodable"]
+            record_by_offset = await by_columns(log, 0)
+            assert [record.value for record in record_by_offset.values()] == values
+            assert [name for name, _ in record_by_offset[1].headers] == ["tidelog.undecodable"]
         assert "sealed 2 records of batches that do not decode" in caplog.text
 
     run(main)

@@ -85,16 +85,16 @@ def test_i2_i7_two_tiers_read_as_one_dense_run(seed: int, settings: LogSettings)
                     case "read":
                         offset = draws.randrange(len(model[number]) + 1)
                         bytes_max = draws.choice([1, 50, 1000, 1 << 20])
-                        found = await read_values(
+                        values = await read_values(
                             log, partition=number, offset=offset, bytes_max=bytes_max
                         )
-                        assert found == model[number][offset:]
+                        assert values == model[number][offset:]
             for log in logs:
                 await log.wal.refresh()
                 for number in range(3):
                     assert await read_values(log, partition=number) == model[number]
             assert logs[0].state.encode() == logs[1].state.encode()
-            sealed = [held.sealed_end for _, _, held in logs[0].state.partitions()]
+            sealed = [partition.sealed_end for _, _, partition in logs[0].state.partitions()]
             assert max(sealed) > 0
 
     run(main)
@@ -117,14 +117,14 @@ def test_an_answer_is_about_as_large_as_asked_for_and_has_a_record() -> None:
 
 def test_records_come_back_as_they_were_given() -> None:
     async def main() -> None:
-        given = Rows(
+        sent_rows = Rows(
             [TIME_MS, TIME_MS - 5, 0],
             [b"k", None, b""],
             [b"\x00\xff", b"", None],
             [[("h", b"1"), ("h", None)], None, []],
         )
         async with brokers(1) as (log,):
-            await log.append(log.state.topic("t"), [(1, given)], size=10, is_json=False)
+            await log.append(log.state.topic("t"), [(1, sent_rows)], size=10, is_json=False)
             for _ in range(2):
                 for settings in (MANUAL, COLD):
                     reader = await opened(store_of(log).inner, settings)
@@ -134,10 +134,12 @@ def test_records_come_back_as_they_were_given() -> None:
                         {"key": "h", "value": b"1"},
                         {"key": "h", "value": None},
                     ]
-                    assert [row["key"], *(other["key"] for other in others)] == given.keys
-                    assert [row["value"], *(other["value"] for other in others)] == given.values
-                    stamps = [int(each["timestamp"].timestamp() * 1000) for each in (row, *others)]
-                    assert stamps == given.timestamps
+                    assert [row["key"], *(other["key"] for other in others)] == sent_rows.keys
+                    assert [row["value"], *(other["value"] for other in others)] == sent_rows.values
+                    stamps = [
+                        int(record["timestamp"].timestamp() * 1000) for record in (row, *others)
+                    ]
+                    assert stamps == sent_rows.timestamps
                     assert [other["headers"] for other in others] == [None, []]
                 await log.seal("t")
 
@@ -151,8 +153,8 @@ def test_i3_right_after_the_ack_every_broker_reads_it() -> None:
                 await append(first, str(i))
                 fetched = await second.fetch("t", 0, i, bytes_max=100)
                 assert fetched.high_watermark == i + 1
-                held = await first.offsets("t", 0)
-                assert held.high_watermark == i + 1
+                offsets = await first.offsets("t", 0)
+                assert offsets.high_watermark == i + 1
                 await append(second, "other", partition=1)
                 assert (await first.offsets("t", 1)).high_watermark == i + 1
 

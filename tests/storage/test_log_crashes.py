@@ -153,11 +153,11 @@ def test_i7_next_seal_finishes_one_that_crashed_at_any_step(step: str) -> None:
             # A table that was ahead is caught up with first; what is left goes the next time.
             await heir.seal("t")
             for number in (0, 1):
-                held = heir.state.partition("t", number)
-                assert (held.sealed_end, held.tail) == (held.high_watermark, [])
-                for each in (heir, reader):
-                    await each.wal.refresh()
-                    assert await read_values(each, partition=number) == model[number]
+                partition = heir.state.partition("t", number)
+                assert (partition.sealed_end, partition.tail) == (partition.high_watermark, [])
+                for broker in (heir, reader):
+                    await broker.wal.refresh()
+                    assert await read_values(broker, partition=number) == model[number]
                 table = await heir.tables.of(heir.state.topic("t"))
                 files = list(await table.segments(number))
                 assert sum(file.rows for file in files) == len(model[number])
@@ -243,17 +243,23 @@ def test_i1_killed_at_any_point_a_log_opens_again_as_it_was(seed: int) -> None:
         first, second = await opened(inner), await opened(inner, COLD)
         async with closing(first, second):
             assert first.state.encode() == second.state.encode()
-            found = [await read_values(second, partition=number) for number in (0, 1)]
-            assert [await read_values(first, partition=number) for number in (0, 1)] == found
+            values_of_partitions = [
+                await read_values(second, partition=number) for number in (0, 1)
+            ]
+            assert [
+                await read_values(first, partition=number) for number in (0, 1)
+            ] == values_of_partitions
             for (number, offset), label in acked.items():
-                assert found[number][offset] == label
-            everything = [*found[0], *found[1]]
+                assert values_of_partitions[number][offset] == label
+            everything = [*values_of_partitions[0], *values_of_partitions[1]]
             assert len(everything) == len(set(everything))
             assert set(everything) <= set(tried)
             await first.seal("t")
             await first.seal("t")
             await second.wal.refresh()
-            assert [await read_values(second, partition=number) for number in (0, 1)] == found
+            assert [
+                await read_values(second, partition=number) for number in (0, 1)
+            ] == values_of_partitions
         assert len(acked) > 20
 
     run(main)
@@ -292,14 +298,14 @@ def test_i4_acks_1_records_are_stored_once_through_any_crash(seed: int, tmp_path
 def test_i4_a_recovery_that_is_killed_at_every_step_is_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    held: list[Recovered] = []
+    recovered_logs: list[Recovered] = []
     real = hot_log_file.recover
 
     def recover(directory: Path, cluster_id: str) -> list[Recovered]:
         # The system releases the locks of a crashed process; this one is simulated.
-        let_go(held)
-        held[:] = real(directory, cluster_id)
-        return held
+        let_go(recovered_logs)
+        recovered_logs[:] = real(directory, cluster_id)
+        return recovered_logs
 
     monkeypatch.setattr("tidelog.storage.write.hot_log_file.recover", recover)
 

@@ -112,8 +112,8 @@ def test_a_segment_that_the_newest_manifest_names_must_be_there() -> None:
     run(main)
 
 
-@pytest.mark.parametrize("taken", [1, 2, 3])
-def test_error_below_a_new_log_start_has_the_valid_range(taken: int) -> None:
+@pytest.mark.parametrize("removed_count", [1, 2, 3])
+def test_error_below_a_new_log_start_has_the_valid_range(removed_count: int) -> None:
     """By brokers that know of it, and by such whose view is older than the table."""
 
     async def main() -> None:
@@ -122,22 +122,24 @@ def test_error_below_a_new_log_start_has_the_valid_range(taken: int) -> None:
         unaware = await opened(inner, COLD)
         async with closing(log, unaware):
             assert await read_values(unaware) == VALUES
-            start = 4 * taken
+            start = 4 * removed_count
             _, files = await table_of(log)
             await move_log_start(log, start)
-            await remove(log, files[:taken], [])
-            for each in (log, unaware):
+            await remove(log, files[:removed_count], [])
+            for broker in (log, unaware):
                 with pytest.raises(OffsetOutOfRange) as refused:
-                    await each.fetch("t", 0, start - 1, bytes_max=100)
+                    await broker.fetch("t", 0, start - 1, bytes_max=100)
                 told = refused.value
                 assert (told.log_start_offset, told.high_watermark) == (start, 12)
-                assert await read_values(each, offset=start) == VALUES[start:]
-            assert await log.offset_for_timestamp("t", 0, 0) == (None if taken == 3 else start)
+                assert await read_values(broker, offset=start) == VALUES[start:]
+            assert await log.offset_for_timestamp("t", 0, 0) == (
+                None if removed_count == 3 else start
+            )
             await append(log, "12")
             await log.seal("t")
             await unaware.wal.refresh()
-            for each in (log, unaware):
-                assert await read_values(each, offset=start) == [*VALUES, "12"][start:]
+            for broker in (log, unaware):
+                assert await read_values(broker, offset=start) == [*VALUES, "12"][start:]
 
     run(main)
 

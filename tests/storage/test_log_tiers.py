@@ -65,7 +65,9 @@ def test_the_first_offset_of_a_time_is_found_as_by_a_scan(seed: int) -> None:
                 if draws.random() < 0.2:
                     await log.seal("t")
             for wanted in [*range(-1, 1002, 13), *sorted(stamps)[-5:]]:
-                naive = next((at for at, stamp in enumerate(stamps) if stamp >= wanted), None)
+                naive = next(
+                    (offset for offset, stamp in enumerate(stamps) if stamp >= wanted), None
+                )
                 assert await log.offset_for_timestamp("t", 0, wanted) == naive
             assert await log.offset_for_timestamp("t", 1, 0) is None
 
@@ -82,7 +84,7 @@ def test_append_time_is_the_same_in_every_tier(settings: LogSettings) -> None:
                 await append(log, "a", "b", timestamps=[5, 1])
                 await asyncio.sleep(1)
             before = stamps_of(await read_table(log))
-            assert before == [TIME_MS + at for at in (0, 0, 1000, 1000, 2000, 2000)]
+            assert before == [TIME_MS + delay_ms for delay_ms in (0, 0, 1000, 1000, 2000, 2000)]
             for wanted, offset in [(0, 0), (TIME_MS + 1, 2), (TIME_MS + 2000, 4)]:
                 assert await log.offset_for_timestamp("t", 0, wanted) == offset
             await log.seal("t", [0])
@@ -181,8 +183,8 @@ def test_what_is_appended_during_a_seal_stays_in_the_tail() -> None:
             await asyncio.sleep(1)
             await append(log, "c", "d")
             assert await seal == 2
-            held = log.state.partition("t", 0)
-            assert (held.sealed_end, held.high_watermark) == (2, 4)
+            partition = log.state.partition("t", 0)
+            assert (partition.sealed_end, partition.high_watermark) == (2, 4)
             assert await read_values(log) == ["a", "b", "c", "d"]
 
     run(main)
@@ -213,11 +215,11 @@ def test_a_tail_that_is_old_large_or_in_many_pieces_is_sealed_by_itself(
             for i in range(3):
                 await append(log, str(i) * 2000)
             await asyncio.sleep(3.5)
-            held = log.state.partition("t", 0)
-            assert (held.sealed_end, held.tail) == (7, [])
+            partition = log.state.partition("t", 0)
+            assert (partition.sealed_end, partition.tail) == (7, [])
             await append(log, "new")
             await asyncio.sleep(2)
-            assert held.sealed_end == 7
+            assert partition.sealed_end == 7
 
     run(main)
 
@@ -323,9 +325,9 @@ def test_a_table_that_is_behind_the_wal_is_damage() -> None:
 # -- gaps, as key compaction leaves them
 
 
-@pytest.mark.parametrize("kept", [[0, 1, 2], [5], [0, 3, 4, 7], [8, 9], [0, 9]])
+@pytest.mark.parametrize("kept_offsets", [[0, 1, 2], [5], [0, 3, 4, 7], [8, 9], [0, 9]])
 @pytest.mark.parametrize("has_tail", [False, True])
-def test_a_reader_passes_over_what_compaction_took(kept: list[int], has_tail: bool) -> None:
+def test_a_reader_passes_over_what_compaction_took(kept_offsets: list[int], has_tail: bool) -> None:
     """At the sealed end too: a reader that is sent there again would never get further."""
 
     async def main() -> None:
@@ -335,13 +337,15 @@ def test_a_reader_passes_over_what_compaction_took(kept: list[int], has_tail: bo
             await append(log, *map(str, range(10)))
             await log.seal("t")
             topic = log.state.topic("t")
-            await rewrite(log, kept)
+            await rewrite(log, kept_offsets)
             if has_tail:
                 await append(log, "10")
-            expected = [*kept, 10] if has_tail else kept
+            expected = [*kept_offsets, 10] if has_tail else kept_offsets
             for offset in range(10):
-                found = (await read_table(log, offset=offset)).column("offset").to_pylist()
-                assert found == [each for each in expected if each >= offset]
+                offsets = (await read_table(log, offset=offset)).column("offset").to_pylist()
+                assert offsets == [
+                    expected_offset for expected_offset in expected if expected_offset >= offset
+                ]
             assert log.state.topic("t") is topic
 
     run(main)
@@ -362,24 +366,26 @@ def test_a_damaged_object_fails_its_own_partition_by_name(damage: str, sealed: b
                 if sealed:
                     await log.seal("t", [number])
                 await append(log, f"{number}b", partition=number)
-        held = log.state.partition("t", 0)
+        partition = log.state.partition("t", 0)
         topic = log.state.topic("t")
         if sealed:
             table = store_of(log).tables[topic.prefix]
             (path,) = [
                 file.path for commit in table for file in commit.files if file.partition == 0
             ]
-            key, at, kept = f"{topic.prefix}/{path}", 20, 100
+            key, position, size = f"{topic.prefix}/{path}", 20, 100
         else:
-            first = held.tail[0]
-            key, at = first.object_key, first.position + first.size // 2
-            kept = at
+            first = partition.tail[0]
+            key, position = first.object_key, first.position + first.size // 2
+            size = position
         body = await inner.get(key)
         match damage:
             case "bit":
-                await inner.put(key, [body[:at], bytes([body[at] ^ 1]), body[at + 1 :]])
+                await inner.put(
+                    key, [body[:position], bytes([body[position] ^ 1]), body[position + 1 :]]
+                )
             case "cut":
-                await inner.put(key, [body[:kept]])
+                await inner.put(key, [body[:size]])
             case "gone":
                 await inner.delete([key])
         # A new broker, from a checkpoint: it need not read the entry itself.

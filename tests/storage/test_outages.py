@@ -67,10 +67,10 @@ class Load:
         """Read the log as a new broker does: dense, and each producer got a true answer."""
         log = await opened(inner)
         async with closing(log):
-            found = Counter(await read_values(log))
-        assert max(found.values()) == 1
-        assert not set(self.acked) - found.keys(), "acked and lost"
-        assert not self.refused & found.keys(), "refused and there"
+            counts = Counter(await read_values(log))
+        assert max(counts.values()) == 1
+        assert not set(self.acked) - counts.keys(), "acked and lost"
+        assert not self.refused & counts.keys(), "refused and there"
 
 
 def during(first_s: float, end_s: float, plan: Plan) -> Plan:

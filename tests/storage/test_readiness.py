@@ -127,18 +127,18 @@ def test_a_flush_without_an_outcome_is_no_write() -> None:
 def test_a_broker_that_was_never_written_to_is_not_ready_when_its_heartbeats_fail() -> None:
     async def main() -> None:
         async with Cluster() as cluster:
-            one, other = await cluster.start(), await cluster.start()
+            broker, other = await cluster.start(), await cluster.start()
             await cluster.settled()
             settings = cluster.settings.membership
-            store_of(one).plan = full
+            store_of(broker).plan = full
             await asyncio.sleep(settings.member_timeout_s - settings.heartbeat_interval_s)
-            assert await is_ready(one), "its peers still count it as live"
+            assert await is_ready(broker), "its peers still count it as live"
             await asyncio.sleep(2 * settings.heartbeat_interval_s + 0.1)
             with pytest.raises(Unavailable, match=r"no heartbeat was written for .*: put brokers"):
-                await one.check_ready()
+                await broker.check_ready()
             assert await is_ready(other)
-            store_of(one).plan = lambda _: None
-            assert await ready_after_s(one) <= settings.heartbeat_interval_s + 0.2
+            store_of(broker).plan = lambda _: None
+            assert await ready_after_s(broker) <= settings.heartbeat_interval_s + 0.2
 
     run(main)
 

@@ -50,16 +50,16 @@ async def prepared(inner: MemoryStore) -> None:
         await append(log, *map(str, range(RECORDS)), topic="source")
 
 
-async def commit(log: Log, where: int, values: list[str]) -> list[AppendedRange]:
+async def commit(log: Log, start: int, values: list[str]) -> list[AppendedRange]:
     """One batch from `source`: its even numbers here, its odd ones there, and how far it went."""
     placed = [(topic, number, mine) for topic, number, mine in _sorted(values) if mine]
-    offset = GroupOffset(log.state.topic("source").topic_id, 0, where + len(values))
+    offset = GroupOffset(log.state.topic("source").topic_id, 0, start + len(values))
     return await log.transact(
         [(log.state.topic(topic), places, rows(*mine)) for topic, places, mine in placed],
         [CommitOffsets(GROUP, -1, [offset])],
         size=sum(map(len, values)),
         is_json=False,
-        key=IdempotencyKey(f"{GROUP}-{where}", ",".join(values).encode(), [2, 1]),
+        key=IdempotencyKey(f"{GROUP}-{start}", ",".join(values).encode(), [2, 1]),
     )
 
 
@@ -74,16 +74,16 @@ async def check(inner: MemoryStore) -> int:
     state, _ = await fold(inner, CLUSTER_ID)
     committed = state.committed_offsets.of_group(GROUP).get(state.topic("source").topic_id, {})
     offset = committed[0].offset if committed else 0
-    found = {
+    values_by_partition = {
         (topic, number): [
             int(value or b"") for value in await tail_values(inner, state, topic, number)
         ]
         for topic, number in (("even", 0), ("even", 1), ("odd", 0))
     }
     read = range(offset)
-    assert found["even", 0] == [value for value in read if value % 4 == 0]
-    assert found["even", 1] == [value for value in read if value % 4 == 2]
-    assert found["odd", 0] == [value for value in read if value % 2]
+    assert values_by_partition["even", 0] == [value for value in read if value % 4 == 0]
+    assert values_by_partition["even", 1] == [value for value in read if value % 4 == 2]
+    assert values_by_partition["odd", 0] == [value for value in read if value % 2]
     return offset
 
 
@@ -97,16 +97,16 @@ class Worker:
         self.commits = self.unknown = self.beaten = 0
 
     async def run(self) -> None:
-        while (where := self._where(log := self._broker())) < RECORDS:
-            reading = log.fetch("source", 0, where, bytes_max=self._draw.randrange(1, 300))
+        while (start := self._where(log := self._broker())) < RECORDS:
+            reading = log.fetch("source", 0, start, bytes_max=self._draw.randrange(1, 300))
             fetched = await asyncio.wait_for(reading, 3.0)
-            found = [row for piece in fetched.pieces for row in piece.batch["value"].to_pylist()]
-            await self._commit(where, [str(value, "ascii") for value in found])
+            values = [row for piece in fetched.pieces for row in piece.batch["value"].to_pylist()]
+            await self._commit(start, [str(value, "ascii") for value in values])
 
-    async def _commit(self, where: int, values: list[str]) -> None:
+    async def _commit(self, start: int, values: list[str]) -> None:
         while True:
             try:
-                await asyncio.wait_for(commit(self._broker(), where, values), 3.0)
+                await asyncio.wait_for(commit(self._broker(), start, values), 3.0)
                 self.commits += 1
                 return
             except IdempotencyMismatch:

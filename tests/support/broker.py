@@ -124,19 +124,19 @@ def tidelog(
 
     Whatever went wrong, stderr is one line and no traceback.
     """
-    given = stdin.encode() if isinstance(stdin, str) else stdin
+    stdin_bytes = stdin.encode() if isinstance(stdin, str) else stdin
     ours = environment(**variables)
     if is_fresh or not CAN_FORK or any(name.startswith(AT_START) for name in variables):
         done = subprocess.run(
             [*_program(tuning), *arguments],
-            input=given,
+            input=stdin_bytes,
             capture_output=True,
             timeout=CLI_S,
             env=ours,
             check=False,
         )
     else:
-        done = fork_server.run(arguments, given, ours, tuning, CLI_S)
+        done = fork_server.run(arguments, stdin_bytes, ours, tuning, CLI_S)
     if status is not None:
         assert done.returncode == status, f"{arguments}: {done.returncode}\n{_said(done)}"
     return done

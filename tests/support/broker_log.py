@@ -100,14 +100,14 @@ async def open_log(store: ObjectStore) -> Broker:
 
 
 async def records_of(log: Log, topic: str) -> list[Record]:
-    found: list[Record] = []
+    records: list[Record] = []
     for number in range(len(log.state.topic(topic).partitions)):
         offset = (await log.offsets(topic, number)).log_start_offset
         while (answer := await log.fetch(topic, number, offset, bytes_max=1 << 20)).pieces:
             for piece in answer.pieces:
-                found += records_in(piece.batch.to_pylist(), topic, number)
+                records += records_in(piece.batch.to_pylist(), topic, number)
             offset = answer.next_offset
-    return found
+    return records
 
 
 def records_in(rows: list[dict], topic: str, number: int) -> list[Record]:
@@ -127,4 +127,6 @@ def records_in(rows: list[dict], topic: str, number: int) -> list[Record]:
 
 
 def headers_in(headers: list[dict] | None) -> tuple[tuple[str, bytes | None], ...] | None:
-    return None if headers is None else tuple((each["key"], each["value"]) for each in headers)
+    return (
+        None if headers is None else tuple((header["key"], header["value"]) for header in headers)
+    )

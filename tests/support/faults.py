@@ -246,13 +246,13 @@ class FaultyStore:
 
     async def _told(self, call: Call, answer):
         try:
-            found = await answer
+            result = await answer
         except Exception as error:
             self.answered.append(Answered(call, type(error).__name__))
             await self._finish(call, None)
             raise
         self.answered.append(Answered(call, "ok"))
-        return found
+        return result
 
     async def _finish(self, call: Call, answer):
         """The way back."""

@@ -178,8 +178,8 @@ def _serve(control: socket.socket) -> list[Any] | None:
                     os.dup2(fd, number)
                 for fd in fds:
                     os.close(fd)
-                found: list[Any] = json.loads(message)
-                return found
+                request: list[Any] = json.loads(message)
+                return request
             _tell(fds[3], pid)
             children[os.pidfd_open(pid)] = pid, fds[3]
             for fd in fds[:3]:

@@ -117,16 +117,20 @@ def measured(
     """Measure the steps on asyncio's loops (not uvloop's) of this thread. A step may take
     `limit_s`, and BUSY_FACTOR times that while other programs use the machine."""
     SPEED.note()
-    held, run, make = Held(limit_s, slowness), asyncio.Handle._run, httpx.ASGITransport.__init__
+    held_steps, run, make = (
+        Held(limit_s, slowness),
+        asyncio.Handle._run,
+        httpx.ASGITransport.__init__,
+    )
 
     def made(transport: httpx.ASGITransport, app: AsgiApp, **options: Any) -> None:
-        make(transport, held.around(app), **options)
+        make(transport, held_steps.around(app), **options)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(asyncio.Handle, "_run", lambda handle: held.run(run, handle))
+        patch.setattr(asyncio.Handle, "_run", lambda handle: held_steps.run(run, handle))
         patch.setattr(httpx.ASGITransport, "__init__", made)
-        gc.callbacks.append(held.on_collection)
+        gc.callbacks.append(held_steps.on_collection)
         try:
-            yield held
+            yield held_steps
         finally:
-            gc.callbacks.remove(held.on_collection)
+            gc.callbacks.remove(held_steps.on_collection)

@@ -80,12 +80,14 @@ def violations(requests: Sequence[Request], log: Log) -> list[str]:
     for partition, records in log.items():
         for read in records:
             places[read.value or b""].append(Place(partition, read.offset))
-    at = {Place(number, read.offset): read for number, records in log.items() for read in records}
-    found = [*_holes(log), *_foreign(places, sent)]
+    read_by_place = {
+        Place(number, read.offset): read for number, records in log.items() for read in records
+    }
+    findings = [*_holes(log), *_foreign(places, sent)]
     for request in requests:
-        found += _counted(request, places)
-        found += _placed(request, places, at)
-    return [*found, *_overtaken(requests, places)]
+        findings += _counted(request, places)
+        findings += _placed(request, places, read_by_place)
+    return [*findings, *_overtaken(requests, places)]
 
 
 def cut(
@@ -141,7 +143,7 @@ def _counted(request: Request, places: Mapping[bytes, list[Place]]) -> Iterator[
 
 
 def _placed(
-    request: Request, places: Mapping[bytes, list[Place]], at: Mapping[Place, Read]
+    request: Request, places: Mapping[bytes, list[Place]], read_by_place: Mapping[Place, Read]
 ) -> Iterator[str]:
     """I1: what was acked lies at exactly its offset, as it was sent."""
     name = request.records[0].value[:80]
@@ -152,13 +154,13 @@ def _placed(
             yield f"miscounted: {len(acked)} places for {len(request.records)} records of {name!r}"
             continue
         for record, place in zip(request.records, acked, strict=True):
-            read = at.get(place)
+            read = read_by_place.get(place)
             if read is None or read.value != record.value:
                 yield f"moved: {record.value[:80]!r} was acked at {place}, there is {read}"
     for record in request.records:
         for place in places.get(record.value, ()):
-            if at[place].key != record.key:
-                yield f"changed: key of {record.value[:80]!r} is {at[place].key!r}"
+            if read_by_place[place].key != record.key:
+                yield f"changed: key of {record.value[:80]!r} is {read_by_place[place].key!r}"
             if record.partition not in {None, place.partition}:
                 yield f"astray: {record.value[:80]!r} is in partition {place.partition}"
     if not request.is_keyed and len(request.acks) + request.unknown > 1:

@@ -50,23 +50,23 @@ def names(directory: Path, pattern: str = "*.hot") -> list[Path]:
 
 
 def values(requests: list[AppendRequest]) -> list[str]:
-    found: list[str] = []
-    for one in requests:
-        for part in one.parts:
+    texts: list[str] = []
+    for append_request in requests:
+        for part in append_request.parts:
             records = part.columns
             assert not isinstance(records, Rows)
             column: list[Any] = records.column("value").to_pylist()
-            found += [str(value, "ascii") for value in column]
-    return found
+            texts += [str(value, "ascii") for value in column]
+    return texts
 
 
 def values_of_lists(requests: list[AppendRequest]) -> list[str]:
     """As they were before they went into a file."""
-    found: list[str] = []
-    for part in (part for one in requests for part in one.parts):
+    texts: list[str] = []
+    for part in (part for append_request in requests for part in append_request.parts):
         assert isinstance(part.rows, Rows)
-        found += [str(value, "ascii") for value in part.rows.values if value is not None]
-    return found
+        texts += [str(value, "ascii") for value in part.rows.values if value is not None]
+    return texts
 
 
 def let_go(files: list[Recovered]) -> None:

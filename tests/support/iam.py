@@ -52,14 +52,14 @@ def _matches(statement: Statement, call: Call) -> Iterator[tuple[str, str, str]]
                 yield statement.get("Sid", ""), action, resource
 
 
-def _holds(operator: str, key: str, wanted: str, given: str | None) -> bool:
+def _holds(operator: str, key: str, wanted: str, value: str | None) -> bool:
     match operator:
         case "StringLikeIfExists":
-            return given is None or _is_like(wanted, given)
+            return value is None or _is_like(wanted, value)
         case "Null":
-            return (given is None) == (wanted == "true")
+            return (value is None) == (wanted == "true")
         case "Bool":
-            return given == wanted
+            return value == wanted
     raise AssertionError(f"{operator} of {key} is not known here")
 
 
@@ -68,5 +68,8 @@ def _listed(value: str | list[str]) -> list[str]:
 
 
 def _is_like(pattern: str, text: str) -> bool:
-    parts = (".*" if each == "*" else "." if each == "?" else re.escape(each) for each in pattern)
+    parts = (
+        ".*" if character == "*" else "." if character == "?" else re.escape(character)
+        for character in pattern
+    )
     return re.fullmatch("".join(parts), text, re.DOTALL) is not None

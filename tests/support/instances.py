@@ -77,10 +77,12 @@ async def group_of(partitions: int = 1, *members: str):
 async def read(
     consumers: Instances, member: str, wait_s: float = 0.0, bytes_max: int = 1 << 20
 ) -> list[str]:
-    async with consumers.reading("g", member, bounds=ReadBounds(bytes_max), wait_s=wait_s) as taken:
+    async with consumers.reading(
+        "g", member, bounds=ReadBounds(bytes_max), wait_s=wait_s
+    ) as result:
         return [
             (value or b"").decode()
-            for portion in taken.portions
+            for portion in result.portions
             for piece in portion.fetched.pieces
             for value in piece.batch.column("value").to_pylist()
         ]

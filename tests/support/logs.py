@@ -155,16 +155,16 @@ async def segments_of(log: Log, partition: int = 0) -> list[SegmentFile]:
     return list(await table.segments(partition))
 
 
-async def rewrite(log: Log, kept: list[int]) -> None:
+async def rewrite(log: Log, offsets: list[int]) -> None:
     """The one segment of `t`-0 without the other offsets, as a compaction commits it."""
     (file,) = await segments_of(log)
     prefix = log.state.topic("t").prefix
-    batch = (await read_table(log)).take(kept).combine_chunks().to_batches()
+    batch = (await read_table(log)).take(offsets).combine_chunks().to_batches()
     written = segments.write(batch, codec="zstd", is_json=False)
     path = object_keys.segment(0, 0, 10, "abc")
     await log.store.create(f"{prefix}/{path}", [memoryview(written.body)])
     commits = store_of(log).tables[prefix]
-    new = file._replace(path=path, size=written.size, rows=len(kept))
+    new = file._replace(path=path, size=written.size, rows=len(offsets))
     commits[1] = commits[1]._replace(files=(new,))
     assert commits[1].transactions == {seal_app_id(0): 10}
     log.tables.forget(log.state.topic("t").topic_id)  # the next read loads the manifest

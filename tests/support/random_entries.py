@@ -127,11 +127,11 @@ class RandomActions:
         count = len(topic.partitions)
         return TopicIdPartition(topic.topic_id, self.draw.randrange(count + (not self.is_likely())))
 
-    def offset(self, where: TopicIdPartition) -> int:
-        topic = self.state.topic_of_id(where.topic_id)
-        if topic is None or where.partition >= len(topic.partitions):
+    def offset(self, topic_partition: TopicIdPartition) -> int:
+        topic = self.state.topic_of_id(topic_partition.topic_id)
+        if topic is None or topic_partition.partition >= len(topic.partitions):
             return self.draw.randrange(5)
-        end = topic.partitions[where.partition].high_watermark
+        end = topic.partitions[topic_partition.partition].high_watermark
         return self.draw.randint(0, end + (not self.is_likely()))
 
     def group(self) -> tuple[str, ConsumerGroup | None]:
@@ -152,11 +152,11 @@ class RandomActions:
 
     def chunk(self) -> tuple[int, int]:
         """Add a chunk; return its number and its rows."""
-        where = self.partition()
+        topic_partition = self.partition()
         rows = self.draw.randint(1, 4)
         position = sum(chunk.size for chunk in self.chunks)
         self.chunks.append(
-            Chunk(*where, position, 10, 0, rows, self.now_ms, self.now_ms, False, "", 10)
+            Chunk(*topic_partition, position, 10, 0, rows, self.now_ms, self.now_ms, False, "", 10)
         )
         return len(self.chunks) - 1, rows
 
@@ -179,17 +179,17 @@ class RandomActions:
         return actions.ReserveProducers(self.draw.choice((1, 3)))
 
     def lose_records(self) -> AnyAction:
-        where = self.partition()
-        first, end = sorted((self.offset(where), self.offset(where)))
-        return actions.LoseRecords(*where, first, end)
+        topic_partition = self.partition()
+        first, end = sorted((self.offset(topic_partition), self.offset(topic_partition)))
+        return actions.LoseRecords(*topic_partition, first, end)
 
     def move_log_start(self) -> AnyAction:
-        where = self.partition()
-        return actions.MoveLogStart(*where, self.offset(where))
+        topic_partition = self.partition()
+        return actions.MoveLogStart(*topic_partition, self.offset(topic_partition))
 
     def sealed(self) -> AnyAction:
-        where = self.partition()
-        return actions.Sealed(*where, self.offset(where))
+        topic_partition = self.partition()
+        return actions.Sealed(*topic_partition, self.offset(topic_partition))
 
     # -- topics
 
@@ -224,8 +224,10 @@ class RandomActions:
         if group is None or not group.members or draw.random() < 0.2:
             member_id = ""
         offsets = [
-            actions.GroupOffset(*where, self.offset(where), -1, draw.choice(("", "m")))
-            for where in (self.partition() for _ in range(draw.randint(1, 2)))
+            actions.GroupOffset(
+                *topic_partition, self.offset(topic_partition), -1, draw.choice(("", "m"))
+            )
+            for topic_partition in (self.partition() for _ in range(draw.randint(1, 2)))
         ]
         generation = group.generation if group is not None and member_id else -1
         return actions.CommitOffsets(group_id, generation, offsets, member_id)
@@ -293,8 +295,12 @@ class RandomActions:
         group_id, member_id, group = self.member()
         member = None if group is None else group.members.get(member_id)
         owned = [] if member is None else self.state.members.partitions_of(member)
-        where = self.draw.choice(owned) if owned else self.partition()
-        return actions.Seek(group_id, member_id, [actions.SeekPosition(*where, self.offset(where))])
+        topic_partition = self.draw.choice(owned) if owned else self.partition()
+        return actions.Seek(
+            group_id,
+            member_id,
+            [actions.SeekPosition(*topic_partition, self.offset(topic_partition))],
+        )
 
     def delete_group(self) -> AnyAction:
         return actions.DeleteGroup(self.group()[0])

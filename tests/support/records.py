@@ -61,17 +61,17 @@ def creating(clock: Clock, name: str = "t", partitions: int = 1, topic_id: str =
 
 async def entries_of(store: ObjectStore, first: int = 1) -> list[tuple[str, entries.Decoded]]:
     """Every entry from number `first` on, its chain verified."""
-    found: list[tuple[str, entries.Decoded]] = []
+    keyed_entries: list[tuple[str, entries.Decoded]] = []
     previous = entries.GENESIS if first == 1 else None
     while True:
-        key = object_keys.wal(first + len(found))
+        key = object_keys.wal(first + len(keyed_entries))
         try:
             body = await store.get(key)
         except NotFound:
-            return found
-        decoded = entries.decode(body, key, seq=first + len(found), previous=previous)
+            return keyed_entries
+        decoded = entries.decode(body, key, seq=first + len(keyed_entries), previous=previous)
         previous = decoded.hash
-        found.append((key, decoded))
+        keyed_entries.append((key, decoded))
 
 
 async def fold(store: ObjectStore, cluster_id: str) -> tuple[ClusterState, list[list[Outcome]]]:
@@ -86,14 +86,18 @@ async def tail_values(
     store: ObjectStore, state: ClusterState, topic: str, partition: int
 ) -> list[bytes | None]:
     """The values of a partition's tail in offset order, read chunk by chunk; no offset missing."""
-    held = state.partition(topic, partition)
-    found: list[bytes | None] = []
-    at = held.tail[0].base_offset if held.tail else held.high_watermark
-    for run in held.tail:
-        assert run.base_offset == at
+    partition_state = state.partition(topic, partition)
+    values: list[bytes | None] = []
+    offset = (
+        partition_state.tail[0].base_offset
+        if partition_state.tail
+        else partition_state.high_watermark
+    )
+    for run in partition_state.tail:
+        assert run.base_offset == offset
         body = await store.get_range(run.object_key, run.position, run.size)
         batch = run.decode(body)
-        found += batch.slice(run.first_row, run.count).column("value").to_pylist()
-        at = run.end_offset
-    assert at == held.high_watermark
-    return found
+        values += batch.slice(run.first_row, run.count).column("value").to_pylist()
+        offset = run.end_offset
+    assert offset == partition_state.high_watermark
+    return values

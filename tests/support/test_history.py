@@ -152,39 +152,39 @@ def test_only_what_was_acked_in_turn_comes_before_what_follows() -> None:
     assert words([first, second], {0: reads(B, A)}) == set()
 
 
-def spoilers(log: dict[int, list[Read]], at: int) -> list[Callable[[], None]]:
+def spoilers(log: dict[int, list[Read]], index: int) -> list[Callable[[], None]]:
     records = log[0]
 
     def lose() -> None:
-        del records[at]
+        del records[index]
 
     def lose_and_close_the_gap() -> None:
-        values = [read.value for read in records[:at] + records[at + 1 :]]
+        values = [read.value for read in records[:index] + records[index + 1 :]]
         records[:] = [Read(offset, value) for offset, value in enumerate(values)]
 
     def double() -> None:
-        values = [read.value for read in records[: at + 1] + records[at:]]
+        values = [read.value for read in records[: index + 1] + records[index:]]
         records[:] = [Read(offset, value) for offset, value in enumerate(values)]
 
     def swap() -> None:
-        left, right = records[at], records[at - 1]
-        records[at] = Read(left.offset, right.value)
-        records[at - 1] = Read(right.offset, left.value)
+        left, right = records[index], records[index - 1]
+        records[index] = Read(left.offset, right.value)
+        records[index - 1] = Read(right.offset, left.value)
 
     def change() -> None:
-        records[at] = Read(records[at].offset, b"!")
+        records[index] = Read(records[index].offset, b"!")
 
     return [lose, lose_and_close_the_gap, double, swap, change]
 
 
 @pytest.mark.parametrize("spoiler", range(5))
-@pytest.mark.parametrize("at", [0, 1, 20, 39])
-def test_one_wrong_record_of_many_is_seen(spoiler: int, at: int) -> None:
+@pytest.mark.parametrize("index", [0, 1, 20, 39])
+def test_one_wrong_record_of_many_is_seen(spoiler: int, index: int) -> None:
     values = [b"%d" % number for number in range(40)]
     requests = [acked((value, 0, offset)) for offset, value in enumerate(values)]
     log = {0: reads(*values)}
     assert violations(requests, log) == []
-    spoilers(log, at)[spoiler]()
+    spoilers(log, index)[spoiler]()
     assert violations(requests, log) != []
 
 
@@ -192,22 +192,24 @@ def test_one_wrong_record_of_many_is_seen(spoiler: int, at: int) -> None:
 
 
 def test_a_cut_forgets_acks_of_what_the_copy_does_not_have() -> None:
-    there, gone = (
+    copied_request, missing_request = (
         Request([Written(value)], acks=[[Place(0, offset)]])
         for offset, value in enumerate((b"a", b"b"))
     )
-    assert cut([there, gone], {0: [Read(0, b"a")]}, lambda _: False) == []
+    assert cut([copied_request, missing_request], {0: [Read(0, b"a")]}, lambda _: False) == []
     log = {0: [Read(0, b"a"), Read(1, b"new")]}
     new = Request([Written(b"new")], acks=[[Place(0, 1)]])
-    assert violations([there, gone, new], log) == []
-    assert violations([there, gone, new], {0: [*log[0], Read(2, b"b")]}) != [], "it came back"
-    assert violations([there, gone, new], {0: []}) != [], "it is lost"
+    assert violations([copied_request, missing_request, new], log) == []
+    assert (
+        violations([copied_request, missing_request, new], {0: [*log[0], Read(2, b"b")]}) != []
+    ), "it came back"
+    assert violations([copied_request, missing_request, new], {0: []}) != [], "it is lost"
 
 
 def test_a_cut_finds_a_record_that_the_copy_has_elsewhere() -> None:
     request = Request([Written(b"a")], acks=[[Place(0, 0)]])
-    found = cut([request], {0: [Read(0, b"b")]}, lambda _: False)
-    assert any(each.startswith("lost") for each in found)
+    findings = cut([request], {0: [Read(0, b"b")]}, lambda _: False)
+    assert any(finding.startswith("lost") for finding in findings)
 
 
 def test_after_a_cut_only_what_is_sent_again_may_be_there() -> None:

@@ -93,6 +93,6 @@ async def values_of(inner: ObjectStore) -> list[str]:
     return [str(value, "ascii") for value in await tail_values(inner, state, "t", 0) if value]
 
 
-def flip(body: bytes, at: int) -> bytes:
+def flip(body: bytes, position: int) -> bytes:
     """The bytes with one bit turned."""
-    return body[:at] + bytes([body[at] ^ 0x10]) + body[at + 1 :]
+    return body[:position] + bytes([body[position] ^ 0x10]) + body[position + 1 :]

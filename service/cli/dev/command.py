@@ -67,9 +67,9 @@ def dev(
 
     Example: tidelog dev ./trial
     """
-    given = {"store": store_url, "port": None if port is None else str(port)}
+    flags = {"store": store_url, "port": None if port is None else str(port)}
     try:
-        settings = load({name: text for name, text in given.items() if text is not None})
+        settings = load({name: text for name, text in flags.items() if text is not None})
     except BadSettings as error:
         raise BadUsage(str(error)) from None
     if settings.port == 0 or settings.workers > 1:
@@ -195,6 +195,6 @@ def _banner(url: str, settings: Settings, rate: int) -> str:
 def _open_browser(url: str) -> None:
     """Open the console in a graphical browser. A browser in the terminal would hide the banner."""
     with contextlib.suppress(webbrowser.Error):
-        found = webbrowser.get()
-        if type(found) is not webbrowser.GenericBrowser:  # the class of browsers in a terminal
-            found.open(url)
+        browser = webbrowser.get()
+        if type(browser) is not webbrowser.GenericBrowser:  # the class of browsers in a terminal
+            browser.open(url)

@@ -96,7 +96,7 @@ async def _produce(connection: Connection, number: int, rate: int) -> None:
         count = int(due)
         if count:
             due -= count
-            texts = [msgspec.json.encode(departure(number + each)) for each in range(count)]
+            texts = [msgspec.json.encode(departure(number + index)) for index in range(count)]
             await send_batch(connection, TOPIC, texts, f"dev-{run_id}-{number}", options)
             number += count
         await asyncio.sleep(PRODUCE_S)

@@ -116,9 +116,9 @@ class Consuming:
             if isinstance(position, str):
                 return int(low if position == "beginning" else high)
             stamp = max(0, math.floor(position.timestamp() * 1000))
-            found = await self._connection.offsets(self._topic, number, timestamp=stamp)
-            at = found["timestamp_offset"]
-            return int(high if at is None else at)
+            offsets = await self._connection.offsets(self._topic, number, timestamp=stamp)
+            timestamp_offset = offsets["timestamp_offset"]
+            return int(high if timestamp_offset is None else timestamp_offset)
 
         start = max(low, await offset(self._options.start))
         if start > high:
@@ -145,9 +145,15 @@ class Consuming:
         """Print all ranges, but at most `count_max` records. If a record does not decode, its
         partition ends before it. The command then prints the other partitions to their end, and
         fails."""
-        wanted = [each for each in ranges if each.end is None or each.start < each.end]
-        self._left = {each.partition: each for each in wanted}
-        positions = {(self._topic, each.partition): each.start for each in wanted}
+        wanted = [
+            offset_range
+            for offset_range in ranges
+            if offset_range.end is None or offset_range.start < offset_range.end
+        ]
+        self._left = {offset_range.partition: offset_range for offset_range in wanted}
+        positions = {
+            (self._topic, offset_range.partition): offset_range.start for offset_range in wanted
+        }
         if not positions:
             return
         consumer = AsyncConsumer(
@@ -158,7 +164,7 @@ class Consuming:
             read_format=read_format(self._options.embedded),
             fetch_bytes=self._options.fetch_bytes,
         )
-        total = sum(max((each.end or 0) - each.start, 0) for each in ranges)
+        total = sum(max((offset_range.end or 0) - offset_range.start, 0) for offset_range in ranges)
         is_wanted = not self._options.follow and not sys.stdout.isatty()
         try:
             with SlowProgress("consuming", total, is_wanted=is_wanted) as progress:

@@ -64,8 +64,10 @@ async def _print_all(
                 return
             continue
         shown = await _print(consumer, printer, output, pages, options.count_max, printed)
-        printed += sum(len(each.lines) for each in shown)
-        failure = next((each.failure for each in shown if each.failure is not None), None)
+        printed += sum(len(shown_page.lines) for shown_page in shown)
+        failure = next(
+            (shown_page.failure for shown_page in shown if shown_page.failure is not None), None
+        )
         if failure is not None:
             raise failure
 
@@ -81,17 +83,17 @@ async def _print(
     """Print pages. The printed records are done, so the next read commits them. If a record does
     not decode, print the other pages, too."""
     done = {}
-    found = []
+    shown_pages = []
     for page in pages:
         rest = None if count_max is None else count_max - printed
         shown = await printer.shown(page, rest)
         printed += len(shown.lines)
         if shown.next_offset > page.records[0].offset:
             done[page.where] = shown.next_offset
-        found.append(shown)
+        shown_pages.append(shown)
     try:
-        await output.write(joined([line for shown in found for line in shown.lines]))
+        await output.write(joined([line for shown in shown_pages for line in shown.lines]))
     finally:
         if output.is_written:
             consumer.done(done)
-    return found
+    return shown_pages

@@ -45,7 +45,7 @@ async def sampled(client: Client, topic: str, size: int) -> tuple[Sample, int]:
     finding = (client.ends(topic, number) for number in range(count))
     ranges = await together(*finding, at_once=READS_AT_ONCE)
     total = sum(end - start for start, end in ranges)
-    found: Sample = Counter()
+    sample: Sample = Counter()
 
     async def read(number: int) -> None:
         start, end = ranges[number]
@@ -61,13 +61,13 @@ async def sampled(client: Client, topic: str, size: int) -> tuple[Sample, int]:
             for record in records:
                 if record["offset"] < end:
                     key = record["key"]
-                    found[None if key is None else base64.b64decode(key), number] += 1
+                    sample[None if key is None else base64.b64decode(key), number] += 1
             if not records:
                 return
             offset = records[-1]["offset"] + 1
 
     await together(*map(read, range(count)), at_once=READS_AT_ONCE)
-    return found, count
+    return sample, count
 
 
 def skew_of(sample: Sample, partitions: int, *, top: int, salts: int) -> Skew | None:
@@ -85,8 +85,8 @@ def skew_of(sample: Sample, partitions: int, *, top: int, salts: int) -> Skew | 
     keys = [(key, count) for key, count in by_key.most_common() if key is not None][:top]
     spread = {number: float(count) for number, count in by_partition.items()}
     for key, count in keys:
-        for number, held in places[key].items():
-            spread[number] -= held
+        for number, records in places[key].items():
+            spread[number] -= records
         for salt in range(salts):
             number = partition_of(b"%s-%d" % (key, salt), partitions)
             spread[number] = spread.get(number, 0.0) + count / salts

@@ -43,8 +43,8 @@ def text_parser(key_separator: str | None, *, is_crlf: bool = False) -> Parser:
             line = line.removesuffix(b"\r")
         if separator is None:
             return Encoded(b'"value":"%b"' % _base64(line), None, None)
-        key, found, value = line.partition(separator)
-        if not found:
+        key, delimiter, value = line.partition(separator)
+        if not delimiter:
             raise BadLine(f"no key separator {key_separator!r} in {_shown(line)}")
         return Encoded(b'"key":"%b","value":"%b"' % (_base64(key), _base64(value)), key, None)
 
@@ -118,16 +118,19 @@ def _json_record(
 def _headers(headers: Raw, line: bytes) -> bytes:
     """Return the headers of a record as the broker takes them."""
     try:
-        found = _decode_headers(headers)
+        decoded_headers = _decode_headers(headers)
     except (msgspec.MsgspecError, RecursionError):
         raise BadLine(
             "not a record: headers are an object of texts, or have the form "
             f'[{{"key": NAME, "value": BASE64}}]: {_shown(line)}'
         ) from None
-    if not isinstance(found, dict):
+    if not isinstance(decoded_headers, dict):
         return bytes(headers)
     return msgspec.json.encode(
-        [_Header(name, None if value is None else value.encode()) for name, value in found.items()]
+        [
+            _Header(name, None if value is None else value.encode())
+            for name, value in decoded_headers.items()
+        ]
     )
 
 

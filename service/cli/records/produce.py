@@ -180,12 +180,12 @@ class _Run:
     async def _read_all(self, source: Source, progress: SlowProgress) -> None:
         rest = b""
         while self.failure is None:
-            taken = await asyncio.to_thread(source.read, IDLE_S)
-            if taken:
-                *lines, rest = (rest + taken).split(b"\n")
+            chunk = await asyncio.to_thread(source.read, IDLE_S)
+            if chunk:
+                *lines, rest = (rest + chunk).split(b"\n")
                 for line in lines:
                     await self._add(line)
-            elif taken is not None:
+            elif chunk is not None:
                 break
             progress.show(self._summary.input_bytes)
         if rest and self.failure is None:

@@ -127,13 +127,13 @@ class _Run:
         options = self._options
         form = f"{options.media_type} {options.partition} {options.acks} {options.parse.form}"
         try:
-            held = self._file.read_bytes()
+            content = self._file.read_bytes()
         except FileNotFoundError:
             return _State(topic, form, self._clock.new_id().hex())
         except OSError as error:
             raise BadUsage(f"--state: cannot read {self._file}: {error.strerror}") from None
         try:
-            state = msgspec.json.decode(held, type=_State)
+            state = msgspec.json.decode(content, type=_State)
         except msgspec.MsgspecError as error:
             raise BadUsage(f"--state: {self._file} is no state of produce: {error}") from None
         if state.topic != topic:
@@ -174,11 +174,11 @@ class _Run:
 
     async def _more(self) -> bool:
         """Read more input; return False if none arrives in IDLE_S, or at the end."""
-        taken = await asyncio.to_thread(self._source.read, IDLE_S)
-        if taken:
-            self._rest += taken
-        self._is_at_end = taken == b""
-        return bool(taken)
+        chunk = await asyncio.to_thread(self._source.read, IDLE_S)
+        if chunk:
+            self._rest += chunk
+        self._is_at_end = chunk == b""
+        return bool(chunk)
 
     async def _skip(self, count: int) -> None:
         """Skip the input that is in the topic."""

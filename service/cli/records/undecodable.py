@@ -160,15 +160,15 @@ class LinePrinter:
         return f"the {part} is not {'UTF-8 text' if self._embedded == 'text' else 'JSON'}"
 
     def _dead_letter(self, line: Line) -> tuple[Record, UndecodableRecord]:
-        where = line.topic, line.partition, line.offset
+        place = line.topic, line.partition, line.offset
         record = Record(
-            *where,
+            *place,
             key=_octets(self._embedded, line.key, line.key_base64),
             value=_octets(self._embedded, line.value, line.value_base64),
             timestamp_ms=line.timestamp,
             headers=line.headers,
         )
-        return record, UndecodableRecord(*where, self._why(line))
+        return record, UndecodableRecord(*place, self._why(line))
 
 
 def _octets(embedded: str, text: Raw, octets: bytes | None) -> bytes | None:
@@ -195,8 +195,8 @@ def _escaped(line: Line) -> Line:
 
 def _unquoted(text: Raw) -> bytes:
     """Return the text of a JSON string; null is `null`."""
-    found = msgspec.json.decode(text, type=str | None)
-    return b"null" if found is None else found.encode()
+    content = msgspec.json.decode(text, type=str | None)
+    return b"null" if content is None else content.encode()
 
 
 _PARTS: dict[str, Callable[[Raw], bytes]] = {

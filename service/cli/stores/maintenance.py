@@ -139,8 +139,8 @@ def delete_records(
     from tidelog.compaction.retention import delete_records as delete
 
     async def work(cluster: "MaintenanceSession", _: Progress) -> Done:
-        found = await delete(cluster, topic, offsets, is_dry=not yes)
-        return _retained(found, skipped_topics(cluster))
+        results = await delete(cluster, topic, offsets, is_dry=not yes)
+        return _retained(results, skipped_topics(cluster))
 
     _apply(store, "deleting", work, yes=yes, as_json=as_json, is_reading=not yes)
 
@@ -293,8 +293,8 @@ def warn_unrecorded(error: Exception) -> None:
 async def _retain(cluster: "MaintenanceSession", topics: TopicNames, *, yes: bool) -> Done:
     from tidelog.compaction.retention import retain as run
 
-    found = await run(cluster, topics, is_dry=not yes)
-    return _retained(found, skipped_topics(cluster))
+    results = await run(cluster, topics, is_dry=not yes)
+    return _retained(results, skipped_topics(cluster))
 
 
 def skipped_topics(cluster: "MaintenanceSession") -> dict[str, Any]:
@@ -304,13 +304,13 @@ def skipped_topics(cluster: "MaintenanceSession") -> dict[str, Any]:
     return {"skipped": {name: str(error) for name, error in cluster.skipped.items()}}
 
 
-def _retained(found: "Sequence[Retained]", skipped: dict[str, Any]) -> Done:
+def _retained(results: "Sequence[Retained]", skipped: dict[str, Any]) -> Done:
     def show() -> None:
         columns = ("topic", "partition", "why", "log start", "moves to", "segments", "rows")
-        rows: list[Row] = [tuple(each) for each in found]
+        rows: list[Row] = [tuple(result) for result in results]
         table("nothing to retain", (*columns, "bytes", "rewritten bytes"), rows)
 
-    fields = {"retained": [each._asdict() for each in found], **skipped}
+    fields = {"retained": [result._asdict() for result in results], **skipped}
     return Done(fields, show, bool(skipped["skipped"]))
 
 
@@ -332,23 +332,23 @@ async def _compact(
         done += rows
         progress(done)
 
-    found = await run(cluster, topics, is_dry=True, is_forced=force)
-    size = sum(each.size for each in found)
+    results = await run(cluster, topics, is_dry=True, is_forced=force)
+    size = sum(result.size for result in results)
     name = choice.of(size).value
-    if found and yes:
+    if results and yes:
         async with started(choice, size, cluster) as engine:
             name = engine.name
-            found = await run(
+            results = await run(
                 cluster, topics, is_dry=False, is_forced=force, engine=engine, on_rows=on_rows
             )
 
     def show() -> None:
-        upkeep.show_compacted([each._asdict() for each in found])
-        if found:
+        upkeep.show_compacted([result._asdict() for result in results])
+        if results:
             show_line(f"engine: {name}")
 
-    fields = {"compacted": [each._asdict() for each in found], "engine": name}
-    return Done(fields, show, any(each.is_damaged for each in found))
+    fields = {"compacted": [result._asdict() for result in results], "engine": name}
+    return Done(fields, show, any(result.is_damaged for result in results))
 
 
 async def _collect(
@@ -371,10 +371,10 @@ async def _collect(
         "oldest_ms": planned.oldest_ms if planned.garbage else None,
         "seconds": round(time.perf_counter() - started, 3) if yes else None,
         "kept_from": planned.kept_from,
-        "topics": [gone.name for gone in planned.emptied],
+        "topics": [topic.name for topic in planned.emptied],
         "holds": [hold.hold_id for hold in planned.holds],
         "deleted": deleted,
-        "garbage": [each._asdict() for each in planned.garbage],
+        "garbage": [garbage_object._asdict() for garbage_object in planned.garbage],
     }
     skipped = skipped_topics(cluster)
     is_failed = bool(cluster.skipped)
@@ -386,10 +386,12 @@ def _show_plan(planned: "CollectionPlan") -> None:
         names = ", ".join(hold.hold_id for hold in planned.holds)
         show_line(f"nothing is deleted while a backup runs: {names}")
     sums: dict[tuple[str, str], list[int]] = {}
-    for each in planned.garbage:
-        count = sums.setdefault((each.key.partition("/")[0], each.why), [0, 0, 0])
-        age_ms = planned.now_ms - each.modified_ms
-        count[:] = count[0] + 1, count[1] + each.size, max(count[2], age_ms // 1000)
+    for garbage_object in planned.garbage:
+        count = sums.setdefault(
+            (garbage_object.key.partition("/")[0], garbage_object.why), [0, 0, 0]
+        )
+        age_ms = planned.now_ms - garbage_object.modified_ms
+        count[:] = count[0] + 1, count[1] + garbage_object.size, max(count[2], age_ms // 1000)
     rows: list[Row] = [(*kind, *count) for kind, count in sums.items()]
     table("nothing to collect", ("what", "why", "objects", "bytes", "oldest, s"), rows)
     if planned.waiting:

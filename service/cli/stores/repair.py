@@ -132,15 +132,20 @@ async def _tables(
     from tidelog.compaction.repair_tables import NONE
     from tidelog.compaction.repair_tables import repair as run
 
-    found = await run(cluster, topics, is_dry=not yes, way=None if way is None else way.value)
+    repairs = await run(cluster, topics, is_dry=not yes, way=None if way is None else way.value)
 
     def show() -> None:
         columns = ("topic", "version", "why", "way", "what", "lost offsets")
-        rows: list[Row] = [(*each[:5], _lost(each.lost)) for each in found]
+        rows: list[Row] = [
+            (*table_repair[:5], _lost(table_repair.lost)) for table_repair in repairs
+        ]
         table("no table is in doubt", columns, rows)
 
-    fields = {"repaired": [each._asdict() for each in found], **skipped_topics(cluster)}
-    is_failed = bool(cluster.skipped) or any(each.way == NONE for each in found)
+    fields = {
+        "repaired": [table_repair._asdict() for table_repair in repairs],
+        **skipped_topics(cluster),
+    }
+    is_failed = bool(cluster.skipped) or any(table_repair.way == NONE for table_repair in repairs)
     return Done(fields, show, is_failed)
 
 
@@ -157,7 +162,7 @@ def _wal_done(damage: "WalDamage | None", *, is_done: bool) -> Done:
                 "restore the object from a copy of the store, or give up all later entries, up to "
                 f"{damage.newest}, with --drop-after {damage.readable_to}"
             )
-        rows: list[Row] = [each[:4] for each in damage.lost]
+        rows: list[Row] = [lost_range[:4] for lost_range in damage.lost]
         table("no records of these entries are known", LOST_COLUMNS[:4], rows)
         if damage.unread:
             numbers = ", ".join(map(str, damage.unread[:UNREAD_SHOWN]))
@@ -165,18 +170,18 @@ def _wal_done(damage: "WalDamage | None", *, is_done: bool) -> Done:
 
     fields = None if damage is None else damage._asdict()
     if damage is not None and fields is not None:
-        fields["lost"] = [each._asdict() for each in damage.lost]
+        fields["lost"] = [lost_range._asdict() for lost_range in damage.lost]
     return Done({"wal": fields, "dropped": is_done}, show, damage is not None and not is_done)
 
 
 async def _strays(cluster: "MaintenanceSession", *, yes: bool) -> Done:
     from tidelog.compaction import repair_wal
 
-    found = await repair_wal.strays(cluster)
+    strays = await repair_wal.strays(cluster)
     if yes:
-        await repair_wal.delete_strays(cluster, found)
-    rows: list[Row] = [(info.key, info.size) for info in found]
-    fields = {"strays": [info.key for info in found], "deleted": yes}
+        await repair_wal.delete_strays(cluster, strays)
+    rows: list[Row] = [(info.key, info.size) for info in strays]
+    fields = {"strays": [info.key for info in strays], "deleted": yes}
     return Done(fields, lambda: table("no stray in wal/", ("object", "bytes"), rows))
 
 
@@ -185,11 +190,15 @@ async def _lost_records(
 ) -> Done:
     from tidelog.compaction import repair_wal
 
-    found = await repair_wal.lost_records(cluster, topics, is_dry=not yes)
-    fields = {"lost": [each._asdict() for each in found], "given_up": yes}
+    lost_ranges = await repair_wal.lost_records(cluster, topics, is_dry=not yes)
+    fields = {"lost": [lost_range._asdict() for lost_range in lost_ranges], "given_up": yes}
 
     def show() -> None:
-        table("all records of the tails can be read", LOST_COLUMNS, [tuple(each) for each in found])
+        table(
+            "all records of the tails can be read",
+            LOST_COLUMNS,
+            [tuple(lost_range) for lost_range in lost_ranges],
+        )
 
     return Done(fields, show)
 
@@ -269,15 +278,15 @@ def bounds(
         from tidelog.compaction.upgrade import bounds_of, change_bounds
 
         if is_shown:
-            found = await bounds_of(cluster)
+            bound_states = await bounds_of(cluster)
         else:
-            found = await change_bounds(cluster, change, is_dry=not yes)
+            bound_states = await change_bounds(cluster, change, is_dry=not yes)
 
         def show() -> None:
             columns = ("bound", "in effect, ms", "set to, ms", "waits, ms")
-            table("", columns, [tuple(each) for each in found])
+            table("", columns, [tuple(bound_state) for bound_state in bound_states])
 
-        return Done({"bounds": [each._asdict() for each in found]}, show)
+        return Done({"bounds": [bound_state._asdict() for bound_state in bound_states]}, show)
 
     finish(run_on_store(store, "reading bounds", work), yes=yes or is_shown, as_json=as_json)
 
@@ -350,7 +359,7 @@ def backup(
             "from_ms": made.from_ms,
             "to_ms": made.to_ms,
             "objects": len(made.objects),
-            "bytes": sum(each.size for each in made.objects),
+            "bytes": sum(backup_object.size for backup_object in made.objects),
             "copied_objects": done.copied_objects,
             "copied_bytes": done.copied_bytes,
             "doubts": done.doubts,

@@ -142,8 +142,8 @@ def frame_of(
         more["pathStyle"] = str(settings.s3.path_style)
     if file_format is not FileFormat.CSV:
         more["includeHeaders"] = "true"
-    given = {name: text for name, text in more.items() if text}
-    return read_topic(spark, settings.store, topic, **options, **given)
+    more_options = {name: text for name, text in more.items() if text}
+    return read_topic(spark, settings.store, topic, **options, **more_options)
 
 
 def _check_topic(settings: Settings, topic: str) -> None:

@@ -81,8 +81,8 @@ async def _record(settings: Settings, report: "ScrubReport") -> None:
     from tidelog.storage.io.clock import SystemClock
     from tidelog.storage.io.open import open_store
 
-    damaged = [each for each in report.findings if each.is_damage]
-    named = "; ".join(f"{each.where}: {each.what}" for each in damaged[:NAMED])
+    damaged = [finding for finding in report.findings if finding.is_damage]
+    named = "; ".join(f"{finding.where}: {finding.what}" for finding in damaged[:NAMED])
     try:
         store = await open_store(settings.store, s3=settings.s3)
     except (LogError, OSError) as error:

@@ -84,12 +84,12 @@ def with_store_options(command: Callable[..., None]) -> Callable[..., None]:
         )
 
     @functools.wraps(command)
-    def run(**given: object) -> None:
-        flags = StoreFlags(*(given.pop(name) for name in OPTIONS_OF_STORE))  # type: ignore[arg-type]
-        command(store=flags, **given)
+    def run(**arguments: object) -> None:
+        flags = StoreFlags(*(arguments.pop(name) for name in OPTIONS_OF_STORE))  # type: ignore[arg-type]
+        command(store=flags, **arguments)
 
     run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
-    run.__annotations__ = {each.name: each.annotation for each in parameters}
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return run
 
 

@@ -59,11 +59,11 @@ def delete_records(
     rows = [
         {
             "topic": topic,
-            "partition": each["partition_id"],
-            "was": each["was"],
-            "log_start_offset": each["log_start_offset"],
+            "partition": partition["partition_id"],
+            "was": partition["was"],
+            "log_start_offset": partition["log_start_offset"],
         }
-        for each in moved
+        for partition in moved
     ]
     if as_json:
         show_json({"is_dry": not yes, "moved": rows})
@@ -99,7 +99,7 @@ def compact(
         return jobs
 
     jobs = with_client(ctx, server, work)
-    results = [each for job in jobs for each in job["results"]]
+    results = [result for job in jobs for result in job["results"]]
     if as_json:
         show_json({"is_dry": not yes, "compacted": results, "jobs": [_short(job) for job in jobs]})
     else:
@@ -146,8 +146,10 @@ async def _ended(client: "Client", job: dict[str, Any]) -> dict[str, Any]:
     with SlowProgress(f"compacting {job['topic']}") as progress:
         while job["state"] == RUNNING:
             await asyncio.sleep(ASK_EVERY_S)
-            found = (await client.get_json(JOBS))["data"]
-            now = next((each for each in found if each["job_id"] == job["job_id"]), None)
+            jobs = (await client.get_json(JOBS))["data"]
+            now = next(
+                (listed_job for listed_job in jobs if listed_job["job_id"] == job["job_id"]), None
+            )
             unseen = unseen + 1 if now is None else 0
             if unseen > UNSEEN_MAX:
                 raise NotReachable(
@@ -173,18 +175,19 @@ def _short(job: dict[str, Any]) -> dict[str, Any]:
 def show_compacted(results: Sequence[Mapping[str, Any]]) -> None:
     """Print merges and compactions, each as the fields of `Compacted`, as a table."""
     fields = ("topic", "partition", "what", "why", "segments", "rows", "size")
-    rows = [(*(each[name] for name in fields), _becomes(each)) for each in results]
+    rows = [(*(result[name] for name in fields), _becomes(result)) for result in results]
     columns = ("topic", "partition", "what", "why", "segments", "rows", "bytes", "becomes")
     table("nothing to compact", columns, rows)
 
 
-def _becomes(each: Mapping[str, Any]) -> str:
-    if each["is_damaged"]:
+def _becomes(result: Mapping[str, Any]) -> str:
+    if result["is_damaged"]:
         return "DAMAGED: unchanged"
-    if each["is_lost"]:
+    if result["is_lost"]:
         return "another run was faster: unchanged"
-    if each["segments_after"] < 0:
+    if result["segments_after"] < 0:
         return ""
     return (
-        f"{each['segments_after']:,} with {each['rows_after']:,} rows, {each['size_after']:,} bytes"
+        f"{result['segments_after']:,} with {result['rows_after']:,} rows, "
+        f"{result['size_after']:,} bytes"
     )

@@ -58,10 +58,10 @@ class AdminCall:
     ) -> list[R]:
         """Serve the items of the request, up to CHANGES_AT_ONCE at a time. Return the results in
         the order of the items."""
-        found: list[R] = []
-        for at in range(0, len(items), CHANGES_AT_ONCE):
-            found += await asyncio.gather(*map(serve, items[at : at + CHANGES_AT_ONCE]))
-        return found
+        results: list[R] = []
+        for start in range(0, len(items), CHANGES_AT_ONCE):
+            results += await asyncio.gather(*map(serve, items[start : start + CHANGES_AT_ONCE]))
+        return results
 
     async def outcome(
         self, change: Awaitable[None], forbidden: Code = Code.TOPIC_AUTHORIZATION_FAILED

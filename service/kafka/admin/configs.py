@@ -84,13 +84,13 @@ def entries_of(configs: Mapping[str, str], defaults: TopicDefaults) -> list[Entr
 
 
 def _entry(name: str, configs: Mapping[str, str], defaults: TopicDefaults) -> Entry:
-    known = topic_configs.KNOWN[name]
+    key = topic_configs.KNOWN[name]
     values = defaults.values_of_topic(name, configs)
-    return Entry(name, values, _kind(name, known), known.doc)
+    return Entry(name, values, _kind(name, key), key.doc)
 
 
-def _kind(name: str, known: ConfigKey) -> int:
-    match known.parse(known.default):
+def _kind(name: str, key: ConfigKey) -> int:
+    match key.parse(key.default):
         case int():
             return LONG
         case float():
@@ -101,7 +101,7 @@ def _kind(name: str, known: ConfigKey) -> int:
             pass
     if name in THROTTLED_REPLICAS:
         return LIST
-    return BOOLEAN if known.default in ("true", "false") else STRING
+    return BOOLEAN if key.default in ("true", "false") else STRING
 
 
 class Configs:
@@ -121,19 +121,22 @@ class Configs:
         """Answer DescribeConfigs."""
         call = AdminCall(self._context, "DescribeConfigs", client)
         topics = self._broker.state.topics
-        wanted = {(each.resource_type, each.resource_name): each for each in request.resources}
+        wanted = {
+            (resource.resource_type, resource.resource_name): resource
+            for resource in request.resources
+        }
         if any(kind == OF_TOPIC and name not in topics for kind, name in wanted):
             code, message = await call.outcome(self._broker.refresh())
             if code:
-                failed = [_undescribed(each, code, message) for each in wanted.values()]
+                failed = [_undescribed(resource, code, message) for resource in wanted.values()]
                 return DescribeConfigsResponse(throttle_time_ms=0, results=failed)
         results, described = [], list[tuple[DescribeConfigsResult, Topic | None]]()
-        async for each in sliced(wanted.values()):
-            forbidden = _forbidden(each.resource_type)
-            code, message = await call.outcome(self._check(call, each), forbidden)
-            results.append(_undescribed(each, code, message))
+        async for resource in sliced(wanted.values()):
+            forbidden = _forbidden(resource.resource_type)
+            code, message = await call.outcome(self._check(call, resource), forbidden)
+            results.append(_undescribed(resource, code, message))
             if not code:
-                described.append((results[-1], topics.get(each.resource_name)))
+                described.append((results[-1], topics.get(resource.resource_name)))
         response = DescribeConfigsResponse(throttle_time_ms=0, results=results)
 
         def describe() -> None:
@@ -213,23 +216,23 @@ class Configs:
         """Return the defaults in effect at this broker. If `is_cluster`, as in Kafka, return only
         those that the cluster sets."""
         own = self._broker.state.defaults.values
-        found = [
-            Entry(name, self._default_values(name), _kind(name, known), known.doc)
-            for name, known in topic_configs.DEFAULTS.items()
+        entries = [
+            Entry(name, self._default_values(name), _kind(name, key), key.doc)
+            for name, key in topic_configs.DEFAULTS.items()
             if name in own or not is_cluster
         ]
         if not is_cluster:
             for name in ("default.replication.factor", MIN_INSYNC_REPLICAS):
                 value = ConfigValue(name, "1", Source.DEFAULT_CONFIG)
-                found.append(Entry(name, [value], LONG, "the object store replicates"))
-        return found
+                entries.append(Entry(name, [value], LONG, "the object store replicates"))
+        return entries
 
     def _default_values(self, name: str) -> Sequence[ConfigValue]:
         settings = self._context.settings
-        given = topic_configs.of_settings(
+        values = topic_configs.of_settings(
             settings.default_partitions, is_auto_create=settings.auto_create_topics
         )
-        return self._broker.state.defaults.values_of_default(name, given)
+        return self._broker.state.defaults.values_of_default(name, values)
 
     # -- AlterConfigs, IncrementalAlterConfigs
 
@@ -240,8 +243,8 @@ class Configs:
 
         def changes_of(changed: Changed, resource: AlterConfigsResource) -> dict[str, str | None]:
             changes: dict[str, str | None] = dict.fromkeys(changed.own)
-            for each in resource.configs:
-                changes[each.name] = _given(each.name, each.value)
+            for config in resource.configs:
+                changes[config.name] = _given(config.name, config.value)
             return changes
 
         call = AdminCall(self._context, "AlterConfigs", client)
@@ -258,8 +261,8 @@ class Configs:
             changed: Changed, resource: IncrementalAlterConfigsResource
         ) -> dict[str, str | None]:
             return {
-                each.name: _changed(changed, each.name, each.config_operation, each.value)
-                for each in resource.configs
+                config.name: _changed(changed, config.name, config.config_operation, config.value)
+                for config in resource.configs
             }
 
         call = AdminCall(self._context, "IncrementalAlterConfigs", client)
@@ -392,8 +395,10 @@ def _undescribed(
 
 def _synonyms(entry: Entry) -> list[DescribeConfigsSynonym]:
     return [
-        DescribeConfigsSynonym(name=each.name, value=each.value, source=each.source)
-        for each in entry.values
+        DescribeConfigsSynonym(
+            name=config_value.name, value=config_value.value, source=config_value.source
+        )
+        for config_value in entry.values
     ]
 
 
@@ -407,18 +412,18 @@ def _changed(changed: Changed, name: str, operation: int, value: str | None) -> 
     """Return the new value of a config, None for its default. Raises Refused, InvalidConfig."""
     if operation == DELETE:
         return None
-    given = _given(name, value)
+    text = _given(name, value)
     if operation == SET:
-        return given
+        return text
     if operation not in (APPEND, SUBTRACT):
         raise Refused(Code.INVALID_REQUEST, f"config {name!r}: operation {operation} is unknown")
-    known = changed.known.get(name)
-    if known is None or _kind(name, known) != LIST:
+    key = changed.known.get(name)
+    if key is None or _kind(name, key) != LIST:
         raise Refused(
             Code.INVALID_CONFIG, f"config {name!r} is no list: only lists take APPEND and SUBTRACT"
         )
     before = _listed(changed.values(name)[0].value)
-    parts = _listed(given)
+    parts = _listed(text)
     if operation == APPEND:
         return ",".join([*before, *(part for part in parts if part not in before)])
     return ",".join(part for part in before if part not in parts)

@@ -119,8 +119,8 @@ class Topics:
         """Return the number of partitions. Raises Refused."""
         count, assigned = wanted.num_partitions, wanted.assignments
         if assigned:
-            _check_assignments([each.broker_ids for each in assigned])
-            if {each.partition_index for each in assigned} != {*range(len(assigned))}:
+            _check_assignments([assignment.broker_ids for assignment in assigned])
+            if {assignment.partition_index for assignment in assigned} != {*range(len(assigned))}:
                 raise Refused(
                     Code.INVALID_REPLICA_ASSIGNMENT,
                     "assignments must name the partitions 0, 1, 2, ... each once",
@@ -179,11 +179,11 @@ class Topics:
                 DeleteTopicState(name=name, topic_id=ZERO_UUID) async for name in sliced(names)
             ]
 
-        async def serve(each: DeleteTopicState) -> DeletableTopicResult:
+        async def serve(topic: DeleteTopicState) -> DeletableTopicResult:
             result = DeletableTopicResult(
-                name=each.name, topic_id=each.topic_id, error_code=Code.NONE
+                name=topic.name, topic_id=topic.topic_id, error_code=Code.NONE
             )
-            is_twice = (each.name, each.topic_id) in twice
+            is_twice = (topic.name, topic.topic_id) in twice
             outcome = await call.outcome(self._delete(call, result, is_twice))
             result.error_code, result.error_message = outcome
             return result
@@ -252,7 +252,7 @@ class Topics:
                 f"{PARTITIONS_MAX}, not {count}",
             )
         if wanted.assignments is not None:
-            _check_assignments([each.broker_ids for each in wanted.assignments])
+            _check_assignments([assignment.broker_ids for assignment in wanted.assignments])
             if len(wanted.assignments) != count - has:
                 raise Refused(
                     Code.INVALID_REPLICA_ASSIGNMENT,
@@ -318,12 +318,14 @@ def _check_assignments(brokers: list[list[int]]) -> None:
 
 def _configs(wanted: CreatableTopic) -> dict[str, str]:
     """Return the configs of a new topic. Raises Refused."""
-    found: dict[str, str] = {}
-    for each in wanted.configs:
-        if each.value is None:
-            raise Refused(Code.INVALID_CONFIG, f"config {each.name!r} of a new topic has no value")
-        found[each.name] = each.value
-    return found
+    configs: dict[str, str] = {}
+    for config in wanted.configs:
+        if config.value is None:
+            raise Refused(
+                Code.INVALID_CONFIG, f"config {config.name!r} of a new topic has no value"
+            )
+        configs[config.name] = config.value
+    return configs
 
 
 def _creatable(entry: Entry) -> CreatableTopicConfigs:

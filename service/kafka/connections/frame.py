@@ -187,35 +187,35 @@ class FrameReader:
                 return None
             self._frame = None
             return frame
-        data, at = self._data, self._at
-        left = len(data) - at
+        data, start = self._data, self._at
+        left = len(data) - start
         if left < _SIZE.size:
             if self._is_cut:
                 raise FrameRefused(
                     f"more than {KEPT_BYTES_MAX} bytes before the answer to a login: wait for it"
                 )
             return None
-        size = self._checked_size(data, at, left)
+        size = self._checked_size(data, start, left)
         if size is None:
             return None
         is_whole = left - _SIZE.size >= size
         if (is_whole or size > SMALL_BYTES_MAX) and not self._may_take(size):
             return None
-        at += _SIZE.size
-        end = at + size
+        start += _SIZE.size
+        end = start + size
         if is_whole:
             self._at = end
-            return bytes(data[at:end])
+            return bytes(data[start:end])
         # The buffer begins with what has arrived; `buffer` and `push` let it grow.
-        self._frame = frame = bytearray(data[at:])
+        self._frame = frame = bytearray(data[start:])
         if size <= SMALL_BYTES_MAX:
             frame.extend(bytes(size - len(frame)))
         self._filled, self._size = left - _SIZE.size, size
         self._data, self._at = b"", 0
         return None
 
-    def _checked_size(self, data: bytes | memoryview, at: int, left: int) -> int | None:
-        (size,) = _SIZE.unpack_from(data, at)
+    def _checked_size(self, data: bytes | memoryview, start: int, left: int) -> int | None:
+        (size,) = _SIZE.unpack_from(data, start)
         if not FRAME_BYTES_MIN <= size <= PRODUCE_BYTES_MAX:
             raise FrameRefused(
                 f"a request of {size} bytes: at most {PRODUCE_BYTES_MAX} are allowed"
@@ -224,7 +224,7 @@ class FrameReader:
             return size
         if left < _HEAD.size:
             return None
-        _, key = _HEAD.unpack_from(data, at)
+        _, key = _HEAD.unpack_from(data, start)
         most = REQUEST_BYTES_MAX if key != PRODUCE else PRODUCE_BYTES_MAX
         if not self.is_proved:
             most = UNPROVED_BYTES_MAX

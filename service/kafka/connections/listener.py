@@ -186,11 +186,11 @@ class Listener:
                 native.WHY_NOT,
             )
         loop = self.server.loop
-        for each in sockets:
-            host, port = each.getsockname()[:2]
+        for sock in sockets:
+            host, port = sock.getsockname()[:2]
             try:
                 self._servers.append(
-                    await loop.create_server(self._protocol, sock=each, backlog=backlog)
+                    await loop.create_server(self._protocol, sock=sock, backlog=backlog)
                 )
             except OSError as error:
                 raise cannot_listen(host, port, "for Kafka clients ", error) from error
@@ -235,8 +235,8 @@ class Listener:
 
     async def drain(self) -> None:
         """Accept no connection, send clients to other brokers, then close the connections."""
-        for each in self._servers:
-            each.close()
+        for server in self._servers:
+            server.close()
         self.server.context.is_draining = True
         if not self.connections:
             return
@@ -246,7 +246,7 @@ class Listener:
             await asyncio.sleep(0.05)
             if not self.connections:
                 return
-            is_quiet = all(each.is_quiet for each in self.connections)
+            is_quiet = all(connection.is_quiet for connection in self.connections)
             if is_quiet and loop.time() >= begin_s + DRAIN_S_MIN:
                 break
         for connection in list(self.connections):
@@ -256,8 +256,8 @@ class Listener:
         """End all connections."""
         if self._timer is not None:
             self._timer.cancel()
-        for each in self._servers:
-            each.close()
+        for server in self._servers:
+            server.close()
         for connection in list(self.connections):
             connection.end_late()
         await asyncio.sleep(0)

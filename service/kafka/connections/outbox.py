@@ -73,7 +73,9 @@ class UnsentAnswers:
             self._end_oldest(max(self._owned, key=self._owned.__getitem__))
 
     def _end_oldest(self, owner: str) -> None:
-        oldest = next(each for each, (its_owner, _) in self._noted.items() if its_owner == owner)
+        oldest = next(
+            receiver for receiver, (its_owner, _) in self._noted.items() if its_owner == owner
+        )
         self._add(owner, -self._noted.pop(oldest)[1])
         oldest.end_unread()
 

@@ -59,8 +59,8 @@ def decode_subscription(data: bytes) -> ConsumerProtocolSubscription:
     (version,) = _VERSION.unpack_from(data)
     if version < 0:
         raise MalformedMessage(f"{name}: the version is {version}")
-    known = min(version, ConsumerProtocolSubscription.versions[-1])
-    read = decoder(ConsumerProtocolSubscription, known, to_the_end=False)
+    known_version = min(version, ConsumerProtocolSubscription.versions[-1])
+    read = decoder(ConsumerProtocolSubscription, known_version, to_the_end=False)
     return read(data, _VERSION.size)
 
 

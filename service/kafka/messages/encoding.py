@@ -165,7 +165,7 @@ class _EncoderSource:
         self.line(f"if {' or '.join(conditions.values())}:")
         self.indent += 1
         self.line(f"outer{depth} = pieces; tags{depth} = []")
-        for member in sorted(tagged, key=lambda one: one.tag or 0):
+        for member in sorted(tagged, key=lambda member: member.tag or 0):
             self.line(f"if {conditions[member]}:")
             self.indent += 1
             self.line("pieces = []; w = pieces.append")

@@ -217,43 +217,48 @@ class TopicFollower:
             self._fetch.answer_share(principal) as share,
         ):
             changes = self._log.changes_of(name)
-            at = _Position(view, reset, topic, offsets, follower, changes)
-            await self._stream(call, at, share)
+            position = _Position(view, reset, topic, offsets, follower, changes)
+            await self._stream(call, position, share)
 
-    async def _stream(self, call: HttpRequest, at: _Position, share: Share) -> None:
-        beginning = at.beginning()
+    async def _stream(self, call: HttpRequest, position: _Position, share: Share) -> None:
+        beginning = position.beginning()
         rights = rights_of(call.scope)
         turn = _Turn()
         if call.scope["method"] == "HEAD":
-            self._check_ranges(at)
+            self._check_ranges(position)
         else:
-            turn = await self._turn(at, share, rights, 0.0, call)
+            turn = await self._turn(position, share, rights, 0.0, call)
         first = turn.pages[0].page if turn.pages else None
-        if first is not None and first.stopped is not None and not first.records and not at.is_sse:
+        if (
+            first is not None
+            and first.stopped is not None
+            and not first.records
+            and not position.is_sse
+        ):
             raise first.stopped  # not for SSE: an EventSource closes at any status but 200
-        await call.start_stream(MEDIA_TYPES[at.view.format_name])
+        await call.start_stream(MEDIA_TYPES[position.view.format_name])
         await self._fetch.send_stream(
             call,
-            at.view.topic,
+            position.view.topic,
             share,
             beginning,
             turn,
-            read=lambda: self._turn(at, share, rights, KEEPALIVE_S),
-            send=lambda turn: self._send(call, at, turn or _Turn()),
-            failure=lambda error: self._failure(call, at, error),
+            read=lambda: self._turn(position, share, rights, KEEPALIVE_S),
+            send=lambda turn: self._send(call, position, turn or _Turn()),
+            failure=lambda error: self._failure(call, position, error),
         )
 
-    def _check_ranges(self, at: _Position) -> None:
+    def _check_ranges(self, position: _Position) -> None:
         """Raise OffsetOutOfRange if an offset is out of range and is not to be reset."""
-        topic = self._log.state.topic(at.view.topic)
-        at.update(topic)
-        for number in at.ready if at.reset_to == "none" else ():
+        topic = self._log.state.topic(position.view.topic)
+        position.update(topic)
+        for number in position.ready if position.reset_to == "none" else ():
             partition = topic.partitions[number]
-            self._log.check_range(topic.name, number, at.offsets[number], partition)
+            self._log.check_range(topic.name, number, position.offsets[number], partition)
 
     async def _turn(
         self,
-        at: _Position,
+        position: _Position,
         share: Share,
         rights: CallerRights,
         wait_s: float,
@@ -261,76 +266,78 @@ class TopicFollower:
     ) -> _Turn:
         """Wait for records, and read pages of the next partitions that have any. A waiting follower
         holds no memory."""
-        if at.ready:
+        if position.ready:
             await self._log.turn()
             wait_s = 0.0
-        name = at.view.topic
-        at.update(await self._log.wait_for_changes(name, at.changes, at.count, wait_s))
+        name = position.view.topic
+        position.update(
+            await self._log.wait_for_changes(name, position.changes, position.count, wait_s)
+        )
         resets, pages, size = b"", list[_Page](), 0
-        for _ in range(min(len(at.ready), PAGES_AT_ONCE)):
-            if pages and not self._has_room(at, share, size):
+        for _ in range(min(len(position.ready), PAGES_AT_ONCE)):
+            if pages and not self._has_room(position, share, size):
                 break
-            number = at.take()
-            view = at.view._replace(partition=number)
+            number = position.take()
+            view = position.view._replace(partition=number)
             try:
                 fetched, page = await self._fetch.page(
-                    view, at.offsets[number], share, rights, call=call
+                    view, position.offsets[number], share, rights, call=call
                 )
                 self._fetch.charge(share, size := size + len(page.body))
             except LogError as error:
                 if pages:  # they are sent before the next turn meets the error again
-                    at.put_back(number)
+                    position.put_back(number)
                     break
                 if not isinstance(error, OffsetOutOfRange):
                     raise
-                resets += at.reset(number, error)
+                resets += position.reset(number, error)
                 continue
             pages.append(_Page(number, fetched.next_offset, page, fetched.weight))
             if fetched.next_offset < fetched.high_watermark:
-                at.ready[number] = None
+                position.ready[number] = None
             if page.stopped is not None:
                 break
         return _Turn(resets, pages)
 
-    def _has_room(self, at: _Position, share: Share, size: int) -> bool:
+    def _has_room(self, position: _Position, share: Share, size: int) -> bool:
         """Whether a turn with `size` bytes may have a page more."""
-        return size < events.PIECE_BYTES and share.set(size + at.view.bounds.bytes_max)
+        return size < events.PIECE_BYTES and share.set(size + position.view.bounds.bytes_max)
 
-    async def _send(self, call: HttpRequest, at: _Position, turn: _Turn) -> None:
+    async def _send(self, call: HttpRequest, position: _Position, turn: _Turn) -> None:
         """Send the result of a turn, or a keep-alive if the result is empty. If the last page stops
         at a record that does not decode, send the records before it, then raise Undecodable."""
         if not turn.resets and not turn.pages:
-            await call.chunk(events.KEEPALIVE[at.view.format_name])
+            await call.chunk(events.KEEPALIVE[position.view.format_name])
             return
         writes, size = _Writes(call), 0
         await writes.add(turn.resets)
         for ready in turn.pages:
-            for piece in at.events_of(ready):
+            for piece in position.events_of(ready):
                 size += len(piece)
                 await writes.add(piece)
-            at.move(ready.partition, ready.next_offset)
+            position.move(ready.partition, ready.next_offset)
             if ready.page.skipped:
-                await writes.add(_skipped(at, ready))
+                await writes.add(_skipped(position, ready))
         await writes.flush()
         if turn.pages:
             weight = sum(ready.weight for ready in turn.pages)
             rights_of(call.scope).record(CONSUMER_BYTE_RATE, weight)
-            self._fetch.count([ready.page for ready in turn.pages], size, at.view.topic)
+            self._fetch.count([ready.page for ready in turn.pages], size, position.view.topic)
             if (stopped := turn.pages[-1].page.stopped) is not None:
                 raise stopped
 
-    def _failure(self, call: HttpRequest, at: _Position, error: LogError) -> bytes:
-        offsets = at.offsets
+    def _failure(self, call: HttpRequest, position: _Position, error: LogError) -> bytes:
+        offsets = position.offsets
         if isinstance(error, Undecodable):  # an EventSource continues after the record
             offsets = [*offsets]
             offsets[error.where.partition] = error.offset + 1
         body = self._fetch.answer_of(call, error)
-        return events.failure(at.view.format_name, error, body, events.vector(offsets))
+        return events.failure(position.view.format_name, error, body, events.vector(offsets))
 
 
-def _skipped(at: _Position, ready: _Page) -> bytes:
+def _skipped(position: _Position, ready: _Page) -> bytes:
     data = {"skipped": ready.page.skipped, "first_skipped_offset": ready.page.first_wrong}
-    return at.notice("skipped", {"partition": ready.partition, **data})
+    return position.notice("skipped", {"partition": ready.partition, **data})
 
 
 def _check_count(topic: Topic) -> None:
@@ -347,31 +354,31 @@ def _offsets(call: HttpRequest, query: dict[str, str], topic: Topic, reset: str)
     seen = call.headers.get(b"last-event-id", b"").decode("latin-1")
     if seen or "last-event-id" in query:
         return _offsets_of_id(seen or query["last-event-id"], topic, reset)
-    where = query.get("offset", "earliest")
-    if where == "earliest":
+    text = query.get("offset", "earliest")
+    if text == "earliest":
         return [partition.log_start_offset for partition in topic.partitions]
-    if where == "latest":
+    if text == "latest":
         return [partition.high_watermark for partition in topic.partitions]
     raise InvalidParameter(
-        f"parameter offset={where[:SHOWN_MAX]!r} of a topic must be earliest or latest; "
+        f"parameter offset={text[:SHOWN_MAX]!r} of a topic must be earliest or latest; "
         "Last-Event-ID takes the offsets of its partitions"
     )
 
 
 def _offsets_of_id(text: str, topic: Topic, reset: str) -> list[int]:
-    found = events.parse_vector(text)
-    if found is None:
+    offset_by_partition = events.parse_vector(text)
+    if offset_by_partition is None:
         raise InvalidParameter(
             f"Last-Event-ID {text[:SHOWN_MAX]!r} is not the offset of the last record of each "
             "partition, as 0:12,1:-1,2:7"
         )
     count = len(topic.partitions)
-    if (beyond := max(found)) >= count and reset == "none":
+    if (beyond := max(offset_by_partition)) >= count and reset == "none":
         raise InvalidParameter(
             f"Last-Event-ID names partition {beyond}, but topic {topic.name!r} has 0 to {count - 1}"
         )
     return [
-        found.get(number, partition.log_start_offset)
+        offset_by_partition.get(number, partition.log_start_offset)
         for number, partition in enumerate(topic.partitions)
     ]
 
@@ -379,15 +386,15 @@ def _offsets_of_id(text: str, topic: Topic, reset: str) -> list[int]:
 def _format(accept: bytes, query: dict[str, str]) -> str:
     """Return `sse`, or `ndjson` if `follow=true`. Raises NotAcceptable, InvalidParameter."""
     for part in accept.split(b","):
-        found = FORMATS.get(media_type(part))
-        if found is None:
+        format_name = FORMATS.get(media_type(part))
+        if format_name is None:
             continue
-        if found == "ndjson" and query.get("follow") != "true":
+        if format_name == "ndjson" and query.get("follow") != "true":
             raise InvalidParameter(
                 "the records of a topic are an endless stream: add follow=true, or send "
                 "Accept: text/event-stream"
             )
-        return found
+        return format_name
     raise not_acceptable(accept, "text/event-stream or application/x-ndjson")
 
 

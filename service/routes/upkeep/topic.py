@@ -92,21 +92,21 @@ async def delete_records(
     an error comes between, send the request again: a log start never moves back."""
     topic = log.state.topic(topic_name)
     wanted: dict[int, int] = {}
-    for each in body.partitions:
-        number = partition_number(topic, str(each.partition_id))
+    for records_before in body.partitions:
+        number = partition_number(topic, str(records_before.partition_id))
         if number in wanted:
             raise InvalidRequest(f"partition {number} is given twice")
-        held = topic.partitions[number]
-        end = held.high_watermark if each.offset == END else each.offset
-        if end > held.log_start_offset:
-            log.check_range(topic_name, number, end, held)
-        wanted[number] = each.offset
+        partition = topic.partitions[number]
+        end = partition.high_watermark if records_before.offset == END else records_before.offset
+        if end > partition.log_start_offset:
+            log.check_range(topic_name, number, end, partition)
+        wanted[number] = records_before.offset
     moved = []
     for number, offset in wanted.items():
-        held = topic.partitions[number]
-        was = held.log_start_offset
+        partition = topic.partitions[number]
+        was = partition.log_start_offset
         if body.validate_only:
-            start = max(was, held.high_watermark if offset == END else offset)
+            start = max(was, partition.high_watermark if offset == END else offset)
         else:
             start = await decided(log.delete_records(topic_name, number, offset))
         moved.append(MovedLogStart(partition_id=number, was=was, log_start_offset=start))

@@ -58,9 +58,9 @@ class FaultyTransport(httpx.AsyncBaseTransport):
     def bodies(self, path: str) -> list[tuple[str | None, bytes]]:
         """Idempotency-Key and body of the requests whose path ends so."""
         return [
-            (each.headers.get("idempotency-key"), each.content)
-            for each in self.seen
-            if each.url.path.endswith(path)
+            (request.headers.get("idempotency-key"), request.content)
+            for request in self.seen
+            if request.url.path.endswith(path)
         ]
 
 

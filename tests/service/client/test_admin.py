@@ -23,7 +23,7 @@ async def test_a_topic_is_created_changed_and_deleted(broker: Broker) -> None:
         await admin.alter_configs("new", {"retention.ms": None, "segment.ms": "61000"})
         configs = await admin.configs("new")
         assert (configs["retention.ms"], configs["segment.ms"]) == ("604800000", "61000")
-        assert "new" in [each["topic_name"] for each in await admin.topics()]
+        assert "new" in [topic["topic_name"] for topic in await admin.topics()]
         assert await admin.offsets("new") == dict.fromkeys(range(3), (0, 0))
         assert (await admin.topic("new"))["partitions_count"] == 3
         await admin.delete_topic("new")
@@ -37,10 +37,10 @@ async def test_a_group_is_reset_and_deleted(broker: Broker, topic: str) -> None:
     admin = admin_of(broker)
     async with admin.connection:
         moved = await admin.reset_group("g", to="LATEST", topic_name=topic)
-        assert [each["offset"] for each in moved] == [2, 2, 2]
+        assert [partition["offset"] for partition in moved] == [2, 2, 2]
         assert len(await admin.group_offsets("g")) == 3
-        assert [each["lag"] for each in await admin.lag("g")] == [0, 0, 0]
-        assert [each["consumer_group_id"] for each in await admin.groups()] == ["g"]
+        assert [partition["lag"] for partition in await admin.lag("g")] == [0, 0, 0]
+        assert [group["consumer_group_id"] for group in await admin.groups()] == ["g"]
         assert (await admin.group("g"))["consumers"] == []
         await admin.delete_group("g")
         assert await admin.groups() == []
@@ -60,6 +60,6 @@ async def test_acls_are_created_listed_and_deleted() -> None:
         admin = admin_of(broker, ADMIN_KEY)
         async with admin.connection:
             await admin.create_acl(**acl)
-            for found in (await admin.acls(principal="User:u"), await admin.delete_acls(**acl)):
-                assert [acl.items() <= each.items() for each in found] == [True]
+            for acls in (await admin.acls(principal="User:u"), await admin.delete_acls(**acl)):
+                assert [acl.items() <= shown_acl.items() for shown_acl in acls] == [True]
             assert await admin.acls() == []

@@ -49,8 +49,12 @@ async def filled(broker: Broker, topic: str) -> str:
 
 
 def committed(broker: Broker, group: str = "g") -> dict[int, int]:
-    found = broker.log.state.committed_offsets.of_group(group)
-    return {p: each.offset for held in found.values() for p, each in held.items()}
+    offsets_by_topic = broker.log.state.committed_offsets.of_group(group)
+    return {
+        p: committed_offset.offset
+        for offsets in offsets_by_topic.values()
+        for p, committed_offset in offsets.items()
+    }
 
 
 async def read(consumer: AsyncConsumer, count: int) -> list[Record]:
@@ -62,7 +66,7 @@ async def read(consumer: AsyncConsumer, count: int) -> list[Record]:
 
 
 def values(records: list[Record]) -> list[int]:
-    return sorted(int(each.value) for each in records)
+    return sorted(int(record.value) for record in records)
 
 
 # -- nothing is missing, nothing twice
@@ -79,7 +83,7 @@ async def test_under_faults_each_record_is_delivered_once(
             records = await read(consumer, RECORDS)
     assert values(records) == list(range(RECORDS))
     for partition in range(3):
-        offsets = [each.offset for each in records if each.partition == partition]
+        offsets = [record.offset for record in records if record.partition == partition]
         assert offsets == list(range(20))
 
 
@@ -131,7 +135,9 @@ async def test_after_an_expiry_failures_are_retried_as_before(broker: Broker, fi
 async def test_an_instance_that_expires_while_it_joins(broker: Broker, filled: str) -> None:
     class Expiring(FaultyTransport):
         async def handle_async_request(self, request: Any) -> Any:
-            is_first = not any("/subscription" in each.url.path for each in self.seen)
+            is_first = not any(
+                "/subscription" in seen_request.url.path for seen_request in self.seen
+            )
             if request.url.path.endswith("/subscription") and is_first:
                 await broker.consumers.leave("g", request.url.path.split("/")[-2])
             return await super().handle_async_request(request)
@@ -159,7 +165,7 @@ async def test_members_come_and_go_and_nothing_is_missing(broker: Broker, filled
                     seen += await first.poll(0.05)
                     seen += await second.poll(0.05)
             await post(broker.http, [{"value": 60 + n, "partition": n % 3} for n in range(6)])
-            while {int(each.value) for each in seen} != set(range(66)):
+            while {int(record.value) for record in seen} != set(range(66)):
                 seen += await first.poll(0.2)
         assert committed(broker) == {0: 22, 1: 22, 2: 22}
 
@@ -174,9 +180,9 @@ async def test_a_commit_after_a_rebalance_keeps_the_partitions_of_the_member(
             async with AsyncConsumer(client, filled, "g", auto_commit=False) as second:
                 seen = await read(second, 1)
                 await first.commit()
-                moved = {each.partition for each in seen}
+                moved = {record.partition for record in seen}
                 assert committed(broker) == {p: 20 for p in range(3) if p not in moved}
-                assert {where.partition for where in first.positions()} == set(range(3)) - moved
+                assert {key.partition for key in first.positions()} == set(range(3)) - moved
             await post(broker.http, [{"value": 60 + n, "partition": n % 3} for n in range(3)])
             later = await read(first, 3 + 20 * len(moved))
     assert set(values(later)) >= {60, 61, 62}
@@ -336,7 +342,7 @@ async def test_stop_names_the_record_and_other_partitions_go_on(
             async with AsyncConsumer(client, filled, group, decode_value=odd) as consumer:
                 while len(got) < 42:
                     try:
-                        got += [each.value for each in await consumer.poll(0.2)]
+                        got += [record.value for record in await consumer.poll(0.2)]
                     except UndecodableRecord as error:
                         errors.append(error)
                 assert [(e.topic, e.partition, e.offset) for e in errors or [_last(consumer)]] == [
@@ -370,7 +376,7 @@ async def test_keys_decode_by_their_own_function(broker: Broker) -> None:
             await producer.send("k", b"v", key=b"7")
             await producer.send("k", b"w")
         async with AsyncConsumer(client, "k", decode_key=int) as consumer:
-            assert [(each.key, each.value) for each in await read(consumer, 2)] == [
+            assert [(record.key, record.value) for record in await read(consumer, 2)] == [
                 (7, b"v"),
                 (None, b"w"),
             ]
@@ -386,9 +392,9 @@ async def test_dead_letters_are_in_their_topic_before_the_commit(
         async with AsyncConsumer(client, filled, "g", **options) as consumer:
             assert len(await read(consumer, 58)) == 58
         async with AsyncConsumer(client, "dead") as consumer:
-            found = await read(consumer, 2)
-    assert [each.value for each in found] == [b"7", b"58"]
-    headers = {each.key: each.value for each in found[0].headers}
+            records = await read(consumer, 2)
+    assert [record.value for record in records] == [b"7", b"58"]
+    headers = {header.key: header.value for header in records[0].headers}
     assert headers == {"tidelog.source": b"t-1@2", "tidelog.error": b"ValueError: 7 is odd"}
 
 
@@ -405,7 +411,7 @@ async def test_an_error_of_the_function_keeps_the_records(broker: Broker, filled
         async with AsyncConsumer(client, filled, "g", **options) as consumer:
             with pytest.raises(OSError, match="full"):
                 await read(consumer, 58)
-            assert sorted(each.value for each in await read(consumer, 58)) == [
+            assert sorted(record.value for record in await read(consumer, 58)) == [
                 n for n in range(60) if n not in {7, 58}
             ]
     assert committed(broker) == {0: 20, 1: 20, 2: 20}

@@ -46,7 +46,7 @@ async def test_a_record_has_its_place_key_headers_and_time(broker: Broker, topic
         assert await null == Delivered(topic, partition, 1)
     first, second = await stored(broker.log, partition)
     assert (first["key"], first["value"]) == (b"k", b"text")
-    assert [(each["key"], each["value"]) for each in first["headers"]] == [
+    assert [(header["key"], header["value"]) for header in first["headers"]] == [
         ("h", b"\xff"),
         ("n", None),
     ]
@@ -75,13 +75,13 @@ async def test_under_faults_each_record_is_there_once_in_order(
             for number in range(200):
                 key = None if number % 3 == 0 else f"key{number % 11}"
                 sent.append(await producer.send(topic, str(number), key=key))
-        places = [(each.result().partition, each.result().offset) for each in sent]
+        places = [(future.result().partition, future.result().offset) for future in sent]
     assert sum(ends(broker.log)) == 200
     for partition in range(3):
-        held = [int(row["value"]) for row in await stored(broker.log, partition)]
-        assert held == sorted(held)
+        values = [int(row["value"]) for row in await stored(broker.log, partition)]
+        assert values == sorted(values)
         assert places == [
-            (partition, held.index(n)) if n in held else place for n, place in enumerate(places)
+            (partition, values.index(n)) if n in values else place for n, place in enumerate(places)
         ]
     assert client.retries > 0
 
@@ -93,7 +93,7 @@ async def test_a_retry_has_the_same_key_and_bytes(broker: Broker, topic: str) ->
     async with Connection("a:1,b:2", transport=transport) as client:
         async with AsyncProducer(client) as producer:
             await producer.send(topic, "x")
-    sent = [each for each in transport.bodies("/topics/t") if each[0]]
+    sent = [request for request in transport.bodies("/topics/t") if request[0]]
     assert len(sent) == 4
     assert len(set(sent)) == 1
     assert sum(ends(broker.log)) == 1
@@ -106,7 +106,7 @@ async def test_one_bad_record_fails_alone_and_is_named(broker: Broker, topic: st
             value = b"x" * 2_000_000 if number == 13 else str(number)
             sent.append(await producer.send(topic, value, partition=1))
         done = await asyncio.gather(*sent, return_exceptions=True)
-    failed = [each for each in done if isinstance(each, Exception)]
+    failed = [outcome for outcome in done if isinstance(outcome, Exception)]
     assert len(failed) == 1
     assert isinstance(failed[0], Refused)
     assert str(done[13]).startswith("topic 't', partition 1, record 13 of this producer: ")
@@ -165,15 +165,15 @@ async def test_records_of_a_closed_producer_have_an_outcome(broker: Broker, topi
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("arguments", "words"),
     [({"value": 1}, "int is not bytes"), ({"value": "x", "partition": -1}, "negative")],
 )
 async def test_a_wrong_argument_is_an_error_at_once(
-    broker: Broker, given: dict[str, Any], words: str
+    broker: Broker, arguments: dict[str, Any], words: str
 ) -> None:
     async with connection(broker) as client, AsyncProducer(client) as producer:
         with pytest.raises(BadArgument, match=words):
-            await producer.send("t", **given)
+            await producer.send("t", **arguments)
         with pytest.raises(BadArgument, match="no such option"):
             AsyncProducer(client, lingers=1)
 
@@ -202,7 +202,7 @@ async def test_an_error_that_no_caller_awaits_is_logged_once(
             await producer.flush()
         await producer.send(topic, b"x" * 2_000_000, partition=0)
         await producer.send(topic, "good")
-    lines = [each.message for each in caplog.records if each.name == "tidelog.client"]
+    lines = [record.message for record in caplog.records if record.name == "tidelog.client"]
     assert len(lines) == 2
     assert lines[0].startswith("topic 'nowhere', partition 0, record 0 of this producer: ")
     assert lines[1].startswith("topic 't', partition 0, record 0 of this producer: ")

@@ -254,10 +254,10 @@ def test_a_compressed_dictionary_counts() -> None:
 
 def test_a_false_size_is_not_allocated() -> None:
     body = bytearray(arrow_of(batch_of(value=pa.array([b"\0" * 10_000])), compression="zstd"))
-    at = body.rindex(struct.pack("<q", 10_000))
+    position = body.rindex(struct.pack("<q", 10_000))
     before = pa.default_memory_pool().max_memory() or 0
     for size in (1 << 40, 1 << 62, (1 << 63) - 1, -2):
-        body[at : at + 8] = struct.pack("<q", size)
+        body[position : position + 8] = struct.pack("<q", size)
         with pytest.raises((RecordTooLarge, InvalidBody)):
             decoded(bytes(body))
     assert (pa.default_memory_pool().max_memory() or 0) - before < MIB
@@ -269,9 +269,9 @@ def test_many_references_to_one_long_value() -> None:
     with pytest.raises(RecordTooLarge):
         decoded(arrow_of(batch_of(value=dictionary)))
     view = pa.array([long], pa.binary_view())
-    _, one, data = view.buffers()
-    assert one is not None
-    many = pa.py_buffer(one.to_pybytes() * 1000)
+    _, view_buffer, data = view.buffers()
+    assert view_buffer is not None
+    many = pa.py_buffer(view_buffer.to_pybytes() * 1000)
     views = pa.Array.from_buffers(pa.binary_view(), 1000, [None, many, data])
     with pytest.raises(RecordTooLarge):
         decoded(arrow_of(batch_of(value=views)))
@@ -306,7 +306,7 @@ def test_a_dictionary_is_converted_once_for_all_its_batches(
     ]
     others = pa.DictionaryArray.from_arrays(pa.array([0, 1], pa.int8()), pa.array([b"b", b"c"]))
     body = arrow_of(*(batch_of(value=column) for column in (*columns, others, others)))
-    expected = [each for word in words.to_pylist() for each in (word, None)]
+    expected = [value for word in words.to_pylist() for value in (word, None)]
     assert decoded(body).column("value").to_pylist() == [*expected, b"b", b"c", b"b", b"c"]
     assert validated == [len(words), len(others.dictionary)]
 
@@ -406,12 +406,12 @@ def test_damaged_streams_are_records_or_refused(seed: int) -> None:
     for _ in range(600):
         body = bytearray(draw.choice(BASES))
         for _ in range(draw.choice([1, 1, 2, 5])):
-            at = draw.randrange(len(body))
+            position = draw.randrange(len(body))
             if draw.random() < 0.3:
                 wide = draw.choice([1 << 31, 1 << 40, 1 << 62, 1 << 63, (1 << 64) - 1])
-                body[at : at + 8] = wide.to_bytes(8, "little")
+                body[position : position + 8] = wide.to_bytes(8, "little")
             else:
-                body[at] = draw.randrange(256)
+                body[position] = draw.randrange(256)
         if draw.random() < 0.1:
             del body[draw.randrange(len(body)) :]
         with contextlib.suppress(InvalidBody, RecordTooLarge):

@@ -67,11 +67,11 @@ def test_a_block_has_the_bytes_outside_of_strings(
     for _ in range(300):
         strings = ["".join(draw.choices(STRINGS, k=draw.randrange(8))) for _ in range(3)]
         text = b"1,%b, 2 ,%b,3,%b" % tuple(map(orjson.dumps, strings))
-        at, is_inside, outside = 0, False, b""
-        while at < len(text):
-            piece, end, is_inside = block_of(text, at, is_inside)
-            assert at < end <= at + block
-            at, outside = end, outside + piece.tobytes()
+        position, is_inside, outside = 0, False, b""
+        while position < len(text):
+            piece, end, is_inside = block_of(text, position, is_inside)
+            assert position < end <= position + block
+            position, outside = end, outside + piece.tobytes()
         assert not is_inside
         assert outside.replace(b"\0", b"") == b'1,", 2 ,",3,"'
 

@@ -42,11 +42,11 @@ def rows_of(produced: Produced) -> list[dict[str, Any]]:
     batch.validate(full=True)
     assert batch.schema == CHUNK_SCHEMA
     assert batch.num_rows == produced.count
-    found = batch.to_pylist()
-    for row in found:
+    records = batch.to_pylist()
+    for row in records:
         row["timestamp"] = int(row["timestamp"].timestamp() * 1000 + 0.5)
         row["headers"] = [(h["key"], h["value"]) for h in row["headers"] or []]
-    return found
+    return records
 
 
 def said_by(produced: Produced) -> list[int | None]:
@@ -400,7 +400,7 @@ def test_headers_are_decoded_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
         draw.choice([None, [], [{"key": "é", "value": "YQ=="}], [{"key": "a"}] * draw.randrange(9)])
         for _ in range(200)
     ]
-    records = [{"value": str(row), "headers": each} for row, each in enumerate(drawn)]
+    records = [{"value": str(row), "headers": headers} for row, headers in enumerate(drawn)]
     records[7].pop("headers")
     records[8]["headers"] = [{"key": "x" * 1000}]
     expected = decode_json(json.dumps({"records": records}).encode(), "text", 1)

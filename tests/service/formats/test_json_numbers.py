@@ -49,10 +49,10 @@ def test_exactly_what_orjson_refuses_is_refused(before: bytes, number: bytes) ->
     assert is_refused(text) is not is_read(text)
 
 
-@pytest.mark.parametrize("at", range(2040, 2060))
-def test_a_number_is_found_at_each_length(at: int) -> None:
+@pytest.mark.parametrize("position", range(2040, 2060))
+def test_a_number_is_found_at_each_length(position: int) -> None:
     for number in (b"1e999", b"9" * 310):
-        start = b'["' + b"x" * (at - 10 - len(number)) + b'",'
+        start = b'["' + b"x" * (position - 10 - len(number)) + b'",'
         assert is_refused(start + number + b"]")
 
 

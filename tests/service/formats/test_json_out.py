@@ -38,19 +38,19 @@ def batch_of(records: Sequence[Record], base: int = 12, stamp: int = 1_700_000_0
 def shown(batch: pa.RecordBatch, fmt: Format, is_json: bool = False) -> Any:
     """The records as a client reads them; the three forms must agree."""
     flags = [is_json]
-    found = json.loads(encode_records([batch], "t", 3, fmt, is_json=flags))
+    records = json.loads(encode_records([batch], "t", 3, fmt, is_json=flags))
     lines = encode_records([batch], "t", 3, fmt, is_json=flags, framing="ndjson").decode()
-    assert [json.loads(line) for line in lines.splitlines()] == found
-    assert lines.count("\n") == len(found)
+    assert [json.loads(line) for line in lines.splitlines()] == records
+    assert lines.count("\n") == len(records)
     events = encode_records([batch], "t", 3, fmt, is_json=flags, framing="sse").decode()
     assert events.endswith("\n\n")
     ids = []
-    for event, record in zip(events[:-2].split("\n\n"), found, strict=True):
+    for event, record in zip(events[:-2].split("\n\n"), records, strict=True):
         number, data = event.split("\n")
         ids.append(number)
         assert json.loads(data.removeprefix("data: ")) == record
-    assert ids == [f"id: {record['offset']}" for record in found]
-    return found
+    assert ids == [f"id: {record['offset']}" for record in records]
+    return records
 
 
 # --- goldens
@@ -60,7 +60,7 @@ GOLDEN: list[Record] = [(b'"k"', b'{"a": 1}', None), (None, b"12", [("h", b"\xff
 
 @pytest.mark.parametrize("times", [1, MANY])
 def test_golden_array(times: int) -> None:
-    one = (
+    records = (
         b'{"topic":"t\\"\xc3\xa9","key":"k","value":{"a": 1},"partition":0,"offset":12,'
         b'"timestamp":1700000000000},'
         b'{"topic":"t\\"\xc3\xa9","key":null,"value":12,"partition":0,"offset":13,'
@@ -68,7 +68,7 @@ def test_golden_array(times: int) -> None:
     )
     batch = batch_of(GOLDEN)
     body = encode_records([batch] * times, 't"é', 0, "json", is_json=[True] * times)
-    assert body == b"[" + b",".join([one] * times) + b"]"
+    assert body == b"[" + b",".join([records] * times) + b"]"
 
 
 @pytest.mark.parametrize("times", [1, MANY])
@@ -201,13 +201,13 @@ def test_text_must_be_utf_8(total: int) -> None:
 def test_any_value_is_one_value_or_refused(value: bytes, total: int) -> None:
     batch = batch_of([(value, value, None)] * total)
     try:
-        found = shown(batch, "json")
+        records = shown(batch, "json")
     except Undecodable:
         with pytest.raises(ValueError, match=r".*"):
             json.loads(value)
         return
-    assert [record["value"] for record in found] == [json.loads(value)] * total
-    assert set(found[0]) == {"topic", "key", "value", "partition", "offset", "timestamp"}
+    assert [record["value"] for record in records] == [json.loads(value)] * total
+    assert set(records[0]) == {"topic", "key", "value", "partition", "offset", "timestamp"}
 
 
 # --- round trips
@@ -293,10 +293,10 @@ def test_text_round_trip(records: list[Record], times: int, skip: int) -> None:
 
 
 def reports(body: bytes) -> Any:
-    found = json.loads(body)
-    assert found["key_schema_id"] is found["value_schema_id"] is None
-    assert list(found) == ["offsets", "key_schema_id", "value_schema_id"]
-    return found["offsets"]
+    report = json.loads(body)
+    assert report["key_schema_id"] is report["value_schema_id"] is None
+    assert list(report) == ["offsets", "key_schema_id", "value_schema_id"]
+    return report["offsets"]
 
 
 def test_golden_report() -> None:

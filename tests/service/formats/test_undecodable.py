@@ -58,7 +58,7 @@ def part(octets: bytes | None, fmt: str, *, is_key: bool) -> tuple[Any, dict[str
 
 
 def expected(chunks: list[Any], fmt: str) -> list[tuple[dict[str, Any], bool]]:
-    found = []
+    judged_records = []
     for _, records in chunks:
         for key, value, more in records:
             shown_key, key_extra, is_key_good = part(key, fmt, is_key=True)
@@ -68,14 +68,14 @@ def expected(chunks: list[Any], fmt: str) -> list[tuple[dict[str, Any], bool]]:
                 "key": shown_key,
                 "value": shown_value,
                 "partition": 3,
-                "offset": BASE + len(found),
+                "offset": BASE + len(judged_records),
                 **key_extra,
                 **value_extra,
             }
             if more:
                 record["headers"] = [{"key": "h", "value": "/w=="}]
-            found.append((record, is_key_good and is_value_good))
-    return found
+            judged_records.append((record, is_key_good and is_value_good))
+    return judged_records
 
 
 def records_of(page: RecordPage, framing: Framing) -> list[Any]:
@@ -91,12 +91,12 @@ def records_of(page: RecordPage, framing: Framing) -> list[Any]:
 
 
 def encoded(chunks: list[Any], fmt: Format, framing: Framing, on_error: OnError) -> RecordPage:
-    batches, at = [], BASE
+    batches, offset = [], BASE
     for _, records in chunks:
         batches.append(
-            batch_of(records, at) if records else batch_of([(None, None, None)]).slice(1)
+            batch_of(records, offset) if records else batch_of([(None, None, None)]).slice(1)
         )
-        at += len(records)
+        offset += len(records)
     flags = [is_json for is_json, _ in chunks]
     return encode_page(batches, *WHERE, fmt, is_json=flags, framing=framing, on_error=on_error)
 
@@ -110,9 +110,9 @@ def encoded(chunks: list[Any], fmt: Format, framing: Framing, on_error: OnError)
     st.booleans(),
 )
 def test_each_mode_delivers_exactly_its_records_in_order(
-    chunks: list[Any], known: Any, fmt: Format, framing: Framing, is_known_first: bool
+    chunks: list[Any], json_chunk: Any, fmt: Format, framing: Framing, is_known_first: bool
 ) -> None:
-    chunks = [known, *chunks] if is_known_first else [*chunks, known]
+    chunks = [json_chunk, *chunks] if is_known_first else [*chunks, json_chunk]
     whole = expected(chunks, fmt)
     wrong = [record["offset"] for record, is_good in whole if not is_good]
     end = BASE + len(whole)
@@ -121,10 +121,10 @@ def test_each_mode_delivers_exactly_its_records_in_order(
         wanted = [record for record, is_good in whole if is_good or on_error == "raw"]
         if wrong and on_error == "stop":
             wanted = [record for record in wanted if record["offset"] < wrong[0]]
-        found = records_of(page, framing)
-        for record in found:
+        page_records = records_of(page, framing)
+        for record in page_records:
             del record["timestamp"]
-        assert found == wanted
+        assert page_records == wanted
         assert page.records == len(wanted)
         assert page.first_wrong == (wrong[0] if wrong else 0)
         is_cut = bool(wrong) and on_error == "stop"
@@ -142,21 +142,21 @@ def test_each_mode_delivers_exactly_its_records_in_order(
 def test_reading_on_behind_each_stop_passes_nothing(chunks: list[Any], fmt: Format) -> None:
     """A client that goes on behind each record at which it stops gets what `skip` gives."""
     flat = [record for _, records in chunks for record in records]
-    at, seen, passed = 0, [], []
-    while at < len(flat):
-        batch = batch_of(flat, BASE).slice(at)
+    start, seen, passed = 0, [], []
+    while start < len(flat):
+        batch = batch_of(flat, BASE).slice(start)
         page = encode_page([batch], *WHERE, fmt, is_json=[False])
         seen += [record["offset"] for record in records_of(page, "array")]
         if page.records == 0:
             with pytest.raises(Undecodable) as refused:
                 check_first([batch], WHERE, fmt, is_json=[False])
-            assert refused.value.offset == BASE + at
+            assert refused.value.offset == BASE + start
         else:
             check_first([batch], WHERE, fmt, is_json=[False])
         if page.stopped is None:
             break
         passed.append(page.stopped.offset)
-        at = page.stopped.offset - BASE + 1
+        start = page.stopped.offset - BASE + 1
     whole = expected(chunks, fmt)
     assert seen == [record["offset"] for record, is_good in whole if is_good]
     assert passed == [record["offset"] for record, is_good in whole if not is_good]
@@ -179,9 +179,9 @@ def test_the_error_names_the_part_of_the_first_record() -> None:
 def test_a_key_of_text_forges_nothing(text: bytes) -> None:
     for framing in ("array", "ndjson", "sse"):
         page = encoded([(False, [(text, b"1", None)] * 40)], "json", framing, "stop")
-        found = records_of(page, framing)
-        assert [record["key"] for record in found] == [text.decode()] * 40
-        assert {record["key_format"] for record in found} == {"text"}
+        page_records = records_of(page, framing)
+        assert [record["key"] for record in page_records] == [text.decode()] * 40
+        assert {record["key_format"] for record in page_records} == {"text"}
 
 
 def test_headers_name_the_first_record_of_each_kind() -> None:

@@ -184,9 +184,13 @@ OBJECTS = [
 def test_a_stream_in_pieces_of_any_size(size: int, between: bytes) -> None:
     body = between + between.join(OBJECTS * 3) + between
     stream = ObjectStream()
-    found = [obj for at in range(0, len(body), size) for obj in stream.feed(body[at : at + size])]
+    objects = [
+        obj
+        for start in range(0, len(body), size)
+        for obj in stream.feed(body[start : start + size])
+    ]
     stream.finish()
-    assert found == OBJECTS * 3
+    assert objects == OBJECTS * 3
 
 
 @quick
@@ -196,11 +200,11 @@ def test_a_stream_cut_anywhere(values: list[dict[str, str]], data: st.DataObject
     body = b"".join(objects)
     cuts = data.draw(st.lists(st.integers(0, len(body)), max_size=5).map(sorted))
     stream = ObjectStream()
-    found = []
+    stream_objects = []
     for start, end in zip([0, *cuts], [*cuts, len(body)], strict=True):
-        found += stream.feed(body[start:end])
+        stream_objects += stream.feed(body[start:end])
     stream.finish()
-    assert found == objects
+    assert stream_objects == objects
 
 
 @pytest.mark.parametrize("body", [b"x", b"[{}]", b'"a"', b"}", b" ,{}", b"\0", b"1 {}"])
@@ -243,25 +247,25 @@ def test_long_strings_in_one_byte_pieces() -> None:
     # Beginning again with each piece would take minutes.
     body = b'{"a":"' + b'\\"' * 50_000 + b'","b":[' + b'"",' * 30_000 + b"1]}"
     stream = ObjectStream()
-    found = [obj for at in range(len(body)) for obj in stream.feed(body[at : at + 1])]
-    assert found == [body]
+    objects = [obj for start in range(len(body)) for obj in stream.feed(body[start : start + 1])]
+    assert objects == [body]
 
 
 @quick
 @given(st.lists(st.sampled_from([b"{", b"}", b'"', b"\\", b" ", b"x", b'{"a":']), max_size=25))
 def test_any_bytes(pieces: list[bytes]) -> None:
     whole, cut = ObjectStream(), ObjectStream()
-    found: list[list[bytes]] = [[], []]
+    outputs: list[list[bytes]] = [[], []]
     for stream, objects, parts in (
-        (whole, found[0], [b"".join(pieces)]),
-        (cut, found[1], pieces),
+        (whole, outputs[0], [b"".join(pieces)]),
+        (cut, outputs[1], pieces),
     ):
         with contextlib.suppress(BadBody):
             for part in parts:
                 objects += stream.feed(part)
             stream.finish()
-    assert found[0] == found[1]
-    for obj in found[0]:
+    assert outputs[0] == outputs[1]
+    for obj in outputs[0]:
         with contextlib.suppress(InvalidRequest):
             decode_v3_record(obj, NOW)
 
@@ -271,9 +275,9 @@ def test_any_bytes(pieces: list[bytes]) -> None:
 
 def test_batch() -> None:
     entries = [{"id": "1", "value": typed("STRING", "a")}, {"id": 2, "partition_id": 1}]
-    found = decode_v3_batch(json.dumps({"entries": entries}).encode())
-    assert [name for name, _ in found] == ["1", "2"]
-    records = [decode_v3_record(obj, NOW) for _, obj in found]
+    decoded_entries = decode_v3_batch(json.dumps({"entries": entries}).encode())
+    assert [name for name, _ in decoded_entries] == ["1", "2"]
+    records = [decode_v3_record(obj, NOW) for _, obj in decoded_entries]
     assert [record.rows.values for record in records] == [[b"a"], [None]]
     assert [record.partition for record in records] == [None, 1]
 

@@ -38,10 +38,10 @@ async def delete(
         request = topics.DeleteTopicsRequest(topic_names=[*map(str, names)], timeout_ms=1000)
     else:
         states = [
-            topics.DeleteTopicState(name=each, topic_id=ZERO_UUID)
-            if isinstance(each, str)
-            else topics.DeleteTopicState(name=None, topic_id=each)
-            for each in names
+            topics.DeleteTopicState(name=name_or_id, topic_id=ZERO_UUID)
+            if isinstance(name_or_id, str)
+            else topics.DeleteTopicState(name=None, topic_id=name_or_id)
+            for name_or_id in names
         ]
         request = topics.DeleteTopicsRequest(topics=states, timeout_ms=1000)
     return (await client.ask(request, topics.DeleteTopicsResponse, version)).responses
@@ -65,8 +65,8 @@ async def grow(
         timeout_ms=1000,
         validate_only=validate_only,
     )
-    found = await client.ask(request, topics.CreatePartitionsResponse, version)
-    return [each.error_code for each in found.results]
+    response = await client.ask(request, topics.CreatePartitionsResponse, version)
+    return [result.error_code for result in response.results]
 
 
 async def delete_records(
@@ -80,8 +80,11 @@ async def delete_records(
     request = topics.DeleteRecordsRequest(
         topics=[topics.DeleteRecordsTopic(name=topic, partitions=wanted)], timeout_ms=1000
     )
-    found = await client.ask(request, topics.DeleteRecordsResponse, version)
-    return [(each.error_code, each.low_watermark) for each in found.topics[0].partitions]
+    response = await client.ask(request, topics.DeleteRecordsResponse, version)
+    return [
+        (partition.error_code, partition.low_watermark)
+        for partition in response.topics[0].partitions
+    ]
 
 
 async def describe(
@@ -91,8 +94,8 @@ async def describe(
         resource_type=kind, resource_name=name, configuration_keys=[*keys] or None
     )
     request = configs.DescribeConfigsRequest(resources=[resource], **more)
-    (found,) = (await client.ask(request, configs.DescribeConfigsResponse, version)).results
-    return found
+    (result,) = (await client.ask(request, configs.DescribeConfigsResponse, version)).results
+    return result
 
 
 async def alter(
@@ -104,11 +107,11 @@ async def alter(
     version: int = 2,
     validate_only: bool = False,
 ) -> tuple[int, str | None]:
-    given = [configs.AlterableConfig(name=key, value=value) for key, value in values.items()]
-    resource = configs.AlterConfigsResource(resource_type=kind, resource_name=name, configs=given)
+    entries = [configs.AlterableConfig(name=key, value=value) for key, value in values.items()]
+    resource = configs.AlterConfigsResource(resource_type=kind, resource_name=name, configs=entries)
     request = configs.AlterConfigsRequest(resources=[resource], validate_only=validate_only)
-    (found,) = (await client.ask(request, configs.AlterConfigsResponse, version)).responses
-    return found.error_code, found.error_message
+    (result,) = (await client.ask(request, configs.AlterConfigsResponse, version)).responses
+    return result.error_code, result.error_message
 
 
 async def alter_some(
@@ -119,16 +122,16 @@ async def alter_some(
     version: int = 1,
     validate_only: bool = False,
 ) -> tuple[int, str | None]:
-    given = [
+    entries = [
         configs.IncrementalAlterableConfig(name=key, config_operation=operation, value=value)
         for key, operation, value in changes
     ]
     resource = configs.IncrementalAlterConfigsResource(
-        resource_type=kind, resource_name=name, configs=given
+        resource_type=kind, resource_name=name, configs=entries
     )
     request = configs.IncrementalAlterConfigsRequest(
         resources=[resource], validate_only=validate_only
     )
     answer = await client.ask(request, configs.IncrementalAlterConfigsResponse, version)
-    (found,) = answer.responses
-    return found.error_code, found.error_message
+    (result,) = answer.responses
+    return result.error_code, result.error_message

@@ -80,8 +80,8 @@ class Client:
         future = self._answers[number] = asyncio.get_running_loop().create_future()
         self._send(framed(request, version, number, client_id))
         frame = await asyncio.wait_for(future, 20)
-        found: M = answer(frame, kind, version)[1]
-        return found
+        response: M = answer(frame, kind, version)[1]
+        return response
 
 
 class Kafka:
@@ -106,8 +106,8 @@ class Kafka:
         self._clients.remove(client)
 
     async def close(self) -> None:
-        for each in self._clients:
-            each.connection.closed()
+        for client in self._clients:
+            client.connection.closed()
         assert self.server.listener.server.memory.used == 0
         await self.server.close()
 
@@ -128,12 +128,12 @@ async def kafka_on(log: Broker, **settings: Any) -> AsyncIterator[Kafka]:
 
 @asynccontextmanager
 async def broker(
-    log_settings: LogSettings = QUIET, *, at: ObjectStore | None = None, **settings: Any
+    log_settings: LogSettings = QUIET, *, object_store: ObjectStore | None = None, **settings: Any
 ) -> AsyncIterator[Kafka]:
-    """A broker of its own in memory or `at` a store, with a listener."""
+    """A broker of its own in memory or on `object_store`, with a listener."""
     chosen = Settings(**{"store": "memory://", **settings})
     log = await Broker.open(
-        at or MemoryStore(),
+        object_store or MemoryStore(),
         log_settings,
         clock=SystemClock(),
         name="broker-1",

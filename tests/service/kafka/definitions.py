@@ -38,14 +38,16 @@ def load(name: str) -> Definition:
     path = _MORE / file if (_MORE / file).exists() else _FOLDER / file
     lines = path.read_text("utf-8").splitlines()
     text = "\n".join(re.sub(r'^\s*//.*|\s//[^"]*$', "", line) for line in lines)
-    found = json.loads(text)
-    structures = {one["name"]: one["fields"] for one in found.get("commonStructs", [])}
+    definition = json.loads(text)
+    structures = {
+        structure["name"]: structure["fields"] for structure in definition.get("commonStructs", [])
+    }
     return Definition(
-        found["name"],
-        found.get("apiKey"),
-        found["validVersions"],
-        found["flexibleVersions"],
-        found["fields"],
+        definition["name"],
+        definition.get("apiKey"),
+        definition["validVersions"],
+        definition["flexibleVersions"],
+        definition["fields"],
         structures,
     )
 
@@ -144,11 +146,11 @@ class Interpreter:
     def _write_fields(self, fields: list[dict[str, Any]], value: dict[str, Any]) -> bytes:
         plain, tagged = b"", {}
         for field in self._present(fields):
-            one = value[snake_case(field["name"])]
+            field_value = value[snake_case(field["name"])]
             if not self._tagged(field):
-                plain += self._write(field, one)
-            elif one != self.default(field):
-                tagged[field["tag"]] = self._write(field, one)
+                plain += self._write(field, field_value)
+            elif field_value != self.default(field):
+                tagged[field["tag"]] = self._write(field, field_value)
         if not self.flexible:
             return plain
         plain += write_varint(len(tagged))
@@ -167,7 +169,7 @@ class Interpreter:
         if kind.startswith("[]"):
             head = self._write_length(None if value is None else len(value), ">i")
             element = {**field, "type": kind[2:], "nullableVersions": "none"}
-            return head + b"".join(self._write(element, one) for one in value or ())
+            return head + b"".join(self._write(element, item) for item in value or ())
         if kind in _FIXED:
             return struct.pack(f">{_FIXED[kind]}", value)
         if kind in ("string", "bytes", "records"):
@@ -187,7 +189,9 @@ class Interpreter:
         assert position == len(data)
         return value
 
-    def _read_fields(self, fields: list[dict[str, Any]], data: bytes, at: int) -> tuple[dict, int]:
+    def _read_fields(
+        self, fields: list[dict[str, Any]], data: bytes, position: int
+    ) -> tuple[dict, int]:
         present = self._present(fields)
         value = {
             snake_case(field["name"]): self.default(field)
@@ -196,50 +200,52 @@ class Interpreter:
         }
         for field in present:
             if not self._tagged(field):
-                value[snake_case(field["name"])], at = self._read(field, data, at)
+                value[snake_case(field["name"])], position = self._read(field, data, position)
         if self.flexible:
-            known = {field["tag"]: field for field in present if self._tagged(field)}
-            count, at = read_varint(data, at)
+            field_by_tag = {field["tag"]: field for field in present if self._tagged(field)}
+            count, position = read_varint(data, position)
             for _ in range(count):
-                tag, at = read_varint(data, at)
-                size, at = read_varint(data, at)
-                if tag in known:
-                    value[snake_case(known[tag]["name"])], _ = self._read(known[tag], data, at)
-                at += size
-        return value, at
+                tag, position = read_varint(data, position)
+                size, position = read_varint(data, position)
+                if tag in field_by_tag:
+                    value[snake_case(field_by_tag[tag]["name"])], _ = self._read(
+                        field_by_tag[tag], data, position
+                    )
+                position += size
+        return value, position
 
-    def _read_length(self, data: bytes, at: int, old: str) -> tuple[int, int]:
+    def _read_length(self, data: bytes, position: int, old: str) -> tuple[int, int]:
         if self.flexible:
-            length, at = read_varint(data, at)
-            return length - 1, at
-        (length,) = struct.unpack_from(old, data, at)
-        return length, at + struct.calcsize(old)
+            length, position = read_varint(data, position)
+            return length - 1, position
+        (length,) = struct.unpack_from(old, data, position)
+        return length, position + struct.calcsize(old)
 
-    def _read(self, field: dict[str, Any], data: bytes, at: int) -> tuple[Any, int]:
+    def _read(self, field: dict[str, Any], data: bytes, position: int) -> tuple[Any, int]:
         kind = field["type"]
         if kind.startswith("[]"):
-            length, at = self._read_length(data, at, ">i")
+            length, position = self._read_length(data, position, ">i")
             element = {**field, "type": kind[2:], "nullableVersions": "none"}
             values = []
             for _ in range(length):
-                one, at = self._read(element, data, at)
-                values.append(one)
-            return (None if length < 0 else values), at
+                item, position = self._read(element, data, position)
+                values.append(item)
+            return (None if length < 0 else values), position
         if kind in _FIXED:
-            (value,) = struct.unpack_from(f">{_FIXED[kind]}", data, at)
-            return value, at + struct.calcsize(f">{_FIXED[kind]}")
+            (value,) = struct.unpack_from(f">{_FIXED[kind]}", data, position)
+            return value, position + struct.calcsize(f">{_FIXED[kind]}")
         if kind in ("string", "bytes", "records"):
-            length, at = self._read_length(data, at, ">h" if kind == "string" else ">i")
+            length, position = self._read_length(data, position, ">h" if kind == "string" else ">i")
             if length < 0:
-                return None, at
-            part = data[at : at + length]
+                return None, position
+            part = data[position : position + length]
             assert len(part) == length
-            return (part.decode() if kind == "string" else part), at + length
+            return (part.decode() if kind == "string" else part), position + length
         if self._nullable(field):
-            at += 1
-            if data[at - 1] > 0x7F:
-                return None, at
-        return self._read_fields(self._inner(field), data, at)
+            position += 1
+            if data[position - 1] > 0x7F:
+                return None, position
+        return self._read_fields(self._inner(field), data, position)
 
 
 def write_varint(number: int) -> bytes:
@@ -248,11 +254,11 @@ def write_varint(number: int) -> bytes:
     return bytes(group | 0x80 for group in groups[:-1]) + bytes(groups[-1:])
 
 
-def read_varint(data: bytes, at: int) -> tuple[int, int]:
+def read_varint(data: bytes, position: int) -> tuple[int, int]:
     """Read an unsigned varint; returns it and the position behind it."""
     number = 0
     for index in range(5):
-        number |= (data[at + index] & 0x7F) << 7 * index
-        if data[at + index] < 0x80:
-            return number, at + index + 1
+        number |= (data[position + index] & 0x7F) << 7 * index
+        if data[position + index] < 0x80:
+            return number, position + index + 1
     raise AssertionError("a varint has more than five bytes")

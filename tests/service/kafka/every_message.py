@@ -10,12 +10,12 @@ from tidelog.service.kafka.messages.schema import Message, Structure, members_of
 
 def every_message() -> list[type[Message]]:
     """Return the class of each message, sorted by name."""
-    found = set[type[Message]]()
+    classes = set[type[Message]]()
     for module in pkgutil.iter_modules(messages.__path__, f"{messages.__name__}."):
         for value in vars(importlib.import_module(module.name)).values():
             if isinstance(value, type) and issubclass(value, Message) and value is not Message:
-                found.add(value)
-    return sorted(found, key=lambda message: message.__name__)
+                classes.add(value)
+    return sorted(classes, key=lambda message: message.__name__)
 
 
 def every_version() -> list[tuple[type[Message], int]]:
@@ -27,10 +27,12 @@ def instance_of(structure: type[Structure], value: dict[str, Any]) -> Any:
     """Make an instance of a value of the oracle."""
     members = {member.name: member for member in members_of(structure)}
     made = {}
-    for name, one in value.items():
+    for name, item in value.items():
         form = members[name].form
-        if one is not None and isinstance(form, type):
+        if item is not None and isinstance(form, type):
             is_array = members[name].is_array
-            one = [instance_of(form, part) for part in one] if is_array else instance_of(form, one)
-        made[name] = [one] if form == "pieces" and one is not None else one
+            item = (
+                [instance_of(form, part) for part in item] if is_array else instance_of(form, item)
+            )
+        made[name] = [item] if form == "pieces" and item is not None else item
     return structure(**made)

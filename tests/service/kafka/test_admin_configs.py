@@ -28,7 +28,7 @@ LOGGER = 8
 async def test_configs_of_a_topic(kafka: Kafka, version: int) -> None:
     await kafka.log.alter_topic("t", {"retention.ms": "1000", "flush.ms": "7"})
     client = kafka.client()
-    found = await describe(
+    result = await describe(
         client,
         OF_TOPIC,
         "t",
@@ -36,13 +36,13 @@ async def test_configs_of_a_topic(kafka: Kafka, version: int) -> None:
         include_synonyms=True,
         include_documentation=version >= 3,
     )
-    assert found.error_code == 0
-    shown = {each.name: each for each in found.configs}
+    assert result.error_code == 0
+    shown = {entry.name: entry for entry in result.configs}
     assert shown.keys() == {*topic_configs.CONFIGS, "flush.ms", "min.insync.replicas"}
     assert shown["min.insync.replicas"].value == "1"
     retention, policy = shown["retention.ms"], shown["cleanup.policy"]
     assert (retention.value, retention.config_source, retention.read_only) == ("1000", 1, False)
-    assert [(one.value, one.source) for one in retention.synonyms] == [
+    assert [(synonym.value, synonym.source) for synonym in retention.synonyms] == [
         ("1000", 1),
         ("604800000", 5),
     ]
@@ -57,12 +57,12 @@ async def test_configs_of_a_topic(kafka: Kafka, version: int) -> None:
 async def test_some_configs_of_a_topic(kafka: Kafka) -> None:
     client = kafka.client()
     keys = ("retention.ms", "preallocate", "no.such")
-    found = await describe(client, OF_TOPIC, "t", *keys)
-    assert {each.name: (each.value, each.config_type) for each in found.configs} == {
+    result = await describe(client, OF_TOPIC, "t", *keys)
+    assert {entry.name: (entry.value, entry.config_type) for entry in result.configs} == {
         "retention.ms": ("604800000", 5),
         "preallocate": ("false", 1),
     }
-    assert found.configs[0].synonyms == []
+    assert result.configs[0].synonyms == []
 
 
 async def test_configs_of_many_topics(kafka: Kafka) -> None:
@@ -76,19 +76,19 @@ async def test_configs_of_many_topics(kafka: Kafka) -> None:
         for name in [*names, "unknown"]
     ]
     request = configs.DescribeConfigsRequest(resources=resources)
-    found = (await kafka.client().ask(request, configs.DescribeConfigsResponse, 4)).results
-    assert [each.resource_name for each in found] == [*names, "unknown"]
-    assert [len(each.configs) for each in found] == [1] * 30 + [0]
-    assert found[-1].error_code == Code.UNKNOWN_TOPIC_OR_PARTITION
+    results = (await kafka.client().ask(request, configs.DescribeConfigsResponse, 4)).results
+    assert [result.resource_name for result in results] == [*names, "unknown"]
+    assert [len(result.configs) for result in results] == [1] * 30 + [0]
+    assert results[-1].error_code == Code.UNKNOWN_TOPIC_OR_PARTITION
 
 
 async def test_configs_of_a_broker(kafka: Kafka) -> None:
     client = kafka.client()
-    found = await describe(client, OF_BROKER, str(NODE.node_id))
-    shown = {each.name: each for each in found.configs}
+    result = await describe(client, OF_BROKER, str(NODE.node_id))
+    shown = {entry.name: entry for entry in result.configs}
     assert shown["log.retention.ms"].value == "604800000"
     assert shown["num.partitions"].config_source == 4
-    assert all(each.read_only for each in found.configs)
+    assert all(entry.read_only for entry in result.configs)
     assert shown["log.target.segment.bytes"].config_source == 5
     assert (shown["min.insync.replicas"].value, shown["min.insync.replicas"].config_source) == (
         "1",
@@ -172,8 +172,8 @@ async def test_changes_that_are_refused(
 ) -> None:
     client = kafka.client()
     good = ("segment.ms", 0, "500")
-    found, message = await alter_some(client, good, change, validate_only=validate_only)
-    assert found == code
+    error_code, message = await alter_some(client, good, change, validate_only=validate_only)
+    assert error_code == code
     assert message
     assert change[0] in message
     assert kafka.log.state.topic("t").configs == {}
@@ -201,8 +201,8 @@ async def test_alterations_of_other_resources_and_twice(kafka: Kafka) -> None:
     assert (await alter_some(client, *twice))[0] == Code.INVALID_REQUEST
     resource = configs.AlterConfigsResource(resource_type=2, resource_name="t", configs=[])
     request = configs.AlterConfigsRequest(resources=[resource] * 2, validate_only=False)
-    found = (await client.ask(request, configs.AlterConfigsResponse, 2)).responses
-    assert [each.error_code for each in found] == [Code.INVALID_REQUEST]
+    results = (await client.ask(request, configs.AlterConfigsResponse, 2)).responses
+    assert [result.error_code for result in results] == [Code.INVALID_REQUEST]
     assert kafka.log.state.topic("t").configs == {}
 
 
@@ -224,22 +224,22 @@ async def test_defaults_of_the_cluster(kafka: Kafka, version: int) -> None:
         "num.partitions": "5",
     }
     assert log.state.defaults.values == set_values
-    found = await describe(client, OF_BROKER, "", include_synonyms=True)
-    assert {each.name: each.value for each in found.configs} == set_values
-    assert not any(each.read_only for each in found.configs)
-    partitions = next(each for each in found.configs if each.name == "num.partitions")
-    synonyms = [(one.name, one.value, one.source) for one in partitions.synonyms]
+    result = await describe(client, OF_BROKER, "", include_synonyms=True)
+    assert {entry.name: entry.value for entry in result.configs} == set_values
+    assert not any(entry.read_only for entry in result.configs)
+    partitions = next(entry for entry in result.configs if entry.name == "num.partitions")
+    synonyms = [(synonym.name, synonym.value, synonym.source) for synonym in partitions.synonyms]
     name = "num.partitions"
     assert synonyms == [(name, "5", 3), (name, "1", 4), (name, "1", 5)]
     of_broker = await describe(client, OF_BROKER, str(NODE.node_id))
-    shown = {each.name: each for each in of_broker.configs}
+    shown = {entry.name: entry for entry in of_broker.configs}
     assert (shown["log.retention.ms"].value, shown["log.retention.ms"].config_source) == ("9000", 3)
     assert shown["log.roll.ms"].config_source == 5
     await log.alter_topic("t", {"retention.ms": "7"})
     of_topic = await describe(client, OF_TOPIC, "t", include_synonyms=True)
-    configs_of_t = {each.name: each for each in of_topic.configs}
+    configs_of_t = {entry.name: entry for entry in of_topic.configs}
     retention, policy = configs_of_t["retention.ms"], configs_of_t["cleanup.policy"]
-    assert [(one.name, one.value, one.source) for one in retention.synonyms] == [
+    assert [(synonym.name, synonym.value, synonym.source) for synonym in retention.synonyms] == [
         ("retention.ms", "7", 1),
         ("log.retention.ms", "9000", 3),
         ("log.retention.ms", "604800000", 5),
@@ -248,10 +248,10 @@ async def test_defaults_of_the_cluster(kafka: Kafka, version: int) -> None:
     (made,) = await create(client, wanted_topic(count=-1))
     assert (made.error_code, made.num_partitions) == (0, 5)
     assert made.configs is not None
-    sources = {each.name: (each.value, each.config_source) for each in made.configs}
+    sources = {entry.name: (entry.value, entry.config_source) for entry in made.configs}
     assert (sources["retention.ms"], sources["segment.ms"]) == (("9000", 3), ("600000", 5))
-    taken = (("log.cleanup.policy", 3, "delete"), ("num.partitions", 1, None))
-    assert await alter_some(client, *taken, **of_cluster) == (0, None)
+    removals = (("log.cleanup.policy", 3, "delete"), ("num.partitions", 1, None))
+    assert await alter_some(client, *removals, **of_cluster) == (0, None)
     assert log.state.defaults.values == {
         "log.retention.ms": "9000",
         "log.cleanup.policy": "compact",

@@ -39,23 +39,23 @@ LOGGER = 8
 @pytest.mark.parametrize("version", range(2, 8))
 async def test_a_created_topic_is_there_and_described(kafka: Kafka, version: int) -> None:
     wanted = wanted_topic(count=2, replication_factor=3, configs=config("retention.ms", "1000"))
-    (found,) = await create(kafka.client(), wanted, version=version)
+    (result,) = await create(kafka.client(), wanted, version=version)
     topic = kafka.log.state.topic("new")
-    assert (found.name, found.error_code, found.error_message) == ("new", 0, None)
+    assert (result.name, result.error_code, result.error_message) == ("new", 0, None)
     assert (len(topic.partitions), topic.configs) == (2, {"retention.ms": "1000"})
     if version >= 7:
-        assert found.topic_id.hex() == topic.topic_id
+        assert result.topic_id.hex() == topic.topic_id
     if version >= 5:
-        assert (found.num_partitions, found.replication_factor) == (2, 1)
-        assert found.configs is not None
-        shown = {each.name: (each.value, each.config_source) for each in found.configs}
+        assert (result.num_partitions, result.replication_factor) == (2, 1)
+        assert result.configs is not None
+        shown = {entry.name: (entry.value, entry.config_source) for entry in result.configs}
         assert shown["retention.ms"] == ("1000", 1)
         assert shown["cleanup.policy"] == ("delete", 5)
 
 
 async def test_validate_only_creates_nothing(kafka: Kafka) -> None:
-    (found,) = await create(kafka.client(), wanted_topic(count=4), validate_only=True)
-    assert (found.error_code, found.num_partitions, found.topic_id) == (0, 4, ZERO_UUID)
+    (result,) = await create(kafka.client(), wanted_topic(count=4), validate_only=True)
+    assert (result.error_code, result.num_partitions, result.topic_id) == (0, 4, ZERO_UUID)
     assert "new" not in kafka.log.state.topics
     (exists,) = await create(kafka.client(), wanted_topic("t"), validate_only=True)
     assert exists.error_code == Code.TOPIC_ALREADY_EXISTS
@@ -73,9 +73,9 @@ async def test_validate_only_creates_nothing(kafka: Kafka) -> None:
 async def test_defaults_factors_and_assignments(
     kafka: Kafka, wanted: topics.CreatableTopic, partitions: int
 ) -> None:
-    (found,) = await create(kafka.client(), wanted)
-    assert (found.error_code, found.replication_factor) == (0, 1)
-    assert found.num_partitions == len(kafka.log.state.topic("new").partitions) == partitions
+    (result,) = await create(kafka.client(), wanted)
+    assert (result.error_code, result.replication_factor) == (0, 1)
+    assert result.num_partitions == len(kafka.log.state.topic("new").partitions) == partitions
 
 
 @pytest.mark.parametrize(
@@ -105,17 +105,17 @@ async def test_defaults_factors_and_assignments(
 async def test_topics_that_are_refused(
     kafka: Kafka, wanted: topics.CreatableTopic, code: Code
 ) -> None:
-    (found,) = await create(kafka.client(), wanted)
-    assert found.error_code == code
-    assert found.error_message
+    (result,) = await create(kafka.client(), wanted)
+    assert result.error_code == code
+    assert result.error_message
     assert [*kafka.log.state.topics] == ["t"]
     assert kafka.counters.kafka.errors["CreateTopics", code.name] == 1
 
 
 async def test_a_topic_twice_and_one_refusal_among_others(kafka: Kafka) -> None:
     wanted = [wanted_topic("a"), wanted_topic("b"), wanted_topic("a"), wanted_topic("t")]
-    found = await create(kafka.client(), *wanted)
-    assert {each.name: each.error_code for each in found} == {
+    results = await create(kafka.client(), *wanted)
+    assert {result.name: result.error_code for result in results} == {
         "a": Code.INVALID_REQUEST,
         "b": 0,
         "t": Code.TOPIC_ALREADY_EXISTS,
@@ -125,10 +125,10 @@ async def test_a_topic_twice_and_one_refusal_among_others(kafka: Kafka) -> None:
 
 async def test_more_topics_than_run_at_once(kafka: Kafka) -> None:
     names = [f"n{number}" for number in range(CHANGES_AT_ONCE + 5)]
-    found = await create(kafka.client(), *map(wanted_topic, names))
-    assert [(each.name, each.error_code) for each in found] == [(name, 0) for name in names]
+    results = await create(kafka.client(), *map(wanted_topic, names))
+    assert [(result.name, result.error_code) for result in results] == [(name, 0) for name in names]
     deleted = await delete(kafka.client(), *names)
-    assert {each.error_code for each in deleted} == {0}
+    assert {result.error_code for result in deleted} == {0}
 
 
 async def test_a_commit_of_unknown_outcome_is_a_timeout(
@@ -140,8 +140,8 @@ async def test_a_commit_of_unknown_outcome_is_a_timeout(
     monkeypatch.setattr(kafka.log, "create_topic", lost)
     lines: list[tuple[str, int]] = []
     kafka.counters.on_change = lambda scope, code: lines.append((scope["path"], code))
-    (found,) = await create(kafka.client(), wanted_topic())
-    assert found.error_code == Code.REQUEST_TIMED_OUT
+    (result,) = await create(kafka.client(), wanted_topic())
+    assert result.error_code == Code.REQUEST_TIMED_OUT
     assert lines == [("new", Code.REQUEST_TIMED_OUT)]
 
 
@@ -151,20 +151,20 @@ async def test_a_commit_of_unknown_outcome_is_a_timeout(
 @pytest.mark.parametrize("version", range(1, 7))
 async def test_topics_are_deleted_by_name(kafka: Kafka, version: int) -> None:
     topic_id = kafka.log.state.topic("t").topic_id
-    found = await delete(kafka.client(), "t", "unknown", version=version)
-    assert [(each.name, each.error_code) for each in found] == [
+    results = await delete(kafka.client(), "t", "unknown", version=version)
+    assert [(result.name, result.error_code) for result in results] == [
         ("t", 0),
         ("unknown", Code.UNKNOWN_TOPIC_OR_PARTITION),
     ]
     assert not kafka.log.state.topics
     if version >= 6:
-        assert found[0].topic_id.hex() == topic_id
+        assert results[0].topic_id.hex() == topic_id
 
 
 async def test_topics_are_deleted_by_id(kafka: Kafka) -> None:
     topic_id = bytes.fromhex(kafka.log.state.topic("t").topic_id)
-    found = await delete(kafka.client(), topic_id, b"x" * 16)
-    assert [(each.name, each.error_code) for each in found] == [
+    results = await delete(kafka.client(), topic_id, b"x" * 16)
+    assert [(result.name, result.error_code) for result in results] == [
         ("t", 0),
         (None, Code.UNKNOWN_TOPIC_ID),
     ]
@@ -173,7 +173,7 @@ async def test_topics_are_deleted_by_id(kafka: Kafka) -> None:
 
 async def test_a_topic_of_another_name_or_twice_is_not_deleted(kafka: Kafka) -> None:
     topic_id = bytes.fromhex(kafka.log.state.topic("t").topic_id)
-    assert [each.error_code for each in await delete(kafka.client(), "t", "t")] == [42]
+    assert [result.error_code for result in await delete(kafka.client(), "t", "t")] == [42]
     both = topics.DeleteTopicsRequest(
         topics=[
             topics.DeleteTopicState(name="t", topic_id=topic_id),
@@ -181,8 +181,8 @@ async def test_a_topic_of_another_name_or_twice_is_not_deleted(kafka: Kafka) -> 
         ],
         timeout_ms=0,
     )
-    found = await kafka.client().ask(both, topics.DeleteTopicsResponse, 6)
-    assert [each.error_code for each in found.responses] == [42, 42]
+    response = await kafka.client().ask(both, topics.DeleteTopicsResponse, 6)
+    assert [result.error_code for result in response.responses] == [42, 42]
     assert [*kafka.log.state.topics] == ["t"]
 
 
@@ -203,8 +203,8 @@ async def test_topics_that_do_not_grow(kafka: Kafka) -> None:
     assert await grow(client, ("unknown", 5)) == [Code.UNKNOWN_TOPIC_OR_PARTITION]
     assert await grow(client, ("t", 4), ("t", 5)) == [Code.INVALID_REQUEST]
     for brokers in ([[1]], [[1], []]):
-        found = await grow(client, ("t", 5), brokers=brokers)
-        assert found == [Code.INVALID_REPLICA_ASSIGNMENT]
+        codes = await grow(client, ("t", 5), brokers=brokers)
+        assert codes == [Code.INVALID_REPLICA_ASSIGNMENT]
     assert len(kafka.log.state.topic("t").partitions) == 3
 
 
@@ -216,15 +216,15 @@ async def test_records_are_deleted(kafka: Kafka, version: int) -> None:
     await append(kafka.log, *[b"%d" % number for number in range(5)])
     client = kafka.client()
     assert await delete_records(client, "t", (0, 2), version=version) == [(0, 2)]
-    found = await kafka.log.fetch("t", 0, 2, bytes_max=1000)
-    assert (found.next_offset, found.log_start_offset) == (5, 2)
+    fetched_page = await kafka.log.fetch("t", 0, 2, bytes_max=1000)
+    assert (fetched_page.next_offset, fetched_page.log_start_offset) == (5, 2)
     with pytest.raises(OffsetOutOfRange):
         await kafka.log.fetch("t", 0, 1, bytes_max=1000)
     assert await delete_records(client, "t", (0, 1), (1, 0)) == [(0, 2), (0, 0)]
     assert await delete_records(client, "t", (0, -1), (1, -1)) == [(0, 5), (0, 0)]
     await append(kafka.log, b"next")
-    found = await kafka.log.fetch("t", 0, 5, bytes_max=1000)
-    assert (found.next_offset, found.log_start_offset) == (6, 5)
+    fetched_page = await kafka.log.fetch("t", 0, 5, bytes_max=1000)
+    assert (fetched_page.next_offset, fetched_page.log_start_offset) == (6, 5)
 
 
 async def test_deleted_records_stay_deleted_after_a_seal(kafka: Kafka) -> None:
@@ -233,8 +233,8 @@ async def test_deleted_records_stay_deleted_after_a_seal(kafka: Kafka) -> None:
     assert await kafka.log.seal("t") > 0
     partition = await kafka.log.offsets("t", 0)
     assert (partition.log_start_offset, partition.sealed_end) == (3, 5)
-    found = await kafka.log.fetch("t", 0, 3, bytes_max=1000)
-    assert (found.next_offset, found.log_start_offset) == (5, 3)
+    fetched_page = await kafka.log.fetch("t", 0, 3, bytes_max=1000)
+    assert (fetched_page.next_offset, fetched_page.log_start_offset) == (5, 3)
     assert await delete_records(kafka.client(), "t", (0, 4)) == [(0, 4)]
     with pytest.raises(OffsetOutOfRange):
         await kafka.log.fetch("t", 0, 3, bytes_max=1000)
@@ -246,8 +246,8 @@ async def test_records_that_are_not_there(kafka: Kafka) -> None:
     unknown = (Code.UNKNOWN_TOPIC_OR_PARTITION, -1)
     beyond = (Code.OFFSET_OUT_OF_RANGE, -1)
     assert await delete_records(client, "none", (0, 0)) == [unknown]
-    found = await delete_records(client, "t", (3, 0), (-1, 0), (0, 2), (0, -2), (0, 1))
-    assert found == [unknown, unknown, beyond, beyond, (0, 1)]
+    results = await delete_records(client, "t", (3, 0), (-1, 0), (0, 2), (0, -2), (0, 1))
+    assert results == [unknown, unknown, beyond, beyond, (0, 1)]
 
 
 # -- rights, quotas, audit, drain
@@ -312,9 +312,9 @@ async def test_each_request_needs_its_right(secured: Kafka) -> None:
 async def test_a_creator_without_describe_configs_sees_none(secured: Kafka) -> None:
     client = await client_of(secured, "alice")
     await allow(secured.log, "User:alice", "CREATE", "CLUSTER", "kafka-cluster")
-    (found,) = await create(client, wanted_topic())
-    assert (found.error_code, found.configs, found.num_partitions) == (0, None, -1)
-    assert found.topic_config_error_code == Code.TOPIC_AUTHORIZATION_FAILED
+    (result,) = await create(client, wanted_topic())
+    assert (result.error_code, result.configs, result.num_partitions) == (0, None, -1)
+    assert result.topic_config_error_code == Code.TOPIC_AUTHORIZATION_FAILED
     assert "new" in secured.log.state.topics
 
 
@@ -325,10 +325,10 @@ async def test_the_quota_of_mutations(secured: Kafka, monkeypatch: pytest.Monkey
     client = await client_of(secured, "alice")
     wanted = [wanted_topic(f"n{number}") for number in range(30)]
     request = topics.CreateTopicsRequest(topics=wanted)
-    found = await client.ask(request, topics.CreateTopicsResponse, 7)
-    codes = [each.error_code for each in found.topics]
+    response = await client.ask(request, topics.CreateTopicsResponse, 7)
+    codes = [topic.error_code for topic in response.topics]
     assert set(codes) == {0, Code.THROTTLING_QUOTA_EXCEEDED}
-    assert found.throttle_time_ms > 0
+    assert response.throttle_time_ms > 0
     assert client.transport.is_paused
     assert len(secured.log.state.topics) == 1 + codes.count(0)
 

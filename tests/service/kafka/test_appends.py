@@ -34,7 +34,7 @@ async def _held() -> AsyncIterator[tuple[Kafka, Gate]]:
     writer = WriterSettings(buffer_bytes_max=ROOM, flush_bytes=ROOM)
     settings = LogSettings(poll_interval_s=60.0, is_sealing=False, writer=writer)
     store = FaultyStore(MemoryStore())
-    async with broker(settings, at=store) as kafka:
+    async with broker(settings, object_store=store) as kafka:
         await kafka.log.create_topic("t", 1, {})
         gate = store.hold("create", object_keys.wal(kafka.log.state.seq + 1))
         try:
@@ -47,9 +47,9 @@ async def _asked(client: Client, *values: bytes) -> list[asyncio.Task[int]]:
     """Send a request for each value; return the tasks of the base offsets."""
 
     async def offset(value: bytes) -> int:
-        (found,) = await _produce(client, _request((0, batch(value))))
-        assert found.error_code == Code.NONE
-        return found.base_offset
+        (part,) = await _produce(client, _request((0, batch(value))))
+        assert part.error_code == Code.NONE
+        return part.base_offset
 
     tasks = [asyncio.create_task(offset(value)) for value in values]
     await asyncio.sleep(0)
@@ -122,8 +122,8 @@ async def test_a_thread_checks_a_batch_of_few_bytes_that_takes_long(
     client, sent = kafka.client(), heavy()
     assert len(sent) < 200
     asked = [_produce(client, _request((0, body))) for body in (batch(SMALL), sent, batch(SMALL))]
-    found = await asyncio.gather(*asked)
-    assert [(one.error_code, one.base_offset) for (one,) in found] == [(0, 0), (0, 1), (0, 2)]
+    answers = await asyncio.gather(*asked)
+    assert [(part.error_code, part.base_offset) for (part,) in answers] == [(0, 0), (0, 1), (0, 2)]
     assert checks == [True, True, False, True]
 
 
@@ -145,9 +145,9 @@ async def test_a_request_of_many_parts_is_admitted_and_checked(
     kafka: Kafka, checks: list[bool]
 ) -> None:
     parts = [(number % 4, batch(SMALL)) for number in range(2 * appends.PARTS_MAX)]
-    found = await _produce(kafka.client(), _request(*parts))
+    responses = await _produce(kafka.client(), _request(*parts))
     codes = [Code.NONE] * 3 + [Code.UNKNOWN_TOPIC_OR_PARTITION]
-    assert [one.error_code for one in found] == codes * (len(parts) // 4)
+    assert [part.error_code for part in responses] == codes * (len(parts) // 4)
     assert len(checks) == len(parts) * 3 // 4
 
 
@@ -157,9 +157,11 @@ async def test_the_records_without_keys_in_an_answer_are_bounded(
     monkeypatch.setattr(appends, "RECORD_ERRORS_MAX", 3)
     await kafka.log.create_topic("c", 1, {"cleanup.policy": "compact"})
     keyless = batch(SMALL, SMALL, key=None)
-    found = await _produce(kafka.client(), _request(*[(0, keyless)] * 3, topic="c"))
-    assert [one.error_code for one in found] == [Code.INVALID_RECORD] * 3
-    assert [[each.batch_index for each in one.record_errors] for one in found] == [[0, 1], [0], []]
+    responses = await _produce(kafka.client(), _request(*[(0, keyless)] * 3, topic="c"))
+    assert [part.error_code for part in responses] == [Code.INVALID_RECORD] * 3
+    assert [
+        [record_error.batch_index for record_error in part.record_errors] for part in responses
+    ] == [[0, 1], [0], []]
 
 
 async def test_a_bug_in_a_check_ends_only_its_request(
@@ -172,11 +174,11 @@ async def test_a_bug_in_a_check_ends_only_its_request(
     with monkeypatch.context() as patch:
         patch.setattr(appends, "check", broken)
         patch.setattr(appends, "INLINE_COST", 0)
-        (found,) = await _produce(client, _request((0, batch(SMALL))))
-    assert found.error_code == Code.UNKNOWN_SERVER_ERROR
+        (part,) = await _produce(client, _request((0, batch(SMALL))))
+    assert part.error_code == Code.UNKNOWN_SERVER_ERROR
     assert "bug in Kafka's Produce" in caplog.text
-    (found,) = await _produce(client, _request((0, batch(SMALL))))
-    assert (found.error_code, found.base_offset) == (Code.NONE, 0)
+    (part,) = await _produce(client, _request((0, batch(SMALL))))
+    assert (part.error_code, part.base_offset) == (Code.NONE, 0)
 
 
 async def test_a_request_that_waits_for_room_holds_its_memory_when_its_connection_ends() -> None:

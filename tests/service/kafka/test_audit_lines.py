@@ -119,9 +119,9 @@ async def _audited(kafka: Kafka) -> Lines:
 def _taken(lines: Lines) -> list[tuple[Any, ...]]:
     """Take the lines: event, principal, address, request, status."""
     names = ("event", "principal", "client", "request", "status")
-    found = [tuple(line.get(name) for name in names) for line in lines]
+    rows = [tuple(line.get(name) for name in names) for line in lines]
     lines.clear()
-    return found
+    return rows
 
 
 async def _admin(kafka: Kafka) -> Client:
@@ -157,8 +157,8 @@ async def test_a_refused_right_of_each_api(secured: tuple[Kafka, Lines], api: st
 async def test_failed_authentications(secured: tuple[Kafka, Lines]) -> None:
     kafka, lines = secured
     for user, secret, authzid in (("admin", "wrong", ""), ("", "x", ""), ("admin", "x", "bob")):
-        found = await _authenticate(kafka.client(), user, secret, authzid)
-        assert found.error_code == Code.SASL_AUTHENTICATION_FAILED
+        response = await _authenticate(kafka.client(), user, secret, authzid)
+        assert response.error_code == Code.SASL_AUTHENTICATION_FAILED
     none = ("unauthenticated", None, "192.0.2.1", "SaslAuthenticate", 401)
     assert "wrong" not in str(lines)
     assert _taken(lines) == [none] * 3
@@ -205,8 +205,8 @@ async def test_changes_of_groups(
     assert _taken(lines) == [change("OffsetDelete")]
     assert (await committed(client, 8))[0] == 0
     deletion = groups.DeleteGroupsRequest(groups_names=["g", "none"])
-    found = await client.ask(deletion, groups.DeleteGroupsResponse, 2)
-    assert [each.error_code for each in found.results] == [0, Code.GROUP_ID_NOT_FOUND]
+    response = await client.ask(deletion, groups.DeleteGroupsResponse, 2)
+    assert [result.error_code for result in response.results] == [0, Code.GROUP_ID_NOT_FOUND]
     assert _taken(lines) == [change("OffsetCommit"), change("DeleteGroups")]
     me, generation = await member(client)
     assert (await committed(client, 9, me, generation))[0] == 0

@@ -189,7 +189,11 @@ def test_a_frame_is_read_as_its_client_meant_it(text: str, message: Message) -> 
     frame = bytes.fromhex(text)
     header = decode_header(frame)
     assert header.client_id == "c"
-    requests = {one.api_key: one for one in every_message() if one.__name__.endswith("Request")}
+    requests = {
+        request.api_key: request
+        for request in every_message()
+        if request.__name__.endswith("Request")
+    }
     kind = requests[header.api_key]
     read = decoder(kind, header.api_version)(frame, header.position)
     assert read == message

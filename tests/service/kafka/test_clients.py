@@ -70,8 +70,10 @@ async def test_a_connection_has_its_principal_and_no_secret() -> None:
         await allow(kafka.log, "User:alice", "WRITE")
         client = await _client_of(kafka, "alice")
         await _produce(client, _request((0, batch(b"x"))))
-        found = await KafkaClients(kafka.log, [client.connection, kafka.client().connection]).own()
-        principals = [(row.principal, row.client_id, row.requests) for row in found.rows]
+        clients = await KafkaClients(
+            kafka.log, [client.connection, kafka.client().connection]
+        ).own()
+        principals = [(row.principal, row.client_id, row.requests) for row in clients.rows]
         assert principals == [("", "", 0), ("User:alice", "test", 3)]
 
 
@@ -89,24 +91,26 @@ async def test_ten_thousand_connections_are_rows_within_a_bound() -> None:
         age_ms = kafka.log.clock.now_ms() - first.connected_ms
         assert 999_000 <= age_ms < 1_100_000, "since the oldest connection"
         assert [row.client_id for row in own.rows[1:]] == [f"c{n:04}" for n in range(ROWS_MAX - 1)]
-        found = await clients.all()
-        assert (found.connections, found.is_truncated, found.missing) == (10_000, True, [])
-        assert len(found.rows) == ROWS_MAX
+        total = await clients.all()
+        assert (total.connections, total.is_truncated, total.missing) == (10_000, True, [])
+        assert len(total.rows) == ROWS_MAX
 
 
 async def test_what_differs_is_a_row_of_its_own() -> None:
     async with broker() as kafka:
-        one = opened("a").seen
+        now = opened("a").seen
         others = [
-            one._replace(client_id="b"),
-            one._replace(software="kgo 1"),
-            one._replace(principal="User:x"),
-            one._replace(host="192.0.2.2"),
-            one._replace(is_tls=True),
+            now._replace(client_id="b"),
+            now._replace(software="kgo 1"),
+            now._replace(principal="User:x"),
+            now._replace(host="192.0.2.2"),
+            now._replace(is_tls=True),
         ]
-        found = await KafkaClients(kafka.log, [Open(each) for each in (one, one, *others)]).own()
-        assert [row.connections for row in found.rows] == [2, 1, 1, 1, 1, 1]
-        assert not found.is_truncated
+        clients = await KafkaClients(
+            kafka.log, [Open(state) for state in (now, now, *others)]
+        ).own()
+        assert [row.connections for row in clients.rows] == [2, 1, 1, 1, 1, 1]
+        assert not clients.is_truncated
 
 
 @pytest.mark.parametrize("hostile", ["\x1b[2J", "a\nb", "x" * 32_000, "\u202eabc"])
@@ -126,10 +130,10 @@ async def test_brokers_that_do_not_answer_are_named() -> None:
         bob = BrokerClients("bobid", "bob", 3, 7, False, [row])
         old = msgspec.msgpack.encode({"id": "oldid"})
         ask = answering(msgspec.msgpack.encode(bob), old, b"\xff", b"")
-        found = await KafkaClients(kafka.log, [opened("near")], ask).all()
-        assert found.missing == ["new", "old", "zoe"]
-        assert (found.connections, found.is_truncated) == (8, False)
-        shown = [(broker.name, row.client_id) for broker, row in found.rows]
+        clients = await KafkaClients(kafka.log, [opened("near")], ask).all()
+        assert clients.missing == ["new", "old", "zoe"]
+        assert (clients.connections, clients.is_truncated) == (8, False)
+        shown = [(broker.name, row.client_id) for broker, row in clients.rows]
         assert shown == [("bob", "far"), ("broker-1", "near")]
         truncated = msgspec.msgpack.encode(msgspec.structs.replace(bob, is_truncated=True))
         assert (await KafkaClients(kafka.log, (), answering(truncated)).all()).is_truncated
@@ -153,9 +157,9 @@ async def test_the_route_needs_the_right_to_describe_the_cluster() -> None:
 
 async def test_a_broker_without_kafka_clients_has_an_empty_list() -> None:
     async with broker_on(MemoryStore()) as made:
-        found = (await made.http.get(ROUTE)).json()
-        assert found["now_ms"] > 0
-        del found["now_ms"]
-        assert found == {
+        answer = (await made.http.get(ROUTE)).json()
+        assert answer["now_ms"] > 0
+        del answer["now_ms"]
+        assert answer == {
             "connections": 0, "is_truncated": False, "missing_brokers": [], "clients": []
         }  # fmt: skip

@@ -252,10 +252,10 @@ async def test_connections_of_a_client_have_one_turn_in_an_iteration_of_the_loop
 async def test_bytes_of_unanswered_requests_are_bounded() -> None:
     peer = Peer()
     large = ProduceRequest(acks=-1, timeout_ms=1000, topic_data=[], transactional_id="x" * 30_000)
-    one = framed(large, 9)
+    frame = framed(large, 9)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(connections, "UNANSWERED_BYTES_MAX", 2 * (len(one) - 4))
-        peer.send(one * 5)
+        patch.setattr(connections, "UNANSWERED_BYTES_MAX", 2 * (len(frame) - 4))
+        peer.send(frame * 5)
         assert len(peer.begun) == 2
         assert peer.transport.is_paused
 
@@ -323,10 +323,12 @@ async def test_an_unknown_version_of_api_versions_gets_version_0() -> None:
     said = ApiVersionsRequest(client_software_name="a", client_software_version="1")
     frame = framed(said, 4, 5)
     peer.send(frame[:6] + b"\0\x09" + frame[8:])
-    ((number, found),) = [answer(each, ApiVersionsResponse, 0) for each in peer.transport.frames()]
+    ((number, response),) = [
+        answer(answer_frame, ApiVersionsResponse, 0) for answer_frame in peer.transport.frames()
+    ]
     assert number == 5
-    assert found.error_code == Code.UNSUPPORTED_VERSION
-    assert [(one.api_key, one.max_version) for one in found.api_keys] == [(18, 4)]
+    assert response.error_code == Code.UNSUPPORTED_VERSION
+    assert [(api.api_key, api.max_version) for api in response.api_keys] == [(18, 4)]
 
 
 @virtual
@@ -335,8 +337,8 @@ async def test_api_versions_names_what_is_served_and_takes_the_name_of_the_libra
     said = ApiVersionsRequest(client_software_name="lib", client_software_version="1.2-x")
     peer.send(framed(said, 4), framed(PRODUCE, 9, client_id=None))
     (frame,) = peer.transport.frames()
-    _, found = answer(frame, ApiVersionsResponse, 4)
-    served = {one.api_key: (one.min_version, one.max_version) for one in found.api_keys}
+    _, response = answer(frame, ApiVersionsResponse, 4)
+    served = {api.api_key: (api.min_version, api.max_version) for api in response.api_keys}
     assert served == {0: (0, 13), 1: (4, 18), 3: (0, 13), 17: (0, 1), 18: (0, 4)}
     for _ in range(3):  # if the first request took long, the second begins in the next turn
         await asyncio.sleep(0)
@@ -493,8 +495,8 @@ async def test_sasl_where_no_key_is_needed() -> None:
     peer = Peer()
     peer.send(framed(SaslHandshakeRequest(mechanism="PLAIN"), 1))
     (frame,) = peer.transport.frames()
-    found = answer(frame, SaslHandshakeResponse, 1)[1]
-    assert found.error_code == Code.ILLEGAL_SASL_STATE
+    response = answer(frame, SaslHandshakeResponse, 1)[1]
+    assert response.error_code == Code.ILLEGAL_SASL_STATE
 
 
 @virtual
@@ -503,17 +505,17 @@ async def test_a_long_client_id_is_cut() -> None:
     for number in range(20):
         peer.send(framed(PRODUCE, 9, number, f"{number:03}{chr(0x1F600)}" + "x" * 32_000))
         peer.finish(number)
-    assert {len(each.client_id) for each in peer.clients} == {CLIENT_ID_CHARS_MAX}
-    assert {each.client_id[:3] for each in peer.clients} == {f"{n:03}" for n in range(20)}
+    assert {len(client.client_id) for client in peer.clients} == {CLIENT_ID_CHARS_MAX}
+    assert {client.client_id[:3] for client in peer.clients} == {f"{n:03}" for n in range(20)}
 
 
 @virtual
 async def test_a_change_holds_its_memory_to_its_end_after_the_connection() -> None:
     peer = Peer()
     peer.send(framed(METADATA, 9))
-    held = peer.memory.used
+    used_bytes = peer.memory.used
     peer.connection.closed()
-    assert peer.memory.used == held > 0
+    assert peer.memory.used == used_bytes > 0
     await asyncio.sleep(2)
     assert peer.memory.used == 0
 
@@ -634,13 +636,13 @@ async def test_a_request_whose_turn_has_not_come_takes_the_memory_to_be_decoded(
 
 @virtual
 async def test_a_request_that_its_group_keeps_gives_its_memory_back_then() -> None:
-    kept = asyncio.Queue[Callable[[], object]]()
+    callbacks = asyncio.Queue[Callable[[], object]]()
     ends = asyncio.Event()
 
     async def join(
         request: Any, client: Client, on_kept: Callable[[], object]
     ) -> JoinGroupResponse:
-        kept.put_nowait(on_kept)
+        callbacks.put_nowait(on_kept)
         await ends.wait()
         return JoinGroupResponse(
             error_code=0, leader="", protocol_name="", member_id="", members=[]
@@ -663,7 +665,7 @@ async def test_a_request_that_its_group_keeps_gives_its_memory_back_then() -> No
         )
         connection.frames.push(framed(asked, 5))
         connection.advance()
-        on_kept = await kept.get()  # a thread decodes the large ones
+        on_kept = await callbacks.get()  # a thread decodes the large ones
         assert peer.memory.used > size, "no other part counts the bytes"
         assert peer.memory.decoded.used == (0 if size == 10 else peer.memory.used)
         on_kept()
@@ -729,11 +731,11 @@ async def test_a_request_that_a_thread_decodes_holds_its_memory_after_its_connec
     topics = [FetchTopic(topic="t" * 200, partitions=[partition])] * 50
     peer.send(framed(FetchRequest(max_wait_ms=0, min_bytes=0, topics=topics), 11))
     await api.is_decoding.wait()
-    held = peer.memory.used
+    used_bytes = peer.memory.used
     peer.connection.closed()
     for _ in range(10):
         await asyncio.sleep(0)
-    assert peer.memory.used == peer.memory.decoded.used == held > 0
+    assert peer.memory.used == peer.memory.decoded.used == used_bytes > 0
     api.gate.set()
     await asyncio.sleep(0.1)
     assert peer.memory.used == peer.memory.decoded.used == 0
@@ -772,7 +774,7 @@ def test_the_client_that_takes_nothing_for_the_longest_time_is_closed() -> None:
     unsent.note(second, 50)
     unsent.note(first, 40)  # it takes some
     unsent.note(third, 60)
-    assert [each.is_ended for each in (first, second, third)] == [False, True, False]
+    assert [client.is_ended for client in (first, second, third)] == [False, True, False]
     assert unsent.used == 100
     unsent.note(first, 0)
     unsent.note(third, 0)

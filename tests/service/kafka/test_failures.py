@@ -67,7 +67,7 @@ async def test_each_api_has_an_answer_to_an_error_of_the_log(kafka: Kafka) -> No
             set(codes_of(refused(kafka, api, request, version), version))
             for request in invented(api, version, DRAWS)
         ]
-        codes = {code for found in answers for code in found}
+        codes = {code for answer_codes in answers for code in answer_codes}
         expected = {code_of(Unavailable(""), kind_of(api.request))}
         assert codes == expected, (api.name, version)
 
@@ -84,8 +84,8 @@ async def test_an_exception_in_a_coroutine_is_answered_alike(kafka: Kafka) -> No
             called(context, api, _raise, request, client),
             await called(context, api, raises, request, client),
         ]
-        one, other = (b"".join(api.encode(answer, version)) for answer in answers)
-        assert one == other
+        answer_bytes, other = (b"".join(api.encode(answer, version)) for answer in answers)
+        assert answer_bytes == other
 
 
 async def test_a_client_that_leaves_before_its_task_begins_calls_no_handler(kafka: Kafka) -> None:
@@ -124,12 +124,12 @@ async def test_an_answer_has_an_item_for_each_item_of_the_request(kafka: Kafka) 
             for name, numbers in (("t", [0, 2]), ("u", [1]))
         ],
     )
-    found = refused(kafka, apis[2], offsets, 7)
-    assert [(topic.name, _partitions(topic)) for topic in found.topics] == [
+    response = refused(kafka, apis[2], offsets, 7)
+    assert [(topic.name, _partitions(topic)) for topic in response.topics] == [
         ("t", [(0, storage), (2, storage)]),
         ("u", [(1, storage)]),
     ]
-    assert found.topics[0].partitions[0].offset == -1
+    assert response.topics[0].partitions[0].offset == -1
 
     named = [group_offsets.OffsetFetchRequestTopic(name="t", partition_indexes=[0, 3])]
     committed = group_offsets.OffsetFetchRequest(group_id="g", topics=named)
@@ -141,23 +141,23 @@ async def test_an_answer_has_an_item_for_each_item_of_the_request(kafka: Kafka) 
     assert (answer.group_id, answer.error_code, answer.topics) == ("g", coordinator, [])
 
     keys = metadata.FindCoordinatorRequest(key_type=0, coordinator_keys=["g", "h"])
-    found = refused(kafka, apis[10], keys, 4)
-    assert [(each.key, each.error_code, each.node_id) for each in found.coordinators] == [
+    response = refused(kafka, apis[10], keys, 4)
+    assert [(item.key, item.error_code, item.node_id) for item in response.coordinators] == [
         ("g", coordinator, -1),
         ("h", coordinator, -1),
     ]
     deleted = refused(kafka, apis[42], groups.DeleteGroupsRequest(groups_names=["g", "h"]), 2)
-    assert [(each.group_id, each.error_code) for each in deleted.results] == [
+    assert [(item.group_id, item.error_code) for item in deleted.results] == [
         ("g", coordinator),
         ("h", coordinator),
     ]
     old = topics.DeleteTopicsRequest(topic_names=["t", "u"], timeout_ms=1)
-    gone = refused(kafka, apis[20], old, 5)
-    assert [each.name for each in gone.responses] == ["t", "u"]
+    deleted_topics = refused(kafka, apis[20], old, 5)
+    assert [item.name for item in deleted_topics.responses] == ["t", "u"]
 
 
 def _partitions(topic: Any) -> list[tuple[int, int]]:
-    return [(each.partition_index, each.error_code) for each in topic.partitions]
+    return [(partition.partition_index, partition.error_code) for partition in topic.partitions]
 
 
 class Failing:
@@ -174,7 +174,7 @@ class Failing:
 async def test_each_api_answers_while_the_store_fails(caplog: pytest.LogCaptureFixture) -> None:
     """The handlers read the WAL to its end, because they do not know the topics of the requests."""
     plan = Failing()
-    async with broker(at=FaultyStore(MemoryStore(), plan)) as kafka:
+    async with broker(object_store=FaultyStore(MemoryStore(), plan)) as kafka:
         await kafka.log.create_topic("t", 1, {})
         client = kafka.client()
         plan.is_on = True
@@ -192,16 +192,16 @@ async def test_metadata_while_the_store_fails_describes_the_topics_that_are_know
     version: int,
 ) -> None:
     plan = Failing()
-    async with broker(at=FaultyStore(MemoryStore(), plan)) as kafka:
+    async with broker(object_store=FaultyStore(MemoryStore(), plan)) as kafka:
         await kafka.log.create_topic("t", 1, {})
         client = kafka.client()
         plan.is_on = True
         asked = [metadata.MetadataRequestTopic(name=name) for name in ("t", "unknown", "a b")]
         request = metadata.MetadataRequest(topics=asked)
-        found = await client.ask(request, metadata.MetadataResponse, version)
+        response = await client.ask(request, metadata.MetadataResponse, version)
         plan.is_on = False
-        assert len(found.brokers) == 1
-        assert {topic.name: topic.error_code for topic in found.topics} == {
+        assert len(response.brokers) == 1
+        assert {topic.name: topic.error_code for topic in response.topics} == {
             "t": Code.NONE,
             "unknown": Code.KAFKA_STORAGE_ERROR,
             "a b": Code.INVALID_TOPIC_EXCEPTION,
@@ -210,7 +210,7 @@ async def test_metadata_while_the_store_fails_describes_the_topics_that_are_know
 
 async def test_fetch_while_the_store_fails_reads_the_topics_that_are_known() -> None:
     plan = Failing()
-    async with broker(at=FaultyStore(MemoryStore(), plan)) as kafka:
+    async with broker(object_store=FaultyStore(MemoryStore(), plan)) as kafka:
         await kafka.log.create_topic("t", 1, {})
         client = kafka.client()
         plan.is_on = True
@@ -224,9 +224,9 @@ async def test_fetch_while_the_store_fails_reads_the_topics_that_are_known() -> 
             for name in ("t", "unknown")
         ]
         request = fetch.FetchRequest(max_wait_ms=0, min_bytes=0, topics=asked)
-        found = await client.ask(request, fetch.FetchResponse, 11)
+        response = await client.ask(request, fetch.FetchResponse, 11)
         plan.is_on = False
-        codes = {topic.topic: topic.partitions[0].error_code for topic in found.responses}
+        codes = {topic.topic: topic.partitions[0].error_code for topic in response.responses}
         assert codes == {"t": Code.NONE, "unknown": Code.KAFKA_STORAGE_ERROR}
 
 

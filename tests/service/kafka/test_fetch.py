@@ -77,13 +77,13 @@ async def _fetch(
 def _records(part: FetchablePartitionResponse) -> list[tuple[int, bytes | None]]:
     """Offset and value of each record of an answer, read by aiokafka."""
     assert part.records is not None, "librdkafka needs bytes, also in errors"
-    found = []
+    records = []
     batches = MemoryRecords(b"".join(part.records))
     while batches.has_next():
-        one = batches.next_batch()
-        assert one is not None
-        found += [(record.offset, record.value) for record in one]
-    return found
+        record_batch = batches.next_batch()
+        assert record_batch is not None
+        records += [(record.offset, record.value) for record in record_batch]
+    return records
 
 
 @pytest.fixture
@@ -100,17 +100,17 @@ async def filled(kafka: Kafka) -> Client:
 @pytest.mark.parametrize("version", range(4, 19))
 async def test_each_version_reads(kafka: Kafka, filled: Client, version: int) -> None:
     topic_id = bytes.fromhex(kafka.log.state.topic("t").topic_id)
-    found = await _fetch(filled, _wanted((0, 0), (1, 0), (2, 0), topic_id=topic_id), version)
-    assert _records(found[0]) == [(n, b"%d" % n) for n in range(6)]
-    assert _records(found[1]) == [(0, b"one")]
-    assert _records(found[2]) == []
-    assert [(one.high_watermark, one.error_code) for one in found] == [(6, 0), (1, 0), (0, 0)]
-    assert [one.last_stable_offset for one in found] == [6, 1, 0]
+    parts = await _fetch(filled, _wanted((0, 0), (1, 0), (2, 0), topic_id=topic_id), version)
+    assert _records(parts[0]) == [(n, b"%d" % n) for n in range(6)]
+    assert _records(parts[1]) == [(0, b"one")]
+    assert _records(parts[2]) == []
+    assert [(part.high_watermark, part.error_code) for part in parts] == [(6, 0), (1, 0), (0, 0)]
+    assert [part.last_stable_offset for part in parts] == [6, 1, 0]
 
 
 async def test_the_batch_that_contains_the_offset_is_first(kafka: Kafka, filled: Client) -> None:
-    (found,) = await _fetch(filled, _wanted((0, 3)))
-    records = _records(found)
+    (part,) = await _fetch(filled, _wanted((0, 3)))
+    records = _records(part)
     assert records[0][0] <= 3
     assert (5, b"5") in records
 
@@ -140,8 +140,8 @@ async def test_a_fetch_waits_for_records(kafka: Kafka, filled: Client) -> None:
     await asyncio.sleep(0.01)
     assert not waiting.done()
     await _produce(kafka.client(), _request((1, batch(b"new"))))
-    found = await waiting
-    assert [_records(one) for one in found] == [[], [(1, b"new")]]
+    parts = await waiting
+    assert [_records(part) for part in parts] == [[], [(1, b"new")]]
 
 
 async def test_a_fetch_waits_for_min_bytes_over_all_partitions(
@@ -155,23 +155,23 @@ async def test_a_fetch_waits_for_min_bytes_over_all_partitions(
     await asyncio.sleep(0.01)
     assert not waiting.done()
     await _produce(other, _request((1, batch(b"new"))))
-    assert [len(_records(one)) for one in await waiting] == [1, 1]
+    assert [len(_records(part)) for part in await waiting] == [1, 1]
 
 
 async def test_an_empty_answer_after_the_wait(kafka: Kafka, filled: Client) -> None:
-    (found,) = await _fetch(filled, _wanted((0, 6), wait_ms=20))
-    assert (_records(found), found.high_watermark) == ([], 6)
+    (part,) = await _fetch(filled, _wanted((0, 6), wait_ms=20))
+    assert (_records(part), part.high_watermark) == ([], 6)
 
 
 async def test_errors_are_by_partition_and_come_at_once(kafka: Kafka, filled: Client) -> None:
-    found = await _fetch(filled, _wanted((0, 7), (9, 0), (1, 0), wait_ms=20_000))
-    assert [one.error_code for one in found] == [
+    parts = await _fetch(filled, _wanted((0, 7), (9, 0), (1, 0), wait_ms=20_000))
+    assert [part.error_code for part in parts] == [
         Code.OFFSET_OUT_OF_RANGE,
         Code.UNKNOWN_TOPIC_OR_PARTITION,
         Code.NONE,
     ]
-    assert _records(found[0]) == []
-    assert found[0].high_watermark == 6
+    assert _records(parts[0]) == []
+    assert parts[0].high_watermark == 6
     (unknown,) = await _fetch(filled, _wanted((0, 0), topic="u", wait_ms=20_000))
     assert unknown.error_code == Code.UNKNOWN_TOPIC_OR_PARTITION
     (by_id,) = await _fetch(filled, _wanted((0, 0), topic_id=b"u" * 16), 13)
@@ -184,8 +184,8 @@ async def test_a_topic_that_is_deleted_ends_the_wait(kafka: Kafka, filled: Clien
     waiting = asyncio.create_task(_fetch(filled, _wanted((2, 0), wait_ms=20_000)))
     await asyncio.sleep(0.01)
     await kafka.log.delete_topic("t")
-    (found,) = await waiting
-    assert found.error_code == Code.UNKNOWN_TOPIC_OR_PARTITION
+    (part,) = await waiting
+    assert part.error_code == Code.UNKNOWN_TOPIC_OR_PARTITION
 
 
 async def test_an_unknown_session(kafka: Kafka, filled: Client) -> None:
@@ -203,8 +203,8 @@ async def test_answers_wait_for_memory(kafka: Kafka, filled: Client) -> None:
     await asyncio.sleep(0.01)
     assert not waiting.done()
     other.set(0)
-    (found,) = await waiting
-    assert len(_records(found)) == 6
+    (part,) = await waiting
+    assert len(_records(part)) == 6
     await asyncio.sleep(0)
     assert answers.used == 0
 
@@ -214,10 +214,10 @@ async def test_a_stopping_broker_ends_waits(kafka: Kafka, filled: Client) -> Non
     await asyncio.sleep(0.01)
     kafka.log.drain()
     kafka.server.begin_drain()
-    (found,) = await waiting
-    assert _records(found) == []
-    (found,) = await _fetch(filled, _wanted((0, 0)))
-    assert found.error_code == Code.NOT_LEADER_OR_FOLLOWER
+    (part,) = await waiting
+    assert _records(part) == []
+    (part,) = await _fetch(filled, _wanted((0, 0)))
+    assert part.error_code == Code.NOT_LEADER_OR_FOLLOWER
 
 
 async def test_records_of_kafka_clients_count_in_the_rates_of_the_broker(kafka: Kafka) -> None:
@@ -254,7 +254,10 @@ async def test_fetch_at_the_end_has_the_records_that_another_broker_acked() -> N
     """I3: the brokers share a store, and the other broker announces nothing."""
     store = FaultyStore(MemoryStore())
     settings = QUIET._replace(poll_interval_s=3600.0)
-    async with broker(settings, at=store) as writing, broker(settings, at=store) as reading:
+    async with (
+        broker(settings, object_store=store) as writing,
+        broker(settings, object_store=store) as reading,
+    ):
         await writing.log.create_topic("t", 1, {})
         writer, reader = writing.client(), reading.client()
         for number, wait_ms in enumerate((0, 0, 30)):
@@ -264,7 +267,7 @@ async def test_fetch_at_the_end_has_the_records_that_another_broker_acked() -> N
         probes: list[Call] = []
         store.plan = lambda call: probes.append(call) if call.key.startswith("wal/") else None
         readers = [reading.client() for _ in range(50)]
-        await asyncio.gather(*(_fetch(one, _wanted((0, 3), wait_ms=50)) for one in readers))
+        await asyncio.gather(*(_fetch(client, _wanted((0, 3), wait_ms=50)) for client in readers))
         assert 1 <= len(probes) <= 5, "readers that wait at the same time share a read of the WAL"
 
 
@@ -274,7 +277,10 @@ async def test_fetch_at_the_end_has_the_records_that_another_broker_acked() -> N
 async def test_list_offsets_has_the_records_that_another_broker_acked() -> None:
     """I3: the brokers share a store, and the other broker announces nothing."""
     store, settings = MemoryStore(), QUIET._replace(poll_interval_s=3600.0)
-    async with broker(settings, at=store) as writing, broker(settings, at=store) as reading:
+    async with (
+        broker(settings, object_store=store) as writing,
+        broker(settings, object_store=store) as reading,
+    ):
         await writing.log.create_topic("t", 1, {})
         for number in range(3):
             await _produce(writing.client(), _request((0, batch(b"%d" % number))))
@@ -292,8 +298,8 @@ async def _offset(
         replica_id=-1, topics=[ListOffsetsTopic(name="t", partitions=[asked])]
     )
     response = await client.ask(request, ListOffsetsResponse, version)
-    (found,) = response.topics[0].partitions
-    return found.error_code, found.offset, found.timestamp
+    (part,) = response.topics[0].partitions
+    return part.error_code, part.offset, part.timestamp
 
 
 @pytest.mark.parametrize("version", range(1, 12))
@@ -311,8 +317,8 @@ async def test_offsets_in_each_version(filled: Client, version: int) -> None:
 
 async def test_an_offset_by_time_is_exact_to_the_record(filled: Client) -> None:
     for after_ms, offset in ((0, 0), (1, 1), (2, 2), (200, 2), (201, 3), (400, 4), (401, 5)):
-        found = await _offset(filled, NOW_MS + after_ms)
-        assert found[:2] == (0, offset), after_ms
+        answer = await _offset(filled, NOW_MS + after_ms)
+        assert answer[:2] == (0, offset), after_ms
     assert await _offset(filled, NOW_MS + 201) == (0, 3, NOW_MS + 201)
     assert await _offset(filled, NOW_MS + 402) == (0, -1, -1)
     assert await _offset(filled, 2**63 - 1) == (0, -1, -1)
@@ -341,7 +347,9 @@ async def test_newest_timestamp_of_kept_records_is_exact(kafka: Kafka, seed: int
         await kafka.log.delete_records("t", 0, start)
         stamps = {offset: stamp for offset, stamp in model.items() if offset >= start}
         newest = max(stamps.values(), default=-1)
-        first_offset = min((at for at, stamp in stamps.items() if stamp == newest), default=-1)
+        first_offset = min(
+            (offset for offset, stamp in stamps.items() if stamp == newest), default=-1
+        )
         assert await _offset(client, -3) == (0, first_offset, newest)
 
 
@@ -355,10 +363,11 @@ async def test_the_only_leader_epoch_is_0(filled: Client, version: int) -> None:
         topics=[OffsetForLeaderTopic(topic="t", partitions=asked)]
     )
     response = await filled.ask(request, OffsetForLeaderEpochResponse, version)
-    found = [
-        (one.error_code, one.leader_epoch, one.end_offset) for one in response.topics[0].partitions
+    answers = [
+        (part.error_code, part.leader_epoch, part.end_offset)
+        for part in response.topics[0].partitions
     ]
-    assert found == [(0, 0, 6), (0, -1, -1), (Code.UNKNOWN_TOPIC_OR_PARTITION, -1, -1)]
+    assert answers == [(0, 0, 6), (0, -1, -1), (Code.UNKNOWN_TOPIC_OR_PARTITION, -1, -1)]
 
 
 async def test_sizes_and_reassignments(kafka: Kafka, filled: Client) -> None:
@@ -367,7 +376,10 @@ async def test_sizes_and_reassignments(kafka: Kafka, filled: Client) -> None:
             DescribeLogDirsRequest(topics=None), DescribeLogDirsResponse, version
         )
         (place,) = sizes.results
-        partitions = {one.partition_index: one.partition_size for one in place.topics[0].partitions}
+        partitions = {
+            partition.partition_index: partition.partition_size
+            for partition in place.topics[0].partitions
+        }
         assert partitions[0] > partitions[1] > partitions[2] == 0
     none = await filled.ask(
         ListPartitionReassignmentsRequest(), ListPartitionReassignmentsResponse, 0

@@ -36,18 +36,20 @@ async def _ask(
 ) -> tuple[FetchResponse, dict[int, int]]:
     """Return the answer, and the number of records of each partition in it."""
     response = await client.ask(request, FetchResponse, version)
-    partitions = [each for topic in response.responses for each in topic.partitions]
-    return response, {each.partition_index: len(_records(each)) for each in partitions}
+    partitions = [partition for topic in response.responses for partition in topic.partitions]
+    return response, {
+        partition.partition_index: len(_records(partition)) for partition in partitions
+    }
 
 
 async def test_answers_have_only_what_changed(kafka: Kafka) -> None:
     client = kafka.client()
-    first, found = await _ask(client, _in_session(0, 0, (0, 0), (1, 0), (2, 0)))
+    first, counts = await _ask(client, _in_session(0, 0, (0, 0), (1, 0), (2, 0)))
     assert first.session_id > 0
-    assert found == {0: 0, 1: 0, 2: 0}
+    assert counts == {0: 0, 1: 0, 2: 0}
     session = first.session_id
-    response, found = await _ask(client, _in_session(session, 1))
-    assert (response.session_id, found) == (session, {})
+    response, counts = await _ask(client, _in_session(session, 1))
+    assert (response.session_id, counts) == (session, {})
     await _produce(client, _request((1, batch(b"a", b"b"))))
     assert (await _ask(client, _in_session(session, 2)))[1] == {1: 2}
     # Without the new offset, the same records come again.
@@ -102,13 +104,13 @@ async def test_the_ends_of_a_session(kafka: Kafka) -> None:
     assert await code(_in_session(session + 1, 1)) == Code.FETCH_SESSION_ID_NOT_FOUND
     assert await code(_in_session(session, 1), 13) == Code.FETCH_SESSION_TOPIC_ID_ERROR
     # All partitions again under the old id: a new session.
-    response, found = await _ask(client, _in_session(session, 0, (0, 0)))
+    response, counts = await _ask(client, _in_session(session, 0, (0, 0)))
     assert response.session_id not in {0, session}
-    assert found == {0: 0}
+    assert counts == {0: 0}
     assert await code(_in_session(session, 1)) == Code.FETCH_SESSION_ID_NOT_FOUND
     # The client ends the session.
-    ended, found = await _ask(client, _in_session(response.session_id, -1, (0, 0)))
-    assert (ended.session_id, found) == (0, {0: 0})
+    ended, counts = await _ask(client, _in_session(response.session_id, -1, (0, 0)))
+    assert (ended.session_id, counts) == (0, {0: 0})
     assert await code(_in_session(response.session_id, 1)) == Code.FETCH_SESSION_ID_NOT_FOUND
 
 
@@ -135,7 +137,7 @@ def test_the_bounds_of_sessions_and_partitions(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(fetch_sessions, "PARTITIONS_MAX", 10)
     sessions = FetchSessions(2**31 - 2)
     opened = [_begun(sessions, 0.0, 1, 2), _begun(sessions, 50.0, 1), _begun(sessions, 60.0, 1)]
-    assert [each and each.session_id for each in opened] == [2**31 - 2, 2**31 - 1, 1]
+    assert [session and session.session_id for session in opened] == [2**31 - 2, 2**31 - 1, 1]
     assert _begun(sessions, 100.0, 1) is None, "no session is idle for long enough"
     assert _begun(sessions, 121.0, 1) is not None
     oldest = opened[0]
@@ -183,7 +185,7 @@ def test_a_client_with_a_session_knows_what_one_without_knows() -> None:
         session = Session(1, "User:a", is_by_id=False)
         session.update(_request_of(*range(4)))
         truth = dict.fromkeys(range(4), (0, 0, 0))  # error, high watermark, log start offset
-        known = dict(truth)
+        client_state = dict(truth)
         for step in range(12):
             for number in rng.sample(range(4), rng.randrange(3)):
                 error = rng.choice([0, 0, 1])
@@ -191,31 +193,35 @@ def test_a_client_with_a_session_knows_what_one_without_knows() -> None:
                     (error, -1, -1) if error else (0, rng.randrange(3), rng.randrange(2))
                 )
             answers = {
-                each.partition: FetchablePartitionResponse(
-                    partition_index=each.partition,
-                    error_code=truth[each.partition][0],
-                    high_watermark=truth[each.partition][1],
-                    log_start_offset=truth[each.partition][2],
+                partition.partition: FetchablePartitionResponse(
+                    partition_index=partition.partition,
+                    error_code=truth[partition.partition][0],
+                    high_watermark=truth[partition.partition][1],
+                    log_start_offset=truth[partition.partition][2],
                     aborted_transactions=None,
-                    records=[b"r"] if rng.random() < 0.2 and not truth[each.partition][0] else [],
+                    records=[b"r"]
+                    if rng.random() < 0.2 and not truth[partition.partition][0]
+                    else [],
                 )
                 for topic in session.topics()
-                for each in topic.partitions
+                for partition in topic.partitions
             }
             assert sorted(answers) == [0, 1, 2, 3]
             with_records = {n for n, answer in answers.items() if answer.records}
-            found = FetchableTopicResponse(
+            topic_response = FetchableTopicResponse(
                 topic="t", topic_id=ZERO_UUID, partitions=list(answers.values())
             )
-            response = FetchResponse(throttle_time_ms=0, responses=[found])
+            response = FetchResponse(throttle_time_ms=0, responses=[topic_response])
             session.remove_unchanged(response, is_full=step == 0)
-            sent = [each for topic in response.responses for each in topic.partitions]
-            assert with_records <= {each.partition_index for each in sent}
-            for each in sent:
-                said = (each.error_code, each.high_watermark, each.log_start_offset)
-                known[each.partition_index] = said
-            assert known == truth
-            order = [each.partition for topic in session.topics() for each in topic.partitions]
+            sent = [partition for topic in response.responses for partition in topic.partitions]
+            assert with_records <= {partition.partition_index for partition in sent}
+            for partition in sent:
+                said = (partition.error_code, partition.high_watermark, partition.log_start_offset)
+                client_state[partition.partition_index] = said
+            assert client_state == truth
+            order = [
+                partition.partition for topic in session.topics() for partition in topic.partitions
+            ]
             if with_records:
                 assert set(order[-len(with_records) :]) == with_records
 
@@ -224,7 +230,7 @@ def test_a_client_with_a_session_knows_what_one_without_knows() -> None:
 async def test_session_has_no_partition_that_is_unknown(kafka: Kafka, version: int) -> None:
     """A request of few bytes must not ask for many errors again and again."""
     client = kafka.client()
-    known = bytes.fromhex(kafka.log.state.topic("t").topic_id)
+    topic_id = bytes.fromhex(kafka.log.state.topic("t").topic_id)
     unknown = FetchTopic(topic="unknown", topic_id=bytes(15) + b"\1", partitions=[])
     unknown.partitions = [
         FetchPartition(partition=n, fetch_offset=0, partition_max_bytes=1) for n in range(100)
@@ -239,7 +245,7 @@ async def test_session_has_no_partition_that_is_unknown(kafka: Kafka, version: i
     assert response.session_id == 0
     assert len(response.responses[0].partitions) == 100
     partition = FetchPartition(partition=0, fetch_offset=0, partition_max_bytes=1)
-    of_known = FetchTopic(topic="t", topic_id=known, partitions=[partition])
+    of_known = FetchTopic(topic="t", topic_id=topic_id, partitions=[partition])
     session = (await ask(0, 0, of_known)).session_id
     assert session > 0
     response = await ask(session, 1, unknown)

@@ -26,11 +26,11 @@ def _framed(key: int, size: int) -> bytes:
 
 
 def _pulled(reader: FrameReader) -> list[bytes]:
-    found = []
+    frames = []
     while (frame := reader.pull()) is not None:
-        found.append(bytes(frame))
+        frames.append(bytes(frame))
     reader.settle()
-    return found
+    return frames
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -40,22 +40,22 @@ def test_frames_come_out_as_they_went_in(seed: int) -> None:
     frames = [_framed(0, size) for size in sizes]
     data, shared = b"".join(frames), memoryview(bytearray(SHARED_BYTES))
     reader = FrameReader(lambda _: True, is_proved=True)
-    found: list[bytes] = []
-    at = 0
-    while at < len(data):
+    pulled_frames: list[bytes] = []
+    position = 0
+    while position < len(data):
         if draw.random() < 0.5:  # as from a socket
             room = reader.buffer(shared)
-            count = min(len(room), len(data) - at, draw.choice((1, 3, 1000, 1 << 20)))
-            room[:count] = data[at : at + count]
+            count = min(len(room), len(data) - position, draw.choice((1, 3, 1000, 1 << 20)))
+            room[:count] = data[position : position + count]
             del room
             reader.received(shared, count)
         else:  # as from TLS
-            count = min(len(data) - at, draw.choice((1, 5, 16_384, 1 << 18)))
-            reader.push(data[at : at + count])
-        at += count
-        found += _pulled(reader)
+            count = min(len(data) - position, draw.choice((1, 5, 16_384, 1 << 18)))
+            reader.push(data[position : position + count])
+        position += count
+        pulled_frames += _pulled(reader)
         shared[:] = bytes(SHARED_BYTES)  # a frame must not be a view of it
-    assert found == [frame[4:] for frame in frames]
+    assert pulled_frames == [frame[4:] for frame in frames]
     assert not reader.is_inside
 
 
@@ -74,12 +74,12 @@ def test_frames_come_out_as_they_went_in(seed: int) -> None:
 def test_a_size_out_of_bounds_is_refused_before_memory_is_taken(
     key: int, size: int, is_proved: bool
 ) -> None:
-    taken: list[int] = []
-    reader = FrameReader(lambda size: not taken.append(size), is_proved=is_proved)  # type: ignore[func-returns-value]
+    sizes: list[int] = []
+    reader = FrameReader(lambda size: not sizes.append(size), is_proved=is_proved)  # type: ignore[func-returns-value]
     reader.push(struct.pack(">ih", size, key))
     with pytest.raises(FrameRefused):
         reader.pull()
-    assert not taken
+    assert not sizes
 
 
 def test_a_buffer_grows_with_the_bytes_that_arrive() -> None:
@@ -151,7 +151,7 @@ def test_frames_that_stop_in_the_middle_delay_no_small_frame() -> None:
         size = 300_000 if number % 2 else SHARED_BYTES
         reader.push(_framed(0, size)[:-1])
         assert _pulled(reader) == []
-    assert [number for number, one in enumerate(stopped) if one.is_blocked] == [5, 7]
+    assert [number for number, reader in enumerate(stopped) if reader.is_blocked] == [5, 7]
     assert memory.take(_Idle(), SHARED_BYTES)
 
 

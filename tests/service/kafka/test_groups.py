@@ -96,7 +96,7 @@ async def committed(
         ],
     )
     answer = await client.ask(asked, offsets.OffsetCommitResponse, version)
-    return [each.error_code for each in answer.topics[0].partitions]
+    return [partition.error_code for partition in answer.topics[0].partitions]
 
 
 @pytest.mark.parametrize("version", range(10))
@@ -105,11 +105,11 @@ async def test_join_in_each_version(kafka: Kafka, version: int) -> None:
     wrong = await join(client, version, session_ms=1_000)
     assert wrong.error_code == Code.INVALID_SESSION_TIMEOUT
     assert wrong.protocol_name == (None if version >= 7 else "")
-    found = await join(client, version)
-    assert (found.error_code, found.generation_id, found.leader) == (0, 1, found.member_id)
-    assert [one.metadata for one in found.members] == [SUBSCRIPTION]
-    assert found.protocol_name == "range"
-    assert found.member_id.startswith("test-")
+    answer = await join(client, version)
+    assert (answer.error_code, answer.generation_id, answer.leader) == (0, 1, answer.member_id)
+    assert [group_member.metadata for group_member in answer.members] == [SUBSCRIPTION]
+    assert answer.protocol_name == "range"
+    assert answer.member_id.startswith("test-")
 
 
 @pytest.mark.parametrize("version", range(6))
@@ -122,14 +122,17 @@ async def test_sync_heartbeat_and_leave_in_each_version(kafka: Kafka, version: i
     other = messages.HeartbeatRequest(group_id="none", generation_id=1, member_id=me)
     answer = await client.ask(other, messages.HeartbeatResponse, min(version, 4))
     assert answer.error_code == Code.UNKNOWN_MEMBER_ID
-    both = [messages.MemberIdentity(member_id=each) for each in ("ghost", me)]
+    both = [messages.MemberIdentity(member_id=member_id) for member_id in ("ghost", me)]
     leave = messages.LeaveGroupRequest(
         group_id="g", member_id=me if version < 3 else "", members=both if version >= 3 else []
     )
     left = await client.ask(leave, messages.LeaveGroupResponse, version)
     assert left.error_code == Code.NONE
     if version >= 3:
-        assert [one.error_code for one in left.members] == [Code.UNKNOWN_MEMBER_ID, Code.NONE]
+        assert [group_member.error_code for group_member in left.members] == [
+            Code.UNKNOWN_MEMBER_ID,
+            Code.NONE,
+        ]
     assert not kafka.log.state.members.has_members("g")
 
 
@@ -161,13 +164,17 @@ async def test_the_last_offset_of_a_repeated_partition_counts(
     entries = []
     commit_offsets = kafka.log.classic_groups.commit_offsets
 
-    async def counted(group: str, who: Any, generation: int, offsets: Any, gone: Any) -> Any:
-        entries.append(len(offsets) + len(gone))
-        return await commit_offsets(group, who, generation, offsets, gone)
+    async def counted(
+        group: str, who: Any, generation: int, offsets: Any, gone_partitions: Any
+    ) -> Any:
+        entries.append(len(offsets) + len(gone_partitions))
+        return await commit_offsets(group, who, generation, offsets, gone_partitions)
 
     kafka.log.classic_groups.commit_offsets = counted
     answer = await kafka.client().ask(asked, offsets.OffsetCommitResponse, 8)
-    assert [each.error_code for each in answer.topics[0].partitions] == [0] * len(repeated)
+    assert [partition.error_code for partition in answer.topics[0].partitions] == [0] * len(
+        repeated
+    )
     assert entries == [1], "an entry has a partition once"
     offset = kafka.log.committed_offsets("g").get(TopicPartition("t", 0))
     assert (None if offset is None else offset.offset) == last
@@ -179,7 +186,10 @@ async def test_offset_fetch_has_what_was_committed_at_another_broker() -> None:
     asked = offsets.OffsetFetchRequest(
         groups=[offsets.OffsetFetchRequestGroup(group_id="g", topics=None)]
     )
-    async with broker(settings, at=store) as writing, broker(settings, at=store) as reading:
+    async with (
+        broker(settings, object_store=store) as writing,
+        broker(settings, object_store=store) as reading,
+    ):
         await writing.log.create_topic("t", 1, {})
         for offset in range(1, 4):
             assert (await committed(writing.client(), offset))[0] == Code.NONE
@@ -219,11 +229,11 @@ async def test_offset_fetch_in_each_version(kafka: Kafka, version: int) -> None:
             ],
         )
         answer = await client.ask(asked, offsets.OffsetFetchResponse, version)
-        found = [each for topic in answer.topics for each in topic.partitions]
+        partitions = [partition for topic in answer.topics for partition in topic.partitions]
         if version >= 2:
             every = offsets.OffsetFetchRequest(group_id="g", topics=None)
             all_of = await client.ask(every, offsets.OffsetFetchResponse, version)
-            assert [one.name for one in all_of.topics] == ["t"]
+            assert [topic.name for topic in all_of.topics] == ["t"]
     else:
         topic_id = bytes.fromhex(kafka.log.state.topic("t").topic_id)
         topics = [
@@ -232,8 +242,8 @@ async def test_offset_fetch_in_each_version(kafka: Kafka, version: int) -> None:
         ]
         if version >= 10:
             topics = [
-                offsets.OffsetFetchRequestTopics(topic_id=each, partition_indexes=numbers)
-                for each, numbers in ((topic_id, [0, 1]), (b"x" * 16, [0]))
+                offsets.OffsetFetchRequestTopics(topic_id=asked_id, partition_indexes=numbers)
+                for asked_id, numbers in ((topic_id, [0, 1]), (b"x" * 16, [0]))
             ]
         asked = offsets.OffsetFetchRequest(
             groups=[
@@ -243,12 +253,15 @@ async def test_offset_fetch_in_each_version(kafka: Kafka, version: int) -> None:
             ]
         )
         answer = await client.ask(asked, offsets.OffsetFetchResponse, version)
-        one, other, every_group = answer.groups
+        group, other, every_group = answer.groups
         assert (other.topics, other.error_code) == ([], Code.NONE)
-        assert [each.committed_offset for each in every_group.topics[0].partitions] == [5]
-        found = [each for topic in one.topics for each in topic.partitions]
+        assert [partition.committed_offset for partition in every_group.topics[0].partitions] == [5]
+        partitions = [partition for topic in group.topics for partition in topic.partitions]
     last = Code.UNKNOWN_TOPIC_ID if version >= 10 else Code.NONE
-    assert [(each.committed_offset, each.metadata, each.error_code) for each in found] == [
+    assert [
+        (partition.committed_offset, partition.metadata, partition.error_code)
+        for partition in partitions
+    ] == [
         (5, "m", Code.NONE),
         (-1, "", Code.NONE),
         (-1, "", last),
@@ -264,15 +277,22 @@ async def described(client: Client, group: str, version: int = 6) -> messages.De
 async def test_describe_groups_in_each_version(kafka: Kafka, version: int) -> None:
     client = kafka.client("192.0.2.9")
     me, _ = await member(client)
-    found = await described(client, "g", version)
-    assert (found.group_state, found.protocol_type, found.protocol_data) == (
+    group = await described(client, "g", version)
+    assert (group.group_state, group.protocol_type, group.protocol_data) == (
         "Stable",
         "consumer",
         "range",
     )
-    (one,) = found.members
-    assert (one.member_id, one.client_id, one.client_host) == (me, "test", "/192.0.2.9")
-    assert (one.member_metadata, one.member_assignment) == (SUBSCRIPTION, ASSIGNMENT)
+    (group_member,) = group.members
+    assert (group_member.member_id, group_member.client_id, group_member.client_host) == (
+        me,
+        "test",
+        "/192.0.2.9",
+    )
+    assert (group_member.member_metadata, group_member.member_assignment) == (
+        SUBSCRIPTION,
+        ASSIGNMENT,
+    )
     none = await described(client, "none", version)
     assert none.group_state == "Dead"
     assert none.error_code == (Code.GROUP_ID_NOT_FOUND if version >= 6 else Code.NONE)
@@ -282,9 +302,9 @@ async def test_groups_of_rest_are_described_as_consumers(kafka: Kafka) -> None:
     await kafka.log.groups.join("rest", "r", MemberConfig(client_id="curl"))
     await kafka.log.groups.subscribe("rest", "r", ["t"])
     client = kafka.client()
-    found = await described(client, "rest")
-    assert (found.group_state, found.protocol_data) == ("Stable", "sticky")
-    assert assigned(found.members[0].member_assignment) == [("t", (0, 1, 2))]
+    group = await described(client, "rest")
+    assert (group.group_state, group.protocol_data) == ("Stable", "sticky")
+    assert assigned(group.members[0].member_assignment) == [("t", (0, 1, 2))]
     refused = await join(client, group="rest")
     assert refused.error_code == Code.INCONSISTENT_GROUP_PROTOCOL
 
@@ -294,16 +314,16 @@ async def test_list_groups_in_each_version(kafka: Kafka, version: int) -> None:
     client = kafka.client()
     await member(client)
     await kafka.log.groups.join("rest", "r", MemberConfig())
-    found = await client.ask(messages.ListGroupsRequest(), messages.ListGroupsResponse, version)
-    assert [(one.group_id, one.protocol_type) for one in found.groups] == [
+    answer = await client.ask(messages.ListGroupsRequest(), messages.ListGroupsResponse, version)
+    assert [(group.group_id, group.protocol_type) for group in answer.groups] == [
         ("g", "consumer"),
         ("rest", "consumer"),
     ]
     if version >= 4:
         for states, number in ((["STABLE"], 2), (["empty"], 0)):
             request = messages.ListGroupsRequest(states_filter=states)
-            found = await client.ask(request, messages.ListGroupsResponse, version)
-            assert len(found.groups) == number
+            answer = await client.ask(request, messages.ListGroupsResponse, version)
+            assert len(answer.groups) == number
     if version >= 5:
         request = messages.ListGroupsRequest(types_filter=["consumer"])
         assert not (await client.ask(request, messages.ListGroupsResponse, version)).groups
@@ -317,7 +337,7 @@ async def test_delete_groups_and_offsets(kafka: Kafka) -> None:
     async def deleted(*names: str) -> list[int]:
         asked = messages.DeleteGroupsRequest(groups_names=list(names))
         answer = await client.ask(asked, messages.DeleteGroupsResponse, 2)
-        return [one.error_code for one in answer.results]
+        return [result.error_code for result in answer.results]
 
     async def forgotten(group: str) -> tuple[int, list[int]]:
         asked = offsets.OffsetDeleteRequest(
@@ -334,7 +354,7 @@ async def test_delete_groups_and_offsets(kafka: Kafka) -> None:
         )
         answer = await client.ask(asked, offsets.OffsetDeleteResponse, 0)
         return answer.error_code, [
-            each.error_code for topic in answer.topics for each in topic.partitions
+            partition.error_code for topic in answer.topics for partition in topic.partitions
         ]
 
     assert await deleted("g", "none") == [Code.NON_EMPTY_GROUP, Code.GROUP_ID_NOT_FOUND]

@@ -57,16 +57,16 @@ def check(message: type[Message], version: int, data: bytes) -> bool:
 
 def check_mutations(draw: random.Random, count: int) -> int:
     """Check mutated bytes of random messages; returns how many of them are messages."""
-    taken = 0
+    message_count = 0
     for _ in range(count):
         message, version = draw.choice(VERSIONS)
         data = mutated(seeds(message, version), draw)
         try:
-            taken += check(message, version, data)
+            message_count += check(message, version, data)
         except BaseException as error:
             error.add_note(f"{message.__name__} version {version}, input {data.hex()}")
             raise
-    return taken
+    return message_count
 
 
 def test_mutated_bytes_are_refused_or_a_message() -> None:
@@ -152,8 +152,8 @@ def test_tagged_fields_are_bounded() -> None:
     body = b"\0\xff\xff\0\0\x75\x30\1"
     unknown = b"\x64\3abc"
     for count in (1, 200, PRODUCE_ELEMENTS_MAX):
-        taken = body + write_varint(count) + unknown * count
-        assert decoder(ProduceRequest, 9)(taken, 0).acks == -1
+        tagged_body = body + write_varint(count) + unknown * count
+        assert decoder(ProduceRequest, 9)(tagged_body, 0).acks == -1
     many = PRODUCE_ELEMENTS_MAX + 1
     assert_refused(ProduceRequest, 9, body + write_varint(many) + unknown * many, "too many")
     assert_refused(ProduceRequest, 9, body + b"\1\x64\4abc", "cut off")

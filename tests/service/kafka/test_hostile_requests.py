@@ -17,8 +17,8 @@ async def test_metadata_describes_a_topic_once(kafka: Kafka) -> None:
     for named in ({"name": "t"}, {"name": None, "topic_id": topic_id}, {"name": "unknown"}):
         asked = [metadata.MetadataRequestTopic(**named) for _ in range(TIMES)]  # type: ignore[arg-type]
         request = metadata.MetadataRequest(topics=asked)
-        found = await kafka.client().ask(request, metadata.MetadataResponse, 12)
-        assert len(found.topics) == 1
+        response = await kafka.client().ask(request, metadata.MetadataResponse, 12)
+        assert len(response.topics) == 1
 
 
 async def test_offset_fetch_answers_each_partition_once(kafka: Kafka) -> None:
@@ -32,9 +32,11 @@ async def test_offset_fetch_answers_each_partition_once(kafka: Kafka) -> None:
             for wanted in (asked, None) * 5
         ]
     )
-    found = await kafka.client().ask(request, group_offsets.OffsetFetchResponse, 8)
-    one, every_topic = found.groups
-    assert [[each.partition_index for each in topic.partitions] for topic in one.topics] == [
+    response = await kafka.client().ask(request, group_offsets.OffsetFetchResponse, 8)
+    group, every_topic = response.groups
+    assert [
+        [partition.partition_index for partition in topic.partitions] for topic in group.topics
+    ] == [
         [0, 1],
         [0, 1],
     ]
@@ -43,17 +45,17 @@ async def test_offset_fetch_answers_each_partition_once(kafka: Kafka) -> None:
         group_offsets.OffsetFetchRequestTopic(name="t", partition_indexes=[0, 0]) for _ in range(9)
     ]
     request = group_offsets.OffsetFetchRequest(group_id="g", topics=old)
-    found = await kafka.client().ask(request, group_offsets.OffsetFetchResponse, 5)
-    assert [len(topic.partitions) for topic in found.topics] == [1]
+    response = await kafka.client().ask(request, group_offsets.OffsetFetchResponse, 5)
+    assert [len(topic.partitions) for topic in response.topics] == [1]
 
 
 async def test_groups_are_described_and_deleted_once(kafka: Kafka) -> None:
     request = groups.DescribeGroupsRequest(groups=["g"] * TIMES)
     described = await kafka.client().ask(request, groups.DescribeGroupsResponse, 5)
-    assert [each.group_id for each in described.groups] == ["g"]
+    assert [group.group_id for group in described.groups] == ["g"]
     deletion = groups.DeleteGroupsRequest(groups_names=["g"] * TIMES)
     deleted = await kafka.client().ask(deletion, groups.DeleteGroupsResponse, 2)
-    assert [each.group_id for each in deleted.results] == ["g"]
+    assert [group.group_id for group in deleted.results] == ["g"]
 
 
 async def test_list_offsets_searches_a_partition_once(kafka: Kafka) -> None:
@@ -61,8 +63,8 @@ async def test_list_offsets_searches_a_partition_once(kafka: Kafka) -> None:
     request = fetch.ListOffsetsRequest(
         replica_id=-1, topics=[fetch.ListOffsetsTopic(name="t", partitions=parts)]
     )
-    found = await kafka.client().ask(request, fetch.ListOffsetsResponse, 7)
-    codes = [each.error_code for each in found.topics[0].partitions]
+    response = await kafka.client().ask(request, fetch.ListOffsetsResponse, 7)
+    codes = [partition.error_code for partition in response.topics[0].partitions]
     assert codes == [Code.NONE, Code.INVALID_REQUEST, Code.INVALID_REQUEST]
 
 
@@ -74,11 +76,11 @@ async def test_a_request_creates_a_bounded_number_of_topics(kafka: Kafka) -> Non
         for number in range(CREATED_MAX + 1)
     ]
     request = topics.CreateTopicsRequest(topics=wanted, validate_only=True)
-    found = await kafka.client().ask(request, topics.CreateTopicsResponse, 5)
-    assert {each.error_code for each in found.topics} == {Code.INVALID_REQUEST}
+    response = await kafka.client().ask(request, topics.CreateTopicsResponse, 5)
+    assert {topic.error_code for topic in response.topics} == {Code.INVALID_REQUEST}
     request.topics.pop()
-    found = await kafka.client().ask(request, topics.CreateTopicsResponse, 5)
-    assert {each.error_code for each in found.topics} == {Code.NONE}
+    response = await kafka.client().ask(request, topics.CreateTopicsResponse, 5)
+    assert {topic.error_code for topic in response.topics} == {Code.NONE}
 
 
 async def test_wrong_values_are_answered(kafka: Kafka, caplog: pytest.LogCaptureFixture) -> None:

@@ -36,8 +36,8 @@ def _request(
     timeout_ms: int = 10_000,
 ) -> ProduceRequest:
     data = [
-        PartitionProduceData(index=index, records=None if one is None else memoryview(one))
-        for index, one in parts
+        PartitionProduceData(index=index, records=None if records is None else memoryview(records))
+        for index, records in parts
     ]
     topics = [TopicProduceData(name=topic, topic_id=topic_id, partition_data=data)]
     return ProduceRequest(acks=acks, timeout_ms=timeout_ms, topic_data=topics)
@@ -51,8 +51,8 @@ async def _produce(
 
 
 async def _code(kafka: Kafka, records: bytes | None, topic: str = "t") -> int:
-    (found,) = await _produce(kafka.client(), _request((0, records), topic=topic))
-    return found.error_code
+    (part,) = await _produce(kafka.client(), _request((0, records), topic=topic))
+    return part.error_code
 
 
 @pytest.mark.parametrize("version", range(3, 14))
@@ -61,9 +61,9 @@ async def test_each_version_appends(kafka: Kafka, version: int) -> None:
     topic_id = bytes.fromhex(kafka.log.state.topic("t").topic_id)
     for base_offset in (0, 2):
         request = _request((1, batch(b"a", b"b")), topic_id=topic_id)
-        (found,) = await _produce(client, request, version)
-        assert (found.index, found.error_code, found.base_offset) == (1, 0, base_offset)
-        assert found.log_append_time_ms == -1
+        (part,) = await _produce(client, request, version)
+        assert (part.index, part.error_code, part.base_offset) == (1, 0, base_offset)
+        assert part.log_append_time_ms == -1
     assert kafka.log.state.partition("t", 1).high_watermark == 4
     fetched = await kafka.log.fetch("t", 1, 0, bytes_max=1 << 20)
     values = [
@@ -76,8 +76,8 @@ async def test_each_version_appends(kafka: Kafka, version: int) -> None:
 async def test_requests_under_way_share_commits_and_keep_their_order(kafka: Kafka) -> None:
     client = kafka.client()
     asked = [_produce(client, _request((0, batch(b"%d" % n)))) for n in range(12)]
-    found = await asyncio.gather(*asked)
-    assert [one.base_offset for (one,) in found] == list(range(12))
+    answers = await asyncio.gather(*asked)
+    assert [part.base_offset for (part,) in answers] == list(range(12))
     assert kafka.log.stats().wal.puts < 12
 
 
@@ -85,22 +85,22 @@ async def test_a_refusal_of_one_partition_leaves_the_others(kafka: Kafka) -> Non
     broken = bytearray(batch(b"x"))
     broken[-1] ^= 1
     parts = ((0, batch(b"a")), (1, bytes(broken)), (9, batch(b"b")), (2, None), (2, batch(b"c")))
-    found = await _produce(kafka.client(), _request(*parts))
-    assert [(one.error_code, one.base_offset) for one in found] == [
+    responses = await _produce(kafka.client(), _request(*parts))
+    assert [(part.error_code, part.base_offset) for part in responses] == [
         (Code.NONE, 0),
         (Code.CORRUPT_MESSAGE, -1),
         (Code.UNKNOWN_TOPIC_OR_PARTITION, -1),
         (Code.INVALID_RECORD, -1),
         (Code.NONE, 0),
     ]
-    assert found[1].error_message is not None
+    assert responses[1].error_message is not None
     errors = kafka.counters.kafka.errors
     assert errors["Produce", "CORRUPT_MESSAGE"] == errors["Produce", "INVALID_RECORD"] == 1
 
 
-def _changed(at: int, value: bytes) -> bytes:
+def _changed(position: int, value: bytes) -> bytes:
     made = bytearray(batch(b"x"))
-    made[at : at + len(value)] = value
+    made[position : position + len(value)] = value
     return bytes(made)
 
 
@@ -127,18 +127,18 @@ async def test_refusals(kafka: Kafka, records: bytes | None, code: Code) -> None
 async def test_unknown_topics_and_acks(kafka: Kafka) -> None:
     assert await _code(kafka, batch(b"x"), topic="u") == Code.UNKNOWN_TOPIC_OR_PARTITION
     client = kafka.client()
-    (found,) = await _produce(client, _request((0, batch(b"x")), topic_id=b"u" * 16), 13)
-    assert found.error_code == Code.UNKNOWN_TOPIC_ID
-    (found,) = await _produce(client, _request((0, batch(b"x")), acks=2))
-    assert found.error_code == Code.INVALID_REQUIRED_ACKS
+    (part,) = await _produce(client, _request((0, batch(b"x")), topic_id=b"u" * 16), 13)
+    assert part.error_code == Code.UNKNOWN_TOPIC_ID
+    (part,) = await _produce(client, _request((0, batch(b"x")), acks=2))
+    assert part.error_code == Code.INVALID_REQUIRED_ACKS
 
 
 async def test_acks_0_is_written_and_not_answered(kafka: Kafka) -> None:
     client = kafka.client()
     silent = asyncio.create_task(client.ask(_request((0, batch(b"a")), acks=0), ProduceResponse, 9))
     await asyncio.sleep(0)
-    (found,) = await _produce(client, _request((0, batch(b"b"))))
-    assert found.base_offset == 1
+    (part,) = await _produce(client, _request((0, batch(b"b"))))
+    assert part.base_offset == 1
     assert not silent.done()
     silent.cancel()
 
@@ -156,27 +156,27 @@ async def test_a_refusal_with_acks_0_ends_the_connection(
 async def test_records_without_a_key_in_a_compacted_topic(kafka: Kafka) -> None:
     await kafka.log.create_topic("c", 1, {"cleanup.policy": "compact"})
     request = _request((0, batch(b"a", b"b", key=None)), topic="c")
-    (found,) = await _produce(kafka.client(), request)
-    assert found.error_code == Code.INVALID_RECORD
-    assert [one.batch_index for one in found.record_errors] == [0, 1]
+    (part,) = await _produce(kafka.client(), request)
+    assert part.error_code == Code.INVALID_RECORD
+    assert [record_error.batch_index for record_error in part.record_errors] == [0, 1]
 
 
 async def test_log_append_time_is_in_the_answer(kafka: Kafka) -> None:
     await kafka.log.create_topic("l", 1, {"message.timestamp.type": "LogAppendTime"})
     request = _request((0, batch(b"a", timestamp=1)), topic="l")
-    (found,) = await _produce(kafka.client(), request)
-    assert found.error_code == Code.NONE
-    assert abs(found.log_append_time_ms - kafka.log.clock.now_ms()) < 60_000
+    (part,) = await _produce(kafka.client(), request)
+    assert part.error_code == Code.NONE
+    assert abs(part.log_append_time_ms - kafka.log.clock.now_ms()) < 60_000
 
 
 async def test_an_idempotent_producer(kafka: Kafka) -> None:
     client = kafka.client()
-    given = await client.ask(
+    producer = await client.ask(
         InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=0),
         InitProducerIdResponse,
         4,
     )
-    assert (given.error_code, given.producer_epoch) == (0, 0)
+    assert (producer.error_code, producer.producer_epoch) == (0, 0)
     sent = (
         ((0, 0), 0, 0),
         ((0, 0), 0, 0),  # again: the first offset
@@ -188,9 +188,9 @@ async def test_an_idempotent_producer(kafka: Kafka) -> None:
         ((0, 4), Code.INVALID_PRODUCER_EPOCH, -1),
     )
     for (epoch, sequence), code, base_offset in sent:
-        one = batch(b"a", b"b", producer=(given.producer_id, epoch, sequence))
-        (found,) = await _produce(client, _request((0, one)))
-        assert (found.error_code, found.base_offset) == (code, base_offset), (epoch, sequence)
+        body = batch(b"a", b"b", producer=(producer.producer_id, epoch, sequence))
+        (part,) = await _produce(client, _request((0, body)))
+        assert (part.error_code, part.base_offset) == (code, base_offset), (epoch, sequence)
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -200,7 +200,7 @@ async def test_batches_behind_a_refused_one_get_its_error(seed: int) -> None:
     draw = random.Random(seed)
     store = FaultyStore(MemoryStore())
     store.latency = lambda _: draw.choice([0.0, 0.01, 0.03])
-    async with broker(LogSettings(is_sealing=False), at=store) as kafka:
+    async with broker(LogSettings(is_sealing=False), object_store=store) as kafka:
         await kafka.log.create_topic("t", 1, {})
         client = kafka.client()
         asked = InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=0)
@@ -255,12 +255,12 @@ def test_a_refusal_keeps_no_frames_and_is_dropped_when_it_is_old() -> None:
     class Segment:
         """The bytes of a failed flush."""
 
-    kept: list[weakref.ref[Segment]] = []
+    segment_refs: list[weakref.ref[Segment]] = []
     refusals = refused_batches.RefusedBatches()
 
     def fails() -> None:
         segment = Segment()
-        kept.append(weakref.ref(segment))
+        segment_refs.append(weakref.ref(segment))
         try:
             raise OSError
         except OSError as error:
@@ -274,7 +274,7 @@ def test_a_refusal_keeps_no_frames_and_is_dropped_when_it_is_old() -> None:
                 fails()
             except Unavailable as error:
                 refusals.error_of(refused, "topic", 0, error, producer_id * 40.0)
-        assert [ref() for ref in kept] == [None] * 3
+        assert [ref() for ref in segment_refs] == [None] * 3
         assert [place.producer_id for place in refusals._refusals] == [1, 2]
     finally:
         gc.enable()
@@ -282,14 +282,16 @@ def test_a_refusal_keeps_no_frames_and_is_dropped_when_it_is_old() -> None:
 
 async def test_batches_of_one_producer_in_flight(kafka: Kafka) -> None:
     client = kafka.client()
-    given = await client.ask(
+    producer = await client.ask(
         InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=0),
         InitProducerIdResponse,
         4,
     )
-    ones = [batch(b"x", producer=(given.producer_id, 0, n)) for n in range(5)]
-    found = await asyncio.gather(*(_produce(client, _request((0, one))) for one in ones))
-    assert [(one.error_code, one.base_offset) for (one,) in found] == [(0, n) for n in range(5)]
+    bodies = [batch(b"x", producer=(producer.producer_id, 0, n)) for n in range(5)]
+    answers = await asyncio.gather(*(_produce(client, _request((0, body))) for body in bodies))
+    assert [(part.error_code, part.base_offset) for (part,) in answers] == [
+        (0, n) for n in range(5)
+    ]
 
 
 async def test_producer_ids(kafka: Kafka) -> None:
@@ -298,13 +300,13 @@ async def test_producer_ids(kafka: Kafka) -> None:
         request = InitProducerIdRequest(
             transactional_id=None, transaction_timeout_ms=0, producer_id=7, producer_epoch=3
         )
-        found = await client.ask(request, InitProducerIdResponse, version)
-        ids.add(found.producer_id)
+        response = await client.ask(request, InitProducerIdResponse, version)
+        ids.add(response.producer_id)
     assert len(ids) == 6
     for transactional_id, code in (("", 42), ("tx", 53)):
         request = InitProducerIdRequest(transactional_id=transactional_id, transaction_timeout_ms=0)
-        found = await client.ask(request, InitProducerIdResponse, 4)
-        assert (found.error_code, found.producer_id) == (code, -1)
+        response = await client.ask(request, InitProducerIdResponse, 4)
+        assert (response.error_code, response.producer_id) == (code, -1)
 
 
 async def test_a_large_request_is_checked_in_a_thread_and_keeps_the_order(kafka: Kafka) -> None:
@@ -315,8 +317,8 @@ async def test_a_large_request_is_checked_in_a_thread_and_keeps_the_order(kafka:
         _produce(client, _request((0, batch(b"b")))),
         _produce(client, _request((0, large))),
     ]
-    found = await asyncio.gather(*asked)
-    assert [one.base_offset for (one,) in found] == [0, 14_000, 14_001]
+    answers = await asyncio.gather(*asked)
+    assert [part.base_offset for (part,) in answers] == [0, 14_000, 14_001]
 
 
 async def test_a_full_write_buffer_holds_requests_back() -> None:
@@ -325,13 +327,13 @@ async def test_a_full_write_buffer_holds_requests_back() -> None:
     async with broker(settings) as kafka:
         await kafka.log.create_topic("t", 1, {})
         client = kafka.client()
-        one = batch(b"x" * 50_000)
-        asked = [_produce(client, _request((0, one))) for _ in range(6)]
-        found = await asyncio.gather(*asked)
-        assert [(part.error_code, part.base_offset) for (part,) in found] == [
+        body = batch(b"x" * 50_000)
+        asked = [_produce(client, _request((0, body))) for _ in range(6)]
+        answers = await asyncio.gather(*asked)
+        assert [(part.error_code, part.base_offset) for (part,) in answers] == [
             (0, offset) for offset in range(6)
         ]
-        refused = _request((0, one), (0, one), timeout_ms=0)
+        refused = _request((0, body), (0, body), timeout_ms=0)
         codes = {part.error_code for part in await _produce(client, refused)}
         assert codes == {Code.NONE, Code.NOT_ENOUGH_REPLICAS}
 

@@ -38,23 +38,25 @@ def _peer(number: int, node_id: int, zone: str = "", started_ms: int = 1) -> Mem
 @pytest.mark.parametrize("version", range(14))
 async def test_metadata_in_each_version(kafka: Kafka, version: int) -> None:
     asked = [MetadataRequestTopic(name="t"), MetadataRequestTopic(name="unknown")]
-    found = await kafka.client().ask(MetadataRequest(topics=asked), MetadataResponse, version)
-    (node,) = found.brokers
+    response = await kafka.client().ask(MetadataRequest(topics=asked), MetadataResponse, version)
+    (node,) = response.brokers
     assert (node.node_id, node.host, node.port) == (7, "broker.example", 9092)
     if version >= 1:
         assert node.rack == "eu-1a"
-        assert found.controller_id == 7
-    topic, unknown = found.topics
+        assert response.controller_id == 7
+    topic, unknown = response.topics
     assert (topic.name, topic.error_code) == ("t", 0)
-    assert [(one.leader_id, one.replica_nodes) for one in topic.partitions] == [(7, [7])] * 3
+    assert [(partition.leader_id, partition.replica_nodes) for partition in topic.partitions] == [
+        (7, [7])
+    ] * 3
     assert (unknown.name, unknown.error_code) == ("unknown", Code.UNKNOWN_TOPIC_OR_PARTITION)
 
 
 async def test_all_topics_and_none(kafka: Kafka) -> None:
     client = kafka.client()
     for version, topics, names in ((0, [], ["t"]), (9, None, ["t"]), (9, [], [])):
-        found = await client.ask(MetadataRequest(topics=topics), MetadataResponse, version)
-        assert [one.name for one in found.topics] == names
+        response = await client.ask(MetadataRequest(topics=topics), MetadataResponse, version)
+        assert [topic.name for topic in response.topics] == names
 
 
 async def test_topics_by_id_and_names_that_are_not_valid(kafka: Kafka) -> None:
@@ -65,8 +67,8 @@ async def test_topics_by_id_and_names_that_are_not_valid(kafka: Kafka) -> None:
         MetadataRequestTopic(name="a b"),
         MetadataRequestTopic(name="."),
     ]
-    found = await kafka.client().ask(MetadataRequest(topics=asked), MetadataResponse, 12)
-    assert [(one.name, one.error_code) for one in found.topics] == [
+    response = await kafka.client().ask(MetadataRequest(topics=asked), MetadataResponse, 12)
+    assert [(topic.name, topic.error_code) for topic in response.topics] == [
         ("t", 0),
         (None, Code.UNKNOWN_TOPIC_ID),
         ("a b", Code.INVALID_TOPIC_EXCEPTION),
@@ -77,30 +79,33 @@ async def test_topics_by_id_and_names_that_are_not_valid(kafka: Kafka) -> None:
 async def test_an_unknown_id_in_versions_that_need_a_name(kafka: Kafka) -> None:
     asked = MetadataRequest(topics=[MetadataRequestTopic(name=None, topic_id=b"x" * 16)])
     for version, name in ((10, ""), (11, ""), (12, None)):
-        found = await kafka.client().ask(asked, MetadataResponse, version)
-        assert (found.topics[0].name, found.topics[0].error_code) == (name, Code.UNKNOWN_TOPIC_ID)
+        response = await kafka.client().ask(asked, MetadataResponse, version)
+        assert (response.topics[0].name, response.topics[0].error_code) == (
+            name,
+            Code.UNKNOWN_TOPIC_ID,
+        )
 
 
 async def test_a_topic_is_created_only_if_the_setting_allows_it() -> None:
     asked = MetadataRequest(topics=[MetadataRequestTopic(name="new")])
     async with broker(auto_create_topics=True, default_partitions=2) as kafka:
-        found = await kafka.client().ask(asked, MetadataResponse, 9)
-        assert len(found.topics[0].partitions) == 2
+        response = await kafka.client().ask(asked, MetadataResponse, 9)
+        assert len(response.topics[0].partitions) == 2
         asked.topics = [MetadataRequestTopic(name="other")]
         asked.allow_auto_topic_creation = False
-        found = await kafka.client().ask(asked, MetadataResponse, 9)
-        assert found.topics[0].error_code == Code.UNKNOWN_TOPIC_OR_PARTITION
+        response = await kafka.client().ask(asked, MetadataResponse, 9)
+        assert response.topics[0].error_code == Code.UNKNOWN_TOPIC_OR_PARTITION
     async with broker() as kafka:
         asked.allow_auto_topic_creation = True
-        found = await kafka.client().ask(asked, MetadataResponse, 9)
-        assert found.topics[0].error_code == Code.UNKNOWN_TOPIC_OR_PARTITION
+        response = await kafka.client().ask(asked, MetadataResponse, 9)
+        assert response.topics[0].error_code == Code.UNKNOWN_TOPIC_OR_PARTITION
 
 
 async def test_metadata_of_many_partitions_holds_no_loop(kafka: Kafka) -> None:
     for number in range(4):
         await kafka.log.create_topic(f"many-{number}", 2_000, {})
-    found = await kafka.client().ask(MetadataRequest(topics=None), MetadataResponse, 12)
-    assert sum(len(one.partitions) for one in found.topics) == 8_003
+    response = await kafka.client().ask(MetadataRequest(topics=None), MetadataResponse, 12)
+    assert sum(len(topic.partitions) for topic in response.topics) == 8_003
 
 
 def test_zones_of_client_ids() -> None:
@@ -151,15 +156,15 @@ async def test_a_stopping_broker_names_the_others(kafka: Kafka) -> None:
 @pytest.mark.parametrize("version", [0, 1, 2])
 async def test_describe_cluster(kafka: Kafka, version: int) -> None:
     request = DescribeClusterRequest(include_cluster_authorized_operations=True)
-    found = await kafka.client().ask(request, DescribeClusterResponse, version)
-    assert found.cluster_id == kafka.log.identity.cluster_id
-    assert [(one.broker_id, one.rack) for one in found.brokers] == [(7, NODE.zone)]
-    assert found.cluster_authorized_operations > 0
+    response = await kafka.client().ask(request, DescribeClusterResponse, version)
+    assert response.cluster_id == kafka.log.identity.cluster_id
+    assert [(node.broker_id, node.rack) for node in response.brokers] == [(7, NODE.zone)]
+    assert response.cluster_authorized_operations > 0
 
 
 async def test_pages_of_partitions(kafka: Kafka) -> None:
     await kafka.log.create_topic("a", 2, {})
-    client, cursor, found = kafka.client(), None, list[tuple[str | None, int]]()
+    client, cursor, rows = kafka.client(), None, list[tuple[str | None, int]]()
     for _ in range(10):
         request = DescribeTopicPartitionsRequest(
             topics=[TopicRequest(name="t"), TopicRequest(name="a"), TopicRequest(name="b")],
@@ -169,16 +174,16 @@ async def test_pages_of_partitions(kafka: Kafka) -> None:
         page = await client.ask(request, DescribeTopicPartitionsResponse, 0)
         for topic in page.topics:
             if topic.error_code:
-                found.append((topic.name, -topic.error_code))
-            for one in topic.partitions:
-                assert one.eligible_leader_replicas == one.last_known_elr == []
-                found.append((topic.name, one.partition_index))
+                rows.append((topic.name, -topic.error_code))
+            for partition in topic.partitions:
+                assert partition.eligible_leader_replicas == partition.last_known_elr == []
+                rows.append((topic.name, partition.partition_index))
         cursor = page.next_cursor
         if cursor is None:
             break
         assert isinstance(cursor, Cursor)
     unknown = -Code.UNKNOWN_TOPIC_OR_PARTITION
-    assert found == [("a", 0), ("a", 1), ("b", unknown), ("t", 0), ("t", 1), ("t", 2)]
+    assert rows == [("a", 0), ("a", 1), ("b", unknown), ("t", 0), ("t", 1), ("t", 2)]
 
 
 @pytest.mark.parametrize("version", range(7))
@@ -189,12 +194,17 @@ async def test_coordinators(kafka: Kafka, version: int, caplog: pytest.LogCaptur
         if key_type and version == 0:
             continue
         request = FindCoordinatorRequest(key="g", key_type=key_type, coordinator_keys=["g"])
-        found = await client.ask(request, FindCoordinatorResponse, version)
-        (one,) = found.coordinators if version >= 4 else [found]
+        response = await client.ask(request, FindCoordinatorResponse, version)
+        (coordinator,) = response.coordinators if version >= 4 else [response]
         expected = (0, 7, "broker.example", 9092) if not code else (code, -1, "", -1)
-        assert (one.error_code, one.node_id, one.host, one.port) == expected
+        assert (
+            coordinator.error_code,
+            coordinator.node_id,
+            coordinator.host,
+            coordinator.port,
+        ) == expected
         if key_type == 1:
-            assert one.error_message == TRANSACTIONS_NOT_SERVED
+            assert coordinator.error_message == TRANSACTIONS_NOT_SERVED
             await client.ask(request, FindCoordinatorResponse, version)
     line = f"Kafka client 'test' at 192.0.2.1: refused FindCoordinator: {TRANSACTIONS_NOT_SERVED}"
     assert caplog.messages == ([f"{line} 'g'"] if version else []), "each client has one line"

@@ -76,8 +76,8 @@ async def test_the_administrator_authenticates_and_writes(secured: Kafka) -> Non
         client = secured.client()
         said = ApiVersionsRequest(client_software_name="a", client_software_version="1")
         assert (await client.ask(said, ApiVersionsResponse, 3)).error_code == 0
-        found = await _authenticate(client, "admin", ADMIN_KEY, authzid, version)
-        assert (found.error_code, found.session_lifetime_ms) == (0, 0)
+        response = await _authenticate(client, "admin", ADMIN_KEY, authzid, version)
+        assert (response.error_code, response.session_lifetime_ms) == (0, 0)
         (part,) = await _produce(client, _request((0, batch(b"x"))))
         assert part.error_code == 0
     assert PRINCIPAL.get() == ""
@@ -95,10 +95,10 @@ async def test_the_administrator_authenticates_and_writes(secured: Kafka) -> Non
 )
 async def test_wrong_credentials(secured: Kafka, user: str, secret: str, authzid: str) -> None:
     client = secured.client()
-    found = await _authenticate(client, user, secret, authzid)
-    assert found.error_code == Code.SASL_AUTHENTICATION_FAILED
-    assert found.error_message
-    assert ADMIN_KEY not in found.error_message
+    response = await _authenticate(client, user, secret, authzid)
+    assert response.error_code == Code.SASL_AUTHENTICATION_FAILED
+    assert response.error_message
+    assert ADMIN_KEY not in response.error_message
     with pytest.raises(ConnectionError):
         await _produce(client, _request((0, batch(b"x"))))
 
@@ -113,8 +113,11 @@ async def test_a_request_before_authentication_closes(secured: Kafka) -> None:
 async def test_another_mechanism_and_a_missing_handshake(secured: Kafka) -> None:
     client = secured.client()
     request = SaslHandshakeRequest(mechanism="GSSAPI")
-    found = await client.ask(request, SaslHandshakeResponse, 1)
-    assert (found.error_code, found.mechanisms) == (Code.UNSUPPORTED_SASL_MECHANISM, ["PLAIN"])
+    response = await client.ask(request, SaslHandshakeResponse, 1)
+    assert (response.error_code, response.mechanisms) == (
+        Code.UNSUPPORTED_SASL_MECHANISM,
+        ["PLAIN"],
+    )
     asked = SaslAuthenticateRequest(auth_bytes=f"\0admin\0{ADMIN_KEY}".encode())
     refused = await client.ask(asked, SaslAuthenticateResponse, 2)
     assert refused.error_code == Code.ILLEGAL_SASL_STATE
@@ -131,12 +134,12 @@ async def test_acls_by_topic(secured: Kafka) -> None:
     (read,) = await _fetch(client, _wanted((0, 0)))
     assert read.error_code == Code.TOPIC_AUTHORIZATION_FAILED
     everything = await client.ask(MetadataRequest(topics=None), MetadataResponse, 9)
-    assert [one.name for one in everything.topics] == ["t"]
+    assert [topic.name for topic in everything.topics] == ["t"]
     named = MetadataRequest(
         topics=[MetadataRequestTopic(name="secret"), MetadataRequestTopic(name="none")]
     )
-    found = await client.ask(named, MetadataResponse, 9)
-    assert [one.error_code for one in found.topics] == [Code.TOPIC_AUTHORIZATION_FAILED] * 2
+    response = await client.ask(named, MetadataResponse, 9)
+    assert [topic.error_code for topic in response.topics] == [Code.TOPIC_AUTHORIZATION_FAILED] * 2
     asked = InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=0)
     assert (await client.ask(asked, InitProducerIdResponse, 4)).error_code == 0
     other = await _client_of(secured, "bob")
@@ -169,8 +172,8 @@ async def test_an_expiring_key_gives_the_lifetime_and_a_client_proves_itself_aga
     _, secret = await secured.log.create_key("User:alice", expires_ms=expires_ms)
     client = secured.client()
     for _ in range(2):
-        found = await _authenticate(client, "alice", secret)
-        assert 0 < found.session_lifetime_ms <= 60_000
+        response = await _authenticate(client, "alice", secret)
+        assert 0 < response.session_lifetime_ms <= 60_000
     refused = await _authenticate(client, "admin", ADMIN_KEY)
     assert refused.error_code == Code.SASL_AUTHENTICATION_FAILED
 
@@ -180,9 +183,9 @@ async def test_a_quota_of_bytes_is_in_the_answer_and_mutes(secured: Kafka) -> No
     await secured.log.change_access(SetQuotas("User:alice", {"producer_byte_rate": 2000.0}))
     client = await _client_of(secured, "alice")
     request = _request((0, batch(b"x" * 3000)))
-    found = await client.ask(request, ProduceResponse, 9)
-    assert found.responses[0].partition_responses[0].error_code == 0
-    assert 300 < found.throttle_time_ms < 2000
+    response = await client.ask(request, ProduceResponse, 9)
+    assert response.responses[0].partition_responses[0].error_code == 0
+    assert 300 < response.throttle_time_ms < 2000
     assert client.transport.is_paused
     assert not secured.client().transport.is_paused
 
@@ -226,12 +229,14 @@ async def test_changes_of_groups_count_in_the_quota_of_mutations(
     client = await _client_of(secured, "gina")
 
     async def commits(offset: int) -> list[int]:
-        found = [
+        responses = [
             await client.ask(_reset(f"g{number}", offset), group_offsets.OffsetCommitResponse, 7)
             for number in range(4)
         ]
-        throttled.extend(each.throttle_time_ms for each in found if each.throttle_time_ms)
-        return [each.topics[0].partitions[0].error_code for each in found]
+        throttled.extend(
+            response.throttle_time_ms for response in responses if response.throttle_time_ms
+        )
+        return [response.topics[0].partitions[0].error_code for response in responses]
 
     async def allow_two() -> None:
         """Begin with a new bucket, for two changes."""
@@ -252,14 +257,18 @@ async def test_changes_of_groups_count_in_the_quota_of_mutations(
     parts = [group_offsets.OffsetDeleteRequestPartition(partition_index=0)]
     topic = group_offsets.OffsetDeleteRequestTopic(name="t", partitions=parts)
     request = group_offsets.OffsetDeleteRequest(group_id="g2", topics=[topic])
-    found = [await client.ask(request, group_offsets.OffsetDeleteResponse, 0) for _ in range(3)]
-    assert [each.error_code for each in found] == [none, Code.GROUP_ID_NOT_FOUND, refused]
-    assert found[-1].throttle_time_ms > 0
+    responses = [await client.ask(request, group_offsets.OffsetDeleteResponse, 0) for _ in range(3)]
+    assert [response.error_code for response in responses] == [
+        none,
+        Code.GROUP_ID_NOT_FOUND,
+        refused,
+    ]
+    assert responses[-1].throttle_time_ms > 0
 
     await allow_two()
     deletion = groups.DeleteGroupsRequest(groups_names=["none", "g3", "g4", "g5"])
     deleted = await client.ask(deletion, groups.DeleteGroupsResponse, 2)
-    codes = [each.error_code for each in deleted.results]
+    codes = [result.error_code for result in deleted.results]
     assert codes == [Code.GROUP_ID_NOT_FOUND, none, refused, refused]
     assert deleted.throttle_time_ms > 0
 

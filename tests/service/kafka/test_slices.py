@@ -38,13 +38,13 @@ async def test_metadata_of_all_topics(kafka: Kafka, turns: list[None]) -> None:
     client = kafka.client()
     turns.clear()
     request = metadata.MetadataRequest(topics=None)
-    found = await client.ask(request, metadata.MetadataResponse, 9)
-    assert len(found.topics) == TOPICS + 1
+    response = await client.ask(request, metadata.MetadataResponse, 9)
+    assert len(response.topics) == TOPICS + 1
     assert len(turns) >= TOPICS
     turns.clear()
     request.include_topic_authorized_operations = True
-    found = await client.ask(request, metadata.MetadataResponse, 9)
-    assert all(each.topic_authorized_operations > 0 for each in found.topics)
+    response = await client.ask(request, metadata.MetadataResponse, 9)
+    assert all(topic.topic_authorized_operations > 0 for topic in response.topics)
     assert len(turns) >= 2 * TOPICS
 
 
@@ -61,23 +61,23 @@ async def test_topics_that_a_principal_may_not_describe(turns: list[None]) -> No
         assert (await client.ask(request, answer, 0)).topics == []
         assert len(turns) >= TOPICS
         await allow(secured.log, "User:stranger", "DESCRIBE", name="t7")
-        found = await client.ask(request, answer, 0)
-        assert [each.name for each in found.topics] == ["t7"]
+        response = await client.ask(request, answer, 0)
+        assert [topic.name for topic in response.topics] == ["t7"]
 
 
 @pytest.fixture
 def encoded_in_threads(monkeypatch: pytest.MonkeyPatch) -> list[None]:
     """The answers that a thread has encoded: those with more than a few elements."""
-    found: list[None] = []
+    answers: list[None] = []
     encoded = Context.encoded
 
     async def counted(*arguments: Any) -> Encoded:
-        found.append(None)
+        answers.append(None)
         return await encoded(*arguments)
 
     monkeypatch.setattr(Context, "encoded", counted)
     monkeypatch.setattr(wide_answers, "ELEMENTS_INLINE_MAX", PARTITIONS - 1)
-    return found
+    return answers
 
 
 async def _commit(client: Client, group_id: str, partitions: int) -> None:
@@ -104,9 +104,9 @@ async def test_all_offsets_of_a_group(
         asked = group_offsets.OffsetFetchRequestGroup(group_id="g", topics=None)
         request = group_offsets.OffsetFetchRequest(groups=[asked])
     turns.clear()
-    found = await client.ask(request, group_offsets.OffsetFetchResponse, version)
-    (topic,) = found.topics if version == 7 else found.groups[0].topics
-    assert [each.committed_offset for each in topic.partitions] == [*range(PARTITIONS)]
+    response = await client.ask(request, group_offsets.OffsetFetchResponse, version)
+    (topic,) = response.topics if version == 7 else response.groups[0].topics
+    assert [partition.committed_offset for partition in topic.partitions] == [*range(PARTITIONS)]
     assert len(turns) >= PARTITIONS
     assert len(encoded_in_threads) == 1
 
@@ -120,9 +120,9 @@ async def test_lists_and_descriptions_of_groups(
     for name in names:
         await _commit(client, name, 1)
     listed = await client.ask(groups.ListGroupsRequest(), groups.ListGroupsResponse, 4)
-    assert sorted(each.group_id for each in listed.groups) == names
+    assert sorted(group.group_id for group in listed.groups) == names
     described = await client.ask(
         groups.DescribeGroupsRequest(groups=names), groups.DescribeGroupsResponse, 5
     )
-    assert [each.group_id for each in described.groups] == names
+    assert [group.group_id for group in described.groups] == names
     assert len(encoded_in_threads) == 2

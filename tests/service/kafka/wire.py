@@ -44,14 +44,14 @@ class MemoryTransport:
     def frames(self) -> list[bytes]:
         """Take the whole answers that were written, each without its size. A long answer is written
         in slices."""
-        found = []
+        frames = []
         while len(self.written) >= 4:
             (size,) = struct.unpack_from(">i", self.written)
             if len(self.written) < 4 + size:
                 break
-            found.append(bytes(self.written[4 : 4 + size]))
+            frames.append(bytes(self.written[4 : 4 + size]))
             del self.written[: 4 + size]
-        return found
+        return frames
 
 
 def framed(request: Message, version: int, number: int = 1, client_id: str | None = "c") -> bytes:
@@ -70,10 +70,10 @@ def framed(request: Message, version: int, number: int = 1, client_id: str | Non
 def answer(frame: bytes, kind: type[Message], version: int) -> tuple[int, Any]:
     """Return the number of the request that an answer is for, and the answer."""
     (number,) = struct.unpack_from(">i", frame)
-    at = 4
+    position = 4
     key = kind.api_key
     assert key is not None
     if key != 18 and version >= FIRST_FLEXIBLE.get(key, 1 << 15):
-        assert frame[at] == 0
-        at += 1
-    return number, decoder(kind, version)(frame, at)
+        assert frame[position] == 0
+        position += 1
+    return number, decoder(kind, version)(frame, position)

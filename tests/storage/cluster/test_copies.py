@@ -17,13 +17,13 @@ def test_i1_a_fenced_broker_forwards_no_draft() -> None:
 
     async def main() -> None:
         async with Cluster(latency=lambda _: 0.02) as cluster:
-            one, two = await three_brokers(cluster)
-            await append(one, "before")
-            end = one.state.partition("t", 0).high_watermark
-            one.wal.copy_fence.fence(one.state.seq)
+            broker_a, broker_b = await three_brokers(cluster)
+            await append(broker_a, "before")
+            end = broker_a.state.partition("t", 0).high_watermark
+            broker_a.wal.copy_fence.fence(broker_a.state.seq)
             with pytest.raises(CommitUnknown, match="a copy of the process runs"):
-                await append(one, "X")
-            assert (await two.offsets("t", 0)).high_watermark == end
+                await append(broker_a, "X")
+            assert (await broker_b.offsets("t", 0)).high_watermark == end
 
     run(main)
 
@@ -31,14 +31,14 @@ def test_i1_a_fenced_broker_forwards_no_draft() -> None:
 def test_a_view_that_passed_over_drafts_of_a_copy_is_fenced() -> None:
     async def main() -> None:
         async with Cluster(latency=lambda _: 0.02) as cluster:
-            one, _ = await three_brokers(cluster)
+            broker_a, _ = await three_brokers(cluster)
             for value in ("before", "after"):
-                await append(one, value)
-            one.sequencer._number -= 1  # a snapshot of before the second draft
-            one.wal._freshness.expire()
-            await one.wal.ensure_view()
+                await append(broker_a, value)
+            broker_a.sequencer._number -= 1  # a snapshot of before the second draft
+            broker_a.wal._freshness.expire()
+            await broker_a.wal.ensure_view()
             with pytest.raises(Fenced):
-                one.wal.copy_fence.check_fence()
+                broker_a.wal.copy_fence.check_fence()
 
     run(main)
 
@@ -58,16 +58,16 @@ def test_a_draft_that_this_process_commits_after_a_refusal_is_no_copys(
 
     async def main() -> None:
         async with Cluster(latency=lambda _: 0.02) as cluster:
-            one, two = await three_brokers(cluster)
-            await append(one, "before")
+            broker_a, broker_b = await three_brokers(cluster)
+            await append(broker_a, "before")
             for other in cluster.logs:
-                other.sequencer._is_closing = other is not one
+                other.sequencer._is_closing = other is not broker_a
             monkeypatch.setattr(ClusterState, "_append", fails_once)
             with pytest.raises(CommitUnknown):
-                await append(one, "X")
+                await append(broker_a, "X")
             assert not errors
-            one.wal.copy_fence.check_fence()
-            await append(one, "after")
-            assert await read_values(two) == ["before", "X", "after"]
+            broker_a.wal.copy_fence.check_fence()
+            await append(broker_a, "after")
+            assert await read_values(broker_b) == ["before", "X", "after"]
 
     run(main)

@@ -26,29 +26,29 @@ def test_i6_a_draft_in_doubt_after_its_mark_was_dropped_is_not_committed_again()
 
     async def main() -> None:
         async with Cluster(PATIENT, latency=lambda _: 0.02) as cluster:
-            first, one, two = await three(cluster)
+            first, broker_a, broker_b = await three(cluster)
             cluster.net.plan = lambda verb, to: (
                 Broken.ANSWER_LOST if verb == "hand_over" else Broken.LOST
             )
-            sent = asyncio.create_task(logs.append(one, "in doubt"))
-            while not one.sequencer.counters.handed_over:  # noqa: ASYNC110 - virtual time
+            sent = asyncio.create_task(logs.append(broker_a, "in doubt"))
+            while not broker_a.sequencer.counters.handed_over:  # noqa: ASYNC110 - virtual time
                 await asyncio.sleep(0.001)
-            logs.store_of(one).freeze()
+            logs.store_of(broker_a).freeze()
             await asyncio.sleep(0.2)
             await first.wal.refresh()
-            assert first.state.origins.number(one.membership.me.id) == 1
+            assert first.state.origins.number(broker_a.membership.me.id) == 1
             count = ORIGIN_WINDOW_MS // 300_000 + 1
             for number in range(count):
                 await asyncio.sleep(300.0)
                 await logs.append(first, str(number))
             cluster.net.plan = lambda verb, to: None
-            await logs.append(two, "forwarded")  # `see` drops old marks
-            assert first.state.origins.number(one.membership.me.id) == 0
+            await logs.append(broker_b, "forwarded")  # `see` drops old marks
+            assert first.state.origins.number(broker_a.membership.me.id) == 0
             await first.wal.checkpoint()
-            logs.store_of(one).thaw()
+            logs.store_of(broker_a).thaw()
             with pytest.raises(CommitUnknown, match=SKIPPED):
                 await sent
-            found = await logs.read_values(two)
-            assert found == ["in doubt", *map(str, range(count)), "forwarded"]
+            values = await logs.read_values(broker_b)
+            assert values == ["in doubt", *map(str, range(count)), "forwarded"]
 
     run(main)

@@ -111,7 +111,7 @@ async def of_group(cluster: Cluster, config=CONFIG) -> tuple[Broker, Broker]:
 
 
 def heirs(log: Broker, cluster: Cluster) -> list[str]:
-    return [each.groups.coordinator_of("g") for each in cluster.logs if each is not log]
+    return [broker.groups.coordinator_of("g") for broker in cluster.logs if broker is not log]
 
 
 def test_a_group_moves_with_its_offsets_and_its_members_wait_for_nothing() -> None:

@@ -29,34 +29,37 @@ def test_a_sequencer_behind_the_level_refuses_drafts_that_need_it(
                 await cluster.start()
             await cluster.settled()
             first = cluster.sequencer()
-            one, two = cluster.others()
+            broker_a, broker_b = cluster.others()
             await first.create_topic("t", 1, {})
             async with caring(cluster.store) as store:
                 raised = await upgrade(store, is_dry=False, settings=SETTINGS.membership)
             assert raised == LevelChange(OLD, levels.KAFKA)
-            await one.wal.refresh()
-            await two.wal.refresh()
-            assert [log.state.level for log in (first, one, two)] == [OLD, *[levels.KAFKA] * 2]
+            await broker_a.wal.refresh()
+            await broker_b.wal.refresh()
+            assert [log.state.level for log in (first, broker_a, broker_b)] == [
+                OLD,
+                *[levels.KAFKA] * 2,
+            ]
             # While its PUT is in flight, the sequencer does not know yet that it loses the number.
-            held = logs.store_of(first).hold("create", object_keys.wal(first.state.seq + 1))
-            record = asyncio.create_task(logs.append(two, "a record"))
+            gate = logs.store_of(first).hold("create", object_keys.wal(first.state.seq + 1))
+            record = asyncio.create_task(logs.append(broker_b, "a record"))
             try:
-                await held.reached.wait()
+                await gate.reached.wait()
                 assert first.state.level == OLD
-                reserved = await one.kafka.reserve_producer_id()
+                reserved = await broker_a.kafka.reserve_producer_id()
                 assert first.sequencer.counters.not_taken == 1
-                assert one.sequencer.counters.refused == 1
-                assert one.sequencer.counters.own_commits == 1
+                assert broker_a.sequencer.counters.refused == 1
+                assert broker_a.sequencer.counters.own_commits == 1
             finally:
-                held.opened.set()
+                gate.opened.set()
             assert await record, "the draft of another broker keeps its outcome"
             assert first.state.level == levels.KAFKA
-            taken = first.sequencer.counters.taken
-            one.sequencer.announcer.suspects.clear()
-            assert await one.kafka.reserve_producer_id() == reserved + 1
-            await logs.append(one, "another")
-            assert first.sequencer.counters.taken == taken + 2
-            assert await logs.read_values(two) == ["a record", "another"]
+            taken_count = first.sequencer.counters.taken
+            broker_a.sequencer.announcer.suspects.clear()
+            assert await broker_a.kafka.reserve_producer_id() == reserved + 1
+            await logs.append(broker_a, "another")
+            assert first.sequencer.counters.taken == taken_count + 2
+            assert await logs.read_values(broker_b) == ["a record", "another"]
 
     run(main)
     assert not [line for line in caplog.records if line.levelno >= logging.CRITICAL]

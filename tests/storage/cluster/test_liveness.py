@@ -76,9 +76,9 @@ def test_when_one_goes_the_others_keep_their_order(names: set[str]) -> None:
     members = [member(name) for name in sorted(names)]
     order = ranked("cluster", members)
     assert ranked("cluster", reversed(members)) == order
-    for gone in members:
-        rest = [one for one in members if one is not gone]
-        assert ranked("cluster", rest) == [one for one in order if one is not gone]
+    for lost_peer in members:
+        rest = [peer for peer in members if peer is not lost_peer]
+        assert ranked("cluster", rest) == [peer for peer in order if peer is not lost_peer]
     assert first_trusted(order, {}) == order[0]
     assert first_trusted(order, {order[0].id: 1.0}) == (order[1] if len(order) > 1 else None)
 

@@ -31,13 +31,13 @@ TOPIC = "a" * 32
 
 def draft_of(bodies: list[bytes], who: str = "", number: int = 0, data: str = "") -> Draft:
     """One chunk and one commit for each body; a chunk in `data` where that is given."""
-    chunks, at = [], 0
+    chunks, next_position = [], 0
     for body in bodies:
-        position = 7 if data else at
+        position = 7 if data else next_position
         chunks.append(
             Chunk(TOPIC, 0, position, len(body), crc32c(body), 1, 0, 0, False, "", len(body), data)
         )
-        at += 0 if data else len(body)
+        next_position += 0 if data else len(body)
     commits = [Commit(body, [Append(index, 0, 1)]) for index, body in enumerate(bodies)]
     origins = [DraftId(who, number, len(commits))] if who else []
     return Draft(commits, chunks, [] if data else list(bodies), origins)
@@ -101,10 +101,10 @@ def test_a_draft_goes_over_as_it_is() -> None:
     draft = draft_of([b"one", b"two"], "o", 3)
     named = msgspec.structs.replace(draft.commits[1], principal="User:alice")
     draft = draft._replace(commits=[draft.commits[0], named])
-    taken = decode_forwarded(encode_forwarded(draft))
-    assert merge([draft_of([b"x"], "p", 1), taken]).commits[2].principal == "User:alice"
-    assert taken._replace(bodies=[]) == draft._replace(bodies=[])
-    assert b"".join(taken.bodies) == b"onetwo"
+    decoded_draft = decode_forwarded(encode_forwarded(draft))
+    assert merge([draft_of([b"x"], "p", 1), decoded_draft]).commits[2].principal == "User:alice"
+    assert decoded_draft._replace(bodies=[]) == draft._replace(bodies=[])
+    assert b"".join(decoded_draft.bodies) == b"onetwo"
     referred = refer(draft, object_keys.data("aa01", 7))
     assert decode_forwarded(encode_forwarded(referred)) == referred
     assert [chunk.position for chunk in referred.chunks] == [0, 3]
@@ -112,15 +112,15 @@ def test_a_draft_goes_over_as_it_is() -> None:
 
 def test_a_damaged_draft_is_not_taken() -> None:
     whole = encode_forwarded(draft_of([b"one" * 50, b"two"], "o", 3))
-    for at in range(len(whole)):
-        flipped = whole[:at] + bytes([whole[at] ^ 0x10]) + whole[at + 1 :]
+    for index in range(len(whole)):
+        flipped = whole[:index] + bytes([whole[index] ^ 0x10]) + whole[index + 1 :]
         try:
-            taken = decode_forwarded(flipped)
+            decoded_draft = decode_forwarded(flipped)
         except Corrupt:
             continue
         # Whatever is taken is consistent in itself: its chunks are those of their checksums.
-        body = b"".join(taken.bodies)
-        for chunk in taken.chunks:
+        body = b"".join(decoded_draft.bodies)
+        for chunk in decoded_draft.chunks:
             if not chunk.data:
                 assert crc32c(body[chunk.position : chunk.position + chunk.size]) == chunk.crc32c
     for end in range(len(whole)):
@@ -156,9 +156,9 @@ def state_with_topic(level: int = levels.NEWEST) -> ClusterState:
 def test_a_draft_in_two_entries_counts_once_and_whole() -> None:
     state = state_with_topic()
     draft = draft_of([b"a", b"b"], "o", 1)
-    assert [one.placements[0].base_offset for one in outcomes_of(state, draft)] == [0, 1]
+    assert [outcome.placements[0].base_offset for outcome in outcomes_of(state, draft)] == [0, 1]
     again = outcomes_of(state, merge([draft, draft_of([b"c"], "p", 1), draft_of([b"own"])]))
-    assert [(one.is_duplicate, len(one.placements)) for one in again] == [
+    assert [(outcome.is_duplicate, len(outcome.placements)) for outcome in again] == [
         (True, 0),
         (True, 0),
         (False, 1),
@@ -167,7 +167,7 @@ def test_a_draft_in_two_entries_counts_once_and_whole() -> None:
     assert state.partition("t", 0).high_watermark == 4
     # Twice in one entry, and a number that comes late.
     late = outcomes_of(state, merge([draft_of([b"d"], "o", 3), draft_of([b"d"], "o", 3)]))
-    assert [one.is_duplicate for one in late] == [False, True]
+    assert [outcome.is_duplicate for outcome in late] == [False, True]
     assert outcomes_of(state, draft_of([b"e"], "o", 2))[0].is_duplicate
     again = ClusterState.decode(state.encode(), "it")  # type: ignore[assignment]
     assert again.encode() == state.encode()  # type: ignore[attr-defined]
@@ -206,11 +206,11 @@ def test_any_entry_that_decodes_can_be_applied(counts: list[int]) -> None:
     state = state_with_topic()
     draft = draft_of([b"x", b"y"])
     draft = draft._replace(origins=[DraftId(f"o{i}", 1, n) for i, n in enumerate(counts)])
-    assert [len(one.placements) for one in outcomes_of(state, draft)] == [1, 1]
+    assert [len(outcome.placements) for outcome in outcomes_of(state, draft)] == [1, 1]
     repeated = outcomes_of(state, draft)
-    assert [one.is_duplicate for one in repeated][: sum(max(n, 0) for n in counts)] == [True] * min(
-        sum(max(n, 0) for n in counts), 2
-    )
+    assert [outcome.is_duplicate for outcome in repeated][: sum(max(n, 0) for n in counts)] == [
+        True
+    ] * min(sum(max(n, 0) for n in counts), 2)
 
 
 # -- bodies

@@ -67,7 +67,8 @@ def write(native: Any, rng: random.Random) -> None:
     out = np.empty(max(size, 0), np.uint8)
     bounds = np.empty(len(stamps) + 1 + rng.choice([0, 0, 0, 1]), np.int32)
     parts = [
-        (*map(alone_or_none, each.buffers()), each.offset + rng.choice(MOVED)) for each in columns
+        (*map(alone_or_none, array.buffers()), array.offset + rng.choice(MOVED))
+        for array in columns
     ]
     try:
         behind = rng.choice([None, parts[2]])

@@ -83,17 +83,17 @@ def test_a_decision_is_that_of_the_plain_rules(
     kind: str,
     name: str,
 ) -> None:
-    held = Acls()
+    acl_set = Acls()
     for acl in bindings:
-        held.add(acl)
-    gone = {bindings[at] for at in removed if at < len(bindings)}
-    for acl in [*gone, *gone]:
-        held.remove(acl)
-    left = [acl for acl in bindings if acl not in gone]
-    assert set(held) == set(left)
-    assert len(held) == len(set(left))
+        acl_set.add(acl)
+    removed_acls = {bindings[index] for index in removed if index < len(bindings)}
+    for acl in [*removed_acls, *removed_acls]:
+        acl_set.remove(acl)
+    left = [acl for acl in bindings if acl not in removed_acls]
+    assert set(acl_set) == set(left)
+    assert len(acl_set) == len(set(left))
     expected = oracle(left, principal, host, operation, kind, name)
-    assert held.allows(principal, host, operation, kind, name) is expected
+    assert acl_set.allows(principal, host, operation, kind, name) is expected
 
 
 def allow(operation: str, permission: str = "ALLOW", **changed: str) -> Acl:
@@ -110,10 +110,10 @@ def allow(operation: str, permission: str = "ALLOW", **changed: str) -> Acl:
 
 
 def may(operation: str, *bindings: Acl, name: str = "t") -> bool:
-    held = Acls()
+    acl_set = Acls()
     for acl in bindings:
-        held.add(acl)
-    return held.allows("User:alice", "10.0.0.1", operation, "TOPIC", name)
+        acl_set.add(acl)
+    return acl_set.allows("User:alice", "10.0.0.1", operation, "TOPIC", name)
 
 
 @pytest.mark.parametrize("operation", ["READ", "WRITE", "DELETE", "ALTER"])
@@ -152,7 +152,7 @@ TOPICS = [
 
 
 @pytest.mark.parametrize(
-    ("asked", "found"),
+    ("asked", "indexes"),
     [
         (AclFilter(), [0, 1, 2, 3]),
         (AclFilter(resource_name="te"), [2, 3]),
@@ -169,8 +169,8 @@ TOPICS = [
         (AclFilter(permission="DENY"), []),
     ],
 )
-def test_a_filter_finds_what_kafkas_would(asked: AclFilter, found: list[int]) -> None:
-    assert [at for at, acl in enumerate(TOPICS) if asked.matches(acl)] == found
+def test_a_filter_finds_what_kafkas_would(asked: AclFilter, indexes: list[int]) -> None:
+    assert [index for index, acl in enumerate(TOPICS) if asked.matches(acl)] == indexes
 
 
 @pytest.mark.parametrize(

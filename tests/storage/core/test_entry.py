@@ -159,10 +159,10 @@ def test_every_truncation_is_corrupt() -> None:
 
 def test_every_flipped_bit_is_corrupt() -> None:
     header, _ = encode_header(sample())
-    for at in range(len(header)):
+    for position in range(len(header)):
         for bit in range(8):
             damaged = bytearray(header)
-            damaged[at] ^= 1 << bit
+            damaged[position] ^= 1 << bit
             refused(bytes(damaged))
             refused(bytes(damaged) + bytes(300))  # a longer header than there was may now fit
 
@@ -275,14 +275,16 @@ def test_what_level_2_added_is_corrupt_at_level_1(number: int) -> None:
 
 @pytest.mark.parametrize("level", [levels.FIRST, levels.NEWEST])
 @pytest.mark.parametrize(
-    "at", [(), (6, 0), (7, 0), (7, 0, 1, 0), (7, 0, 2), (7, 0, 3), (8, 0)], ids=str
+    "path", [(), (6, 0), (7, 0), (7, 0, 1, 0), (7, 0, 2), (7, 0, 3), (8, 0)], ids=str
 )
-def test_an_unknown_element_is_corrupt_and_not_passed_over(level: int, at: tuple[int, ...]) -> None:
+def test_an_unknown_element_is_corrupt_and_not_passed_over(
+    level: int, path: tuple[int, ...]
+) -> None:
     entry = msgspec.structs.replace(sample(), level=levels.NEWEST, origins=[DraftId("o", 1, 1)])
     raw = msgspec.msgpack.decode(encode_header(entry)[0][16:])
     raw[0] = level
     part = raw
-    for index in at:
+    for index in path:
         part = part[index]
     part.append("from the future")
     assert "does not decode" in refused(framed(msgspec.msgpack.encode(raw)))

@@ -49,14 +49,14 @@ def test_a_build_of_other_code_is_not_used(
 def test_the_code_in_c_reads_and_writes_only_its_buffers(tmp_path: Path) -> None:
     """gcc has no warning, and the sanitizers of addresses and of undefined behaviour find nothing
     in calls with changed records and wrong sizes."""
-    found = [ran("gcc", f"-print-file-name={name}").stdout.strip() for name in SANITIZERS]
-    if not all(Path(path).is_absolute() for path in found):
+    library_paths = [ran("gcc", f"-print-file-name={name}").stdout.strip() for name in SANITIZERS]
+    if not all(Path(path).is_absolute() for path in library_paths):
         pytest.skip("gcc has no sanitizers here")
     file = tmp_path / "_native.so"
     ran("gcc", *FLAGS, "-fsanitize=address,undefined", f"-I{HEADERS}", SOURCE, "-o", file)
     environment = {
         **os.environ,
-        "LD_PRELOAD": " ".join(found),
+        "LD_PRELOAD": " ".join(library_paths),
         "ASAN_OPTIONS": "detect_leaks=0",
         "UBSAN_OPTIONS": "halt_on_error=1",
     }

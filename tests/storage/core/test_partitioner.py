@@ -72,25 +72,27 @@ def test_columns_hash_as_single_keys() -> None:
 
 @quick
 @given(columns, st.integers(0, 20), st.integers(0, 20), st.sampled_from([1, 2, 7, 100, 70_000]))
-def test_any_column_and_slice(found: list[bytes | None], skip: int, drop: int, count: int) -> None:
-    sliced: Any = pa.array(found, pa.binary())[skip : max(skip, len(found) - drop)]
+def test_any_column_and_slice(
+    record_keys: list[bytes | None], skip: int, drop: int, count: int
+) -> None:
+    sliced: Any = pa.array(record_keys, pa.binary())[skip : max(skip, len(record_keys) - drop)]
     expected = [-1 if key is None else partition_of(key, count) for key in sliced.to_pylist()]
     assert partitions_of(sliced, count).tolist() == expected
 
 
 @pytest.mark.parametrize("length", [*range(18), 63, 64, 65, 127, 130, 255, 256, 257, 4097])
 def test_keys_of_one_length(length: int) -> None:
-    found = [bytes((i * 31 + j * 7) % 256 for j in range(length)) for i in range(50)]
-    column = pa.array([b"before", *found], pa.binary())[1:]
-    assert partitions_of(column, 97).tolist() == [partition_of(key, 97) for key in found]
+    record_keys = [bytes((i * 31 + j * 7) % 256 for j in range(length)) for i in range(50)]
+    column = pa.array([b"before", *record_keys], pa.binary())[1:]
+    assert partitions_of(column, 97).tolist() == [partition_of(key, 97) for key in record_keys]
 
 
 def test_few_long_keys_among_many_short_ones() -> None:
-    found = [bytes([i % 251]) * (i % 23) for i in range(4 * ACTIVE_MIN)]
-    found[5] = b"long" * 5000 + b"!"
-    found[77] = b"longer" * 7000
-    column = pa.array(found, pa.binary())
-    assert partitions_of(column, 31).tolist() == [partition_of(key, 31) for key in found]
+    record_keys = [bytes([i % 251]) * (i % 23) for i in range(4 * ACTIVE_MIN)]
+    record_keys[5] = b"long" * 5000 + b"!"
+    record_keys[77] = b"longer" * 7000
+    column = pa.array(record_keys, pa.binary())
+    assert partitions_of(column, 31).tolist() == [partition_of(key, 31) for key in record_keys]
 
 
 def test_nulls_with_bytes_beneath() -> None:
@@ -105,11 +107,11 @@ def test_nulls_with_bytes_beneath() -> None:
 # --- place, tally, part
 
 
-def rows_of(found: list[bytes | None], headers: bool = False) -> Rows:
-    count = len(found)
+def rows_of(record_keys: list[bytes | None], headers: bool = False) -> Rows:
+    count = len(record_keys)
     return Rows(
         list(range(count)),
-        found,
+        record_keys,
         [b"%d" % row for row in range(count)],
         [[("row", b"%d" % row)] for row in range(count)] if headers else None,
     )
@@ -134,10 +136,16 @@ def check(places: RecordPartitions, rows: Rows | pa.RecordBatch) -> list[int]:
         assert len(set(placed)) > 1
     counts = [(partition, placed.count(partition)) for partition in sorted(set(placed))]
     assert tally(places, len(whole)) == counts
-    assert [(partition, found.num_rows) for partition, found in parts] == counts
-    for partition, found in parts:
-        own = [row for row, where in zip(whole, placed, strict=True) if where == partition]
-        assert contents(found) == own
+    assert [
+        (partition, rows_of_partition.num_rows) for partition, rows_of_partition in parts
+    ] == counts
+    for partition, rows_of_partition in parts:
+        own = [
+            row
+            for row, placed_partition in zip(whole, placed, strict=True)
+            if placed_partition == partition
+        ]
+        assert contents(rows_of_partition) == own
     return placed
 
 
@@ -152,14 +160,14 @@ said = st.one_of(st.none(), st.integers(0, 4), st.lists(st.none() | st.integers(
     st.booleans(),
 )
 def test_parting_keeps_everything_and_the_order(
-    found: list[bytes | None],
+    record_keys: list[bytes | None],
     asked: list[int | None] | int | None,
     otherwise: int | None,
     headers: bool,
 ) -> None:
     if isinstance(asked, list):
-        asked = asked[: len(found)]
-    rows = rows_of(found, headers)
+        asked = asked[: len(record_keys)]
+    rows = rows_of(record_keys, headers)
     batch = batch_of_rows([rows])
     placed = check(place(rows, asked, 5, Sticky(7), otherwise=otherwise), rows)
     assert check(place(batch, asked, 5, Sticky(7), otherwise=otherwise), batch) == placed
@@ -168,8 +176,8 @@ def test_parting_keeps_everything_and_the_order(
         assert check(place(batch, column, 5, Sticky(7), otherwise=otherwise), batch) == placed
         assert check(place(rows, column, 5, Sticky(7), otherwise=otherwise), rows) == placed
     everyone = asked if isinstance(asked, int) else otherwise
-    each = asked if isinstance(asked, list) else [None] * len(found)
-    for key, own, partition in zip(found, each, placed, strict=True):
+    asked_partitions = asked if isinstance(asked, list) else [None] * len(record_keys)
+    for key, own, partition in zip(record_keys, asked_partitions, placed, strict=True):
         if own is not None:
             assert partition == own
         elif everyone is not None:

@@ -73,7 +73,7 @@ class Machine:
             got.append(answer)
             self.synced[member_id] = answer
 
-        wanted = {name.replace("_", "-"): each for name, each in assignments.items()}
+        wanted = {name.replace("_", "-"): assignment for name, assignment in assignments.items()}
         self.group.sync(
             SyncRequest(Identity(member_id, instance_id), generation, wanted), reply, self.now_s
         )

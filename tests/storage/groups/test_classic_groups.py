@@ -68,9 +68,9 @@ async def coordinator(delay_s: float = 0.0) -> AsyncIterator[Coordinator]:
     log = await opened(MemoryStore())
     async with closing(log):
         await log.create_topic("t", PARTITIONS, {})
-        one = Coordinator(log, "b1", ["b1"], delay_s)
-        yield one
-        await one.close()
+        broker = Coordinator(log, "b1", ["b1"], delay_s)
+        yield broker
+        await broker.close()
 
 
 async def joined(groups: ClassicGroups, member_id: str = "", **more) -> str:
@@ -79,7 +79,7 @@ async def joined(groups: ClassicGroups, member_id: str = "", **more) -> str:
     if answer.code is Code.MEMBER_ID_REQUIRED:
         return await joined(groups, answer.member_id, **more)
     assert answer.code is Code.NONE
-    assignments = {one.member_id: one.member_id.encode() for one in answer.members}
+    assignments = {member.member_id: member.member_id.encode() for member in answer.members}
     who = Identity(answer.member_id, more.get("instance_id", ""))
     synced = await groups.sync("g", SyncRequest(who, answer.generation, assignments))
     assert synced.code is Code.NONE
@@ -101,11 +101,11 @@ async def commit(
 async def test_principal_that_joins_many_groups_leaves_room_for_others() -> None:
     """Bytes of members' metadata have shares, and are free again when the members leave."""
     metadata, members = b"x" * (PROTOCOL_BYTES_MAX // 16), list[tuple[str, str]]()
-    async with coordinator() as one:
+    async with coordinator() as broker:
 
         async def join(group_id: str, principal: str) -> Code:
             asked = request(principal=principal, protocols=[("range", metadata)], version=3)
-            answer = await one.groups.join(group_id, asked)
+            answer = await broker.groups.join(group_id, asked)
             if answer.code is Code.NONE:
                 members.append((group_id, answer.member_id))
             return answer.code
@@ -117,8 +117,8 @@ async def test_principal_that_joins_many_groups_leaves_room_for_others() -> None
             codes = [await join(f"b{number}", "User:b") for number in range(4)]
             assert codes == [Code.NONE] * 4
             for group_id, member_id in members:
-                assert await one.groups.leave(group_id, [Identity(member_id)]) == [Code.NONE]
-            assert not one.groups._used.total(CLIENT_BYTES)
+                assert await broker.groups.leave(group_id, [Identity(member_id)]) == [Code.NONE]
+            assert not broker.groups._used.total(CLIENT_BYTES)
             assert await join("again", "User:a") is Code.NONE
 
 
@@ -126,12 +126,12 @@ async def test_principal_that_joins_many_groups_leaves_room_for_others() -> None
 async def test_members_that_join_again_need_no_more_room() -> None:
     """In a rebalance all members join again, also if their principals have no room for more."""
     metadata, members = b"x" * (PROTOCOL_BYTES_MAX // 16), list[tuple[str, str, str]]()
-    async with coordinator() as one:
+    async with coordinator() as broker:
 
         async def join(group_id: str, principal: str, member_id: str = "", size: int = 0) -> Code:
             protocols = [("range", metadata + b"x" * size)]
             asked = request(member_id, principal=principal, protocols=protocols, version=3)
-            answer = await one.groups.join(group_id, asked)
+            answer = await broker.groups.join(group_id, asked)
             if answer.code is Code.NONE and not member_id:
                 members.append((group_id, principal, answer.member_id))
             return answer.code
@@ -156,13 +156,13 @@ async def test_principal_that_joins_many_members_leaves_room_for_others() -> Non
     """Members have shares, and so have the member ids that wait for their first JoinGroup. A member
     that joins again needs no more room."""
     members = list[tuple[str, str]]()
-    async with coordinator() as one:
+    async with coordinator() as broker:
 
         async def join(
             group_id: str, principal: str, member_id: str = "", version: int = 3
         ) -> Code:
             asked = request(member_id, principal=principal, version=version)
-            answer = await one.groups.join(group_id, asked)
+            answer = await broker.groups.join(group_id, asked)
             if answer.code in (Code.NONE, Code.MEMBER_ID_REQUIRED):
                 members.append((group_id, answer.member_id))
             return answer.code
@@ -178,11 +178,11 @@ async def test_principal_that_joins_many_members_leaves_room_for_others() -> Non
             assert codes == [Code.NONE] * 4
             assert await join("a0", "User:a", members[0][1]) is Code.NONE
             assert await join("a7", "User:a", members[7][1], version=4) is Code.NONE
-            assert len(one.groups._held) == 12
+            assert len(broker.groups._held) == 12
             for group_id, member_id in dict(members).items():
-                assert await one.groups.leave(group_id, [Identity(member_id)]) == [Code.NONE]
-            assert not one.groups._held
-            assert not one.groups._used.total(MEMBERS)
+                assert await broker.groups.leave(group_id, [Identity(member_id)]) == [Code.NONE]
+            assert not broker.groups._held
+            assert not broker.groups._used.total(MEMBERS)
             assert await join("again", "User:a") is Code.NONE
 
 
@@ -199,118 +199,118 @@ async def test_sessions_that_end_at_one_time_end_in_steps() -> None:
         steps[-1].append(group.group_id)
         tick(group, now_s)
 
-    async with coordinator() as one:
+    async with coordinator() as broker:
         asked = request(session_ms=60_000, rebalance_ms=60_000, version=3)
-        await asyncio.gather(*(one.groups.join(f"g{number}", asked) for number in range(count)))
+        await asyncio.gather(*(broker.groups.join(f"g{number}", asked) for number in range(count)))
         await asyncio.sleep(1)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(ClassicGroup, "tick", ticked)
             await asyncio.sleep(50)
             assert not steps
             await asyncio.sleep(10)
-        assert not one.groups._held
+        assert not broker.groups._held
         assert [len(step) for step in steps] == [TICKS_AT_ONCE + 1] * 4
 
 
 @virtual
 async def test_sessions_begin_again_after_a_process_was_suspended() -> None:
-    async with coordinator() as one:
-        await joined(one.groups, session_ms=10_000)
+    async with coordinator() as broker:
+        await joined(broker.groups, session_ms=10_000)
         await asyncio.sleep(1)
         with pytest.MonkeyPatch.context() as patch:
-            boot_s = one.log.clock.boot_s
-            patch.setattr(one.log.clock, "boot_s", lambda: boot_s() + 60)
+            boot_s = broker.log.clock.boot_s
+            patch.setattr(broker.log.clock, "boot_s", lambda: boot_s() + 60)
             await asyncio.sleep(9)
-            assert one.groups.ids() == ["g"]
+            assert broker.groups.ids() == ["g"]
             await asyncio.sleep(2)
-            assert one.groups.ids() == []
+            assert broker.groups.ids() == []
 
 
 @virtual
 async def test_the_assignments_are_in_the_state_before_the_answer() -> None:
-    async with coordinator() as one:
-        me = await joined(one.groups)
-        group = one.log.state.members.get("g")
+    async with coordinator() as broker:
+        me = await joined(broker.groups)
+        group = broker.log.state.members.get("g")
         assert group is not None
         assert (group.generation, list(group.members), group.term) == (1, [me], 1)
-        assert await one.groups.heartbeat("g", Identity(me), 1) is Code.NONE
-        assert await commit(one.groups, me, 1) is Code.NONE
-        assert await commit(one.groups, me, 0) is Code.ILLEGAL_GENERATION
-        assert await commit(one.groups, "", -1) is Code.UNKNOWN_MEMBER_ID
-        described = one.groups.describe("g")
+        assert await broker.groups.heartbeat("g", Identity(me), 1) is Code.NONE
+        assert await commit(broker.groups, me, 1) is Code.NONE
+        assert await commit(broker.groups, me, 0) is Code.ILLEGAL_GENERATION
+        assert await commit(broker.groups, "", -1) is Code.UNKNOWN_MEMBER_ID
+        described = broker.groups.describe("g")
         assert described is not None
         assert (described.phase, described.members[0].assignment) == (Phase.STABLE, me.encode())
-        assert one.groups.ids() == ["g"]
+        assert broker.groups.ids() == ["g"]
         with pytest.raises(GroupNotEmpty):
-            await one.groups.delete("g")
-        assert await one.groups.leave("g", [Identity("ghost"), Identity(me)]) == [
+            await broker.groups.delete("g")
+        assert await broker.groups.leave("g", [Identity("ghost"), Identity(me)]) == [
             Code.UNKNOWN_MEMBER_ID,
             Code.NONE,
         ]
         assert not group.members
-        assert await commit(one.groups, "", -1, 7) is Code.NONE
-        assert await commit(one.groups, me, -1, 8) is Code.NONE
-        assert await commit(one.groups, me, 1) is Code.UNKNOWN_MEMBER_ID
-        assert await one.groups.leave("g", [Identity(me)]) == [Code.UNKNOWN_MEMBER_ID]
-        await joined(one.groups)
+        assert await commit(broker.groups, "", -1, 7) is Code.NONE
+        assert await commit(broker.groups, me, -1, 8) is Code.NONE
+        assert await commit(broker.groups, me, 1) is Code.UNKNOWN_MEMBER_ID
+        assert await broker.groups.leave("g", [Identity(me)]) == [Code.UNKNOWN_MEMBER_ID]
+        await joined(broker.groups)
         assert group.generation == 2
         await asyncio.sleep(11)
         assert not group.members
-        assert not one.groups._held
-        await one.groups.delete("g")
-        assert await commit(one.groups, "x", 1) is Code.ILLEGAL_GENERATION
+        assert not broker.groups._held
+        await broker.groups.delete("g")
+        assert await commit(broker.groups, "x", 1) is Code.ILLEGAL_GENERATION
 
 
 @virtual
 async def test_a_new_group_gets_a_greater_generation_if_another_group_is_deleted() -> None:
     """The deletion comes between the end of the join phase and the commit of the assignments."""
-    async with coordinator() as one:
-        asked = await one.groups.join("g", request())
-        answer = await one.groups.join("g", request(asked.member_id))
+    async with coordinator() as broker:
+        asked = await broker.groups.join("g", request())
+        answer = await broker.groups.join("g", request(asked.member_id))
         assert answer.generation == 1
-        other = await one.groups.join("other", request())
-        other = await one.groups.join("other", request(other.member_id))
+        other = await broker.groups.join("other", request())
+        other = await broker.groups.join("other", request(other.member_id))
         who = Identity(other.member_id)
-        synced = await one.groups.sync("other", SyncRequest(who, 1, {other.member_id: b"x"}))
+        synced = await broker.groups.sync("other", SyncRequest(who, 1, {other.member_id: b"x"}))
         assert synced.code is Code.NONE
-        assert await one.groups.leave("other", [who]) == [Code.NONE]
-        await one.groups.delete("other")
-        assert one.log.state.members.generation_floor == 1
+        assert await broker.groups.leave("other", [who]) == [Code.NONE]
+        await broker.groups.delete("other")
+        assert broker.log.state.members.generation_floor == 1
         who = Identity(answer.member_id)
-        synced = await one.groups.sync("g", SyncRequest(who, 1, {answer.member_id: b"x"}))
+        synced = await broker.groups.sync("g", SyncRequest(who, 1, {answer.member_id: b"x"}))
         assert synced.code is Code.REBALANCE_IN_PROGRESS
-        assert await joined(one.groups, answer.member_id) == answer.member_id
-        group = one.log.state.members.get("g")
+        assert await joined(broker.groups, answer.member_id) == answer.member_id
+        group = broker.log.state.members.get("g")
         assert group is not None
         assert (group.generation, list(group.members)) == (2, [answer.member_id])
 
 
 @virtual
 async def test_a_group_of_rest_takes_no_members_of_kafka_and_the_other_way() -> None:
-    async with coordinator() as one:
-        instances = await started(one.log, Chosen("b1", ["b1"]))
+    async with coordinator() as broker:
+        instances = await started(broker.log, Chosen("b1", ["b1"]))
         await instances.join("g", "r", CONFIG)
-        answer = await one.groups.join("g", request())
+        answer = await broker.groups.join("g", request())
         assert answer.code is Code.INCONSISTENT_GROUP_PROTOCOL
-        assert await one.groups.heartbeat("g", Identity("r"), 0) is Code.UNKNOWN_MEMBER_ID
+        assert await broker.groups.heartbeat("g", Identity("r"), 0) is Code.UNKNOWN_MEMBER_ID
         await instances.leave("g", "r")
-        me = await joined(one.groups)
+        me = await joined(broker.groups)
         with pytest.raises(InconsistentGroupProtocol):
             await instances.join("g", "r", CONFIG)
         with pytest.raises(UnknownMember):
             await instances.heartbeat("g", me)
         await asyncio.sleep(3)
-        assert await one.groups.heartbeat("g", Identity(me), 1) is Code.NONE
+        assert await broker.groups.heartbeat("g", Identity(me), 1) is Code.NONE
         await instances.close()
 
 
 @virtual
 async def test_a_group_that_rest_takes_during_the_rebalance() -> None:
-    async with coordinator() as one:
-        answer = await one.groups.join("g", request())
-        answer = await one.groups.join("g", request(answer.member_id))
-        await one.log.submit(JoinGroup("g", "r", "b1", CONFIG))
-        synced = await one.groups.sync("g", SyncRequest(Identity(answer.member_id), 1, {}))
+    async with coordinator() as broker:
+        answer = await broker.groups.join("g", request())
+        answer = await broker.groups.join("g", request(answer.member_id))
+        await broker.log.submit(JoinGroup("g", "r", "b1", CONFIG))
+        synced = await broker.groups.sync("g", SyncRequest(Identity(answer.member_id), 1, {}))
         assert synced.code in (Code.INCONSISTENT_GROUP_PROTOCOL, Code.NOT_COORDINATOR)
 
 
@@ -320,24 +320,24 @@ async def test_another_coordinator_continues_without_a_rebalance() -> None:
     first, second = await opened(store), await opened(store)
     async with closing(second):
         await first.create_topic("t", PARTITIONS, {})
-        one, two = Coordinator(first, "b1", live), Coordinator(second, "b2", live)
-        me = await joined(one.groups, instance_id="s")
-        assert await two.groups.heartbeat("g", Identity(me), 1) is Code.NOT_COORDINATOR
-        await one.crash()
+        broker_a, broker_b = Coordinator(first, "b1", live), Coordinator(second, "b2", live)
+        me = await joined(broker_a.groups, instance_id="s")
+        assert await broker_b.groups.heartbeat("g", Identity(me), 1) is Code.NOT_COORDINATOR
+        await broker_a.crash()
         live.remove("b1")
         who = Identity(me, "s")
-        assert await two.groups.heartbeat("g", who, 1) is Code.NONE
-        synced = await two.groups.sync("g", SyncRequest(who, 1, {}))
+        assert await broker_b.groups.heartbeat("g", who, 1) is Code.NONE
+        synced = await broker_b.groups.sync("g", SyncRequest(who, 1, {}))
         assert (synced.code, synced.assignment) == (Code.NONE, me.encode())
-        assert await commit(two.groups, me, 1) is Code.NONE
+        assert await commit(broker_b.groups, me, 1) is Code.NONE
         group = second.state.members.get("g")
         assert group is not None
         assert (group.generation, group.coordinator, group.term) == (1, "b2", 2)
-        again = await two.groups.join("g", request(instance_id="s"))
+        again = await broker_b.groups.join("g", request(instance_id="s"))
         assert (again.code, again.generation, again.skip_assignment) == (Code.NONE, 1, True)
         assert list(group.members) == [again.member_id]
-        assert isinstance(await commit(two.groups, again.member_id, 1), Code)
-        await two.close()
+        assert isinstance(await commit(broker_b.groups, again.member_id, 1), Code)
+        await broker_b.close()
 
 
 @virtual
@@ -346,10 +346,10 @@ async def test_groups_of_a_dead_coordinator_are_taken_and_their_members_expire()
     first, second = await opened(store), await opened(store)
     async with closing(second):
         await first.create_topic("t", PARTITIONS, {})
-        one, two = Coordinator(first, "b1", live), Coordinator(second, "b2", live)
-        await joined(one.groups)
+        broker_a, broker_b = Coordinator(first, "b1", live), Coordinator(second, "b2", live)
+        await joined(broker_a.groups)
         await second.wal.refresh()
-        await one.crash()
+        await broker_a.crash()
         live.remove("b1")
         await asyncio.sleep(9)
         group = second.state.members.get("g")
@@ -357,7 +357,7 @@ async def test_groups_of_a_dead_coordinator_are_taken_and_their_members_expire()
         assert len(group.members) == 1
         await asyncio.sleep(5)
         assert not group.members
-        await two.close()
+        await broker_b.close()
 
 
 @contextlib.asynccontextmanager
@@ -367,62 +367,62 @@ async def two_coordinators() -> AsyncIterator[tuple[Coordinator, Coordinator]]:
     first, second = await opened(store), await opened(store)
     async with closing(first, second):
         await first.create_topic("t", PARTITIONS, {})
-        one, two = Coordinator(first, "b1", ["b1"]), Coordinator(second, "b2", ["b2"])
-        yield one, two
-        await one.close()
-        await two.close()
+        broker_a, broker_b = Coordinator(first, "b1", ["b1"]), Coordinator(second, "b2", ["b2"])
+        yield broker_a, broker_b
+        await broker_a.close()
+        await broker_b.close()
 
 
 @virtual
 async def test_a_replaced_coordinator_settles_nothing() -> None:
-    async with two_coordinators() as (one, two):
-        me = await joined(one.groups)
-        assert await two.groups.heartbeat("g", Identity(me), 1) is Code.NONE
-        one.log.wal.subscribers.remove(one.groups)  # it learns nothing by itself
-        answer = await one.groups.join("g", request(me, protocols=[("range", b"other")]))
+    async with two_coordinators() as (broker_a, broker_b):
+        me = await joined(broker_a.groups)
+        assert await broker_b.groups.heartbeat("g", Identity(me), 1) is Code.NONE
+        broker_a.log.wal.subscribers.remove(broker_a.groups)  # it learns nothing by itself
+        answer = await broker_a.groups.join("g", request(me, protocols=[("range", b"other")]))
         assert answer.generation == 2
-        synced = await one.groups.sync("g", SyncRequest(Identity(me), 2, {me: b"mine"}))
+        synced = await broker_a.groups.sync("g", SyncRequest(Identity(me), 2, {me: b"mine"}))
         assert synced.code is Code.NOT_COORDINATOR
         stale = CommitOffsets("g", 2, [], me)
         with pytest.raises(IllegalGeneration):
-            await one.log.submit(stale)
+            await broker_a.log.submit(stale)
 
 
 @virtual
 async def test_a_replaced_coordinator_releases_the_group_when_it_learns_of_it() -> None:
     """Members that wait at it go to the other coordinator, which has their group."""
-    async with two_coordinators() as (one, two):
-        me = await joined(one.groups)
-        fresh = await one.groups.join("g", request())
-        waiting = asyncio.create_task(one.groups.join("g", request(fresh.member_id)))
+    async with two_coordinators() as (broker_a, broker_b):
+        me = await joined(broker_a.groups)
+        fresh = await broker_a.groups.join("g", request())
+        waiting = asyncio.create_task(broker_a.groups.join("g", request(fresh.member_id)))
         await asyncio.sleep(0.1)
-        assert await two.groups.heartbeat("g", Identity(me), 1) is Code.NONE
-        assert one.groups.ids() == ["g"]
+        assert await broker_b.groups.heartbeat("g", Identity(me), 1) is Code.NONE
+        assert broker_a.groups.ids() == ["g"]
         assert not waiting.done()
-        await one.log.wal.refresh()
+        await broker_a.log.wal.refresh()
         await asyncio.sleep(0)
         assert waiting.done()
         assert (await waiting).code is Code.NOT_COORDINATOR
-        assert one.groups.ids() == []
-        assert two.groups.ids() == ["g"]
+        assert broker_a.groups.ids() == []
+        assert broker_b.groups.ids() == ["g"]
 
 
 @virtual
 async def test_a_replaced_coordinator_deletes_no_offset() -> None:
     """A commit of an older generation that resets a partition is refused as a whole."""
-    async with two_coordinators() as (one, two):
-        me = await joined(one.groups)
-        assert await commit(one.groups, me, 1, 5) is Code.NONE
-        one.log.wal.subscribers.remove(one.groups)  # it learns nothing by itself
-        assert await two.groups.heartbeat("g", Identity(me), 1) is Code.NONE
-        assert await joined(two.groups, me, protocols=[("range", b"other")]) == me
-        topic_id = one.log.state.topic("t").topic_id
+    async with two_coordinators() as (broker_a, broker_b):
+        me = await joined(broker_a.groups)
+        assert await commit(broker_a.groups, me, 1, 5) is Code.NONE
+        broker_a.log.wal.subscribers.remove(broker_a.groups)  # it learns nothing by itself
+        assert await broker_b.groups.heartbeat("g", Identity(me), 1) is Code.NONE
+        assert await joined(broker_b.groups, me, protocols=[("range", b"other")]) == me
+        topic_id = broker_a.log.state.topic("t").topic_id
         partition = TopicIdPartition(topic_id, 0)
         with pytest.raises(IllegalGeneration):
-            await one.groups.commit_offsets(
+            await broker_a.groups.commit_offsets(
                 "g", Identity(me), 1, [GroupOffset(topic_id, 1, 7)], [partition]
             )
-        for log in (one.log, two.log):
+        for log in (broker_a.log, broker_b.log):
             await log.wal.refresh()
             offsets = log.state.committed_offsets.of_group("g")[topic_id]
             assert {number: offset.offset for number, offset in offsets.items()} == {0: 5}
@@ -430,54 +430,54 @@ async def test_a_replaced_coordinator_deletes_no_offset() -> None:
 
 @virtual
 async def test_requests_that_wait_are_answered_when_the_broker_drains() -> None:
-    async with coordinator() as one:
-        me = await joined(one.groups)
-        fresh = await one.groups.join("g", request())
-        waiting = asyncio.create_task(one.groups.join("g", request(fresh.member_id)))
+    async with coordinator() as broker:
+        me = await joined(broker.groups)
+        fresh = await broker.groups.join("g", request())
+        waiting = asyncio.create_task(broker.groups.join("g", request(fresh.member_id)))
         await asyncio.sleep(0.1)
-        assert await one.groups.heartbeat("g", Identity(me), 1) is Code.REBALANCE_IN_PROGRESS
-        one.groups.drain()
+        assert await broker.groups.heartbeat("g", Identity(me), 1) is Code.REBALANCE_IN_PROGRESS
+        broker.groups.drain()
         assert (await waiting).code is Code.NOT_COORDINATOR
-        assert (await one.groups.join("g", request())).code is Code.NOT_COORDINATOR
-        assert await commit(one.groups, me, 1) is Code.NOT_COORDINATOR
+        assert (await broker.groups.join("g", request())).code is Code.NOT_COORDINATOR
+        assert await commit(broker.groups, me, 1) is Code.NOT_COORDINATOR
 
 
 @virtual
 async def test_a_store_that_refuses_lets_the_members_join_again() -> None:
-    async with coordinator() as one:
-        answer = await one.groups.join("g", request())
-        answer = await one.groups.join("g", request(answer.member_id))
+    async with coordinator() as broker:
+        answer = await broker.groups.join("g", request())
+        answer = await broker.groups.join("g", request(answer.member_id))
         who = Identity(answer.member_id)
 
         async def refused(*actions) -> None:
             raise Unavailable("no space")
 
-        real, one.log.submit = one.log.submit, refused  # type: ignore[method-assign]
-        synced = await one.groups.sync("g", SyncRequest(who, 1, {}))
+        real, broker.log.submit = broker.log.submit, refused  # type: ignore[method-assign]
+        synced = await broker.groups.sync("g", SyncRequest(who, 1, {}))
         assert synced.code is Code.COORDINATOR_NOT_AVAILABLE
-        assert await one.groups.leave("g", [who]) == [Code.NONE]
-        one.log.submit = real  # type: ignore[method-assign]
-        me = await joined(one.groups)
+        assert await broker.groups.leave("g", [who]) == [Code.NONE]
+        broker.log.submit = real  # type: ignore[method-assign]
+        me = await joined(broker.groups)
         assert me != answer.member_id
         await asyncio.sleep(classic_groups.RETRY_S + 1)
-        group = one.log.state.members.get("g")
+        group = broker.log.state.members.get("g")
         assert group is not None
         assert list(group.members) == [me]
 
 
 @virtual
 async def test_a_client_that_goes_while_it_waits() -> None:
-    async with coordinator() as one:
-        me = await joined(one.groups)
-        fresh = await one.groups.join("g", request())
-        waiting = asyncio.create_task(one.groups.join("g", request(fresh.member_id)))
+    async with coordinator() as broker:
+        me = await joined(broker.groups)
+        fresh = await broker.groups.join("g", request())
+        waiting = asyncio.create_task(broker.groups.join("g", request(fresh.member_id)))
         await asyncio.sleep(0.1)
         waiting.cancel()
         for _ in range(12):
             await asyncio.sleep(1)
-            await one.groups.heartbeat("g", Identity(me), 1)
-        assert await joined(one.groups, me) == me
-        group = one.log.state.members.get("g")
+            await broker.groups.heartbeat("g", Identity(me), 1)
+        assert await joined(broker.groups, me) == me
+        group = broker.log.state.members.get("g")
         assert group is not None
         assert list(group.members) == [me]
 
@@ -646,18 +646,18 @@ def test_whatever_happens_each_partition_has_one_owner_and_all_are_read_in_the_e
                         await world.draw.choice(world.members).stop(leaves=True)
                 case _:
                     world.add_member()
-            for each in world.members:
-                assert not each.task.done(), each.task.exception()
+            for member in world.members:
+                assert not member.task.done(), member.task.exception()
         world.add_member()
         await asyncio.sleep(60)
-        for each in world.members:
-            assert not each.task.done(), each.task.exception()
-        generations = {each.generation for each in world.members}
+        for member in world.members:
+            assert not member.task.done(), member.task.exception()
+        generations = {member.generation for member in world.members}
         assert len(generations) == 1
-        owned = sorted(number for each in world.members for number in each.owned or b"")
+        owned = sorted(number for member in world.members for number in member.owned or b"")
         assert owned == list(range(PARTITIONS))
-        for each in list(world.members):
-            await each.stop(leaves=False)
+        for member in list(world.members):
+            await member.stop(leaves=False)
         for broker in world.brokers.values():
             await broker.close()
             await broker.log.close()

@@ -33,26 +33,26 @@ async def test_members_keep_session_and_positions_when_the_coordinator_crashes()
     async with closing(second):
         await first.create_topic("t", 1, {})
         live = ["b1", "b2"]
-        one = await started(first, Chosen("b1", live))
-        two = await started(second, Chosen("b2", live))
-        await joined(one, "x", "y")
+        first_consumers = await started(first, Chosen("b1", live))
+        second_consumers = await started(second, Chosen("b2", live))
+        await joined(first_consumers, "x", "y")
         await append(first, "a", "b", "c", "d")
         await second.wal.refresh()
         owner = next(m for m in "xy" if first.state.members.member("g", m).owned)  # type: ignore[union-attr]
-        assert await read(one, owner, bytes_max=1) == ["a"]
-        assert await read(one, owner, bytes_max=1) == ["b"]
+        assert await read(first_consumers, owner, bytes_max=1) == ["a"]
+        assert await read(first_consumers, owner, bytes_max=1) == ["b"]
         await asyncio.sleep(2 * TICK_S)  # a is committed; b was returned, and may be lost
-        assert one.task is not None
-        one.task.cancel()
+        assert first_consumers.task is not None
+        first_consumers.task.cancel()
         await kill(first)
         live.remove("b1")
         await asyncio.sleep(9)
         assert members_of(second) == {"x", "y"}
-        assert await read(two, owner, bytes_max=1) == ["b"]
+        assert await read(second_consumers, owner, bytes_max=1) == ["b"]
         await asyncio.sleep(4)
         assert members_of(second) == {owner}
-        assert await read(two, owner) == ["c", "d"]
-        await two.close()
+        assert await read(second_consumers, owner) == ["c", "d"]
+        await second_consumers.close()
 
 
 @virtual
@@ -61,20 +61,20 @@ async def test_a_coordinator_that_was_replaced_neither_expires_nor_serves() -> N
     first, second = await opened(store), await opened(store)
     async with closing(first, second):
         await first.create_topic("t", 1, {})
-        one = await started(first, Chosen("b1", ["b1"]))
-        await joined(one, "x")
+        first_consumers = await started(first, Chosen("b1", ["b1"]))
+        await joined(first_consumers, "x")
         term = first.state.members.get("g").term  # type: ignore[union-attr]
         await second.wal.refresh()
-        waiting = asyncio.create_task(read(one, "x", wait_s=20))
+        waiting = asyncio.create_task(read(first_consumers, "x", wait_s=20))
         await asyncio.sleep(0.1)
-        two = await started(second, Chosen("b2", ["b2"]))
-        await two.heartbeat("g", "x")
+        second_consumers = await started(second, Chosen("b2", ["b2"]))
+        await second_consumers.heartbeat("g", "x")
         with pytest.raises(Unavailable):
             await waiting
         with pytest.raises(IllegalGeneration):
-            await one._log.submit(ExpireMember("g", "x", term))
-        await one.close()
-        await two.close()
+            await first_consumers._log.submit(ExpireMember("g", "x", term))
+        await first_consumers.close()
+        await second_consumers.close()
 
 
 SLOW = MANUAL._replace(poll_interval_s=600.0)
@@ -98,21 +98,21 @@ async def test_i8_replaced_coordinator_returns_no_records() -> None:
     first, second = await opened(store, SLOW), await opened(store, SLOW)
     async with closing(first, second):
         await first.create_topic("t", 1, {})
-        one = await started(first, Chosen("b1", ["b1"]))
-        await joined(one, "x", config=BY_HAND)
+        first_consumers = await started(first, Chosen("b1", ["b1"]))
+        await joined(first_consumers, "x", config=BY_HAND)
         await append(first, "a", "b", "c")
-        assert await read(one, "x", bytes_max=1) == ["a"]
+        assert await read(first_consumers, "x", bytes_max=1) == ["a"]
         await second.wal.refresh()
         await committed(second, 0, 1)
-        two = await started(second, Chosen("b2", ["b2"]))
-        assert await read(two, "x", bytes_max=1) == ["b"]
+        second_consumers = await started(second, Chosen("b2", ["b2"]))
+        assert await read(second_consumers, "x", bytes_max=1) == ["b"]
         await committed(second, 0, 2)
         assert first.state.members.get("g").coordinator == "b1"  # type: ignore[union-attr]
         with pytest.raises(Unavailable):
-            await read(one, "x", bytes_max=1)
-        assert await read(two, "x", bytes_max=1) == ["c"]
-        await one.close()
-        await two.close()
+            await read(first_consumers, "x", bytes_max=1)
+        assert await read(second_consumers, "x", bytes_max=1) == ["c"]
+        await first_consumers.close()
+        await second_consumers.close()
 
 
 @virtual
@@ -122,19 +122,19 @@ async def test_reads_are_refused_until_commits_elsewhere_are_seen() -> None:
     first, second = await opened(store, SLOW), await opened(store, SLOW)
     async with closing(first, second):
         await first.create_topic("t", 1, {})
-        one = await started(first, Chosen("b1", ["b1", "b2"]))
-        await joined(one, "x", config=BY_HAND)
+        first_consumers = await started(first, Chosen("b1", ["b1", "b2"]))
+        await joined(first_consumers, "x", config=BY_HAND)
         await first.add_partitions("t", 2)
         await append(first, "a", "b", partition=1)
         await second.wal.refresh()
-        two = await started(second, Chosen("b2", ["b2"]))
-        await two.heartbeat("g", "x")
+        second_consumers = await started(second, Chosen("b2", ["b2"]))
+        await second_consumers.heartbeat("g", "x")
         await committed(second, 1, 1)
         with pytest.raises(Unavailable):
-            await read(one, "x")
-        assert await read(two, "x") == ["b"]
-        await one.close()
-        await two.close()
+            await read(first_consumers, "x")
+        assert await read(second_consumers, "x") == ["b"]
+        await first_consumers.close()
+        await second_consumers.close()
 
 
 @virtual
@@ -144,21 +144,21 @@ async def test_a_successor_waits_until_it_is_alone() -> None:
     async with closing(first, second):
         await first.create_topic("t", 1, {})
         await append(first, "a")
-        one = await started(first, Chosen("b1", ["b1"]))
-        await joined(one, "x")
+        first_consumers = await started(first, Chosen("b1", ["b1"]))
+        await joined(first_consumers, "x")
         await second.wal.refresh()
         loop = asyncio.get_running_loop()
-        two = await started(second, Chosen("b2", ["b2"]))
+        second_consumers = await started(second, Chosen("b2", ["b2"]))
         began_s = loop.time()
-        assert await read(two, "x") == ["a"]
+        assert await read(second_consumers, "x") == ["a"]
         assert loop.time() - began_s >= HANDOVER_S > VIEW_AGE_MAX_S
         began_s = loop.time()
-        await two.join("g", "y", CONFIG)  # a member that no other coordinator had
-        await two.subscribe("g", "y", ["t"])
-        assert await read(two, "y") == []
+        await second_consumers.join("g", "y", CONFIG)  # a member that no other coordinator had
+        await second_consumers.subscribe("g", "y", ["t"])
+        assert await read(second_consumers, "y") == []
         assert loop.time() - began_s < HANDOVER_S / 2
-        await one.close()
-        await two.close()
+        await first_consumers.close()
+        await second_consumers.close()
 
 
 @virtual
@@ -168,17 +168,17 @@ async def test_a_member_that_left_while_the_view_was_expired_is_forgotten() -> N
     first, second = await opened(store), await opened(store)
     async with closing(first, second):
         await first.create_topic("t", 1, {})
-        one = await started(first, Chosen("b1", ["b1"]))
-        await joined(one, "x", "y")
+        consumers = await started(first, Chosen("b1", ["b1"]))
+        await joined(consumers, "x", "y")
         await second.refresh()
         await second.submit(LeaveGroup("g", "x"))
         await second.wal.checkpoint()
-        assert set(one.coordinator.led["g"].instances) == {"x", "y"}
+        assert set(consumers.coordinator.led["g"].instances) == {"x", "y"}
         assert isinstance(first.clock, ManualClock)
         first.clock.advance(first.wal.view_age_max_s + 1)
         await first.wal.ensure_view()
-        assert set(one.coordinator.led["g"].instances) == {"y"}
-        await one.close()
+        assert set(consumers.coordinator.led["g"].instances) == {"y"}
+        await consumers.close()
 
 
 @virtual
@@ -188,7 +188,7 @@ async def test_i4_the_groups_that_an_entry_changed_are_part_of_its_result() -> N
     first, second = await opened(store), await opened(store)
     async with closing(first, second):
         await first.create_topic("t", 1, {})
-        one = await started(first, Chosen("b1", ["b1"]))
+        consumers = await started(first, Chosen("b1", ["b1"]))
         changed: list[set[str]] = []
 
         class Watching:
@@ -200,9 +200,9 @@ async def test_i4_the_groups_that_an_entry_changed_are_part_of_its_result() -> N
 
         await second.refresh()
         second.wal.subscribers.append(Watching())
-        await joined(one, "x")
+        await joined(consumers, "x")
         await append(first, "a")
         await second.refresh()
         assert changed == [{"g"}, {"g"}, set()]
         assert second.state.members.settle() == set()
-        await one.close()
+        await consumers.close()

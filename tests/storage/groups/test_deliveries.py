@@ -51,7 +51,10 @@ def places_of(read: Read) -> list[tuple[int, int]]:
 
 
 def committed(log: Log) -> dict[int, int]:
-    return {at.partition: held.offset for at, held in log.committed_offsets("g").items()}
+    return {
+        topic_partition.partition: committed_offset.offset
+        for topic_partition, committed_offset in log.committed_offsets("g").items()
+    }
 
 
 class Careless:

@@ -107,8 +107,8 @@ async def test_what_was_not_sent_is_returned_again_and_not_committed() -> None:
 
 
 async def _lose_an_answer(consumers: Instances) -> None:
-    async with consumers.reading("g", "x", bounds=ReadBounds(100), wait_s=0) as taken:
-        assert taken.portions
+    async with consumers.reading("g", "x", bounds=ReadBounds(100), wait_s=0) as result:
+        assert result.portions
         raise ConnectionError
 
 
@@ -118,8 +118,8 @@ async def test_the_last_records_are_committed_though_the_next_read_waits_for_not
     acknowledgement: another broker is between them."""
     async with group_of(1, "x") as (log, consumers):
         await append(log, "a", "b")
-        async with consumers.reading("g", "x", bounds=ReadBounds(100), wait_s=0) as taken:
-            assert taken.portions
+        async with consumers.reading("g", "x", bounds=ReadBounds(100), wait_s=0) as result:
+            assert result.portions
             reading_on = asyncio.create_task(read(consumers, "x", wait_s=0))
             await asyncio.sleep(3)
             assert not reading_on.done()
@@ -201,12 +201,12 @@ async def _churn(seed: int) -> None:
                 reading = consumers.reading(
                     "g", name, bounds=ReadBounds(draw.choice([1, 60, 999])), wait_s=1
                 )
-                async with reading as taken:
+                async with reading as result:
                     if draw.random() < 0.1:
                         raise ConnectionError  # its answer is lost
-                    for portion in taken.portions:
-                        where = taken.generation, portion.where.partition
-                        owners[where].add(name)
+                    for portion in result.portions:
+                        generation_and_partition = result.generation, portion.where.partition
+                        owners[generation_and_partition].add(name)
                         seen.update(values_of(portion.fetched))
                 if is_over and seen.keys() == set(produced):
                     return
@@ -261,7 +261,7 @@ async def _transactions(seed: int) -> None:
 
         def is_done() -> bool:
             committed = log.committed_offsets("g")
-            return sum(each.offset for each in committed.values()) == 60
+            return sum(committed_offset.offset for committed_offset in committed.values()) == 60
 
         async def work(name: str, *, is_steady: bool = False) -> None:
             nonlocal refused
@@ -270,23 +270,23 @@ async def _transactions(seed: int) -> None:
             for _ in range(40):
                 if is_done():
                     return
-                async with consumers.reading("g", name, bounds=ReadBounds(60), wait_s=1) as taken:
+                async with consumers.reading("g", name, bounds=ReadBounds(60), wait_s=1) as result:
                     pass
                 if draw.random() < 0.15 and not is_steady:
                     await asyncio.sleep(draw.choice([1, 25]))
-                for portion in taken.portions:
+                for portion in result.portions:
                     offset = GroupOffset(
                         portion.where.topic_id, portion.where.partition, portion.fetched.next_offset
                     )
-                    commit = CommitOffsets("g", taken.generation, [offset], name)
+                    commit = CommitOffsets("g", result.generation, [offset], name)
                     try:
                         await _transact(log, values_of(portion.fetched), commit)
                     except StaleCommit:
                         refused += 1
                         back = TopicPartition(portion.topic, portion.where.partition)
                         committed = log.committed_offsets("g").get(back)
-                        at = 0 if committed is None else committed.offset
-                        await consumers.seek("g", name, {back: at})
+                        next_offset = 0 if committed is None else committed.offset
+                        await consumers.seek("g", name, {back: next_offset})
 
         async def life(name: str, **more) -> None:
             with contextlib.suppress(UnknownMember, NotAssigned):

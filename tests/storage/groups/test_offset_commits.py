@@ -57,8 +57,8 @@ async def _commit(consumers: Instances, name: str, partition: int, offset: int, 
 
 
 def committed(log: Log, name: str, partition: int = 0) -> int | None:
-    held = log.committed_offsets(name).get(TopicPartition("t", partition))
-    return None if held is None else held.offset
+    committed_offset = log.committed_offsets(name).get(TopicPartition("t", partition))
+    return None if committed_offset is None else committed_offset.offset
 
 
 def virtual(test):
@@ -147,8 +147,8 @@ async def test_what_is_refused_together_is_tried_one_by_one() -> None:
         before = log.writer.counters.requests
         said = await asyncio.gather(
             *(
-                consumers.commit(each, {TopicPartition("t", n): (5, "")})
-                for n, each in enumerate(heard)
+                consumers.commit(heartbeat, {TopicPartition("t", n): (5, "")})
+                for n, heartbeat in enumerate(heard)
             ),
             return_exceptions=True,
         )
@@ -185,9 +185,9 @@ async def test_a_commit_that_a_rebalance_overtakes_succeeds_for_partitions_that_
     async with closing(log):
         consumers = await _started(log, 2)
         await joined(consumers, "a", "b", config=BY_HAND)
-        (kept,) = (await consumers.heartbeat("g", "a")).member.owned
-        await _overtaken(log, consumers, LeaveGroup("g", "b"), [kept.partition])
-        assert committed(log, "g", kept.partition) == 5
+        (topic_partition,) = (await consumers.heartbeat("g", "a")).member.owned
+        await _overtaken(log, consumers, LeaveGroup("g", "b"), [topic_partition.partition])
+        assert committed(log, "g", topic_partition.partition) == 5
         await consumers.close()
 
 
@@ -287,8 +287,8 @@ async def test_what_an_instance_commits_itself_stands_until_it_has_got_more() ->
         (name,) = await _members(consumers, 1, config)
 
         async def read() -> int:
-            async with consumers.reading(name, name, bounds=ReadBounds(1), wait_s=0) as taken:
-                return sum(len(each.fetched.pieces) for each in taken.portions)
+            async with consumers.reading(name, name, bounds=ReadBounds(1), wait_s=0) as result:
+                return sum(len(portion.fetched.pieces) for portion in result.portions)
 
         await append(log, *"abcd")
         assert [await read(), await read()] == [1, 1]  # it has 1, and perhaps 2

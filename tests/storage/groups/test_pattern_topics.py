@@ -29,12 +29,12 @@ def test_a_pattern_with_too_many_partitions_does_not_stop_the_others(
             await log.create_topic("big", 3, {})
             await log.create_topic("new", 1, {})
             await asyncio.sleep(2 * TICK_S)
-            found = {
+            topics_by_member = {
                 name: member.topics
                 for name in ("a", "b")
                 if (member := log.state.members.member(name, name)) is not None
             }
-            assert found == {"a": [], "b": ["new"]}
+            assert topics_by_member == {"a": [], "b": ["new"]}
             await consumers.close()
 
     vloop.run(main)

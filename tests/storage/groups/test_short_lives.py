@@ -31,22 +31,22 @@ LOOP = ClientId("", "User:etl", "loop", HOST)
 
 def crash_loop(seconds: float, life_s: float = 1.0, pause_s: float = 1.0) -> list[float]:
     """The times at which the joins of a client are taken that tries again after `pause_s`."""
-    lives, now_s, taken = ShortLives(), 0.0, []
+    lives, now_s, join_times = ShortLives(), 0.0, []
     while now_s < seconds:
         if lives.hold(LOOP, "m", now_s) is None:
-            taken.append(now_s)
+            join_times.append(now_s)
             lives.ended(LOOP, Life(now_s, now_s + life_s))
             now_s += life_s
         now_s += pause_s
-    return taken
+    return join_times
 
 
 def test_a_crash_loop_joins_five_times_and_then_twice_a_minute_for_as_long_as_it_lasts() -> None:
-    taken = crash_loop(3600)
-    assert taken[:SHORT_LIVES_MAX] == [0, 2, 4, 6, 8]
-    later = [after - before for before, after in itertools.pairwise(taken[4:])]
+    join_times = crash_loop(3600)
+    assert join_times[:SHORT_LIVES_MAX] == [0, 2, 4, 6, 8]
+    later = [after - before for before, after in itertools.pairwise(join_times[4:])]
     assert min(later) >= PAUSE_S
-    assert len(taken) == pytest.approx(3600 / PAUSE_S + SHORT_LIVES_MAX, rel=0.05)
+    assert len(join_times) == pytest.approx(3600 / PAUSE_S + SHORT_LIVES_MAX, rel=0.05)
 
 
 def test_a_job_of_each_minute_and_kubernetes_own_pauses_are_never_held() -> None:
@@ -65,9 +65,9 @@ def test_long_lives_are_not_counted_and_one_client_does_not_hold_another() -> No
     assert lives.hold(LOOP, "m", LIFE_S) is None
     for number in range(SHORT_LIVES_MAX):
         lives.ended(LOOP, Life(100.0 + number, 101.0 + number))
-    held = lives.hold(LOOP, "m9", 106.0)
-    assert held == (LOOP, "m9", SHORT_LIVES_MAX, 104.0 + PAUSE_S - 106.0)
-    assert lives.held(106.0) == [held]
+    held_member = lives.hold(LOOP, "m9", 106.0)
+    assert held_member == (LOOP, "m9", SHORT_LIVES_MAX, 104.0 + PAUSE_S - 106.0)
+    assert lives.held(106.0) == [held_member]
     assert lives.refused == 1
     for other in (
         LOOP._replace(principal="User:x"),
@@ -96,7 +96,7 @@ def test_i10_the_oldest_of_too_many_clients_is_forgotten() -> None:
     assert len(lives._clients) == CLIENTS_MAX
     assert lives.hold(LOOP._replace(host="0"), "m", 2.0) is None
     assert lives.hold(LOOP._replace(host="1"), "m", 2.0) is not None
-    assert max(len(one.ends_s) for one in lives._clients.values()) == 2 * SHORT_LIVES_MAX
+    assert max(len(client.ends_s) for client in lives._clients.values()) == 2 * SHORT_LIVES_MAX
 
 
 def test_a_static_id_identifies_a_client_wherever_it_runs() -> None:
@@ -153,12 +153,14 @@ async def _one_loop() -> None:
         before = group.generation
         await churn(consumers, 240)
         assert group.generation - before <= 4 * 4
-        with pytest.raises(MemberHeld) as found:
+        with pytest.raises(MemberHeld) as refusal:
             await life(consumers, "m9")
-        assert str(found.value).startswith(f"the client at {HOST} (no client.id) joined and left ")
-        assert 0 < found.value.retry_after_ms <= PAUSE_S * 1000
-        (held,) = consumers.coordinator.held("g")
-        assert (held.client.host, held.member_id) == (HOST, "m9")
+        assert str(refusal.value).startswith(
+            f"the client at {HOST} (no client.id) joined and left "
+        )
+        assert 0 < refusal.value.retry_after_ms <= PAUSE_S * 1000
+        (held_member,) = consumers.coordinator.held("g")
+        assert (held_member.client.host, held_member.member_id) == (HOST, "m9")
 
 
 @virtual

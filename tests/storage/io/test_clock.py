@@ -11,7 +11,7 @@ def test_copies_of_a_machine_draw_different_ids(monkeypatch: pytest.MonkeyPatch)
     """With equal ids, a broker would take a commit of its copy for its own, and acknowledge a
     request that is not in the log."""
     monkeypatch.setattr(os, "urandom", bytes)  # both copies get the same random bytes
-    one, copy = SystemClock(), SystemClock()
-    drawn = [clock.new_id() for _ in range(1000) for clock in (one, copy)]
+    own_clock, copied_clock = SystemClock(), SystemClock()
+    drawn = [clock.new_id() for _ in range(1000) for clock in (own_clock, copied_clock)]
     assert len(set(drawn)) == len(drawn)
-    assert {len(each) for each in drawn} == {16}
+    assert {len(drawn_id) for drawn_id in drawn} == {16}

@@ -251,14 +251,15 @@ async def test_a_key_that_no_file_can_have_is_absent_and_refused(
 
 
 async def test_two_stores_on_one_folder_agree(tmp_path: Path) -> None:
-    async with opened(tmp_path) as one, opened(tmp_path, is_named=True) as two:
+    async with opened(tmp_path) as store_a, opened(tmp_path, is_named=True) as store_b:
         for number in range(20):
             calls = (
-                store.create(f"wal/{number}", [bytes([n])]) for n, store in enumerate((one, two))
+                store.create(f"wal/{number}", [bytes([n])])
+                for n, store in enumerate((store_a, store_b))
             )
             outcomes = await asyncio.gather(*calls)
             assert {it.value for it in outcomes} == {"done", "exists"}
-            assert await one.get(f"wal/{number}") == bytes([outcomes.index(Created.DONE)])
+            assert await store_a.get(f"wal/{number}") == bytes([outcomes.index(Created.DONE)])
 
 
 async def test_a_removed_directory_is_made_again(tmp_path: Path) -> None:

@@ -27,12 +27,15 @@ async def test_a_cancelled_close_cancels_no_other_close(is_open: bool) -> None:
         await opening
     else:
         await asyncio.sleep(0.01)
-    one, other = asyncio.create_task(lane.close()), asyncio.create_task(lane.close())
+    close_task, other_close_task = (
+        asyncio.create_task(lane.close()),
+        asyncio.create_task(lane.close()),
+    )
     await asyncio.sleep(0.01)
-    one.cancel()
+    close_task.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await one
+        await close_task
     gate.set()
-    await other
+    await other_close_task
     await opening
     await lane.close()

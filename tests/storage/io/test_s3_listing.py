@@ -22,12 +22,12 @@ class TreeServer:
     ) -> AsyncIterator[tuple[Sequence[ObjectInfo], Sequence[str]]]:
         assert delimiter == "/"
         directory = prefix[: prefix.rfind("/") + 1]
-        found = set()
+        names = set()
         for key in self.keys:
             name, slash, _ = key.removeprefix(directory).partition("/")
             if key.startswith(prefix) and (directory + name) > start_after:
-                found.add((name, slash))
-        left = sorted(found)
+                names.add((name, slash))
+        left = sorted(names)
         while True:
             self.requests += 1
             page, left = left[: self.page_size], left[self.page_size :]
@@ -52,15 +52,15 @@ async def test_it_lists_what_is_asked_for_in_byte_order(
     keys: set[str], prefix: str, start_after: str, page_size: int
 ) -> None:
     server = TreeServer(keys, page_size)
-    found = [info.key async for info in in_byte_order(server.pages, prefix, start_after)]
-    assert found == sorted(it for it in keys if it.startswith(prefix) and it > start_after)
+    listed_keys = [info.key async for info in in_byte_order(server.pages, prefix, start_after)]
+    assert listed_keys == sorted(it for it in keys if it.startswith(prefix) and it > start_after)
 
 
 async def test_a_flat_prefix_costs_one_request_a_page() -> None:
     keys = {f"wal/{number:020d}" for number in range(25)}
     server = TreeServer(keys | {"x/1"}, page_size=10)
-    found = [info.key async for info in in_byte_order(server.pages, "wal/", "")]
-    assert (found, server.requests) == (sorted(keys), 3)
+    listed_keys = [info.key async for info in in_byte_order(server.pages, "wal/", "")]
+    assert (listed_keys, server.requests) == (sorted(keys), 3)
     server.requests = 0
-    after = [info.key async for info in in_byte_order(server.pages, "wal/", found[20])]
-    assert (after, server.requests) == (found[21:], 2)  # and one for a directory of that name
+    after = [info.key async for info in in_byte_order(server.pages, "wal/", listed_keys[20])]
+    assert (after, server.requests) == (listed_keys[21:], 2)  # and one for a directory of that name

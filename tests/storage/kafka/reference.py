@@ -69,29 +69,29 @@ def varint(number: int, pad: int = 0) -> bytes:
 
 
 def read(raw: bytes, count: int, base_timestamp: int) -> list[Record]:
-    at = 0
+    position = 0
 
     def number(bytes_max: int = 5, bits: int = 32) -> int:
-        nonlocal at
-        found = 0
+        nonlocal position
+        zigzag = 0
         for place in range(bytes_max):
-            if at >= len(raw):
+            if position >= len(raw):
                 raise Refused
-            byte = raw[at]
-            at += 1
-            found |= (byte & 127) << 7 * place
+            byte = raw[position]
+            position += 1
+            zigzag |= (byte & 127) << 7 * place
             if byte < 128:
-                if found >> bits:
+                if zigzag >> bits:
                     raise Refused
-                return found >> 1 ^ -(found & 1)
+                return zigzag >> 1 ^ -(zigzag & 1)
         raise Refused
 
     def octets(size: int) -> bytes:
-        nonlocal at
-        if size < 0 or at + size > len(raw):
+        nonlocal position
+        if size < 0 or position + size > len(raw):
             raise Refused
-        at += size
-        return raw[at - size : at]
+        position += size
+        return raw[position - size : position]
 
     def nullable() -> bytes | None:
         size = number()
@@ -100,7 +100,7 @@ def read(raw: bytes, count: int, base_timestamp: int) -> list[Record]:
     records = list[Record]()
     for offset in range(count):
         length = number()
-        stop = at + length
+        stop = position + length
         octets(1)
         timestamp = base_timestamp + number(10, 64)
         if number() != offset or abs(timestamp) > TIMESTAMP_MS_MAX:
@@ -115,9 +115,9 @@ def read(raw: bytes, count: int, base_timestamp: int) -> list[Record]:
                 headers.append((name.decode(), nullable()))
             except UnicodeDecodeError:
                 raise Refused from None
-        if at != stop:
+        if position != stop:
             raise Refused
         records.append((timestamp, key, value, headers))
-    if at != len(raw):
+    if position != len(raw):
         raise Refused
     return records

@@ -62,10 +62,10 @@ def rows_of(sent_records: list[Record]) -> pa.RecordBatch:
 
 def decoded(*sent_batches: bytes) -> pa.RecordBatch:
     body = memoryview(b"".join(sent_batches))
-    found = batch.decode(batch.split(body, "k"), "k")
-    found.rows.validate(full=True)
-    assert not found.undecodable
-    return found.rows
+    decoded_batches = batch.decode(batch.split(body, "k"), "k")
+    decoded_batches.rows.validate(full=True)
+    assert not decoded_batches.undecodable
+    return decoded_batches.rows
 
 
 @pytest.mark.parametrize("codec", codecs.NAMES)
@@ -386,8 +386,8 @@ def test_an_error_refers_to_none_of_the_bytes(way: str, monkeypatch: pytest.Monk
         error = batch.check(memoryview(body), batch.Rules(needs_keys=True))
         assert isinstance(error, LogError)
         assert error.__traceback__ is error.__context__ is error.__cause__ is None
-        held = [item for item in reachable(error) if isinstance(item, bytes | memoryview)]
-        assert not held
+        buffers = [item for item in reachable(error) if isinstance(item, bytes | memoryview)]
+        assert not buffers
 
 
 def test_a_check_with_an_effort_stops_before_it_takes_long() -> None:
@@ -439,25 +439,25 @@ def test_built_batches_have_the_offsets_of_the_rows(
 ) -> None:
     gaps = data.draw(st.lists(st.integers(1, 300), min_size=len(drawn), max_size=len(drawn)))
     start, end_gap = data.draw(st.tuples(st.integers(0, 2**50), st.integers(1, 2**31)))
-    offsets, at = list[int](), start - 1
+    offsets, offset = list[int](), start - 1
     for gap in gaps:
-        at += gap
-        offsets.append(at)
+        offset += gap
+        offsets.append(offset)
     rows = pa.RecordBatch.from_arrays(
         [pa.array(offsets, pa.int64()), *rows_of(drawn).columns], schema=chunk.RECORD_SCHEMA
     )
     skipped = data.draw(st.integers(0, len(drawn) - 1))
-    built = batch.build(rows.slice(skipped), start, at + end_gap)
+    built = batch.build(rows.slice(skipped), start, offset + end_gap)
     for way in WAYS:
         with pytest.MonkeyPatch.context() as patch:
             use(way, patch)
-            assert batch.build(rows.slice(skipped), start, at + end_gap) == built
+            assert batch.build(rows.slice(skipped), start, offset + end_gap) == built
     markers = [item for item in built if is_control(item)]
     assert built[len(built) - len(markers) :] == markers
-    found = read_with_aiokafka(built[: len(built) - len(markers)])
-    assert [item[0] for item in found] == offsets[skipped:]
-    assert [item[1:] for item in found] == drawn[skipped:]
-    assert reached(built, start) == at + end_gap
+    read_records = read_with_aiokafka(built[: len(built) - len(markers)])
+    assert [item[0] for item in read_records] == offsets[skipped:]
+    assert [item[1:] for item in read_records] == drawn[skipped:]
+    assert reached(built, start) == offset + end_gap
     assert len(markers) == (end_gap > 1)
 
 
@@ -477,12 +477,12 @@ def reached(built: list[bytes], start: int) -> int:
 def read_with_aiokafka(built: list[bytes]) -> list[tuple]:
     from aiokafka.record.default_records import DefaultRecordBatch
 
-    found = list[tuple]()
+    read_records = list[tuple]()
     for item in built:
         reader = DefaultRecordBatch(item)
         assert reader.validate_crc()
-        found += [(r.offset, r.timestamp, r.key, r.value, r.headers) for r in reader]
-    return found
+        read_records += [(r.offset, r.timestamp, r.key, r.value, r.headers) for r in reader]
+    return read_records
 
 
 def test_built_batches_are_whole_and_lie_end_to_end() -> None:
@@ -493,14 +493,14 @@ def test_built_batches_are_whole_and_lie_end_to_end() -> None:
     assert len(built) == 5  # 255 records weigh a batch; the large one is alone
     assert [item[1:] for item in read_with_aiokafka(built)] == drawn
     assert sorted(map(len, built))[-2] < batch.BATCH_BYTES
-    at = 10
+    offset = 10
     for item in built:
         header = Header._make(HEADER.unpack_from(item))
-        assert header.base_offset == at
-        at += header.last_offset_delta + 1
+        assert header.base_offset == offset
+        offset += header.last_offset_delta + 1
         again = check_one(with_header(item, base_offset=0))
         assert again.timestamp_max == header.max_timestamp
-    assert at == 1009
+    assert offset == 1009
 
 
 def test_range_without_records_is_one_commit_marker() -> None:
@@ -527,5 +527,5 @@ def test_gap_over_the_bits_of_a_delta_is_between_batches_or_several_markers() ->
 
 
 def test_a_sequence_without_a_producer_has_no_meaning() -> None:
-    found = check_one(with_header(PLAIN, base_sequence=0))
-    assert found.producer_id == -1
+    checked_batch = check_one(with_header(PLAIN, base_sequence=0))
+    assert checked_batch.producer_id == -1

@@ -32,7 +32,7 @@ def packed(name: str) -> Callable[[bytes], bytes]:
 
 
 def xerial(raw: bytes, block: int = 32 << 10) -> bytes:
-    blocks = [packed("snappy")(raw[at : at + block]) for at in range(0, len(raw), block)]
+    blocks = [packed("snappy")(raw[start : start + block]) for start in range(0, len(raw), block)]
     framed = [struct.pack(">i", len(item)) + item for item in blocks]
     return b"\x82SNAPPY\0" + struct.pack(">ii", 1, 1) + b"".join(framed)
 
@@ -70,8 +70,8 @@ def test_streams_of_zstd_and_lz4_unpack() -> None:
     for name in ("zstd", "lz4"):
         sink = pa.BufferOutputStream()
         with pa.CompressedOutputStream(sink, name) as stream:
-            for at in range(0, len(TEXT), 1000):
-                stream.write(TEXT[at : at + 1000])
+            for start in range(0, len(TEXT), 1000):
+                stream.write(TEXT[start : start + 1000])
         assert codecs.unpack(codecs.NAMES.index(name), sink.getvalue().to_pybytes()) == TEXT
 
 
@@ -79,8 +79,8 @@ def test_streams_of_zstd_and_lz4_unpack() -> None:
 def test_packed_bytes_that_are_cut_off_or_too_long_are_refused(framing: str) -> None:
     codec, pack = FRAMINGS[framing]
     whole = pack(TEXT[:2000])
-    for at in (*range(1, 30), len(whole) // 2, *range(len(whole) - 9, len(whole))):
-        refuses(codec, whole[:at])
+    for size in (*range(1, 30), len(whole) // 2, *range(len(whole) - 9, len(whole))):
+        refuses(codec, whole[:size])
     refuses(codec, whole + b"\0")
     refuses(codec, whole + b"a few bytes")
 

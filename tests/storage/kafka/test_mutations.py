@@ -49,18 +49,18 @@ NUMBERS += [varint(0, 5), varint(0, 9), varint(0, 10), b"\xff" * 9 + b"\x01", b"
 def mutated(raw: bytes, rng: random.Random) -> bytes:
     changed = bytearray(raw)
     for _ in range(rng.choice([1, 1, 2, 4])):
-        at = rng.randrange(len(changed)) if changed else 0
+        position = rng.randrange(len(changed)) if changed else 0
         # Most of the numbers are at the front.
-        at = rng.choice([at, at % 8, at % 30])
+        position = rng.choice([position, position % 8, position % 30])
         match rng.randrange(5):
             case 0:
-                changed[at : at + 1] = bytes([rng.randrange(256)])
+                changed[position : position + 1] = bytes([rng.randrange(256)])
             case 1:
-                changed[at : at + 1] = rng.choice(NUMBERS)
+                changed[position : position + 1] = rng.choice(NUMBERS)
             case 2:
-                del changed[at : at + rng.choice([1, 1, 2, 40])]
+                del changed[position : position + rng.choice([1, 1, 2, 40])]
             case 3:
-                changed[at:at] = rng.randbytes(rng.choice([1, 2, 9]))
+                changed[position:position] = rng.randbytes(rng.choice([1, 2, 9]))
             case 4 if len(changed) > 1:  # a longer or a shorter record that still is whole
                 number = varint(rng.randrange(-3, 400), rng.choice([0, 0, 1, 3, 5]))
                 length = varint(len(number) + len(changed) - 2)

@@ -73,8 +73,8 @@ def test_a_failure_is_raised_in_all_waiters_and_not_cached(error: Exception) -> 
         loads = Loads()
         loads.failing["a"] = error
         waiting = [asyncio.create_task(cache.get("a", loads.of("a"))) for _ in range(3)]
-        found = await asyncio.gather(*waiting, return_exceptions=True)
-        assert found == [error] * 3
+        results = await asyncio.gather(*waiting, return_exceptions=True)
+        assert results == [error] * 3
         assert not cache.peek("a")
         del loads.failing["a"]
         assert await cache.get("a", loads.of("a")) == "a"
@@ -88,9 +88,9 @@ def test_a_failure_without_waiters_is_not_logged() -> None:
         cache: Cache[str, str] = Cache(100, len)
         loads = Loads()
         loads.failing["a"] = Unavailable("away")
-        gone = asyncio.create_task(cache.get("a", loads.of("a")))
+        cancelled_task = asyncio.create_task(cache.get("a", loads.of("a")))
         await asyncio.sleep(0.5)
-        gone.cancel()
+        cancelled_task.cancel()
         await asyncio.sleep(1)
         assert cache.bytes == 0
 

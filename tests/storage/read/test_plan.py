@@ -81,20 +81,23 @@ def snapshot_of(**topics: list[PartitionSnapshot]) -> LogSnapshot:
 
 def planned(splits: list[Split]) -> dict[tuple[str, int], list[tuple[int, int]]]:
     """(start, end) by partition, in the plan's order; a segment's first share stands for it."""
-    found: dict[tuple[str, int], list[tuple[int, int]]] = {}
+    spans_by_partition: dict[tuple[str, int], list[tuple[int, int]]] = {}
     for split in splits:
-        for one in split.slices:
-            if isinstance(one, TailRange) or one.share == 0:
-                found.setdefault((one.topic, one.partition), []).append((one.start, one.end))
-    return found
+        for record_slice in split.slices:
+            if isinstance(record_slice, TailRange) or record_slice.share == 0:
+                spans_by_partition.setdefault(
+                    (record_slice.topic, record_slice.partition), []
+                ).append((record_slice.start, record_slice.end))
+    return spans_by_partition
 
 
 def ranges_of(snapshot: LogSnapshot, **options: str) -> list[tuple[int, int]]:
     lowered = {name.lower(): value for name, value in options.items()}
     partitions = selection_of({"topic": "logs"} | lowered).partitions(snapshot)
     span = span_of(lowered, is_streaming=False)
-    found = {(of, time): time for of, time in span.times(partitions)}  # offsets are times here
-    return [(r.start, r.end) for r in resolve(snapshot, partitions, span, found)]
+    # Offsets are times here.
+    offset_by_time = {(of, time): time for of, time in span.times(partitions)}
+    return [(r.start, r.end) for r in resolve(snapshot, partitions, span, offset_by_time)]
 
 
 TWO_TIERS = snapshot_of(
@@ -168,8 +171,8 @@ def test_times_prune_segments_and_runs() -> None:
     everything = [OffsetRange("logs", 0, 0, 40)]
 
     def left(**bounds: int) -> list[tuple[int, int]]:
-        found = planned(plan(snapshot, everything, ReadFilter(**bounds)))
-        return sorted(found.get(("logs", 0), []))
+        spans_by_partition = planned(plan(snapshot, everything, ReadFilter(**bounds)))
+        return sorted(spans_by_partition.get(("logs", 0), []))
 
     assert left(timestamp_min=101) == [(10, 20), (20, 30), (30, 40)]
     assert left(timestamp_max=95) == [(0, 10), (10, 20)]
@@ -213,32 +216,41 @@ def test_a_wanted_number_of_splits_is_met() -> None:
 def test_a_plan_has_every_record_of_the_range_once(
     sizes: list[tuple[int, int]], tail: list[int], cut: tuple[int, int], split_bytes: int
 ) -> None:
-    files, runs, at = [], [], 0
+    files, runs, next_offset = [], [], 0
     for rows, size in sizes:
-        files.append(segment(at, at + rows, size=size))
-        at += rows
+        files.append(segment(next_offset, next_offset + rows, size=size))
+        next_offset += rows
     for rows in tail:
-        runs.append(run(at, at + rows))
-        at += rows
+        runs.append(run(next_offset, next_offset + rows))
+        next_offset += rows
     snapshot = snapshot_of(logs=[view(0, sealed=files, tail=runs)])
-    start, end = min(cut), min(max(cut), at)
+    start, end = min(cut), min(max(cut), next_offset)
     splits = plan(snapshot, [OffsetRange("logs", 0, start, end)], split_bytes=split_bytes)
-    found = [o for spans in planned(splits).values() for span in spans for o in range(*span)]
-    assert sorted(found) == list(range(start, end))
+    offsets = [o for spans in planned(splits).values() for span in spans for o in range(*span)]
+    assert sorted(offsets) == list(range(start, end))
     shares: dict[str, list[int]] = {}
-    for one in [one for split in splits for one in split.slices]:
-        if isinstance(one, SegmentRange):
-            shares.setdefault(one.key, []).append(one.share)
-            assert one.shares == max(1, round(files_cost(one, files) / split_bytes))
+    for record_slice in [record_slice for split in splits for record_slice in split.slices]:
+        if isinstance(record_slice, SegmentRange):
+            shares.setdefault(record_slice.key, []).append(record_slice.share)
+            assert record_slice.shares == max(
+                1, round(files_cost(record_slice, files) / split_bytes)
+            )
     assert all(parts == list(range(len(parts))) for parts in shares.values())
     for split in splits:
         if len(split.slices) > 1:
-            assert sum(one.cost + OPEN_BYTES for one in split.slices) <= split_bytes + OPEN_BYTES
+            assert (
+                sum(record_slice.cost + OPEN_BYTES for record_slice in split.slices)
+                <= split_bytes + OPEN_BYTES
+            )
 
 
-def files_cost(one: SegmentRange, files: list[SegmentFile]) -> int:
-    file = next(file for file in files if one.key.endswith(file.path))
-    return file.size * (one.end - one.start) // (file.end_offset - file.base_offset)
+def files_cost(segment_range: SegmentRange, files: list[SegmentFile]) -> int:
+    file = next(file for file in files if segment_range.key.endswith(file.path))
+    return (
+        file.size
+        * (segment_range.end - segment_range.start)
+        // (file.end_offset - file.base_offset)
+    )
 
 
 # -- offsets
@@ -266,11 +278,11 @@ def test_timestamps_resolve_to_the_offsets_that_were_found() -> None:
 def test_a_start_without_a_match_is_an_error_or_the_end() -> None:
     partitions = TWO_TIERS.all_partitions()
     options = {"startingtimestamp": "99"}
-    found = {(of, 99): None for of in partitions}
+    offset_by_time = {(of, 99): None for of in partitions}
     with pytest.raises(InvalidRequest, match="no record at or after timestamp 99"):
-        resolve(TWO_TIERS, partitions, span_of(options, is_streaming=False), found)
+        resolve(TWO_TIERS, partitions, span_of(options, is_streaming=False), offset_by_time)
     options["startingoffsetsbytimestampstrategy"] = "latest"
-    ranges = resolve(TWO_TIERS, partitions, span_of(options, is_streaming=False), found)
+    ranges = resolve(TWO_TIERS, partitions, span_of(options, is_streaming=False), offset_by_time)
     assert [(r.start, r.end) for r in ranges] == [(230, 230), (5, 5)]
 
 
@@ -380,9 +392,9 @@ def test_a_trigger_takes_in_proportion() -> None:
 
 
 def test_a_trigger_does_not_starve_a_small_partition() -> None:
-    taken = limit_offsets({A: 0, B: 0, C: 0}, {A: 10**6, B: 10**6, C: 1}, 10)
-    assert taken[C] == 1
-    assert sum(taken.values()) == 10
+    end_offsets = limit_offsets({A: 0, B: 0, C: 0}, {A: 10**6, B: 10**6, C: 1}, 10)
+    assert end_offsets[C] == 1
+    assert sum(end_offsets.values()) == 10
 
 
 @given(
@@ -394,8 +406,8 @@ def test_a_trigger_takes_as_much_as_it_may(
 ) -> None:
     start = {of: low for of, (low, _) in given_.items()}
     end = {of: low + count for of, (low, count) in given_.items()}
-    taken = limit_offsets(start, end, rows_max)
-    assert taken.keys() == end.keys()
-    assert all(start[of] <= taken[of] <= end[of] for of in end)
+    end_offsets = limit_offsets(start, end, rows_max)
+    assert end_offsets.keys() == end.keys()
+    assert all(start[of] <= end_offsets[of] <= end[of] for of in end)
     left = sum(end.values()) - sum(start.values())
-    assert sum(taken.values()) - sum(start.values()) == min(left, rows_max)
+    assert sum(end_offsets.values()) - sum(start.values()) == min(left, rows_max)

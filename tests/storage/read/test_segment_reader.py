@@ -120,8 +120,8 @@ def test_a_time_is_found_by_one_row_group(body: bytes) -> None:
 
 
 async def decoded(store: ObjectStore, size: int) -> list[bytes]:
-    one = SegmentRange("t", 0, False, KEY, size, 15, 38, size)
-    fetched = await SegmentReader(source_of(store)).fetch(one)
+    segment_range = SegmentRange("t", 0, False, KEY, size, 15, 38, size)
+    fetched = await SegmentReader(source_of(store)).fetch(segment_range)
     return [
         value for batch in fetched.batches(["value"]) for value in batch.column("value").to_pylist()
     ]

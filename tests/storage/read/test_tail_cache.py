@@ -35,12 +35,12 @@ def add(cache: TailCache, key: tuple[str, int], base: int, count: int, **options
 
 def offsets(pieces: list[CachedBatch]) -> list[int]:
     """The offsets of the records; each must match the range of its batch."""
-    found: list[int] = []
+    record_offsets: list[int] = []
     for piece in pieces:
         values = [int(value) for value in piece.decoded().column("value").to_pylist()]
         assert values == list(range(piece.base_offset, piece.end_offset))
-        found += values
-    return found
+        record_offsets += values
+    return record_offsets
 
 
 def held_bytes(cache: TailCache) -> int:
@@ -80,9 +80,9 @@ def test_i3_what_is_held_is_what_was_added_and_runs_to_the_end(added, bytes_max:
                     continue
                 assert since_gap[other] <= offset < ends[other]
                 first = offset if first is None else first
-                found = offsets(pieces)
+                record_offsets = offsets(pieces)
                 assert pieces[0].base_offset <= offset < pieces[0].end_offset
-                assert found[-1] == ends[other] - 1
+                assert record_offsets[-1] == ends[other] - 1
             if all_json[other]:
                 assert all(piece.is_json for piece in cache.read(other, ends[other] - 1))
 
@@ -124,8 +124,8 @@ def test_the_oldest_pieces_go_first_whosever_they_are() -> None:
     cache = TailCache(8 * (size + PIECE_OVERHEAD))
     for number in range(20):
         cache.add(KEYS[number % 2], number // 2, batch_of(number, 1), is_json=True, nbytes=size)
-    held = [piece.born for pieces in cache._pieces.values() for piece in pieces]
-    assert sorted(held) == [number * (size + PIECE_OVERHEAD) for number in range(12, 20)]
+    births = [piece.born for pieces in cache._pieces.values() for piece in pieces]
+    assert sorted(births) == [number * (size + PIECE_OVERHEAD) for number in range(12, 20)]
 
 
 def test_i10_a_piece_over_the_bound_is_not_held() -> None:
@@ -182,8 +182,8 @@ def test_passed_is_the_distance_to_eviction() -> None:
         for key in KEYS[:2]:
             cache.add(key, rows_each * number, batch, is_json=True, nbytes=1000)
     wanted = (0, rows_each - 1, rows_each, 5 * rows_each - 1, 5 * rows_each)
-    found = [cache.passed(KEYS[0], offset) for offset in wanted]
-    assert found == [10 * size, 10 * size, 8 * size, 2 * size, 0]
+    distances = [cache.passed(KEYS[0], offset) for offset in wanted]
+    assert distances == [10 * size, 10 * size, 8 * size, 2 * size, 0]
     cache.add(KEYS[1], 5 * rows_each, batch, is_json=True, nbytes=1000)
     assert cache.read(KEYS[0], 0) == []
     assert cache.passed(KEYS[0], 0) == 9 * size  # of the first record that is left

@@ -31,7 +31,7 @@ WRITE = Acl("TOPIC", "t", "PREFIXED", "User:bob", "*", "WRITE", "DENY")
 
 def apply(state: ClusterState, *commits: Sequence[AnyAction], at_ms: int = 1000) -> list[Outcome]:
     """One entry, through its bytes."""
-    made = [Committed(b"c%d" % number, list(each)) for number, each in enumerate(commits)]
+    made = [Committed(b"c%d" % number, list(actions)) for number, actions in enumerate(commits)]
     entry = Entry(state.level, state.seq + 1, state.hash, b"e", "w", at_ms, [], made)
     header, _ = encode_header(entry)
     return state.apply(
@@ -70,10 +70,14 @@ def test_a_key_is_found_by_the_digest_of_its_secret_until_it_is_deleted() -> Non
     state = ClusterState("c")
     apply(state, [key(expires_ms=77, note="of the laptop")], at_ms=500)
     for seen in (state, reloaded(state)):
-        held = seen.access.key_of_digest(digest(b"s"))
-        assert held is not None
-        assert (held.key_id, held.principal, held.created_ms) == ("k1", "User:alice", 500)
-        assert (held.expires_ms, held.note) == (77, "of the laptop")
+        access_key = seen.access.key_of_digest(digest(b"s"))
+        assert access_key is not None
+        assert (access_key.key_id, access_key.principal, access_key.created_ms) == (
+            "k1",
+            "User:alice",
+            500,
+        )
+        assert (access_key.expires_ms, access_key.note) == (77, "of the laptop")
         assert seen.access.key_of_digest(digest(b"another")) is None
     apply(state, [DeleteKey("k1")], [DeleteKey("k1")])
     assert state.access.key_of_digest(digest(b"s")) is None
@@ -109,18 +113,20 @@ def test_what_cannot_be_is_refused_and_changes_nothing(action: AccessAction, wor
 def test_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("KEYS_MAX", "ACLS_MAX", "QUOTAS_MAX"):
         monkeypatch.setattr(access, name, 1)
-    held = Access()
+    access_state = Access()
     actions: list[list[AccessAction]] = [
         [key("k1", b"1"), key("k2", b"2")],
         [CreateAcls([READ]), CreateAcls([WRITE])],
         [SetQuotas("User:a", {"producer_byte_rate": 1}), SetQuotas("User:b", {})],
     ]
     for fits, is_over in actions:
-        assert held.check(fits) is None
-        held.do(fits, 0)
-        assert "at most" in str(held.check(is_over)) or "no more" in str(held.check(is_over))
-    assert held.check(CreateAcls([READ])) is None  # it is there already
-    assert held.check(SetQuotas("User:a", {"producer_byte_rate": 2})) is None
+        assert access_state.check(fits) is None
+        access_state.do(fits, 0)
+        assert "at most" in str(access_state.check(is_over)) or "no more" in str(
+            access_state.check(is_over)
+        )
+    assert access_state.check(CreateAcls([READ])) is None  # it is there already
+    assert access_state.check(SetQuotas("User:a", {"producer_byte_rate": 2})) is None
 
 
 def test_quotas_are_set_one_by_one_and_default_applies_otherwise() -> None:
@@ -131,10 +137,10 @@ def test_quotas_are_set_one_by_one_and_default_applies_otherwise() -> None:
         [SetQuotas("User:alice", {"consumer_byte_rate": 20})],
         [SetQuotas(DEFAULT, {"producer_byte_rate": 5})],
     )
-    for held in (state.access, reloaded(state).access):
-        assert held.quota("producer_byte_rate", "User:alice") == 10
-        assert held.quota("producer_byte_rate", "User:bob") == 5
-        assert held.quota("consumer_byte_rate", "User:bob") is None
+    for access_state in (state.access, reloaded(state).access):
+        assert access_state.quota("producer_byte_rate", "User:alice") == 10
+        assert access_state.quota("producer_byte_rate", "User:bob") == 5
+        assert access_state.quota("consumer_byte_rate", "User:bob") is None
     apply(state, [SetQuotas("User:alice", {"producer_byte_rate": None})])
     assert state.access.quota("producer_byte_rate", "User:alice") == 5
     assert state.access.quota("consumer_byte_rate", "User:alice") == 20
@@ -153,7 +159,7 @@ def test_several_of_them_and_other_actions_are_one_commit_or_none() -> None:
 
 def test_i4_two_brokers_hold_the_same_to_the_byte() -> None:
     dice = random.Random(7)
-    one, two = ClusterState("c"), ClusterState("c")
+    state_a, state_b = ClusterState("c"), ClusterState("c")
     for number in range(200):
         acl = Acl(
             "TOPIC", dice.choice("abc"), "LITERAL", f"User:{dice.choice('xy')}", "*", "READ", "DENY"
@@ -169,11 +175,11 @@ def test_i4_two_brokers_hold_the_same_to_the_byte() -> None:
                 ),
             ]
         )
-        apply(one, [action])
-        apply(two, [action])
+        apply(state_a, [action])
+        apply(state_b, [action])
         if number % 20 == 0:
-            two = reloaded(two)
-        assert one.encode() == two.encode()
+            state_b = reloaded(state_b)
+        assert state_a.encode() == state_b.encode()
 
 
 def test_actions_and_checkpoint_are_what_format_md_says() -> None:

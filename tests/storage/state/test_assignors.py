@@ -23,20 +23,23 @@ partitions = st.dictionaries(st.sampled_from(TOPICS), st.integers(0, 9))
 def check(subscribed, counts, assigned: Assignment) -> None:
     """Every subscribed partition has one owner, which subscribes to it (I8)."""
     assert sorted(assigned) == sorted(subscribed)
-    owners = Counter(one for held in assigned.values() for one in held)
+    owners = Counter(
+        partition for owned_partitions in assigned.values() for partition in owned_partitions
+    )
     wanted = {topic for topics in subscribed.values() for topic in topics if topic in counts}
     assert set(owners) == {
         TopicIdPartition(topic, n) for topic in wanted for n in range(counts[topic])
     }
     assert set(owners.values()) <= {1}
-    for member, held in assigned.items():
-        assert {one.topic_id for one in held} <= set(subscribed[member])
+    for member, owned_partitions in assigned.items():
+        assert {partition.topic_id for partition in owned_partitions} <= set(subscribed[member])
 
 
 def is_even(subscribed, assigned: Assignment) -> bool:
     """No member has two more than another that could own one of them."""
     return not any(
-        len(more) >= len(fewer) + 2 and any(one.topic_id in subscribed[poor] for one in more)
+        len(more) >= len(fewer) + 2
+        and any(partition.topic_id in subscribed[poor] for partition in more)
         for more in assigned.values()
         for poor, fewer in assigned.items()
     )
@@ -44,9 +47,16 @@ def is_even(subscribed, assigned: Assignment) -> bool:
 
 def moved(before: Assignment, after: Assignment) -> int:
     """Partitions that had an owner and have another one."""
-    owner = {one: member for member, held in before.items() for one in held}
+    owner = {
+        partition: member
+        for member, owned_partitions in before.items()
+        for partition in owned_partitions
+    }
     return sum(
-        owner[one] != member for member, held in after.items() for one in held if one in owner
+        owner[partition] != member
+        for member, owned_partitions in after.items()
+        for partition in owned_partitions
+        if partition in owner
     )
 
 
@@ -100,9 +110,9 @@ def test_one_comes_and_one_goes_with_no_move_too_many(members: int, count: int) 
     assert moved(first, joined) == len(joined["new"]) == count // (members + 1)
 
     if members > 1:
-        gone, *rest = group
+        leaver, *rest = group
         left = assign({member: ["a"] for member in rest}, {"a": count}, first)
-        assert moved(first, left) == len(first[gone])  # its own, and no other
+        assert moved(first, left) == len(first[leaver])  # its own, and no other
 
 
 def test_added_partitions_go_to_the_member_with_fewest() -> None:
@@ -111,7 +121,7 @@ def test_added_partitions_go_to_the_member_with_fewest() -> None:
     first = assign(group, {"a": 4}, {})
     second = assign(group, {"a": 6}, first)
     assert moved(first, second) == 0
-    assert {len(held) for held in second.values()} == {2}
+    assert {len(owned_partitions) for owned_partitions in second.values()} == {2}
 
 
 def test_sticky_over_a_life_of_comings_and_goings() -> None:
@@ -129,7 +139,11 @@ def test_sticky_over_a_life_of_comings_and_goings() -> None:
         check(group, counts, after)
         sizes = sorted(map(len, after.values()))
         assert sizes[-1] - sizes[0] <= 1
-        stayed = {member: held for member, held in owned.items() if member in group}
+        stayed = {
+            member: owned_partitions
+            for member, owned_partitions in owned.items()
+            if member in group
+        }
         # Those who stay lose what brings them down to their share, and nothing else.
         assert moved(stayed, after) <= sum(max(0, len(h) - sizes[0]) for h in stayed.values())
         owned = after

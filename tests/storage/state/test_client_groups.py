@@ -53,7 +53,10 @@ def settled(
     coordinator: str = "b1",
     group: str = "g",
 ) -> SettleGroup:
-    all_of = [member(each) if isinstance(each, str) else each for each in members]
+    all_of = [
+        member(member_or_id) if isinstance(member_or_id, str) else member_or_id
+        for member_or_id in members
+    ]
     leader = all_of[0].member_id if all_of else ""
     return SettleGroup(group, coordinator, term, generation, "consumer", "range", leader, all_of)
 
@@ -71,13 +74,13 @@ def test_the_first_settlement_makes_the_group_and_its_term() -> None:
     assert (group.coordinator, group.term, group.generation) == ("b1", 1, 1)
     assert (group.protocol_type, group.protocol, group.leader) == ("consumer", "range", "x")
     assert list(group.members) == ["x", "y"]
-    held = group.members["x"]
-    assert isinstance(held, ClientMember)
-    assert held.settled == member("x")
-    where = [TopicIdPartition(ALPHA, number) for number in (0, 3)]
-    assert state.members.partitions_of(held) == where
+    group_member = group.members["x"]
+    assert isinstance(group_member, ClientMember)
+    assert group_member.settled == member("x")
+    partitions = [TopicIdPartition(ALPHA, number) for number in (0, 3)]
+    assert state.members.partitions_of(group_member) == partitions
     assert do(state, DeleteTopic(ALPHA)) is None
-    assert state.members.partitions_of(held) == []
+    assert state.members.partitions_of(group_member) == []
 
 
 @pytest.mark.parametrize(
@@ -158,8 +161,8 @@ def test_the_generation_continues_over_every_end_of_a_group() -> None:
 
 def test_a_static_member_may_get_another_id_within_the_generation() -> None:
     state = state_with()
-    one = member("x-1", instance_id="s")
-    assert do(state, settled(one, "y", term=0)) is None
+    static_member = member("x-1", instance_id="s")
+    assert do(state, settled(static_member, "y", term=0)) is None
     again = member("x-2", instance_id="s")
     assert do(state, settled(again, "y")) is None
     assert isinstance(do(state, commit("x-1", 1, (0, 1))), UnknownMember)
@@ -193,8 +196,8 @@ def test_a_group_is_of_one_kind_until_it_is_empty() -> None:
 def test_offsets_are_deleted_one_by_one() -> None:
     state = group_of("x")
     assert do(state, commit("x", 1, (0, 5), (1, 6))) is None
-    gone = [TopicIdPartition(ALPHA, 1), TopicIdPartition(ALPHA, 9), TopicIdPartition("z", 0)]
-    assert do(state, DeleteOffsets("g", gone), DeleteOffsets("other", gone)) is None
+    partitions = [TopicIdPartition(ALPHA, 1), TopicIdPartition(ALPHA, 9), TopicIdPartition("z", 0)]
+    assert do(state, DeleteOffsets("g", partitions), DeleteOffsets("other", partitions)) is None
     assert list(state.committed_offsets.of_group("g")[ALPHA]) == [0]
     assert state.committed_offsets.count == 1
     deletion = DeleteOffsets("g", [TopicIdPartition(ALPHA, 0)])

@@ -165,9 +165,9 @@ def test_no_history_of_changes_is_unsafe(history: list[tuple[int, SetBounds]]) -
             now = getattr(bounds.now, name)
             assert now >= getattr(bounds.set_to, name)
             assert all(
-                now >= getattr(held, name)
-                for at_ms, held in past
-                if at_ms + getattr(held, name) > elapsed_ms
+                now >= getattr(past_bounds, name)
+                for at_ms, past_bounds in past
+                if at_ms + getattr(past_bounds, name) > elapsed_ms
             )
     bounds.settle(elapsed_ms + 10 * STEP_MS_MAX)
     assert bounds.now == bounds.set_to

@@ -167,25 +167,25 @@ def applied(state: ClusterState, *specs: Spec) -> list[list[Outcome]]:
     return outcomes
 
 
-def check_partition(held: Partition) -> None:
+def check_partition(partition: Partition) -> None:
     """I2: dense, in order, nothing of [sealed_end, high_watermark) missing, nothing else kept."""
-    assert 0 <= max(held.log_start_offset, held.sealed_end) <= held.high_watermark
-    at = held.tail[0].base_offset if held.tail else held.sealed_end
-    assert at <= held.sealed_end
-    for run in held.tail:
-        assert run.base_offset == at
+    assert 0 <= max(partition.log_start_offset, partition.sealed_end) <= partition.high_watermark
+    offset = partition.tail[0].base_offset if partition.tail else partition.sealed_end
+    assert offset <= partition.sealed_end
+    for run in partition.tail:
+        assert run.base_offset == offset
         assert run.count > 0
-        assert run.end_offset > held.sealed_end
+        assert run.end_offset > partition.sealed_end
         assert 0 <= run.first_row <= run.first_row + run.count <= run.rows
-        at = run.end_offset
-    assert at == held.high_watermark
+        offset = run.end_offset
+    assert offset == partition.high_watermark
     # Shares of a chunk are rounded down one by one, so a joined run may weigh a little more.
-    assert 0 <= held.tail_bytes <= sum(run.bytes for run in held.tail)
+    assert 0 <= partition.tail_bytes <= sum(run.bytes for run in partition.tail)
 
 
-def row_of(held: Partition, offset: int) -> tuple[str, int, int]:
+def row_of(partition: Partition, offset: int) -> tuple[str, int, int]:
     """Where the record lies: object, position of its chunk, row."""
-    run = held.tail[held.tail_index(offset)]
+    run = partition.tail[partition.tail_index(offset)]
     assert run.base_offset <= offset < run.end_offset
     return run.object_key, run.position, run.first_row + offset - run.base_offset
 
@@ -204,24 +204,28 @@ def test_i2_offsets_are_dense_and_the_tail_is_whole(history: list[Spec]) -> None
                 continue
             for append, placement in zip(made, outcome.placements, strict=True):
                 chunk = spec.chunks[append.chunk]
-                where = records.setdefault((chunk.topic_id, chunk.partition), [])
-                assert placement.base_offset == len(where)
+                places = records.setdefault((chunk.topic_id, chunk.partition), [])
+                assert placement.base_offset == len(places)
                 assert placement.count == append.count
                 position = chunk.position + (0 if chunk.data else decoded.body_start)
                 first = append.first_row
-                where += [
+                places += [
                     (chunk.data or key, position, row) for row in range(first, first + append.count)
                 ]
             # A topic that is created again under an old id would start at offset zero.
             for action in commit.actions:
                 if isinstance(action, DeleteTopic):
-                    records = {at: rows for at, rows in records.items() if at[0] != action.topic_id}
-        for topic, number, held in state.partitions():
-            check_partition(held)
-            known = records.get((topic.topic_id, number), [])
-            assert held.high_watermark == len(known)
-            for offset in range(held.sealed_end, held.high_watermark):
-                assert row_of(held, offset) == known[offset]
+                    records = {
+                        topic_partition: rows
+                        for topic_partition, rows in records.items()
+                        if topic_partition[0] != action.topic_id
+                    }
+        for topic, number, partition in state.partitions():
+            check_partition(partition)
+            places = records.get((topic.topic_id, number), [])
+            assert partition.high_watermark == len(places)
+            for offset in range(partition.sealed_end, partition.high_watermark):
+                assert row_of(partition, offset) == places[offset]
 
 
 def test_the_histories_are_worth_their_while() -> None:
@@ -233,12 +237,14 @@ def test_the_histories_are_worth_their_while() -> None:
             for commit, outcome in zip(spec.commits, outcomes, strict=True):
                 refusals += outcome.refusal is not None
                 if outcome.refusal is None and not outcome.is_duplicate:
-                    made = [one.chunk for one in commit.actions if isinstance(one, Append)]
+                    made = [action.chunk for action in commit.actions if isinstance(action, Append)]
                     appends += len(made)
                     apart += sum(spec.chunks[number].data != "" for number in made)
-                    seals += any(isinstance(one, Sealed) for one in commit.actions)
-            for _, _, held in state.partitions():
-                inside_a_run += bool(held.tail) and held.tail[0].base_offset < held.sealed_end
+                    seals += any(isinstance(action, Sealed) for action in commit.actions)
+            for _, _, partition in state.partitions():
+                inside_a_run += (
+                    bool(partition.tail) and partition.tail[0].base_offset < partition.sealed_end
+                )
     assert min(appends, refusals) > 1000
     assert min(apart, seals, inside_a_run) > 50
 
@@ -254,7 +260,7 @@ def test_i4_every_fold_gives_the_same_bytes(history: list[Spec], data: st.DataOb
         key = object_keys.wal(decoded.entry.seq)
         outcomes = first.apply(decoded, key).outcomes
         again = second.apply(encoded(second, spec), key).outcomes
-        assert [str(one) for one in outcomes] == [str(one) for one in again]
+        assert [str(outcome) for outcome in outcomes] == [str(outcome) for outcome in again]
         assert first.encode() == second.encode()
         if number in restarts:
             body = second.encode()
@@ -274,17 +280,19 @@ def test_i4_a_refused_commit_changes_nothing(history: list[Spec]) -> None:
         decoded = encoded(state, spec)
         key = object_keys.wal(decoded.entry.seq)
         outcomes = state.apply(decoded, key).outcomes
-        kept = []
+        commits = []
         for commit, outcome in zip(spec.commits, outcomes, strict=True):
             assert outcome.refusal is None or isinstance(outcome.refusal, LogError)
             if outcome.refusal is None and not outcome.is_duplicate:
-                kept.append(commit)
+                commits.append(commit)
             else:
                 assert outcome.is_duplicate or not outcome.placements
                 # Its mark is spent all the same: a recovery must not bring it up again.
-                kept.append(Commit(b"", [], hot=commit.hot))
+                commits.append(Commit(b"", [], hot=commit.hot))
         entry = decoded.entry
-        entry = Entry(entry.level, entry.seq, clean.hash, b"id", "b", spec.at_ms, spec.chunks, kept)
+        entry = Entry(
+            entry.level, entry.seq, clean.hash, b"id", "b", spec.at_ms, spec.chunks, commits
+        )
         clean.apply(Decoded(entry, decoded.hash, decoded.body_start), key)
         assert clean.encode() == state.encode()
 
@@ -315,7 +323,7 @@ def test_a_key_is_answered_as_it_was_the_first_time_for_an_hour_of_elapsed_time(
     history: list[Spec],
 ) -> None:
     state = ClusterState("c")
-    known: dict[str, tuple[int, bytes, Outcome]] = {}
+    answer_by_key: dict[str, tuple[int, bytes, Outcome]] = {}
     clock_ms = now_ms = 0
     for drawn in history:
         spec = drawn._replace(
@@ -323,24 +331,27 @@ def test_a_key_is_answered_as_it_was_the_first_time_for_an_hour_of_elapsed_time(
         )
         now_ms += min(max(spec.at_ms - clock_ms, 0), STEP_MS_MAX)
         clock_ms = spec.at_ms
-        known = {k: v for k, v in known.items() if v[0] >= now_ms - KEY_WINDOW_MS}
+        answer_by_key = {k: v for k, v in answer_by_key.items() if v[0] >= now_ms - KEY_WINDOW_MS}
         for commit, outcome in zip(spec.commits, applied(state, spec)[0], strict=True):
             if commit.key is None:
                 continue
-            first = known.get(commit.key.key)
+            first = answer_by_key.get(commit.key.key)
             if first is None:
                 assert not outcome.is_duplicate
                 if outcome.refusal is None:
-                    known[commit.key.key] = (now_ms, commit.key.fingerprint, outcome)
+                    answer_by_key[commit.key.key] = (now_ms, commit.key.fingerprint, outcome)
             elif first[1] == commit.key.fingerprint:
                 assert outcome == Outcome(first[2].placements, is_duplicate=True)
             else:
                 assert isinstance(outcome.refusal, IdempotencyMismatch)
         for key in "xyz":
             remembered = state.idempotency_record(key)
-            assert (remembered is not None) == (key in known)
+            assert (remembered is not None) == (key in answer_by_key)
             if remembered is not None:
-                assert recall(remembered, known[key][1]).placements == known[key][2].placements
+                assert (
+                    recall(remembered, answer_by_key[key][1]).placements
+                    == answer_by_key[key][2].placements
+                )
 
 
 # -- single cases
@@ -352,7 +363,7 @@ def chunk(rows: int = 10, *, partition: int = 0, position: int = 0, topic_id: st
 
 def appending(*ranges: tuple[int, int, int], at_ms: int = 0, chunks: list[Chunk]) -> Spec:
     """One commit of several appends."""
-    return Spec(at_ms, chunks, [Commit(b"", [Append(*one) for one in ranges])])
+    return Spec(at_ms, chunks, [Commit(b"", [Append(*append_range) for append_range in ranges])])
 
 
 def with_records(*counts: int) -> ClusterState:
@@ -365,20 +376,20 @@ def with_records(*counts: int) -> ClusterState:
 @pytest.mark.parametrize("end_offset", range(13))
 def test_i7_sealing_trims_whole_runs_and_keeps_the_one_it_ends_in(end_offset: int) -> None:
     state = with_records(4, 1, 7)
-    held = state.partition("alpha", 0)
+    partition = state.partition("alpha", 0)
     applied(state, Spec(0, [], [Commit(b"", [Sealed(IDS[0], 0, end_offset)])]))
-    check_partition(held)
-    assert held.sealed_end == end_offset
-    assert held.high_watermark == 12
-    assert len(held.tail) == sum(end > end_offset for end in (4, 5, 12))
+    check_partition(partition)
+    assert partition.sealed_end == end_offset
+    assert partition.high_watermark == 12
+    assert len(partition.tail) == sum(end > end_offset for end in (4, 5, 12))
     # A seal that is repeated, or an older one that comes late, changes nothing.
     before = ClusterState.decode(state.encode(), "x").partition("alpha", 0)
     applied(state, Spec(0, [], [Commit(b"", [Sealed(IDS[0], 0, end_offset)])]))
     applied(state, Spec(0, [], [Commit(b"", [Sealed(IDS[0], 0, end_offset // 2)])]))
-    assert held == before
+    assert partition == before
     applied(state, appending((0, 0, 3), chunks=[chunk(3)]))
-    check_partition(held)
-    assert held.high_watermark == 15
+    check_partition(partition)
+    assert partition.high_watermark == 15
 
 
 def test_i2_a_seal_beyond_the_high_watermark_is_refused() -> None:
@@ -393,8 +404,8 @@ def test_neighbours_of_one_chunk_are_one_run() -> None:
     commits = [Commit(b"", [Append(0, first, 2)]) for first in (0, 2, 4)]
     commits.append(Commit(b"", [Append(0, 8, 2)]))
     applied(state, FIRST, Spec(0, [chunk(10)], commits))
-    held = state.partition("alpha", 0)
-    assert [(run.base_offset, run.first_row, run.count) for run in held.tail] == [
+    partition = state.partition("alpha", 0)
+    assert [(run.base_offset, run.first_row, run.count) for run in partition.tail] == [
         (0, 0, 6),
         (6, 8, 2),
     ]
@@ -412,7 +423,10 @@ def test_i4_one_bad_action_undoes_its_commit_and_no_other() -> None:
     )
     spec = Spec(0, [chunk(4), chunk(1, topic_id=IDS[2])], [good, bad, good])
     ((first, refused, second),) = applied(state, spec)
-    assert [one.placements[0].base_offset for one in (first, second)] == [before, before + 2]
+    assert [outcome.placements[0].base_offset for outcome in (first, second)] == [
+        before,
+        before + 2,
+    ]
     assert isinstance(refused.refusal, UnknownTopic)
     assert state.topic("beta").configs == {}
     assert state.idempotency_record("k") is None

@@ -218,16 +218,20 @@ def test_what_is_committed_is_what_a_plain_map_holds(history: list) -> None:
     for group, offsets, later_ms in history:
         before_ms, now_ms = now_ms, now_ms + later_ms
         if before_ms // CHECK_INTERVAL_MS != now_ms // CHECK_INTERVAL_MS:
-            model = {at: held for at, held in model.items() if held[2] >= now_ms - RETENTION_MS}
+            model = {
+                group_partition: row
+                for group_partition, row in model.items()
+                if row[2] >= now_ms - RETENTION_MS
+            }
         said = [to(partition, offset, note) for partition, offset, note in offsets]
         assert refusal_of(state, commit_of(*said, group=group), at_ms=now_ms) is None
         model |= {(group, partition): (offset, note, now_ms) for partition, offset, note in offsets}
-        found = {
-            (name, number): (held.offset, held.metadata, held.at_ms)
+        offset_by_partition = {
+            (name, number): (offset.offset, offset.metadata, offset.at_ms)
             for name in ("g", "h")
-            for number, held in state.committed_offsets.of_group(name).get(IDS[0], {}).items()
+            for number, offset in state.committed_offsets.of_group(name).get(IDS[0], {}).items()
         }
-        assert found == model
+        assert offset_by_partition == model
         assert state.committed_offsets.count == len(model)
         notes = sum(len(note.encode()) for _, note, _ in model.values())
         assert state.committed_offsets._metadata_bytes == notes

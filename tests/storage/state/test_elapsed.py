@@ -103,9 +103,9 @@ def test_it_never_goes_back_nor_far_and_a_checkpoint_keeps_it(
     first, second = ElapsedTime(), ElapsedTime()
     for number, (writer, at_ms) in enumerate(entries):
         if number == restart:
-            kept = msgspec.msgpack.encode(second.kept())
+            checkpoint = msgspec.msgpack.encode(second.kept())
             second = ElapsedTime()
-            second.load(msgspec.msgpack.decode(kept, type=elapsed.ElapsedCheckpoint))
+            second.load(msgspec.msgpack.decode(checkpoint, type=elapsed.ElapsedCheckpoint))
         before_ms = first.now_ms
         first.see(writer, at_ms)
         second.see(writer, at_ms)

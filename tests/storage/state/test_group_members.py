@@ -86,13 +86,13 @@ def do(state: ClusterState, *actions: AnyAction, at_ms: int = 0) -> LogError | N
         restored = again.members.get(group.group_id)
         assert restored is not None
         assert restored.inputs == group.inputs
-    return next((one.refusal for one in outcomes if one.refusal is not None), None)
+    return next((outcome.refusal for outcome in outcomes if outcome.refusal is not None), None)
 
 
 def owned(state: ClusterState, member: str, group: str = "g") -> list[int]:
-    held = state.members.member(group, member)
-    assert held is not None
-    return [number for _, number in held.owned]
+    group_member = state.members.member(group, member)
+    assert group_member is not None
+    return [number for _, number in group_member.owned]
 
 
 def generation(state: ClusterState) -> int:
@@ -180,14 +180,14 @@ def test_a_static_member_takes_its_own_place_without_a_new_generation() -> None:
     state = state_with()
     do(state, join("x1", instance_id="pod-1"), join("y"))
     do(state, subscribe("x1", "alpha"), subscribe("y", "alpha"))
-    before, held = generation(state), owned(state, "x1")
+    before, partitions = generation(state), owned(state, "x1")
     assert do(state, join("x2", instance_id="pod-1")) is None
-    assert (generation(state), owned(state, "x2")) == (before, held)
+    assert (generation(state), owned(state, "x2")) == (before, partitions)
     assert do(state, subscribe("x2", "alpha")) is None
     assert (generation(state), state.members.count) == (before, 2)
-    assert isinstance(do(state, commit("x1", before, (held[0], 1))), UnknownMember)
+    assert isinstance(do(state, commit("x1", before, (partitions[0], 1))), UnknownMember)
     assert isinstance(do(state, subscribe("x1", "alpha")), UnknownMember)
-    assert do(state, commit("x2", before, (held[0], 1))) is None
+    assert do(state, commit("x2", before, (partitions[0], 1))) is None
 
 
 def test_a_replaced_coordinator_expires_no_member() -> None:
@@ -364,15 +364,15 @@ def test_whatever_happens_a_partition_has_one_owner_and_generations_grow(
                 commit(name, draw.randrange(9), (draw.randrange(3), 1)),
             ]
         )
-        held = state.members.member("g", name)
+        group_member = state.members.member("g", name)
         group = state.members.get("g")
         may = (
             isinstance(action, CommitOffsets)
-            and held is not None
+            and group_member is not None
             and group is not None
-            and held.is_subscribed
+            and group_member.is_subscribed
             and action.generation == group.generation
-            and TopicIdPartition(ALPHA, action.offsets[0].partition) in held.owned
+            and TopicIdPartition(ALPHA, action.offsets[0].partition) in group_member.owned
         )
         refused = do(state, action)
         if isinstance(action, CommitOffsets):
@@ -384,8 +384,8 @@ def test_whatever_happens_a_partition_has_one_owner_and_generations_grow(
         assert group.generation >= seen
         assert state.members.count == len(group.members)
         seen = group.generation
-        sharing = [one for one in group.members.values() if one.is_subscribed]
-        owners = Counter(one for member in sharing for one in member.owned)
+        sharing = [member for member in group.members.values() if member.is_subscribed]
+        owners = Counter(partition for member in sharing for partition in member.owned)
         assert all(count == 1 for count in owners.values())
         wanted = {
             TopicIdPartition(topic.topic_id, number)

@@ -46,12 +46,12 @@ def test_a_checkpoint_of_another_level_is_refused(level: int) -> None:
 def test_an_element_that_a_checkpoints_level_does_not_have_is_corrupt(level: int) -> None:
     state = ClusterState("c", level)
     applied(state, FIRST, appending((0, 0, 1), chunks=[chunk(1)]))
-    for at in ((), (5, 0), (5, 0, 4, 0), (5, 0, 4, 0, 4, 0)):
+    for path in ((), (5, 0), (5, 0, 4, 0), (5, 0, 4, 0, 4, 0)):
         raw = msgspec.msgpack.decode(state.encode())
-        if not at:
+        if not path:
             raw += [None, None, None, [], None, [0, []], BOUNDS][len(raw) - 9 :]
         part = raw
-        for index in at:
+        for index in path:
             part = part[index]
         part.append("new")
         with pytest.raises(Corrupt, match="does not decode"):
@@ -130,19 +130,19 @@ def test_a_jump_of_two_levels_is_corrupt(monkeypatch: pytest.MonkeyPatch) -> Non
 
 @given(histories, st.integers(0, 30))
 @random_histories
-def test_the_level_changes_nothing_else(history: list[Spec], at: int) -> None:
+def test_the_level_changes_nothing_else(history: list[Spec], raise_number: int) -> None:
     """A cluster that was raised to level 3 has the content of one that began at it, if no commit
     names a principal."""
     raised, newest = ClusterState("c", levels.FIRST), ClusterState("c")
     for number, spec in enumerate(history):
         spec = spec._replace(at_ms=number)
-        if number == min(at, len(history) - 1):
+        if number == min(raise_number, len(history) - 1):
             for level in range(2, levels.NEWEST + 1):
-                for state, each in ((raised, level), (newest, levels.NEWEST)):
-                    entry = raising(state, each, at_ms=state.time_ms)
+                for state, new_level in ((raised, level), (newest, levels.NEWEST)):
+                    entry = raising(state, new_level, at_ms=state.time_ms)
                     state.apply(entry, object_keys.wal(state.seq + 1))
         if raised.level < levels.TOPIC_DEFAULTS:
-            spec = spec._replace(commits=[_without_defaults(each) for each in spec.commits])
+            spec = spec._replace(commits=[_without_defaults(commit) for commit in spec.commits])
         outcomes = [  # without the lengths of headers, which are in the positions of chunks
             state.apply(encoded(state, spec)._replace(body_start=0), "wal/x").outcomes
             for state in (raised, newest)
@@ -154,5 +154,5 @@ def test_the_level_changes_nothing_else(history: list[Spec], at: int) -> None:
 
 def _without_defaults(commit: Commit) -> Commit:
     """Return what a lower level than that of the defaults can have of a commit."""
-    actions = [each for each in commit.actions if not isinstance(each, SetTopicDefaults)]
+    actions = [action for action in commit.actions if not isinstance(action, SetTopicDefaults)]
     return msgspec.structs.replace(commit, actions=actions)

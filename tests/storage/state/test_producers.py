@@ -53,12 +53,12 @@ class Partition:
 
     def send(self, sent: ProducerAppend, now_ms: int = 0) -> int | LogError:
         """The batch's base offset, now or the first time; or the refusal."""
-        known = self.producers.recognise([sent], [self.chunk], now_ms)
-        if isinstance(known, LogError):
-            return known
-        if 0 in known.first_offsets:
-            assert known.is_retry
-            return known.first_offsets[0]
+        recognition = self.producers.recognise([sent], [self.chunk], now_ms)
+        if isinstance(recognition, LogError):
+            return recognition
+        if 0 in recognition.first_offsets:
+            assert recognition.is_retry
+            return recognition.first_offsets[0]
         self.producers.appended(sent, self.chunk, self.end, now_ms)
         self.end += sent.count
         return self.end - sent.count
@@ -66,8 +66,8 @@ class Partition:
 
 def restarted(producers: Producers) -> Producers:
     """The same through the bytes of a checkpoint, which are the same again."""
-    kept = producers.kept()
-    body = msgspec.msgpack.encode(kept)
+    checkpoint = producers.kept()
+    body = msgspec.msgpack.encode(checkpoint)
     again = Producers.restored(msgspec.msgpack.decode(body, type=ProducersCheckpoint | None))
     assert msgspec.msgpack.encode(again.kept()) == body
     return again
@@ -94,12 +94,14 @@ class Model:
     def send(self, sent: ProducerAppend) -> int | type[LogError]:
         sequences = [(sent.base_sequence + n) % SEQUENCES for n in range(sent.count)]
         base, last = sequences[0], sequences[-1]
-        epoch_here = max((each.epoch for each in self.history), default=None)
-        of_epoch = [each for each in self.history if each.epoch == epoch_here]
+        epoch_here = max((stored_batch.epoch for stored_batch in self.history), default=None)
+        of_epoch = [
+            stored_batch for stored_batch in self.history if stored_batch.epoch == epoch_here
+        ]
         if sent.epoch == epoch_here:
-            for each in of_epoch[-5:]:
-                if (each.base, each.last) == (base, last):
-                    return each.offset
+            for stored_batch in of_epoch[-5:]:
+                if (stored_batch.base, stored_batch.last) == (base, last):
+                    return stored_batch.offset
         if sent.epoch < self.given or (epoch_here is not None and sent.epoch < epoch_here):
             return ProducerFenced
         if epoch_here is not None:
@@ -118,7 +120,7 @@ class Model:
 def test_batches_are_taken_as_kafka_takes_them(seed: int) -> None:
     draw = random.Random(seed)
     producers = Producers()
-    where = [Partition(number, producers) for number in range(2)]
+    partitions = [Partition(number, producers) for number in range(2)]
     models = [Model(), Model()]
     who, start = 9, draw.choice([0, 5, LAST - 3])
     if draw.random() < 0.5:
@@ -131,12 +133,12 @@ def test_batches_are_taken_as_kafka_takes_them(seed: int) -> None:
         model = models[number]
         if who == 0 and draw.random() < 0.05:
             newest = producers.init(InitProducer(who, draw.choice([-1, newest])), 0).epoch
-            for each in models:
-                each.given = newest
+            for producer_model in models:
+                producer_model.given = newest
         if draw.random() < 0.05:
             producers = restarted(producers)
-            for each in where:
-                each.producers = producers
+            for partition in partitions:
+                partition.producers = producers
         last = model.history[-1] if model.history else None
         next_sequence = start if last is None else (last.last + 1) % SEQUENCES
         epoch = newest if last is None else max(last.epoch, newest if draw.random() < 0.8 else 0)
@@ -150,12 +152,12 @@ def test_batches_are_taken_as_kafka_takes_them(seed: int) -> None:
         elif draw.random() < 0.1:
             skewed = (sent.base_sequence + draw.choice([-2, -1, 1, 2])) % SEQUENCES
             sent = msgspec.structs.replace(sent, base_sequence=skewed)
-        expected, found = model.send(sent), where[number].send(sent)
+        expected, result = model.send(sent), partitions[number].send(sent)
         if isinstance(expected, int):
-            assert found == expected
+            assert result == expected
         else:
-            assert type(found) is expected
-        assert where[number].end == model.end
+            assert type(result) is expected
+        assert partitions[number].end == model.end
 
 
 @given(st.integers(0, 2**32))
@@ -185,18 +187,20 @@ def test_a_retrying_producer_is_stored_once(seed: int) -> None:
             if draw.random() < 0.3:
                 continue  # lost on its way
             before = partition.end
-            found = partition.send(batches[number])
-            if isinstance(found, int):
+            result = partition.send(batches[number])
+            if isinstance(result, int):
                 if partition.end > before:
                     log.append(number)
                 if draw.random() < 0.6:
-                    assert answered.setdefault(number, found) == found
+                    assert answered.setdefault(number, result) == result
             else:
-                assert isinstance(found, OutOfOrderSequence)
+                assert isinstance(result, OutOfOrderSequence)
         late = under_way
     assert log == list(range(len(batches)))
     offsets = [answered[number] for number in range(len(batches))]
-    assert offsets == [sum(each.count for each in batches[:n]) for n in range(len(batches))]
+    assert offsets == [
+        sum(sent_batch.count for sent_batch in batches[:n]) for n in range(len(batches))
+    ]
 
 
 # -- single rules
@@ -308,8 +312,8 @@ def test_numbers_that_no_producer_has_are_refused(bad: ProducerAppend) -> None:
 
 def test_ids_are_given_out_once() -> None:
     producers = Producers()
-    given = [producers.init(InitProducer(), 0) for _ in range(3)]
-    assert given == [ProducerEpoch(0, 0), ProducerEpoch(1, 0), ProducerEpoch(2, 0)]
+    epochs = [producers.init(InitProducer(), 0) for _ in range(3)]
+    assert epochs == [ProducerEpoch(0, 0), ProducerEpoch(1, 0), ProducerEpoch(2, 0)]
     producers = restarted(producers)
     producers.forget(WINDOW_MS + 1)
     assert restarted(producers).init(InitProducer(), 0) == ProducerEpoch(3, 0)
@@ -388,7 +392,7 @@ def test_i10_the_longest_unused_go_first(monkeypatch: pytest.MonkeyPatch) -> Non
         partition.send(batch(who + 1, who=0))  # is used all the time
         producers.forget(0)
         producers = partition.producers = restarted(producers)
-    kept = producers.kept()
-    assert kept is not None
-    assert [each.producer_id for each in kept.identities] == [8, 9, 0]
-    assert [each.producer_id for each in kept.sequences] == [6, 7, 8, 9, 0]
+    checkpoint = producers.kept()
+    assert checkpoint is not None
+    assert [identity.producer_id for identity in checkpoint.identities] == [8, 9, 0]
+    assert [sequence.producer_id for sequence in checkpoint.sequences] == [6, 7, 8, 9, 0]

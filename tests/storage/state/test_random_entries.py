@@ -112,8 +112,14 @@ def _groups(state: ClusterState) -> dict[str, dict[str, object]]:
 
 def _outcomes(applied: Applied) -> list[object]:
     return [
-        (one.placements, repr(one.refusal), one.is_duplicate, one.repeated, one.producer)
-        for one in applied.outcomes
+        (
+            outcome.placements,
+            repr(outcome.refusal),
+            outcome.is_duplicate,
+            outcome.repeated,
+            outcome.producer,
+        )
+        for outcome in applied.outcomes
     ]
 
 

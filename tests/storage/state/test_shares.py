@@ -94,11 +94,13 @@ def commit(
 
 def usage(state: ClusterState) -> dict[str, dict[str, int]]:
     shares = state.shares
-    found = {name: {who: n for who, n in held.items() if n} for name, held in shares._used.items()}
-    assert {name: sum(held.values()) for name, held in found.items()} == {
-        name: shares.total(name) for name in found
+    counts_by_name = {
+        name: {who: n for who, n in counts.items() if n} for name, counts in shares._used.items()
     }
-    return found
+    assert {name: sum(counts.values()) for name, counts in counts_by_name.items()} == {
+        name: shares.total(name) for name in counts_by_name
+    }
+    return counts_by_name
 
 
 def join(number: int, principal: str) -> JoinGroup:
@@ -142,7 +144,7 @@ def test_a_principal_above_its_share_is_refused_by_name_and_others_are_not(
     bound: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     state = state_of()
-    taken = state.shares.total(bound)
+    used_total = state.shares.total(bound)
     for other in set(MAXIMA) - {bound}:
         monkeypatch.setattr(*MAXIMA[other], 100)
 
@@ -160,7 +162,7 @@ def test_a_principal_above_its_share_is_refused_by_name_and_others_are_not(
     assert f"(bound {bound})" in str(refusal)
     assert state.shares.used(bound, MALLORY) == SHARE
     assert take(SHARE + 1, ALICE) is None
-    free = BOUND - taken - SHARE - 1
+    free = BOUND - used_total - SHARE - 1
     assert [take(SHARE + 2 + number, ADMIN) for number in range(free)] == [None] * free
     assert take(BOUND + 1, ADMIN) is not None
     assert state.shares.total(bound) == BOUND
@@ -177,8 +179,10 @@ def test_below_level_3_nobody_has_a_share_and_the_bytes_are_as_before(level: int
         assert commit(nameless, *wanted, key=str(number), principal="") is None
         assert commit(state, join(number, MALLORY)) is None
         assert commit(nameless, join(number, MALLORY), principal="") is None
-    found, expected = (msgspec.msgpack.decode(each.encode())[6:] for each in (state, nameless))
-    assert found == expected
+    fields, expected = (
+        msgspec.msgpack.decode(cluster_state.encode())[6:] for cluster_state in (state, nameless)
+    )
+    assert fields == expected
     assert commit(state, Append(0, 0, 1), key="0", principal=ALICE) is None  # Mallory's
     assert state.partition("alpha", 0).high_watermark == SHARE + 1
     refusal = commit(state, SetQuotas(MALLORY, {"members": 1}))
@@ -346,8 +350,8 @@ class Dice(random.Random):
                 return DeleteGroup(group)
             case 10 | 11:
                 metadata = self.choice(["", "m"])
-                where = GroupOffset(IDS[topic], number, 0, metadata=metadata)
-                return CommitOffsets(group, -1, [where] * self.randint(1, 2))
+                group_offset = GroupOffset(IDS[topic], number, 0, metadata=metadata)
+                return CommitOffsets(group, -1, [group_offset] * self.randint(1, 2))
             case 12:
                 return InitProducer(self.randrange(-1, 4), self.randrange(-1, 2))
             case 13:
@@ -366,12 +370,12 @@ class Dice(random.Random):
 
     def history(self) -> list[Spec]:
         steps = [0, 1000, HOUR_MS // 7]
-        at_ms, found = 0, [FIRST]
+        at_ms, specs = 0, [FIRST]
         for _ in range(self.randint(1, 40)):
             at_ms += self.choice(steps)
             commits = [self.commit() for _ in range(self.randint(1, 3))]
-            found.append(Spec(at_ms, [chunk(1)], commits))
-        return found
+            specs.append(Spec(at_ms, [chunk(1)], commits))
+        return specs
 
 
 @given(st.integers(0, 2**32), st.sampled_from([1, 2, 3]), st.integers(0, 30))
@@ -386,7 +390,7 @@ def test_i4_the_counts_after_a_checkpoint_are_those_of_all_entries(
             state.apply(raising(state, state.level + 1), object_keys.wal(state.seq + 1))
         again = ClusterState.decode(state.encode(), "checkpoints/7")
         assert usage(again) == usage(state)
-        outcomes = [str(applied(each, spec)) for each in (state, again)]
+        outcomes = [str(applied(cluster_state, spec)) for cluster_state in (state, again)]
         assert outcomes[0] == outcomes[1]
         assert again.encode() == state.encode()
 

@@ -36,8 +36,8 @@ def test_a_damaged_checkpoint_is_corrupt_or_still_a_checkpoint() -> None:
     for length in range(len(body)):
         with pytest.raises(Corrupt):
             ClusterState.decode(body[:length], "checkpoints/7")
-    for at in range(len(body)):
+    for position in range(len(body)):
         damaged = bytearray(body)
-        damaged[at] ^= 0x41
+        damaged[position] ^= 0x41
         with contextlib.suppress(Corrupt, NewerLevel):
             ClusterState.decode(bytes(damaged), "checkpoints/7")

@@ -86,8 +86,8 @@ def test_i4_every_fold_gives_the_same_bytes(history: list[Spec], data: st.DataOb
         assert first.encode() == second.encode()
         if number in restarts:
             second = ClusterState.decode(second.encode(), "checkpoints/x")
-        for _, _, held in first.partitions():
-            check_partition(held)
+        for _, _, partition in first.partitions():
+            check_partition(partition)
 
 
 @given(histories)
@@ -98,7 +98,7 @@ def test_i4_a_refused_commit_changes_nothing(history: list[Spec]) -> None:
     for spec in history:
         decoded = encoded(state, spec)
         key = object_keys.wal(decoded.entry.seq)
-        kept = [
+        commits = [
             commit
             if outcome.refusal is None and not outcome.is_duplicate
             else Commit(b"", [], hot=commit.hot)
@@ -107,7 +107,7 @@ def test_i4_a_refused_commit_changes_nothing(history: list[Spec]) -> None:
             )
         ]
         number = decoded.entry.seq
-        left = Entry(levels.NEWEST, number, clean.hash, b"", "b", spec.at_ms, spec.chunks, kept)
+        left = Entry(levels.NEWEST, number, clean.hash, b"", "b", spec.at_ms, spec.chunks, commits)
         clean.apply(Decoded(left, decoded.hash, decoded.body_start), key)
         assert clean.encode() == state.encode()
 
@@ -124,8 +124,8 @@ def test_the_histories_are_worth_their_while() -> None:
                 retried += outcome.is_duplicate and bool(outcome.repeated)
                 repeated += not outcome.is_duplicate and bool(outcome.repeated)
                 if outcome.refusal is None and not outcome.is_duplicate:
-                    batches += sum(isinstance(one, ProducerAppend) for one in commit.actions)
-                    offsets += sum(isinstance(one, CommitOffsets) for one in commit.actions)
+                    batches += sum(isinstance(action, ProducerAppend) for action in commit.actions)
+                    offsets += sum(isinstance(action, CommitOffsets) for action in commit.actions)
     assert min(retried, refused, batches, offsets) > 50, (retried, refused, batches, offsets)
     assert repeated > 0
 
@@ -157,7 +157,7 @@ def outcome_of(
 
 
 def ends(state: ClusterState) -> list[int]:
-    return [held.high_watermark for held in state.topic("alpha").partitions]
+    return [partition.high_watermark for partition in state.topic("alpha").partitions]
 
 
 def test_i4_a_batch_that_is_refused_refuses_its_commit() -> None:
@@ -174,9 +174,9 @@ def test_i4_a_batch_that_is_refused_refuses_its_commit() -> None:
 def test_the_batches_of_one_request_may_be_old_and_new() -> None:
     state = state_with()
     first = outcome_of(state, batch(0, 2), batch(0, 3, number=1))
-    assert [each.base_offset for each in first.placements] == [0, 0]
+    assert [placement.base_offset for placement in first.placements] == [0, 0]
     mixed = outcome_of(state, batch(2, 1), batch(0, 3, number=1))
-    assert [each.base_offset for each in mixed.placements] == [2, 0]
+    assert [placement.base_offset for placement in mixed.placements] == [2, 0]
     assert (mixed.repeated, mixed.is_duplicate, ends(state)) == ({1}, False, [3, 3])
     again = outcome_of(state, batch(2, 1), batch(0, 3, number=1))
     assert again == mixed._replace(repeated=frozenset({0, 1}), is_duplicate=True)
@@ -241,8 +241,8 @@ def test_a_topic_takes_its_sequences_with_it() -> None:
     state = state_with()
     outcome_of(state, batch(0, 2))
     outcome_of(state, DeleteTopic(IDS[0]))
-    kept = state.producers.kept()
-    assert kept is None or kept.sequences == []
+    checkpoint = state.producers.kept()
+    assert checkpoint is None or checkpoint.sequences == []
     outcome_of(state, CreateTopic("alpha", "d" * 32, 1, {}))
     anew = outcome_of(state, batch(9, 2), chunks=[chunk(topic_id="d" * 32)])
     assert anew.placements[0].base_offset == 0

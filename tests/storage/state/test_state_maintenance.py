@@ -26,18 +26,22 @@ def test_a_log_start_moves_up_to_the_high_watermark_and_never_back() -> None:
     state = ClusterState("c")
     six = Chunk(IDS[0], 0, 0, 90, 1, 6, 0, 5, False, "", 90)
     applied(state, FIRST, Spec(0, [six], [Commit(b"", [Append(0, 0, 6)])]))
-    held = state.partition("alpha", 0)
+    partition_state = state.partition("alpha", 0)
     for offset, expected in ((2, 2), (6, 6), (1, 6), (7, 6)):
         action = MoveLogStart(IDS[0], 0, offset)
         ((outcome,),) = applied(state, Spec(0, [], [Commit(b"", [action])]))
         assert (outcome.refusal is None) is (offset <= 6)
-        assert held.log_start_offset == expected
-    assert (held.sealed_end, held.high_watermark, len(held.tail)) == (0, 6, 1)
+        assert partition_state.log_start_offset == expected
+    assert (
+        partition_state.sealed_end,
+        partition_state.high_watermark,
+        len(partition_state.tail),
+    ) == (0, 6, 1)
     for topic_id, partition in ((IDS[0], 2), (IDS[2], 0)):
         action = MoveLogStart(topic_id, partition, 0)
         ((outcome,),) = applied(state, Spec(0, [], [Commit(b"", [action])]))
         assert outcome.refusal is not None
-    assert ClusterState.decode(state.encode(), "x").partition("alpha", 0) == held
+    assert ClusterState.decode(state.encode(), "x").partition("alpha", 0) == partition_state
 
 
 def test_a_tombstone_is_dropped_by_its_action() -> None:
@@ -60,5 +64,7 @@ def test_a_topic_created_again_is_another_topic() -> None:
     assert state.partition("alpha", 0).high_watermark == 0
     ((outcome,),) = applied(state, appending((0, 0, 1), chunks=[chunk(1)]))
     assert isinstance(outcome.refusal, UnknownTopic)
-    assert [(gone.topic_id, gone.deleted_ms) for gone in state.deleted] == [(IDS[0], 5)]
+    assert [
+        (deleted_topic.topic_id, deleted_topic.deleted_ms) for deleted_topic in state.deleted
+    ] == [(IDS[0], 5)]
     assert ClusterState.decode(state.encode(), "x").encode() == state.encode()

@@ -48,7 +48,7 @@ def test_the_topics_value_precedes_the_clusters_and_that_the_built_in_one() -> N
     assert (beta.config.segment_ms, beta.config.retention_ms) == (2000, 9)
     assert beta.config.segment_bytes == int(CONFIGS["segment.bytes"].default)
     values = state.defaults.values_of_topic("segment.ms", alpha.configs)
-    assert [tuple(each) for each in values] == [
+    assert [tuple(value) for value in values] == [
         ("segment.ms", "1000", Source.DYNAMIC_TOPIC_CONFIG),
         ("log.roll.ms", "2000", Source.DYNAMIC_DEFAULT_BROKER_CONFIG),
         ("log.roll.ms", CONFIGS["segment.ms"].default, Source.DEFAULT_CONFIG),
@@ -67,10 +67,10 @@ def test_the_topics_value_precedes_the_clusters_and_that_the_built_in_one() -> N
 def test_a_deleted_topic_keeps_its_configs_for_the_seal_that_still_runs() -> None:
     state = started()
     assert do(state, SetTopicDefaults({"log.roll.ms": "2000"})) is None
-    gone = state.topic("alpha")
+    topic = state.topic("alpha")
     assert do(state, DeleteTopic(IDS[0])) is None
     assert do(state, SetTopicDefaults({"log.roll.ms": "3000"})) is None
-    assert (gone.config.segment_ms, state.topic("beta").config.segment_ms) == (2000, 3000)
+    assert (topic.config.segment_ms, state.topic("beta").config.segment_ms) == (2000, 3000)
 
 
 def test_a_default_clock_stamps_what_is_appended_after_it() -> None:
@@ -80,7 +80,7 @@ def test_a_default_clock_stamps_what_is_appended_after_it() -> None:
     assert do(state, stamps, at_ms=30) is None
     applied(state, appending((0, 0, 1), chunks=[chunk(1)], at_ms=40))
     tail = state.partition("alpha", 0).tail
-    assert [one.append_ms for one in tail] == [-1, 40]
+    assert [run.append_ms for run in tail] == [-1, 40]
 
 
 @pytest.mark.parametrize(
@@ -116,10 +116,10 @@ def test_settings_of_the_broker_are_below_the_clusters_defaults() -> None:
         topic_configs.TopicDefaults({"num.partitions": "6", "auto.create.topics.enable": "false"}),
     )
     assert (none.partitions(3), some.partitions(3)) == (3, 6)
-    assert [none.is_auto_create(one) for one in (True, False)] == [True, False]
-    assert [some.is_auto_create(one) for one in (True, False)] == [False, False]
-    found = some.values_of_default("num.partitions", {"num.partitions": "3"})
-    assert [(one.value, one.source) for one in found] == [("6", 3), ("3", 4), ("1", 5)]
+    assert [none.is_auto_create(is_enabled) for is_enabled in (True, False)] == [True, False]
+    assert [some.is_auto_create(is_enabled) for is_enabled in (True, False)] == [False, False]
+    values = some.values_of_default("num.partitions", {"num.partitions": "3"})
+    assert [(value.value, value.source) for value in values] == [("6", 3), ("3", 4), ("1", 5)]
 
 
 @pytest.mark.parametrize("level", [levels.FIRST, 2, 3])

@@ -36,18 +36,18 @@ def test_i3_another_brokers_entry_that_fails_to_apply_is_read_again(
 ) -> None:
     async def main() -> None:
         inner = MemoryStore()
-        one, two = await opened(inner), await opened(inner)
-        async with closing(one, two):
-            await one.create_topic("t", 1, {})
-            await two.refresh()
-            await append(one, "a")
+        log_a, log_b = await opened(inner), await opened(inner)
+        async with closing(log_a, log_b):
+            await log_a.create_topic("t", 1, {})
+            await log_b.refresh()
+            await append(log_a, "a")
             fail_once(monkeypatch, ClusterState, "_append", error)
             with pytest.raises(Unavailable):
-                await two.refresh()
-            assert two.state.encode() == one.state.encode()
-            assert await read_values(two) == ["a"]
-            await append(two, "b")
-            assert await read_values(one) == ["a", "b"]
+                await log_b.refresh()
+            assert log_b.state.encode() == log_a.state.encode()
+            assert await read_values(log_b) == ["a"]
+            await append(log_b, "b")
+            assert await read_values(log_a) == ["a", "b"]
 
     run(main)
 

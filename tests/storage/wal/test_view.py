@@ -187,8 +187,8 @@ def test_i1_i4_i5_racing_writers_agree_and_lose_nothing(seed: int) -> None:
                     refused.append(label)
                     continue
                 assert outcome.refusal is None
-                held = wal.state.partition("t", 0)
-                assert outcome.placements[0].end_offset <= held.high_watermark
+                partition = wal.state.partition("t", 0)
+                assert outcome.placements[0].end_offset <= partition.high_watermark
                 answered[number].append(label)
 
         await asyncio.gather(*map(write, range(writers)))
@@ -250,10 +250,10 @@ def test_i3_refresh_shows_what_was_committed_before_it_was_called() -> None:
             nonlocal refreshes
             draws = random.Random(number)
             while not is_over:
-                known = acked
+                acked_end = acked
                 await reader.refresh()
                 refreshes += 1
-                assert reader.state.partition("t", 0).high_watermark >= known
+                assert reader.state.partition("t", 0).high_watermark >= acked_end
                 await asyncio.sleep(draws.random() * 0.02)
 
         await asyncio.gather(write(), *map(read, range(20)))
@@ -309,17 +309,17 @@ def test_a_cancelled_refresh_disturbs_no_other() -> None:
         inner = MemoryStore()
         wal = await with_topic(inner)
         store_of(wal).latency = lambda _: 0.05
-        gone = asyncio.create_task(wal.refresh())
+        cancelled_task = asyncio.create_task(wal.refresh())
         stays = asyncio.create_task(wal.refresh())
         await asyncio.sleep(0.01)
-        gone.cancel()
+        cancelled_task.cancel()
         await stays
         store_of(wal).plan = Script("get_range", object_keys.WAL, [Fault.UNAVAILABLE])
         only = asyncio.create_task(wal.refresh())
         await asyncio.sleep(0.01)
         only.cancel()
         await asyncio.sleep(0.1)  # its probe fails: no caller is left to receive the error
-        assert gone.cancelled()
+        assert cancelled_task.cancelled()
         assert only.cancelled()
         (outcome,) = await wal.commit(one(wal, "a"))
         assert outcome.refusal is None

@@ -76,8 +76,8 @@ def test_a_checkpoint_of_a_newer_level_is_not_passed_over(is_collected: bool) ->
         await inner.create(object_keys.checkpoint(2), [head, payload])
         if is_collected:
             await inner.delete([object_keys.wal(1)])
-        found = f"{object_keys.checkpoint(2)} has level {levels.NEWEST + 1}"
-        with pytest.raises(NewerLevel, match=found):
+        message = f"{object_keys.checkpoint(2)} has level {levels.NEWEST + 1}"
+        with pytest.raises(NewerLevel, match=message):
             await opened(inner)
 
     run(main)

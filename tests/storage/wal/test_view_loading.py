@@ -128,8 +128,8 @@ def test_checkpoints_are_written_when_due_and_not_more_often() -> None:
         await asyncio.sleep(0.1)
         assert wal.counters.checkpoints == 2
         await wal.close()
-        found = [info.key async for info in inner.list(object_keys.CHECKPOINTS)]
-        for key in found:
+        keys = [info.key async for info in inner.list(object_keys.CHECKPOINTS)]
+        for key in keys:
             body = await inner.get(key)
             assert ClusterState.decode(body[12:], key).seq == object_keys.seq_of(key)
 

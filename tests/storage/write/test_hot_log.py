@@ -56,7 +56,7 @@ def test_a_principal_survives_from_level_2_on(tmp_path: Path) -> None:
         await hot.crash()
         (file,) = recover(tmp_path, CLUSTER_ID)
         assert os.pread(file.fd, 1 << 20, 0).count(b"User:alice") == 1
-        assert [one.principal for one in file.requests] == ["", "User:alice"]
+        assert [append_request.principal for append_request in file.requests] == ["", "User:alice"]
         closed = ClosedSegment(file.requests, hot.clock.new_id)
         commits = closed.encode("").draft.commits
         assert [commit.principal for commit in commits] == ["", "User:alice"]
@@ -72,12 +72,18 @@ def test_what_was_appended_is_recovered_in_order_with_its_marks(tmp_path: Path) 
         keyed = request(hot.clock, {1: rows("k")}, key=key)
         await asyncio.gather(*(hot.append(f"a{i}", f"b{i}") for i in range(50)))
         await hot.log.append(keyed)
-        assert [one.hot for one in hot.handed] == [HotMark(LOG_ID, i) for i in range(51)]
+        assert [append_request.hot for append_request in hot.handed] == [
+            HotMark(LOG_ID, i) for i in range(51)
+        ]
         await hot.crash()
         (file,) = recover(tmp_path, CLUSTER_ID)
         assert file.log_id == LOG_ID
-        assert [one.hot for one in file.requests] == [one.hot for one in hot.handed]
-        assert [one.commit_id for one in file.requests] == [one.commit_id for one in hot.handed]
+        assert [append_request.hot for append_request in file.requests] == [
+            append_request.hot for append_request in hot.handed
+        ]
+        assert [append_request.commit_id for append_request in file.requests] == [
+            append_request.commit_id for append_request in hot.handed
+        ]
         assert values(file.requests) == [f"{x}{i}" for i in range(50) for x in "ab"] + ["k"]
         last = file.requests[-1]
         assert (last.key, last.topic_id) == (key, keyed.topic_id)
@@ -130,18 +136,18 @@ def test_a_torn_frame_is_cut_off_wherever_it_is_torn(tmp_path: Path) -> None:
         head = range(whole, whole + 20)
         rest = range(whole + 20, len(body))
         sizes = [*head, *random.Random(7).sample(rest, 20), len(body) - 1]
-        for at, size in enumerate(sizes):
+        for index, size in enumerate(sizes):
             path.write_bytes(body[:size])
             assert values(requests_in(tmp_path)) == ["a", "b"]
-            if at % 5:
+            if index % 5:
                 continue
             # As after a disk that stored the length before the data.
             path.write_bytes(body[:size] + bytes(len(body) - size))
             is_whole = not body[size:].strip(b"\0")
             assert values(requests_in(tmp_path)) == ["a", "b"] + ["torn"] * is_whole
-        for at in (*head, *random.Random(8).sample(rest, 20)):
+        for position in (*head, *random.Random(8).sample(rest, 20)):
             damaged = bytearray(body)
-            damaged[at] ^= 0x20
+            damaged[position] ^= 0x20
             path.write_bytes(damaged)
             assert values(requests_in(tmp_path)) == ["a", "b"]
 
@@ -185,7 +191,9 @@ def test_a_recovery_that_crashes_is_repeated(tmp_path: Path) -> None:
     left_by_a_crash(tmp_path, "ab", "c")
     first, second = requests_in(tmp_path), requests_in(tmp_path)
     assert values(first) == values(second) == ["a", "b", "c"]
-    assert [one.hot for one in first] == [one.hot for one in second]
+    assert [append_request.hot for append_request in first] == [
+        append_request.hot for append_request in second
+    ]
     discard(recover(tmp_path, CLUSTER_ID))
     assert recover(tmp_path, CLUSTER_ID) == []
     assert names(tmp_path, "*") == []
@@ -341,8 +349,10 @@ def test_what_is_not_committed_survives_a_rotation(
             await hot.append(f"{i:03}")
         hot.log.committed([HotMark(LOG_ID, 11)])
         await hot.crash()
-        found = requests_in(tmp_path)
-        marks = [one.hot.seq for one in found if one.hot is not None]
+        requests = requests_in(tmp_path)
+        marks = [
+            append_request.hot.seq for append_request in requests if append_request.hot is not None
+        ]
         assert marks == list(range(marks[0], 30))
         assert marks[0] <= 12
 

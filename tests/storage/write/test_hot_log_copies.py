@@ -83,11 +83,11 @@ def test_i1_requests_with_one_mark_on_two_disks_are_all_committed(
         store = MemoryStore()
         log = await opened(store, 1, None)
         await log.create_topic("t", 1, {})
-        one, two = tmp_path / "one", tmp_path / "two"
-        await crashed(one, log, "shared", "X", "Y")
-        await crashed(two, log, "shared", "Z")
+        folder_a, folder_b = tmp_path / "one", tmp_path / "two"
+        await crashed(folder_a, log, "shared", "X", "Y")
+        await crashed(folder_b, log, "shared", "Z")
         await log.close()
-        first, second = (one, two) if order == "one" else (two, one)
+        first, second = (folder_a, folder_b) if order == "one" else (folder_b, folder_a)
         await recovered(store, 2, first)
         await recovered(store, 3, second)
         assert sorted(await held(store)) == ["X", "Y", "Z", "shared"]

@@ -50,10 +50,11 @@ def test_i6_on_a_full_disk_nothing_is_done_and_nothing_found_later(tmp_path: Pat
             assert path.stat().st_size == whole
         await hot.append("b")
         await hot.crash()
-        found = requests_in(tmp_path)
-        assert values(found) == ["a", "b"]
-        assert [one.hot.seq for one in found if one.hot] == [0, 7]  # numbers are never given twice
-        assert [one.hot for one in hot.handed] == [one.hot for one in found]
+        requests = requests_in(tmp_path)
+        assert values(requests) == ["a", "b"]
+        # Numbers are never given twice.
+        assert [request.hot.seq for request in requests if request.hot] == [0, 7]
+        assert [request.hot for request in hot.handed] == [request.hot for request in requests]
 
     run(main)
 
@@ -137,17 +138,17 @@ def test_a_caller_that_goes_away_changes_nothing(
     async def main() -> None:
         hot = Opened(tmp_path)
         await hot.append("a")
-        gone = asyncio.create_task(hot.append("b"))
+        cancelled_task = asyncio.create_task(hot.append("b"))
         stays = asyncio.create_task(hot.append("c"))
         await asyncio.sleep(0)
-        gone.cancel()
+        cancelled_task.cancel()
         await stays
         assert values_of_lists(hot.handed) == ["a", "b", "c"]
         with monkeypatch.context() as patch:
             patch.setattr(hot_log.os, "fdatasync", failing)
-            gone = asyncio.create_task(hot.append("d"))
+            cancelled_task = asyncio.create_task(hot.append("d"))
             await asyncio.sleep(0)
-            gone.cancel()
+            cancelled_task.cancel()
             await hot.log.drain()
         assert values_of_lists(hot.failed) == ["d"]
         await hot.crash()

@@ -82,11 +82,11 @@ def values(part: Rows | pa.RecordBatch) -> list[bytes | None]:
 
 def tail_of(state: ClusterState, body: bytes, topic: str, partition: int) -> list[bytes | None]:
     """The values in this one entry's object, by the state's index."""
-    found: list[bytes | None] = []
+    record_values: list[bytes | None] = []
     for run in state.partition(topic, partition).tail:
         batch = run.decode(body[run.position : run.position + run.size])
-        found += batch.slice(run.first_row, run.count).column("value").to_pylist()
-    return found
+        record_values += batch.slice(run.first_row, run.count).column("value").to_pylist()
+    return record_values
 
 
 class Drawn:
@@ -141,12 +141,12 @@ def test_i4_every_request_gets_what_is_its_own(shapes, codec: str) -> None:
     assert [answer.request for answer in answers] == drawn.requests
 
     log: dict[tuple[str, int], list[bytes | None]] = {}
-    known: dict[str, tuple[bytes, list]] = {}
+    answer_by_key: dict[str, tuple[bytes, list]] = {}
     for answer in answers:
         made = answer.request
         key = made.key
-        if key is not None and key.key in known:
-            fingerprint, placements = known[key.key]
+        if key is not None and key.key in answer_by_key:
+            fingerprint, placements = answer_by_key[key.key]
             if fingerprint == key.fingerprint:
                 assert answer.error is None
                 assert answer.placements == placements
@@ -160,17 +160,21 @@ def test_i4_every_request_gets_what_is_its_own(shapes, codec: str) -> None:
         assert answer.error is None
         expected = []
         for part in made.parts:
-            found = values(part.rows)
+            record_values = values(part.rows)
             places = part.partition
-            each = [places] * len(found) if isinstance(places, int) else list(places)
-            for partition in sorted(set(each)):
-                where = log.setdefault((NAMES[part.topic_id], partition), [])
-                own = [one for one, place in zip(found, each, strict=True) if place == partition]
-                expected.append((NAMES[part.topic_id], partition, len(where), len(own)))
-                where += own
+            partitions = [places] * len(record_values) if isinstance(places, int) else list(places)
+            for partition in sorted(set(partitions)):
+                partition_values = log.setdefault((NAMES[part.topic_id], partition), [])
+                own = [
+                    value
+                    for value, place in zip(record_values, partitions, strict=True)
+                    if place == partition
+                ]
+                expected.append((NAMES[part.topic_id], partition, len(partition_values), len(own)))
+                partition_values += own
         assert answer.placements == expected
         if key is not None:
-            known[key.key] = (key.fingerprint, expected)
+            answer_by_key[key.key] = (key.fingerprint, expected)
     for (topic, partition), expected in log.items():
         assert tail_of(state, body, topic, partition) == expected
 
@@ -183,15 +187,19 @@ def test_what_is_handed_to_the_cache_is_what_was_applied(shapes) -> None:
     state = with_topics()
     encoded = segment.encode("")
     body, outcomes = apply(state, encoded)
-    held: dict[tuple[str, int], list[bytes | None]] = {}
+    values_by_partition: dict[tuple[str, int], list[bytes | None]] = {}
     for number, first, count, placement in segment.applied_appends(outcomes):
-        where = held.setdefault((placement.topic, placement.partition), [])
-        assert placement.base_offset == len(where)
+        partition_values = values_by_partition.setdefault(
+            (placement.topic, placement.partition), []
+        )
+        assert placement.base_offset == len(partition_values)
         assert count == placement.count
-        where += encoded.records[number].slice(first, count).column("value").to_pylist()
+        partition_values += encoded.records[number].slice(first, count).column("value").to_pylist()
     for topic in NAMES.values():
         for partition in range(3):
-            assert held.get((topic, partition), []) == tail_of(state, body, topic, partition)
+            assert values_by_partition.get((topic, partition), []) == tail_of(
+                state, body, topic, partition
+            )
 
 
 def test_plain_neighbours_of_one_topic_share_a_commit_and_no_others() -> None:

@@ -151,10 +151,10 @@ class Client:
         while (first := len(self.answers)) < len(self.batches):
             log = self._draw.choice(self._brokers)
             numbers = range(first, min(first + 5, len(self.batches)))
-            found = await asyncio.gather(
+            results = await asyncio.gather(
                 *(self._send(log, number) for number in numbers), return_exceptions=True
             )
-            for number, answer in zip(numbers, found, strict=True):
+            for number, answer in zip(numbers, results, strict=True):
                 if isinstance(answer, AppendedRange):
                     assert self.answers.setdefault(number, answer) == answer
                     continue

@@ -37,8 +37,8 @@ def test_each_topic_is_sealed_by_one_broker_and_by_another_when_that_one_does_no
             )
             assert 0 < mine < TOPICS
             await asyncio.sleep(SEGMENT_S + 3)
-            assert sum(each.segments for each in counters) == TOPICS - mine
-            assert not any(each.conflicts for each in counters)
+            assert sum(sealer_counters.segments for sealer_counters in counters) == TOPICS - mine
+            assert not any(sealer_counters.conflicts for sealer_counters in counters)
             await asyncio.sleep(TAKEOVER_FACTOR * SEGMENT_S)
             assert counters[2].segments == 0
             for number in range(TOPICS):

@@ -94,22 +94,22 @@ def test_a_seal_of_another_broker_after_the_table_was_read_is_no_damage() -> Non
 
     async def main() -> None:
         inner = MemoryStore()
-        one, two = await opened(inner, MANUAL), await opened(inner, MANUAL)
-        async with closing(one, two):
-            await one.create_topic("t", 1, {})
-            await append(one, "a", "b")
-            await two.refresh()
-            real = one.tables.checked
+        log_a, log_b = await opened(inner, MANUAL), await opened(inner, MANUAL)
+        async with closing(log_a, log_b):
+            await log_a.create_topic("t", 1, {})
+            await append(log_a, "a", "b")
+            await log_b.refresh()
+            real = log_a.tables.checked
 
             async def then_another_seals(topic: Any) -> Table:
                 table = await real(topic)
-                assert await two.seal("t") == 2
-                await one.refresh()
+                assert await log_b.seal("t") == 2
+                await log_a.refresh()
                 return table
 
-            one.tables.checked = then_another_seals  # type: ignore[method-assign]
-            assert await one.seal("t") == 0
-            assert not one.sealer.damaged
-            assert one.state.partition("t", 0).sealed_end == 2
+            log_a.tables.checked = then_another_seals  # type: ignore[method-assign]
+            assert await log_a.seal("t") == 0
+            assert not log_a.sealer.damaged
+            assert log_a.state.partition("t", 0).sealed_end == 2
 
     run(main)

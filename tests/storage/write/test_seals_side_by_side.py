@@ -42,11 +42,11 @@ def slow_tables(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def fill(log: Log, topic: str) -> None:
     """Two records for each partition of the topic."""
-    found = log.state.topic(topic)
-    count = 2 * len(found.partitions)
+    topic_state = log.state.topic(topic)
+    count = 2 * len(topic_state.partitions)
     places = [number // 2 for number in range(count)]
     rows = Rows([TIME_MS] * count, [None] * count, [b"v"] * count)
-    await log.append(found, [(places, rows)], size=count, is_json=False)
+    await log.append(topic_state, [(places, rows)], size=count, is_json=False)
 
 
 def slow_down(log: Log) -> None:

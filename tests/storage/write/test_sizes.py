@@ -87,10 +87,10 @@ def test_a_chunk_that_no_reader_would_unpack_stays_plain(monkeypatch: pytest.Mon
     assert chunks.encode(batch, "lz4").codec == "lz4"
     monkeypatch.setattr(chunks, "RAW_SIZE_MAX", 64 * 1024)
     encoded = chunks.encode(batch, "lz4")
-    found = chunks.decode(
+    decoded_batch = chunks.decode(
         encoded.body, crc=encoded.crc32c, rows=1, codec=encoded.codec, raw_size=0, key="k"
     )
-    assert found.equals(batch)
+    assert decoded_batch.equals(batch)
 
 
 def test_an_action_that_cannot_be_stored_concerns_its_request_alone() -> None:
@@ -99,7 +99,7 @@ def test_an_action_that_cannot_be_stored_concerns_its_request_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "kept"),
+    ("name", "value", "canonical_value"),
     [
         ("cleanup.policy", "delete, compact,delete", "delete,compact"),
         ("cleanup.policy", "compact", "compact"),
@@ -109,9 +109,11 @@ def test_an_action_that_cannot_be_stored_concerns_its_request_alone() -> None:
         ("compression.type", "zstd", "zstd"),
     ],
 )
-def test_a_config_is_kept_in_one_form(name: str, value: str, kept: str) -> None:
-    assert topic_configs.canonical(name, value, levels.NEWEST) == kept
-    assert topic_configs.effective({name: value}) == topic_configs.effective({name: kept})
+def test_a_config_is_kept_in_one_form(name: str, value: str, canonical_value: str) -> None:
+    assert topic_configs.canonical(name, value, levels.NEWEST) == canonical_value
+    assert topic_configs.effective({name: value}) == topic_configs.effective(
+        {name: canonical_value}
+    )
 
 
 def test_a_long_value_of_a_config_is_refused_without_its_text() -> None:

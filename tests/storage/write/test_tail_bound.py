@@ -33,7 +33,7 @@ async def transact(log: Log) -> None:
 
 
 def ends(log: Log) -> list[int]:
-    return [held.high_watermark for _, _, held in log.state.partitions()]
+    return [partition.high_watermark for _, _, partition in log.state.partitions()]
 
 
 def test_a_request_is_refused_whole_and_takes_no_memory() -> None:

@@ -57,40 +57,45 @@ async def encoded(
 ) -> Sealed:
     """The segments that a sealer would upload."""
     made = TailSegments(log.reader, log.clock, lambda: log.state.level)
-    found: Sealed = {number: [] for number in ranges}
-    async for one in made.encoded(log.state.topic("t"), ranges, {} if damage is None else damage):
-        file = one.file
-        found[file.partition].append((file.base_offset, file.end_offset, bytes(one.body)))
+    segments_by_number: Sealed = {number: [] for number in ranges}
+    async for segment in made.encoded(
+        log.state.topic("t"), ranges, {} if damage is None else damage
+    ):
+        file = segment.file
+        segments_by_number[file.partition].append(
+            (file.base_offset, file.end_offset, bytes(segment.body))
+        )
     made.close()
-    return found
+    return segments_by_number
 
 
 async def expected(log: Log, number: int, base: int, end: int) -> list[tuple[int, int, bytes]]:
     """The plainest way: read as a consumer does, and encode each answer."""
     topic = log.state.topic("t")
     config = topic_configs.effective(topic.configs)
-    found, at = [], base
-    while at < end:
-        taken = await log.reader.read(topic, number, at, ReadBounds(config.segment_bytes))
-        upto = min(taken.next_offset, end)
+    expected_segments, offset = [], base
+    while offset < end:
+        result = await log.reader.read(topic, number, offset, ReadBounds(config.segment_bytes))
+        upto = min(result.next_offset, end)
         batches: list[pa.RecordBatch] = []
-        for piece in taken.pieces:
+        for piece in result.pieces:
             offsets = piece.batch.column("offset").to_numpy()
             batches.append(piece.batch.slice(0, int((offsets < end).sum())))
         batches = [batch for batch in batches if batch.num_rows]
         if not batches:
             break
-        is_json = all(piece.is_json for piece in taken.pieces)
+        is_json = all(piece.is_json for piece in result.pieces)
         made = segments.write(batches, codec=config.compression_type, is_json=is_json)
-        found.append((base, upto, bytes(memoryview(made.body))))
-        base = at = upto
-    return found
+        expected_segments.append((base, upto, bytes(memoryview(made.body))))
+        base = offset = upto
+    return expected_segments
 
 
 def ends_of(log: Log) -> dict[int, tuple[int, int]]:
     partitions = log.state.topic("t").partitions
     return {
-        number: (each.sealed_end, each.high_watermark) for number, each in enumerate(partitions)
+        number: (partition.sealed_end, partition.high_watermark)
+        for number, partition in enumerate(partitions)
     }
 
 
@@ -139,9 +144,9 @@ def test_segments_are_the_same_from_memory_and_from_the_wal(
             middle = {
                 number: (0, draw.randrange(1, end + 1)) for number, (_, end) in ranges.items()
             }
-            found = await encoded(some, middle)
+            segments_by_number = await encoded(some, middle)
             for number, (_, last) in middle.items():
-                assert found[number] == await expected(cold, number, 0, last)
+                assert segments_by_number[number] == await expected(cold, number, 0, last)
 
     run(main)
 
@@ -157,8 +162,8 @@ def test_a_segment_is_json_if_all_its_records_are(cache_bytes: int) -> None:
                     rows = Rows([TIME_MS], [None], [b"1"])
                     part = [(number, rows)]
                     await log.append(log.state.topic("t"), part, size=9, is_json=is_json)
-            for number, found in (await encoded(log, ends_of(log))).items():
-                ((_, _, body),) = found
+            for number, partition_segments in (await encoded(log, ends_of(log))).items():
+                ((_, _, body),) = partition_segments
                 footer = segments.read_footer(memoryview(body), len(body), "segment")
                 assert footer.is_json == (number == 0)
 
@@ -178,10 +183,10 @@ def test_damage_ends_its_partition_and_no_other() -> None:
             await spoil(inner, log.state.partition("t", 1), 1)
             await inner.delete([log.state.partition("t", 2).tail[0].object_key])
             damage: dict[int, Corrupt] = {}
-            found = await encoded(log, ends_of(log), damage)
-            assert [each[:2] for each in found[0]] == [(0, 6)]
-            assert [each[:2] for each in found[1]] == [(0, 2)]
-            assert found[2] == []
+            segments_by_number = await encoded(log, ends_of(log), damage)
+            assert [segment[:2] for segment in segments_by_number[0]] == [(0, 6)]
+            assert [segment[:2] for segment in segments_by_number[1]] == [(0, 2)]
+            assert segments_by_number[2] == []
             for number, span in ((1, (2, 4)), (2, (0, 2))):
                 error = damage[number]
                 assert isinstance(error, DamagedRecords)
@@ -206,7 +211,7 @@ def test_damaged_records_below_the_log_start_have_no_rows() -> None:
             ((base, end, body),) = (await encoded(log, ends_of(log), damage))[0]
             footer = segments.read_footer(memoryview(body), len(body), "segment")
             assert (base, end, damage) == (0, 6, {})
-            assert [(each.base_offset, each.rows) for each in footer.groups] == [(2, 4)]
+            assert [(group.base_offset, group.rows) for group in footer.groups] == [(2, 4)]
 
     run(main)
 
@@ -230,9 +235,9 @@ def test_whole_tails_are_read_in_few_requests() -> None:
     run(main)
 
 
-async def spoil(inner: MemoryStore, partition: Partition, at: int) -> None:
+async def spoil(inner: MemoryStore, partition: Partition, index: int) -> None:
     """Flip a bit of one chunk of the tail."""
-    chunk = partition.tail[at]
+    chunk = partition.tail[index]
     body = bytearray(await inner.get(chunk.object_key))
     body[chunk.position] ^= 1
     await inner.put(chunk.object_key, [bytes(body)])

@@ -70,7 +70,9 @@ def test_uploads_are_bounded_in_number_and_bytes(
             assert asyncio.get_running_loop().time() - began_s == seconds
             assert store.most == most
             assert store.most_bytes <= max(100, sizes[0])
-            assert [one.file.partition for one in work.take_done()] == list(range(len(sizes)))
+            assert [encoded_segment.file.partition for encoded_segment in work.take_done()] == list(
+                range(len(sizes))
+            )
             assert work.files() == []
 
     run(main)

@@ -160,7 +160,7 @@ def test_i10_no_entry_has_an_unreadable_header(monkeypatch: pytest.MonkeyPatch) 
         inner = MemoryStore()
         writer = await started(inner, latency_s=0.05)
         keyed = [say(writer, str(i), key=IdempotencyKey(str(i), b"f")) for i in range(50)]
-        await asyncio.gather(*(writer.append(each, Acks.ALL) for each in keyed))
+        await asyncio.gather(*(writer.append(request, Acks.ALL) for request in keyed))
         _, outcomes = await fold(inner, CLUSTER_ID)
         assert max(map(len, outcomes)) == 5
         assert await values_of(inner) == [str(i) for i in range(50)]
@@ -245,15 +245,15 @@ def test_i10_tiny_requests_are_bounded_by_what_they_cost_in_memory() -> None:
         gate = store_of(writer.wal).hold("create", object_keys.wal(2))
         await append(writer, "first", acks=Acks.NONE)
         await gate.reached.wait()
-        taken = 0
+        taken_count = 0
         while writer.counters.throttled == 0:
             with contextlib.suppress(Throttled):
                 await append(writer, "x", acks=Acks.NONE)
-                taken += 1
-        assert taken < 2000
+                taken_count += 1
+        assert taken_count < 2000
         gate.opened.set()
         await ended(writer)
-        assert len(await values_of(inner)) == taken + 1
+        assert len(await values_of(inner)) == taken_count + 1
 
     run(main)
 

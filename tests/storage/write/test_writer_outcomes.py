@@ -112,7 +112,7 @@ async def restart(inner: MemoryStore, directory: Path) -> Writer:
     """The next process: adopts, commits and discards what it finds."""
     writer = writing(await opened(inner), hot_dir=directory)
     files = recover(directory, CLUSTER_ID)
-    await asyncio.gather(*writer.recover([one for file in files for one in file.requests]))
+    await asyncio.gather(*writer.recover([request for file in files for request in file.requests]))
     discard(files)
     return writer
 
@@ -147,11 +147,11 @@ def test_i6_a_refused_flush_keeps_what_was_acked_in_its_order(tmp_path: Path) ->
             else:
                 await append(writer, f"one {i}", acks=Acks.LOCAL)
         await ended(writer)
-        found = await values_of(inner)
-        assert [value for value in found if value.startswith("one")] == [
+        log_values = await values_of(inner)
+        assert [value for value in log_values if value.startswith("one")] == [
             f"one {i}" for i in range(30) if i % 3 != 2
         ]
-        assert len(found) == 30 - refused
+        assert len(log_values) == 30 - refused
         assert refused > 0
         assert names(tmp_path, "*") == []
 
