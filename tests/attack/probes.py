@@ -61,10 +61,13 @@ class Readings(NamedTuple):
 
 
 class _Probe:
-    """A thread with a connection of its own, which sends the same requests again and again."""
+    """A thread with a connection of its own, which sends the same requests again and again. Unless
+    they prove a principal, the broker may close the connection while it is idle."""
 
-    def __init__(self, target: Target, requests: Sequence[Request], each_s: float) -> None:
-        self._target, self._each_s = target, each_s
+    def __init__(
+        self, target: Target, requests: Sequence[Request], each_s: float, *, is_proved: bool
+    ) -> None:
+        self._target, self._each_s, self._is_proved = target, each_s, is_proved
         self._requests = [
             (method, path, body, headers | target.rights)
             for method, path, body, headers in requests
@@ -86,6 +89,7 @@ class _Probe:
         connection: http.client.HTTPConnection | None = None
         while not end.is_set():
             began_s, began_cpu_s = time.perf_counter(), loop_cpu_s(self._target.pid)
+            was_idle = connection is not None
             try:
                 if connection is None:
                     connection = self._connection()
@@ -96,7 +100,8 @@ class _Probe:
                     if answer.status != http.client.OK:
                         self.faults.append(f"{request[0]} {answer.status}")
             except (OSError, http.client.HTTPException) as error:
-                self.faults.append(repr(error))
+                if self._is_proved or not (was_idle and isinstance(error, ConnectionError)):
+                    self.faults.append(repr(error))
                 connection = None
             self.times_s.append(time.perf_counter() - began_s)
             self.cpu_s.append(loop_cpu_s(self._target.pid) - began_cpu_s)
@@ -150,8 +155,8 @@ def probing(target: Target) -> Iterator[Callable[[], Readings]]:
 
 def _probe(target: Target, until: Callable[[], object], begun: Callable[[], None]) -> Readings:
     """Probe until the function `until` returns. Call `begun` after the first answers."""
-    health = _Probe(target, HEALTH, STALL_EACH_S)
-    neighbour = _Probe(target, RECORD, NEIGHBOUR_EACH_S)
+    health = _Probe(target, HEALTH, STALL_EACH_S, is_proved=False)
+    neighbour = _Probe(target, RECORD, NEIGHBOUR_EACH_S, is_proved=True)
     peaks = [resident_mib(target.pid)]
     end = threading.Event()
 
