@@ -43,11 +43,11 @@ async def run_once(inner: MemoryStore) -> CollectionPlan:
 
 async def runs(inner: MemoryStore, count: int = 4, *, hours: float = 1.0) -> list[CollectionPlan]:
     """One after the other, some hours apart."""
-    plans = []
+    found = []
     for _ in range(count):
-        plans.append(await run_once(inner))
+        found.append(await run_once(inner))
         inner.now_ms += int(hours * HOUR_MS)
-    return plans
+    return found
 
 
 async def assert_whole(inner: MemoryStore, expected: list[str], start: int = 0) -> None:
@@ -79,9 +79,7 @@ def test_i9_the_wal_is_kept_back_to_a_checkpoint_that_is_old_and_not_the_newest(
             assert planned.kept_from == last
             assert await numbers(inner) == [last + 1]
             assert planned.oldest_ms >= 3 * HOUR_MS
-            assert (
-                planned.size == sum(garbage_object.size for garbage_object in planned.garbage) > 0
-            )
+            assert planned.size == sum(each.size for each in planned.garbage) > 0
             await assert_whole(inner, [*VALUES, "g"])
 
     run(main)
@@ -152,14 +150,12 @@ def test_i9_removed_files_wait_for_the_grace_and_orphans_too() -> None:
             assert (await run_once(inner)).garbage == []
             inner.now_ms += 1
             planned = await run_once(inner)
-            assert sorted(garbage_object.key for garbage_object in planned.garbage) == sorted(
-                files[:2]
-            )
+            assert sorted(each.key for each in planned.garbage) == sorted(files[:2])
             inner.now_ms += GRACE.unnamed_ms - GRACE.table_ms - 1
             assert (await run_once(inner)).garbage == []
             inner.now_ms += 1
             planned = await run_once(inner)
-            assert [garbage_object.key for garbage_object in planned.garbage] == [orphan]
+            assert [each.key for each in planned.garbage] == [orphan]
             assert await listed(inner, object_keys.TOPICS) == sorted([files[2], foreign])
             await assert_whole(inner, VALUES, start=4)
 
@@ -200,7 +196,7 @@ def test_a_deleted_topic_goes_with_all_that_is_below_its_prefix() -> None:
                 assert (await plan(cluster, GRACE, takes_unknown=True)).garbage == []
                 inner.now_ms += 7 * HOUR_MS
                 planned = await plan(cluster, GRACE, takes_unknown=True)
-                assert [garbage_object.key for garbage_object in planned.garbage] == [late]
+                assert [each.key for each in planned.garbage] == [late]
                 await collect(cluster, planned)
             assert late not in await listed(inner)
             assert await read_values(log) == ["anew"]
@@ -236,7 +232,7 @@ def test_i9_read_that_was_suspended_reads_the_current_segments(is_by_time: bool)
             lies_in = object_keys.wal(log.state.seq)
             sleeper = await opened(inner, COLD)
             async with closing(sleeper):
-                gate = store_of(sleeper).hold("get_range", lies_in)
+                held = store_of(sleeper).hold("get_range", lies_in)
                 reading: asyncio.Task[FetchResult] | asyncio.Task[int | None]
                 if is_by_time:
                     reading = asyncio.create_task(
@@ -244,18 +240,18 @@ def test_i9_read_that_was_suspended_reads_the_current_segments(is_by_time: bool)
                     )
                 else:
                     reading = asyncio.create_task(sleeper.fetch("t", 0, 2, bytes_max=1000))
-                await gate.reached.wait()
+                await held.reached.wait()
                 await log.seal("t")
                 while lies_in in await listed(inner):
                     await append(log, "later")
                     await runs(inner, 1, hours=2)
                 sleeper.clock.advance(HOUR_MS)
-                gate.opened.set()
-                result = await reading
-                if isinstance(result, FetchResult):
-                    assert result.pieces[0].batch.column("value")[0].as_py() == b"c"
+                held.opened.set()
+                found = await reading
+                if isinstance(found, FetchResult):
+                    assert found.pieces[0].batch.column("value")[0].as_py() == b"c"
                 else:
-                    assert result == 2
+                    assert found == 2
 
     run(main)
 
@@ -308,8 +304,8 @@ async def due(inner: MemoryStore) -> Log:
     async with caring(inner) as cluster:
         await delete_records(cluster, "t", {0: 2}, is_dry=False)
     inner.now_ms = log.clock.now_ms()
-    for text in "ghi":
-        await append(log, text)
+    for each in "ghi":
+        await append(log, each)
         async with caring(inner) as cluster:
             await plan(cluster, GRACE)
         inner.now_ms += 5 * HOUR_MS
@@ -343,7 +339,7 @@ def test_i9_next_run_finishes_a_collection_that_crashed_at_any_call(
                 await collect(cluster, planned)
                 calls = len(way.answered) - made
             assert len(planned.garbage) > 6
-            assert {garbage_object.key.split("/")[0] for garbage_object in planned.garbage} == {
+            assert {each.key.split("/")[0] for each in planned.garbage} == {
                 "wal",
                 "checkpoints",
                 "topics",
@@ -353,13 +349,13 @@ def test_i9_next_run_finishes_a_collection_that_crashed_at_any_call(
 
     expected, calls = run(whole)
 
-    async def dying(call_number: int) -> None:
+    async def dying(at: int) -> None:
         inner = MemoryStore()
         log = await due(inner)
         async with closing(log):
             async with caring(inner) as cluster:
                 way = way_of(cluster)
-                left = call_number
+                left = at
 
                 def plan_of(_: object) -> Fault | None:
                     nonlocal left
@@ -381,8 +377,8 @@ def test_i9_next_run_finishes_a_collection_that_crashed_at_any_call(
             assert await settled(inner) == expected
             await assert_whole(inner, EXPECTED, start=2)
 
-    for call_number in range(calls):
-        run(lambda call_number=call_number: dying(call_number))
+    for at in range(calls):
+        run(lambda at=at: dying(at))
 
 
 def test_i9_a_store_that_fails_ends_the_run_and_loses_nothing() -> None:
@@ -409,8 +405,8 @@ def test_i9_suspended_collector_deletes_no_live_object() -> None:
         async with closing(log), caring(inner) as sleeper, caring(inner) as other:
             planned = await plan(sleeper, GRACE)
             await collect(other, await plan(other, GRACE))
-            for text in "klm":
-                await append(log, text)
+            for each in "klm":
+                await append(log, each)
                 await log.seal("t")
                 await runs(inner, 3)
             await collect(sleeper, planned)
@@ -423,13 +419,13 @@ def test_two_collectors_at_once_come_to_one_result() -> None:
     async def main() -> None:
         inner = MemoryStore()
         log = await due(inner)
-        async with closing(log), caring(inner) as session, caring(inner) as other:
+        async with closing(log), caring(inner) as one, caring(inner) as other:
 
             async def once(cluster: MaintenanceSession) -> None:
                 way_of(cluster).latency = lambda _: 0.01
                 await collect(cluster, await plan(cluster, GRACE))
 
-            await asyncio.gather(once(session), once(other))
+            await asyncio.gather(once(one), once(other))
             await log.wal.refresh()
             assert log.state.deleted == []
             await assert_whole(inner, EXPECTED, start=2)
@@ -449,8 +445,8 @@ def test_i5_i9_a_broker_that_was_paused_through_it_goes_on() -> None:
         gate = way.hold("create", object_keys.wal(paused.state.seq + 1))
         waiting = asyncio.create_task(append(paused, "late"))
         await gate.reached.wait()
-        for text in "gh":
-            await append(log, text)
+        for each in "gh":
+            await append(log, each)
             await log.seal("t")
             await runs(inner, 2, hours=3)
         await append(log, "i")

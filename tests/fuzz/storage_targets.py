@@ -181,7 +181,7 @@ _CODECS = ("", "lz4", "zstd", "brotli")
 
 
 def _chunks() -> list[bytes]:
-    bodies = []
+    found = []
     for rows, codec in (
         (rows_of_flights(), ""),
         (rows_of_json("1"), ""),
@@ -190,8 +190,8 @@ def _chunks() -> list[bytes]:
     ):
         made = chunks.encode(chunks.batch_of_rows([rows]), codec)
         said = _SAID.pack(_CODECS.index(made.codec), made.rows, made.raw_size)
-        bodies.append(said + bytes(made.body))
-    return bodies
+        found.append(said + bytes(made.body))
+    return found
 
 
 def check_chunk(data: bytes) -> None:
@@ -243,10 +243,7 @@ def _segments() -> list[bytes]:
         segments.write([many], codec="uncompressed", is_json=True),
         segments.write([many], codec="lz4", is_json=True),
     ]
-    return [
-        *_files("topics/*/partition=*/*.parquet"),
-        *(segment.body.to_pybytes() for segment in written),
-    ]
+    return [*_files("topics/*/partition=*/*.parquet"), *(one.body.to_pybytes() for one in written)]
 
 
 def check_segment(data: bytes) -> None:
@@ -317,10 +314,10 @@ def check_hotlog(data: bytes) -> None:
             path = Path(folder) / f"{'e' * 32}-000000.hot"
             path.write_bytes(body)
             try:
-                files = hot_log_file.recover(Path(folder), CLUSTER_ID)
+                found = hot_log_file.recover(Path(folder), CLUSTER_ID)
             except StoreUnfit:
                 continue
-            for recovered in files:
+            for recovered in found:
                 os.close(recovered.fd)
                 for request in recovered.requests:
                     for part in request.parts:
@@ -330,15 +327,13 @@ def check_hotlog(data: bytes) -> None:
 
 def _with_right_frames(data: bytes) -> bytes:
     body = bytearray(data)
-    position = len(hot_log_file.MAGIC) + 4 + int.from_bytes(body[8:12], "little")
-    while len(body) - position >= hot_log_file.FRAME.size:
-        size, _, number = hot_log_file.FRAME.unpack_from(body, position)
-        payload = bytes(
-            body[position + hot_log_file.FRAME.size : position + hot_log_file.FRAME.size + size]
-        )
+    at = len(hot_log_file.MAGIC) + 4 + int.from_bytes(body[8:12], "little")
+    while len(body) - at >= hot_log_file.FRAME.size:
+        size, _, number = hot_log_file.FRAME.unpack_from(body, at)
+        payload = bytes(body[at + hot_log_file.FRAME.size : at + hot_log_file.FRAME.size + size])
         checksum = hot_log_file.frame_checksum(number, payload)
-        hot_log_file.FRAME.pack_into(body, position, size, checksum, number)
-        position += hot_log_file.FRAME.size + size
+        hot_log_file.FRAME.pack_into(body, at, size, checksum, number)
+        at += hot_log_file.FRAME.size + size
     return bytes(body)
 
 
@@ -346,13 +341,13 @@ def _with_right_frames(data: bytes) -> bytes:
 
 
 def _hand_overs() -> list[bytes]:
-    bodies = []
+    found = []
     for entry in _groups_and_producers():
         body = bytes(chunks.encode(chunks.batch_of_rows([rows_of_json("1", "2", "3")])).body)
         origin = entries.DraftId("peer", 4, len(entry.commits))
         made = ForwardDraft(origin, entry.commits, entry.chunks, body)
-        bodies.append(msgspec.msgpack.encode(made))
-    return bodies
+        found.append(msgspec.msgpack.encode(made))
+    return found
 
 
 def check_hand_over(data: bytes) -> None:
@@ -377,19 +372,17 @@ def _with_right_chunks(data: bytes) -> bytes:
         made = msgspec.msgpack.decode(data, type=ForwardDraft)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return data
-    position, right = 0, []
+    at, right = 0, []
     for chunk in made.chunks:
-        part = made.body[position : position + max(chunk.size, 0)]
+        part = made.body[at : at + max(chunk.size, 0)]
         fits = msgspec.structs.replace(
-            chunk, position=position, size=len(part), crc32c=checksum.crc32c(part)
+            chunk, position=at, size=len(part), crc32c=checksum.crc32c(part)
         )
         right.append(chunk if chunk.data else fits)
-        position += 0 if chunk.data else len(part)
+        at += 0 if chunk.data else len(part)
     origin = msgspec.structs.replace(made.origin, commits=len(made.commits))
     try:
-        return msgspec.msgpack.encode(
-            ForwardDraft(origin, made.commits, right, made.body[:position])
-        )
+        return msgspec.msgpack.encode(ForwardDraft(origin, made.commits, right, made.body[:at]))
     except OverflowError:
         return data
 
@@ -442,10 +435,10 @@ def _members() -> list[bytes]:
 def check_member(data: bytes) -> None:
     for kind in (Member, wal_objects.ClusterIdentity):
         try:
-            value = msgspec.json.decode(data, type=kind)
+            found = msgspec.json.decode(data, type=kind)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             continue
-        assert msgspec.json.decode(msgspec.json.encode(value), type=kind) == value
+        assert msgspec.json.decode(msgspec.json.encode(found), type=kind) == found
 
 
 def _names() -> list[bytes]:

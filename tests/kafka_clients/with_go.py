@@ -35,10 +35,8 @@ def _folder(name: str) -> Path:
     return folder
 
 
-def _go(*arguments: str, folder: Path) -> str:
-    done = subprocess.run(
-        ["go", *arguments], cwd=folder, check=False, capture_output=True, text=True
-    )
+def _go(*arguments: str, at: Path) -> str:
+    done = subprocess.run(["go", *arguments], cwd=at, check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -47,7 +45,7 @@ def _go(*arguments: str, folder: Path) -> str:
 def go() -> Path:
     """Build the programs; return their folder."""
     folder = _folder("go")
-    _go("build", "-o", f"{folder}{os.sep}", "./...", folder=PROGRAMS)
+    _go("build", "-o", f"{folder}{os.sep}", "./...", at=PROGRAMS)
     return folder
 
 
@@ -67,10 +65,10 @@ def test_franz_go(cluster: Cluster, go: Path) -> None:
 def kgos_tests() -> Path:
     """Build franz-go's own tests, from the sources of its module."""
     program = _folder("kgo") / "kgo.test"
-    output = _go("list", "-m", "-f", "{{.Dir}}", "github.com/twmb/franz-go", folder=PROGRAMS)
-    module = Path(output.strip())
+    found = _go("list", "-m", "-f", "{{.Dir}}", "github.com/twmb/franz-go", at=PROGRAMS)
+    module = Path(found.strip())
     download(["go", "mod", "download"], module)
-    _go("test", "-c", "-o", str(program), "./pkg/kgo", folder=module)
+    _go("test", "-c", "-o", str(program), "./pkg/kgo", at=module)
     return program
 
 

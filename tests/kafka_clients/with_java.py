@@ -219,12 +219,12 @@ def test_verifiable_group(java: Java, assignor: str) -> None:
         )
         try:
             assert member.stdout is not None
-            event = next(
+            found = next(
                 line
                 for line in member.stdout
                 if "partitions_assigned" in line and '"partition"' in line
             )
-            assert event.count('"partition"') in {1, 2}, event
+            assert found.count('"partition"') in {1, 2}, found
         finally:
             member.terminate()
             member.communicate(timeout=TOOL_S)

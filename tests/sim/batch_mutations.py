@@ -14,10 +14,10 @@ def _offsets_as_sent() -> list[Patch]:
     def placed(
         self: KeptBatches, base_offset: int, offset: int
     ) -> Iterator[tuple[int, list[Part]]]:
-        for batch in self.batches:
-            base_offset += batch.count
+        for each in self.batches:
+            base_offset += each.count
             if base_offset > offset:
-                yield base_offset, [batch.data]
+                yield base_offset, [each.data]
 
     return [(KeptBatches, "placed", placed)]
 

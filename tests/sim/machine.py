@@ -66,13 +66,13 @@ class Process:
 
     def go_on(self) -> None:
         self.is_stopped = False
-        handles, self._held = self._held, []
+        held, self._held = self._held, []
         loop = asyncio.get_running_loop()
         assert isinstance(loop, Loop)
         if self.is_dead:
-            self._held = handles
+            self._held = held
         else:
-            loop.truncate(handles)
+            loop.truncate(held)
 
     def spawn(self, work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
         """A task of this process."""

@@ -122,16 +122,16 @@ class FaultProxy:
             return web.Response(status=self._random.choice((500, 503)))
         if self._hits("unanswered", faults.unanswered):
             return _reset(request)
-        response = web.StreamResponse(status=answer.status, headers=_without_hops(answer.headers))
+        given = web.StreamResponse(status=answer.status, headers=_without_hops(answer.headers))
         with contextlib.suppress(ConnectionError):  # the client is gone
-            await response.prepare(request)
+            await given.prepare(request)
             if payload and self._hits("halved", faults.halved):
-                await response.write(payload[: len(payload) // 2])
-                return _reset(request, response)
+                await given.write(payload[: len(payload) // 2])
+                return _reset(request, given)
             if request.method != "HEAD":
-                await response.write(payload)
-            await response.write_eof()
-        return response
+                await given.write(payload)
+            await given.write_eof()
+        return given
 
     def _hits(self, name: str, share: float) -> bool:
         is_hit = share > 0 and self._random.random() < share
@@ -140,10 +140,10 @@ class FaultProxy:
 
 
 def _without_hops(headers: object) -> CIMultiDict[str]:
-    end_to_end_headers: CIMultiDict[str] = CIMultiDict(headers)  # type: ignore[arg-type]
+    kept: CIMultiDict[str] = CIMultiDict(headers)  # type: ignore[arg-type]
     for name in HOP_BY_HOP:
-        end_to_end_headers.popall(name, None)
-    return end_to_end_headers
+        kept.popall(name, None)
+    return kept
 
 
 def _reset(request: web.BaseRequest, begun: web.StreamResponse | None = None) -> web.StreamResponse:

@@ -32,8 +32,8 @@ class LossyProxy:
 
     def __exit__(self, *_: object) -> None:
         _end(self._listening)
-        for connection in list(self._open):
-            _end(connection)
+        for one in list(self._open):
+            _end(one)
         for thread in self._threads:
             thread.join()
 
@@ -64,12 +64,12 @@ class LossyProxy:
                 if self._random.random() < getattr(self, share):
                     break
                 sink.sendall(block)
-        for connection in (source, sink):
-            self._open.discard(connection)
-            _end(connection)
+        for one in (source, sink):
+            self._open.discard(one)
+            _end(one)
 
 
-def _end(connection: socket.socket) -> None:
+def _end(one: socket.socket) -> None:
     with contextlib.suppress(OSError):
-        connection.shutdown(socket.SHUT_RDWR)
-    connection.close()
+        one.shutdown(socket.SHUT_RDWR)
+    one.close()

@@ -38,9 +38,9 @@ class Recorded(Balanced):
     ) -> int:
         records = [
             history.Written(
-                topic, record.value.decode(), record.partition, record.key and record.key.decode()
+                topic, each.value.decode(), each.partition, each.key and each.key.decode()
             )
-            for record in request.records
+            for each in request.records
         ]
         op = self.history.next_op()
         self.history.add(history.Append(time.monotonic(), op, self.name, records, key))
