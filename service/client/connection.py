@@ -153,11 +153,11 @@ class Connection:
         wait_s: float = 0.0,
         response_s: float | None = None,
         retry_s: float | None = None,
-        **content: Any,
+        **request: Any,
     ) -> httpx.Response:
         """Send a request; return the successful response. Raises ClientError.
 
-        `content` has arguments of httpx: params, headers, json, content. `retry_s` bounds the time
+        `request` has arguments of httpx: params, headers, json, content. `retry_s` bounds the time
         for retries (default: that of this object), `response_s` the time for one response (default:
         see `response_s`). `wait_s` is added to it: the time that the broker waits as the request
         says.
@@ -173,7 +173,7 @@ class Connection:
             timeout_s = response_s
             if timeout_s is None:
                 timeout_s = self.response_s(deadline_s - loop.time() if retry_s > 0 else math.inf)
-            attempt = await self._attempt(method, server, path, wait_s + timeout_s, content)
+            attempt = await self._attempt(method, server, path, wait_s + timeout_s, request)
             if isinstance(attempt, httpx.Response):
                 return attempt
             if isinstance(attempt.failure, NotReachable):
@@ -189,11 +189,11 @@ class Connection:
                     continue
             failed.clear()
             # Random, so that the clients of a broker retry at different times after its restart.
-            wait_s = max(attempt.retry_after_s, pause_s * self._random.uniform(0.5, 1.0))
-            if loop.time() + wait_s > deadline_s:
+            delay_s = max(attempt.retry_after_s, pause_s * self._random.uniform(0.5, 1.0))
+            if loop.time() + delay_s > deadline_s:
                 raise attempt.failure
             self.retries += 1
-            await asyncio.sleep(wait_s)
+            await asyncio.sleep(delay_s)
             pause_s = min(pause_s * 2, PAUSE_MAX_S)
 
     def response_s(self, left_s: float) -> float:
@@ -203,12 +203,12 @@ class Connection:
         return min(RESPONSE_S, max(left_s / 2, RESPONSE_S_MIN))
 
     async def _attempt(
-        self, method: str, server: str, path: str, timeout_s: float, content: dict[str, Any]
+        self, method: str, server: str, path: str, timeout_s: float, request: dict[str, Any]
     ) -> "httpx.Response | _Failure":
         """Send a request once. Return the successful response, or the failure."""
         timeout = httpx.Timeout(timeout_s if timeout_s < math.inf else None, connect=CONNECT_S)
         try:
-            answer = await self._http.request(method, server + path, timeout=timeout, **content)
+            answer = await self._http.request(method, server + path, timeout=timeout, **request)
         except httpx.InvalidURL as error:
             raise BadArgument(f"server {server!r}: {error}") from None
         except httpx.RequestError as error:

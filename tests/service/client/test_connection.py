@@ -145,12 +145,15 @@ async def test_a_response_may_take_half_of_the_time_that_is_left() -> None:
         assert times_s == [RESPONSE_S, RESPONSE_S, 30.0, RESPONSE_S_MIN, RESPONSE_S_MIN]
 
 
-async def test_a_response_may_take_longer_by_the_wait_of_the_request(broker: Broker) -> None:
-    transport = FaultyTransport(broker.app, script(BUSY))
+@pytest.mark.parametrize("failures", [1, 4], ids=["at once", "after pauses"])
+async def test_a_response_may_take_longer_by_the_wait_of_the_request(
+    broker: Broker, failures: int
+) -> None:
+    transport = FaultyTransport(broker.app, script(*[BUSY] * failures))
     async with connection(transport, retry_s=2.0) as client:
         await client.get("/topics", wait_s=30.0)
     limits_s = [request.extensions["timeout"]["read"] for request in transport.seen]
-    assert limits_s == [30.0 + RESPONSE_S_MIN] * 2
+    assert limits_s == [30.0 + RESPONSE_S_MIN] * (failures + 1)
 
 
 async def test_a_definite_no_is_an_error_with_status_and_code(broker: Broker) -> None:
