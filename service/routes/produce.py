@@ -167,11 +167,11 @@ class Produce:
             rights.record(PRODUCER_BYTE_RATE, produced.weight - size)
         target = f"{number}/{format_name}"
         try:
-            key, places = await self._placed(rights, topic, produced, number, name, target, body)
+            key, places = await self.placed(rights, topic, produced, number, name, target, body)
         except UnknownPartition:
             call.charge(max(size, produced.weight))
             topic = await self.newest(topic)
-            key, places = await self._placed(rights, topic, produced, number, name, target, body)
+            key, places = await self.placed(rights, topic, produced, number, name, target, body)
         if format_name != "arrow":  # its columns refer to the body
             body = b""
         call.release()  # the records are now those of the write buffer
@@ -228,7 +228,7 @@ class Produce:
         await self._log.refresh()
         return self._log.state.topic(topic.name)
 
-    async def _placed(
+    async def placed(
         self,
         rights: CallerRights,
         topic: Topic,
@@ -238,7 +238,8 @@ class Produce:
         target: str,
         body: bytes,
     ) -> tuple[IdempotencyKey | None, RecordPartitions]:
-        """Return the request's key and the records' partitions."""
+        """Return the request's key and the records' partitions. `name` is the key's, None without
+        one; `target` is that of `fingerprint` without the topic."""
         key = None
         if name is not None:
             mark = await self.fingerprint(rights, f"{topic.topic_id}/{target}", body)

@@ -34,7 +34,6 @@ from tidelog.service.telemetry.metrics import HttpCounters
 from tidelog.storage.broker import Broker
 from tidelog.storage.core.acls import TOPIC, WRITE
 from tidelog.storage.core.chunk import RECORDS_MAX, weight
-from tidelog.storage.core.entry import IdempotencyKey
 from tidelog.storage.core.errors import (
     InvalidRequest,
     LogError,
@@ -44,7 +43,6 @@ from tidelog.storage.core.errors import (
     UnknownTopic,
 )
 from tidelog.storage.core.model import Acks
-from tidelog.storage.core.partitioner import RecordPartitions
 from tidelog.storage.state.access import PRODUCER_BYTE_RATE, REQUEST_PERCENTAGE
 from tidelog.storage.state.cluster_state import Topic
 
@@ -258,11 +256,12 @@ class ProduceV3:
         # Find the topic for each record, because it may be deleted or get more partitions
         # meanwhile.
         topic = await self._produce.topic(topic_name, rights)
+        placed = partial(self._produce.placed, rights)
         try:
-            key, places = await self._placed(rights, topic, produced, record, name)
+            key, places = await placed(topic, produced, None, name, "v3", record)
         except UnknownPartition:
             topic = await self._produce.newest(topic)
-            key, places = await self._placed(rights, topic, produced, record, name)
+            key, places = await placed(topic, produced, None, name, "v3", record)
         placements = await self._produce.append(topic, produced, places, Acks.ALL, key, len(record))
         self._counters.add_records_in(1, len(record), topic.name)
         assert placements is not None, "acks=all returns the appended ranges"
@@ -277,20 +276,6 @@ class ProduceV3:
             "key": _shown(decoded.key),
             "value": _shown(decoded.value),
         }
-
-    async def _placed(
-        self,
-        rights: CallerRights,
-        topic: Topic,
-        produced: json_in.Produced,
-        record: bytes,
-        name: str | None,
-    ) -> tuple[IdempotencyKey | None, RecordPartitions]:
-        key = None
-        if name is not None:
-            mark = await self._produce.fingerprint(rights, f"{topic.topic_id}/v3", record)
-            key = IdempotencyKey(name, mark, len(topic.partitions))
-        return key, self._produce.place(topic, produced, None, key)
 
 
 def _bytes_of_records(entries: list[tuple[str, bytes]]) -> int:

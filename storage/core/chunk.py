@@ -92,13 +92,19 @@ def _binary_column(items: Sequence[bytes | None]) -> pa.Array:
     size = sum(map(len, filter(None, items)))
     if size < max(JOINED_BYTES_MIN, JOINED_MEAN_BYTES_MIN * len(items)):
         return pa.array(items, pa.binary())
-    offsets = np.zeros(len(items) + 1, dtype=np.int32)
-    np.cumsum([len(item or b"") for item in items], out=offsets[1:])
-    is_valid = np.array([item is not None for item in items], dtype=np.bool_)
+    buffers = _buffers_of([None if item is None else len(item) for item in items])
+    data = pa.py_buffer(b"".join(item or b"" for item in items))
+    return pa.Array.from_buffers(pa.binary(), len(items), [*buffers, data])
+
+
+def _buffers_of(lengths: Sequence[int | None]) -> list[Any]:
+    """Return the validity and the offsets of a column whose elements have these lengths, None for
+    null."""
+    offsets = np.zeros(len(lengths) + 1, dtype=np.int32)
+    np.cumsum([length or 0 for length in lengths], out=offsets[1:])
+    is_valid = np.array([length is not None for length in lengths], dtype=np.bool_)
     valid = np.packbits(is_valid, bitorder="little")
-    data = b"".join(item or b"" for item in items)
-    buffers: list[Any] = [pa.py_buffer(part) for part in (valid.data, offsets.data, data)]
-    return pa.Array.from_buffers(pa.binary(), len(items), buffers)
+    return [pa.py_buffer(valid.data), pa.py_buffer(offsets.data)]
 
 
 def _headers_of_rows(parts: Sequence[Rows]) -> pa.Array:
@@ -119,11 +125,7 @@ def headers_column(
     columns: list[Any] = [pa.array(names, pa.string()), pa.array(values, pa.binary())]
     # From buffers, because for a few rows the functions of pyarrow take four times as long.
     pairs = pa.Array.from_buffers(HEADERS_TYPE.value_type, len(names), [None], children=columns)
-    offsets = np.zeros(len(lengths) + 1, dtype=np.int32)
-    np.cumsum([length or 0 for length in lengths], out=offsets[1:])
-    is_valid = np.array([length is not None for length in lengths], dtype=np.bool_)
-    valid = np.packbits(is_valid, bitorder="little")
-    buffers: list[Any] = [pa.py_buffer(valid.data), pa.py_buffer(offsets.data)]
+    buffers = _buffers_of(lengths)
     return pa.Array.from_buffers(HEADERS_TYPE, len(lengths), buffers, children=[pairs])
 
 

@@ -2,9 +2,10 @@
 over keys `murmur2` and `murmur2_column`.
 
 The modules `records`, `record_bytes`, `murmur2` and `murmur2_columns` do the same in Python, for an
-installation without a C compiler. Both accept the same bytes, with the same result (tests compare the two). For bytes that
-are no records, `walk` returns the reason, and the caller raises the error: Python does not read the
-bytes again, because that costs a hundred times more, and any client may send such bytes.
+installation without a C compiler. Both accept the same bytes, with the same result (tests compare
+the two). For bytes that are no records, `walk` returns the reason, and the caller raises the error:
+Python does not read the bytes again, because that costs a hundred times more, and any client may
+send such bytes.
 
 The bytes come from any client. A byte is read only if its place is before the end of its record,
 and each record ends within the buffer. */

@@ -80,7 +80,7 @@ class TailChunks:
 
     def has_room(self, more: int) -> bool:
         """Return whether there is room for so many chunks in every share. Cheap."""
-        return self._shares.total(TAIL_CHUNKS) + more <= CHUNKS_MAX // rules.PARTS
+        return self._shares.total(TAIL_CHUNKS) + more <= rules.share_of(CHUNKS_MAX, None)
 
     def refusal(
         self, parts: Iterable[tuple[str, int]], quota: Callable[[str, str], int | None]
@@ -91,9 +91,9 @@ class TailChunks:
         for topic_id, more in parts:
             if topic_id in self._topics:  # else `apply` refuses the request
                 wanted[topic_id] = wanted.get(topic_id, 0) + more
-        topic_max = max(CHUNKS_MAX // rules.PARTS, 1)
+        topic_max = rules.share_of(CHUNKS_MAX, None)
         for topic_id, more in wanted.items():
-            count = self._counts.get(topic_id, 0)
+            count = self.of_topic(topic_id)
             if count + more > topic_max:
                 name = f"the topic {self._topics[topic_id].name!r}"
                 return rules.refused(TAIL_CHUNKS, name, count, topic_max, more)
@@ -110,7 +110,7 @@ class TailChunks:
         chunks."""
         shares = self._shares
         total = shares.total(TAIL_CHUNKS)
-        if total <= fullness * (CHUNKS_MAX // rules.PARTS):
+        if total <= fullness * rules.share_of(CHUNKS_MAX, None):
             return {}
         by_all = math.inf
         if total > fullness * CHUNKS_MAX:

@@ -6,6 +6,7 @@ import re
 from collections import Counter
 
 from tests.attack.brokers import SecuredBroker
+from tests.attack.kafka_arrays import WIDE
 from tests.attack.kafka_client import connected, received
 from tests.attack.measure import Attack, scaled
 from tests.attack.produce_attacks import WRITER, batch_of, record
@@ -19,7 +20,6 @@ from tidelog.service.kafka.messages.produce import (
 from tidelog.storage.state.shares import PARTS
 from tidelog.storage.state.tail_chunks import CHUNKS_MAX
 
-WIDE = "wide"
 PARTITIONS = 10_000
 REQUEST_PARTITIONS = 1_000
 """Partitions of one request. A frame of small batches cannot have many more."""

@@ -7,6 +7,7 @@ from typing import Any
 
 from tests.attack.brokers import AttackedBroker
 from tests.attack.http_client import sent
+from tests.attack.kafka_arrays import WIDE
 from tests.attack.measure import MIB, VICTIM, Attack, scaled
 from tests.attack.probes import TYPE
 
@@ -14,10 +15,12 @@ Phase = Sequence[tuple[str, str, Any]]
 """Requests that are sent at once: method, path, keywords of httpx."""
 
 TEXT_TYPE = {"content-type": "application/vnd.kafka.text.v2+json"}
-WIDE = "wide"
-"""The name of a topic with many partitions, to which keys are hashed."""
-WIDE_PARTITIONS = 100
+CREATE_WIDE: Phase = [
+    ("POST", "/admin/topics", {"json": {"topic_name": WIDE, "partitions_count": 100}})
+]
+"""A topic with many partitions, to which keys are hashed."""
 V3 = f"{{cluster}}/topics/{VICTIM}/records"
+V3_WIDE = f"{{cluster}}/topics/{WIDE}/records"
 TRANSACTIONS = "{cluster}/transactions"
 READERS = {
     "v2": {"accept": "application/vnd.kafka.json.v2+json"},
@@ -45,10 +48,8 @@ def to_v3(body: bytes, last: str = "", **headers: str) -> list[Phase]:
     return [[("POST", V3 + last, {"content": body, "headers": headers})]]
 
 
-def to_wide(body: bytes, **headers: str) -> list[Phase]:
-    topic = {"topic_name": WIDE, "partitions_count": WIDE_PARTITIONS}
-    create = ("POST", "/admin/topics", {"json": topic})
-    return [[create], [("POST", f"/topics/{WIDE}", {"content": body, "headers": TYPE | headers})]]
+def to_wide(body: bytes, path: str = f"/topics/{WIDE}", **headers: str) -> list[Phase]:
+    return [CREATE_WIDE, [("POST", path, {"content": body, "headers": TYPE | headers})]]
 
 
 def pages(value: str, reader: str, max_bytes: int, scale: float) -> list[Phase]:
@@ -84,7 +85,7 @@ def json_attacks(scale: float) -> dict[str, Attack]:
     word = b'"%b"' % (b"k" * scaled(900_000, scale, 10))
     keyed = b'{"key":%b}' % word
     keyed_v3 = b'{"key":{"type":"JSON","data":%b}}' % word
-    keyed_topics = b'{"topics":[{"topic_name":"wide","records":['
+    keyed_topics = b'{"topics":[{"topic_name":"%b","records":[' % WIDE.encode()
     transaction = many(scale / 6, b'{"topics":[{"topic_name":"t","records":[', small, b"]}]}")
     phases: dict[str, Callable[[], list[Phase]]] = {
         "JSON: records of nothing": lambda: produced(many(scale, b'{"records":[', b"{}", b"]}")),
@@ -105,26 +106,10 @@ def json_attacks(scale: float) -> dict[str, Attack]:
         "JSON: short keys": lambda: to_wide(
             many(scale / 52, b'{"records":[', b'{"key":"ab"}', b"]}")
         ),
-        "JSON: long keys in a transaction": lambda: [
-            to_wide(b'{"records":[{"key":1}]}')[0],
-            [
-                (
-                    "POST",
-                    TRANSACTIONS,
-                    {"content": many(scale, keyed_topics, keyed_v3, b"]}]}")},
-                )
-            ],
-        ],
-        "JSON: v3 long keys": lambda: [
-            to_wide(b"")[0],
-            [
-                (
-                    "POST",
-                    V3.replace(f"/{VICTIM}/", f"/{WIDE}/"),
-                    {"content": keyed_v3 * 60},
-                )
-            ],
-        ],
+        "JSON: long keys in a transaction": lambda: to_wide(
+            many(scale, keyed_topics, keyed_v3, b"]}]}"), TRANSACTIONS
+        ),
+        "JSON: v3 long keys": lambda: to_wide(keyed_v3 * 60, V3_WIDE),
         "JSON: v3 batch of entries": lambda: to_v3(
             many(scale, b'{"entries":[', b'{"id":1}', b"]}"), ":batch"
         ),

@@ -44,6 +44,7 @@ class Result(NamedTuple):
     slowest_s: float
     is_alive: bool
     faults: tuple[str, ...] = ()
+    """Of the neighbour, and of the requests for /healthy."""
     bugs: tuple[str, ...] = ()
     """Lines of the log about errors that no handler expects."""
     stall_cpu_s: float = 0.0
@@ -80,6 +81,8 @@ def measured(broker: "AttackedBroker", name: str, attack: Attack, rest_s: float)
         time.sleep(rest_s)
         readings = end_probes()
     after = resident_mib(broker.pid)
+    health_faults = [f"/healthy: {fault}" for fault in readings.health_faults]
+    faults = (*readings.faults, *health_faults)
     return Result(
         name,
         answers,
@@ -88,10 +91,10 @@ def measured(broker: "AttackedBroker", name: str, attack: Attack, rest_s: float)
         after,
         readings.stall_s,
         readings.rounds - len(readings.faults),
-        len(readings.faults),
+        len(faults),
         readings.slowest_s,
         after > 0,
-        readings.faults,
+        faults,
         bugs_in(broker.log()[logged:]),
         readings.stall_cpu_s,
     )

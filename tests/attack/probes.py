@@ -49,12 +49,13 @@ class Target(NamedTuple):
 
 class Readings(NamedTuple):
     """The results of the probes: memory in MiB; the slowest request for /healthy, and the most CPU
-    time of the event loop's thread during one; the neighbour's rounds, all faults, and the
-    neighbour's slowest round."""
+    time of the event loop's thread during one, and its faults; the neighbour's rounds, faults and
+    slowest round."""
 
     peak_mib: int
     stall_s: float
     stall_cpu_s: float
+    health_faults: tuple[str, ...]
     rounds: int
     faults: tuple[str, ...]
     slowest_s: float
@@ -173,8 +174,9 @@ def _probe(target: Target, until: Callable[[], object], begun: Callable[[], None
         max(peaks),
         max(health.times_s),
         max(health.cpu_s),
+        tuple(health.faults),
         len(neighbour.times_s),
-        (*neighbour.faults, *health.faults),
+        tuple(neighbour.faults),
         max(neighbour.times_s),
     )
 

@@ -52,8 +52,8 @@ async def _members(consumers: Instances, count: int, config: MemberConfig = BY_H
 
 
 async def _commit(consumers: Instances, name: str, partition: int, offset: int, note: str = ""):
-    heard = await consumers.heartbeat(name, name)
-    await consumers.commit(heard, {TopicPartition("t", partition): (offset, note)})
+    session = await consumers.heartbeat(name, name)
+    await consumers.commit(session, {TopicPartition("t", partition): (offset, note)})
 
 
 def committed(log: Log, name: str, partition: int = 0) -> int | None:
@@ -141,14 +141,14 @@ async def test_what_is_refused_together_is_tried_one_by_one() -> None:
     async with closing(log):
         consumers = await _started(log, 3)
         names = await _members(consumers, 3)
-        heard = [await consumers.heartbeat(name, name) for name in names]
+        sessions = [await consumers.heartbeat(name, name) for name in names]
         leaving = asyncio.create_task(consumers._log.submit(LeaveGroup(names[1], names[1])))
         await asyncio.sleep(0)
         before = log.writer.counters.requests
         said = await asyncio.gather(
             *(
-                consumers.commit(heartbeat, {TopicPartition("t", n): (5, "")})
-                for n, heartbeat in enumerate(heard)
+                consumers.commit(session, {TopicPartition("t", n): (5, "")})
+                for n, session in enumerate(sessions)
             ),
             return_exceptions=True,
         )
@@ -165,17 +165,17 @@ async def _overtaken(
 ) -> None:
     """Commit offset 5 for member "a" while the WAL entry of `change` is under way. `change` begins
     the next generation of the group "g"."""
-    heard = await consumers.heartbeat("g", "a")
-    generation = heard.group.generation
+    session = await consumers.heartbeat("g", "a")
+    generation = session.group.generation
     gate = store_of(log).hold("create", object_keys.wal(log.state.seq + 1))
     changing = asyncio.create_task(log.submit(change))
     await gate.reached.wait()
     offsets = {TopicPartition("t", number): (5, "") for number in partitions}
-    committing = asyncio.create_task(consumers.commit(heard, offsets))
+    committing = asyncio.create_task(consumers.commit(session, offsets))
     await asyncio.sleep(0.001)
     gate.opened.set()
     await changing
-    assert heard.group.generation == generation + 1
+    assert session.group.generation == generation + 1
     await committing
 
 
