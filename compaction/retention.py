@@ -10,7 +10,8 @@ objects stay for readers until collection deletes them (I9).
 **On a crash** between the steps: readers of the log get the right records already. The next run
 removes the segments below the log start and rewrites the segment that the log start cuts, because
 these steps depend only on the state and the table. If two runs race, the higher of their two log
-starts counts. The table refuses the commit of one of the runs, and that run retries.
+starts counts. The table refuses the commit of one of the runs, and that run retries. A run looks at
+the table again after its commit (`_remove`).
 """
 
 import logging
@@ -189,9 +190,15 @@ async def _cut(
 
 
 async def _remove(cluster: MaintenanceSession, topic: Topic, numbers: Sequence[int]) -> None:
-    """Remove from the table the segments below the log starts. The state has the new log starts
-    already, because `WalView.commit` returns after its entry is applied."""
-    for attempt in range(1, TRIES + 1):
+    """Remove from the table the segments below the log starts, until there are none. The state has
+    the new log starts already, because `WalView.commit` returns after its entry is applied.
+
+    A commit that is done is looked at again: another run may have replaced the segments by others
+    that are below the log starts too. If these stayed, a rewrite of the segment that the log start
+    cuts would leave a hole between them and the rewritten segment.
+    """
+    conflict: ManifestConflict | None = None
+    for _ in range(TRIES):
         current = cluster.state.topic_of_id(topic.topic_id)
         if current is None:
             return  # deleted meanwhile: collection deletes all of it
@@ -210,11 +217,13 @@ async def _remove(cluster: MaintenanceSession, topic: Topic, numbers: Sequence[i
             return
         try:
             await table.replace(removed, [], transactions, data_change=True)
-        except ManifestConflict:
-            if attempt == TRIES:
-                raise
-        else:
-            return
+        except ManifestConflict as error:
+            conflict = error
+    raise _changed_too_often(topic) from conflict
+
+
+def _changed_too_often(topic: Topic) -> ManifestConflict:
+    return ManifestConflict(f"other runs changed {topic.name} {TRIES} times: run again")
 
 
 async def _rewrite(cluster: MaintenanceSession, topic: Topic, number: int) -> None:
@@ -242,7 +251,7 @@ async def _rewrite(cluster: MaintenanceSession, topic: Topic, number: int) -> No
         added = await write_and_commit(cluster, engine, work, [task], [file], {}, data_change=True)
         if added is not None:
             return
-    raise ManifestConflict(f"other runs changed {topic.name}-{number} {TRIES} times: run again")
+    raise _changed_too_often(topic)
 
 
 async def _rows_from(cluster: MaintenanceSession, key: str, size: int, start: int) -> int:

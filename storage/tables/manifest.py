@@ -122,7 +122,8 @@ class Table(Protocol):
 
         The objects of `removed` stay for active readers; `removed_since` finds the objects to keep.
         Raises the errors of `add`. Raises ManifestConflict also if one of `removed` is not in the
-        table.
+        table. Without `added`, it returns also if another commit has removed all of `removed`,
+        maybe in exchange for other files: then the caller looks at the new version.
         """
 
     async def paths(self) -> set[str]:

@@ -310,6 +310,43 @@ def test_two_that_run_at_once_come_to_one_result() -> None:
     run(main)
 
 
+def test_rewrite_of_another_run_leaves_no_hole_below_the_log_start() -> None:
+    """A run that removes a segment finds that another run has replaced it by a rewritten one: this
+    one is below the log start too. Its own removal would count as done, because the segment is
+    gone."""
+
+    async def main() -> None:
+        inner = MemoryStore()
+        log = await log_with(inner, SEGMENTS)
+        async with closing(log), caring(inner) as first, caring(inner) as second:
+            first_table = await first.table(first.state.topic("t"))
+            second_table = await second.table(second.state.topic("t"))
+            rewrite, remove = first_table.replace, second_table.replace
+            has_rewritten, is_planned = asyncio.Event(), asyncio.Event()
+
+            async def replace_late(*args, **named) -> None:
+                has_rewritten.set()
+                await is_planned.wait()
+                await rewrite(*args, **named)
+
+            async def remove_late(*args, **named) -> None:
+                second_table.replace = remove
+                is_planned.set()
+                await rewriting
+                await remove(*args, **named)
+
+            first_table.replace, second_table.replace = replace_late, remove_late
+            rewriting = asyncio.create_task(delete_records(first, "t", {0: 1}, is_dry=False))
+            await has_rewritten.wait()
+            await delete_records(second, "t", {0: 3}, is_dry=False)
+            assert await starts(log) == [3]
+            assert await bases(log) == [3, 4]
+            assert await read_values(log, offset=3) == VALUES[3:]
+            await log.tables.checked(log.state.topic("t"))
+
+    run(main)
+
+
 @pytest.mark.parametrize("fault", [Fault.ABSENT, Fault.STORED, Fault.OWN_412, Fault.LATE])
 def test_an_unknown_outcome_is_waited_for(fault: Fault) -> None:
     async def main() -> None:
