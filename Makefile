@@ -158,7 +158,7 @@ LOCKED := $(if $(shell command -v flock),flock pyproject.toml)
 has-runtime has-demo has-all: has-%:
 	@$(LOCKED) sh -ec '\
 		installed=$$(cat $(STAMP) 2>/dev/null || true); \
-		is_complete=$$(find $(STAMP) -newer pyproject.toml -newer storage/core/native.c 2>/dev/null || true); \
+		is_complete=$$(find $(STAMP) -newer pyproject.toml -newer storage/codec/native.c 2>/dev/null || true); \
 		for extra in $(EXTRAS_$*); do \
 			case " $$installed " in *" $$extra "*) ;; *) is_complete=; installed="$$installed $$extra" ;; esac; \
 		done; \

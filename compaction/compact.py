@@ -32,15 +32,15 @@ from tidelog.compaction.engine import (
 )
 from tidelog.compaction.rewrite import Rewrite
 from tidelog.compaction.session import MaintenanceSession, topics_of
+from tidelog.storage.codec.segment import Cleaned
 from tidelog.storage.core.errors import Corrupt
 from tidelog.storage.core.model import SegmentFile
 from tidelog.storage.core.topic_configs import TopicConfig
-from tidelog.storage.io.tasks import together
 from tidelog.storage.read.segment_reader import SegmentReader, StoreRanges
 from tidelog.storage.read.split_reader import gone_is_unavailable
+from tidelog.storage.runtime.tasks import together
 from tidelog.storage.state.cluster_state import Topic
 from tidelog.storage.tables.manifest import clean_app_id
-from tidelog.storage.tables.segment import Cleaned
 
 log = logging.getLogger("tidelog.compact")
 

@@ -23,10 +23,10 @@ from tidelog.compaction.session import MaintenanceSession
 from tidelog.storage.core.errors import LogError, NotFound, TableInDoubt, Unavailable
 from tidelog.storage.core.model import SegmentFile
 from tidelog.storage.core.topic_configs import TopicConfig
-from tidelog.storage.io.clock import Clock
-from tidelog.storage.io.object_store import ObjectStore
 from tidelog.storage.read.segment_reader import FetchedGroups
+from tidelog.storage.runtime.clock import Clock
 from tidelog.storage.state.cluster_state import Topic
+from tidelog.storage.store.object_store import ObjectStore
 from tidelog.storage.tables.manifest import (
     ManifestConflict,
     SegmentIndex,

@@ -22,9 +22,9 @@ from typing import NamedTuple
 
 from tidelog.storage.core import object_keys
 from tidelog.storage.core.bounds import Bounds
-from tidelog.storage.io.object_store import ObjectInfo
 from tidelog.storage.state.cluster_state import ClusterState, DeletedTopic
 from tidelog.storage.state.topic_checks import is_topic_name
+from tidelog.storage.store.object_store import ObjectInfo
 from tidelog.storage.tables.manifest import Removal
 
 TOPIC_ID_CHARS = 32

@@ -26,7 +26,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidelog.storage.core.partitioner import partitions_of
+from tidelog.storage.codec.partitioner import partitions_of
 
 FOLD_BYTES_MIN = 64 * 1024 * 1024
 """`add` groups new rows only when their keys and offsets have this many bytes, or `bytes_max` if

@@ -25,18 +25,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tidelog.compaction.session import MaintenanceSession, topics_of
-from tidelog.storage.core import chunk as chunks
+from tidelog.storage.codec import chunk as chunks
+from tidelog.storage.codec import segment as segments
+from tidelog.storage.codec.chunk import RECORD_SCHEMA
 from tidelog.storage.core import object_keys
 from tidelog.storage.core.actions import MoveLogStart
-from tidelog.storage.core.chunk import RECORD_SCHEMA
 from tidelog.storage.core.errors import NotFound, TableInDoubt
 from tidelog.storage.core.model import SegmentFile
-from tidelog.storage.io.object_store import ObjectStore, upload
 from tidelog.storage.read.segment_reader import SegmentReader, StoreRanges, between
 from tidelog.storage.state.cluster_state import Topic
 from tidelog.storage.state.partition import Partition
-from tidelog.storage.tables import segment as segments
-from tidelog.storage.tables.doubt import HISTORY_MAX, confirmed, doubt_of
+from tidelog.storage.store.object_store import ObjectStore, upload
+from tidelog.storage.tables.foreign_commits import HISTORY_MAX, confirmed, doubt_of
 from tidelog.storage.tables.manifest import (
     ManifestVersion,
     SegmentColumns,

@@ -20,17 +20,17 @@ from typing import NamedTuple
 from tidelog.compaction.session import MaintenanceSession, topics_of
 from tidelog.compaction.upgrade import live_brokers
 from tidelog.storage.cluster.liveness import MembershipSettings
-from tidelog.storage.core import entry as entries
+from tidelog.storage.codec import entry as entries
+from tidelog.storage.codec.entry import Entry
 from tidelog.storage.core import levels, object_keys
 from tidelog.storage.core.actions import Append, LoseRecords
-from tidelog.storage.core.entry import Entry
 from tidelog.storage.core.errors import Corrupt, InvalidRequest, NotFound, Unavailable
-from tidelog.storage.io.object_store import ObjectInfo
-from tidelog.storage.io.tasks import together
+from tidelog.storage.runtime.tasks import together
 from tidelog.storage.state.cluster_state import ClusterState
 from tidelog.storage.state.partition import TailChunk
+from tidelog.storage.store.object_store import ObjectInfo
+from tidelog.storage.wal.clocks import Freshness
 from tidelog.storage.wal.entry_put import EntryPut
-from tidelog.storage.wal.freshness import Freshness
 
 READS = 2
 """Number of reads of a chunk. If all of them fail, the chunk is damaged."""

@@ -24,12 +24,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tidelog.storage.core import chunk as chunks
+from tidelog.storage.codec import chunk as chunks
+from tidelog.storage.codec import segment as segments
 from tidelog.storage.core import levels, object_keys
 from tidelog.storage.core.errors import Corrupt
 from tidelog.storage.core.model import SegmentFile
-from tidelog.storage.io.object_store import ObjectStore, upload
-from tidelog.storage.io.tasks import retrieve_exception
 from tidelog.storage.read.plan import SegmentRange
 from tidelog.storage.read.segment_reader import (
     FetchedGroups,
@@ -40,7 +39,8 @@ from tidelog.storage.read.segment_reader import (
     started_ahead,
 )
 from tidelog.storage.read.split_reader import gone_is_unavailable
-from tidelog.storage.tables import segment as segments
+from tidelog.storage.runtime.tasks import retrieve_exception
+from tidelog.storage.store.object_store import ObjectStore, upload
 
 PIECE_BYTES = 32 * 1024 * 1024
 """Size of the pieces in which inputs are read; a segment may have 4 GiB."""

@@ -27,11 +27,11 @@ from tidelog.compaction.session import MaintenanceSession, topics_of
 from tidelog.storage.core import object_keys
 from tidelog.storage.core.errors import Corrupt, NotFound, TableInDoubt
 from tidelog.storage.core.model import SegmentFile
-from tidelog.storage.io.object_store import ObjectInfo
-from tidelog.storage.io.tasks import together
 from tidelog.storage.read.segment_reader import SegmentReader, StoreRanges
+from tidelog.storage.runtime.tasks import together
 from tidelog.storage.state.cluster_state import ClusterState, Topic
 from tidelog.storage.state.partition import Partition, TailChunk
+from tidelog.storage.store.object_store import ObjectInfo
 from tidelog.storage.tables.manifest import (
     SegmentIndex,
     clean_app_id,

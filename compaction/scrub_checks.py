@@ -10,7 +10,8 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from tidelog.storage.core import chunk as chunks
+from tidelog.storage.codec import chunk as chunks
+from tidelog.storage.codec.segment import RowGroup
 from tidelog.storage.core.model import SegmentFile
 from tidelog.storage.state.partition import Partition
 from tidelog.storage.tables.manifest import (
@@ -18,7 +19,6 @@ from tidelog.storage.tables.manifest import (
     in_no_segment,
     in_two_segments,
 )
-from tidelog.storage.tables.segment import RowGroup
 
 
 class Kind:

@@ -15,14 +15,14 @@ from typing import NamedTuple
 
 from tidelog.compaction.scrub_checks import Finding, Kind
 from tidelog.compaction.session import MaintenanceSession
-from tidelog.storage.core import entry as entries
+from tidelog.storage.codec import entry as entries
+from tidelog.storage.codec.checksum import crc32c
+from tidelog.storage.codec.entry import Decoded
 from tidelog.storage.core import levels, object_keys
 from tidelog.storage.core.bounds import Bounds
-from tidelog.storage.core.checksum import crc32c
-from tidelog.storage.core.entry import Decoded
 from tidelog.storage.core.errors import Corrupt, NotFound
-from tidelog.storage.io.object_store import ObjectInfo
 from tidelog.storage.state.cluster_state import ClusterState
+from tidelog.storage.store.object_store import ObjectInfo
 from tidelog.storage.wal.wal_objects import empty_state
 
 ENTRIES_AHEAD = 8

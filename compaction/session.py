@@ -11,9 +11,9 @@ import logging
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 
+from tidelog.storage.codec.entry import Commit, Draft
 from tidelog.storage.core import object_keys
 from tidelog.storage.core.actions import AnyAction
-from tidelog.storage.core.entry import Commit, Draft
 from tidelog.storage.core.errors import (
     Corrupt,
     LogError,
@@ -21,12 +21,12 @@ from tidelog.storage.core.errors import (
     Unavailable,
     UnknownTopic,
 )
-from tidelog.storage.io.clock import Clock
-from tidelog.storage.io.object_store import ObjectStore
 from tidelog.storage.log import Log
+from tidelog.storage.runtime.clock import Clock
 from tidelog.storage.state.cluster_state import ClusterState, Topic
+from tidelog.storage.store.object_store import ObjectStore
 from tidelog.storage.tables.delta import open_table
-from tidelog.storage.tables.doubt import check
+from tidelog.storage.tables.foreign_commits import check
 from tidelog.storage.tables.manifest import Table
 from tidelog.storage.wal.view import WalView
 from tidelog.storage.wal.wal_objects import WalObjects, WalSettings, decode_checkpoint

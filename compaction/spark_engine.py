@@ -31,13 +31,13 @@ from tidelog.compaction.newest_per_key import Latest, TooManyKeys, of_ranks
 from tidelog.compaction.rewrite import Rewrite, pieces, rewrite
 from tidelog.storage.core.errors import Corrupt, Unavailable
 from tidelog.storage.core.model import SegmentFile
-from tidelog.storage.io.blocking import OpenedStore
-from tidelog.storage.io.clock import SystemClock
-from tidelog.storage.io.malloc import keep_freed_columns
-from tidelog.storage.io.open import open_store
-from tidelog.storage.io.s3_options import S3Options
 from tidelog.storage.read.plan import SegmentRange, Split
 from tidelog.storage.read.split_reader import read_split
+from tidelog.storage.runtime.allocator import keep_freed_columns
+from tidelog.storage.runtime.clock import SystemClock
+from tidelog.storage.store.blocking import OpenedStore
+from tidelog.storage.store.open import open_store
+from tidelog.storage.store.s3_options import S3Options
 
 SPARK_PARTITIONS_MAX = 8
 """Partitions at once. Executors work on one partition while the driver plans or commits another."""

@@ -15,10 +15,10 @@ import msgspec
 
 from tidelog.compaction.session import MaintenanceSession
 from tidelog.storage.cluster.liveness import LivenessTracker, Member, MembershipSettings
+from tidelog.storage.codec.entry import Draft
 from tidelog.storage.core import levels, object_keys
 from tidelog.storage.core.actions import SetBounds
 from tidelog.storage.core.bounds import Bounds
-from tidelog.storage.core.entry import Draft
 from tidelog.storage.core.errors import InvalidRequest, NotFound, Unavailable
 from tidelog.storage.state.cluster_bounds import ClusterBounds
 from tidelog.storage.wal.view import WalView

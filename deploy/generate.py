@@ -22,10 +22,10 @@ from tidelog.service.server.app import build_app
 from tidelog.service.settings import PREFIX, RENAMED, Settings
 from tidelog.service.telemetry.metrics import HttpCounters, Telemetry
 from tidelog.storage.broker import Broker
-from tidelog.storage.io.clock import SystemClock
-from tidelog.storage.io.memory import MemoryStore
-from tidelog.storage.io.metered import MeteredStore
 from tidelog.storage.log import LogSettings
+from tidelog.storage.runtime.clock import SystemClock
+from tidelog.storage.store.memory import MemoryStore
+from tidelog.storage.store.metered import MeteredStore
 
 ROOT = Path(__file__).parents[1]
 API_PAGE = ROOT / "service" / "API.md"

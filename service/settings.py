@@ -17,8 +17,8 @@ from tidelog.service.secret_files import secret_of
 from tidelog.service.setting_fields import BOOLEANS, BadSettings, check, setting, whole_number
 from tidelog.storage.core.bounds import LEAST, MOST, RETENTION_FACTOR_MIN, Bounds
 from tidelog.storage.core.errors import StoreUnfit
-from tidelog.storage.io.open import check_endpoint, check_url
-from tidelog.storage.io.s3_options import S3Options
+from tidelog.storage.store.open import check_endpoint, check_url
+from tidelog.storage.store.s3_options import S3Options
 
 if TYPE_CHECKING:  # a command that only parses settings must not load the log and Arrow
     from tidelog.storage.log import LogSettings
@@ -282,7 +282,7 @@ class Settings:
     fetch_wait_ms_max: ClassVar[int] = 30_000
     """Maximum time of a long poll."""
     start_retry_s: ClassVar[float] = 60.0
-    """How long a starting broker repeats a failed step (storage.io.start_retry has the reason)."""
+    """How long a starting broker repeats a failed step (storage.store.start_retry has the reason)."""
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):

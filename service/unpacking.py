@@ -24,7 +24,7 @@ from functools import partial
 from typing import Protocol, TypeVar
 
 from tidelog.service.memory_pool import UNPROVED, MemoryPool, Share
-from tidelog.storage.io.tasks import retrieve_exception
+from tidelog.storage.runtime.tasks import retrieve_exception
 from tidelog.storage.state.access import REQUEST_PERCENTAGE
 
 T = TypeVar("T")

@@ -7,25 +7,27 @@ groups. Nothing is assigned to a part after its construction.
 **On a crash** at any moment: the store has the committed requests, the hot log has the requests
 that were acknowledged with acks=1. The next `open` in the same folder commits the requests of the
 hot log that are not committed yet.
+
+`BrokerStats` has the counters and gauges of the parts.
 """
 
 import asyncio
 import base64
 import contextlib
 import logging
+from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from tidelog.storage.broker_stats import BrokerStats, CacheStats, PartitionFiles, cache_stats
-from tidelog.storage.cluster.announcer import NO_PEERS, PeerTransport
+from tidelog.storage.cluster.announcer import NO_PEERS, AnnouncerCounters, PeerTransport
 from tidelog.storage.cluster.liveness import KafkaListener, Member, MembershipSettings
 from tidelog.storage.cluster.membership import Membership
 from tidelog.storage.cluster.messages import Notice, announced_notice
 from tidelog.storage.cluster.secret import cluster_secret
-from tidelog.storage.cluster.sequencer import Sequencer, SequencerSettings
+from tidelog.storage.cluster.sequencer import Sequencer, SequencerCounters, SequencerSettings
+from tidelog.storage.codec.entry import Commit, Draft, Entry
 from tidelog.storage.core import object_keys
 from tidelog.storage.core.actions import AccessAction, CreateKey, RetireHotLog
-from tidelog.storage.core.entry import Commit, Draft, Entry
 from tidelog.storage.core.errors import (
     Corrupt,
     InvalidRequest,
@@ -36,27 +38,79 @@ from tidelog.storage.core.errors import (
     UnknownTopic,
 )
 from tidelog.storage.core.model import TopicPartition
-from tidelog.storage.core.observer import NO_OBSERVER, Observer
-from tidelog.storage.groups.classic_groups import ClassicGroups
-from tidelog.storage.groups.instances import Instances
+from tidelog.storage.groups.kafka_groups import ClassicGroups
 from tidelog.storage.groups.rendezvous import Rendezvous
-from tidelog.storage.io.clock import Clock
-from tidelog.storage.io.metered import MeteredStore
-from tidelog.storage.io.object_store import ObjectInfo, ObjectStore
-from tidelog.storage.io.start_retry import StartRetry
-from tidelog.storage.io.tasks import surviving
+from tidelog.storage.groups.rest_groups import Instances
 from tidelog.storage.kafka_log import KafkaLog
 from tidelog.storage.log import Log, LogSettings
+from tidelog.storage.read.cache import Cache
 from tidelog.storage.read.reader import ReaderSettings
+from tidelog.storage.runtime.clock import Clock
+from tidelog.storage.runtime.observer import NO_OBSERVER, Observer
+from tidelog.storage.runtime.tasks import surviving
+from tidelog.storage.seal.sealer import BACKGROUND_STOP_S, SealerCounters, SealerSettings
 from tidelog.storage.state.access import Key, TopicFilter, all_topics, digest
 from tidelog.storage.state.cluster_state import Topic
+from tidelog.storage.store.metered import MeteredStore, StoreCounters
+from tidelog.storage.store.object_store import ObjectInfo, ObjectStore
+from tidelog.storage.store.start_retry import StartRetry
 from tidelog.storage.tables.manifest import SegmentColumns, clean_app_id, seal_app_id
 from tidelog.storage.wal.announced import AnnouncedChunks
 from tidelog.storage.wal.view import WalView
-from tidelog.storage.wal.wal_objects import WalObjects, WalSettings
+from tidelog.storage.wal.wal_objects import WalCounters, WalObjects, WalSettings
 from tidelog.storage.write import hot_log_copies, hot_log_file
-from tidelog.storage.write.sealer import BACKGROUND_STOP_S, SealerSettings
-from tidelog.storage.write.writer import WriterSettings
+from tidelog.storage.write.writer import WriterCounters, WriterSettings
+
+
+class CacheStats(NamedTuple):
+    """The state of one cache. `hits` and `misses` count since the process started."""
+
+    bytes: int
+    bytes_max: int
+    hits: int = 0
+    misses: int = 0
+
+
+class BrokerStats(NamedTuple):
+    """All counters of a broker's parts since the process started, and their current gauges. The
+    counters still change: read them before the next await. `store` is None if the store is not
+    metered."""
+
+    writer: WriterCounters
+    wal: WalCounters
+    sequencer: SequencerCounters
+    announcer: AnnouncerCounters
+    sealer: SealerCounters
+    store: StoreCounters | None
+    caches: Mapping[str, CacheStats]
+    cold_reads: int
+    buffered_bytes: int
+    buffered_bytes_max: int
+    view_age_s: float
+    set_aside: int
+    """Number of requests of the hot log that the store refuses."""
+    failing_seals: list[tuple[str, int]]
+    """The due partitions whose last seal failed, by topic id and number."""
+    gone: list[Member]
+    """The brokers whose heartbeats ended without a clean stop."""
+
+
+class PartitionFiles(NamedTuple):
+    """A partition's sealed segments. `live` are the segments with offsets in [log start, sealed
+    end). `hot_start` is the first offset in this broker's memory. If no record of the partition is
+    in memory, `hot_start` is the high watermark. Key compaction has run up to `clean_end`. If the
+    table is damaged, there are no segments, and `damage` is the error."""
+
+    segments: SegmentColumns
+    live: SegmentColumns
+    clean_end: int
+    hot_start: int
+    damage: Corrupt | None = None
+
+
+def cache_stats(cache: Cache[Any, Any]) -> CacheStats:
+    return CacheStats(cache.bytes, cache.bytes_max, cache.hits, cache.misses)
+
 
 __all__ = [  # includes the settings of a broker's parts
     "BACKGROUND_STOP_S",

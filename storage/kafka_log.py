@@ -13,15 +13,15 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from tidelog.storage.core import chunk as chunks
+from tidelog.storage.codec import chunk as chunks
+from tidelog.storage.codec import record_batch as kafka
+from tidelog.storage.codec.chunk import RECORD_SCHEMA, RECORDS_MAX
+from tidelog.storage.codec.producer_batches import KeptBatches
+from tidelog.storage.codec.record_batch import Batch, KeptBatch, KeylessRecords
 from tidelog.storage.core import levels
 from tidelog.storage.core.actions import ProducerBatch
-from tidelog.storage.core.chunk import RECORD_SCHEMA, RECORDS_MAX
 from tidelog.storage.core.errors import RecordTooLarge
 from tidelog.storage.core.model import AppendedRange, ReadBounds
-from tidelog.storage.kafka import batch as kafka
-from tidelog.storage.kafka.batch import Batch, KeptBatch, KeylessRecords
-from tidelog.storage.kafka.kept import KeptBatches
 from tidelog.storage.log import Log
 from tidelog.storage.state.cluster_state import Topic
 from tidelog.storage.write.requests import AppendRequest, part_rows

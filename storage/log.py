@@ -17,6 +17,9 @@ import pyarrow as pa
 
 from tidelog.storage.cluster.liveness import MembershipSettings
 from tidelog.storage.cluster.sequencer import SequencerSettings
+from tidelog.storage.codec.chunk import RECORDS_MAX, Rows
+from tidelog.storage.codec.entry import Entry, IdempotencyKey
+from tidelog.storage.codec.partitioner import RecordPartitions
 from tidelog.storage.core import topic_configs
 from tidelog.storage.core.actions import (
     AddPartitions,
@@ -32,8 +35,6 @@ from tidelog.storage.core.actions import (
     ReserveProducers,
     SetTopicDefaults,
 )
-from tidelog.storage.core.chunk import RECORDS_MAX, Rows
-from tidelog.storage.core.entry import Entry, IdempotencyKey
 from tidelog.storage.core.errors import (
     CommitUnknown,
     OffsetOutOfRange,
@@ -43,26 +44,24 @@ from tidelog.storage.core.errors import (
     UnknownTopic,
 )
 from tidelog.storage.core.model import OFFSET_MAX, Acks, AppendedRange, ReadBounds, TopicPartition
-from tidelog.storage.core.observer import Observer
-from tidelog.storage.core.partitioner import RecordPartitions
-from tidelog.storage.io.start_retry import START_RETRY_S
-from tidelog.storage.io.tasks import surviving
-from tidelog.storage.read.long_polls import ANY_PARTITION, LongPolls
+from tidelog.storage.read.long_polls import ANY_PARTITION, LongPolls, TopicChanges
 from tidelog.storage.read.reader import FetchResult, Reader, ReaderSettings
 from tidelog.storage.read.tail_cache import TailCache
-from tidelog.storage.read.topic_changes import TopicChanges
+from tidelog.storage.runtime.observer import Observer
+from tidelog.storage.runtime.tasks import surviving
+from tidelog.storage.seal.sealer import Sealer, SealerSettings
 from tidelog.storage.state.cluster_state import Applied, ClusterState, Topic
 from tidelog.storage.state.committed_offsets import CommittedOffset
 from tidelog.storage.state.partition import Partition
 from tidelog.storage.state.producers import ProducerEpoch
 from tidelog.storage.state.topic_checks import check_new_name, check_partitions
+from tidelog.storage.store.start_retry import START_RETRY_S
 from tidelog.storage.tables.open_tables import OpenTables
 from tidelog.storage.wal.announced import AnnouncedChunks
 from tidelog.storage.wal.view import Committer, WalView
 from tidelog.storage.wal.wal_objects import WalSettings
 from tidelog.storage.write.committed_tail import CommittedTail
 from tidelog.storage.write.requests import AppendRequest, part_rows
-from tidelog.storage.write.sealer import Sealer, SealerSettings
 from tidelog.storage.write.writer import Writer, WriterSettings
 
 __all__ = ["FetchResult", "Log", "LogSettings"]

@@ -10,12 +10,12 @@ import pytest
 from tests.support.moto import Moto, running_moto
 from tests.support.properties import load_profile
 from tests.support.seaweed import ACCESS_KEY, REGION, SECRET_KEY, Seaweed, running_seaweed
-from tidelog.storage.io import tasks
-from tidelog.storage.io.folder import FolderStore
-from tidelog.storage.io.memory import MemoryStore
-from tidelog.storage.io.object_store import ObjectStore
-from tidelog.storage.io.s3 import S3Store
-from tidelog.storage.io.s3_options import S3Options
+from tidelog.storage.runtime import tasks
+from tidelog.storage.store.folder import FolderStore
+from tidelog.storage.store.memory import MemoryStore
+from tidelog.storage.store.object_store import ObjectStore
+from tidelog.storage.store.s3 import S3Store
+from tidelog.storage.store.s3_options import S3Options
 
 load_profile()
 

@@ -54,10 +54,10 @@ from tidelog.compaction.backups.prune import Pruned, finish, is_unfinished, prun
 from tidelog.compaction.collect import copied_base
 from tidelog.compaction.garbage import live_objects
 from tidelog.compaction.session import MaintenanceSession
-from tidelog.storage.core import entry as entries
+from tidelog.storage.codec import entry as entries
+from tidelog.storage.codec.checksum import crc32c
 from tidelog.storage.core import levels, object_keys
 from tidelog.storage.core.actions import ReleaseHold, RenewHold, TakeHold
-from tidelog.storage.core.checksum import crc32c
 from tidelog.storage.core.errors import (
     Corrupt,
     InvalidRequest,
@@ -66,12 +66,12 @@ from tidelog.storage.core.errors import (
     Unavailable,
 )
 from tidelog.storage.core.object_keys import log_version
-from tidelog.storage.io.object_store import ObjectInfo, ObjectStore
-from tidelog.storage.io.tasks import together
+from tidelog.storage.runtime.tasks import together
 from tidelog.storage.state.cluster_state import ClusterState, Topic
+from tidelog.storage.store.object_store import ObjectInfo, ObjectStore
 from tidelog.storage.tables.delta import open_table
 from tidelog.storage.tables.delta_json import removed_of
-from tidelog.storage.tables.doubt import doubt_of
+from tidelog.storage.tables.foreign_commits import doubt_of
 from tidelog.storage.tables.manifest import ManifestVersion
 from tidelog.storage.wal.wal_objects import empty_state
 

@@ -12,13 +12,13 @@ from typing import NamedTuple
 
 import msgspec
 
+from tidelog.storage.codec.checksum import crc32c
 from tidelog.storage.core import object_keys
-from tidelog.storage.core.checksum import crc32c
 from tidelog.storage.core.errors import Corrupt, InvalidRequest, NotFound, StoreUnfit
 from tidelog.storage.core.model import Part
-from tidelog.storage.io.clock import Clock
-from tidelog.storage.io.object_store import Created, ObjectInfo, ObjectStore
+from tidelog.storage.runtime.clock import Clock
 from tidelog.storage.state.cluster_state import Topic
+from tidelog.storage.store.object_store import Created, ObjectInfo, ObjectStore
 from tidelog.storage.wal.wal_objects import ClusterIdentity
 
 OBJECTS = "objects/"

@@ -32,7 +32,7 @@ from tidelog.compaction.backups.place import (
     read_manifest,
     store_once,
 )
-from tidelog.storage.io.object_store import ObjectStore
+from tidelog.storage.store.object_store import ObjectStore
 
 DELETE_BATCH = 1000
 """Number of keys in one delete request to S3. The hold is renewed before each request."""

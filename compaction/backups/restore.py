@@ -33,17 +33,17 @@ from tidelog.compaction.backups.place import (
     store_once,
 )
 from tidelog.compaction.garbage import live_objects
-from tidelog.storage.core import entry as entries
+from tidelog.storage.codec import entry as entries
 from tidelog.storage.core import object_keys
 from tidelog.storage.core.errors import Corrupt, InvalidRequest, StoreUnfit
 from tidelog.storage.core.object_keys import log_version
-from tidelog.storage.io.clock import Clock
-from tidelog.storage.io.object_store import ObjectInfo, ObjectStore
-from tidelog.storage.io.tasks import together
+from tidelog.storage.runtime.clock import Clock
+from tidelog.storage.runtime.tasks import together
 from tidelog.storage.state.cluster_state import ClusterState, Topic
 from tidelog.storage.state.holds import Holds
+from tidelog.storage.store.object_store import ObjectInfo, ObjectStore
 from tidelog.storage.tables.delta import open_table
-from tidelog.storage.tables.doubt import doubt_of
+from tidelog.storage.tables.foreign_commits import doubt_of
 from tidelog.storage.tables.manifest import ManifestVersion
 from tidelog.storage.wal.wal_objects import decode_checkpoint, empty_state, encode_checkpoint
 

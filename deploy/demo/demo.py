@@ -35,11 +35,11 @@ from tidelog.service.cli.results import CommandError
 from tidelog.service.cli.stores.replay import spark_session
 from tidelog.service.exit_status import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK
 from tidelog.storage.core.errors import LogError
-from tidelog.storage.io.blocking import OpenedStore
-from tidelog.storage.io.clock import SystemClock
-from tidelog.storage.io.tasks import together
 from tidelog.storage.read.offline_log import open_snapshot
 from tidelog.storage.read.plan import TopicSnapshot
+from tidelog.storage.runtime.clock import SystemClock
+from tidelog.storage.runtime.tasks import together
+from tidelog.storage.store.blocking import OpenedStore
 
 TOPIC = "flights"
 PARTITIONS = 6

@@ -14,7 +14,7 @@ from typer.models import CommandFunctionType
 
 from tidelog.service.cli.results import BadUsage, NotThere
 from tidelog.service.setting_fields import BOOLEANS
-from tidelog.storage.io.clock import SystemClock
+from tidelog.storage.runtime.clock import SystemClock
 
 
 class _Command(TyperCommand):

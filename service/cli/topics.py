@@ -33,7 +33,7 @@ from tidelog.service.cli.results import (
     with_progress,
 )
 from tidelog.storage.core.topic_configs import without_effect
-from tidelog.storage.io.tasks import together
+from tidelog.storage.runtime.tasks import together
 
 TopicArgument = Annotated[
     str, typer.Argument(metavar="TOPIC", show_default=False, autocompletion=topic_names)

@@ -45,7 +45,7 @@ from tidelog.service.client.records import (
     encoded,
 )
 from tidelog.service.client.transactions import AsyncTransaction
-from tidelog.storage.core.murmur2 import partition_of
+from tidelog.storage.codec.murmur2 import partition_of
 
 log = logging.getLogger("tidelog.client")
 

@@ -10,10 +10,10 @@ from collections import Counter, OrderedDict
 from pydantic import BaseModel, Field
 
 from tidelog.storage.broker import Broker
+from tidelog.storage.codec.entry import Entry
 from tidelog.storage.core import object_keys
-from tidelog.storage.core.entry import Entry
 from tidelog.storage.core.errors import Corrupt
-from tidelog.storage.io.object_store import ObjectInfo
+from tidelog.storage.store.object_store import ObjectInfo
 
 ENTRIES_SHOWN = 25
 CHECKPOINTS_SHOWN = 25

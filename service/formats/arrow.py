@@ -35,7 +35,7 @@ from tidelog.service.formats.json_in import (
     check_count,
     one_line,
 )
-from tidelog.storage.core.chunk import (
+from tidelog.storage.codec.chunk import (
     CHUNK_SCHEMA,
     HEADERS_TYPE,
     RECORD_BYTES,
@@ -48,8 +48,8 @@ from tidelog.storage.core.chunk import (
     timestamps_us,
     weight,
 )
+from tidelog.storage.codec.partitioner import Column
 from tidelog.storage.core.errors import InvalidRequest, RecordTooLarge
-from tidelog.storage.core.partitioner import Column
 
 __all__ = [
     "MESSAGES_MAX",

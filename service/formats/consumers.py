@@ -24,8 +24,8 @@ from tidelog.service.http.parameters import (
     check_printable_field,
     integer,
 )
+from tidelog.storage.codec.chunk import RECORDS_MAX
 from tidelog.storage.core.actions import MemberConfig
-from tidelog.storage.core.chunk import RECORDS_MAX
 from tidelog.storage.core.model import OFFSET_MAX, TopicPartition
 from tidelog.storage.groups.portions import Portion, PortionCheck, Read
 from tidelog.storage.state.group_members import GROUP_PARTITIONS_MAX

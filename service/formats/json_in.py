@@ -31,7 +31,7 @@ from msgspec import Raw
 
 from tidelog.service.formats.json_blocks import excess_objects, has_many_objects
 from tidelog.service.formats.json_numbers import NumberTooLarge, check_numbers
-from tidelog.storage.core.chunk import (
+from tidelog.storage.codec.chunk import (
     CHUNK_SCHEMA,
     RECORDS_MAX,
     Headers,
@@ -42,8 +42,8 @@ from tidelog.storage.core.chunk import (
     timestamps,
     weight,
 )
+from tidelog.storage.codec.partitioner import Column
 from tidelog.storage.core.errors import InvalidRequest, RecordTooLarge
-from tidelog.storage.core.partitioner import Column
 
 Format: TypeAlias = Literal["json", "binary", "text"]
 

@@ -19,9 +19,9 @@ import pyarrow.compute as pc
 from tidelog.service.formats import json_text
 from tidelog.service.formats.json_in import Format
 from tidelog.service.formats.json_text import EMPTY, decimal, scalar
-from tidelog.storage.core.chunk import US_PER_MS, concat, timestamps_us, weight, weight_before
+from tidelog.storage.codec.chunk import US_PER_MS, concat, timestamps_us, weight, weight_before
+from tidelog.storage.codec.partitioner import RecordPartitions, tally
 from tidelog.storage.core.model import AppendedRange, TopicPartition
-from tidelog.storage.core.partitioner import RecordPartitions, tally
 
 FEW = 12
 """If a batch has at most this number of records, they are encoded one by one. Measured: both ways

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from tidelog.service.http.media_types import SCHEMA_FORMATS
-from tidelog.storage.core.chunk import RECORD_BYTES, octets_before, weight, weight_before
+from tidelog.storage.codec.chunk import RECORD_BYTES, octets_before, weight, weight_before
 from tidelog.storage.log import FetchResult
 
 ESCAPED = 6.0

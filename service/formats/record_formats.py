@@ -20,7 +20,7 @@ from tidelog.service.http.media_types import (
 )
 from tidelog.service.http.parameters import SHOWN_MAX, InvalidParameter
 from tidelog.service.http.route import Answer, Content, Parameter
-from tidelog.storage.core.chunk import RECORDS_MAX
+from tidelog.storage.codec.chunk import RECORDS_MAX
 
 RESETS = ("none", "earliest", "latest")
 READ_FORMATS = (*EMBEDDED, *SCHEMA_FORMATS)

@@ -31,8 +31,8 @@ from tidelog.service.formats.v3_records import (
     columns_of_many,
     v3_record,
 )
+from tidelog.storage.codec.chunk import Rows, weight
 from tidelog.storage.core.actions import GroupOffset
-from tidelog.storage.core.chunk import Rows, weight
 from tidelog.storage.core.errors import InvalidRequest
 from tidelog.storage.core.model import OFFSET_MAX
 from tidelog.storage.state.committed_offsets import check_group_id, check_offset

@@ -29,7 +29,7 @@ from tidelog.service.formats.json_in import (
 )
 from tidelog.service.formats.json_numbers import NumberTooLarge, check_numbers
 from tidelog.service.formats.schemas import NoSchemaRegistry
-from tidelog.storage.core.chunk import Headers, Rows, batch_of_rows
+from tidelog.storage.codec.chunk import Headers, Rows, batch_of_rows
 from tidelog.storage.core.errors import InvalidRequest, RecordTooLarge
 
 OBJECT_BYTES_MAX = 16 * 1024 * 1024

@@ -22,8 +22,8 @@ from tidelog.service.http.request_id import echo
 from tidelog.service.http.transports import Arrival
 from tidelog.service.memory_pool import MemoryPool, Share
 from tidelog.service.unpacking import UNPROVED_CALLER, Caller, UnpackThreads
+from tidelog.storage.codec.compression import bound_of
 from tidelog.storage.core.errors import InvalidRequest, Unavailable
-from tidelog.storage.kafka.codecs import bound_of
 
 Scope: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]

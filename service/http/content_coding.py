@@ -13,9 +13,9 @@ from functools import lru_cache
 
 import pyarrow as pa
 
+from tidelog.storage.codec import compression
+from tidelog.storage.codec.batch_header import InvalidBatch
 from tidelog.storage.core.errors import InvalidRequest, RecordTooLarge
-from tidelog.storage.kafka import codecs
-from tidelog.storage.kafka.layout import InvalidBatch
 
 ACCEPTED = "gzip, zstd"
 PACKED_BYTES_MIN = 16 * 1024
@@ -23,7 +23,7 @@ PACKED_BYTES_MIN = 16 * 1024
 _GZIP_BITS = 31
 _GZIP_LEVEL = 1
 _CODINGS = {b"gzip": b"gzip", b"x-gzip": b"gzip", b"zstd": b"zstd"}
-_CODECS = {b"gzip": codecs.GZIP, b"zstd": codecs.ZSTD}
+_CODECS = {b"gzip": compression.GZIP, b"zstd": compression.ZSTD}
 _IDENTITY = (b"", b"identity")
 
 
@@ -78,8 +78,8 @@ def coding_of_body(header: bytes) -> bytes:
 def unpack(body: bytes, coding: bytes, bytes_max: int) -> bytes:
     """Return the content of a body. Raises UnpacksToMore, BadEncoding."""
     try:
-        return codecs.unpack(_CODECS[coding], body, bytes_max)
-    except codecs.TooMuch as error:
+        return compression.unpack(_CODECS[coding], body, bytes_max)
+    except compression.TooMuch as error:
         raise UnpacksToMore(len(body), error.bound) from error
     except InvalidBatch as error:
         raise BadEncoding(f"the body does not unpack: {error}") from error

@@ -7,7 +7,7 @@ other requests one lookup in a dict.
 import re
 from collections.abc import Mapping
 
-from tidelog.storage.io.clock import Clock
+from tidelog.storage.runtime.clock import Clock
 
 REQUEST_ID = b"x-request-id"
 _SANE = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")

@@ -34,7 +34,17 @@ from tidelog.service.kafka.messages.produce import (
 )
 from tidelog.service.security.caller import ALL_RIGHTS, forbidden
 from tidelog.service.telemetry.metrics import KAFKA
-from tidelog.storage.core import native
+from tidelog.storage.codec import compression, native
+from tidelog.storage.codec.batch_header import HEADER_SIZE
+from tidelog.storage.codec.record_batch import (
+    ANY,
+    Batch,
+    Effort,
+    KeylessRecords,
+    Rules,
+    TooMuchEffort,
+    check,
+)
 from tidelog.storage.core.acls import TOPIC, WRITE
 from tidelog.storage.core.errors import (
     BoundReached,
@@ -47,17 +57,6 @@ from tidelog.storage.core.errors import (
 )
 from tidelog.storage.core.model import AppendedRange
 from tidelog.storage.core.topic_configs import TopicConfig
-from tidelog.storage.kafka import codecs
-from tidelog.storage.kafka.batch import (
-    ANY,
-    Batch,
-    Effort,
-    KeylessRecords,
-    Rules,
-    TooMuchEffort,
-    check,
-)
-from tidelog.storage.kafka.layout import HEADER_SIZE
 from tidelog.storage.kafka_log import check_size
 from tidelog.storage.state.cluster_state import Topic
 
@@ -217,7 +216,7 @@ class Append(Later):
         most = 0
         for part, outcome, rules in zip(self.parts, self.batches, self._rules, strict=True):
             if outcome is None and part.records is not None and _codec(part.records):
-                most = max(most, codecs.bound_of(part.records.nbytes, rules.unpacked_max))
+                most = max(most, compression.bound_of(part.records.nbytes, rules.unpacked_max))
         return most
 
     def check_slice(self) -> None:
@@ -441,7 +440,7 @@ def _rules_of(config: TopicConfig) -> _TopicRules:
 
 @lru_cache(maxsize=1024)
 def _rules(bytes_max: int, is_compacted: bool) -> _TopicRules:
-    unpacked_max = max(UNPACKED_PER_BYTE * bytes_max, codecs.UNPACKED_MIN)
+    unpacked_max = max(UNPACKED_PER_BYTE * bytes_max, compression.UNPACKED_MIN)
     return _TopicRules(bytes_max, Rules(min(unpacked_max, UNPACKED_BYTES_MAX), is_compacted))
 
 

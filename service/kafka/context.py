@@ -21,10 +21,10 @@ from tidelog.service.telemetry.kafka_counters import KafkaCounters
 from tidelog.service.telemetry.metrics import HttpCounters
 from tidelog.service.unpacking import UnpackThreads
 from tidelog.storage.broker import Broker
+from tidelog.storage.codec.batch_header import TRANSACTIONS_NOT_SERVED
 from tidelog.storage.core.acls import CLUSTER, GROUP, TOPIC
 from tidelog.storage.core.errors import CommitUnknown, Corrupt, LogError
 from tidelog.storage.core.topic_configs import without_effect
-from tidelog.storage.kafka.layout import TRANSACTIONS_NOT_SERVED
 from tidelog.storage.state.cluster_state import Topic
 from tidelog.storage.state.committed_offsets import check_group_id
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from enum import IntEnum
 
 from tidelog.service.security.caller import Forbidden, Unauthenticated
+from tidelog.storage.codec.batch_header import CorruptBatch, TransactionalBatch
 from tidelog.storage.core.errors import (
     CommitUnknown,
     Corrupt,
@@ -34,7 +35,6 @@ from tidelog.storage.core.errors import (
     UnknownProducer,
     UnknownTopic,
 )
-from tidelog.storage.kafka.layout import CorruptBatch, TransactionalBatch
 
 
 class Code(IntEnum):

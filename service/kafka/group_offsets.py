@@ -20,7 +20,7 @@ from tidelog.storage.core.acls import DELETE, DESCRIBE, READ, TOPIC
 from tidelog.storage.core.actions import DeleteOffsets, GroupOffset
 from tidelog.storage.core.errors import LogError
 from tidelog.storage.core.model import TopicIdPartition
-from tidelog.storage.groups.classic_requests import Identity, Phase
+from tidelog.storage.groups.kafka_requests import Identity, Phase
 from tidelog.storage.state.cluster_state import Topic
 from tidelog.storage.state.committed_offsets import CommittedOffset, check_offset
 

@@ -1,7 +1,7 @@
 """Groups of Kafka's classic protocol, and the lists and descriptions of all groups.
 
-The protocol itself is in storage.groups.classic_group; these handlers check the rights and turn its
-answers into messages. Kafka's clients see REST's groups too: as groups of type classic, whose
+The protocol itself is in storage.groups.kafka_rebalance; these handlers check the rights and turn
+its answers into messages. Kafka's clients see REST's groups too: as groups of type classic, whose
 members have assignments in the format of Kafka's consumers.
 """
 
@@ -27,7 +27,7 @@ from tidelog.service.security.caller import may_describe_group
 from tidelog.service.telemetry.group_lags import group_ids
 from tidelog.storage.core.acls import DELETE, DESCRIBE, GROUP, READ
 from tidelog.storage.core.errors import LogError
-from tidelog.storage.groups.classic_requests import (
+from tidelog.storage.groups.kafka_requests import (
     DescribedMember,
     Description,
     Identity,

@@ -21,10 +21,10 @@ from tidelog.service.kafka.messages.fetch import (
     OffsetForLeaderTopicResult,
 )
 from tidelog.service.kafka.routing import LEADER_EPOCH
+from tidelog.storage.codec.batch_header import TIMESTAMP_MS_MAX
+from tidelog.storage.codec.chunk import US_PER_MS, timestamps_us
 from tidelog.storage.core.acls import DESCRIBE
-from tidelog.storage.core.chunk import US_PER_MS, timestamps_us
 from tidelog.storage.core.errors import LogError
-from tidelog.storage.kafka.layout import TIMESTAMP_MS_MAX
 from tidelog.storage.state.cluster_state import Topic
 
 LATEST, EARLIEST, MAX_TIMESTAMP = -1, -2, -3

@@ -10,6 +10,7 @@ producer sends both again, in their order. Pure: the caller passes the time.
 from collections import OrderedDict
 from typing import NamedTuple
 
+from tidelog.storage.codec.batch_header import HEADER, HEADER_SIZE, Header
 from tidelog.storage.core.errors import (
     CommitUnknown,
     LogError,
@@ -18,7 +19,6 @@ from tidelog.storage.core.errors import (
     Unavailable,
     bare,
 )
-from tidelog.storage.kafka.layout import HEADER, HEADER_SIZE, Header
 from tidelog.storage.state.producers import SEQUENCES
 
 FOR_A_WHILE = (CommitUnknown, Throttled, Unavailable)

@@ -42,6 +42,7 @@ from tidelog.service.kafka.messages.metadata import (
 from tidelog.service.kafka.messages.primitives import ZERO_UUID
 from tidelog.service.security.caller import CallerRights, Forbidden, check_creation
 from tidelog.storage.cluster.liveness import KafkaListener, Member, weight
+from tidelog.storage.codec.batch_header import TRANSACTIONS_NOT_SERVED
 from tidelog.storage.core.acls import (
     CLUSTER,
     CLUSTER_NAME,
@@ -51,7 +52,6 @@ from tidelog.storage.core.acls import (
     TOPIC,
 )
 from tidelog.storage.core.errors import LogError, TopicExists
-from tidelog.storage.kafka.layout import TRANSACTIONS_NOT_SERVED
 from tidelog.storage.state.cluster_state import Topic
 from tidelog.storage.state.topic_checks import is_new_topic_name
 

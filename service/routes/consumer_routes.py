@@ -27,8 +27,8 @@ from tidelog.service.http.route import (
     RouteDoc,
 )
 from tidelog.service.routes.consumers import ConsumerHandlers
+from tidelog.storage.codec.chunk import RECORDS_MAX
 from tidelog.storage.core.acls import GROUP, READ
-from tidelog.storage.core.chunk import RECORDS_MAX
 from tidelog.storage.state.group_members import GROUP_PARTITIONS_MAX, GROUP_TOPICS_MAX
 
 _GROUP = "/consumers/{consumer_group_id}"

@@ -65,8 +65,8 @@ from tidelog.storage.core.errors import (
     UnknownTopic,
 )
 from tidelog.storage.core.model import ReadBounds, TopicPartition
-from tidelog.storage.groups.instances import Instances, MemberSession
 from tidelog.storage.groups.portions import Read
+from tidelog.storage.groups.rest_groups import Instances, MemberSession
 from tidelog.storage.state.access import CONSUMER_BYTE_RATE
 from tidelog.storage.state.committed_offsets import check_group_id
 

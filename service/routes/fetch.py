@@ -44,8 +44,8 @@ from tidelog.service.security.request_time import measured
 from tidelog.service.settings import Settings
 from tidelog.service.telemetry.metrics import HttpCounters
 from tidelog.service.unpacking import UnpackThreads
+from tidelog.storage.codec.chunk import RECORDS_MAX
 from tidelog.storage.core.acls import READ, TOPIC
-from tidelog.storage.core.chunk import RECORDS_MAX
 from tidelog.storage.core.errors import (
     LogError,
     OffsetOutOfRange,
@@ -53,9 +53,9 @@ from tidelog.storage.core.errors import (
     UnknownPartition,
 )
 from tidelog.storage.core.model import OFFSET_MAX, ReadBounds
-from tidelog.storage.io.tasks import retrieve_exception
 from tidelog.storage.log import FetchResult, Log
 from tidelog.storage.read.backwards import fetch_before
+from tidelog.storage.runtime.tasks import retrieve_exception
 from tidelog.storage.state.access import CONSUMER_BYTE_RATE, REQUEST_PERCENTAGE
 
 T = TypeVar("T")

@@ -44,7 +44,7 @@ from tidelog.storage.core.acls import (
 )
 from tidelog.storage.core.actions import DeleteKey, SetQuotas
 from tidelog.storage.core.errors import IdempotencyMismatch
-from tidelog.storage.core.observer import PRINCIPAL
+from tidelog.storage.runtime.observer import PRINCIPAL
 from tidelog.storage.state.access import Key
 
 WRONG_LOGIN_S = 1.0

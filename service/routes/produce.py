@@ -44,10 +44,17 @@ from tidelog.service.settings import Settings
 from tidelog.service.telemetry.metrics import HttpCounters
 from tidelog.service.unpacking import UnpackThreads
 from tidelog.storage.broker import Broker
-from tidelog.storage.core import chunk as chunks
+from tidelog.storage.codec import chunk as chunks
+from tidelog.storage.codec.chunk import Rows
+from tidelog.storage.codec.entry import IdempotencyKey
+from tidelog.storage.codec.partitioner import (
+    NoSuchPartition,
+    RecordPartitions,
+    Sticky,
+    place,
+    tally,
+)
 from tidelog.storage.core.acls import TOPIC, WRITE
-from tidelog.storage.core.chunk import Rows
-from tidelog.storage.core.entry import IdempotencyKey
 from tidelog.storage.core.errors import (
     InvalidRequest,
     RecordTooLarge,
@@ -56,9 +63,8 @@ from tidelog.storage.core.errors import (
     UnknownTopic,
 )
 from tidelog.storage.core.model import Acks, AppendedRange
-from tidelog.storage.core.observer import PRINCIPAL
-from tidelog.storage.core.partitioner import NoSuchPartition, RecordPartitions, Sticky, place, tally
 from tidelog.storage.core.topic_configs import TopicConfig
+from tidelog.storage.runtime.observer import PRINCIPAL
 from tidelog.storage.state.access import PRODUCER_BYTE_RATE
 from tidelog.storage.state.cluster_state import Topic
 

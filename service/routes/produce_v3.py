@@ -32,8 +32,8 @@ from tidelog.service.security.request_time import measured
 from tidelog.service.settings import Settings
 from tidelog.service.telemetry.metrics import HttpCounters
 from tidelog.storage.broker import Broker
+from tidelog.storage.codec.chunk import RECORDS_MAX, weight
 from tidelog.storage.core.acls import TOPIC, WRITE
-from tidelog.storage.core.chunk import RECORDS_MAX, weight
 from tidelog.storage.core.errors import (
     InvalidRequest,
     LogError,

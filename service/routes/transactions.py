@@ -41,9 +41,10 @@ from tidelog.service.security.caller import CallerRights, rights_of
 from tidelog.service.settings import Settings
 from tidelog.service.telemetry.metrics import HttpCounters
 from tidelog.storage.broker import Broker
+from tidelog.storage.codec.entry import IdempotencyKey
+from tidelog.storage.codec.partitioner import RecordPartitions
 from tidelog.storage.core.acls import GROUP, READ, TOPIC, WRITE
 from tidelog.storage.core.actions import CommitOffsets, GroupOffset
-from tidelog.storage.core.entry import IdempotencyKey
 from tidelog.storage.core.errors import (
     IdempotencyMismatch,
     InvalidRequest,
@@ -51,8 +52,7 @@ from tidelog.storage.core.errors import (
     UnknownTopic,
 )
 from tidelog.storage.core.model import AppendedRange
-from tidelog.storage.core.observer import PRINCIPAL
-from tidelog.storage.core.partitioner import RecordPartitions
+from tidelog.storage.runtime.observer import PRINCIPAL
 from tidelog.storage.state.access import PRODUCER_BYTE_RATE
 from tidelog.storage.state.cluster_state import Topic
 

@@ -32,7 +32,7 @@ from tidelog.service.telemetry.metrics import HttpCounters
 from tidelog.service.trust_settings import AUDIT_AUTO, AUDIT_OFF, AUDIT_STDERR
 from tidelog.storage.broker import Broker
 from tidelog.storage.core.errors import LogError
-from tidelog.storage.core.observer import PRINCIPAL
+from tidelog.storage.runtime.observer import PRINCIPAL
 
 log = logging.getLogger("tidelog.audit")
 access_log = logging.getLogger("tidelog.access")

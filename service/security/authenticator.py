@@ -43,7 +43,7 @@ from tidelog.storage.broker import Broker
 from tidelog.storage.core.acls import ADMIN, OPERATIONS_OF, TEXT_BYTES_MAX
 from tidelog.storage.core.actions import DeleteKey
 from tidelog.storage.core.errors import LogError
-from tidelog.storage.core.observer import PRINCIPAL
+from tidelog.storage.runtime.observer import PRINCIPAL
 from tidelog.storage.state.access import Access as AccessState
 from tidelog.storage.state.access import Key, digest
 

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from tidelog.service.secret_files import why_exposed, why_not_read
 from tidelog.service.settings import Settings
 from tidelog.storage.core.errors import LogError
-from tidelog.storage.io.clock import Clock
+from tidelog.storage.runtime.clock import Clock
 
 log = logging.getLogger("tidelog.tls")
 

@@ -31,7 +31,7 @@ from tidelog.service.settings import Settings
 from tidelog.service.trust_settings import is_protected
 from tidelog.storage.core.acls import ADMIN, EVERYBODY, check_principal
 from tidelog.storage.core.errors import Unavailable
-from tidelog.storage.io.clock import Clock
+from tidelog.storage.runtime.clock import Clock
 
 log = logging.getLogger("tidelog")
 

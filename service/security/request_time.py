@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from tidelog.service.security.caller import CallerRights
 from tidelog.service.unpacking import PERCENT
-from tidelog.storage.io.tasks import Steps
+from tidelog.storage.runtime.tasks import Steps
 from tidelog.storage.state.access import REQUEST_PERCENTAGE
 
 T = TypeVar("T")

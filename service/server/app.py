@@ -51,7 +51,7 @@ from tidelog.service.telemetry.rates import Ask, RateSampler, no_answers
 from tidelog.storage.broker import Broker
 from tidelog.storage.core.errors import LogError
 from tidelog.storage.core.topic_configs import of_settings
-from tidelog.storage.io.tasks import TASK_ENDS
+from tidelog.storage.runtime.tasks import TASK_ENDS
 
 _ASCII = bytes(range(128))
 

@@ -17,7 +17,7 @@ import logging
 from collections.abc import Callable
 from typing import Protocol
 
-from tidelog.storage.io.tasks import surviving
+from tidelog.storage.runtime.tasks import surviving
 
 log = logging.getLogger("tidelog")
 

@@ -37,7 +37,7 @@ from tidelog.service.telemetry.metrics import HttpCounters
 from tidelog.service.unpacking import UnpackThreads
 from tidelog.storage.broker import Broker
 from tidelog.storage.cluster.liveness import KafkaListener
-from tidelog.storage.core.checksum import crc32c
+from tidelog.storage.codec.checksum import crc32c
 
 UNSENT_ALL_BYTES_MAX = 64 * 1024 * 1024
 ROLE = "for Kafka clients "

@@ -34,9 +34,9 @@ from tidelog.service.telemetry.compactions import Compact, CompactionJob, no_sto
 from tidelog.service.telemetry.maintenance_metrics import MaintenanceCounters
 from tidelog.service.telemetry.maintenance_results import Kind, result
 from tidelog.storage.core.errors import LogError, TableInDoubt
-from tidelog.storage.io.loop_thread import LoopThread
-from tidelog.storage.io.tasks import TASK_ENDS, lower_priority
 from tidelog.storage.log import Log
+from tidelog.storage.runtime.tasks import TASK_ENDS, lower_priority
+from tidelog.storage.runtime.threads import LoopThread
 from tidelog.storage.state.cluster_state import Topic
 
 log = logging.getLogger("tidelog.care")

@@ -5,9 +5,9 @@ from contextlib import asynccontextmanager
 
 from tidelog.compaction.session import MaintenanceSession, check_exists
 from tidelog.service.settings import Settings
-from tidelog.storage.io.clock import SystemClock
-from tidelog.storage.io.open import open_store
-from tidelog.storage.io.read_only import open_to_read
+from tidelog.storage.runtime.clock import SystemClock
+from tidelog.storage.store.open import open_store
+from tidelog.storage.store.read_only import open_to_read
 
 
 async def check_cluster(settings: Settings) -> None:

@@ -64,9 +64,9 @@ from tidelog.service.unpacking import UnpackThreads
 from tidelog.storage.broker import Broker
 from tidelog.storage.core.acls import CLUSTER_NAME
 from tidelog.storage.core.errors import LogError
-from tidelog.storage.core.observer import PRINCIPAL
-from tidelog.storage.groups.instances import Instances
-from tidelog.storage.io.tasks import TASK_ENDS
+from tidelog.storage.groups.rest_groups import Instances
+from tidelog.storage.runtime.observer import PRINCIPAL
+from tidelog.storage.runtime.tasks import TASK_ENDS
 from tidelog.storage.state.access import REQUEST_PERCENTAGE
 
 HOT_ROUTES: tuple[Route, ...] = (

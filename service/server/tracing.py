@@ -26,9 +26,9 @@ from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, Tracer
 
 from tidelog.service.http.call import HttpRequest
 from tidelog.service.server.router import Router, Target
+from tidelog.storage.codec.entry import Draft
 from tidelog.storage.core import object_keys
-from tidelog.storage.core.entry import Draft
-from tidelog.storage.core.observer import TRACE, TracedRequest
+from tidelog.storage.runtime.observer import TRACE, TracedRequest
 
 CLOSE_S = 2.0
 """The longest wait for the export of the last spans when a broker stops."""

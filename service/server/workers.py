@@ -25,7 +25,7 @@ from tidelog.service.exit_status import EXIT_FAILED, EXIT_OK
 from tidelog.service.server.log_lines import log_to_stderr
 from tidelog.service.server.serve import STOP_S_MAX, leave, run
 from tidelog.service.settings import Settings
-from tidelog.storage.io.clock import SystemClock
+from tidelog.storage.runtime.clock import SystemClock
 
 log = logging.getLogger("tidelog.workers")
 

@@ -17,7 +17,7 @@ import msgspec
 from tidelog.service.telemetry.rates import Ask, answers, no_answers
 from tidelog.storage.broker import Broker
 from tidelog.storage.core.errors import InvalidRequest, LogError
-from tidelog.storage.io.tasks import TASK_ENDS
+from tidelog.storage.runtime.tasks import TASK_ENDS
 
 log = logging.getLogger("tidelog.compact")
 

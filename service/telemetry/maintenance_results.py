@@ -18,7 +18,7 @@ from tidelog.storage.core.errors import LogError, NotFound
 
 if TYPE_CHECKING:  # commands also use this module; the modules below are slow to import
     from tidelog.storage.broker import Broker
-    from tidelog.storage.io.object_store import ObjectStore
+    from tidelog.storage.store.object_store import ObjectStore
 
 log = logging.getLogger("tidelog.care")
 

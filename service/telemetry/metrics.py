@@ -41,7 +41,7 @@ from tidelog.storage.broker import Broker
 from tidelog.storage.core.errors import LogError
 from tidelog.storage.core.histogram import SECONDS, Histogram
 from tidelog.storage.core.model import Part
-from tidelog.storage.io.clock import Clock
+from tidelog.storage.runtime.clock import Clock
 
 WORKER_WAIT_S = 1.0
 """Timeout for the metrics of another worker, because a worker that hangs must not delay the

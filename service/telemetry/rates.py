@@ -22,7 +22,7 @@ from tidelog.service.telemetry.metrics import HttpCounters, Telemetry
 from tidelog.service.telemetry.signs import BrokerSigns, SignSampler
 from tidelog.storage.broker import Broker
 from tidelog.storage.core.histogram import SECONDS
-from tidelog.storage.io.tasks import surviving
+from tidelog.storage.runtime.tasks import surviving
 
 log = logging.getLogger("tidelog")
 

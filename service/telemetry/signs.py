@@ -13,8 +13,8 @@ import msgspec
 from tidelog.service.telemetry.maintenance_results import MaintenanceResult
 from tidelog.storage.broker import Broker
 from tidelog.storage.core.histogram import SECONDS
-from tidelog.storage.io.clock import Clock
-from tidelog.storage.io.metered import VERBS
+from tidelog.storage.runtime.clock import Clock
+from tidelog.storage.store.metered import VERBS
 
 WINDOW_STEPS = 12
 """Samples in the window: a minute of steps of 5 s."""

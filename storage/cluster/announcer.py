@@ -23,8 +23,8 @@ from tidelog.storage.cluster.messages import (
     encode_announcements,
 )
 from tidelog.storage.core.errors import LogError
-from tidelog.storage.io.clock import Clock
-from tidelog.storage.io.tasks import TASK_ENDS
+from tidelog.storage.runtime.clock import Clock
+from tidelog.storage.runtime.tasks import TASK_ENDS
 
 log = logging.getLogger("tidelog.members")
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import msgspec
 
 from tidelog.storage.core import levels
-from tidelog.storage.io.object_store import ObjectInfo
+from tidelog.storage.store.object_store import ObjectInfo
 
 PROTOCOL = 1
 """Version of the messages between brokers; brokers with another version are no peers."""

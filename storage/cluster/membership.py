@@ -22,9 +22,9 @@ from tidelog.storage.cluster.liveness import (
 from tidelog.storage.cluster.messages import Notice
 from tidelog.storage.core import levels, object_keys
 from tidelog.storage.core.errors import NotFound
-from tidelog.storage.io.clock import Clock
-from tidelog.storage.io.object_store import ObjectStore
-from tidelog.storage.io.tasks import surviving
+from tidelog.storage.runtime.clock import Clock
+from tidelog.storage.runtime.tasks import surviving
+from tidelog.storage.store.object_store import ObjectStore
 
 log = logging.getLogger("tidelog.members")
 

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 
 import msgspec
 
+from tidelog.storage.codec.checksum import crc32c
+from tidelog.storage.codec.entry import Commit, Draft, DraftId
 from tidelog.storage.core import object_keys
 from tidelog.storage.core.actions import AnyAction, Append, Chunk
-from tidelog.storage.core.checksum import crc32c
-from tidelog.storage.core.entry import Commit, Draft, DraftId
 from tidelog.storage.core.errors import Corrupt, LogError
 from tidelog.storage.core.model import Part
 

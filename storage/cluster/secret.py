@@ -11,8 +11,8 @@ import msgspec
 
 from tidelog.storage.core import object_keys
 from tidelog.storage.core.errors import NotFound, StoreUnfit
-from tidelog.storage.io.clock import Clock
-from tidelog.storage.io.object_store import ObjectStore
+from tidelog.storage.runtime.clock import Clock
+from tidelog.storage.store.object_store import ObjectStore
 
 SECRET_RETRY_S = 0.05
 BYTES_MIN = 16

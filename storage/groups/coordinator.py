@@ -28,8 +28,8 @@ from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from tidelog.storage.codec.entry import Entry
 from tidelog.storage.core.actions import AnyAction, ExpireMember, TakeGroup
-from tidelog.storage.core.entry import Entry
 from tidelog.storage.core.errors import (
     BoundReached,
     CommitUnknown,
@@ -41,11 +41,7 @@ from tidelog.storage.core.errors import (
     UnknownMember,
 )
 from tidelog.storage.core.model import TopicIdPartition
-from tidelog.storage.groups.portions import SentRead
-from tidelog.storage.groups.positions import Positions
-from tidelog.storage.groups.rebalances import Rebalances
-from tidelog.storage.groups.rendezvous import Coordinators
-from tidelog.storage.groups.short_lives import (
+from tidelog.storage.groups.join_limit import (
     SILENT_S,
     ClientId,
     HeldMember,
@@ -53,8 +49,12 @@ from tidelog.storage.groups.short_lives import (
     ShortLives,
     refusal,
 )
-from tidelog.storage.io.tasks import retrieve_exception
+from tidelog.storage.groups.portions import SentRead
+from tidelog.storage.groups.positions import Positions
+from tidelog.storage.groups.rebalances import Rebalances
+from tidelog.storage.groups.rendezvous import Coordinators
 from tidelog.storage.log import Log
+from tidelog.storage.runtime.tasks import retrieve_exception
 from tidelog.storage.state.cluster_state import Applied
 from tidelog.storage.state.group_types import ConsumerGroup, GroupMember
 

@@ -25,7 +25,6 @@ from msgspec import structs
 from tidelog.storage.core.actions import CommitOffsets, GroupOffset
 from tidelog.storage.core.errors import CommitUnknown, IllegalGeneration, LogError
 from tidelog.storage.core.model import TopicIdPartition
-from tidelog.storage.core.observer import PRINCIPAL
 from tidelog.storage.groups.coordinator import (
     CoordinatedGroup,
     Coordinator,
@@ -33,8 +32,9 @@ from tidelog.storage.groups.coordinator import (
     all_of,
     is_of_all,
 )
-from tidelog.storage.io.tasks import TASK_ENDS
 from tidelog.storage.log import Log
+from tidelog.storage.runtime.observer import PRINCIPAL
+from tidelog.storage.runtime.tasks import TASK_ENDS
 from tidelog.storage.state.group_types import NO_GENERATION, ConsumerGroup
 
 log = logging.getLogger("tidelog.groups")

@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Hashable
 from typing import Generic, TypeVar
 
-from tidelog.storage.io.tasks import retrieve_exception
+from tidelog.storage.runtime.tasks import retrieve_exception
 
 Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")

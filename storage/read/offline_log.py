@@ -18,8 +18,6 @@ import msgspec
 
 from tidelog.storage.core.errors import TableInDoubt
 from tidelog.storage.core.model import SegmentFile, TopicPartition
-from tidelog.storage.io.clock import Clock
-from tidelog.storage.io.object_store import ObjectStore
 from tidelog.storage.read.kafka_options import Found, OffsetSpan, TopicSelection, resolve
 from tidelog.storage.read.plan import (
     LogSnapshot,
@@ -32,10 +30,12 @@ from tidelog.storage.read.plan import (
     tail_slices,
 )
 from tidelog.storage.read.split_reader import SliceReader
+from tidelog.storage.runtime.clock import Clock
 from tidelog.storage.state.cluster_state import ClusterState
 from tidelog.storage.state.partition import Partition
+from tidelog.storage.store.object_store import ObjectStore
 from tidelog.storage.tables.delta import open_table
-from tidelog.storage.tables.doubt import blamed, hole
+from tidelog.storage.tables.foreign_commits import blamed, hole
 from tidelog.storage.tables.manifest import (
     SegmentIndex,
     Table,

@@ -11,8 +11,8 @@ The loaded manifest may be old: the segments that it names may have been merged,
 removed by retention since. If a segment is gone, the reader loads the newest manifest once. The
 segments that this manifest names must exist. The offset ranges of a partition's segments have no
 hole, even if compaction removed records. So if no segment covers the wanted offset, a retention is
-newer than this broker's view, or the table is in doubt (storage.tables.doubt). A read never skips
-the hole.
+newer than this broker's view, or the table is in doubt (storage.tables.foreign_commits). A read
+never skips the hole.
 """
 
 import asyncio
@@ -22,7 +22,8 @@ from typing import NamedTuple, NoReturn, TypeVar
 
 import pyarrow as pa
 
-from tidelog.storage.core import chunk as chunks
+from tidelog.storage.codec import chunk as chunks
+from tidelog.storage.codec.producer_batches import KeptBatches, Records
 from tidelog.storage.core.actions import KAFKA_CODEC
 from tidelog.storage.core.errors import (
     Corrupt,
@@ -32,10 +33,6 @@ from tidelog.storage.core.errors import (
     missing_object,
 )
 from tidelog.storage.core.model import Part, ReadBounds, SegmentFile
-from tidelog.storage.io.object_store import ObjectStore
-from tidelog.storage.io.tasks import retrieve_exception
-from tidelog.storage.io.threads import Threads
-from tidelog.storage.kafka.kept import KeptBatches, Records
 from tidelog.storage.read.cache import Cache
 from tidelog.storage.read.segment_reader import (
     BATCH_OVERHEAD,
@@ -46,9 +43,12 @@ from tidelog.storage.read.segment_reader import (
     first_at,
 )
 from tidelog.storage.read.tail_cache import CachedBatch, TailCache
+from tidelog.storage.runtime.tasks import retrieve_exception
+from tidelog.storage.runtime.threads import Threads
 from tidelog.storage.state.cluster_state import Topic
 from tidelog.storage.state.partition import Partition, TailChunk
-from tidelog.storage.tables.doubt import blamed, hole
+from tidelog.storage.store.object_store import ObjectStore
+from tidelog.storage.tables.foreign_commits import blamed, hole
 from tidelog.storage.tables.manifest import (
     SegmentIndex,
     in_no_segment,

@@ -14,17 +14,8 @@ from typing import NamedTuple, Protocol, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from tidelog.storage.core import chunk as chunks
-from tidelog.storage.core.errors import Corrupt, cut_off
-from tidelog.storage.core.model import Part
-from tidelog.storage.io.folder import FolderStore
-from tidelog.storage.io.object_store import ObjectStore
-from tidelog.storage.io.open import folder_of
-from tidelog.storage.io.read_only import ReadOnlyFolder
-from tidelog.storage.io.tasks import retrieve_exception
-from tidelog.storage.read.cache import Cache
-from tidelog.storage.read.plan import SegmentRange
-from tidelog.storage.tables.segment import (
+from tidelog.storage.codec import chunk as chunks
+from tidelog.storage.codec.segment import (
     FOOTER_READ_BYTES,
     GROUP_ROWS,
     Footer,
@@ -32,6 +23,15 @@ from tidelog.storage.tables.segment import (
     footer_length,
     read_footer,
 )
+from tidelog.storage.core.errors import Corrupt, cut_off
+from tidelog.storage.core.model import Part
+from tidelog.storage.read.cache import Cache
+from tidelog.storage.read.plan import SegmentRange
+from tidelog.storage.runtime.tasks import retrieve_exception
+from tidelog.storage.store.folder import FolderStore
+from tidelog.storage.store.object_store import ObjectStore
+from tidelog.storage.store.open import folder_of
+from tidelog.storage.store.read_only import ReadOnlyFolder
 
 Item = TypeVar("Item")
 Started = TypeVar("Started", bound="Cancellable")

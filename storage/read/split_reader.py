@@ -12,11 +12,10 @@ from typing import NamedTuple, TypeAlias
 
 import pyarrow as pa
 
-from tidelog.storage.core import chunk as chunks
+from tidelog.storage.codec import chunk as chunks
+from tidelog.storage.codec.segment import RowGroup
 from tidelog.storage.core.errors import NotFound, Unavailable
 from tidelog.storage.core.model import Part
-from tidelog.storage.io.blocking import OpenedStore
-from tidelog.storage.io.object_store import ObjectStore
 from tidelog.storage.read.plan import NO_FILTER, ReadFilter, SegmentRange, Slice, Split, TailRange
 from tidelog.storage.read.segment_reader import (
     FetchedGroups,
@@ -26,7 +25,8 @@ from tidelog.storage.read.segment_reader import (
     source_of,
     started_ahead,
 )
-from tidelog.storage.tables.segment import RowGroup
+from tidelog.storage.store.blocking import OpenedStore
+from tidelog.storage.store.object_store import ObjectStore
 
 AHEAD_BYTES = 64 * 1024 * 1024
 AHEAD_SLICES = 32

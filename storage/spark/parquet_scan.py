@@ -22,9 +22,6 @@ from pyspark.sql import functions as F  # noqa: N812 - the usual name
 from tidelog.storage.core import object_keys
 from tidelog.storage.core.errors import InvalidRequest
 from tidelog.storage.core.model import OFFSET_MAX
-from tidelog.storage.io.clock import SystemClock
-from tidelog.storage.io.object_store import ObjectStore
-from tidelog.storage.io.read_only import ReadOnlyFolder
 from tidelog.storage.read.offline_log import OfflineLog
 from tidelog.storage.read.plan import (
     LogSnapshot,
@@ -33,8 +30,11 @@ from tidelog.storage.read.plan import (
     TopicSnapshot,
     segment_slices,
 )
+from tidelog.storage.runtime.clock import SystemClock
 from tidelog.storage.spark.request import ReadRequest, request_of
 from tidelog.storage.spark.source import NAME, register
+from tidelog.storage.store.object_store import ObjectStore
+from tidelog.storage.store.read_only import ReadOnlyFolder
 
 log = logging.getLogger("tidelog.spark")
 

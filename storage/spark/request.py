@@ -8,14 +8,14 @@ import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from tidelog.storage.core.chunk import RECORD_SCHEMA, concat
+from tidelog.storage.codec.chunk import RECORD_SCHEMA, concat
 from tidelog.storage.core.errors import InvalidRequest
-from tidelog.storage.io.blocking import OpenedStore
-from tidelog.storage.io.s3_options import S3Options
 from tidelog.storage.read import kafka_options
 from tidelog.storage.read.kafka_options import OffsetSpan, TopicSelection
 from tidelog.storage.read.plan import Slice, Split
 from tidelog.storage.read.split_reader import read_split
+from tidelog.storage.store.blocking import OpenedStore
+from tidelog.storage.store.s3_options import S3Options
 
 BATCH_ROWS_MIN = 8192
 """Smaller batches are joined, because a batch costs the JVM as much as a thousand rows."""

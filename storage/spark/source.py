@@ -23,10 +23,10 @@ from pyspark.sql import SparkSession
 from pyspark.sql import datasource as api
 from pyspark.sql.types import StructType
 
-from tidelog.storage.io.clock import SystemClock
 from tidelog.storage.read import kafka_options
 from tidelog.storage.read.offline_log import OfflineLog
 from tidelog.storage.read.plan import plan
+from tidelog.storage.runtime.clock import SystemClock
 from tidelog.storage.spark.request import COLUMNS, ReadRequest, RowShape, read_rows, request_of
 from tidelog.storage.spark.stream import TidelogStreamReader
 

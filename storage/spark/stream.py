@@ -23,11 +23,11 @@ from pyspark.sql.types import StructType
 
 from tidelog.storage.core.errors import OffsetOutOfRange
 from tidelog.storage.core.model import TopicPartition
-from tidelog.storage.io.blocking import OpenedStore
-from tidelog.storage.io.clock import SystemClock
 from tidelog.storage.read.offline_log import OfflineLog
 from tidelog.storage.read.plan import LogSnapshot, OffsetRange, limit_offsets, plan
+from tidelog.storage.runtime.clock import SystemClock
 from tidelog.storage.spark.request import ReadRequest, RowShape, read_rows
+from tidelog.storage.store.blocking import OpenedStore
 
 log = logging.getLogger("tidelog.spark")
 

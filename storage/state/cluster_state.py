@@ -13,6 +13,7 @@ The state is mutable and owned by one event loop. Only `apply` changes it.
 import contextlib
 from collections.abc import Iterator, Sequence
 
+from tidelog.storage.codec.entry import GENESIS, Commit, Decoded, Entry
 from tidelog.storage.core import levels
 from tidelog.storage.core.actions import (
     AccessAction,
@@ -39,7 +40,6 @@ from tidelog.storage.core.actions import (
     SetTopicDefaults,
 )
 from tidelog.storage.core.bounds import DEFAULT_BOUNDS, Bounds
-from tidelog.storage.core.entry import GENESIS, Commit, Decoded, Entry
 from tidelog.storage.core.errors import (
     Corrupt,
     InvalidRequest,
@@ -54,8 +54,8 @@ from tidelog.storage.state import shares, state_checkpoint, topic_checks
 from tidelog.storage.state.access import Access
 from tidelog.storage.state.cluster_bounds import ClusterBounds
 from tidelog.storage.state.committed_offsets import CommittedOffsets, check_group_id
+from tidelog.storage.state.deduplication import AppliedDrafts
 from tidelog.storage.state.elapsed import ElapsedTime
-from tidelog.storage.state.forwarded_drafts import AppliedDrafts
 from tidelog.storage.state.group_members import GroupMembers
 from tidelog.storage.state.holds import Holds
 from tidelog.storage.state.outcome import (

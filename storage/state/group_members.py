@@ -9,7 +9,7 @@ assignment. A member with a manual assignment reads the partitions that it named
 `apply` does not evaluate patterns, because regular expression engines differ between versions, but
 an entry must always have the same result. `Subscribe` contains the names that match the pattern.
 After topics are created or deleted, the group's coordinator commits another `Subscribe`
-(storage.groups.instances).
+(storage.groups.rest_groups).
 
 `apply` does not know which members are alive. The group's coordinator receives their heartbeats and
 commits `ExpireMember` with its term. `apply` refuses `ExpireMember` with an older term. The

@@ -16,6 +16,7 @@ from typing import NamedTuple, Protocol, TypeAlias, cast
 
 import msgspec
 
+from tidelog.storage.codec import consumer_protocol
 from tidelog.storage.core.actions import (
     CommitOffsets,
     MemberConfig,
@@ -32,7 +33,6 @@ from tidelog.storage.core.errors import (
     UnknownMember,
 )
 from tidelog.storage.core.model import TopicIdPartition
-from tidelog.storage.kafka import consumer_protocol
 
 NO_GENERATION = -1
 NAME_BYTES_MAX = 255

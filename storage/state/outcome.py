@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeAlias
 
 import msgspec
 
-from tidelog.storage.core.entry import IdempotencyKey
+from tidelog.storage.codec.entry import IdempotencyKey
 from tidelog.storage.core.errors import IdempotencyMismatch, LogError
 from tidelog.storage.core.model import AppendedRange
 from tidelog.storage.state.producers import ProducerEpoch

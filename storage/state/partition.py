@@ -8,11 +8,11 @@ from bisect import bisect_right
 import msgspec
 import pyarrow as pa
 
-from tidelog.storage.core import chunk as chunks
+from tidelog.storage.codec import chunk as chunks
+from tidelog.storage.codec import producer_batches
+from tidelog.storage.codec.producer_batches import KeptBatches
 from tidelog.storage.core.actions import KAFKA_CODEC, Append, Chunk
 from tidelog.storage.core.model import Part
-from tidelog.storage.kafka import kept
-from tidelog.storage.kafka.kept import KeptBatches
 
 LOST = "lost"
 """The codec of lost records."""
@@ -123,7 +123,9 @@ class TailChunk(msgspec.Struct, array_like=True, gc=False, forbid_unknown_fields
 
     def open(self, body: Part) -> KeptBatches:
         """Return all record batches of a chunk with the codec KAFKA_CODEC. Raises Corrupt."""
-        return kept.open_chunk(body, crc=self.crc32c, rows=self.rows, key=self.object_key)
+        return producer_batches.open_chunk(
+            body, crc=self.crc32c, rows=self.rows, key=self.object_key
+        )
 
     def batches_of(self, whole: KeptBatches) -> KeptBatches | None:
         """Return this tail chunk's batches, with the timestamps that readers get. Return None if it

@@ -8,8 +8,8 @@ from tidelog.storage.state import shares, topic_checks
 from tidelog.storage.state.access import AccessCheckpoint
 from tidelog.storage.state.cluster_bounds import BoundsCheckpoint
 from tidelog.storage.state.committed_offsets import CHECKPOINT, KeptGroups
+from tidelog.storage.state.deduplication import AppliedDraftMark
 from tidelog.storage.state.elapsed import ElapsedCheckpoint
-from tidelog.storage.state.forwarded_drafts import AppliedDraftMark
 from tidelog.storage.state.group_types import ClientGroupCheckpoint, MembersCheckpoint
 from tidelog.storage.state.holds import Hold
 from tidelog.storage.state.outcome import IdempotencyRecord, OwnedRecords

@@ -2,7 +2,7 @@
 
 A flush adds a chunk to each partition of which it has records, however few. So many small requests
 to many partitions add far more to the state than to the store. A broker checks the bound before it
-accepts records; the sealer lowers the count (storage.write.due_tails). `apply` refuses nothing and
+accepts records; the sealer lowers the count (storage.seal.sealer). `apply` refuses nothing and
 only counts, because older versions do not check the bound.
 
 - The chunks of a topic count for the principal that created it, because a chunk does not name its

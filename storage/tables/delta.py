@@ -1,5 +1,5 @@
-"""The manifest on Delta Lake: one Delta table per topic (DESIGN 8). Only this module and
-`delta_change` use deltalake. **On a crash** in `add` before Delta's commit, no table names the new
+"""The manifest on Delta Lake: one Delta table per topic (DESIGN 8). Only this module
+uses deltalake. **On a crash** in `add` before Delta's commit, no table names the new
 files, and collection deletes them. After the commit, a refresh finds its files and transactions.
 
 Delta's commit is a create-if-absent of `_delta_log/<version>.json`, with the three outcomes of
@@ -16,6 +16,8 @@ fsync (I1).
 deltalake releases the GIL but blocks the thread that calls it. A `DeltaTable` allows one call at a
 time. All calls run in two small thread pools of the process. deltalake's runtime threads inherit
 the priority of the first thread that uses deltalake, which is a thread of `_reads`.
+
+`TableChange` is the content of one commit.
 """
 
 import asyncio
@@ -33,9 +35,14 @@ import deltalake
 import msgspec
 import pyarrow as pa
 from deltalake.exceptions import DeltaError, TableNotFoundError
-from deltalake.transaction import CommitProperties, PostCommitHookProperties
+from deltalake.transaction import (
+    AddAction,
+    CommitProperties,
+    PostCommitHookProperties,
+    RemoveAction,
+)
 
-from tidelog.storage.core.chunk import RECORD_SCHEMA
+from tidelog.storage.codec.chunk import RECORD_SCHEMA
 from tidelog.storage.core.errors import (
     CommitUnknown,
     Corrupt,
@@ -44,13 +51,12 @@ from tidelog.storage.core.errors import (
     Unavailable,
 )
 from tidelog.storage.core.model import SegmentFile
-from tidelog.storage.io.clock import Clock, SystemClock
-from tidelog.storage.io.object_store import ObjectStore
-from tidelog.storage.io.tasks import lower_priority, retrieve_exception
+from tidelog.storage.runtime.clock import Clock, SystemClock
+from tidelog.storage.runtime.tasks import lower_priority, retrieve_exception
+from tidelog.storage.store.object_store import ObjectStore
 from tidelog.storage.tables import delta_log
-from tidelog.storage.tables.delta_change import TableChange, add_action, remove_action
-from tidelog.storage.tables.delta_json import interval_ms, transactions_of
-from tidelog.storage.tables.doubt import served
+from tidelog.storage.tables.delta_json import interval_ms, statistics, transactions_of
+from tidelog.storage.tables.foreign_commits import served
 from tidelog.storage.tables.manifest import (
     NO_RESET,
     ManifestConflict,
@@ -63,6 +69,43 @@ from tidelog.storage.tables.manifest import (
     check_transactions,
 )
 from tidelog.storage.tables.memory import Catalog, MemoryManifest
+
+
+class TableChange(NamedTuple):
+    """The content of one commit."""
+
+    added: Sequence[SegmentFile]
+    transactions: Mapping[str, int]
+    removed: Sequence[SegmentFile] = ()
+    data_change: bool = True
+    reset: Mapping[str, int] = NO_RESET
+
+    def is_in(self, view: ManifestVersion) -> bool:
+        if not self.removed:
+            return view.has(self.added)
+        return view.shows(self.added, self.removed)
+
+
+def remove_action(file: SegmentFile, now_ms: int, data_change: bool) -> RemoveAction:
+    return RemoveAction(
+        path=file.path,
+        data_change=data_change,
+        deletion_timestamp=now_ms,
+        size=file.size,
+        partition_values={"partition": str(file.partition)},
+    )
+
+
+def add_action(file: SegmentFile, now_ms: int, data_change: bool) -> AddAction:
+    return AddAction(
+        path=file.path,
+        size=file.size,
+        partition_values={"partition": str(file.partition)},
+        modification_time=now_ms,
+        data_change=data_change,
+        stats=statistics(file),
+    )
+
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")

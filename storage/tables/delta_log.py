@@ -13,8 +13,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tidelog.storage.core.errors import Corrupt, NotFound, TableInDoubt
-from tidelog.storage.io.object_store import ObjectStore
-from tidelog.storage.io.tasks import together
+from tidelog.storage.runtime.tasks import together
+from tidelog.storage.store.object_store import ObjectStore
 from tidelog.storage.tables.delta_json import added_of, commit_of, removed_of, transactions_of
 from tidelog.storage.tables.manifest import Removal, TableCommit
 

@@ -134,7 +134,7 @@ class Table(Protocol):
 
     async def newest(self) -> "ManifestVersion":
         """Return the loaded version as it is in the table. `segments` returns only the files that
-        readers may use (storage.tables.doubt)."""
+        readers may use (storage.tables.foreign_commits)."""
 
     async def commits(self, count: int) -> "list[TableCommit]":
         """Return the last `count` commits up to the loaded version, the newest first. Returns fewer

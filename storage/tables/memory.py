@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 from tidelog.storage.core.model import SegmentFile
-from tidelog.storage.tables.doubt import served
+from tidelog.storage.tables.foreign_commits import served
 from tidelog.storage.tables.manifest import (
     NO_RESET,
     ManifestConflict,

@@ -8,10 +8,10 @@ bytes do not match, the caller reads the store.
 
 import logging
 
-from tidelog.storage.core import entry as entries
+from tidelog.storage.codec import entry as entries
+from tidelog.storage.codec.checksum import crc32c
+from tidelog.storage.codec.entry import Decoded
 from tidelog.storage.core import object_keys
-from tidelog.storage.core.checksum import crc32c
-from tidelog.storage.core.entry import Decoded
 from tidelog.storage.core.errors import Corrupt, NewerLevel
 
 log = logging.getLogger("tidelog.wal")

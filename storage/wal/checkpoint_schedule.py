@@ -8,7 +8,7 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 
-from tidelog.storage.io.tasks import surviving
+from tidelog.storage.runtime.tasks import surviving
 from tidelog.storage.wal.wal_objects import WalObjects
 
 log = logging.getLogger("tidelog.wal")

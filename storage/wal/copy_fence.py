@@ -10,7 +10,7 @@ that time, a copy wrote the entry.
 import asyncio
 import logging
 
-from tidelog.storage.core.entry import Decoded, Entry
+from tidelog.storage.codec.entry import Decoded, Entry
 from tidelog.storage.core.errors import Fenced
 from tidelog.storage.state.cluster_state import ClusterState
 

@@ -7,13 +7,13 @@ the next reader of the WAL sees which. After the PUT, the entry is left.
 import asyncio
 import logging
 
+from tidelog.storage.codec.entry import Decoded, Entry
 from tidelog.storage.core import object_keys
-from tidelog.storage.core.entry import Decoded, Entry
 from tidelog.storage.core.errors import CommitUnknown, NotFound, StoreRefused, Unavailable
 from tidelog.storage.core.model import Part
-from tidelog.storage.io.object_store import Created
-from tidelog.storage.io.tasks import TASK_ENDS
-from tidelog.storage.wal.freshness import Freshness
+from tidelog.storage.runtime.tasks import TASK_ENDS
+from tidelog.storage.store.object_store import Created
+from tidelog.storage.wal.clocks import Freshness
 from tidelog.storage.wal.wal_objects import WalObjects
 
 log = logging.getLogger("tidelog.wal")

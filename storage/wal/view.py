@@ -15,22 +15,21 @@ import math
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import NamedTuple, Protocol, TypeVar
 
-from tidelog.storage.core import entry as entries
+from tidelog.storage.codec import entry as entries
+from tidelog.storage.codec.entry import Decoded, Draft, Entry
 from tidelog.storage.core import levels, object_keys
-from tidelog.storage.core.entry import Decoded, Draft, Entry
 from tidelog.storage.core.errors import CommitUnknown, Corrupt, LogError, NotFound, Unavailable
 from tidelog.storage.core.model import Part
-from tidelog.storage.io.clock import Clock
-from tidelog.storage.io.object_store import ObjectStore
-from tidelog.storage.io.tasks import TASK_ENDS, retrieve_exception
+from tidelog.storage.runtime.clock import Clock
+from tidelog.storage.runtime.tasks import TASK_ENDS, retrieve_exception
 from tidelog.storage.state.cluster_state import Applied, ClusterState
 from tidelog.storage.state.outcome import Outcome
+from tidelog.storage.store.object_store import ObjectStore
 from tidelog.storage.wal.announced import AnnouncedEntries
 from tidelog.storage.wal.checkpoint_schedule import CheckpointSchedule
+from tidelog.storage.wal.clocks import NEVER, Freshness, Moment, StoreTime
 from tidelog.storage.wal.copy_fence import CopyFence
 from tidelog.storage.wal.entry_put import EntryPut
-from tidelog.storage.wal.freshness import NEVER, Freshness, Moment
-from tidelog.storage.wal.store_time import StoreTime
 from tidelog.storage.wal.wal_objects import ClusterIdentity, WalObjects, WalSettings, empty_state
 
 T = TypeVar("T")

@@ -14,17 +14,17 @@ from typing import NamedTuple
 
 import msgspec
 
-from tidelog.storage.core import entry as entries
+from tidelog.storage.codec import entry as entries
+from tidelog.storage.codec.checksum import crc32c
+from tidelog.storage.codec.entry import Decoded
 from tidelog.storage.core import levels, object_keys
 from tidelog.storage.core.bounds import DEFAULT_BOUNDS, Bounds
 from tidelog.storage.core.bounds import check as check_bounds
-from tidelog.storage.core.checksum import crc32c
-from tidelog.storage.core.entry import Decoded
 from tidelog.storage.core.errors import Corrupt, NotFound, StoreUnfit, Unavailable
 from tidelog.storage.core.model import Part
-from tidelog.storage.io.clock import Clock
-from tidelog.storage.io.object_store import ObjectStore
+from tidelog.storage.runtime.clock import Clock
 from tidelog.storage.state.cluster_state import ClusterState
+from tidelog.storage.store.object_store import ObjectStore
 
 log = logging.getLogger("tidelog.wal")
 

@@ -30,13 +30,13 @@ from typing import NamedTuple, NoReturn
 import msgspec
 import pyarrow as pa
 
-from tidelog.storage.core import chunk as chunks
+from tidelog.storage.codec import chunk as chunks
+from tidelog.storage.codec.chunk import Rows
+from tidelog.storage.codec.entry import HotMark
 from tidelog.storage.core import levels
-from tidelog.storage.core.chunk import Rows
-from tidelog.storage.core.entry import HotMark
 from tidelog.storage.core.errors import CommitUnknown, LogError, Unavailable
-from tidelog.storage.io.folder import sync_path
-from tidelog.storage.io.tasks import TASK_ENDS
+from tidelog.storage.runtime.tasks import TASK_ENDS
+from tidelog.storage.store.folder import sync_path
 from tidelog.storage.write.hot_log_file import (
     KEPT,
     Frame,

@@ -15,9 +15,9 @@ import hashlib
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import NamedTuple
 
+from tidelog.storage.codec.entry import Commit, Draft, DraftId, Entry, HotMark, shares
 from tidelog.storage.core import levels
 from tidelog.storage.core.actions import RetireHotLog
-from tidelog.storage.core.entry import Commit, Draft, DraftId, Entry, HotMark, shares
 from tidelog.storage.core.errors import Corrupt, NotFound
 from tidelog.storage.wal.view import WalView
 from tidelog.storage.wal.wal_objects import WalObjects

@@ -11,11 +11,11 @@ from typing import NamedTuple
 
 import msgspec
 
-from tidelog.storage.core import chunk as chunks
-from tidelog.storage.core.checksum import crc32c
-from tidelog.storage.core.entry import HotMark, IdempotencyKey
+from tidelog.storage.codec import chunk as chunks
+from tidelog.storage.codec.checksum import crc32c
+from tidelog.storage.codec.entry import HotMark, IdempotencyKey
 from tidelog.storage.core.errors import Corrupt, StoreUnfit
-from tidelog.storage.io.folder import sync_path
+from tidelog.storage.store.folder import sync_path
 from tidelog.storage.write.requests import AppendRequest, TopicRecords
 
 log = logging.getLogger(__name__)

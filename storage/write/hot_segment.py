@@ -13,8 +13,12 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from tidelog.storage.core import chunk as chunks
-from tidelog.storage.core import murmur2_columns, partitioner
+from tidelog.storage.codec import chunk as chunks
+from tidelog.storage.codec import murmur2_columns, partitioner, producer_batches
+from tidelog.storage.codec.chunk import EncodedChunk, Rows
+from tidelog.storage.codec.entry import Commit, Draft, HotMark, IdempotencyKey
+from tidelog.storage.codec.producer_batches import Records
+from tidelog.storage.codec.record_batch import Batch
 from tidelog.storage.core.actions import (
     AnyAction,
     Append,
@@ -22,17 +26,7 @@ from tidelog.storage.core.actions import (
     ProducerAppend,
     ProducerBatch,
 )
-from tidelog.storage.core.chunk import EncodedChunk, Rows
-from tidelog.storage.core.entry import (
-    Commit,
-    Draft,
-    HotMark,
-    IdempotencyKey,
-)
 from tidelog.storage.core.model import AppendedRange, Part
-from tidelog.storage.kafka import kept
-from tidelog.storage.kafka.batch import Batch
-from tidelog.storage.kafka.kept import Records
 from tidelog.storage.state.outcome import Outcome
 from tidelog.storage.write.requests import AppendRequest, AppendResponse, TopicRecords, joined
 
@@ -119,7 +113,7 @@ class ClosedSegment:
         for (topic_id, partition, is_kept), column in self._columns.items():
             encoded: EncodedChunk
             if is_kept:
-                encoded, kept_batches = kept.encode(column.kept)
+                encoded, kept_batches = producer_batches.encode(column.kept)
                 records.append(kept_batches)
             else:
                 batch = sorted_by[topic_id][partition]

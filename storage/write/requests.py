@@ -8,17 +8,15 @@ from typing import NamedTuple, cast
 import msgspec
 import pyarrow as pa
 
-from tidelog.storage.core import chunk as chunks
-from tidelog.storage.core import partitioner
+from tidelog.storage.codec import chunk as chunks
+from tidelog.storage.codec import partitioner
+from tidelog.storage.codec.chunk import Rows
+from tidelog.storage.codec.entry import HotMark, IdempotencyKey, draft_header_bytes_max
+from tidelog.storage.codec.partitioner import RecordPartitions
+from tidelog.storage.codec.record_batch import Batch
 from tidelog.storage.core.actions import (
     AnyAction,
     ProducerBatch,
-)
-from tidelog.storage.core.chunk import Rows
-from tidelog.storage.core.entry import (
-    HotMark,
-    IdempotencyKey,
-    draft_header_bytes_max,
 )
 from tidelog.storage.core.errors import (
     InvalidRequest,
@@ -28,10 +26,8 @@ from tidelog.storage.core.errors import (
     UnknownPartition,
 )
 from tidelog.storage.core.model import AppendedRange
-from tidelog.storage.core.observer import PRINCIPAL, TRACE
-from tidelog.storage.core.partitioner import RecordPartitions
 from tidelog.storage.core.topic_configs import TopicConfig
-from tidelog.storage.kafka.batch import Batch
+from tidelog.storage.runtime.observer import PRINCIPAL, TRACE
 from tidelog.storage.state.cluster_state import Topic
 from tidelog.storage.state.producers import ProducerEpoch
 

@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeAlias
 
 from tidelog.storage.core.errors import CommitUnknown, LogError
 from tidelog.storage.core.model import AppendedRange
-from tidelog.storage.io.tasks import retrieve_exception
+from tidelog.storage.runtime.tasks import retrieve_exception
 from tidelog.storage.state.cluster_state import ClusterState
 from tidelog.storage.write.requests import AppendRequest
 

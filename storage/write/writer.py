@@ -8,18 +8,21 @@ get Throttled.
 **On a crash** before the commit, acks=all callers have no answer, and acks=1 requests are in the
 hot log. During the commit, the store has the entry or not (wal.view). After it, the records are in
 the log, and a retry with the same Idempotency-Key gets the first answer.
+
+`WriterCounters` are for metrics.
 """
 
 import asyncio
 import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
-from tidelog.storage.core import chunk as chunks
+from tidelog.storage.codec import chunk as chunks
+from tidelog.storage.codec.entry import draft_header_bytes_max
 from tidelog.storage.core.actions import RetireHotLog
-from tidelog.storage.core.entry import draft_header_bytes_max
 from tidelog.storage.core.errors import (
     CommitUnknown,
     Corrupt,
@@ -28,18 +31,49 @@ from tidelog.storage.core.errors import (
     Throttled,
     Unavailable,
 )
+from tidelog.storage.core.histogram import BYTES, COUNTS, Histogram
 from tidelog.storage.core.model import Acks, AppendedRange
-from tidelog.storage.core.observer import NO_OBSERVER, Observer
-from tidelog.storage.io.tasks import TASK_ENDS, retrieve_exception, surviving
+from tidelog.storage.runtime.observer import NO_OBSERVER, Observer
+from tidelog.storage.runtime.tasks import TASK_ENDS, retrieve_exception, surviving
 from tidelog.storage.state.outcome import Outcome, another_request, recall
 from tidelog.storage.wal.view import Committer, WalView
-from tidelog.storage.write.counters import WriterCounters
 from tidelog.storage.write.hot_log import HotLog
 from tidelog.storage.write.hot_log_file import Recovered
 from tidelog.storage.write.hot_segment import ClosedSegment, EncodedDraft
+from tidelog.storage.write.quarantine import KEPT_MAX, SetAsideRequests
 from tidelog.storage.write.requests import AppendRequest, check_timestamps
-from tidelog.storage.write.set_aside import KEPT_MAX, SetAsideRequests
 from tidelog.storage.write.waiters import Waiter, Waiters, log_refusal, wait_for
+
+
+@dataclass
+class WriterCounters:
+    """Counters since the process started."""
+
+    flushes: int = 0
+    flushes_failed: int = 0
+    requests: int = 0
+    throttled: int = 0
+    records: int = 0
+    flush_bytes: int = 0
+    commit_latency: Histogram = field(default_factory=Histogram)
+    queue_wait: Histogram = field(default_factory=Histogram)
+    """Wait of the oldest request in each flush."""
+    batch_requests: Histogram = field(default_factory=lambda: Histogram(COUNTS))
+    batch_records: Histogram = field(default_factory=lambda: Histogram(COUNTS))
+    batch_bytes: Histogram = field(default_factory=lambda: Histogram(BYTES))
+
+    def flushed(self, requests: int, encoded: EncodedDraft, seconds: float) -> None:
+        """Count a flush of `requests` requests, whose commit took `seconds`."""
+        size = sum(map(len, encoded.draft.bodies))
+        records = sum([chunk.rows for chunk in encoded.draft.chunks])
+        self.flushes += 1
+        self.flush_bytes += size
+        self.records += records
+        self.commit_latency.add(seconds)
+        self.batch_requests.add(requests)
+        self.batch_records.add(records)
+        self.batch_bytes.add(size)
+
 
 log = logging.getLogger("tidelog.writer")
 

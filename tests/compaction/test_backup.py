@@ -29,12 +29,12 @@ from tidelog.storage.core import object_keys
 from tidelog.storage.core.actions import ReleaseHold, SetBounds, TakeHold
 from tidelog.storage.core.bounds import Bounds
 from tidelog.storage.core.errors import Corrupt, InvalidRequest, StoreUnfit
-from tidelog.storage.io.clock import SystemClock
-from tidelog.storage.io.folder import FolderStore
-from tidelog.storage.io.memory import MemoryStore
 from tidelog.storage.log import Log
+from tidelog.storage.runtime.clock import SystemClock
 from tidelog.storage.state.cluster_state import Topic
 from tidelog.storage.state.elapsed import STEP_MS_MAX
+from tidelog.storage.store.folder import FolderStore
+from tidelog.storage.store.memory import MemoryStore
 from tidelog.storage.tables.manifest import Table
 from tidelog.storage.wal.wal_objects import WalSettings
 

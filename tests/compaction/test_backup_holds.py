@@ -14,10 +14,10 @@ from tidelog.compaction.collect import collect, plan
 from tidelog.compaction.garbage import Grace
 from tidelog.storage.core.errors import InvalidRequest
 from tidelog.storage.core.model import Part
-from tidelog.storage.io.memory import MemoryStore
-from tidelog.storage.io.object_store import Created
 from tidelog.storage.log import Log
 from tidelog.storage.state.elapsed import STEP_MS_MAX
+from tidelog.storage.store.memory import MemoryStore
+from tidelog.storage.store.object_store import Created
 
 Jump = Callable[[], Awaitable[None]]
 

@@ -37,9 +37,9 @@ from tidelog.compaction.session import MaintenanceSession
 from tidelog.storage.core.actions import ReleaseHold, TakeHold
 from tidelog.storage.core.errors import Corrupt, Unavailable
 from tidelog.storage.core.model import Part
-from tidelog.storage.io.clock import SystemClock
-from tidelog.storage.io.folder import FolderStore
-from tidelog.storage.io.object_store import Created, ObjectInfo
+from tidelog.storage.runtime.clock import SystemClock
+from tidelog.storage.store.folder import FolderStore
+from tidelog.storage.store.object_store import Created, ObjectInfo
 
 
 class DyingStore(FolderStore):

@@ -13,8 +13,8 @@ from tidelog.compaction.upgrade import BoundState, bounds_of, change_bounds, rai
 from tidelog.storage.core.actions import SetBounds
 from tidelog.storage.core.bounds import Bounds
 from tidelog.storage.core.errors import InvalidRequest
-from tidelog.storage.io.memory import MemoryStore
 from tidelog.storage.state.elapsed import STEP_MS_MAX
+from tidelog.storage.store.memory import MemoryStore
 from tidelog.storage.wal.wal_objects import WalSettings
 
 HOUR_MS = 3_600_000

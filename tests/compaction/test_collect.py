@@ -17,8 +17,8 @@ from tidelog.compaction.retention import delete_records
 from tidelog.compaction.session import MaintenanceSession
 from tidelog.storage.core import object_keys
 from tidelog.storage.core.errors import CommitUnknown, Unavailable
-from tidelog.storage.io.memory import MemoryStore
 from tidelog.storage.log import FetchResult, Log
+from tidelog.storage.store.memory import MemoryStore
 
 HOUR_MS = 3_600_000
 GRACE = Grace(wal_ms=HOUR_MS, table_ms=4 * HOUR_MS)

@@ -22,12 +22,12 @@ from tidelog.compaction.newest_per_key import Latest, of_ranks, of_shares
 from tidelog.compaction.retention import delete_records, retain
 from tidelog.compaction.scrub import scrub
 from tidelog.compaction.session import MaintenanceSession
+from tidelog.storage.codec.chunk import RECORD_SCHEMA, Rows
 from tidelog.storage.core import object_keys
-from tidelog.storage.core.chunk import RECORD_SCHEMA, Rows
 from tidelog.storage.core.model import SegmentFile
-from tidelog.storage.io.memory import MemoryStore
 from tidelog.storage.log import Log
 from tidelog.storage.read.reader import REFRESH_S
+from tidelog.storage.store.memory import MemoryStore
 
 HOUR_MS = 3_600_000
 GRACE = Grace(wal_ms=HOUR_MS, table_ms=4 * HOUR_MS)

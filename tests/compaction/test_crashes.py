@@ -22,9 +22,9 @@ from tidelog.compaction.garbage import Grace
 from tidelog.compaction.retention import delete_records, retain
 from tidelog.compaction.scrub import scrub
 from tidelog.compaction.session import MaintenanceSession
-from tidelog.storage.core.chunk import Rows
-from tidelog.storage.io.memory import MemoryStore
+from tidelog.storage.codec.chunk import Rows
 from tidelog.storage.log import Log
+from tidelog.storage.store.memory import MemoryStore
 from tidelog.storage.tables.memory import MemoryManifest
 
 HOUR_MS = 3_600_000

@@ -23,7 +23,7 @@ from tidelog.compaction.engine import InProcess
 from tidelog.compaction.retention import delete_records
 from tidelog.compaction.session import MaintenanceSession
 from tidelog.storage.core.model import SegmentFile
-from tidelog.storage.io.memory import MemoryStore
+from tidelog.storage.store.memory import MemoryStore
 
 
 @pytest.mark.parametrize("keys_bytes_max", [400, 4000])

@@ -11,8 +11,8 @@ from tests.support.maintenance import log_with
 from tests.support.records import TIME_MS
 from tests.support.vloop import run
 from tidelog.compaction.expiry import Expiry, expiries
-from tidelog.storage.io.memory import MemoryStore
 from tidelog.storage.log import Log
+from tidelog.storage.store.memory import MemoryStore
 
 HOUR_MS = 3_600_000
 SEGMENTS = [["a", "b"], ["c", "d"], ["e", "f"]]

@@ -11,8 +11,8 @@ from tidelog.compaction.compact import compact
 from tidelog.compaction.session import MaintenanceSession
 from tidelog.compaction.upgrade import raise_level
 from tidelog.storage.broker import Broker
-from tidelog.storage.io.clock import SystemClock
-from tidelog.storage.io.folder import FolderStore
+from tidelog.storage.runtime.clock import SystemClock
+from tidelog.storage.store.folder import FolderStore
 
 
 def ids_in(path: Path) -> list[int]:

@@ -11,8 +11,8 @@ from tidelog.compaction.retention import retain
 from tidelog.storage.core import object_keys
 from tidelog.storage.core.model import SegmentFile
 from tidelog.storage.core.topic_configs import effective
-from tidelog.storage.io.memory import MemoryStore
 from tidelog.storage.state.partition import Partition
+from tidelog.storage.store.memory import MemoryStore
 from tidelog.storage.tables.manifest import SegmentColumns
 
 YEAR_9999_MS = 253_402_300_799_999

@@ -22,13 +22,13 @@ from tidelog.compaction.garbage import Grace
 from tidelog.compaction.retention import delete_records, retain
 from tidelog.compaction.scrub import scrub
 from tidelog.compaction.session import MaintenanceSession
+from tidelog.storage.codec.chunk import Rows
 from tidelog.storage.core import object_keys
 from tidelog.storage.core.bounds import Bounds
-from tidelog.storage.core.chunk import Rows
 from tidelog.storage.core.errors import CommitUnknown, OffsetOutOfRange, Unavailable
-from tidelog.storage.io.memory import MemoryStore
 from tidelog.storage.log import Log, LogSettings
 from tidelog.storage.read.reader import ReaderSettings
+from tidelog.storage.store.memory import MemoryStore
 from tidelog.storage.tables.manifest import ManifestConflict
 from tidelog.storage.wal.wal_objects import WalSettings
 

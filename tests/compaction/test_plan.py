@@ -14,9 +14,9 @@ from tidelog.compaction.garbage import Grace
 from tidelog.storage.core import object_keys
 from tidelog.storage.core.model import SegmentFile
 from tidelog.storage.core.topic_configs import effective
-from tidelog.storage.io.object_store import ObjectInfo
 from tidelog.storage.state.cluster_state import ClusterState
 from tidelog.storage.state.partition import Partition
+from tidelog.storage.store.object_store import ObjectInfo
 from tidelog.storage.tables.manifest import SegmentColumns
 
 NOW_MS = 1_700_000_000_000

@@ -13,12 +13,12 @@ from tests.support.properties import examples
 from tests.support.records import TIME_MS
 from tests.support.vloop import run
 from tidelog.compaction.compact import compact
-from tidelog.storage.core.chunk import Rows
+from tidelog.storage.codec.chunk import Rows
 from tidelog.storage.core.errors import Corrupt
 from tidelog.storage.core.model import ReadBounds
-from tidelog.storage.io.memory import MemoryStore
 from tidelog.storage.log import FetchResult, Log
 from tidelog.storage.read.backwards import FetchedBefore, fetch_before
+from tidelog.storage.store.memory import MemoryStore
 
 COMPACTING = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0"}
 

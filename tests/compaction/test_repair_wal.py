@@ -29,8 +29,8 @@ from tidelog.compaction.session import MaintenanceSession
 from tidelog.compaction.upgrade import raise_level
 from tidelog.storage.broker import Broker
 from tidelog.storage.cluster.liveness import MembershipSettings
+from tidelog.storage.codec.entry import header_length
 from tidelog.storage.core import levels, object_keys
-from tidelog.storage.core.entry import header_length
 from tidelog.storage.core.errors import (
     Corrupt,
     DamagedRecords,
@@ -38,8 +38,8 @@ from tidelog.storage.core.errors import (
     LogError,
     Unavailable,
 )
-from tidelog.storage.io.memory import MemoryStore
 from tidelog.storage.log import Log
+from tidelog.storage.store.memory import MemoryStore
 
 PARTITIONS = 2
 BROKERS = MembershipSettings()

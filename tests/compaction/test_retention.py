@@ -13,16 +13,16 @@ from tests.support.vloop import run
 from tidelog.compaction.compact import compact
 from tidelog.compaction.retention import HIGH_WATERMARK, Retained, delete_records, retain
 from tidelog.compaction.session import MaintenanceSession
+from tidelog.storage.codec.chunk import Rows
 from tidelog.storage.core import object_keys
-from tidelog.storage.core.chunk import Rows
 from tidelog.storage.core.errors import (
     OffsetOutOfRange,
     Unavailable,
     UnknownPartition,
     UnknownTopic,
 )
-from tidelog.storage.io.memory import MemoryStore
 from tidelog.storage.log import Log
+from tidelog.storage.store.memory import MemoryStore
 
 HOUR_MS = 3_600_000
 SEGMENTS = [["a", "b"], ["c", "d"], ["e", "f"]]

@@ -14,11 +14,11 @@ from tidelog.compaction.garbage import Grace
 from tidelog.compaction.retention import delete_records
 from tidelog.compaction.scrub import ScrubReport, scrub
 from tidelog.compaction.scrub_checks import Kind
+from tidelog.storage.codec.entry import header_length
 from tidelog.storage.core import object_keys
-from tidelog.storage.core.entry import header_length
 from tidelog.storage.core.errors import Corrupt, Unavailable, UnknownTopic
-from tidelog.storage.io.memory import MemoryStore
 from tidelog.storage.log import Log
+from tidelog.storage.store.memory import MemoryStore
 
 HOUR_MS = 3_600_000
 GRACE = Grace(wal_ms=HOUR_MS, table_ms=4 * HOUR_MS)

@@ -13,7 +13,7 @@ from tidelog.compaction.collect import CollectionPlan, collect, plan
 from tidelog.compaction.garbage import LOG_RETENTION_MS, Grace
 from tidelog.compaction.session import MaintenanceSession
 from tidelog.storage.core.actions import ReleaseHold, TakeHold
-from tidelog.storage.io.object_store import ObjectInfo
+from tidelog.storage.store.object_store import ObjectInfo
 from tidelog.storage.tables import delta
 
 LOG = "topics/t-1/_delta_log/"

@@ -18,10 +18,10 @@ from tests.support.views import opened as opened_view
 from tests.support.vloop import run
 from tidelog.compaction.upgrade import LevelChange, upgrade
 from tidelog.storage.cluster.liveness import Member
-from tidelog.storage.core import entry as entries
+from tidelog.storage.codec import entry as entries
+from tidelog.storage.codec.entry import Commit, Entry
 from tidelog.storage.core import levels, object_keys
 from tidelog.storage.core.actions import Chunk, DeleteTopic
-from tidelog.storage.core.entry import Commit, Entry
 from tidelog.storage.core.errors import (
     CommitUnknown,
     Corrupt,
@@ -29,8 +29,8 @@ from tidelog.storage.core.errors import (
     NewerLevel,
     Unavailable,
 )
-from tidelog.storage.io.memory import MemoryStore
-from tidelog.storage.io.object_store import ObjectStore
+from tidelog.storage.store.memory import MemoryStore
+from tidelog.storage.store.object_store import ObjectStore
 from tidelog.storage.wal.view import WalView
 from tidelog.storage.wal.wal_objects import ClusterIdentity
 

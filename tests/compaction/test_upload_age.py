@@ -12,7 +12,7 @@ from tidelog.compaction import engine as compaction
 from tidelog.compaction.compact import compact
 from tidelog.compaction.engine import InProcess
 from tidelog.storage.core.errors import Unavailable
-from tidelog.storage.io.memory import MemoryStore
+from tidelog.storage.store.memory import MemoryStore
 from tidelog.storage.tables.memory import MemoryManifest
 
 VALUES = [["a"], ["b"], ["c"], ["d"], ["e"]]

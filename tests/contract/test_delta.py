@@ -18,9 +18,9 @@ from tests.support.moto import Moto
 from tests.support.seaweed import REGION
 from tidelog.storage.core import object_keys
 from tidelog.storage.core.errors import CommitUnknown, StoreUnfit, TableInDoubt, Unavailable
-from tidelog.storage.io.folder import FolderStore
-from tidelog.storage.io.s3 import S3Store
-from tidelog.storage.io.s3_options import S3Options
+from tidelog.storage.store.folder import FolderStore
+from tidelog.storage.store.s3 import S3Store
+from tidelog.storage.store.s3_options import S3Options
 from tidelog.storage.tables import delta as table
 from tidelog.storage.tables import delta_json, delta_log
 from tidelog.storage.tables.delta import DeltaManifest, open_table

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 import pytest
 
 from tidelog.storage.core.errors import NotFound
-from tidelog.storage.io.clock import SystemClock
-from tidelog.storage.io.metered import MeteredStore
-from tidelog.storage.io.object_store import Created, ObjectInfo, ObjectStore
+from tidelog.storage.runtime.clock import SystemClock
+from tidelog.storage.store.metered import MeteredStore
+from tidelog.storage.store.object_store import Created, ObjectInfo, ObjectStore
 
 CLOCK_STEP_MS = 2000
 """Dates of answers are in seconds; the answer and the object may have two of them."""

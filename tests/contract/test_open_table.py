@@ -10,12 +10,12 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
+from tidelog.storage.codec import segment
+from tidelog.storage.codec.chunk import RECORD_SCHEMA, Headers, Rows, batch_of_rows
 from tidelog.storage.core import object_keys
-from tidelog.storage.core.chunk import RECORD_SCHEMA, Headers, Rows, batch_of_rows
 from tidelog.storage.core.model import SegmentFile
-from tidelog.storage.io.folder import FolderStore
-from tidelog.storage.io.object_store import Created
-from tidelog.storage.tables import segment
+from tidelog.storage.store.folder import FolderStore
+from tidelog.storage.store.object_store import Created
 from tidelog.storage.tables.delta import TABLE_SCHEMA, open_table
 from tidelog.storage.tables.manifest import seal_app_id
 

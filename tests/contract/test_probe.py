@@ -12,14 +12,14 @@ from tests.support.ports import free_port
 from tests.support.seaweed import REGION
 from tidelog.storage.core.errors import NotFound, StoreRefused, StoreUnfit, Unavailable
 from tidelog.storage.core.model import Part
-from tidelog.storage.io.clock import SystemClock
-from tidelog.storage.io.folder import FolderStore
-from tidelog.storage.io.memory import MemoryStore
-from tidelog.storage.io.object_store import Created, ObjectInfo, ObjectStore
-from tidelog.storage.io.open import open_store
-from tidelog.storage.io.probe import probe
-from tidelog.storage.io.s3 import S3Store
-from tidelog.storage.io.s3_options import S3Options
+from tidelog.storage.runtime.clock import SystemClock
+from tidelog.storage.store.folder import FolderStore
+from tidelog.storage.store.memory import MemoryStore
+from tidelog.storage.store.object_store import Created, ObjectInfo, ObjectStore
+from tidelog.storage.store.open import open_store
+from tidelog.storage.store.probe import probe
+from tidelog.storage.store.s3 import S3Store
+from tidelog.storage.store.s3_options import S3Options
 
 CLOCK = SystemClock()
 

@@ -14,12 +14,12 @@ from urllib.parse import unquote, urlsplit
 import pytest
 from aiobotocore.httpsession import AIOHTTPSession
 
-import tidelog.storage.io.s3
+import tidelog.storage.store.s3
 from tests.support.seaweed import REGION
 from tidelog.storage.core.errors import Corrupt, NotFound, StoreRefused, StoreUnfit, Unavailable
-from tidelog.storage.io.object_store import Created
-from tidelog.storage.io.s3 import S3Store
-from tidelog.storage.io.s3_options import S3Options
+from tidelog.storage.store.object_store import Created
+from tidelog.storage.store.s3 import S3Store
+from tidelog.storage.store.s3_options import S3Options
 
 LISTING = b"<ListBucketResult><IsTruncated>false</IsTruncated></ListBucketResult>"
 
@@ -252,7 +252,7 @@ async def test_aiohttp_alone_repeats_a_dropped_put(
     aws_credentials: None, stub: Stub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Why there is a session of our own: the repetition of one's own success says 412."""
-    monkeypatch.setattr(tidelog.storage.io.s3, "_OnceSession", AIOHTTPSession)
+    monkeypatch.setattr(tidelog.storage.store.s3, "_OnceSession", AIOHTTPSession)
     stub.answers = {"new": ["reset", "412"], "kept": ["reset", "412"]}
     async with opened(stub) as store:
         assert await store.create("new", [b"x"]) is Created.EXISTS

@@ -9,9 +9,9 @@ from deltalake import DeltaTable, write_deltalake
 
 from tests.support.moto import Moto
 from tests.support.seaweed import ACCESS_KEY, REGION, SECRET_KEY
-from tidelog.storage.io.object_store import ObjectStore
-from tidelog.storage.io.s3 import S3Store
-from tidelog.storage.io.s3_options import S3Options
+from tidelog.storage.store.object_store import ObjectStore
+from tidelog.storage.store.s3 import S3Store
+from tidelog.storage.store.s3_options import S3Options
 
 
 class TableStore(ObjectStore, Protocol):

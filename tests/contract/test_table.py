@@ -9,9 +9,9 @@ import pytest
 from tidelog.storage.core import object_keys
 from tidelog.storage.core.errors import Corrupt
 from tidelog.storage.core.model import SegmentFile
-from tidelog.storage.io.folder import FolderStore
-from tidelog.storage.io.memory import MemoryStore
-from tidelog.storage.io.object_store import ObjectStore
+from tidelog.storage.store.folder import FolderStore
+from tidelog.storage.store.memory import MemoryStore
+from tidelog.storage.store.object_store import ObjectStore
 from tidelog.storage.tables.delta import open_table
 from tidelog.storage.tables.manifest import (
     ManifestConflict,

@@ -13,7 +13,7 @@ import msgspec
 from tests.explore.script import ACT_S, Cast
 from tests.sim.history import to_line
 from tests.support.records import TIME_MS
-from tidelog.storage.core import entry as entries
+from tidelog.storage.codec import entry as entries
 from tidelog.storage.core import object_keys
 from tidelog.storage.log import Log
 

@@ -35,8 +35,8 @@ from tidelog.storage.core import levels, object_keys
 from tidelog.storage.core.bounds import Bounds
 from tidelog.storage.core.errors import Corrupt
 from tidelog.storage.core.model import Part
-from tidelog.storage.io.object_store import Created
 from tidelog.storage.log import LogSettings
+from tidelog.storage.store.object_store import Created
 from tidelog.storage.wal.wal_objects import WalSettings
 from tidelog.storage.write.writer import WriterSettings
 

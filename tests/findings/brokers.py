@@ -14,10 +14,10 @@ from tidelog.compaction.session import MaintenanceSession
 from tidelog.storage.broker import Broker
 from tidelog.storage.core.bounds import Bounds
 from tidelog.storage.core.errors import LogError
-from tidelog.storage.io.clock import Clock
-from tidelog.storage.io.memory import MemoryStore
-from tidelog.storage.io.object_store import ObjectStore
 from tidelog.storage.log import Log, LogSettings
+from tidelog.storage.runtime.clock import Clock
+from tidelog.storage.store.memory import MemoryStore
+from tidelog.storage.store.object_store import ObjectStore
 from tidelog.storage.wal.wal_objects import WalSettings
 
 IDLE_S = 1e6

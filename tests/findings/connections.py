@@ -17,7 +17,7 @@ from tests.support.logs import opened
 from tidelog.service.http.protocol import Config
 from tidelog.service.peers.listener import PeerApp, PeerListener
 from tidelog.service.settings import Settings
-from tidelog.storage.io.memory import MemoryStore
+from tidelog.storage.store.memory import MemoryStore
 
 SILENCE_S = 600.0
 """Longer than any client is silent in the middle of a request."""

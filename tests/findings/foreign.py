@@ -14,8 +14,8 @@ import deltalake
 from tests.support.broker_log import BrokerLog, Record
 from tidelog.compaction.session import MaintenanceSession
 from tidelog.storage.core.errors import LogError
-from tidelog.storage.io.clock import SystemClock
-from tidelog.storage.io.folder import FolderStore
+from tidelog.storage.runtime.clock import SystemClock
+from tidelog.storage.store.folder import FolderStore
 
 T = TypeVar("T")
 

@@ -17,8 +17,8 @@ from tidelog.service.server.maintenance import maintain_once
 from tidelog.service.settings import Settings
 from tidelog.storage.broker import Broker, LogSettings
 from tidelog.storage.core.errors import Corrupt, LogError
-from tidelog.storage.io.clock import SystemClock
-from tidelog.storage.io.folder import FolderStore
+from tidelog.storage.runtime.clock import SystemClock
+from tidelog.storage.store.folder import FolderStore
 
 NOW = Grace(wal_ms=0, table_ms=0)
 CUT_BYTES = 40

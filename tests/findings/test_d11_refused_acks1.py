@@ -11,9 +11,9 @@ from tests.support.vloop import run
 from tidelog.storage.broker import Broker
 from tidelog.storage.core.errors import LogError, StoreRefused
 from tidelog.storage.core.model import Acks, Part
-from tidelog.storage.io.memory import MemoryStore
-from tidelog.storage.io.object_store import Created
 from tidelog.storage.log import Log
+from tidelog.storage.store.memory import MemoryStore
+from tidelog.storage.store.object_store import Created
 
 LIMIT_BYTES = 20_000
 LARGE = random.Random(11).randbytes(40_000).hex()

@@ -12,19 +12,20 @@ import pytest
 from tests.support.logs import append, kill, opened, read_values
 from tests.support.records import rows
 from tests.support.vloop import run
-from tidelog.storage.core.entry import IdempotencyKey
+from tidelog.storage.codec import segment as segments
+from tidelog.storage.codec.entry import IdempotencyKey
 from tidelog.storage.core.model import Acks, Part
-from tidelog.storage.io.memory import MemoryStore
-from tidelog.storage.io.object_store import Created
 from tidelog.storage.log import Log, LogSettings
+from tidelog.storage.seal import encode, uploads
+from tidelog.storage.seal.encode import TailSegments
 from tidelog.storage.state.cluster_state import ClusterState
-from tidelog.storage.tables import segment as segments
+from tidelog.storage.store.memory import MemoryStore
+from tidelog.storage.store.object_store import Created
 from tidelog.storage.tables.memory import MemoryManifest
 from tidelog.storage.wal.view import WalView
-from tidelog.storage.write import hot_log, tail_segments, uploads
+from tidelog.storage.write import hot_log
 from tidelog.storage.write.hot_log import HotLog
 from tidelog.storage.write.hot_segment import ClosedSegment
-from tidelog.storage.write.tail_segments import TailSegments
 from tidelog.storage.write.writer import WriterSettings
 
 SETTINGS = LogSettings(is_sealing=False, writer=WriterSettings(answer_timeout_s=3.0))
@@ -228,7 +229,7 @@ def test_d12_a_retry_after_an_exception_in_the_hot_log_is_answered(
 
 SEAL = [
     (TailSegments, "_tail", RuntimeError, False),
-    (tail_segments, "_finish", RuntimeError, False),
+    (encode, "_finish", RuntimeError, False),
     (segments.SegmentWriter, "finish", MemoryError, False),
     (uploads, "upload", RuntimeError, False),
     (MemoryManifest, "add", RuntimeError, False),

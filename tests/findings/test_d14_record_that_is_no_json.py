@@ -7,7 +7,7 @@ import pytest
 
 from tests.service.conftest import JSON, Broker, append, broker_on
 from tests.service.instances import subscribed
-from tidelog.storage.io.memory import MemoryStore
+from tidelog.storage.store.memory import MemoryStore
 
 READS = 10
 

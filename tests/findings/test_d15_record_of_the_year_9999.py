@@ -6,7 +6,7 @@ from tests.support.records import TIME_MS
 from tests.support.vloop import run
 from tidelog.compaction.retention import retain
 from tidelog.storage.core.errors import LogError
-from tidelog.storage.io.memory import MemoryStore
+from tidelog.storage.store.memory import MemoryStore
 
 YEAR_9999_MS = 253_402_300_799_999
 HOUR_MS = 3_600_000

@@ -5,9 +5,9 @@ import pytest
 from tests.support.faults import Call, Fault, FaultyStore, Plan, Seeded
 from tests.support.vloop import run
 from tidelog.storage.core.errors import Unavailable
-from tidelog.storage.io.clock import SystemClock
-from tidelog.storage.io.memory import MemoryStore
-from tidelog.storage.io.probe import probe
+from tidelog.storage.runtime.clock import SystemClock
+from tidelog.storage.store.memory import MemoryStore
+from tidelog.storage.store.probe import probe
 
 CREATES = 9
 """Conditional PUTs of a probe."""

@@ -15,13 +15,13 @@ from tests.support.logs import append, closing, kill, made, opened
 from tests.support.records import creating
 from tests.support.views import with_topic
 from tests.support.vloop import run
-from tidelog.storage.core import entry as entries
+from tidelog.storage.codec import entry as entries
+from tidelog.storage.codec.checksum import crc32c
+from tidelog.storage.codec.entry import Entry
 from tidelog.storage.core import levels, object_keys
-from tidelog.storage.core.checksum import crc32c
-from tidelog.storage.core.entry import Entry
 from tidelog.storage.core.errors import Corrupt, NewerLevel, StoreUnfit
-from tidelog.storage.io.memory import MemoryStore
 from tidelog.storage.state.cluster_state import ClusterState
+from tidelog.storage.store.memory import MemoryStore
 from tidelog.storage.wal.wal_objects import CHECKPOINT_MAGIC
 
 NEW = {"x": 1}

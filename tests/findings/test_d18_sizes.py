@@ -8,7 +8,7 @@ import pytest
 from tests.support.logs import append, kill, opened, read_values
 from tests.support.vloop import run
 from tidelog.storage.core.errors import InvalidConfig, LogError
-from tidelog.storage.io.memory import MemoryStore
+from tidelog.storage.store.memory import MemoryStore
 
 HEADER_BYTES_MAX = 64 * 1024
 """Of an entry here, instead of 64 MiB: all sizes of these tests are a thousandth."""
@@ -23,7 +23,7 @@ def policy_of(size: int) -> dict[str, str | None]:
 def test_d18_large_changes_of_configs_in_one_flush_do_not_end_the_broker(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("tidelog.storage.core.entry.HEADER_BYTES_MAX", HEADER_BYTES_MAX)
+    monkeypatch.setattr("tidelog.storage.codec.entry.HEADER_BYTES_MAX", HEADER_BYTES_MAX)
 
     async def main() -> None:
         log = await opened(MemoryStore())

@@ -8,8 +8,8 @@ import pytest
 from tests.service.conftest import broker_on, post
 from tidelog.storage.core.errors import StoreRefused
 from tidelog.storage.core.model import Part
-from tidelog.storage.io.memory import MemoryStore
-from tidelog.storage.io.object_store import Created
+from tidelog.storage.store.memory import MemoryStore
+from tidelog.storage.store.object_store import Created
 
 PRODUCES = 10
 REASON = "No space left on device"

@@ -23,9 +23,9 @@ from tests.support.records import fold, tail_values
 from tests.support.vloop import run
 from tidelog.storage.broker import Broker
 from tidelog.storage.core.errors import Fenced, LogError
-from tidelog.storage.io.clock import SystemClock
-from tidelog.storage.io.memory import MemoryStore
 from tidelog.storage.log import Log
+from tidelog.storage.runtime.clock import SystemClock
+from tidelog.storage.store.memory import MemoryStore
 
 CLOCKS = ["system", "manual"]
 

@@ -10,9 +10,9 @@ from tidelog.compaction.scrub import ScrubReport
 from tidelog.compaction.scrub import scrub as look
 from tidelog.compaction.session import MaintenanceSession
 from tidelog.storage.core.errors import LogError
-from tidelog.storage.io.clock import SystemClock
-from tidelog.storage.io.folder import FolderStore
 from tidelog.storage.log import Log
+from tidelog.storage.runtime.clock import SystemClock
+from tidelog.storage.store.folder import FolderStore
 
 
 async def copied(root: Path) -> tuple[FolderStore, Acked]:

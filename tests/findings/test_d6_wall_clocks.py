@@ -11,12 +11,12 @@ from tests.support.vloop import run
 from tidelog.compaction.retention import retain
 from tidelog.compaction.session import MaintenanceSession
 from tidelog.service.settings import Settings
+from tidelog.storage.codec.entry import IdempotencyKey
 from tidelog.storage.core.actions import CommitOffsets, GroupOffset
-from tidelog.storage.core.entry import IdempotencyKey
 from tidelog.storage.core.errors import LogError
 from tidelog.storage.core.model import TopicPartition
-from tidelog.storage.io.memory import MemoryStore
 from tidelog.storage.log import Log
+from tidelog.storage.store.memory import MemoryStore
 
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS

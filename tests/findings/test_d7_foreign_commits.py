@@ -16,9 +16,9 @@ from tidelog.compaction.garbage import Grace
 from tidelog.compaction.retention import retain
 from tidelog.compaction.session import MaintenanceSession
 from tidelog.storage.core.errors import Corrupt, LogError
-from tidelog.storage.io.clock import SystemClock
-from tidelog.storage.io.folder import FolderStore
 from tidelog.storage.log import Log
+from tidelog.storage.runtime.clock import SystemClock
+from tidelog.storage.store.folder import FolderStore
 
 SEGMENTS = 3
 DAYS_S = 2 * 86_400.0

@@ -8,10 +8,10 @@ import pytest
 
 from tests.findings.brokers import Acked, assert_kept, broker, given, held, produce
 from tests.support.broker import tidelog
+from tidelog.storage.codec.entry import header_length
 from tidelog.storage.core import object_keys
-from tidelog.storage.core.entry import header_length
-from tidelog.storage.io.clock import SystemClock
-from tidelog.storage.io.folder import FolderStore
+from tidelog.storage.runtime.clock import SystemClock
+from tidelog.storage.store.folder import FolderStore
 
 RECORDS = 4
 

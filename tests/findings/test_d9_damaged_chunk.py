@@ -10,8 +10,8 @@ from tests.support.vloop import run
 from tidelog.compaction.retention import delete_records
 from tidelog.compaction.session import MaintenanceSession
 from tidelog.storage.core.errors import LogError
-from tidelog.storage.io.memory import MemoryStore
 from tidelog.storage.log import Log
+from tidelog.storage.store.memory import MemoryStore
 
 PARTITIONS = 3
 DAMAGED = 1

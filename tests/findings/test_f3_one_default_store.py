@@ -17,9 +17,9 @@ from tidelog.service.server.serve import _security
 from tidelog.service.settings import Settings, load
 from tidelog.service.telemetry.metrics import HttpCounters
 from tidelog.storage.core.errors import StoreUnfit
-from tidelog.storage.io.memory import MemoryStore
-from tidelog.storage.io.open import open_store
-from tidelog.storage.io.read_only import open_to_read
+from tidelog.storage.store.memory import MemoryStore
+from tidelog.storage.store.open import open_store
+from tidelog.storage.store.read_only import open_to_read
 
 ROOT = Path(__file__).parents[2]
 DOCKERFILE = (ROOT / "deploy" / "Dockerfile").read_text()

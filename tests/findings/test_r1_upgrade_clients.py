@@ -12,8 +12,8 @@ from tests.service.instances import created
 from tidelog.service.peers.client import ANNOUNCE, METRICS
 from tidelog.service.peers.listener import PeerApp, PeerListener
 from tidelog.storage.broker import Broker as LogBroker
-from tidelog.storage.io.clock import SystemClock
-from tidelog.storage.io.folder import FolderStore
+from tidelog.storage.runtime.clock import SystemClock
+from tidelog.storage.store.folder import FolderStore
 
 CLIENT_S = 60.0
 OFFER = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAA\r\n"

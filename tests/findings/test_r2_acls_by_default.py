@@ -12,7 +12,7 @@ from tests.service.keyed import ADMIN, ADMIN_KEY, secured
 from tests.support.broker import error_line, json_of, tidelog
 from tidelog.storage.core.acls import Acl
 from tidelog.storage.core.actions import CreateAcls
-from tidelog.storage.io.memory import MemoryStore
+from tidelog.storage.store.memory import MemoryStore
 
 WORDS = ("resource_type", "pattern_type", "operation", "permission")
 ANYTHING = dict.fromkeys(WORDS, "ANY")

@@ -7,7 +7,7 @@ import pytest
 
 from tests.service.conftest import Broker, append, broker_on
 from tests.service.instances import Instance, created, subscribed
-from tidelog.storage.io.memory import MemoryStore
+from tidelog.storage.store.memory import MemoryStore
 
 WHERE = {"topic": "t", "partition": 0}
 

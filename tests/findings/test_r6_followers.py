@@ -13,7 +13,7 @@ from tidelog.service.routes import fetch
 from tidelog.service.server.maintenance import maintain_once
 from tidelog.service.settings import Settings
 from tidelog.service.telemetry.maintenance_metrics import MaintenanceCounters
-from tidelog.storage.io.folder import FolderStore
+from tidelog.storage.store.folder import FolderStore
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from tests.service.conftest import Broker, append, broker_on
-from tidelog.storage.io.memory import MemoryStore
+from tidelog.storage.store.memory import MemoryStore
 
 PATHS = ["/", "/healthy", "/ready", "/metrics", "/topics", "/topics/t", "/v3/clusters"]
 HOT = "/topics/t/partitions/0/records"

@@ -8,7 +8,7 @@ import pytest
 
 from tests.service.conftest import broker_on
 from tests.service.instances import STRIMZI, Instance, created
-from tidelog.storage.io.memory import MemoryStore
+from tidelog.storage.store.memory import MemoryStore
 
 TOPIC = b'{"topic_name":"u","partitions_count":1}'
 RECORDS = b'{"records":[{"value":"AA=="}]}'

@@ -21,9 +21,9 @@ from tidelog.service.settings import Settings
 from tidelog.service.telemetry.metrics import HttpCounters
 from tidelog.storage.broker import Broker as LogBroker
 from tidelog.storage.core import object_keys
-from tidelog.storage.io.clock import SystemClock
-from tidelog.storage.io.folder import FolderStore
-from tidelog.storage.io.memory import MemoryStore
+from tidelog.storage.runtime.clock import SystemClock
+from tidelog.storage.store.folder import FolderStore
+from tidelog.storage.store.memory import MemoryStore
 
 ROOT = Path(__file__).parents[2]
 OTHERS = stat.S_IRWXG | stat.S_IRWXO

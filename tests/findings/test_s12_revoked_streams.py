@@ -12,7 +12,7 @@ from tests.service.conftest import V2, Broker, append, until
 from tests.service.keyed import allow, key_of, secured
 from tidelog.service.peers.forwarding import _Request, _Response
 from tidelog.storage.core.actions import DeleteKey
-from tidelog.storage.io.memory import MemoryStore
+from tidelog.storage.store.memory import MemoryStore
 
 LATE = b'"late"'
 ALICE = "User:alice"

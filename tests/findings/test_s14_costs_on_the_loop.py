@@ -15,7 +15,7 @@ import pytest
 from tests.service.conftest import V2, Broker, append, broker_on, until
 from tidelog.service.formats import json_out
 from tidelog.storage.groups import patterns
-from tidelog.storage.io.memory import MemoryStore
+from tidelog.storage.store.memory import MemoryStore
 
 PAGE = 1000
 """Items of one answer at most."""

@@ -7,9 +7,9 @@ import pytest
 
 from tests.service.conftest import ARROW, JSON, Broker, arrow
 from tests.service.keyed import JSON_TYPE, RECORDS, allow, key_of, secured
+from tidelog.storage.codec.chunk import RECORDS_MAX
 from tidelog.storage.core.actions import SetQuotas
-from tidelog.storage.core.chunk import RECORDS_MAX
-from tidelog.storage.io.memory import MemoryStore
+from tidelog.storage.store.memory import MemoryStore
 
 ALICE = "User:alice"
 RATE = 100_000

@@ -11,7 +11,7 @@ from tests.findings.connections import Connection, client_port, served
 from tests.service.conftest import V2, Broker
 from tests.service.keyed import ADMIN_KEY, allow, key_of, secured
 from tests.support.vloop import run
-from tidelog.storage.io.memory import MemoryStore
+from tidelog.storage.store.memory import MemoryStore
 
 ALICE, BOB = "User:alice", "User:bob"
 SECRET = "secret-topic"

@@ -24,15 +24,15 @@ from tidelog.storage.broker import Broker
 from tidelog.storage.core.actions import CreateTopic
 from tidelog.storage.core.bounds import Bounds
 from tidelog.storage.core.errors import Corrupt, InvalidRequest, StoreRefused
-from tidelog.storage.io.clock import SystemClock
-from tidelog.storage.io.folder import FolderStore
-from tidelog.storage.io.memory import MemoryStore
-from tidelog.storage.io.object_store import ObjectStore
 from tidelog.storage.log import Log, LogSettings
+from tidelog.storage.runtime.clock import SystemClock
+from tidelog.storage.seal.sealer import ROUNDS_MAX, SealerSettings
 from tidelog.storage.state.cluster_state import Topic
 from tidelog.storage.state.topic_checks import TOPIC_NAME_MAX
+from tidelog.storage.store.folder import FolderStore
+from tidelog.storage.store.memory import MemoryStore
+from tidelog.storage.store.object_store import ObjectStore
 from tidelog.storage.tables.manifest import Table
-from tidelog.storage.write.sealer import ROUNDS_MAX, SealerSettings
 
 LONGEST = "n" * TOPIC_NAME_MAX
 LONG = "n" * 223

@@ -10,9 +10,9 @@ from tests.service.conftest import ARROW, arrow_of, broker_on, until
 from tests.support.faults import FaultyStore
 from tests.support.logs import COLD, MANUAL, append, closing, opened, read_values
 from tests.support.vloop import run
-from tidelog.storage.core import chunk as chunks
+from tidelog.storage.codec import chunk as chunks
 from tidelog.storage.core.errors import LogError
-from tidelog.storage.io.memory import MemoryStore
+from tidelog.storage.store.memory import MemoryStore
 from tidelog.storage.write.hot_segment import ClosedSegment
 
 MIB = 1 << 20

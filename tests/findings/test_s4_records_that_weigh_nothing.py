@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from tests.service.conftest import ARROW, JSON, Broker, arrow, broker_on
-from tidelog.storage.io.memory import MemoryStore
+from tidelog.storage.store.memory import MemoryStore
 
 KIB = 1024
 ROWS = 1000

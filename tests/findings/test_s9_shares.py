@@ -9,8 +9,8 @@ import pytest
 
 from tests.service.conftest import JSON, V2, Broker, placed
 from tests.service.keyed import allow, key_of, secured
-from tidelog.storage.io.memory import MemoryStore
 from tidelog.storage.state import committed_offsets, group_members, outcome
+from tidelog.storage.store.memory import MemoryStore
 
 BOUND = 50
 MEMBERS = 5

@@ -3,7 +3,7 @@
 from tests.fuzz.target import Target, u32
 from tidelog.compaction.backups import place
 from tidelog.compaction.backups.place import BackupManifest, BackupObject, BackupTable
-from tidelog.storage.core import checksum
+from tidelog.storage.codec import checksum
 from tidelog.storage.core.errors import Corrupt, StoreUnfit
 from tidelog.storage.wal.wal_objects import ClusterIdentity
 

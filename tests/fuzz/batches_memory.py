@@ -12,11 +12,11 @@ from collections import deque
 from tests.attack.probes import resident_mib
 from tests.attack.produce_attacks import many_headers, members, runs, zeros
 from tests.fuzz.mutations import mutated
-from tests.storage.kafka.golden import GOLDEN
-from tests.storage.kafka.reference import with_header
+from tests.storage.codec.golden import GOLDEN
+from tests.storage.codec.reference import with_header
+from tidelog.storage.codec import compression, record_batch
+from tidelog.storage.codec.batch_header import HEADER_SIZE
 from tidelog.storage.core.errors import LogError
-from tidelog.storage.kafka import batch, codecs
-from tidelog.storage.kafka.layout import HEADER_SIZE
 
 OUTCOMES = 1_000
 HEAVY_EVERY = 200
@@ -25,7 +25,7 @@ HEAVY_EVERY = 200
 def main(count: int) -> None:
     rng = random.Random(11)
     usual = [bytes.fromhex(text) for text in GOLDEN.values()]
-    heavy = [runs(), many_headers(0, codecs.ZSTD), members(1 << 16), zeros("lz4", 10 << 20)]
+    heavy = [runs(), many_headers(0, compression.ZSTD), members(1 << 16), zeros("lz4", 10 << 20)]
     outcomes = deque[object](maxlen=OUTCOMES)
     errors, sizes = 0, list[int]()
     for number in range(count):
@@ -33,7 +33,7 @@ def main(count: int) -> None:
         records = seed[HEADER_SIZE:]
         if seed in usual or rng.random() < 0.5:
             records = mutated([records], rng)
-        outcome = batch.check(memoryview(with_header(seed[:HEADER_SIZE] + records)))
+        outcome = record_batch.check(memoryview(with_header(seed[:HEADER_SIZE] + records)))
         errors += isinstance(outcome, LogError)
         outcomes.append(outcome)
         if number + 1 in (count // 10, count):

@@ -10,11 +10,11 @@ import google_crc32c
 
 from tests.attack.produce_attacks import many_headers, runs
 from tests.fuzz.target import Target
-from tests.storage.kafka.golden import GOLDEN
+from tests.storage.codec.golden import GOLDEN
 from tests.support.record_batches import check_one
+from tidelog.storage.codec import compression, record_batch
+from tidelog.storage.codec.batch_header import ATTRIBUTES_AT, HEADER_SIZE, CorruptBatch
 from tidelog.storage.core.errors import Corrupt, InvalidRequest, LogError
-from tidelog.storage.kafka import batch, codecs
-from tidelog.storage.kafka.layout import ATTRIBUTES_AT, HEADER_SIZE, CorruptBatch
 
 
 def _check(data: bytes) -> None:
@@ -28,9 +28,9 @@ def _check(data: bytes) -> None:
 def _check_batch(data: bytes) -> None:
     """A chunk of these bytes gives rows for all of its batches, also if they are no records."""
     try:
-        batches = batch.split(memoryview(data), "k")
+        batches = record_batch.split(memoryview(data), "k")
         if batches:
-            rows, _ = batch.decode(batches, "k")
+            rows, _ = record_batch.decode(batches, "k")
             rows.validate(full=True)
             assert rows.num_rows == sum(item.count for item in batches)
     except Corrupt:
@@ -40,9 +40,9 @@ def _check_batch(data: bytes) -> None:
         checked = check_one(data)
     except (InvalidRequest, CorruptBatch):
         return
-    (item,) = batch.split(checked.data, "k")
+    (item,) = record_batch.split(checked.data, "k")
     assert item.count == checked.count
-    rows, undecodable = batch.decode([item], "k")
+    rows, undecodable = record_batch.decode([item], "k")
     assert (rows.num_rows, undecodable) == (checked.count, 0)
     again = check_one(checked.data)
     assert (bytes(again.data), *again[1:]) == (bytes(checked.data), *checked[1:])
@@ -50,12 +50,12 @@ def _check_batch(data: bytes) -> None:
 
 def _check_effort(data: memoryview) -> None:
     """A check within an effort finds the same as one without, or stops. An error has no frames."""
-    outcome = batch.check(data)
+    outcome = record_batch.check(data)
     if isinstance(outcome, LogError):
         assert outcome.__traceback__ is outcome.__context__ is outcome.__cause__ is None
-    effort = batch.Effort(4096, 10)
-    with suppress(batch.TooMuchEffort):
-        within = batch.check(data, effort=effort)
+    effort = record_batch.Effort(4096, 10)
+    with suppress(record_batch.TooMuchEffort):
+        within = record_batch.check(data, effort=effort)
         assert type(within) is type(outcome)
         assert str(within) == str(outcome)
     assert effort.unpacked >= 0
@@ -64,7 +64,7 @@ def _check_effort(data: memoryview) -> None:
 
 def _seeds() -> list[bytes]:
     usual = [bytes.fromhex(text) for text in GOLDEN.values()]
-    return [*usual, runs(), many_headers(0, codecs.ZSTD), many_headers(4, codecs.ZSTD)]
+    return [*usual, runs(), many_headers(0, compression.ZSTD), many_headers(4, compression.ZSTD)]
 
 
 TARGETS = [Target("kafka-batch", _seeds, _check)]

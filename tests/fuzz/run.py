@@ -62,7 +62,7 @@ STEERING = {
     "tests.fuzz.head_target": ["tidelog.service.http"],
     "tests.fuzz.kafka_target": ["tidelog.service.kafka.messages"],
     "tests.fuzz.kafka_frames_target": ["tidelog.service.kafka"],
-    "tests.fuzz.kafka_batch_target": ["tidelog.storage.kafka"],
+    "tests.fuzz.kafka_batch_target": ["tidelog.storage.codec"],
     "tests.fuzz.backup_targets": ["tidelog.compaction.backups"],
 }
 """Instrumented modules steer the search and make the start slower: only modules that decode."""

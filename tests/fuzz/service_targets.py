@@ -33,8 +33,8 @@ from tidelog.service.formats.json_text import ReadFormat, SchemaFormat, Undecoda
 from tidelog.service.formats.pages import ON_ERROR, OnError, check_first, encode_page
 from tidelog.service.formats.schemas import schema_error
 from tidelog.service.peers import forwarding
-from tidelog.storage.core import chunk as chunks
-from tidelog.storage.core.chunk import Rows
+from tidelog.storage.codec import chunk as chunks
+from tidelog.storage.codec.chunk import Rows
 from tidelog.storage.core.errors import InvalidRequest, LogError, RecordTooLarge
 from tidelog.storage.core.model import OFFSET_MAX, TopicPartition
 

@@ -27,16 +27,17 @@ from tests.golden.make import (
 from tidelog.storage.cluster import messages
 from tidelog.storage.cluster.liveness import Member
 from tidelog.storage.cluster.messages import EntryAnnouncement, ForwardDraft
-from tidelog.storage.core import actions, checksum, levels, object_keys
-from tidelog.storage.core import chunk as chunks
-from tidelog.storage.core import entry as entries
+from tidelog.storage.codec import checksum
+from tidelog.storage.codec import chunk as chunks
+from tidelog.storage.codec import entry as entries
+from tidelog.storage.codec import segment as segments
+from tidelog.storage.codec.entry import Decoded, Entry
+from tidelog.storage.core import actions, levels, object_keys
 from tidelog.storage.core.actions import Chunk
-from tidelog.storage.core.entry import Decoded, Entry
 from tidelog.storage.core.errors import Corrupt, NewerLevel, StoreUnfit
 from tidelog.storage.core.model import TopicIdPartition
 from tidelog.storage.state.cluster_state import ClusterState
 from tidelog.storage.tables import delta_json, manifest
-from tidelog.storage.tables import segment as segments
 from tidelog.storage.tables.manifest import ManifestVersion
 from tidelog.storage.wal import wal_objects
 from tidelog.storage.wal.announced import AnnouncedChunks, AnnouncedEntries

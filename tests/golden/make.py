@@ -17,8 +17,11 @@ import pyarrow as pa
 from tests.support.clock import ManualClock
 from tests.support.record_batches import NO_PRODUCER, checked
 from tidelog.compaction.upgrade import raise_level
-from tidelog.storage.core import chunk as chunks
-from tidelog.storage.core import entry as entries
+from tidelog.storage.codec import chunk as chunks
+from tidelog.storage.codec import entry as entries
+from tidelog.storage.codec import segment as segments
+from tidelog.storage.codec.chunk import Rows
+from tidelog.storage.codec.entry import Draft, Entry, HotMark, IdempotencyKey
 from tidelog.storage.core import levels, object_keys
 from tidelog.storage.core.actions import (
     AddPartitions,
@@ -48,11 +51,8 @@ from tidelog.storage.core.actions import (
     TakeHold,
 )
 from tidelog.storage.core.bounds import Bounds
-from tidelog.storage.core.chunk import Rows
-from tidelog.storage.core.entry import Draft, Entry, HotMark, IdempotencyKey
 from tidelog.storage.core.model import SegmentFile, TopicIdPartition
-from tidelog.storage.io.folder import FolderStore
-from tidelog.storage.tables import segment as segments
+from tidelog.storage.store.folder import FolderStore
 from tidelog.storage.tables.delta import DeltaManifest
 from tidelog.storage.tables.manifest import seal_app_id
 from tidelog.storage.wal.view import WalView

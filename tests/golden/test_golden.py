@@ -23,15 +23,15 @@ import pytest
 from tests.golden.make import HERE, HOT, RAISED, folder_of, make
 from tests.support.records import fold
 from tidelog.storage.broker import Broker
-from tidelog.storage.core import chunk as chunks
-from tidelog.storage.core import entry as entries
-from tidelog.storage.core.entry import HotMark, IdempotencyKey
-from tidelog.storage.io.clock import SystemClock
-from tidelog.storage.io.folder import FolderStore
+from tidelog.storage.codec import chunk as chunks
+from tidelog.storage.codec import entry as entries
+from tidelog.storage.codec import segment as segments
+from tidelog.storage.codec.entry import HotMark, IdempotencyKey
 from tidelog.storage.log import LogSettings
+from tidelog.storage.runtime.clock import SystemClock
 from tidelog.storage.state.cluster_state import ClusterState
 from tidelog.storage.state.outcome import Outcome
-from tidelog.storage.tables import segment as segments
+from tidelog.storage.store.folder import FolderStore
 from tidelog.storage.wal.wal_objects import CHECKPOINT_MAGIC
 from tidelog.storage.write import hot_log_file
 

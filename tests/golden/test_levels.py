@@ -4,8 +4,8 @@ from pathlib import Path
 
 from tests.golden.make import folder_of
 from tests.golden.test_golden import FLIGHTS, folded, golden, header_of, state_in
-from tidelog.storage.core import entry as entries
-from tidelog.storage.kafka import kept as kept_batches
+from tidelog.storage.codec import entry as entries
+from tidelog.storage.codec import producer_batches as kept_batches
 from tidelog.storage.state.cluster_state import ClusterState
 
 A, B = "a" * 32, "b" * 32

@@ -24,12 +24,12 @@ import pytest
 from tests.support.records import rows
 from tidelog.compaction.upgrade import raise_level
 from tidelog.storage.broker import Broker
+from tidelog.storage.codec.entry import IdempotencyKey
 from tidelog.storage.core import levels, object_keys
 from tidelog.storage.core.actions import CommitOffsets, GroupOffset
-from tidelog.storage.core.entry import IdempotencyKey
-from tidelog.storage.io.clock import SystemClock
-from tidelog.storage.io.folder import FolderStore
 from tidelog.storage.log import LogSettings
+from tidelog.storage.runtime.clock import SystemClock
+from tidelog.storage.store.folder import FolderStore
 from tidelog.storage.wal.wal_objects import ClusterIdentity
 
 ARCHIVE = Path(__file__).parent / "storage-0.1.tar.xz"

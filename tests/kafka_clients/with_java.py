@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.kafka_clients.conftest import Cluster
-from tidelog.storage.kafka.layout import TRANSACTIONS_NOT_SERVED
+from tidelog.storage.codec.batch_header import TRANSACTIONS_NOT_SERVED
 
 VERSIONS = ("4.3.1", "3.9.2")
 RECORDS = 2000

@@ -94,7 +94,7 @@ def test_a_module_says_what_it_is(path: Path) -> None:
     module = ast.parse((ROOT / path).read_text(encoding="utf-8"))
     assert ast.get_docstring(module), f"{path} does not open with a docstring"
     if path.name == "__init__.py":
-        assert len(module.body) == 1, f"{path} holds more than the package's map"
+        assert len(module.body) == 1, f"{path} holds more than the package's docstring"
 
 
 @pytest.mark.parametrize("path", BROWSER_FILES, ids=as_parameter)
@@ -109,17 +109,6 @@ def test_a_file_for_browsers_says_what_it_is(path: Path) -> None:
 def test_a_name_says_what_is_inside(path: Path) -> None:
     words = {word.rstrip("s") for part in path.with_suffix("").parts for word in part.split("_")}
     assert not words & EMPTY_WORDS, f"{path}: name it for what it holds"
-
-
-@pytest.mark.parametrize("package", PACKAGES, ids=as_parameter)
-def test_the_map_of_a_package_names_what_is_in_it(package: Path) -> None:
-    described = ast.get_docstring(ast.parse((ROOT / package / "__init__.py").read_text("utf-8")))
-    assert described is not None
-    named = set(re.findall(r"^ *(\w+) {2,}\S", described, re.MULTILINE))
-    modules = {path.stem for path in MODULES if path.parent == package} - {"__init__"}
-    packages = {path.name for path in PACKAGES if path.parent == package}
-    folders = {"public"} if package == Path("storage") else set()
-    assert named == modules | packages | folders
 
 
 def test_modules_import_each_other_in_no_circle() -> None:

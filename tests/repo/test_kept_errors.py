@@ -11,7 +11,7 @@ import pytest
 
 from tests.repo.test_house_rules import ROOT, tree
 
-FOLDERS = ("storage/kafka/", "service/kafka/")
+FOLDERS = ("storage/codec/", "service/kafka/")
 KEEPING = {"add", "append", "appendleft", "put_nowait", "set_exception", "set_result", "setdefault"}
 """Methods that keep their argument."""
 

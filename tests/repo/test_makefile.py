@@ -12,7 +12,7 @@ from tests.repo.test_house_rules import ROOT
 pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
 
 
-INSTALLED = ["pyproject.toml", "storage/core/native.c"]
+INSTALLED = ["pyproject.toml", "storage/codec/native.c"]
 """Files whose change makes an installation outdated."""
 
 
@@ -27,7 +27,7 @@ def tree(tmp_path: Path) -> Path:
         program = tmp_path / ".venv" / "bin" / name
         program.write_text('#!/bin/sh\necho "$@" >> calls\n')
         program.chmod(0o755)
-    (tmp_path / "storage" / "core").mkdir()
+    (tmp_path / "storage" / "codec").mkdir()
     for path in INSTALLED:
         (tmp_path / path).touch()
         os.utime(tmp_path / path, (1, 1))

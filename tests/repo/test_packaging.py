@@ -21,7 +21,7 @@ from typer.main import get_command
 from tests.repo.test_house_rules import MODULES, PACKAGES, PACKED, ROOT
 from tests.support.ports import free_port
 from tidelog.service.cli.main import app
-from tidelog.storage.core import native
+from tidelog.storage.codec import native
 
 with open(ROOT / "pyproject.toml", "rb") as file:
     PROJECT = tomllib.load(file)
@@ -29,7 +29,7 @@ SETUPTOOLS = PROJECT["tool"]["setuptools"]
 BASE_MODULES = {"httpx", "msgspec", "orjson", "rich", "typer"}
 """Dependencies of the base distribution: enough for a client."""
 BASE_BYTES_MAX = 60_000_000
-NATIVE = "storage/core/native.c"
+NATIVE = "storage/codec/native.c"
 HIDDEN = (
     *("aioboto3", "boto3", "botocore", "deltalake", "fastapi", "google_crc32c", "httptools", "jwt"),
     *("numpy", "pandas", "prometheus_client", "pyarrow", "pyspark", "re2", "uvicorn", "uvloop"),

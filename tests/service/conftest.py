@@ -22,12 +22,12 @@ from tidelog.service.server.router import Router
 from tidelog.service.settings import Settings
 from tidelog.service.telemetry.metrics import HttpCounters
 from tidelog.storage.broker import Broker as LogBroker
-from tidelog.storage.core.chunk import Rows
-from tidelog.storage.groups.instances import Instances
-from tidelog.storage.io.clock import SystemClock
-from tidelog.storage.io.memory import MemoryStore
-from tidelog.storage.io.object_store import ObjectStore
+from tidelog.storage.codec.chunk import Rows
+from tidelog.storage.groups.rest_groups import Instances
 from tidelog.storage.log import Log, LogSettings
+from tidelog.storage.runtime.clock import SystemClock
+from tidelog.storage.store.memory import MemoryStore
+from tidelog.storage.store.object_store import ObjectStore
 
 
 @pytest.fixture(autouse=True)

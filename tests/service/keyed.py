@@ -12,8 +12,8 @@ from tests.service.conftest import JSON, Broker, broker_on
 from tidelog.service.security.token_bucket import Bucket
 from tidelog.storage.core.acls import Acl
 from tidelog.storage.core.actions import CreateAcls
-from tidelog.storage.io.memory import MemoryStore
 from tidelog.storage.log import Log
+from tidelog.storage.store.memory import MemoryStore
 
 ADMIN_KEY = "an-administrators-key-of-many-characters"
 ADMIN = {"authorization": f"Bearer {ADMIN_KEY}"}

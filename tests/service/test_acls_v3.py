@@ -9,7 +9,7 @@ import pytest
 
 from tests.service.conftest import Broker
 from tests.service.keyed import ADMIN, secured
-from tidelog.storage.io.memory import MemoryStore
+from tidelog.storage.store.memory import MemoryStore
 
 ANYTHING = dict.fromkeys(("resource_type", "pattern_type", "operation", "permission"), "ANY")
 READ = {

@@ -20,7 +20,7 @@ from tidelog.service.security.caller import ALL_RIGHTS
 from tidelog.service.unpacking import UNPROVED
 from tidelog.storage.core.errors import Unavailable
 from tidelog.storage.core.model import ReadBounds
-from tidelog.storage.io.memory import MemoryStore
+from tidelog.storage.store.memory import MemoryStore
 
 MIB = 1 << 20
 PAGE_MAX = 2 * MIB

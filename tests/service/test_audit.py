@@ -15,7 +15,7 @@ from tidelog.service.security import audit
 from tidelog.service.security.authenticator import CONSOLE_HEADER
 from tidelog.service.server.log_lines import LINES_MAX, WINDOW_S, Bounded, JsonFormatter
 from tidelog.storage.core.errors import LogError
-from tidelog.storage.io.memory import MemoryStore
+from tidelog.storage.store.memory import MemoryStore
 
 CONSOLE = {CONSOLE_HEADER.decode(): "1"}
 

@@ -22,9 +22,9 @@ from tidelog.service.routes.groups_v3 import OFFSETS_MAX
 from tidelog.service.server.app import _app_routes
 from tidelog.service.server.router import APP_ROUTES, HOT_ROUTES
 from tidelog.storage.core.topic_configs import PARTITIONS_MAX
-from tidelog.storage.io.memory import MemoryStore
 from tidelog.storage.state.access import ACLS_AT_ONCE_MAX
 from tidelog.storage.state.group_members import GROUP_PARTITIONS_MAX, GROUP_TOPICS_MAX
+from tidelog.storage.store.memory import MemoryStore
 
 BYTES_MAX = 3 << 20
 VALUES_MAX = 110_000

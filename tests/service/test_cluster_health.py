@@ -29,9 +29,9 @@ from tidelog.service.telemetry.signs import BrokerSigns, StoreSigns
 from tidelog.storage.broker import Broker, MembershipSettings
 from tidelog.storage.core.errors import Unavailable
 from tidelog.storage.core.model import Part
-from tidelog.storage.io.clock import SystemClock
-from tidelog.storage.io.memory import MemoryStore
-from tidelog.storage.io.metered import VERBS, MeteredStore
+from tidelog.storage.runtime.clock import SystemClock
+from tidelog.storage.store.memory import MemoryStore
+from tidelog.storage.store.metered import VERBS, MeteredStore
 
 HOUR_S, DAY_S = 3600.0, 86_400.0
 REQUESTS = dict.fromkeys(VERBS, 20)

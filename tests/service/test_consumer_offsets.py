@@ -16,7 +16,7 @@ from tests.service.conftest import (
     listening,
 )
 from tests.service.instances import STRIMZI, Instance, created, put, subscribed
-from tidelog.storage.io.memory import MemoryStore
+from tidelog.storage.store.memory import MemoryStore
 
 # -- offsets
 

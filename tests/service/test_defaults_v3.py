@@ -10,8 +10,8 @@ from tests.service.conftest import broker_on
 from tests.service.keyed import ADMIN, SETTINGS, allow, assert_denied, key_of
 from tests.service.test_admin_v3 import data_of
 from tidelog.storage.core.topic_configs import DEFAULTS
-from tidelog.storage.io.memory import MemoryStore
 from tidelog.storage.log import Log
+from tidelog.storage.store.memory import MemoryStore
 
 
 async def test_defaults_of_the_cluster(client: httpx.AsyncClient, log: Log, v3: str) -> None:

@@ -63,10 +63,10 @@ from tidelog.storage.core.errors import (
     UnknownTopic,
 )
 from tidelog.storage.core.model import Part
-from tidelog.storage.io.clock import SystemClock
-from tidelog.storage.io.memory import MemoryStore
-from tidelog.storage.io.object_store import Created
 from tidelog.storage.log import Log
+from tidelog.storage.runtime.clock import SystemClock
+from tidelog.storage.store.memory import MemoryStore
+from tidelog.storage.store.object_store import Created
 
 
 class Dialect(InvalidRequest):

@@ -31,8 +31,8 @@ from tests.service.conftest import (
 from tests.support.properties import examples
 from tests.support.vloop import VirtualLoop
 from tidelog.service.settings import Settings
-from tidelog.storage.io.memory import MemoryStore
 from tidelog.storage.log import Log
+from tidelog.storage.store.memory import MemoryStore
 
 PATH = "/topics/t/partitions/0/records"
 

@@ -18,7 +18,7 @@ from tests.service.conftest import (
     values,
 )
 from tests.support.views import flip
-from tidelog.storage.io.memory import MemoryStore
+from tidelog.storage.store.memory import MemoryStore
 
 PATH = "/topics/t/partitions/0/records"
 

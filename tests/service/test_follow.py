@@ -22,7 +22,7 @@ from tests.service.conftest import (
 )
 from tests.support.views import flip
 from tidelog.service.routes import fetch
-from tidelog.storage.io.memory import MemoryStore
+from tidelog.storage.store.memory import MemoryStore
 
 SSE = "text/event-stream"
 NDJSON = "application/x-ndjson"

@@ -29,12 +29,12 @@ from tidelog.service.routes.followers import topic as follower
 from tidelog.service.security.caller import ALL_RIGHTS
 from tidelog.storage.core.actions import DeleteKey, LoseRecords
 from tidelog.storage.core.errors import Corrupt
-from tidelog.storage.io.memory import MemoryStore
 from tidelog.storage.log import Log
+from tidelog.storage.read.long_polls import TopicChanges
 from tidelog.storage.read.reader import Reader
-from tidelog.storage.read.topic_changes import TopicChanges
 from tidelog.storage.state.access import CONSUMER_BYTE_RATE
 from tidelog.storage.state.cluster_state import Topic
+from tidelog.storage.store.memory import MemoryStore
 
 PATH = "/topics/t/records"
 

@@ -18,7 +18,7 @@ from tests.service.instances import Instance, created, put, subscribed
 from tests.support.certificates import Authority
 from tidelog.service.http.transports import ACKNOWLEDGED_S
 from tidelog.service.security.certificates import ServerCertificate, TlsFiles
-from tidelog.storage.io.clock import SystemClock
+from tidelog.storage.runtime.clock import SystemClock
 
 VALUES = ["a", "b", "c"]
 ENDS = ["keep-alive", "close", "HTTP/1.0"]

@@ -33,12 +33,12 @@ from tidelog.service.settings import Settings
 from tidelog.service.telemetry.metrics import HttpCounters
 from tidelog.storage.broker import Broker
 from tidelog.storage.core.errors import Unavailable
-from tidelog.storage.groups.instances import Instances
+from tidelog.storage.groups.join_limit import SHORT_LIVES_MAX
 from tidelog.storage.groups.rendezvous import Rendezvous
-from tidelog.storage.groups.short_lives import SHORT_LIVES_MAX
-from tidelog.storage.io.clock import SystemClock
-from tidelog.storage.io.memory import MemoryStore
+from tidelog.storage.groups.rest_groups import Instances
 from tidelog.storage.log import Log
+from tidelog.storage.runtime.clock import SystemClock
+from tidelog.storage.store.memory import MemoryStore
 
 AS_V2 = {"content-type": V2}
 POLLING = QUIET._replace(poll_interval_s=0.02, is_coordinating=False)
@@ -240,7 +240,7 @@ async def test_an_answer_that_did_not_arrive_is_returned_again(
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A read that waits for what never comes fails its test."""
     monkeypatch.setattr("tidelog.service.peers.forwarding.SETTLED_S", 600.0)
-    monkeypatch.setattr("tidelog.storage.groups.deliveries.SENDING_S", 600.0)
+    monkeypatch.setattr("tidelog.storage.groups.rest_groups.SENDING_S", 600.0)
 
 
 async def subscribed(cluster: Cluster) -> tuple[str, str, str]:

@@ -24,12 +24,12 @@ from tidelog.service.telemetry.metrics import (
     gathered,
 )
 from tidelog.storage.broker import Broker as LogBroker
-from tidelog.storage.core.chunk import Rows
+from tidelog.storage.codec.chunk import Rows
 from tidelog.storage.core.errors import NotFound, Unavailable
-from tidelog.storage.io.clock import SystemClock
-from tidelog.storage.io.memory import MemoryStore
-from tidelog.storage.io.metered import MeteredStore
 from tidelog.storage.log import Log
+from tidelog.storage.runtime.clock import SystemClock
+from tidelog.storage.store.memory import MemoryStore
+from tidelog.storage.store.metered import MeteredStore
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 

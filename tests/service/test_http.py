@@ -30,7 +30,7 @@ from tidelog.service.http.media_types import is_served
 from tidelog.service.http.route import V2 as V2_DIALECT
 from tidelog.service.routes import fetch, topics
 from tidelog.service.server.router import APP_ROUTES, HOT_ROUTES
-from tidelog.storage.io.memory import MemoryStore
+from tidelog.storage.store.memory import MemoryStore
 
 PATH = "/topics/t/partitions/0/records"
 ORIGIN = "https://app.example.com"

@@ -23,10 +23,10 @@ from tests.service.conftest import (
     stored,
 )
 from tests.support.faults import FaultyStore
+from tidelog.storage.codec.murmur2 import partition_of
 from tidelog.storage.core import object_keys
-from tidelog.storage.core.murmur2 import partition_of
-from tidelog.storage.io.memory import MemoryStore
 from tidelog.storage.log import Log
+from tidelog.storage.store.memory import MemoryStore
 
 KEYLESS = [{"value": n} for n in range(10)]
 KEYED = [{"key": f"k{n}", "value": n} for n in range(10)]

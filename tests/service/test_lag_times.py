@@ -12,10 +12,10 @@ from tidelog.service.telemetry.group_lags import GroupLags, LagTotals
 from tidelog.service.telemetry.lag_times import LagTimes, Unread
 from tidelog.service.telemetry.partition_shares import WINDOW_S, PartitionShares, hottest
 from tidelog.storage.broker import Broker
+from tidelog.storage.codec.chunk import Rows
 from tidelog.storage.core.actions import CommitOffsets, GroupOffset
-from tidelog.storage.core.chunk import Rows
-from tidelog.storage.io.memory import MemoryStore
 from tidelog.storage.log import LogSettings
+from tidelog.storage.store.memory import MemoryStore
 
 QUIET = LogSettings(poll_interval_s=60.0, is_sealing=False)
 

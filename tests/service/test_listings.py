@@ -19,7 +19,6 @@ from tidelog.service.server.router import HOT_ROUTES
 from tidelog.storage.core.acls import Acl
 from tidelog.storage.core.actions import MemberConfig
 from tidelog.storage.core.model import TopicIdPartition
-from tidelog.storage.io.memory import MemoryStore
 from tidelog.storage.state.access import ACLS_MAX, KEYS_MAX, QUOTAS_MAX, Key
 from tidelog.storage.state.cluster_state import ClusterState, Topic
 from tidelog.storage.state.committed_offsets import CommittedOffset
@@ -27,6 +26,7 @@ from tidelog.storage.state.group_members import GROUP_PARTITIONS_MAX, MEMBERS_OF
 from tidelog.storage.state.group_types import ConsumerGroup, GroupMember
 from tidelog.storage.state.partition import Partition
 from tidelog.storage.state.shares import PARTITIONS_MAX, TOPICS_MAX
+from tidelog.storage.store.memory import MemoryStore
 
 CLUSTER = "/clusters/{cluster_id}"
 INSTANCE = "/consumers/{consumer_group_id}/instances/{instance}"

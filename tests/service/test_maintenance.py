@@ -18,10 +18,10 @@ from tidelog.storage.broker import Broker
 from tidelog.storage.core.bounds import Bounds
 from tidelog.storage.core.errors import StoreUnfit, Unavailable
 from tidelog.storage.core.model import Acks
-from tidelog.storage.io.clock import SystemClock
-from tidelog.storage.io.folder import FolderStore
-from tidelog.storage.io.object_store import ObjectInfo
 from tidelog.storage.log import Log, LogSettings
+from tidelog.storage.runtime.clock import SystemClock
+from tidelog.storage.store.folder import FolderStore
+from tidelog.storage.store.object_store import ObjectInfo
 from tidelog.storage.wal.wal_objects import WalSettings
 
 YOUNG: dict[str, Any] = {

@@ -16,9 +16,9 @@ from deploy.monitoring import dashboard
 from tests.service.conftest import QUIET
 from tidelog.service.telemetry.metrics import HttpCounters, Telemetry
 from tidelog.storage.broker import Broker
-from tidelog.storage.io.clock import SystemClock
-from tidelog.storage.io.memory import MemoryStore
-from tidelog.storage.io.metered import MeteredStore
+from tidelog.storage.runtime.clock import SystemClock
+from tidelog.storage.store.memory import MemoryStore
+from tidelog.storage.store.metered import MeteredStore
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 RULES: list[dict[str, Any]] = [

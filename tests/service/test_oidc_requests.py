@@ -32,7 +32,7 @@ from tidelog.service.server import serve
 from tidelog.service.settings import Settings
 from tidelog.service.telemetry.metrics import HttpCounters
 from tidelog.storage.core.errors import LogError
-from tidelog.storage.io.memory import MemoryStore
+from tidelog.storage.store.memory import MemoryStore
 
 ALICE = "User:oidc-alice"
 RECORDS_PATH = "/topics/t/partitions/0/records?offset=0"

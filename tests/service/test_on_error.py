@@ -20,7 +20,7 @@ from tests.service.conftest import (
 )
 from tests.service.instances import STRIMZI, Instance, created, subscribed
 from tests.service.test_follow import NDJSON, PATH, SSE, Events, following
-from tidelog.storage.io.memory import MemoryStore
+from tidelog.storage.store.memory import MemoryStore
 
 BAD = b"\xff"
 BAD_TEXT = base64.b64encode(BAD).decode()

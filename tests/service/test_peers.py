@@ -35,9 +35,9 @@ from tidelog.storage.cluster.messages import (
 )
 from tidelog.storage.cluster.sequencer import SequencerSettings
 from tidelog.storage.core.errors import LogError, Unavailable
-from tidelog.storage.io.clock import SystemClock
-from tidelog.storage.io.folder import FolderStore
 from tidelog.storage.log import Log, LogSettings
+from tidelog.storage.runtime.clock import SystemClock
+from tidelog.storage.store.folder import FolderStore
 
 pytestmark = pytest.mark.anyio
 

@@ -9,11 +9,11 @@ import pytest
 from tests.service.conftest import Broker
 from tests.service.keyed import ADMIN, JSON_TYPE, RECORDS, allow, key_of, secured
 from tests.support.records import entries_of
+from tidelog.storage.codec.entry import Commit
 from tidelog.storage.core.actions import Append, CommitOffsets, CreateTopic, GroupOffset
-from tidelog.storage.core.entry import Commit
-from tidelog.storage.core.observer import PRINCIPAL
 from tidelog.storage.groups.offset_commits import _portions, _WaitingCommit
-from tidelog.storage.io.memory import MemoryStore
+from tidelog.storage.runtime.observer import PRINCIPAL
+from tidelog.storage.store.memory import MemoryStore
 
 
 @pytest.fixture

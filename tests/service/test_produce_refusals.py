@@ -30,9 +30,9 @@ from tests.service.conftest import (
 from tests.support.faults import Fault, FaultyStore, Script
 from tests.support.properties import examples
 from tidelog.service.routes.produce import ACCEPTED
+from tidelog.storage.codec.chunk import RECORDS_MAX
 from tidelog.storage.core import object_keys
-from tidelog.storage.core.chunk import RECORDS_MAX
-from tidelog.storage.io.memory import MemoryStore
+from tidelog.storage.store.memory import MemoryStore
 
 VALUES = pa.array([b"a", None, b"", b"d"], pa.binary())
 

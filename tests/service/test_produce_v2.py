@@ -30,9 +30,9 @@ from tests.service.conftest import (
 )
 from tidelog.service.formats import arrow as arrow_format
 from tidelog.service.routes.produce import DECODE_INLINE_MESSAGES
-from tidelog.storage.core.chunk import HEADERS_TYPE
-from tidelog.storage.core.murmur2 import partition_of
-from tidelog.storage.io.memory import MemoryStore
+from tidelog.storage.codec.chunk import HEADERS_TYPE
+from tidelog.storage.codec.murmur2 import partition_of
+from tidelog.storage.store.memory import MemoryStore
 
 FORMATS = {"json": JSON, "binary": BINARY, "text": TEXT}
 

@@ -28,9 +28,9 @@ from tests.support.faults import FaultyStore
 from tidelog.service.formats import v3_records
 from tidelog.service.http.admission import BODY_STEP_BYTES
 from tidelog.service.routes import produce_v3
+from tidelog.storage.codec.chunk import RECORDS_MAX
 from tidelog.storage.core import object_keys
-from tidelog.storage.core.chunk import RECORDS_MAX
-from tidelog.storage.io.memory import MemoryStore
+from tidelog.storage.store.memory import MemoryStore
 
 JSON = "application/json"
 

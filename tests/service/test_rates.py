@@ -21,9 +21,9 @@ from tidelog.service.telemetry.rates import (
 from tidelog.storage.broker import Broker
 from tidelog.storage.core.actions import CommitOffsets, GroupOffset
 from tidelog.storage.core.histogram import SECONDS
-from tidelog.storage.io.memory import MemoryStore
-from tidelog.storage.io.metered import MeteredStore
 from tidelog.storage.log import LogSettings
+from tidelog.storage.store.memory import MemoryStore
+from tidelog.storage.store.metered import MeteredStore
 
 ACKS = [0] * (len(SECONDS) + 1)
 

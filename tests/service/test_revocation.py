@@ -11,7 +11,7 @@ from tests.service.conftest import V2, Broker, append, until
 from tests.service.keyed import ADMIN_KEY, allow, assert_denied, assert_unknown, key_of, secured
 from tidelog.service.security.authenticator import CONSOLE_HEADER
 from tidelog.storage.core.actions import DeleteKey
-from tidelog.storage.io.memory import MemoryStore
+from tidelog.storage.store.memory import MemoryStore
 
 ALICE = "User:alice"
 CONSOLE = {CONSOLE_HEADER.decode(): "1"}

@@ -14,7 +14,7 @@ from tests.service.keyed import ADMIN, assert_denied, assert_unknown, key_of, se
 from tidelog.service.http.route import V3, Permission, RouteAccess
 from tidelog.service.security.caller import Forbidden, rights_of
 from tidelog.service.server.router import APP_ROUTES, HOT_ROUTES
-from tidelog.storage.io.memory import MemoryStore
+from tidelog.storage.store.memory import MemoryStore
 
 CONSUMES = {"content-type": "application/vnd.kafka.v2+json"}
 ROUTES = (*HOT_ROUTES, *APP_ROUTES)

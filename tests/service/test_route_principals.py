@@ -18,7 +18,7 @@ from tidelog.service.routes import keys
 from tidelog.service.security.authenticator import READING
 from tidelog.storage.core.acls import CLUSTER, DESCRIBE, GROUP, OPERATIONS_OF, READ, TOPIC, WRITE
 from tidelog.storage.core.actions import DeleteKey
-from tidelog.storage.io.memory import MemoryStore
+from tidelog.storage.store.memory import MemoryStore
 
 GRANTS: dict[str, set[tuple[str, str]]] = {
     "nothing": set(),

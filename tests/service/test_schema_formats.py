@@ -12,7 +12,7 @@ from tests.service.conftest import V2, Broker, assert_refused, broker_on, positi
 from tests.service.instances import Instance, created
 from tests.service.test_follow import PATH
 from tests.service.test_on_error import metric, offsets_of, records_of
-from tidelog.storage.io.memory import MemoryStore
+from tidelog.storage.store.memory import MemoryStore
 
 FORMATS = ("avro", "jsonschema", "protobuf")
 BINARY = "application/vnd.kafka.binary.v2+json"

@@ -15,8 +15,8 @@ from tidelog.service.settings import Settings, load
 from tidelog.service.telemetry.metrics import HttpCounters
 from tidelog.storage.core import object_keys
 from tidelog.storage.core.errors import LogError
-from tidelog.storage.io.folder import FolderStore
-from tidelog.storage.io.memory import MemoryStore
+from tidelog.storage.store.folder import FolderStore
+from tidelog.storage.store.memory import MemoryStore
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o400, 0o700])

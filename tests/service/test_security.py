@@ -32,8 +32,8 @@ from tidelog.storage.cluster.secret import cluster_secret
 from tidelog.storage.core.acls import TEXT_BYTES_MAX
 from tidelog.storage.core.actions import DeleteKey, SetQuotas
 from tidelog.storage.core.errors import StoreUnfit
-from tidelog.storage.io.clock import SystemClock
-from tidelog.storage.io.memory import MemoryStore
+from tidelog.storage.runtime.clock import SystemClock
+from tidelog.storage.store.memory import MemoryStore
 
 CONSOLE = {"tidelog-console": "1"}
 

@@ -28,8 +28,8 @@ from tidelog.storage.broker import Broker
 from tidelog.storage.cluster.messages import ForwardRefused
 from tidelog.storage.core import levels
 from tidelog.storage.core.actions import DeleteKey
-from tidelog.storage.io.clock import SystemClock
-from tidelog.storage.io.memory import MemoryStore
+from tidelog.storage.runtime.clock import SystemClock
+from tidelog.storage.store.memory import MemoryStore
 
 ALICE = "User:alice"
 BODY = b'{"name": "i", "format": "json", "auto.offset.reset": "earliest"}'

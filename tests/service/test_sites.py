@@ -12,7 +12,7 @@ from tidelog.service.security.sites import KNOWN_MAX, Sites, WrongHost
 from tidelog.service.setting_fields import BadSettings
 from tidelog.service.settings import Settings
 from tidelog.storage.core.errors import LogError
-from tidelog.storage.io.memory import MemoryStore
+from tidelog.storage.store.memory import MemoryStore
 
 KEYS = {"security": "keys", "admin_key": "k" * 30}
 

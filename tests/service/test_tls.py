@@ -24,7 +24,7 @@ from tidelog.service.settings import Settings
 from tidelog.storage.cluster.liveness import Member
 from tidelog.storage.cluster.messages import ForwardOutcomeUnknown, ForwardRefused
 from tidelog.storage.core.errors import LogError
-from tidelog.storage.io.clock import SystemClock
+from tidelog.storage.runtime.clock import SystemClock
 
 MIB = 1 << 20
 

@@ -7,11 +7,11 @@ from tests.service.conftest import QUIET
 from tests.service.conftest import Broker as Served
 from tidelog.service.server.app import build_app
 from tidelog.storage.broker import Broker
-from tidelog.storage.core.chunk import Rows
+from tidelog.storage.codec.chunk import Rows
 from tidelog.storage.core.topic_configs import CONFIGS, of_settings
-from tidelog.storage.io.clock import SystemClock
-from tidelog.storage.io.memory import MemoryStore
 from tidelog.storage.log import Log
+from tidelog.storage.runtime.clock import SystemClock
+from tidelog.storage.store.memory import MemoryStore
 
 V2 = "application/vnd.kafka.v2+json"
 

@@ -16,9 +16,9 @@ from tidelog.service.settings import Settings
 from tidelog.service.telemetry.metrics import HttpCounters
 from tidelog.storage.broker import Broker
 from tidelog.storage.core import object_keys
-from tidelog.storage.io.clock import SystemClock
-from tidelog.storage.io.memory import MemoryStore
-from tidelog.storage.io.metered import MeteredStore
+from tidelog.storage.runtime.clock import SystemClock
+from tidelog.storage.store.memory import MemoryStore
+from tidelog.storage.store.metered import MeteredStore
 
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
 PARENT = {"traceparent": f"00-{TRACE_ID}-b7ad6b7169203331-01"}

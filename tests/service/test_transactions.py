@@ -21,8 +21,8 @@ from tidelog.service.formats.transactions import (
 )
 from tidelog.service.routes.transactions import EXAMPLE
 from tidelog.storage.core import object_keys
-from tidelog.storage.io.memory import MemoryStore
 from tidelog.storage.state.committed_offsets import METADATA_BYTES_MAX
+from tidelog.storage.store.memory import MemoryStore
 
 JSON = "application/json"
 LONG_AGO = "2021-02-05T19:14:42Z"

@@ -21,8 +21,8 @@ from tidelog.service.memory_pool import MemoryPool
 from tidelog.service.routes import fetch
 from tidelog.service.unpacking import THREADS, UnpackThreads
 from tidelog.storage.core.model import ReadBounds
-from tidelog.storage.io.memory import MemoryStore
 from tidelog.storage.state.access import REQUEST_PERCENTAGE
+from tidelog.storage.store.memory import MemoryStore
 
 MIB = 1 << 20
 

@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from typing import Any
 
+from tidelog.storage.codec import producer_batches
+from tidelog.storage.codec.producer_batches import KeptBatches
 from tidelog.storage.core.model import Part
-from tidelog.storage.kafka import kept
-from tidelog.storage.kafka.kept import KeptBatches
 
 Patch = tuple[Any, str, Any]
 
@@ -23,21 +23,21 @@ def _offsets_as_sent() -> list[Patch]:
 
 
 def _joined_backwards() -> list[Patch]:
-    real = kept.concat
+    real = producer_batches.concat
 
     def concat(parts: Any) -> KeptBatches:
         return real(list(reversed(parts)))
 
-    return [(kept, "concat", concat)]
+    return [(producer_batches, "concat", concat)]
 
 
 def _encoded_backwards() -> list[Patch]:
-    real = kept.encode
+    real = producer_batches.encode
 
     def encode(batches: Any) -> Any:
         return real(list(reversed(batches)))
 
-    return [(kept, "encode", encode)]
+    return [(producer_batches, "encode", encode)]
 
 
 MUTATIONS = (

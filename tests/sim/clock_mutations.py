@@ -10,13 +10,13 @@ from tidelog.storage.cluster import sequencer
 from tidelog.storage.core.actions import SetBounds
 from tidelog.storage.state import elapsed
 from tidelog.storage.state.cluster_bounds import ClusterBounds
-from tidelog.storage.wal import freshness
+from tidelog.storage.wal import clocks
 
 Patch = tuple[Any, str, Any]
 
 
 def store_time_ages_no_view() -> list[Patch]:
-    return [(freshness, "STORE_CLOCK_STEP_S", math.inf)]
+    return [(clocks, "STORE_CLOCK_STEP_S", math.inf)]
 
 
 def any_step() -> list[Patch]:

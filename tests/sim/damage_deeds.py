@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 from tests.sim.clients import TOPIC
 from tests.sim.stores import files_at
 from tests.sim.world import World
-from tidelog.storage.core import entry as entries
+from tidelog.storage.codec import entry as entries
 from tidelog.storage.core import object_keys
 
 FAR, SPAN = 10_000, 1000

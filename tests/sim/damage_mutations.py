@@ -11,11 +11,11 @@ from tidelog.storage.cluster.sequencer import Sequencer
 from tidelog.storage.core import object_keys
 from tidelog.storage.core.errors import Corrupt
 from tidelog.storage.kafka_log import KafkaLog
+from tidelog.storage.seal.sealer import Sealer
 from tidelog.storage.wal.copy_fence import CopyFence
 from tidelog.storage.wal.wal_objects import WalObjects
 from tidelog.storage.write import hot_log_copies
 from tidelog.storage.write.hot_log import HotLog
-from tidelog.storage.write.sealer import Sealer
 
 Patches = list[tuple[Any, str, Any]]
 IDS_WAITING = 1000

@@ -10,8 +10,8 @@ import tidelog.storage.tables.delta
 import tidelog.storage.tables.open_tables
 from tidelog.compaction.session import MaintenanceSession
 from tidelog.storage.core.errors import LogError
+from tidelog.storage.seal.sealer import Sealer
 from tidelog.storage.state.cluster_state import ClusterState
-from tidelog.storage.write.sealer import Sealer
 
 
 def doubt_is_obeyed() -> list[tuple[Any, str, Any]]:

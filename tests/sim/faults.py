@@ -7,13 +7,13 @@ from typing import Any
 from tests.sim import machine
 from tests.sim.stores import Way, Weather
 from tidelog.storage.log import Log
+from tidelog.storage.seal.sealer import Sealer
 from tidelog.storage.state.cluster_state import ClusterState
 from tidelog.storage.wal.view import WalView
 from tidelog.storage.write.committed_tail import CommittedTail
 from tidelog.storage.write.hot_log import HotLog
 from tidelog.storage.write.hot_segment import ClosedSegment
-from tidelog.storage.write.sealer import Sealer
-from tidelog.storage.write.set_aside import SetAsideRequests
+from tidelog.storage.write.quarantine import SetAsideRequests
 
 RARE = 0.1
 """Of functions that are called for each record."""

@@ -2,8 +2,8 @@
 
 from typing import Any
 
+from tidelog.storage.codec.entry import Draft
 from tidelog.storage.core import levels
-from tidelog.storage.core.entry import Draft
 from tidelog.storage.state.cluster_state import ClusterState
 from tidelog.storage.wal.view import Committed, WalView
 from tidelog.storage.wal.wal_objects import WalObjects

@@ -14,8 +14,8 @@ from tests.sim.clients import TOPIC, Client, Load, places_of, reads_of, rows_of
 from tests.sim.history import Place, Portion, Written
 from tests.sim.network import Refusal, Silence
 from tests.sim.world import Broker, World
+from tidelog.storage.codec.entry import IdempotencyKey
 from tidelog.storage.core.actions import CommitOffsets, GroupOffset, MemberConfig
-from tidelog.storage.core.entry import IdempotencyKey
 from tidelog.storage.core.errors import CommitUnknown, LogError, StaleCommit, UnknownMember
 from tidelog.storage.core.model import AppendedRange, ReadBounds, TopicPartition
 from tidelog.storage.log import Log

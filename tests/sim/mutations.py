@@ -42,24 +42,24 @@ from tidelog.compaction.newest_per_key import Latest
 from tidelog.compaction.session import MaintenanceSession
 from tidelog.storage.cluster.messages import refer
 from tidelog.storage.cluster.sequencer import Sequencer
+from tidelog.storage.codec.entry import Draft, Entry
 from tidelog.storage.core import object_keys
 from tidelog.storage.core.actions import MoveLogStart, Sealed
-from tidelog.storage.core.entry import Draft, Entry
 from tidelog.storage.core.errors import Unavailable
 from tidelog.storage.core.model import Acks
 from tidelog.storage.groups.coordinator import Coordinator, MemberSession
-from tidelog.storage.groups.instances import Instances
 from tidelog.storage.groups.positions import Positions
+from tidelog.storage.groups.rest_groups import Instances
 from tidelog.storage.log import Log
+from tidelog.storage.seal.encode import TailSegments
+from tidelog.storage.seal.sealer import Sealer
 from tidelog.storage.state.cluster_state import ClusterState
-from tidelog.storage.state.forwarded_drafts import AppliedDrafts
+from tidelog.storage.state.deduplication import AppliedDrafts
 from tidelog.storage.state.group_members import GroupMembers
 from tidelog.storage.state.outcome import IdempotencyRecords
 from tidelog.storage.state.producers import Producers
 from tidelog.storage.write.hot_log import HotLog
 from tidelog.storage.write.requests import AppendRequest
-from tidelog.storage.write.sealer import Sealer
-from tidelog.storage.write.tail_segments import TailSegments
 
 FOREIGN = ("foreign",)
 BACKUPS = ("backups",)

@@ -17,8 +17,8 @@ from tidelog.storage.core.actions import SetBounds
 from tidelog.storage.core.bounds import Bounds
 from tidelog.storage.log import LogSettings
 from tidelog.storage.read.reader import ReaderSettings
+from tidelog.storage.seal.sealer import SealerSettings
 from tidelog.storage.wal.wal_objects import WalSettings
-from tidelog.storage.write.sealer import SealerSettings
 from tidelog.storage.write.writer import WriterSettings
 
 SKEW_MS_MAX = 1_000_000

@@ -19,8 +19,8 @@ from tests.support.records import TIME_MS
 from tidelog.storage.core import object_keys
 from tidelog.storage.core.errors import LogError, StoreRefused, Unavailable
 from tidelog.storage.core.model import Part, SegmentFile
-from tidelog.storage.io.memory import MemoryStore
-from tidelog.storage.io.object_store import Created, ObjectInfo
+from tidelog.storage.store.memory import MemoryStore
+from tidelog.storage.store.object_store import Created, ObjectInfo
 from tidelog.storage.tables.delta_json import removed_of, statistics
 from tidelog.storage.tables.manifest import ManifestVersion, SegmentColumns
 

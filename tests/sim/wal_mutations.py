@@ -8,10 +8,10 @@ import pytest
 
 from tests.sim.stores import Bucket
 from tidelog.storage.cluster.sequencer import Sequencer
-from tidelog.storage.core import entry as entries
+from tidelog.storage.codec import entry as entries
+from tidelog.storage.codec.entry import Draft, Entry
 from tidelog.storage.core import object_keys
-from tidelog.storage.core.entry import Draft, Entry
-from tidelog.storage.io.object_store import Created
+from tidelog.storage.store.object_store import Created
 from tidelog.storage.wal.entry_put import EntryPut
 from tidelog.storage.wal.view import Committed, WalView
 

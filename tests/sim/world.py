@@ -22,11 +22,11 @@ import msgspec
 
 import tidelog.compaction.engine
 import tidelog.compaction.garbage
+import tidelog.storage.seal.uploads
 import tidelog.storage.tables.delta
 import tidelog.storage.write.hot_log
 import tidelog.storage.write.hot_log_file
-import tidelog.storage.write.set_aside
-import tidelog.storage.write.uploads
+import tidelog.storage.write.quarantine
 from tests.sim import doubts, faults, machine
 from tests.sim.history import Event, Recorder, to_line
 from tests.sim.machine import Process
@@ -38,10 +38,10 @@ from tidelog.compaction.garbage import Grace
 from tidelog.compaction.session import MaintenanceSession
 from tidelog.storage.broker import Broker as LogBroker
 from tidelog.storage.cluster.announcer import PeerTransport
-from tidelog.storage.core import entry as entries
+from tidelog.storage.codec import entry as entries
 from tidelog.storage.core import object_keys
 from tidelog.storage.core.errors import Corrupt, Fenced, LogError, StoreUnfit, Unavailable
-from tidelog.storage.groups.instances import Instances
+from tidelog.storage.groups.rest_groups import Instances
 from tidelog.storage.log import LogSettings
 from tidelog.storage.state.cluster_state import ClusterState
 from tidelog.storage.wal.wal_objects import ClusterIdentity
@@ -444,11 +444,11 @@ class World:
                 (tidelog.storage.tables.delta, "_Delta", self.tables.at),
                 (tidelog.storage.write.hot_log_file, "recover", recovering),
                 (tidelog.storage.write.hot_log, "write_all", self._write_all),
-                (tidelog.storage.write.uploads, "UPLOAD_AGE_MAX_S", grace.table_ms / 4000),
+                (tidelog.storage.seal.uploads, "UPLOAD_AGE_MAX_S", grace.table_ms / 4000),
                 (tidelog.compaction.engine, "UPLOAD_AGE_MAX_S", grace.table_ms / 4000),
                 (tidelog.compaction.garbage, "UNNAMED_MS_MIN", grace.table_ms),
-                (tidelog.storage.write.set_aside, "KEPT_RETRY_S", 1.0),
-                (tidelog.storage.write.set_aside, "ALONE_FAILURES_MAX", 2),
+                (tidelog.storage.write.quarantine, "KEPT_RETRY_S", 1.0),
+                (tidelog.storage.write.quarantine, "ALONE_FAILURES_MAX", 2),
                 (HotLog, "set_aside", counted),
                 (HotLog, "_make", making),
                 *doubts.noticed(self.expects, self.bug),

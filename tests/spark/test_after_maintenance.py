@@ -19,11 +19,11 @@ from tidelog.compaction.garbage import Grace
 from tidelog.compaction.retention import delete_records
 from tidelog.compaction.scrub import scrub
 from tidelog.compaction.session import MaintenanceSession
-from tidelog.storage.io.clock import SystemClock
-from tidelog.storage.io.folder import FolderStore
-from tidelog.storage.io.object_store import ObjectStore
 from tidelog.storage.log import Log
 from tidelog.storage.read.offline_log import open_snapshot
+from tidelog.storage.runtime.clock import SystemClock
+from tidelog.storage.store.folder import FolderStore
+from tidelog.storage.store.object_store import ObjectStore
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -34,7 +34,7 @@ KEYS = 40
 
 
 async def write(log: Log, first: int, count: int) -> None:
-    from tidelog.storage.core.chunk import Rows
+    from tidelog.storage.codec.chunk import Rows
 
     topic = log.state.topic("t")
     numbers = range(first, first + count)

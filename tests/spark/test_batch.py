@@ -329,15 +329,15 @@ def test_spark_takes_sizes_for_a_listing(spark: "SparkSession", history: History
 async def test_s3_is_read_by_the_executors(spark: "SparkSession", moto_server: Moto) -> None:
     from tests.support.broker_log import open_log
     from tests.support.broker_log import records_of as log_records
-    from tidelog.storage.io.s3 import S3Store
-    from tidelog.storage.io.s3_options import S3Options
+    from tidelog.storage.store.s3 import S3Store
+    from tidelog.storage.store.s3_options import S3Options
 
     options = S3Options(endpoint_url=moto_server.endpoint_url, region=REGION)
     store = await S3Store.open(moto_server.bucket, "spark", options)
     log = await open_log(store)
     topic = await log.create_topic("t", 2, {})
     assert topic is not None
-    from tidelog.storage.core.chunk import Rows
+    from tidelog.storage.codec.chunk import Rows
 
     for number in (0, 1):
         rows = Rows([TIME_MS] * 500, [b"k"] * 500, [b"v%d" % n for n in range(500)])

@@ -16,12 +16,12 @@ from tidelog.compaction.garbage import Grace
 from tidelog.compaction.rewrite import Rewrite
 from tidelog.compaction.scrub import scrub
 from tidelog.compaction.session import MaintenanceSession, topics_of
-from tidelog.storage.core.chunk import Rows
+from tidelog.storage.codec.chunk import Rows
 from tidelog.storage.core.errors import Corrupt, Unavailable
 from tidelog.storage.core.model import SegmentFile
-from tidelog.storage.io.clock import SystemClock
-from tidelog.storage.io.folder import FolderStore
 from tidelog.storage.log import Log
+from tidelog.storage.runtime.clock import SystemClock
+from tidelog.storage.store.folder import FolderStore
 from tidelog.storage.tables.manifest import removed_paths
 
 if TYPE_CHECKING:

@@ -10,10 +10,6 @@ from tests.spark.conftest import History
 from tests.support.broker_log import TIME_MS, BrokerLog, Record, open_log, records_in, records_of
 from tidelog.storage.core.errors import Corrupt, StoreRefused, StoreUnfit, Unavailable, UnknownTopic
 from tidelog.storage.core.model import TopicPartition
-from tidelog.storage.io.blocking import OpenedStore
-from tidelog.storage.io.clock import SystemClock
-from tidelog.storage.io.object_store import ObjectStore
-from tidelog.storage.io.read_only import ReadOnlyFolder
 from tidelog.storage.read.kafka_options import Boundary, OffsetSpan, TopicSelection, selection_of
 from tidelog.storage.read.offline_log import OfflineLog, open_snapshot
 from tidelog.storage.read.plan import (
@@ -26,6 +22,10 @@ from tidelog.storage.read.plan import (
 )
 from tidelog.storage.read.segment_reader import FetchedGroups
 from tidelog.storage.read.split_reader import SliceReader, read_split
+from tidelog.storage.runtime.clock import SystemClock
+from tidelog.storage.store.blocking import OpenedStore
+from tidelog.storage.store.object_store import ObjectStore
+from tidelog.storage.store.read_only import ReadOnlyFolder
 
 COLUMNS = ["offset", "timestamp", "key", "value", "headers"]
 
@@ -51,7 +51,7 @@ async def read(
 
 
 async def test_a_snapshot_reads_back_the_log(store: ObjectStore) -> None:
-    from tidelog.storage.core.chunk import Rows
+    from tidelog.storage.codec.chunk import Rows
 
     log = await open_log(store)
     topic = await log.create_topic("t", 2, {})
@@ -199,8 +199,8 @@ async def large_segment(root: Path) -> SegmentRange:
     """50,000 records in five row groups, as one slice."""
     import pyarrow as pa
 
-    from tidelog.storage.core.chunk import HEADERS_TYPE, RECORD_SCHEMA, TIMESTAMP_TYPE
-    from tidelog.storage.tables import segment
+    from tidelog.storage.codec import segment
+    from tidelog.storage.codec.chunk import HEADERS_TYPE, RECORD_SCHEMA, TIMESTAMP_TYPE
 
     count = 50_000
     stamps = (TIME_MS + np.arange(count, dtype=np.int64)) * 1000

@@ -13,15 +13,15 @@ import pytest
 from tests.support.faults import _catalogs
 from tests.support.logs import COLD, append, closing, opened, read_table
 from tests.support.vloop import run
-from tidelog.storage.core import chunk as chunks
-from tidelog.storage.core import entry as entries
+from tidelog.storage.codec import chunk as chunks
+from tidelog.storage.codec import entry as entries
+from tidelog.storage.codec import segment as segments
 from tidelog.storage.core import object_keys
 from tidelog.storage.core.errors import Corrupt, LogError
-from tidelog.storage.io.memory import MemoryStore
 from tidelog.storage.log import Log
 from tidelog.storage.read.plan import SegmentRange, TailRange
 from tidelog.storage.read.split_reader import SliceReader
-from tidelog.storage.tables import segment as segments
+from tidelog.storage.store.memory import MemoryStore
 from tidelog.storage.wal import wal_objects
 
 Read = Callable[[], Awaitable[Any]]

@@ -13,9 +13,11 @@ from tests.support.record_batches import CODECS, NO_PRODUCER, checked, consumed,
 from tests.support.records import TIME_MS
 from tests.support.vloop import run
 from tidelog.storage.broker import Broker
+from tidelog.storage.codec.batch_header import HEADER, HEADER_SIZE, Header, InvalidBatch
+from tidelog.storage.codec.chunk import Headers, Rows
+from tidelog.storage.codec.record_batch import Batch
 from tidelog.storage.core import object_keys
 from tidelog.storage.core.actions import KAFKA_CODEC
-from tidelog.storage.core.chunk import Headers, Rows
 from tidelog.storage.core.errors import (
     DamagedRecords,
     InvalidTimestamp,
@@ -26,11 +28,9 @@ from tidelog.storage.core.errors import (
     UnknownPartition,
 )
 from tidelog.storage.core.model import AppendedRange
-from tidelog.storage.io.clock import SystemClock
-from tidelog.storage.io.memory import MemoryStore
-from tidelog.storage.kafka.batch import Batch
-from tidelog.storage.kafka.layout import HEADER, HEADER_SIZE, Header, InvalidBatch
 from tidelog.storage.log import LogSettings
+from tidelog.storage.runtime.clock import SystemClock
+from tidelog.storage.store.memory import MemoryStore
 from tidelog.storage.wal.wal_objects import ClusterIdentity
 
 

@@ -20,9 +20,9 @@ from tests.support.logs import (
 )
 from tests.support.records import TIME_MS, rows
 from tests.support.vloop import run
-from tidelog.storage.core import chunk as chunks
-from tidelog.storage.core.chunk import Rows
-from tidelog.storage.core.entry import IdempotencyKey
+from tidelog.storage.codec import chunk as chunks
+from tidelog.storage.codec.chunk import Rows
+from tidelog.storage.codec.entry import IdempotencyKey
 from tidelog.storage.core.errors import (
     IdempotencyMismatch,
     InvalidConfig,
@@ -33,9 +33,9 @@ from tidelog.storage.core.errors import (
     UnknownPartition,
     UnknownTopic,
 )
-from tidelog.storage.io.memory import MemoryStore
 from tidelog.storage.log import LogSettings
 from tidelog.storage.read.reader import ReaderSettings
+from tidelog.storage.store.memory import MemoryStore
 
 MIXED = LogSettings(
     is_sealing=False,

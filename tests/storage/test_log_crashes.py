@@ -30,9 +30,9 @@ from tests.support.vloop import run
 from tidelog.storage.core import object_keys
 from tidelog.storage.core.errors import CommitUnknown, Unavailable
 from tidelog.storage.core.model import Acks, SegmentFile
-from tidelog.storage.io.memory import MemoryStore
 from tidelog.storage.log import Log
 from tidelog.storage.state.cluster_state import ClusterState
+from tidelog.storage.store.memory import MemoryStore
 from tidelog.storage.tables.manifest import ManifestVersion, SegmentIndex, Table
 from tidelog.storage.write import hot_log_file
 from tidelog.storage.write.hot_log_file import Recovered

@@ -6,14 +6,14 @@ import pytest
 
 from tests.support.logs import COLD, append, closing, opened, read_table, read_values
 from tests.support.vloop import run
+from tidelog.storage.codec import segment as segments
+from tidelog.storage.codec.entry import Commit, Draft
 from tidelog.storage.core import object_keys
 from tidelog.storage.core.actions import MoveLogStart
-from tidelog.storage.core.entry import Commit, Draft
 from tidelog.storage.core.errors import Corrupt, OffsetOutOfRange, Unavailable
 from tidelog.storage.core.model import SegmentFile
-from tidelog.storage.io.memory import MemoryStore
 from tidelog.storage.log import Log
-from tidelog.storage.tables import segment as segments
+from tidelog.storage.store.memory import MemoryStore
 from tidelog.storage.tables.manifest import Table, maintenance_app_id
 
 VALUES = [str(number) for number in range(12)]

@@ -26,10 +26,10 @@ from tidelog.storage.core import object_keys
 from tidelog.storage.core.actions import Sealed
 from tidelog.storage.core.errors import Corrupt, Unavailable
 from tidelog.storage.core.model import Acks
-from tidelog.storage.io.memory import MemoryStore
 from tidelog.storage.log import Log, LogSettings
+from tidelog.storage.seal.sealer import SealerSettings
+from tidelog.storage.store.memory import MemoryStore
 from tidelog.storage.write.requests import AppendRequest
-from tidelog.storage.write.sealer import SealerSettings
 
 
 async def with_topic(

@@ -14,7 +14,7 @@ from tests.support.vloop import run
 from tidelog.storage.broker import Broker
 from tidelog.storage.core.errors import CommitUnknown, LogError, Unavailable
 from tidelog.storage.core.model import Acks
-from tidelog.storage.io.memory import MemoryStore
+from tidelog.storage.store.memory import MemoryStore
 
 LATENCY_S = 0.02
 BEFORE_S = 12.0

@@ -10,7 +10,7 @@ from tests.support.logs import append, closing, made, opened, read_values, store
 from tests.support.vloop import run
 from tidelog.storage.broker import Broker
 from tidelog.storage.core.errors import CommitUnknown, LogError, StoreRefused, Unavailable
-from tidelog.storage.io.memory import MemoryStore
+from tidelog.storage.store.memory import MemoryStore
 from tidelog.storage.write.writer import FAILED_FLUSHES_MAX, TRIAL_S
 
 REASON = "the store does not accept writes: no space for wal/"

@@ -4,8 +4,8 @@ import asyncio
 
 from tests.support.logs import COLD, append, closing, opened, store_of
 from tests.support.vloop import run
-from tidelog.storage.io.memory import MemoryStore
 from tidelog.storage.log import FetchResult
+from tidelog.storage.store.memory import MemoryStore
 
 
 def offsets(fetched: FetchResult) -> list[int]:

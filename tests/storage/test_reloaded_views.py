@@ -5,7 +5,7 @@ from tests.support.logs import append, closing, opened, read_table, read_values
 from tests.support.views import AGE_S
 from tests.support.vloop import run
 from tidelog.storage.core.actions import LoseRecords
-from tidelog.storage.io.memory import MemoryStore
+from tidelog.storage.store.memory import MemoryStore
 
 
 def test_i1_records_lost_in_skipped_entries_are_not_served_from_the_tail_cache() -> None:

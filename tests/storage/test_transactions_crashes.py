@@ -22,9 +22,9 @@ from tests.support.logs import (
 )
 from tests.support.records import fold, rows, tail_values
 from tests.support.vloop import run
+from tidelog.storage.codec.entry import IdempotencyKey
 from tidelog.storage.core import object_keys
 from tidelog.storage.core.actions import CommitOffsets, GroupOffset
-from tidelog.storage.core.entry import IdempotencyKey
 from tidelog.storage.core.errors import (
     CommitUnknown,
     IdempotencyMismatch,
@@ -32,8 +32,8 @@ from tidelog.storage.core.errors import (
     Unavailable,
 )
 from tidelog.storage.core.model import Acks, AppendedRange, TopicPartition
-from tidelog.storage.io.memory import MemoryStore
 from tidelog.storage.log import Log
+from tidelog.storage.store.memory import MemoryStore
 
 CLUSTER_ID = "c0ffee"
 GROUP = "g"

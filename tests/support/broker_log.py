@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 from tests.support.logs import WAL
 from tidelog.storage.broker import Broker
-from tidelog.storage.core.chunk import Headers, Rows
-from tidelog.storage.io.clock import SystemClock
-from tidelog.storage.io.folder import FolderStore
-from tidelog.storage.io.object_store import ObjectStore
+from tidelog.storage.codec.chunk import Headers, Rows
 from tidelog.storage.log import Log, LogSettings
+from tidelog.storage.runtime.clock import SystemClock
+from tidelog.storage.store.folder import FolderStore
+from tidelog.storage.store.object_store import ObjectStore
 
 TIME_MS = 1_700_000_000_000
 UNSEALED = LogSettings(is_sealing=False, wal=WAL)

@@ -21,8 +21,8 @@ from tidelog.storage.cluster.liveness import Member, MembershipSettings
 from tidelog.storage.cluster.messages import ForwardOutcomeUnknown, ForwardRefused
 from tidelog.storage.cluster.sequencer import SequencerSettings
 from tidelog.storage.core.errors import Corrupt
-from tidelog.storage.io.memory import MemoryStore
 from tidelog.storage.log import LogSettings
+from tidelog.storage.store.memory import MemoryStore
 
 SETTINGS = LogSettings(
     is_sealing=False,

@@ -1,7 +1,7 @@
 """The cluster's elapsed time in tests of the state: one writer, whose clock is that time."""
 
+from tidelog.storage.codec.entry import Decoded, Entry
 from tidelog.storage.core import object_keys
-from tidelog.storage.core.entry import Decoded, Entry
 from tidelog.storage.state.cluster_state import ClusterState
 from tidelog.storage.state.elapsed import STEP_MS_MAX
 

@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 
 from tidelog.storage.core.errors import StoreRefused, Unavailable
 from tidelog.storage.core.model import Part
-from tidelog.storage.io.object_store import Created, ObjectInfo, ObjectStore
+from tidelog.storage.store.object_store import Created, ObjectInfo, ObjectStore
 from tidelog.storage.tables.memory import Catalog
 
 

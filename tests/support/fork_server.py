@@ -208,7 +208,7 @@ def _main() -> int:
     from tidelog.compaction import compact
     from tidelog.service.cli import client, main
     from tidelog.service.server import serve
-    from tidelog.storage.io import s3
+    from tidelog.storage.store import s3
 
     del compact, client, serve, s3  # imported for the children
     gc.collect()

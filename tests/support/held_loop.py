@@ -20,7 +20,7 @@ import httpx
 import pytest
 
 from tests.support.pace import CoreSpeed
-from tidelog.storage.io.tasks import Steps
+from tidelog.storage.runtime.tasks import Steps
 
 AsgiApp: TypeAlias = Callable[..., Coroutine[Any, Any, None]]
 

@@ -7,9 +7,9 @@ from tests.support import vloop
 from tests.support.logs import closing, opened
 from tidelog.storage.core.actions import MemberConfig
 from tidelog.storage.core.model import ReadBounds
-from tidelog.storage.groups.instances import Instances
-from tidelog.storage.io.memory import MemoryStore
+from tidelog.storage.groups.rest_groups import Instances
 from tidelog.storage.log import Log
+from tidelog.storage.store.memory import MemoryStore
 
 CONFIG = MemberConfig(
     auto_offset_reset="earliest", session_timeout_ms=10_000, max_poll_interval_ms=30_000

@@ -13,13 +13,13 @@ from tests.support.clock import ManualClock
 from tests.support.faults import FaultyStore, Seeded
 from tests.support.records import rows
 from tidelog.storage.broker import Broker
+from tidelog.storage.codec import segment as segments
 from tidelog.storage.core import object_keys
 from tidelog.storage.core.bounds import Bounds
 from tidelog.storage.core.model import Acks, AppendedRange, SegmentFile
-from tidelog.storage.io.object_store import ObjectStore
 from tidelog.storage.log import Log, LogSettings
 from tidelog.storage.read.reader import ReaderSettings
-from tidelog.storage.tables import segment as segments
+from tidelog.storage.store.object_store import ObjectStore
 from tidelog.storage.tables.manifest import seal_app_id
 from tidelog.storage.wal.wal_objects import WalSettings
 

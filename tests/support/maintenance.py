@@ -9,9 +9,9 @@ from tests.support.faults import FaultyStore
 from tests.support.logs import COLD, append, opened
 from tests.support.records import TIME_MS
 from tidelog.compaction.session import MaintenanceSession
-from tidelog.storage.io.memory import MemoryStore
-from tidelog.storage.io.object_store import ObjectStore
 from tidelog.storage.log import Log, LogSettings
+from tidelog.storage.store.memory import MemoryStore
+from tidelog.storage.store.object_store import ObjectStore
 
 _names = iter(range(1_000_000, 2_000_000))
 

@@ -8,10 +8,11 @@ import random
 from collections.abc import Callable, Collection
 from typing import get_args
 
-from tidelog.storage.core import acls, actions, entry, levels
+from tidelog.storage.codec import entry
+from tidelog.storage.codec.entry import Commit, Decoded, DraftId, Entry, HotMark, IdempotencyKey
+from tidelog.storage.core import acls, actions, levels
 from tidelog.storage.core.acls import Acl
 from tidelog.storage.core.actions import AnyAction, Chunk
-from tidelog.storage.core.entry import Commit, Decoded, DraftId, Entry, HotMark, IdempotencyKey
 from tidelog.storage.core.model import TopicIdPartition
 from tidelog.storage.state.cluster_state import ClusterState
 from tidelog.storage.state.group_types import ConsumerGroup

@@ -5,11 +5,11 @@ from typing import NamedTuple
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
 from aiokafka.record.memory_records import MemoryRecords
 
-from tidelog.storage.core.checksum import crc32c
-from tidelog.storage.core.chunk import Headers, Rows
+from tidelog.storage.codec import record_batch
+from tidelog.storage.codec.checksum import crc32c
+from tidelog.storage.codec.chunk import Headers, Rows
+from tidelog.storage.codec.record_batch import Batch
 from tidelog.storage.core.errors import LogError
-from tidelog.storage.kafka import batch
-from tidelog.storage.kafka.batch import Batch
 
 NO_PRODUCER = (-1, -1, -1)
 MAGIC = 2
@@ -41,7 +41,7 @@ def _without_time(data: bytearray) -> bytes:
 
 def check_one(data: bytes | memoryview) -> Batch:
     """Check one batch; raise its error."""
-    outcome = batch.check(memoryview(data))
+    outcome = record_batch.check(memoryview(data))
     if isinstance(outcome, LogError):
         raise outcome
     return outcome

@@ -2,16 +2,16 @@
 
 from collections.abc import Mapping, Sequence
 
-from tidelog.storage.core import entry as entries
+from tidelog.storage.codec import entry as entries
+from tidelog.storage.codec.chunk import Rows
+from tidelog.storage.codec.entry import Draft, HotMark, IdempotencyKey
 from tidelog.storage.core import object_keys
 from tidelog.storage.core.actions import AnyAction, CreateTopic
-from tidelog.storage.core.chunk import Rows
-from tidelog.storage.core.entry import Draft, HotMark, IdempotencyKey
 from tidelog.storage.core.errors import NotFound
-from tidelog.storage.io.clock import Clock, SystemClock
-from tidelog.storage.io.object_store import ObjectStore
+from tidelog.storage.runtime.clock import Clock, SystemClock
 from tidelog.storage.state.cluster_state import ClusterState
 from tidelog.storage.state.outcome import Outcome
+from tidelog.storage.store.object_store import ObjectStore
 from tidelog.storage.wal.wal_objects import WalObjects, empty_state
 from tidelog.storage.write.hot_segment import ClosedSegment
 from tidelog.storage.write.requests import AppendRequest, TopicRecords

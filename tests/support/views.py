@@ -8,10 +8,10 @@ from typing import NamedTuple
 from tests.support.clock import ManualClock
 from tests.support.faults import Call, FaultyStore, Plan
 from tests.support.records import creating, draft, fold, request, rows, tail_values
+from tidelog.storage.codec.entry import Draft
 from tidelog.storage.core import object_keys
 from tidelog.storage.core.bounds import Bounds
-from tidelog.storage.core.entry import Draft
-from tidelog.storage.io.object_store import ObjectStore
+from tidelog.storage.store.object_store import ObjectStore
 from tidelog.storage.wal.view import WalView
 from tidelog.storage.wal.wal_objects import WalSettings
 

@@ -4,10 +4,10 @@ from pathlib import Path
 
 from tests.support.records import request, rows
 from tests.support.views import store_of, with_topic
+from tidelog.storage.codec.entry import IdempotencyKey
 from tidelog.storage.core import object_keys
-from tidelog.storage.core.entry import IdempotencyKey
 from tidelog.storage.core.model import Acks, AppendedRange
-from tidelog.storage.io.memory import MemoryStore
+from tidelog.storage.store.memory import MemoryStore
 from tidelog.storage.wal.view import WalView
 from tidelog.storage.write.requests import AppendRequest
 from tidelog.storage.write.writer import Writer, WriterSettings

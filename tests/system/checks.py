@@ -16,7 +16,7 @@ from tests.support.history import Log, Read
 from tests.support.records import entries_of
 from tests.system.client import JSON, Client, NotServed, wait_until
 from tests.system.load import Sent
-from tidelog.storage.io.folder import FolderStore
+from tidelog.storage.store.folder import FolderStore
 
 
 class Starting(Broker):

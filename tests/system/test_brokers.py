@@ -17,8 +17,8 @@ from tests.system.checks import check_chain, check_retries, new_topic, the_log
 from tests.system.client import Client
 from tests.system.load import Load, Mix, Reading
 from tests.system.several import QUICK, brokers, metrics, sequencer_first, stopped, total
-from tidelog.storage.io.s3 import S3Store
-from tidelog.storage.io.s3_options import S3Options
+from tidelog.storage.store.s3 import S3Store
+from tidelog.storage.store.s3_options import S3Options
 
 PARTITIONS = 3
 

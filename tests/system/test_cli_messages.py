@@ -26,7 +26,7 @@ from tidelog.service.cli.client import Client
 from tidelog.service.cli.results import NotReachable
 from tidelog.service.secret_files import PRIVATE_UMASK
 from tidelog.storage.core.errors import StoreUnfit
-from tidelog.storage.io.folder import FolderStore
+from tidelog.storage.store.folder import FolderStore
 
 
 class Said(NamedTuple):

@@ -30,7 +30,7 @@ from tests.system.client import wait_until
 from tests.system.several import QUICK, metrics
 from tidelog.service.kafka.messages.handshake import ApiVersionsRequest
 from tidelog.service.kafka.messages.header import FIRST_FLEXIBLE
-from tidelog.storage.kafka.layout import TRANSACTIONS_NOT_SERVED
+from tidelog.storage.codec.batch_header import TRANSACTIONS_NOT_SERVED
 
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 RECORDS = 200

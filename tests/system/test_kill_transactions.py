@@ -14,7 +14,7 @@ from tests.support.records import fold, tail_values
 from tests.system.checks import check_chain, new_topic
 from tests.system.client import Client, wait_until
 from tests.system.transform import Found, Names, Worker, check
-from tidelog.storage.io.folder import FolderStore
+from tidelog.storage.store.folder import FolderStore
 
 KILLS = 4
 PARTITIONS = 2

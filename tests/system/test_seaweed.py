@@ -20,8 +20,8 @@ from tests.system.checks import check_retries, new_topic, table_at, the_log, wai
 from tests.system.client import Client, wait_until
 from tests.system.load import Load, Mix
 from tests.system.lossy import LossyProxy
-from tidelog.storage.io.s3 import S3Store
-from tidelog.storage.io.s3_options import S3Options
+from tidelog.storage.store.s3 import S3Store
+from tidelog.storage.store.s3_options import S3Options
 
 PARTITIONS = 3
 MEETING = {"broker_heartbeat_interval_ms": 200, "broker_timeout_ms": 2000}

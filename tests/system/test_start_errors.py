@@ -26,9 +26,9 @@ from tests.support.records import creating
 from tests.support.seaweed import ACCESS_KEY, SECRET_KEY, Seaweed
 from tests.system.client import Client
 from tidelog.storage.broker import Broker as LogBroker
-from tidelog.storage.io.clock import SystemClock
-from tidelog.storage.io.folder import FolderStore
 from tidelog.storage.log import LogSettings
+from tidelog.storage.runtime.clock import SystemClock
+from tidelog.storage.store.folder import FolderStore
 from tidelog.storage.wal.view import WalView
 
 FAILED = 1

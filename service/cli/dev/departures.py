@@ -16,8 +16,8 @@ from tidelog.service.client.connection import Connection
 from tidelog.service.client.consumer import AsyncConsumer
 from tidelog.service.client.errors import NotFound
 from tidelog.service.client.producer import ProducerOptions, send_batch
-from tidelog.storage.io.clock import SystemClock
-from tidelog.storage.io.tasks import together
+from tidelog.storage.runtime.clock import SystemClock
+from tidelog.storage.runtime.tasks import together
 
 TOPIC = "departures"
 PARTITIONS = 4

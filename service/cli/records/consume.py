@@ -22,7 +22,7 @@ from tidelog.service.client.connection import Connection
 from tidelog.service.client.consumer import POLL_S, AsyncConsumer, DeadLetters
 from tidelog.service.client.producer import AsyncProducer
 from tidelog.service.client.records import Page
-from tidelog.storage.io.tasks import together
+from tidelog.storage.runtime.tasks import together
 
 Position: TypeAlias = str | int | dt.datetime | Last | PartitionOffsets
 

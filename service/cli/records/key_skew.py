@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 from tidelog.service.cli.client import Client
 from tidelog.service.cli.requests import quoted
-from tidelog.storage.core.murmur2 import partition_of
-from tidelog.storage.io.tasks import together
+from tidelog.storage.codec.murmur2 import partition_of
+from tidelog.storage.runtime.tasks import together
 
 READS_AT_ONCE = 8
 RECORDS_A_READ = 5_000

@@ -26,7 +26,7 @@ from tidelog.service.cli.results import BadUsage, CommandError, SlowProgress, pl
 from tidelog.service.client.connection import Connection
 from tidelog.service.client.errors import ClientError, NotReachable
 from tidelog.service.client.producer import send_batch
-from tidelog.storage.io.clock import SystemClock
+from tidelog.storage.runtime.clock import SystemClock
 
 PENDING_MS_MAX = 50 * 60 * 1000
 """Brokers keep an Idempotency-Key for an hour. Ten minutes less, because clocks differ and this run

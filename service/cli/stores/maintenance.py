@@ -61,8 +61,8 @@ if TYPE_CHECKING:
     from tidelog.compaction.retention import Retained
     from tidelog.compaction.session import MaintenanceSession
     from tidelog.service.telemetry.maintenance_results import Kind
-    from tidelog.storage.io.clock import Clock
-    from tidelog.storage.io.object_store import ObjectStore
+    from tidelog.storage.runtime.clock import Clock
+    from tidelog.storage.store.object_store import ObjectStore
 
 TopicNames = Sequence[str] | None
 Work = Coroutine[Any, Any, "Done"]

@@ -339,7 +339,7 @@ def backup(
 
     async def work(cluster: "MaintenanceSession", progress: Progress) -> Done:
         from tidelog.compaction.backups.backup import backup as run
-        from tidelog.storage.io.open import open_store
+        from tidelog.storage.store.open import open_store
 
         place = await open_store(to, s3=settings_of(store).s3)
         try:
@@ -425,9 +425,9 @@ def restore(
 
     async def work(progress: Progress) -> "Restored":
         from tidelog.compaction.backups.restore import restore as run
-        from tidelog.storage.io.clock import SystemClock
-        from tidelog.storage.io.open import open_store
-        from tidelog.storage.io.read_only import open_to_read
+        from tidelog.storage.runtime.clock import SystemClock
+        from tidelog.storage.store.open import open_store
+        from tidelog.storage.store.read_only import open_to_read
 
         copies = await open_to_read(place, s3)
         target = await open_store(store, s3=s3)

@@ -147,9 +147,9 @@ def frame_of(
 
 
 def _check_topic(settings: Settings, topic: str) -> None:
-    from tidelog.storage.io.blocking import OpenedStore
-    from tidelog.storage.io.clock import SystemClock
     from tidelog.storage.read.offline_log import open_snapshot
+    from tidelog.storage.runtime.clock import SystemClock
+    from tidelog.storage.store.blocking import OpenedStore
 
     with OpenedStore(settings.store, settings.s3) as opened:
         opened.run(open_snapshot(opened.store, SystemClock(), [topic]))

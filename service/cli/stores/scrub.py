@@ -78,8 +78,8 @@ def scrub(
 async def _record(settings: Settings, report: "ScrubReport") -> None:
     """Store the result. This opens the store again, because a scrub opens it only to read."""
     from tidelog.storage.core.errors import LogError
-    from tidelog.storage.io.clock import SystemClock
-    from tidelog.storage.io.open import open_store
+    from tidelog.storage.runtime.clock import SystemClock
+    from tidelog.storage.store.open import open_store
 
     damaged = [finding for finding in report.findings if finding.is_damage]
     named = "; ".join(f"{finding.where}: {finding.what}" for finding in damaged[:NAMED])

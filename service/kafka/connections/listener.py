@@ -18,7 +18,7 @@ from tidelog.service.kafka.connections.connection import Connection
 from tidelog.service.kafka.connections.frame import SHARED_BYTES, UNPROVED_BYTES_MAX
 from tidelog.service.kafka.connections.outbox import UNSENT_BYTES_MAX
 from tidelog.service.kafka.connections.server import Server
-from tidelog.storage.core import native
+from tidelog.storage.codec import native
 
 log = logging.getLogger("tidelog.kafka")
 

@@ -2,7 +2,7 @@
 
 A broker reads a subscription to learn the topics of a group, and writes subscriptions and
 assignments to show the members of a REST group. It reads assignments with
-storage.kafka.consumer_protocol. A subscription or an assignment begins with its version. A consumer
+storage.codec.consumer_protocol. A subscription or an assignment begins with its version. A consumer
 may send a newer version than the newest one of this module. Its fields begin with the fields of the
 newest one of this module, so the decoder ignores the bytes behind them.
 """

@@ -47,7 +47,7 @@ from tidelog.service.security.caller import CallerRights, rights_of
 from tidelog.storage.core.acls import READ, TOPIC
 from tidelog.storage.core.errors import InvalidRequest, LogError, OffsetOutOfRange, UnknownTopic
 from tidelog.storage.log import Log
-from tidelog.storage.read.topic_changes import NO_CHANGE, TopicChanges
+from tidelog.storage.read.long_polls import NO_CHANGE, TopicChanges
 from tidelog.storage.state.access import CONSUMER_BYTE_RATE
 from tidelog.storage.state.cluster_state import Topic
 

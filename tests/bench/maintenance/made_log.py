@@ -10,16 +10,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidelog.storage.broker import Broker
-from tidelog.storage.core import chunk as chunks
+from tidelog.storage.codec import chunk as chunks
+from tidelog.storage.codec import segment
+from tidelog.storage.codec.entry import Commit, Draft
 from tidelog.storage.core import object_keys
 from tidelog.storage.core.actions import Append, Chunk, Sealed
-from tidelog.storage.core.entry import Commit, Draft
 from tidelog.storage.core.model import SegmentFile
-from tidelog.storage.io.clock import SystemClock
-from tidelog.storage.io.folder import FolderStore
 from tidelog.storage.log import LogSettings
+from tidelog.storage.runtime.clock import SystemClock
 from tidelog.storage.state.cluster_state import Topic
-from tidelog.storage.tables import segment
+from tidelog.storage.store.folder import FolderStore
 from tidelog.storage.tables.delta import open_table
 from tidelog.storage.tables.manifest import seal_app_id
 

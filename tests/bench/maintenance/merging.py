@@ -112,8 +112,8 @@ def _compact(folder: Path, records: int, keys: int) -> list[Row]:
 def _retain(folder: Path, count: int) -> list[Row]:
     from tidelog.compaction.retention import retain
     from tidelog.compaction.session import MaintenanceSession
-    from tidelog.storage.io.clock import SystemClock
-    from tidelog.storage.io.folder import FolderStore
+    from tidelog.storage.runtime.clock import SystemClock
+    from tidelog.storage.store.folder import FolderStore
 
     made_log.make_named(folder, {"retention.ms": "1"}, count, 1_000)
 

@@ -72,8 +72,8 @@ def _ours(spark: "SparkSession", log: Path) -> int:
     from tidelog.compaction.compact import compact
     from tidelog.compaction.session import MaintenanceSession
     from tidelog.compaction.spark_engine import SparkEngine
-    from tidelog.storage.io.clock import SystemClock
-    from tidelog.storage.io.folder import FolderStore
+    from tidelog.storage.runtime.clock import SystemClock
+    from tidelog.storage.store.folder import FolderStore
 
     async def run() -> int:
         store = FolderStore(log)

@@ -48,9 +48,9 @@ def ours(folder: Path, _: list[str], __: Path) -> int:
     """Merging or compaction, whichever the topic wants."""
     from tidelog.compaction.compact import compact
     from tidelog.compaction.session import MaintenanceSession
-    from tidelog.storage.io.clock import SystemClock
-    from tidelog.storage.io.folder import FolderStore
-    from tidelog.storage.io.malloc import keep_freed_columns
+    from tidelog.storage.runtime.allocator import keep_freed_columns
+    from tidelog.storage.runtime.clock import SystemClock
+    from tidelog.storage.store.folder import FolderStore
 
     keep_freed_columns()  # as the command line does
 
@@ -139,7 +139,7 @@ WAYS: dict[str, Callable[[Path, list[str], Path], int]] = {
 }
 
 LOADED = {
-    "ours": ("tidelog.compaction.compact", "tidelog.storage.io.folder"),
+    "ours": ("tidelog.compaction.compact", "tidelog.storage.store.folder"),
     "DuckDB": ("duckdb",),
     "Polars": ("polars",),
 }

@@ -12,8 +12,8 @@ from tests.bench import bodies
 from tests.bench.broker import Broker, environment
 from tests.bench.load import request, run
 from tests.bench.report import Row
-from tidelog.storage.io.open import open_store
-from tidelog.storage.io.s3_options import S3Options
+from tidelog.storage.store.open import open_store
+from tidelog.storage.store.s3_options import S3Options
 
 RUNS = 3
 SLACK_MS = 2.0

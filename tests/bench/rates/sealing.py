@@ -21,10 +21,10 @@ from tests.bench import bodies
 from tests.bench.broker import store_folder
 from tests.bench.report import Table, number
 from tidelog.storage.broker import Broker
-from tidelog.storage.core.chunk import Rows
-from tidelog.storage.io.clock import SystemClock
-from tidelog.storage.io.folder import FolderStore
+from tidelog.storage.codec.chunk import Rows
 from tidelog.storage.log import LogSettings
+from tidelog.storage.runtime.clock import SystemClock
+from tidelog.storage.store.folder import FolderStore
 
 TOPIC, WARM_UP = "bench", "warm-up"
 PARTITIONS = 6

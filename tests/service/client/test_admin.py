@@ -7,7 +7,7 @@ from tests.service.conftest import Broker, post
 from tests.service.keyed import ADMIN_KEY, secured
 from tidelog.client import AsyncAdmin, NotFound
 from tidelog.service.client.connection import Connection
-from tidelog.storage.io.memory import MemoryStore
+from tidelog.storage.store.memory import MemoryStore
 
 
 def admin_of(broker: Broker, key: str | None = None) -> AsyncAdmin:

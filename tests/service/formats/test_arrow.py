@@ -19,7 +19,7 @@ from tidelog.service.formats import arrow as arrow_module
 from tidelog.service.formats import arrow_messages
 from tidelog.service.formats.arrow import UnpackedTooLarge, decode_arrow, encode_arrow
 from tidelog.service.formats.json_in import TIMESTAMP_MS_MAX, InvalidBody
-from tidelog.storage.core.chunk import (
+from tidelog.storage.codec.chunk import (
     CHUNK_SCHEMA,
     HEADERS_TYPE,
     RECORD_SCHEMA,

@@ -19,10 +19,10 @@ from tidelog.service.formats.json_out import (
     encode_records,
 )
 from tidelog.service.formats.json_text import Undecodable
-from tidelog.storage.core.chunk import Headers, Rows, batch_of_rows, with_offsets
+from tidelog.storage.codec.chunk import Headers, Rows, batch_of_rows, with_offsets
+from tidelog.storage.codec.partitioner import Sticky, place
 from tidelog.storage.core.errors import InvalidRequest
 from tidelog.storage.core.model import AppendedRange
-from tidelog.storage.core.partitioner import Sticky, place
 
 quick = examples(120)
 MANY = 4 * FEW

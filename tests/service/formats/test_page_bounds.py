@@ -13,7 +13,7 @@ from tidelog.service.formats.arrow import encode_arrow_of_many
 from tidelog.service.formats.fetched import FetchParams, encode
 from tidelog.service.formats.json_out import FEW
 from tidelog.service.formats.page_bounds import PAGE_BYTES, fitted
-from tidelog.storage.core.chunk import weight
+from tidelog.storage.codec.chunk import weight
 from tidelog.storage.core.model import ReadBounds, TopicIdPartition
 from tidelog.storage.groups.portions import Portion, Read
 from tidelog.storage.log import FetchResult

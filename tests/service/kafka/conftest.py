@@ -21,9 +21,9 @@ from tidelog.service.telemetry.metrics import HttpCounters
 from tidelog.service.unpacking import UnpackThreads
 from tidelog.storage.broker import Broker, LogSettings
 from tidelog.storage.cluster.liveness import KafkaListener
-from tidelog.storage.io.clock import SystemClock
-from tidelog.storage.io.memory import MemoryStore
-from tidelog.storage.io.object_store import ObjectStore
+from tidelog.storage.runtime.clock import SystemClock
+from tidelog.storage.store.memory import MemoryStore
+from tidelog.storage.store.object_store import ObjectStore
 
 M = TypeVar("M", bound=Message)
 NOW_MS = 1_790_000_000_000

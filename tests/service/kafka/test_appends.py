@@ -10,19 +10,19 @@ import pytest
 
 from tests.service.kafka.conftest import Client, Kafka, batch, broker
 from tests.service.kafka.test_produce import _produce, _request
-from tests.storage.kafka.reference import varint, with_header
+from tests.storage.codec.reference import varint, with_header
 from tests.support.faults import FaultyStore, Gate
 from tidelog.service.kafka import appends
 from tidelog.service.kafka.errors import Code
 from tidelog.storage.broker import LogSettings, WriterSettings
+from tidelog.storage.codec import compression
+from tidelog.storage.codec.batch_header import HEADER_SIZE
+from tidelog.storage.codec.record_batch import ANY, Batch, Effort, Rules
 from tidelog.storage.core import object_keys
 from tidelog.storage.core.errors import LogError
-from tidelog.storage.io.memory import MemoryStore
-from tidelog.storage.kafka import codecs
-from tidelog.storage.kafka.batch import ANY, Batch, Effort, Rules
-from tidelog.storage.kafka.layout import HEADER_SIZE
 from tidelog.storage.state import shares as rules
 from tidelog.storage.state import tail_chunks
+from tidelog.storage.store.memory import MemoryStore
 
 ROOM = 64 * 1024
 LARGE, SMALL = b"x" * 50_000, b"y" * 100
@@ -111,7 +111,7 @@ def heavy() -> bytes:
     body = b"\0\0\0\x01\x01" + varint(count) + b"\0\x01" * count
     packed = pa.Codec("zstd").compress(varint(len(body)) + body, asbytes=True)
     usual = batch(SMALL)
-    return with_header(usual[:HEADER_SIZE] + packed, attributes=codecs.ZSTD)
+    return with_header(usual[:HEADER_SIZE] + packed, attributes=compression.ZSTD)
 
 
 async def test_a_thread_checks_a_batch_of_few_bytes_that_takes_long(

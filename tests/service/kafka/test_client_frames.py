@@ -39,7 +39,7 @@ from tidelog.service.kafka.messages.produce import (
     TopicProduceData,
 )
 from tidelog.service.kafka.messages.schema import Message
-from tidelog.storage.kafka.consumer_protocol import assigned
+from tidelog.storage.codec.consumer_protocol import assigned
 
 TOPIC_ID = bytes(range(16))
 BATCH = bytes.fromhex(

@@ -22,7 +22,7 @@ from tidelog.service.telemetry.kafka_clients import (
     KafkaClients,
 )
 from tidelog.storage.cluster.liveness import Member
-from tidelog.storage.io.memory import MemoryStore
+from tidelog.storage.store.memory import MemoryStore
 
 ROUTE = "/tidelog/v1/kafka-clients"
 

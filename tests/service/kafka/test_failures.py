@@ -20,7 +20,7 @@ from tidelog.service.kafka.messages.compiler import decoder
 from tidelog.service.kafka.messages.schema import Message, Structure, members_of
 from tidelog.service.security.caller import ALL_RIGHTS
 from tidelog.storage.core.errors import Unavailable
-from tidelog.storage.io.memory import MemoryStore
+from tidelog.storage.store.memory import MemoryStore
 
 DRAWS = 8
 """Requests of each version. Some have no item, and then some answers have no code."""

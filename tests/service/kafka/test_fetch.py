@@ -35,8 +35,8 @@ from tidelog.service.kafka.messages.topics import (
 )
 from tidelog.service.memory_pool import EVERYONE, Share
 from tidelog.service.telemetry.rates import NAMES, RateSampler
-from tidelog.storage.core.chunk import Rows
-from tidelog.storage.io.memory import MemoryStore
+from tidelog.storage.codec.chunk import Rows
+from tidelog.storage.store.memory import MemoryStore
 
 
 def _wanted(

@@ -17,11 +17,11 @@ from tidelog.service.kafka.messages.consumer_protocol import (
     ConsumerProtocolAssignment,
     ConsumerProtocolSubscription,
 )
+from tidelog.storage.codec.consumer_protocol import assigned
 from tidelog.storage.core.actions import MemberConfig
 from tidelog.storage.core.model import TopicPartition
-from tidelog.storage.io.memory import MemoryStore
-from tidelog.storage.kafka.consumer_protocol import assigned
 from tidelog.storage.state.shares import CLIENT_BYTES
+from tidelog.storage.store.memory import MemoryStore
 
 SUBSCRIPTION = consumer_protocol.encode(ConsumerProtocolSubscription(topics=["t"]), 1)
 ASSIGNMENT = consumer_protocol.encode(

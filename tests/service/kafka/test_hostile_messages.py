@@ -19,7 +19,7 @@ from tidelog.service.kafka.messages.metadata import MetadataRequest
 from tidelog.service.kafka.messages.primitives import ELEMENTS_MAX, MalformedMessage
 from tidelog.service.kafka.messages.produce import PRODUCE_ELEMENTS_MAX, ProduceRequest
 from tidelog.service.kafka.messages.schema import Message
-from tidelog.storage.kafka.consumer_protocol import assigned
+from tidelog.storage.codec.consumer_protocol import assigned
 
 INPUTS = 20_000
 MEMORY_MAX = 32 * 1024 * 1024

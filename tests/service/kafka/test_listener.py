@@ -25,7 +25,7 @@ from tidelog.service.kafka.connections.listener import (
     Listener,
     limits_of,
 )
-from tidelog.storage.core import native
+from tidelog.storage.codec import native
 
 
 class _Served:

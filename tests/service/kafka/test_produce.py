@@ -25,7 +25,7 @@ from tidelog.service.kafka.messages.produce import (
 )
 from tidelog.storage.broker import LogSettings, WriterSettings
 from tidelog.storage.core.errors import Unavailable
-from tidelog.storage.io.memory import MemoryStore
+from tidelog.storage.store.memory import MemoryStore
 
 
 def _request(

@@ -21,7 +21,7 @@ from tidelog.service.kafka.messages.metadata import (
 )
 from tidelog.service.kafka.routing import Node, Routing, nodes_of, zone_of
 from tidelog.storage.cluster.liveness import KafkaListener, Member
-from tidelog.storage.kafka.layout import TRANSACTIONS_NOT_SERVED
+from tidelog.storage.codec.batch_header import TRANSACTIONS_NOT_SERVED
 
 
 def _peer(number: int, node_id: int, zone: str = "", started_ms: int = 1) -> Member:

@@ -32,7 +32,7 @@ from tidelog.service.kafka.messages.produce import (
     ProduceResponse,
 )
 from tidelog.storage.core.actions import DeleteKey, SetQuotas
-from tidelog.storage.core.observer import PRINCIPAL
+from tidelog.storage.runtime.observer import PRINCIPAL
 
 JOINING = groups.JoinGroupRequest(
     group_id="g",

@@ -8,7 +8,7 @@ from tests.support.vloop import run
 from tidelog.storage.cluster.announcer import Announcer
 from tidelog.storage.cluster.liveness import Member
 from tidelog.storage.cluster.messages import EntryAnnouncement
-from tidelog.storage.io.clock import SystemClock
+from tidelog.storage.runtime.clock import SystemClock
 
 PEER = Member("p", "peer", "http://peer", "token", 1)
 

@@ -10,7 +10,7 @@ from tests.support.cluster import SETTINGS, Broken, Cluster
 from tests.support.vloop import run
 from tidelog.storage.cluster.sequencer import SKIPPED
 from tidelog.storage.core.errors import CommitUnknown
-from tidelog.storage.state.forwarded_drafts import ORIGIN_WINDOW_MS
+from tidelog.storage.state.deduplication import ORIGIN_WINDOW_MS
 
 PATIENT = SETTINGS._replace(
     writer=SETTINGS.writer._replace(answer_timeout_s=1e6),

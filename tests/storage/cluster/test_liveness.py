@@ -19,9 +19,9 @@ from tidelog.storage.cluster.liveness import (
 from tidelog.storage.cluster.membership import Membership
 from tidelog.storage.core import object_keys
 from tidelog.storage.core.model import Part
-from tidelog.storage.io.clock import SystemClock
-from tidelog.storage.io.memory import MemoryStore
-from tidelog.storage.io.object_store import ObjectInfo
+from tidelog.storage.runtime.clock import SystemClock
+from tidelog.storage.store.memory import MemoryStore
+from tidelog.storage.store.object_store import ObjectInfo
 
 SETTINGS = MembershipSettings(heartbeat_interval_s=5, member_timeout_s=15, sweep_after_s=100)
 

@@ -15,14 +15,14 @@ from tidelog.storage.cluster.messages import (
     merge,
     refer,
 )
-from tidelog.storage.core import entry as entries
+from tidelog.storage.codec import entry as entries
+from tidelog.storage.codec.checksum import crc32c
+from tidelog.storage.codec.entry import Commit, Decoded, Draft, DraftId, Entry
 from tidelog.storage.core import levels, object_keys
 from tidelog.storage.core.actions import Append, Chunk, CreateTopic, ProducerAppend
-from tidelog.storage.core.checksum import crc32c
-from tidelog.storage.core.entry import Commit, Decoded, Draft, DraftId, Entry
 from tidelog.storage.core.errors import Corrupt
 from tidelog.storage.state.cluster_state import ClusterState
-from tidelog.storage.state.forwarded_drafts import ORIGIN_WINDOW_MS, ORIGINS_MAX, AppliedDrafts
+from tidelog.storage.state.deduplication import ORIGIN_WINDOW_MS, ORIGINS_MAX, AppliedDrafts
 from tidelog.storage.state.outcome import Outcome
 from tidelog.storage.wal.announced import AnnouncedChunks
 

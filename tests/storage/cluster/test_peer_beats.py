@@ -10,8 +10,8 @@ from tests.support.vloop import run
 from tidelog.storage.cluster.liveness import Member, MembershipSettings
 from tidelog.storage.cluster.membership import Membership
 from tidelog.storage.cluster.messages import EntryAnnouncement, ForwardRefused, encode_announcements
-from tidelog.storage.cluster.peer_beats import ANSWER_S, BEAT_S, PeerBeats
-from tidelog.storage.io.memory import MemoryStore
+from tidelog.storage.cluster.sequencer import ANSWER_S, BEAT_S, PeerBeats
+from tidelog.storage.store.memory import MemoryStore
 
 STEP_S = 0.01
 RARELY = MembershipSettings(heartbeat_interval_s=5.0, member_timeout_s=15.0)

@@ -11,7 +11,7 @@ from tidelog.compaction.garbage import Grace
 from tidelog.storage.core import levels, object_keys
 from tidelog.storage.core.bounds import LEAST, Bounds, check
 from tidelog.storage.core.errors import NotFound, StoreUnfit
-from tidelog.storage.io.memory import MemoryStore
+from tidelog.storage.store.memory import MemoryStore
 from tidelog.storage.wal.wal_objects import WalObjects, WalSettings
 
 LONG = Bounds(1_200_000, 7_200_000)

@@ -16,14 +16,14 @@ from tests.support.instances import (
     virtual,
 )
 from tests.support.logs import MANUAL, append, closing, kill, opened
+from tidelog.storage.codec.entry import Entry
 from tidelog.storage.core.actions import CommitOffsets, ExpireMember, GroupOffset, LeaveGroup
-from tidelog.storage.core.entry import Entry
 from tidelog.storage.core.errors import IllegalGeneration, Unavailable
 from tidelog.storage.groups.coordinator import HANDOVER_S, VIEW_AGE_MAX_S
-from tidelog.storage.groups.instances import TICK_S
-from tidelog.storage.io.memory import MemoryStore
+from tidelog.storage.groups.rest_groups import TICK_S
 from tidelog.storage.log import Log
 from tidelog.storage.state.cluster_state import Applied
+from tidelog.storage.store.memory import MemoryStore
 
 
 @virtual

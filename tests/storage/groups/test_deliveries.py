@@ -11,8 +11,8 @@ from tests.support import vloop
 from tests.support.instances import BY_HAND, CONFIG, group_of, virtual
 from tests.support.logs import append
 from tidelog.storage.core.model import ReadBounds, TopicPartition
-from tidelog.storage.groups.instances import TICK_S, Instances
 from tidelog.storage.groups.portions import Read
+from tidelog.storage.groups.rest_groups import TICK_S, Instances
 from tidelog.storage.log import Log
 
 PARTITIONS = 3

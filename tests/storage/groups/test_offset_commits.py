@@ -25,12 +25,12 @@ from tidelog.storage.core.errors import (
     UnknownMember,
 )
 from tidelog.storage.core.model import ReadBounds, TopicPartition
-from tidelog.storage.core.observer import PRINCIPAL
 from tidelog.storage.groups import offset_commits
-from tidelog.storage.groups.instances import Instances
 from tidelog.storage.groups.offset_commits import BUSY_MEMBERS, PAUSE_S
-from tidelog.storage.io.memory import MemoryStore
+from tidelog.storage.groups.rest_groups import Instances
 from tidelog.storage.log import Log
+from tidelog.storage.runtime.observer import PRINCIPAL
+from tidelog.storage.store.memory import MemoryStore
 
 BY_HAND = MemberConfig(auto_commit=False)
 

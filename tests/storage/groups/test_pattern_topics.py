@@ -8,9 +8,9 @@ from tests.support import vloop
 from tests.support.instances import SingleBroker
 from tests.support.logs import closing, opened
 from tidelog.storage.core.actions import MemberConfig
-from tidelog.storage.groups.instances import TICK_S, Instances
-from tidelog.storage.io.memory import MemoryStore
+from tidelog.storage.groups.rest_groups import TICK_S, Instances
 from tidelog.storage.state import group_members
+from tidelog.storage.store.memory import MemoryStore
 
 
 def test_a_pattern_with_too_many_partitions_does_not_stop_the_others(

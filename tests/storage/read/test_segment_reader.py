@@ -8,12 +8,10 @@ import pyarrow as pa
 import pytest
 
 from tests.support.vloop import run
-from tidelog.storage.core.chunk import HEADERS_TYPE, RECORD_SCHEMA, TIMESTAMP_TYPE
+from tidelog.storage.codec import segment
+from tidelog.storage.codec.chunk import HEADERS_TYPE, RECORD_SCHEMA, TIMESTAMP_TYPE
 from tidelog.storage.core.errors import Corrupt, NotFound
 from tidelog.storage.core.model import SegmentFile
-from tidelog.storage.io.folder import FolderStore
-from tidelog.storage.io.memory import MemoryStore
-from tidelog.storage.io.object_store import ObjectStore
 from tidelog.storage.read.plan import SegmentRange
 from tidelog.storage.read.segment_reader import (
     MappedFiles,
@@ -22,7 +20,9 @@ from tidelog.storage.read.segment_reader import (
     source_of,
     started_ahead,
 )
-from tidelog.storage.tables import segment
+from tidelog.storage.store.folder import FolderStore
+from tidelog.storage.store.memory import MemoryStore
+from tidelog.storage.store.object_store import ObjectStore
 from tidelog.storage.tables.manifest import seal_app_id, segments_to
 from tidelog.storage.tables.memory import MemoryManifest
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from tests.support.properties import examples
 from tests.support.records import rows
-from tidelog.storage.core import chunk as chunks
+from tidelog.storage.codec import chunk as chunks
 from tidelog.storage.read.tail_cache import (
     MERGE_BYTES_MAX,
     MERGE_ROWS_MAX,

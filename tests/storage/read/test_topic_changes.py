@@ -4,8 +4,7 @@ import random
 
 import pytest
 
-from tidelog.storage.read.long_polls import LongPolls
-from tidelog.storage.read.topic_changes import NO_CHANGE, TopicChanges
+from tidelog.storage.read.long_polls import NO_CHANGE, LongPolls, TopicChanges
 
 PARTITIONS = 20
 

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
+from tidelog.storage.codec.entry import Commit as Committed
+from tidelog.storage.codec.entry import Entry, decode, encode_header
 from tidelog.storage.core import levels
 from tidelog.storage.core.acls import DEFAULT, Acl
 from tidelog.storage.core.actions import (
@@ -18,8 +20,6 @@ from tidelog.storage.core.actions import (
     DeleteKey,
     SetQuotas,
 )
-from tidelog.storage.core.entry import Commit as Committed
-from tidelog.storage.core.entry import Entry, decode, encode_header
 from tidelog.storage.state import access
 from tidelog.storage.state.access import Access, digest
 from tidelog.storage.state.cluster_state import ClusterState

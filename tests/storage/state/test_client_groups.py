@@ -8,7 +8,8 @@ import pytest
 
 from tests.storage.state.test_cluster_state import Spec, applied
 from tests.storage.state.test_group_members import ALPHA, commit, do, join, state_with, subscribe
-from tidelog.storage.core import entry as entries
+from tidelog.storage.codec import entry as entries
+from tidelog.storage.codec.entry import Commit, Entry
 from tidelog.storage.core.actions import (
     DeleteGroup,
     DeleteOffsets,
@@ -21,7 +22,6 @@ from tidelog.storage.core.actions import (
     Subscribe,
     TakeGroup,
 )
-from tidelog.storage.core.entry import Commit, Entry
 from tidelog.storage.core.errors import (
     Corrupt,
     GroupNotEmpty,

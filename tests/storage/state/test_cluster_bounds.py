@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from tests.storage.state.test_cluster_state import FIRST, IDS, Spec, applied
 from tests.support.elapsed import elapse
 from tests.support.properties import examples
+from tidelog.storage.codec.entry import Commit
 from tidelog.storage.core.actions import AnyAction, DeleteTopic, SetBounds
 from tidelog.storage.core.bounds import LEAST, MOST, RETENTION_FACTOR_MIN, Bounds
-from tidelog.storage.core.entry import Commit
 from tidelog.storage.core.errors import Corrupt, InvalidRequest
 from tidelog.storage.state.cluster_bounds import WAITING, ClusterBounds
 from tidelog.storage.state.cluster_state import ClusterState, Outcome

@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.properties import examples
-from tidelog.storage.core import entry as entries
+from tidelog.storage.codec import entry as entries
+from tidelog.storage.codec.entry import Commit, Decoded, Entry, HotMark, IdempotencyKey
 from tidelog.storage.core import object_keys
 from tidelog.storage.core.actions import (
     AddPartitions,
@@ -30,7 +31,6 @@ from tidelog.storage.core.actions import (
     Sealed,
     SetTopicDefaults,
 )
-from tidelog.storage.core.entry import Commit, Decoded, Entry, HotMark, IdempotencyKey
 from tidelog.storage.core.errors import (
     IdempotencyMismatch,
     LogError,

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from tests.storage.state.test_cluster_state import FIRST, IDS, Spec, applied, chunk
 from tests.support.elapsed import elapse
 from tests.support.properties import examples
+from tidelog.storage.codec.entry import Commit
 from tidelog.storage.core import levels
 from tidelog.storage.core.actions import (
     AnyAction,
@@ -20,7 +21,6 @@ from tidelog.storage.core.actions import (
     DeleteTopic,
     GroupOffset,
 )
-from tidelog.storage.core.entry import Commit
 from tidelog.storage.core.errors import (
     IllegalGeneration,
     InvalidRequest,

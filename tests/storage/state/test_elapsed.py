@@ -18,9 +18,9 @@ from tests.storage.state.test_cluster_state import (
 from tests.storage.state.test_levels import raising
 from tests.support.elapsed import elapse
 from tests.support.properties import examples
+from tidelog.storage.codec.entry import Commit, IdempotencyKey
 from tidelog.storage.core import levels, object_keys
 from tidelog.storage.core.actions import Append
-from tidelog.storage.core.entry import Commit, IdempotencyKey
 from tidelog.storage.core.errors import Corrupt
 from tidelog.storage.core.model import SKEW_MS_MAX
 from tidelog.storage.state import elapsed

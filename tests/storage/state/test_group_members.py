@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tests.storage.state.test_cluster_state import Spec, applied
 from tests.support.elapsed import elapse
 from tests.support.properties import examples
+from tidelog.storage.codec.entry import Commit
 from tidelog.storage.core.actions import (
     AddPartitions,
     AnyAction,
@@ -30,7 +31,6 @@ from tidelog.storage.core.actions import (
     Subscribe,
     TakeGroup,
 )
-from tidelog.storage.core.entry import Commit
 from tidelog.storage.core.errors import (
     AssignedOtherwise,
     GroupNotEmpty,

@@ -16,10 +16,10 @@ from tests.storage.state.test_cluster_state import (
     histories,
     random_histories,
 )
-from tidelog.storage.core import entry as entries
+from tidelog.storage.codec import entry as entries
+from tidelog.storage.codec.entry import Commit, Decoded, Entry
 from tidelog.storage.core import levels, object_keys
 from tidelog.storage.core.actions import Chunk, DeleteTopic, SetTopicDefaults
-from tidelog.storage.core.entry import Commit, Decoded, Entry
 from tidelog.storage.core.errors import Corrupt, NewerLevel
 from tidelog.storage.state.cluster_state import ClusterState
 

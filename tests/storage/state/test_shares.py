@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tests.storage.state.test_cluster_state import FIRST, HOUR_MS, IDS, Spec, applied, chunk
 from tests.storage.state.test_levels import raising
 from tests.support.properties import examples
+from tidelog.storage.codec.entry import Commit, HotMark, IdempotencyKey
 from tidelog.storage.core import object_keys
 from tidelog.storage.core.acls import ADMIN, DEFAULT
 from tidelog.storage.core.actions import (
@@ -38,7 +39,6 @@ from tidelog.storage.core.actions import (
     SettleGroup,
     Subscribe,
 )
-from tidelog.storage.core.entry import Commit, HotMark, IdempotencyKey
 from tidelog.storage.core.errors import BoundReached, InvalidRequest, LogError, Throttled
 from tidelog.storage.core.model import TopicIdPartition
 from tidelog.storage.state import access, committed_offsets, group_members, outcome, producers

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from tests.storage.state.test_cluster_state import Spec, applied, chunk, with_records
 from tests.support.properties import examples
+from tidelog.storage.codec.entry import Commit, HotMark, IdempotencyKey
 from tidelog.storage.core.actions import Append
-from tidelog.storage.core.entry import Commit, HotMark, IdempotencyKey
 from tidelog.storage.core.errors import Corrupt, NewerLevel
 from tidelog.storage.state.cluster_state import ClusterState
 

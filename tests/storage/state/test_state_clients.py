@@ -18,6 +18,14 @@ from tests.storage.state.test_levels import BOUNDS, NO_KAFKA, NO_OWNERS
 from tests.storage.state.test_producers import batch, chunk
 from tests.support.elapsed import elapse
 from tests.support.properties import examples
+from tidelog.storage.codec.entry import (
+    Commit,
+    Decoded,
+    Entry,
+    HotMark,
+    IdempotencyKey,
+    encode_header,
+)
 from tidelog.storage.core import levels, object_keys
 from tidelog.storage.core.actions import (
     AnyAction,
@@ -29,14 +37,6 @@ from tidelog.storage.core.actions import (
     GroupOffset,
     InitProducer,
     ProducerAppend,
-)
-from tidelog.storage.core.entry import (
-    Commit,
-    Decoded,
-    Entry,
-    HotMark,
-    IdempotencyKey,
-    encode_header,
 )
 from tidelog.storage.core.errors import InvalidRequest, OutOfOrderSequence, ProducerFenced
 from tidelog.storage.state.cluster_state import ClusterState

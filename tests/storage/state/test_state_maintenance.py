@@ -9,6 +9,7 @@ from tests.storage.state.test_cluster_state import (
     chunk,
     with_records,
 )
+from tidelog.storage.codec.entry import Commit
 from tidelog.storage.core.actions import (
     Append,
     Chunk,
@@ -17,7 +18,6 @@ from tidelog.storage.core.actions import (
     ForgetTopic,
     MoveLogStart,
 )
-from tidelog.storage.core.entry import Commit
 from tidelog.storage.core.errors import UnknownTopic
 from tidelog.storage.state.cluster_state import ClusterState
 

@@ -4,6 +4,7 @@ import pytest
 
 from tests.storage.state.test_cluster_state import FIRST, IDS, Spec, applied, chunk
 from tests.storage.state.test_shares import ALICE, MALLORY, commit, state_of, usage
+from tidelog.storage.codec.entry import Commit
 from tidelog.storage.core.acls import ADMIN
 from tidelog.storage.core.actions import (
     AnyAction,
@@ -14,7 +15,6 @@ from tidelog.storage.core.actions import (
     Sealed,
     SetQuotas,
 )
-from tidelog.storage.core.entry import Commit
 from tidelog.storage.state import shares as rules
 from tidelog.storage.state import tail_chunks
 from tidelog.storage.state.cluster_state import ClusterState

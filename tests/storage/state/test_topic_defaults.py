@@ -12,9 +12,9 @@ from tests.storage.state.test_cluster_state import (
     chunk,
     encoded,
 )
+from tidelog.storage.codec.entry import Commit, Entry, encode_header
 from tidelog.storage.core import levels, topic_configs
 from tidelog.storage.core.actions import AlterTopic, AnyAction, DeleteTopic, SetTopicDefaults
-from tidelog.storage.core.entry import Commit, Entry, encode_header
 from tidelog.storage.core.errors import Corrupt, InvalidConfig, InvalidRequest, LogError
 from tidelog.storage.core.topic_configs import BROKER_NAMES, CONFIGS, DEFAULTS, Source
 from tidelog.storage.state.cluster_state import ClusterState

@@ -16,10 +16,10 @@ from tests.support.views import (
     with_topic,
 )
 from tests.support.vloop import run
-from tidelog.storage.core import entry as entries
+from tidelog.storage.codec import entry as entries
 from tidelog.storage.core import object_keys
 from tidelog.storage.core.errors import Unavailable
-from tidelog.storage.io.memory import MemoryStore
+from tidelog.storage.store.memory import MemoryStore
 from tidelog.storage.wal.announced import ANNOUNCED_ENTRIES_MAX
 from tidelog.storage.wal.view import TURN_WAIT_S, WalView
 

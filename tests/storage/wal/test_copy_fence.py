@@ -6,10 +6,10 @@ from tests.storage.state.test_access import apply
 from tests.support.clock import ManualClock
 from tests.support.views import AGE_S, checkpoint_and_collect, one, opened, suspend, with_topic
 from tests.support.vloop import run
-from tidelog.storage.core.entry import GENESIS, Entry
+from tidelog.storage.codec.entry import GENESIS, Entry
 from tidelog.storage.core.errors import Fenced
-from tidelog.storage.io.memory import MemoryStore
 from tidelog.storage.state.cluster_state import ClusterState
+from tidelog.storage.store.memory import MemoryStore
 from tidelog.storage.wal.copy_fence import CopyFence
 
 

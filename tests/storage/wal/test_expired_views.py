@@ -23,11 +23,11 @@ from tests.support.views import (
     with_topic,
 )
 from tests.support.vloop import run
+from tidelog.storage.codec.entry import Draft, HotMark
 from tidelog.storage.core import object_keys
-from tidelog.storage.core.entry import Draft, HotMark
 from tidelog.storage.core.errors import CommitUnknown
-from tidelog.storage.io.memory import MemoryStore
 from tidelog.storage.state.outcome import Outcome
+from tidelog.storage.store.memory import MemoryStore
 from tidelog.storage.wal.view import WalView
 
 

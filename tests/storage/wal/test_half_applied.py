@@ -10,9 +10,9 @@ from tests.support.records import rows
 from tests.support.vloop import run
 from tidelog.storage.cluster.sequencer import Sequencer
 from tidelog.storage.core.errors import CommitUnknown, Unavailable
-from tidelog.storage.io.memory import MemoryStore
 from tidelog.storage.log import Log
 from tidelog.storage.state.cluster_state import ClusterState
+from tidelog.storage.store.memory import MemoryStore
 
 
 class Panic(BaseException):

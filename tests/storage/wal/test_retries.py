@@ -5,8 +5,8 @@ import pytest
 from tests.support.clock import ManualClock
 from tests.support.vloop import run
 from tidelog.storage.core.errors import Corrupt
-from tidelog.storage.io.memory import MemoryStore
-from tidelog.storage.wal.freshness import READS_MAX, Freshness
+from tidelog.storage.store.memory import MemoryStore
+from tidelog.storage.wal.clocks import READS_MAX, Freshness
 
 PAUSE_S = 10.0
 

@@ -4,8 +4,8 @@ import pytest
 
 from tests.support.clock import ManualClock
 from tidelog.storage.core.model import SKEW_MS_MAX
-from tidelog.storage.io.memory import MemoryStore
-from tidelog.storage.wal.store_time import StoreTime
+from tidelog.storage.store.memory import MemoryStore
+from tidelog.storage.wal.clocks import StoreTime
 
 YEAR_MS = 365 * 86_400_000
 

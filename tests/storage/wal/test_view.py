@@ -21,7 +21,7 @@ from tests.support.views import (
 from tests.support.vloop import run
 from tidelog.storage.core import object_keys
 from tidelog.storage.core.errors import Corrupt, StoreRefused, Unavailable
-from tidelog.storage.io.memory import MemoryStore
+from tidelog.storage.store.memory import MemoryStore
 
 # -- the outcomes of a conditional PUT
 

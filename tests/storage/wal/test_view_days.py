@@ -19,8 +19,8 @@ from tests.support.vloop import run
 from tidelog.storage.core import object_keys
 from tidelog.storage.core.errors import CommitUnknown, StoreRefused, Unavailable
 from tidelog.storage.core.model import Part
-from tidelog.storage.io.memory import MemoryStore
-from tidelog.storage.io.object_store import Created
+from tidelog.storage.store.memory import MemoryStore
+from tidelog.storage.store.object_store import Created
 from tidelog.storage.wal.wal_objects import WalSettings
 
 DAYS = 4

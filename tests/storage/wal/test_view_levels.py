@@ -6,10 +6,10 @@ import pytest
 from tests.support.records import entries_of
 from tests.support.views import CLUSTER_ID, one, opened, with_topic
 from tests.support.vloop import run
+from tidelog.storage.codec.checksum import crc32c
 from tidelog.storage.core import levels, object_keys
-from tidelog.storage.core.checksum import crc32c
 from tidelog.storage.core.errors import Corrupt, NewerLevel
-from tidelog.storage.io.memory import MemoryStore
+from tidelog.storage.store.memory import MemoryStore
 from tidelog.storage.wal import wal_objects
 
 

@@ -21,7 +21,7 @@ from tests.support.views import (
     with_topic,
 )
 from tests.support.vloop import run
-from tidelog.storage.core import entry as entries
+from tidelog.storage.codec import entry as entries
 from tidelog.storage.core import object_keys
 from tidelog.storage.core.bounds import Bounds
 from tidelog.storage.core.errors import (
@@ -30,9 +30,9 @@ from tidelog.storage.core.errors import (
     StoreUnfit,
     Unavailable,
 )
-from tidelog.storage.io.memory import MemoryStore
-from tidelog.storage.io.object_store import ObjectInfo
 from tidelog.storage.state.cluster_state import ClusterState
+from tidelog.storage.store.memory import MemoryStore
+from tidelog.storage.store.object_store import ObjectInfo
 from tidelog.storage.wal import wal_objects
 from tidelog.storage.wal.view import WalView
 from tidelog.storage.wal.wal_objects import WalSettings

@@ -22,8 +22,8 @@ from tests.support.hotlogs import (
 )
 from tests.support.records import request, rows
 from tests.support.vloop import run
+from tidelog.storage.codec.entry import HotMark, IdempotencyKey
 from tidelog.storage.core import levels
-from tidelog.storage.core.entry import HotMark, IdempotencyKey
 from tidelog.storage.core.errors import StoreUnfit
 from tidelog.storage.write import hot_log
 from tidelog.storage.write.hot_log_file import discard, recover

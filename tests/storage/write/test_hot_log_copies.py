@@ -13,13 +13,13 @@ from tests.support.hotlogs import CLUSTER_ID, names
 from tests.support.logs import append, read_values
 from tests.support.vloop import run
 from tidelog.storage.broker import Broker
+from tidelog.storage.codec.chunk import Rows
+from tidelog.storage.codec.entry import Commit, Draft, HotMark
 from tidelog.storage.core.actions import MoveLogStart
-from tidelog.storage.core.chunk import Rows
-from tidelog.storage.core.entry import Commit, Draft, HotMark
 from tidelog.storage.core.errors import CommitUnknown, Fenced
 from tidelog.storage.core.model import Acks
-from tidelog.storage.io.memory import MemoryStore
 from tidelog.storage.log import LogSettings
+from tidelog.storage.store.memory import MemoryStore
 from tidelog.storage.write.hot_log import HotLog
 from tidelog.storage.write.hot_log_copies import CLAIM
 from tidelog.storage.write.requests import AppendRequest, part_rows

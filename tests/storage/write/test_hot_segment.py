@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 from tests.support.clock import ManualClock
 from tests.support.properties import examples
 from tests.support.records import rows
-from tidelog.storage.core import chunk as chunks
-from tidelog.storage.core import entry as entries
+from tidelog.storage.codec import chunk as chunks
+from tidelog.storage.codec import entry as entries
+from tidelog.storage.codec.chunk import PACK_BYTES_MIN, Rows
+from tidelog.storage.codec.entry import Draft, Entry, HotMark, IdempotencyKey
+from tidelog.storage.codec.partitioner import RecordPartitions
 from tidelog.storage.core import levels, object_keys
 from tidelog.storage.core.actions import CreateTopic, DeleteTopic
-from tidelog.storage.core.chunk import PACK_BYTES_MIN, Rows
-from tidelog.storage.core.entry import Draft, Entry, HotMark, IdempotencyKey
 from tidelog.storage.core.errors import IdempotencyMismatch, UnknownTopic
-from tidelog.storage.core.partitioner import RecordPartitions
 from tidelog.storage.state.cluster_state import ClusterState
 from tidelog.storage.state.outcome import Outcome
 from tidelog.storage.write.hot_segment import ClosedSegment, EncodedDraft

@@ -29,9 +29,9 @@ from tidelog.storage.core.errors import (
     UnknownPartition,
 )
 from tidelog.storage.core.model import AppendedRange
-from tidelog.storage.io.memory import MemoryStore
 from tidelog.storage.log import Log
 from tidelog.storage.state.producers import ProducerEpoch
+from tidelog.storage.store.memory import MemoryStore
 
 
 async def with_topic(inner: MemoryStore) -> Log:

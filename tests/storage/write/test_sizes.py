@@ -8,13 +8,13 @@ from tests.support.clock import ManualClock
 from tests.support.logs import append, closing, opened, read_values
 from tests.support.records import fold, rows
 from tests.support.vloop import run
-from tidelog.storage.core import chunk as chunks
-from tidelog.storage.core import entry as entries
+from tidelog.storage.codec import chunk as chunks
+from tidelog.storage.codec import entry as entries
+from tidelog.storage.codec.entry import IdempotencyKey
 from tidelog.storage.core import levels, topic_configs
 from tidelog.storage.core.actions import AlterTopic, CommitOffsets, GroupOffset
-from tidelog.storage.core.entry import IdempotencyKey
 from tidelog.storage.core.errors import InvalidConfig, InvalidRequest, RecordTooLarge
-from tidelog.storage.io.memory import MemoryStore
+from tidelog.storage.store.memory import MemoryStore
 from tidelog.storage.write.hot_segment import ClosedSegment
 from tidelog.storage.write.requests import AppendRequest, TopicRecords
 

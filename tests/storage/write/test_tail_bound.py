@@ -5,12 +5,12 @@ import pytest
 from tests.support.logs import closing, opened
 from tests.support.records import TIME_MS
 from tests.support.vloop import run
-from tidelog.storage.core.chunk import Rows
+from tidelog.storage.codec.chunk import Rows
 from tidelog.storage.core.errors import BoundReached
-from tidelog.storage.io.memory import MemoryStore
 from tidelog.storage.log import Log
 from tidelog.storage.state import shares as rules
 from tidelog.storage.state import tail_chunks
+from tidelog.storage.store.memory import MemoryStore
 from tidelog.storage.write.requests import AppendRequest, part_rows
 
 SHARE = 3

@@ -7,12 +7,13 @@ import pytest
 from tests.support.logs import append, closing, opened
 from tests.support.records import rows
 from tests.support.vloop import run
-from tidelog.storage.core import chunk, levels
-from tidelog.storage.core.entry import IdempotencyKey
+from tidelog.storage.codec import chunk
+from tidelog.storage.codec.entry import IdempotencyKey
+from tidelog.storage.core import levels
 from tidelog.storage.core.errors import InvalidConfig, InvalidTimestamp
 from tidelog.storage.core.topic_configs import CONFIGS, effective
-from tidelog.storage.io.memory import MemoryStore
 from tidelog.storage.state.cluster_state import ClusterState
+from tidelog.storage.store.memory import MemoryStore
 from tidelog.storage.write.requests import check_timestamps
 
 NOW_MS = 1_700_000_000_000

@@ -23,9 +23,9 @@ from tests.support.views import (
 )
 from tests.support.vloop import run
 from tests.support.writers import append, ended, puts, say, started
+from tidelog.storage.codec.entry import IdempotencyKey
 from tidelog.storage.core import object_keys
 from tidelog.storage.core.actions import CreateTopic, DeleteTopic
-from tidelog.storage.core.entry import IdempotencyKey
 from tidelog.storage.core.errors import (
     CommitUnknown,
     IdempotencyMismatch,
@@ -35,7 +35,7 @@ from tidelog.storage.core.errors import (
     UnknownTopic,
 )
 from tidelog.storage.core.model import Acks
-from tidelog.storage.io.memory import MemoryStore
+from tidelog.storage.store.memory import MemoryStore
 from tidelog.storage.write.requests import AppendRequest, TopicRecords
 from tidelog.storage.write.writer import WriterSettings
 

@@ -23,11 +23,11 @@ from tests.support.views import (
 )
 from tests.support.vloop import run
 from tests.support.writers import append, ended, say, started, writing
+from tidelog.storage.codec.entry import IdempotencyKey
 from tidelog.storage.core import object_keys
-from tidelog.storage.core.entry import IdempotencyKey
 from tidelog.storage.core.errors import IdempotencyMismatch, Unavailable
 from tidelog.storage.core.model import Acks
-from tidelog.storage.io.memory import MemoryStore
+from tidelog.storage.store.memory import MemoryStore
 from tidelog.storage.write import hot_log
 from tidelog.storage.write.hot_log_file import discard, recover
 from tidelog.storage.write.writer import Writer

@@ -1,0 +1,627 @@
+"""Consumer instances: how a group's coordinator serves them, on top of the log.
+
+Members, generations and committed offsets are in the cluster state (state.group_members,
+state.committed_offsets), so every broker has them. An instance's positions are soft state of the
+group's coordinator alone (groups.coordinator, groups.positions). I10: the bound of the state's
+members bounds the instances, the callers' memory budget bounds the reads.
+
+**On a coordinator crash**: the next coordinator resumes at the last `Seek`, else at the committed
+offset, else where `auto.offset.reset` says. Records returned after the last commit are returned
+again; no record is skipped. Each second, up to AUTO_COMMITS_MAX instances are auto-committed
+together. So with at most that many instances, a crash repeats the records of one second.
+
+**Deliveries**: a response is sent, and then it has arrived or is lost. Until this is decided, its
+records are neither committed nor passed over: the member's next read, commit or departure decides.
+If the member names the last read that it has, this decides, else the caller's `Arrival`. Without a
+proof, the records are read again, because they may not be passed over. So delivery is at least
+once. A member that commits an offset has the records before it, of this partition and in whichever
+response (Rejected: the whole response has arrived then. The member may know the offset from an
+earlier response, or from another coordinator).
+
+**Release**, by a broker that stops (`GroupRequests`): the requests under way end, and new ones
+wait. Afterwards, no member has a request at this broker, so the next coordinator can serve the
+members at once.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+
+from tidelog.storage.core.actions import (
+    AssignByHand,
+    GroupOffset,
+    JoinGroup,
+    LeaveGroup,
+    MemberConfig,
+    Seek,
+    SeekPosition,
+    Subscribe,
+)
+from tidelog.storage.core.errors import (
+    Corrupt,
+    LogError,
+    NotAssigned,
+    OffsetOutOfRange,
+    UnknownPartition,
+    UnknownTopic,
+)
+from tidelog.storage.core.model import ReadBounds, TopicIdPartition, TopicPartition
+from tidelog.storage.groups.coordinator import Coordinator, Instance, MemberSession
+from tidelog.storage.groups.join_limit import client_of
+from tidelog.storage.groups.offset_commits import OffsetCommits
+from tidelog.storage.groups.pattern_topics import PatternTopics
+from tidelog.storage.groups.portions import Portion, PortionCheck, Read, SentRead
+from tidelog.storage.groups.rendezvous import Coordinators
+from tidelog.storage.log import Log
+from tidelog.storage.runtime.tasks import surviving
+from tidelog.storage.state.access import TopicFilter, all_topics
+from tidelog.storage.state.group_types import GroupMember
+
+log = logging.getLogger("tidelog.groups")
+
+SENDING_S = 10.0
+"""Longest wait of a request until the previous response is sent or lost (I10). Brokers confirm
+an arrival to each other in less time (service/peers/forwarding.py)."""
+
+
+async def until_sent(instance: Instance) -> None:
+    """Wait for a response under way. A response whose client reads is soon sent or lost."""
+    if instance.sending is not None:
+        await asyncio.wait([instance.sending], timeout=SENDING_S)
+
+
+async def decide(instance: Instance, read_id: str | None = None) -> None:
+    """Mark the records of the last response as delivered, or return to the first of them.
+    `read_id` is the last read whose response the member has, None if the member does not say."""
+    sent, positions = instance.sent, instance.positions
+    if sent is None or not positions.has_undelivered:
+        has_arrived = True
+    elif read_id is not None:
+        has_arrived = read_id == sent.read_id
+    else:
+        has_arrived = sent.arrival is None or await sent.arrival.has_arrived()
+    if instance.sent is not sent:
+        return  # another request of the member has decided
+    instance.sent = None
+    if has_arrived or sent is None:
+        positions.acknowledge()
+    else:
+        log.info("a response with %d records was lost: they are read again", sent.records)
+        positions.rewind()
+
+
+async def acknowledge(instance: Instance) -> None:
+    """Decide about the last response, after a short wait for a response under way."""
+    await until_sent(instance)
+    await decide(instance)
+
+
+RELEASE_S = 2.0
+"""Longest wait for the requests under way. A request needs this time only if its client does not
+take the answer."""
+COMMIT_S = 1.0
+"""Longest wait for the commit of offsets. Without the commit, members read some records again."""
+
+
+class GroupRequests:
+    """The requests for groups that this broker serves now. Owned by one event loop."""
+
+    def __init__(self) -> None:
+        self.is_released = False
+        """Whether this broker has given up its groups: other brokers coordinate them."""
+        self._under_way = 0
+        self._is_releasing = False
+        self._is_idle = asyncio.Event()
+        self._is_decided = asyncio.Event()
+
+    @contextlib.contextmanager
+    def serving(self) -> Iterator[None]:
+        """Count a request as under way until the context ends."""
+        self._under_way += 1
+        try:
+            yield
+        finally:
+            self._under_way -= 1
+            if not self._under_way:
+                self._is_idle.set()
+
+    async def until_decided(self) -> None:
+        """If the release has begun, wait until it has ended."""
+        if self._is_releasing:
+            await self._is_decided.wait()
+
+    def begin_release(self) -> None:
+        """Let new requests wait in `until_decided` from now on."""
+        self._is_releasing = True
+        self._is_idle.clear()
+
+    async def finish(self, commit_delivered: Callable[[], Awaitable[None]]) -> bool:
+        """Wait up to RELEASE_S for the requests under way, then commit the delivered offsets.
+        Return whether all requests ended."""
+        if self._under_way:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(RELEASE_S):
+                    await self._is_idle.wait()
+        is_idle = not self._under_way
+        with contextlib.suppress(LogError, TimeoutError):
+            async with asyncio.timeout(COMMIT_S):
+                await commit_delivered()
+        return is_idle
+
+    def end_release(self) -> None:
+        """Let the requests go on that wait in `until_decided`."""
+        self.is_released = True
+        self._is_decided.set()
+
+
+__all__ = ["Instances", "MemberSession"]
+
+TICK_S = 1.0
+"""Period of auto-commits, of taking groups, and of matching patterns against topics."""
+LOOKS = 4
+"""Number of expiry checks in a tick. A silent member must expire soon, because other members wait
+for its partitions."""
+AWAKE_FACTOR = 5
+"""If two checks are more than this many ticks apart, the process was suspended or blocked."""
+AUTO_COMMITS_MAX = 2000
+"""Most auto-commits in a tick, ~25 us each. The members that a tick leaves out come first in the
+next tick. So 10,000 instances that read all the time commit every five seconds, which is Kafka's
+default."""
+
+
+class Instances:
+    """Instances of the groups that this broker coordinates, owned by the log's event loop between
+    `start` and `close`. A call takes the group over from another coordinator."""
+
+    def __init__(
+        self, broker: Log, coordinators: Coordinators, may_describe: TopicFilter = all_topics
+    ) -> None:
+        self.coordinators = coordinators
+        self._log = broker
+        self.coordinator = Coordinator(broker, coordinators)
+        self.commits = OffsetCommits(broker, self.coordinator)
+        self.requests = GroupRequests()
+        self.task: asyncio.Task[None] | None = None
+        self._patterns = PatternTopics(broker, may_describe)
+
+    def start(self) -> None:
+        self.task = asyncio.create_task(self._run(), name="tidelog-consumers")
+
+    async def close(self) -> None:
+        """Stop, and commit delivered offsets."""
+        if self.task is not None:
+            self.task.cancel()
+            await asyncio.gather(self.task, return_exceptions=True)
+        with contextlib.suppress(LogError):
+            await self.commit_delivered()
+
+    def coordinator_of(self, group_id: str) -> str:
+        """Return the broker that coordinates the group, or that would coordinate it."""
+        group = self._log.state.members.get(group_id)
+        return self.coordinators.of(group_id, "" if group is None else group.coordinator)
+
+    # -- membership
+
+    async def join(
+        self,
+        group_id: str,
+        member_id: str,
+        config: MemberConfig,
+        *,
+        instance_id: str = "",
+        assignor: str = "",
+        host: str | None = None,
+    ) -> None:
+        """Create the instance. `host` is the client's address; if it is None, the join is not held.
+        Raises MemberExists, InvalidRequest, Throttled (also as MemberHeld)."""
+        client = None
+        self.coordinator.check_serving()
+        if host is not None:
+            client = client_of(config, instance_id, host)
+            self.coordinator.admit(group_id, member_id, client)
+        me = self.coordinators.me
+        await self._log.submit(JoinGroup(group_id, member_id, me, config, instance_id, assignor))
+        led = await self.coordinator.coordinate(group_id)
+        led.instances[member_id] = self.coordinator.new_instance(client)
+
+    async def leave(self, group_id: str, member_id: str) -> None:
+        """Commit what the member read, if it has auto-commit. Then remove it. Raises
+        UnknownMember."""
+        session = await self.coordinator.heartbeat(group_id, member_id)
+        if session.member.config.auto_commit:
+            await acknowledge(session.instance)
+            with contextlib.suppress(LogError):  # another member may own the partitions
+                await self.commits.commit_due(session)
+        await self._log.submit(LeaveGroup(group_id, member_id))
+        self.coordinator.drop(group_id, member_id)
+
+    async def subscribe(
+        self, group_id: str, member_id: str, topics: Sequence[str], pattern: str = ""
+    ) -> None:
+        """Subscribe to these topics, or to the topics that match the pattern now and later. With
+        neither topics nor a pattern, the member reads nothing. Return when the assignment is made
+        and its start positions are found, so a start at the end of the log means the end at this
+        time. Raises UnknownMember, AssignedOtherwise, InvalidRequest, MemberHeld."""
+        session = await self.heartbeat(group_id, member_id)
+        if pattern:
+            await self._log.wal.refresh()
+            principal = session.member.config.principal
+            self._patterns.add_new_names()
+            topics = await self._patterns.find(pattern, principal)
+        if topics or pattern:
+            self.coordinator.admit_change(session, topics, pattern)
+        await self._hand_in(group_id)
+        await self._log.submit(Subscribe(group_id, member_id, list(topics), pattern))
+        session.instance.polled_s = self._log.clock.boot_s()
+        await self._settle(session)
+
+    async def assign(
+        self, group_id: str, member_id: str, partitions: Sequence[TopicPartition]
+    ) -> None:
+        """Assign partitions manually; other members may read them too. Raises UnknownTopic,
+        UnknownPartition, AssignedOtherwise, UnknownMember."""
+        session = await self.coordinator.heartbeat(group_id, member_id)
+        owned = [await self._owned(topic_partition) for topic_partition in partitions]
+        await self._log.submit(AssignByHand(group_id, member_id, owned))
+        await self._settle(session)
+
+    async def heartbeat(self, group_id: str, member_id: str) -> MemberSession:
+        """Record a heartbeat of the member. Raises UnknownMember."""
+        return await self.coordinator.heartbeat(group_id, member_id)
+
+    # -- positions
+
+    async def seek(
+        self, group_id: str, member_id: str, positions: Mapping[TopicPartition, int]
+    ) -> None:
+        """Set positions. They are in the WAL, so the next coordinator has them too. Raises
+        NotAssigned, UnknownMember."""
+        session = await self.coordinator.heartbeat(group_id, member_id)
+        await self._seek(
+            session,
+            {await self._owned(topic_partition): to for topic_partition, to in positions.items()},
+        )
+
+    async def seek_to_end(
+        self,
+        group_id: str,
+        member_id: str,
+        partitions: Sequence[TopicPartition],
+        *,
+        is_beginning: bool,
+    ) -> None:
+        """Seek to the log start offset if `is_beginning`, else to the end of the log."""
+        await self._log.wal.refresh()
+        positions = {}
+        for topic_partition in partitions:
+            partition = self._log.state.partition(topic_partition.topic, topic_partition.partition)
+            positions[topic_partition] = (
+                partition.log_start_offset if is_beginning else partition.high_watermark
+            )
+        await self.seek(group_id, member_id, positions)
+
+    async def _seek(
+        self, session: MemberSession, positions: Mapping[TopicIdPartition, int]
+    ) -> None:
+        session = await self.coordinator.wait_for_exclusive(session)
+        seeks = [SeekPosition(*partition, offset) for partition, offset in positions.items()]
+        await self._log.submit(Seek(session.group.group_id, session.member.member_id, seeks))
+        self._begin(session, positions)
+        session.instance.wake()
+
+    def _begin(self, session: MemberSession, positions: Mapping[TopicIdPartition, int]) -> None:
+        """Set positions, but not of partitions that the member lost, because the member would read
+        from these positions when it gets the partitions back. Raises UnknownMember, or Unavailable
+        if the group has moved to another coordinator, which may have read the old positions."""
+        _, member, instance, _ = self.coordinator.revalidate(session)
+        owned = set(member.owned)
+        for partition, offset in positions.items():
+            if partition in owned:
+                instance.positions.begin(partition, offset)
+
+    async def _settle(self, session: MemberSession) -> None:
+        """Find the start positions after the member changed its own assignment."""
+        session.instance.wake()
+        _ = await self._position(self.coordinator.revalidate(session))
+
+    async def _position(self, session: MemberSession) -> MemberSession:
+        """Find unknown positions of the member's partitions. A start at the end of the log is
+        committed as a `Seek`, because another coordinator must not start at a later end."""
+        session.instance.positions.retain(session.member.owned)
+        if not _unknown(session):
+            return session
+        async with session.instance.finding:
+            session = await self.coordinator.wait_for_exclusive(session)
+            await self._find(session)
+        return self.coordinator.revalidate(session)
+
+    async def _find(self, session: MemberSession) -> None:
+        _, member, instance, _ = session
+        committed = self._log.state.committed_offsets.of_group(session.group.group_id)
+        ends: list[TopicIdPartition] = []
+        for partition in _unknown(session):
+            committed_offset = committed.get(partition.topic_id, {}).get(partition.partition)
+            sought = member.position(partition)
+            if sought is not None:
+                instance.positions.begin(partition, sought)
+            elif committed_offset is not None:
+                instance.positions.begin(partition, committed_offset.offset)
+            else:
+                ends.append(partition)
+        await self._reset(session, ends)
+
+    async def _reset(self, session: MemberSession, partitions: Sequence[TopicIdPartition]) -> None:
+        """Set positions by `auto.offset.reset`."""
+        if not partitions:
+            return
+        is_earliest = session.member.config.auto_offset_reset == "earliest"
+        if not is_earliest:
+            await self._log.wal.refresh()
+        positions = {}
+        for topic_partition in partitions:
+            topic = self._log.state.topic_of_id(topic_partition.topic_id)
+            if topic is not None:
+                partition = topic.partitions[topic_partition.partition]
+                positions[topic_partition] = (
+                    partition.log_start_offset if is_earliest else partition.high_watermark
+                )
+        if is_earliest:
+            self._begin(session, positions)
+        elif positions:
+            with contextlib.suppress(NotAssigned):  # the partition was lost just now
+                await self._seek(session, positions)
+
+    # -- records
+
+    @contextlib.asynccontextmanager
+    async def reading(
+        self,
+        group_id: str,
+        member_id: str,
+        *,
+        bounds: ReadBounds,
+        wait_s: float,
+        check: PortionCheck | None = None,
+        received: str | None = None,
+    ) -> AsyncIterator[Read]:
+        """Yield the next records of the member's partitions within the bounds, but at least one
+        record if there is any. Waits up to `wait_s` for the first record. If the context ends
+        without an error, and the records then arrive (groups.deliveries), they are not
+        returned again. `received` is the `read_id` of the last records that the member has.
+        One read of a member runs at a time; a second one waits, within `wait_s`. The wait
+        for the previous response is not part of `wait_s`, because the client may have this
+        response before this broker knows. Raises UnknownMember, Unavailable. The error of a
+        partition (Corrupt, or from `check`) is raised only if no other partition has
+        records."""
+        deadline = asyncio.get_running_loop().time() + wait_s
+        session = await self.coordinator.heartbeat(group_id, member_id)
+        instance = session.instance
+        instance.under_way += 1
+        try:
+            # Without this wait, a read with `wait_s` 0 would return nothing and acknowledge
+            # nothing, so the last records of a partition would never be committed.
+            await until_sent(instance)
+            try:
+                async with asyncio.timeout_at(deadline):
+                    await instance.lock.acquire()
+            except TimeoutError:
+                yield Read([], session.group.generation)
+                return
+            try:
+                instance.polled_s = self._log.clock.boot_s()
+                await decide(instance, received)
+                read = await self._read(session, bounds, deadline, check)
+                if read.portions:
+                    read.read_id = self._log.clock.new_id().hex()
+                instance.sending = asyncio.get_running_loop().create_future()
+                yield read
+                for portion in read.portions:
+                    after = portion.fetched.next_offset
+                    instance.positions.advance(portion.where, portion.offset, after)
+                if read.portions:
+                    instance.sent = SentRead(read.read_id, read.records, read.arrival)
+            finally:
+                if instance.sending is not None:
+                    instance.sending.set_result(None)
+                    instance.sending = None
+                instance.lock.release()
+        finally:
+            instance.under_way -= 1
+            instance.heard_s = instance.polled_s = self._log.clock.boot_s()
+
+    async def _read(
+        self,
+        session: MemberSession,
+        bounds: ReadBounds,
+        deadline: float,
+        check: PortionCheck | None,
+    ) -> Read:
+        loop = asyncio.get_running_loop()
+        is_fresh = False
+        while True:
+            session = await self._position(self.coordinator.revalidate(session))
+            if session.instance.is_awaited:
+                self.coordinator.has_read(session)
+            portions, failure = await self._take_records(session, bounds, check)
+            session = await self.coordinator.refresh(session)
+            owned = set(session.member.owned)
+            # I8: the current owner
+            portions = [portion for portion in portions if portion.where in owned]
+            read = Read(portions, session.group.generation, failure)
+            if failure is not None and (portions or is_fresh):
+                if not portions:
+                    raise failure
+                return read  # do not wait for more: the failed partition would end the wait at once
+            wanted = min(max(session.member.config.fetch_min_bytes, 1), bounds.bytes_max)
+            if is_fresh and loop.time() >= deadline:
+                return read
+            if read.weight >= wanted or read.records >= bounds.records_max:
+                return read
+            if not is_fresh:
+                await self._log.wal.refresh()  # to see every acked record (I3)
+                is_fresh = True
+                continue
+            read_partitions = {portion.where for portion in portions} | session.instance.damaged
+            if not await self._wait(session.member, session.instance, read_partitions, deadline):
+                deadline = loop.time()
+
+    async def _wait(
+        self,
+        member: GroupMember,
+        instance: Instance,
+        read_partitions: set[TopicIdPartition],
+        deadline: float,
+    ) -> bool:
+        """Wait for more records or a changed assignment. Return False if the wait ended before."""
+        keys = []
+        for partition in member.owned:
+            topic = self._log.state.topic_of_id(partition.topic_id)
+            if topic is None:
+                continue
+            end = topic.partitions[partition.partition].high_watermark
+            position = instance.positions.next_of(partition)
+            if partition not in read_partitions and (position is None or position < end):
+                return True  # records arrived during the reads
+            keys.append((topic.name, partition.partition))
+        instance.waiter = asyncio.get_running_loop().create_future()
+        try:
+            return await self._log.wait_any(keys, instance.waiter, deadline)
+        finally:
+            instance.waiter = None
+
+    async def _take_records(
+        self, session: MemberSession, bounds: ReadBounds, check: PortionCheck | None
+    ) -> tuple[list[Portion], LogError | None]:
+        """Read the partitions in turn; each portion lets the next call begin one partition later.
+        After an error, continue with the next partition. Return the portions and the first error.
+        Damage counts as an error only if all partitions are damaged."""
+        _, member, instance, _ = session
+        owned, portions, (budget, records, _) = list(member.owned), [], bounds
+        failure: LogError | None = None
+        first = instance.turn % max(len(owned), 1)
+        for partition in owned[first:] + owned[:first]:
+            topic = self._log.state.topic_of_id(partition.topic_id)
+            offset = instance.positions.next_of(partition)
+            if topic is None or offset in {
+                None,
+                topic.partitions[partition.partition].high_watermark,
+            }:
+                continue
+            try:
+                fetched = await self._log.fetch(
+                    topic.name, partition.partition, offset, bytes_max=budget, records_max=records
+                )
+                portion = Portion(partition, topic.name, offset, fetched)
+                if check is not None and fetched.pieces:
+                    check(portion)
+            except OffsetOutOfRange:
+                await self._reset(session, [partition])
+                continue
+            except (UnknownTopic, UnknownPartition):
+                continue  # deleted just now
+            except Corrupt as error:
+                if partition not in instance.damaged:
+                    log.error("group %s: %s", session.group.group_id, error)
+                instance.damaged.add(partition)
+                if instance.damaged.issuperset(owned):
+                    failure = failure or error
+                continue
+            except LogError as error:
+                failure = failure or error
+                continue
+            instance.damaged.discard(partition)
+            if not fetched.pieces:
+                instance.positions.advance(partition, offset, fetched.next_offset)
+                continue
+            portions.append(portion)
+            budget -= fetched.weight
+            records -= fetched.records
+            instance.turn += 1
+            if budget <= 0 or records <= 0:
+                break
+        return portions, failure
+
+    # -- commits
+
+    async def commit(
+        self,
+        session: MemberSession,
+        offsets: Mapping[TopicPartition, tuple[int, str]] | None = None,
+    ) -> None:
+        """Commit these offsets (each of the next record to read) with metadata. If `offsets` is
+        None, commit all records that were returned. Raises UnknownTopic, UnknownPartition,
+        UnknownMember, IllegalGeneration."""
+        if offsets is None:
+            await acknowledge(session.instance)
+            await self.commits.commit_due(session)
+            return
+        commits = [
+            GroupOffset(*owned, offset, metadata=metadata)
+            for topic_partition, (offset, metadata) in offsets.items()
+            for owned in (self._known(topic_partition) or await self._owned(topic_partition),)
+        ]
+        if commits:
+            for commit in commits:
+                topic_partition = TopicIdPartition(commit.topic_id, commit.partition)
+                session.instance.positions.deliver(topic_partition, commit.offset)
+            await self.commits.commit(session, commits)
+
+    async def _hand_in(self, group_id: str) -> None:
+        """Commit delivered offsets before the assignment changes, while the members own them."""
+        group, led = self._log.state.members.get(group_id), self.coordinator.led.get(group_id)
+        if group is not None and led is not None:
+            await self.commits.commit_delivered([(group, led)])
+
+    async def commit_delivered(self) -> None:
+        """Auto-commit delivered offsets of all instances in few flushes."""
+        await self.commits.commit_delivered(self.coordinator.ours())
+
+    # -- background work
+
+    async def _run(self) -> None:
+        looked_s = self._log.clock.boot_s()
+        for number in itertools.count(1):
+            await asyncio.sleep(TICK_S / LOOKS)
+            now_s = self._log.clock.boot_s()
+            if now_s - looked_s > AWAKE_FACTOR * TICK_S:
+                self.coordinator.restart_session_timers(now_s)
+            looked_s = now_s
+            with surviving(log, "the duties of groups"):
+                if number % LOOKS == 0:
+                    await self._tick()
+                await self.coordinator.expire(now_s)
+
+    async def _tick(self) -> None:
+        await self.commits.commit_delivered(self.coordinator.ours(), AUTO_COMMITS_MAX)
+        await self.coordinator.adopt_groups()
+        await self._patterns.update([group for group, _ in self.coordinator.ours()])
+
+    def _known(self, topic_partition: TopicPartition) -> TopicIdPartition | None:
+        topic = self._log.state.topics.get(topic_partition.topic)
+        is_known = topic is not None and 0 <= topic_partition.partition < len(topic.partitions)
+        return (
+            TopicIdPartition(topic.topic_id, topic_partition.partition)
+            if topic and is_known
+            else None
+        )
+
+    async def _owned(self, topic_partition: TopicPartition) -> TopicIdPartition:
+        """Look up the topic's id. If the partition is not known, refresh the WAL (I3) and look
+        again."""
+        if (partition := self._known(topic_partition)) is not None:
+            return partition
+        await self._log.wal.refresh()
+        self._log.state.partition(topic_partition.topic, topic_partition.partition)
+        return TopicIdPartition(
+            self._log.state.topic(topic_partition.topic).topic_id, topic_partition.partition
+        )
+
+
+def _unknown(session: MemberSession) -> list[TopicIdPartition]:
+    return [
+        partition
+        for partition in session.member.owned
+        if partition not in session.instance.positions
+    ]

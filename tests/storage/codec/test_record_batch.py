@@ -1,0 +1,541 @@
+"""Batches of client libraries: accepted as they are, refused, served, read and built."""
+
+import gc
+import zlib
+from types import ModuleType
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.storage.codec.golden import GOLDEN
+from tests.storage.codec.reference import (
+    BUILDERS,
+    WAYS,
+    AiokafkaBuilder,
+    Record,
+    sent,
+    use,
+    with_header,
+)
+from tests.support.properties import examples
+from tests.support.record_batches import check_one
+from tidelog.storage.codec import chunk, compression, record_batch, records
+from tidelog.storage.codec.batch_header import (
+    CONTROL,
+    HEADER,
+    HEADER_SIZE,
+    TRANSACTIONAL,
+    CorruptBatch,
+    Header,
+    InvalidBatch,
+    TransactionalBatch,
+)
+from tidelog.storage.codec.refusals import TooManyHeaders
+from tidelog.storage.core.errors import Corrupt, InvalidRequest, LogError, RecordTooLarge
+
+NOW = 1_700_000_000_000
+OCTETS = st.none() | st.binary(max_size=200)
+HEADERS = st.lists(st.tuples(st.text(max_size=4), OCTETS), max_size=3)
+RECORDS = st.lists(
+    # The builders take -1 for "now".
+    st.tuples(st.integers(-(10**14), 10**14).filter(lambda t: t != -1), OCTETS, OCTETS, HEADERS),
+    min_size=1,
+    max_size=20,
+)
+THREE: list[Record] = [
+    (NOW, b"key", b"value" * 6, [("name", b"x"), ("none", None)]),
+    (NOW + 5, None, b"value" * 6, []),
+    (NOW - 1, b"", None, []),
+]
+
+
+def rows_of(sent_records: list[Record]) -> pa.RecordBatch:
+    stamps, keys, values, headers = map(list, zip(*sent_records, strict=True))
+    return chunk.batch_of_rows(
+        [chunk.Rows(stamps, keys, values, [item or None for item in headers])]
+    )
+
+
+def decoded(*sent_batches: bytes) -> pa.RecordBatch:
+    body = memoryview(b"".join(sent_batches))
+    decoded_batches = record_batch.decode(record_batch.split(body, "k"), "k")
+    decoded_batches.rows.validate(full=True)
+    assert not decoded_batches.undecodable
+    return decoded_batches.rows
+
+
+@pytest.mark.parametrize("codec", compression.NAMES)
+def test_the_bytes_of_a_client_have_these_records(codec: str) -> None:
+    golden = bytes.fromhex(GOLDEN[codec])
+    checked = check_one(golden)
+    expected = rows_of(THREE)
+    assert checked == (
+        *(
+            golden,
+            3,
+            compression.NAMES.index(codec),
+            NOW - 1,
+            NOW + 5,
+            97,
+            chunk.weight(expected),
+            True,
+        ),
+        *(-1, -1, -1),
+    )
+    assert decoded(golden).equals(expected)
+
+
+@given(RECORDS, st.sampled_from(BUILDERS), st.sampled_from(range(5)))
+def test_what_clients_build_is_accepted_as_it_is(
+    drawn: list[Record], builder: Any, codec: int
+) -> None:
+    if builder is not AiokafkaBuilder:
+        codec = min(codec, compression.GZIP)
+    built = sent(drawn, codec, builder, producer=(7, 1, 5))
+    checked = check_one(built)
+    expected = rows_of(drawn)
+    stamps = [record[0] for record in drawn]
+    assert bytes(checked.data) == built
+    codec = built[22] & 7  # a builder sends records plain that a codec makes longer
+    assert checked[1:5] == (len(drawn), codec, min(stamps), max(stamps))
+    assert checked.weight == chunk.weight(expected)
+    assert checked.has_null_key == any(record[1] is None for record in drawn)
+    assert checked[-3:] == (7, 1, 5)
+    assert decoded(built).equals(expected)
+    assert records.walk(built_raw(built), 0, len(drawn), stamps[0])[:4] == walk_of(checked)
+
+
+def built_raw(built: bytes) -> bytes:
+    return compression.unpack(built[22] & 7, built[HEADER_SIZE:])
+
+
+def walk_of(checked: record_batch.Batch) -> tuple[int, int, int, bool]:
+    return checked.timestamp_min, checked.timestamp_max, checked.weight, checked.has_null_key
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_large_batch_is_checked_as_by_the_loop(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    use(way, monkeypatch)
+    drawn = [
+        (NOW + 7 * i, b"k%d" % i, b"v" * (i % 90), [("h", b"%d" % i)] * (i % 3)) for i in range(999)
+    ]
+    built = sent(drawn, compression.LZ4)
+    checked = check_one(built)
+    raw = built_raw(built)
+    assert records._walk(bytes(raw), 0, 999, NOW) == records.walk(raw, 0, 999, NOW)
+    assert records.walk(raw, 0, 999, NOW)[:4] == walk_of(checked)
+    assert checked.weight == chunk.weight(rows_of(drawn))
+    assert decoded(built, sent(THREE), built).equals(
+        chunk.concat([rows_of(drawn), rows_of(THREE), rows_of(drawn)])
+    )
+
+
+def with_raw(raw: bytes, count: int, base: int = 0, **fields: int) -> bytes:
+    """A batch without compression that has these bytes as its records."""
+    header = HEADER.pack(0, 0, 0, 2, 0, 0, count - 1, base, base, -1, -1, -1, count)
+    return with_header(header + raw, **fields)
+
+
+PLAIN = sent(THREE)
+MINIMAL = b"\x0c\0\0\0\x01\x01\0"  # length 6, timestamp 0, offset 0, nulls, no headers
+REFUSED = {
+    "no bytes": (b"", InvalidBatch, "less than the header"),
+    "part of a header": (PLAIN[:60], InvalidBatch, "less than the header"),
+    "magic 1": (with_header(PLAIN, magic=1), InvalidBatch, "magic 1 is not supported"),
+    "a wrong checksum": (with_header(PLAIN, crc=1), CorruptBatch, "checksum"),
+    "a wrong checksum, 8 KiB": (
+        with_header(sent([(NOW, None, bytes(8192), [])]), crc=1),
+        CorruptBatch,
+        "checksum",
+    ),
+    "two batches": (PLAIN + PLAIN, InvalidBatch, "exactly one batch"),
+    "a stray byte behind": (PLAIN + b"\0", InvalidBatch, "exactly one batch"),
+    "cut off": (PLAIN[:-1], InvalidBatch, "exactly one batch"),
+    "a negative length": (with_header(PLAIN, length=-1), InvalidBatch, "exactly one batch"),
+    "no records": (with_header(PLAIN, count=0, last_offset_delta=-1), InvalidBatch, "0 records"),
+    "a negative count": (with_header(PLAIN, count=-2, last_offset_delta=-3), InvalidBatch, "-2"),
+    "another last offset": (with_header(PLAIN, last_offset_delta=3), InvalidBatch, "do not fit"),
+    "2**31 - 1 records": (
+        with_header(PLAIN, count=2**31 - 1, last_offset_delta=2**31 - 2),
+        RecordTooLarge,
+        "send smaller batches",
+    ),
+    "more records than bytes": (
+        with_header(PLAIN, count=90_000, last_offset_delta=89_999),
+        InvalidBatch,
+        "cannot hold",
+    ),
+    "a base offset": (with_header(PLAIN, base_offset=1), InvalidBatch, "base offset 1"),
+    "a control batch": (with_header(PLAIN, attributes=0x20), InvalidBatch, "control"),
+    "a transaction": (with_header(PLAIN, attributes=0x10), TransactionalBatch, "transactional.id"),
+    "a delete horizon": (with_header(PLAIN, attributes=0x40), InvalidBatch, "attributes 64 have"),
+    "all attributes": (with_header(PLAIN, attributes=-1), TransactionalBatch, "transactional.id"),
+    "the sign of the attributes": (
+        with_header(PLAIN, attributes=-(2**15)),
+        InvalidBatch,
+        "without a meaning",
+    ),
+    "codec 5": (with_header(PLAIN, attributes=5), InvalidBatch, "codec 5 is none"),
+    "a producer without a sequence": (
+        with_header(PLAIN, producer_id=7, producer_epoch=0),
+        InvalidBatch,
+        "producer id, epoch and sequence",
+    ),
+    "a producer of -2": (with_header(PLAIN, producer_id=-2), InvalidBatch, "producer id"),
+    "fewer records than the count": (
+        with_header(PLAIN, count=4, last_offset_delta=3),
+        InvalidBatch,
+        "cut off",
+    ),
+    "more records than the count": (
+        with_header(PLAIN, count=2, last_offset_delta=1),
+        InvalidBatch,
+        "do not end",
+    ),
+    "gzip that is none": (with_header(PLAIN, attributes=1), InvalidBatch, "unpack with gzip"),
+    "lz4 that is none": (with_header(PLAIN, attributes=3), InvalidBatch, "unpack with lz4"),
+    "an offset delta of 1": (
+        with_raw(b"\x0c\0\0\x02\x01\x01\0", 1),
+        InvalidBatch,
+        "offset delta of record 0",
+    ),
+    "a key length of -2": (with_raw(b"\x0c\0\0\0\x03\x01\0", 1), InvalidBatch, "negative"),
+    "a value length of -2": (with_raw(b"\x0c\0\0\0\x01\x03\0", 1), InvalidBatch, "negative"),
+    "-1 headers": (with_raw(b"\x0c\0\0\0\x01\x01\x01", 1), InvalidBatch, "negative"),
+    "a name that is null": (
+        with_raw(b"\x10\0\0\0\x01\x01\x02\x01\x01", 1),
+        InvalidBatch,
+        "negative",
+    ),
+    "a name that is not UTF-8": (
+        with_raw(b"\x12\0\0\0\x01\x01\x02\x02\xff\x01", 1),
+        InvalidBatch,
+        "not UTF-8",
+    ),
+    "a key over the end": (with_raw(b"\x0c\0\0\0\x7e\x01\0", 1), InvalidBatch, "cut off"),
+    "a key of 2**31 - 1 bytes": (
+        with_raw(b"\x14\0\0\0\xfe\xff\xff\xff\x0f\x01\0", 1),
+        InvalidBatch,
+        "cut off",
+    ),
+    "a number of six bytes": (
+        with_raw(b"\x16\0\0\0\x80\x80\x80\x80\x80\0\x01\0", 1),
+        InvalidBatch,
+        "too long",
+    ),
+    "10**9 headers": (
+        with_raw(b"\x14\0\0\0\x01\x01\x80\xa8\xd6\xb9\x07", 1),
+        InvalidBatch,
+        "cut off",
+    ),
+    "a timestamp beyond microseconds": (
+        with_raw(MINIMAL, 1, base=2**60),
+        InvalidBatch,
+        "not within",
+    ),
+    "the timestamp -2**63": (with_raw(MINIMAL, 1, base=-(2**63)), InvalidBatch, "not within"),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_producer_may_not_send_it(name: str, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    use(way, monkeypatch)
+    body, error, text = REFUSED[name]
+    with pytest.raises(error) as raised:
+        check_one(body)
+    assert type(raised.value) is error
+    assert "\n" not in str(raised.value)
+    if way == "loop" or "key" not in name:  # columns see a key's end before the next field
+        assert text in str(raised.value)
+
+
+def test_the_refusals_have_two_kinds() -> None:
+    assert issubclass(InvalidBatch, InvalidRequest)
+    assert not issubclass(CorruptBatch, InvalidRequest)
+    assert check_one(with_raw(MINIMAL, 1)).count == 1
+
+
+def test_a_false_maximum_timestamp_and_a_set_bit_are_put_right() -> None:
+    """sarama sends no maximum timestamp; Kafka takes a bit that a client set (3)."""
+    for codec in (compression.NONE, compression.ZSTD):
+        built = sent(THREE, codec)
+        for wrong in ({"max_timestamp": -1}, {"attributes": codec | 8}):
+            checked = check_one(with_header(built, **wrong))
+            assert bytes(checked.data) == built
+
+
+def test_a_batch_is_placed_without_a_copy() -> None:
+    view = memoryview(PLAIN)
+    first, rest = record_batch.placed(view, 2**40)
+    assert isinstance(rest, memoryview)
+    assert rest.obj is PLAIN
+    header = Header._make(HEADER.unpack(bytes(first) + rest[: HEADER_SIZE - len(first)]))
+    assert header == Header._make(HEADER.unpack_from(PLAIN))._replace(
+        base_offset=2**40, leader_epoch=0
+    )
+    assert bytes(first) + rest == with_header(PLAIN, base_offset=2**40, leader_epoch=0)
+
+
+@pytest.mark.parametrize("size", [1, 9000])
+def test_the_time_of_the_append_gets_a_checksum(size: int) -> None:
+    built = sent([(NOW, b"k", b"v" * size, [])], compression.NONE)
+    parts = record_batch.placed(memoryview(built), 11, append_ms=NOW + 99)
+    assert b"".join(parts) == with_header(
+        built, base_offset=11, leader_epoch=0, attributes=8, max_timestamp=NOW + 99
+    )
+
+
+def test_the_batches_of_a_chunk() -> None:
+    bodies = [PLAIN, sent(THREE[:1], compression.GZIP), PLAIN]
+    body = memoryview(b"".join(bodies))
+    batches = record_batch.split(body, "k")
+    assert [bytes(item.data) for item in batches] == bodies
+    assert [item.count for item in batches] == [3, 1, 3]
+    assert record_batch.split(memoryview(b""), "k") == []
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        PLAIN[:-1],
+        PLAIN + b"\0",
+        PLAIN + PLAIN[:-1],
+        PLAIN + with_header(PLAIN, length=-1),
+        with_header(PLAIN, length=48),
+        with_header(PLAIN, length=2**31 - 1),
+        with_header(PLAIN, magic=3),
+        with_header(PLAIN, count=0, last_offset_delta=-1),
+        with_header(PLAIN, count=4),
+    ],
+)
+def test_bytes_that_are_no_batches_are_corrupt(body: bytes) -> None:
+    with pytest.raises(Corrupt, match="object k is corrupt"):
+        record_batch.split(memoryview(body), "k")
+
+
+def test_a_batch_that_does_not_decode_becomes_rows() -> None:
+    bad = with_header(PLAIN, attributes=compression.LZ4)
+    body = memoryview(PLAIN + bad + PLAIN)
+    rows, undecodable = record_batch.decode(record_batch.split(body, "k"), "k")
+    rows.validate(full=True)
+    assert undecodable == 1
+    assert rows.slice(0, 3).equals(rows_of(THREE))
+    assert rows.slice(6, 3).equals(rows_of(THREE))
+    lost = rows.slice(3, 3).to_pylist()
+    assert [row["value"] for row in lost] == [bad, None, None]
+    assert {row["key"] for row in lost} == {None}
+    assert [row["headers"][0]["key"] for row in lost] == ["tidelog.undecodable"] * 3
+    assert b"unpack with lz4" in lost[0]["headers"][0]["value"]
+    assert chunk.timestamp_range(rows.slice(3, 3)) == (NOW + 5, NOW + 5)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_bound_of_headers_is_for_each_batch(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    use(way, monkeypatch)
+    monkeypatch.setattr(records, "HEADERS_MAX", 3)
+    three = sent([(NOW, b"k", b"v", [("h", b"x")] * 3)])
+    assert check_one(three).count == 1
+    raw, size = three[HEADER_SIZE:], len(three) - HEADER_SIZE
+    starts, ends = [0, size, 2 * size], [size, 2 * size, 3 * size]
+    assert records.read(raw * 3, starts, ends, [1] * 3, [NOW] * 3).num_rows == 3
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_more_headers_than_the_caller_allows_are_not_read(
+    way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use(way, monkeypatch)
+    four = sent([(NOW, b"k", b"v", [("h", b"x")] * 2)] * 2)[HEADER_SIZE:]
+    assert records.walk(four, 0, 2, NOW, headers_max=4).headers == 4
+    with pytest.raises(TooManyHeaders):
+        records.walk(four, 0, 2, NOW, headers_max=3)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_records_without_a_key_are_in_the_error(
+    way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use(way, monkeypatch)
+    monkeypatch.setattr(record_batch, "KEYLESS_MAX", 2)
+    keys = [b"k", None, b"k", None, None]
+    for codec in (compression.NONE, compression.GZIP):
+        body = memoryview(sent([(NOW, key, b"v", []) for key in keys], codec))
+        assert isinstance(record_batch.check(body), record_batch.Batch)
+        outcome = record_batch.check(body, record_batch.Rules(needs_keys=True))
+        assert isinstance(outcome, record_batch.KeylessRecords)
+        assert outcome.numbers == [1, 3]
+
+
+def reachable(start: object) -> list[object]:
+    """Return all objects that `start` refers to, apart from modules and types."""
+    seen: dict[int, object] = {}
+    waiting = [start]
+    while waiting:
+        for item in gc.get_referents(waiting.pop()):
+            if id(item) not in seen and not isinstance(item, ModuleType | type):
+                seen[id(item)] = item
+                waiting.append(item)
+    return list(seen.values())
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_an_error_refers_to_none_of_the_bytes(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request keeps its errors until its answer is sent: 250 errors of batches that unpack to 16
+    MiB each would hold 4 GiB."""
+    use(way, monkeypatch)
+    bodies = [body for body, _, _ in REFUSED.values()]
+    bodies += [sent([(NOW, None, bytes(1 << 20), [])], codec) for codec in range(1, 5)]
+    bodies += [with_raw(zlib.compress(bytes(1 << 20), wbits=31), 1, attributes=compression.GZIP)]
+    for body in bodies:
+        error = record_batch.check(memoryview(body), record_batch.Rules(needs_keys=True))
+        assert isinstance(error, LogError)
+        assert error.__traceback__ is error.__context__ is error.__cause__ is None
+        buffers = [item for item in reachable(error) if isinstance(item, bytes | memoryview)]
+        assert not buffers
+
+
+def test_a_check_with_an_effort_stops_before_it_takes_long() -> None:
+    headers = sent([(NOW, b"k", b"v", [("h", b"x")] * 9)], compression.ZSTD)
+    large = sent([(NOW, b"k", bytes(10_000), [])], compression.GZIP)
+    for body, effort in ((headers, (10_000, 8)), (large, (9_000, 0))):
+        with pytest.raises(record_batch.TooMuchEffort):
+            record_batch.check(memoryview(body), effort=record_batch.Effort(*effort))
+    effort = record_batch.Effort(11_000, 9)
+    assert isinstance(record_batch.check(memoryview(large), effort=effort), record_batch.Batch)
+    assert effort.unpacked < 1_000
+    with pytest.raises(record_batch.TooMuchEffort):
+        record_batch.check(memoryview(large), effort=effort)
+
+
+def test_a_batch_that_fails_late_uses_up_the_effort() -> None:
+    """Else a request of many such parts would hold the event loop for each of them."""
+    effort = record_batch.Effort(1 << 20, 10)
+    cut = with_raw(zlib.compress(bytes(1 << 19), wbits=31)[:-9], 1, attributes=compression.GZIP)
+    assert isinstance(record_batch.check(memoryview(cut), effort=effort), InvalidBatch)
+    assert effort.unpacked == 0
+    wrong_name = with_raw(b"\x12\0\0\0\x01\x01\x02\x02\xff\x01", 1)
+    assert isinstance(record_batch.check(memoryview(wrong_name), effort=effort), InvalidBatch)
+    assert effort.headers == 0
+
+
+def test_the_rules_of_a_topic_bound_the_unpacked_bytes() -> None:
+    body = memoryview(sent([(NOW, b"k", bytes(10_000), [])], compression.ZSTD))
+    assert isinstance(
+        record_batch.check(body, record_batch.Rules(unpacked_max=11_000)), record_batch.Batch
+    )
+    error = record_batch.check(body, record_batch.Rules(unpacked_max=9_000))
+    assert "unpack to more than 9000 bytes" in str(error)
+
+
+def test_a_chunk_that_unpacks_too_large_is_corrupt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not undecodable: a batch alone would be."""
+    monkeypatch.setattr(chunk, "RAW_SIZE_MAX", 150)
+    body = memoryview(PLAIN + PLAIN)
+    with pytest.raises(Corrupt, match="more than 150 unpacked bytes"):
+        record_batch.decode(record_batch.split(body, "k"), "k")
+
+
+# --- built batches
+
+
+@given(RECORDS, st.data())
+@examples(100)
+def test_built_batches_have_the_offsets_of_the_rows(
+    drawn: list[Record], data: st.DataObject
+) -> None:
+    gaps = data.draw(st.lists(st.integers(1, 300), min_size=len(drawn), max_size=len(drawn)))
+    start, end_gap = data.draw(st.tuples(st.integers(0, 2**50), st.integers(1, 2**31)))
+    offsets, offset = list[int](), start - 1
+    for gap in gaps:
+        offset += gap
+        offsets.append(offset)
+    rows = pa.RecordBatch.from_arrays(
+        [pa.array(offsets, pa.int64()), *rows_of(drawn).columns], schema=chunk.RECORD_SCHEMA
+    )
+    skipped = data.draw(st.integers(0, len(drawn) - 1))
+    built = record_batch.build(rows.slice(skipped), start, offset + end_gap)
+    for way in WAYS:
+        with pytest.MonkeyPatch.context() as patch:
+            use(way, patch)
+            assert record_batch.build(rows.slice(skipped), start, offset + end_gap) == built
+    markers = [item for item in built if is_control(item)]
+    assert built[len(built) - len(markers) :] == markers
+    read_records = read_with_aiokafka(built[: len(built) - len(markers)])
+    assert [item[0] for item in read_records] == offsets[skipped:]
+    assert [item[1:] for item in read_records] == drawn[skipped:]
+    assert reached(built, start) == offset + end_gap
+    assert len(markers) == (end_gap > 1)
+
+
+def is_control(item: bytes) -> bool:
+    return bool(Header._make(HEADER.unpack_from(item)).attributes & CONTROL)
+
+
+def reached(built: list[bytes], start: int) -> int:
+    """Return the offset behind the batches, which must lie end to end from `start` on."""
+    for item in built:
+        header = Header._make(HEADER.unpack_from(item))
+        assert header.base_offset == start
+        start += header.last_offset_delta + 1
+    return start
+
+
+def read_with_aiokafka(built: list[bytes]) -> list[tuple]:
+    from aiokafka.record.default_records import DefaultRecordBatch
+
+    read_records = list[tuple]()
+    for item in built:
+        reader = DefaultRecordBatch(item)
+        assert reader.validate_crc()
+        read_records += [(r.offset, r.timestamp, r.key, r.value, r.headers) for r in reader]
+    return read_records
+
+
+def test_built_batches_are_whole_and_lie_end_to_end() -> None:
+    drawn: list[Record] = [(NOW + i, None, b"v" * 1000, []) for i in range(999)]
+    drawn[500] = (NOW, b"k", b"large" * 200_000, [])
+    rows = chunk.with_offsets(rows_of(drawn), 10)
+    built = record_batch.build(rows, 10, 1009)
+    assert len(built) == 5  # 255 records weigh a batch; the large one is alone
+    assert [item[1:] for item in read_with_aiokafka(built)] == drawn
+    assert sorted(map(len, built))[-2] < record_batch.BATCH_BYTES
+    offset = 10
+    for item in built:
+        header = Header._make(HEADER.unpack_from(item))
+        assert header.base_offset == offset
+        offset += header.last_offset_delta + 1
+        again = check_one(with_header(item, base_offset=0))
+        assert again.timestamp_max == header.max_timestamp
+    assert offset == 1009
+
+
+def test_range_without_records_is_one_commit_marker() -> None:
+    rows = chunk.with_offsets(rows_of(THREE), 0).slice(0, 0)
+    (marker,) = record_batch.build(rows, 5, 9)
+    header = Header._make(HEADER.unpack_from(marker))
+    assert (header.base_offset, header.last_offset_delta, header.count) == (5, 3, 1)
+    assert header.attributes == TRANSACTIONAL | CONTROL
+    ((offset, _, key, value, headers),) = read_with_aiokafka([marker])
+    assert (offset, key, value, headers) == (8, b"\0\0\0\1", bytes(6), [])
+
+
+def test_gap_over_the_bits_of_a_delta_is_between_batches_or_several_markers() -> None:
+    rows = rows_of(THREE)
+    offsets = [5, 5 + 2**31, 5 + 2**40]
+    rows = pa.RecordBatch.from_arrays(
+        [pa.array(offsets), *rows.columns], schema=chunk.RECORD_SCHEMA
+    )
+    built = record_batch.build(rows, 5, 2**40 + 2**33)
+    assert [item[0] for item in read_with_aiokafka(built[:3])] == offsets
+    assert reached(built[3:], offsets[-1] + 1) == 2**40 + 2**33
+    assert len(built[3:]) == 4
+    assert all(map(is_control, built[3:]))
+
+
+def test_a_sequence_without_a_producer_has_no_meaning() -> None:
+    checked_batch = check_one(with_header(PLAIN, base_sequence=0))
+    assert checked_batch.producer_id == -1

@@ -1,0 +1,129 @@
+"""A seal does not trust a table: on a store in memory."""
+
+from collections.abc import Sequence
+
+import pyarrow as pa
+import pytest
+
+from tests.support.logs import COLD, append, closing, opened, read_table, read_values
+from tests.support.vloop import run
+from tidelog.storage.codec import segment as segments
+from tidelog.storage.codec.chunk import RECORD_SCHEMA
+from tidelog.storage.core import object_keys
+from tidelog.storage.core.errors import Corrupt, TableInDoubt
+from tidelog.storage.core.model import SegmentFile
+from tidelog.storage.log import Log
+from tidelog.storage.store.memory import MemoryStore
+from tidelog.storage.tables.manifest import clean_app_id, seal_app_id
+from tidelog.storage.tables.memory import MemoryCommit, MemoryManifest
+
+
+async def with_tail(inner: MemoryStore) -> Log:
+    """`t`-0: two sealed records, two in the tail."""
+    log = await opened(inner, COLD)
+    await log.create_topic("t", 1, {})
+    await append(log, "a", "b")
+    await log.seal("t")
+    await append(log, "c", "d")
+    return log
+
+
+async def put_ahead(log: Log, values: Sequence[bytes], **transactions: int) -> None:
+    """Another sealer's commit of [2, 4) with these values, before the WAL says so."""
+    rows = (await read_table(log)).slice(2, 2).combine_chunks()
+    rows = rows.set_column(2 + 1, RECORD_SCHEMA.field("value"), [list(values)])
+    written = segments.write(rows.cast(RECORD_SCHEMA).to_batches(), codec="none", is_json=False)
+    path = object_keys.segment(0, 2, 4, "ab")
+    topic = log.state.topic("t")
+    await log.store.create(f"{topic.prefix}/{path}", [memoryview(written.body)])
+    stamps = written.timestamp_min, written.timestamp_max
+    file = SegmentFile(path, 0, 2, 4, written.size, 2, *stamps)
+    table = await log.tables.of(topic)
+    await table.refresh()
+    await table.add([file], {seal_app_id(0): 4} | transactions)
+
+
+def test_i7_a_table_ahead_is_not_read_beyond_the_sealed_end() -> None:
+    async def main() -> None:
+        log = await with_tail(MemoryStore())
+        async with closing(log):
+            await put_ahead(log, [b"x", b"y"])
+            for offset, values in ((0, ["a", "b", "c", "d"]), (1, ["b", "c", "d"])):
+                assert await read_values(log, offset=offset) == values
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    ("values", "transactions", "is_sealed"),
+    [
+        ([b"c", b"d"], {}, True),
+        ([b"c", b"x"], {}, False),
+        ([b"c", b"d"], {clean_app_id(0): 4}, False),
+    ],
+)
+def test_i1_a_table_ahead_is_sealed_only_with_the_records_of_the_tail(
+    values: list[bytes], transactions: dict[str, int], is_sealed: bool
+) -> None:
+    async def main() -> None:
+        log = await with_tail(MemoryStore())
+        async with closing(log):
+            await put_ahead(log, values, **transactions)
+            if is_sealed:
+                await log.seal("t")
+            else:
+                with pytest.raises(TableInDoubt, match="partition 0"):
+                    await log.seal("t")
+                assert log.tables.doubts
+            assert bool(log.state.partition("t", 0).tail) != is_sealed
+            assert await read_values(log) == ["a", "b", "c", "d"]
+
+    run(main)
+
+
+def test_i7_what_a_seal_has_written_is_compared_with_what_it_should_write(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real = segments.SegmentWriter.add
+
+    def short(writer: segments.SegmentWriter, batch: pa.RecordBatch, nbytes: int) -> None:
+        real(writer, batch.slice(0, batch.num_rows - 1), nbytes)
+
+    async def main() -> None:
+        log = await with_tail(MemoryStore())
+        async with closing(log):
+            with monkeypatch.context() as patch:
+                patch.setattr(segments.SegmentWriter, "add", short)
+                with pytest.raises(Corrupt, match=r"has 1 records of \[2, 3\)"):
+                    await log.seal("t")
+            assert await read_values(log) == ["a", "b", "c", "d"]
+            assert await log.seal("t") == 2
+            assert await read_values(log) == ["a", "b", "c", "d"]
+
+    run(main)
+
+
+def test_one_topic_in_doubt_does_not_keep_others_from_being_sealed() -> None:
+    async def main() -> None:
+        log = await with_tail(MemoryStore())
+        async with closing(log):
+            await log.create_topic("u", 1, {})
+            await append(log, "e", topic="u")
+            table = await log.tables.of(log.state.topic("t"))
+            assert isinstance(table, MemoryManifest)
+            commits = table._catalog[log.state.topic("t").prefix]
+            (file,) = commits[-1].files
+            commits.append(MemoryCommit((), {}, frozenset([file.path])))
+            with pytest.raises(TableInDoubt, match="offsets 0 to 1 are in no segment; version 2"):
+                await log.seal("t")
+            assert await log.seal("u") == 1
+            assert list(log.tables.doubts) == [log.state.topic("t").topic_id]
+            with pytest.raises(TableInDoubt, match="offsets 0 to 1"):
+                await log.fetch("t", 0, 0, bytes_max=100)
+            assert await read_values(log, offset=2) == ["c", "d"]  # the tail goes on
+            commits.pop()
+            await table.refresh()
+            assert await log.seal("t") == 2
+            assert not log.tables.doubts
+
+    run(main)

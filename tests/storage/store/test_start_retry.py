@@ -1,0 +1,208 @@
+"""A start waits for its store: each step is repeated within a budget, a refusal three times."""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+import pytest
+
+from tests.support.clock import ManualClock
+from tests.support.faults import Call, Fault, FaultyStore, Plan, Seeded
+from tests.support.logs import MANUAL, append, closing, made, opened, read_values, store_of
+from tests.support.vloop import run
+from tidelog.storage.core.errors import Corrupt, StoreRefused, StoreUnfit, Unavailable
+from tidelog.storage.core.model import Part
+from tidelog.storage.runtime.clock import SystemClock
+from tidelog.storage.store.memory import MemoryStore
+from tidelog.storage.store.object_store import Created
+from tidelog.storage.store.probe import probe
+from tidelog.storage.store.start_retry import (
+    PAUSE_S,
+    PAUSE_S_MAX,
+    REFUSALS_MAX,
+    START_RETRY_S,
+    StartRetry,
+)
+
+SEEDS = 40
+
+
+class Step:
+    """Raises these errors in turn, the last one always; None succeeds."""
+
+    def __init__(self, *errors: Exception | None) -> None:
+        self.errors = list(errors)
+        self.at_s: list[float] = []
+
+    async def __call__(self) -> str:
+        self.at_s.append(asyncio.get_running_loop().time())
+        error = self.errors.pop(0) if len(self.errors) > 1 else self.errors[0]
+        if error is not None:
+            raise error
+        return "done"
+
+
+def tried(step: Step, budget_s: float = START_RETRY_S) -> str:
+    return run(lambda: StartRetry(SystemClock(), budget_s).until_done(step))
+
+
+def test_a_step_is_repeated_until_it_succeeds(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    assert tried(Step(*[Unavailable("dark")] * 7, None)) == "done"
+    assert "dark; trying again for 60 s" in caplog.text
+
+
+def test_a_store_that_stays_away_ends_the_start_when_the_budget_is_spent() -> None:
+    step = Step(Unavailable("dark"))
+    with pytest.raises(Unavailable, match="dark"):
+        tried(step)
+    assert START_RETRY_S <= step.at_s[-1] <= START_RETRY_S + PAUSE_S_MAX
+    pauses = [b - a for a, b in zip(step.at_s, step.at_s[1:], strict=False)]
+    assert max(pauses) <= PAUSE_S_MAX
+    assert len(set(pauses[5:])) > len(pauses) // 2, "each pause is drawn"
+
+
+def test_without_a_budget_a_store_is_asked_once() -> None:
+    step = Step(Unavailable("dark"))
+    with pytest.raises(Unavailable):
+        tried(step, 0.0)
+    assert len(step.at_s) == 1
+
+
+@pytest.mark.parametrize("budget_s", [0.0, START_RETRY_S])
+def test_a_refusal_that_repeats_is_definite_within_a_second(budget_s: float) -> None:
+    step = Step(StoreRefused("AccessDenied"))
+    with pytest.raises(StoreUnfit, match=r"^AccessDenied$"):
+        tried(step, budget_s)
+    assert len(step.at_s) == REFUSALS_MAX
+    assert step.at_s[-1] <= PAUSE_S * (1 + 2)
+
+
+@pytest.mark.parametrize("error", [StoreUnfit("no bucket"), Corrupt("cluster.json", "is damaged")])
+def test_any_other_error_ends_the_start_at_once(error: Exception) -> None:
+    step = Step(error)
+    with pytest.raises(type(error)):
+        tried(step)
+    assert step.at_s == [0.0]
+
+
+# -- the probe
+
+
+CREATES = (Fault.ABSENT, Fault.STORED, Fault.LATE, Fault.OWN_412)
+
+
+@pytest.mark.parametrize("rate", [0.05, 0.3])
+def test_a_probe_judges_a_store_that_loses_requests_and_answers_as_fit(rate: float) -> None:
+    async def main() -> None:
+        for seed in range(SEEDS):
+            store = FaultyStore(MemoryStore(), Seeded(seed, rate, creates=CREATES))
+            await probe(store, SystemClock())
+
+    run(main)
+
+
+class Overwrites(MemoryStore):
+    async def create(self, key: str, parts: Sequence[Part]) -> Created:
+        await self.put(key, parts)
+        return Created.DONE
+
+
+class NeverCreates(MemoryStore):
+    async def create(self, key: str, parts: Sequence[Part]) -> Created:
+        return Created.EXISTS
+
+
+class CutsRanges(MemoryStore):
+    async def get_range(self, key: str, start: int, length: int) -> bytes:
+        return await super().get_range(key, start, length + 1)
+
+
+@pytest.mark.parametrize("kind", [Overwrites, NeverCreates, CutsRanges])
+def test_a_probe_refuses_an_unfit_store_that_fails_now_and_then_as_well(
+    kind: type[MemoryStore],
+) -> None:
+    async def main() -> None:
+        for seed in range(SEEDS):
+            store = FaultyStore(kind(), Seeded(seed, 0.1, creates=CREATES))
+            with pytest.raises(StoreUnfit):
+                await probe(store, SystemClock())
+
+    run(main)
+
+
+# -- the whole start
+
+
+def nth(number: int) -> Plan:
+    """A plan in which one call fails: a create is refused, another call has no answer."""
+    seen = 0
+
+    def plan(call: Call) -> Fault | None:
+        nonlocal seen
+        seen += 1
+        if seen != number:
+            return None
+        return Fault.REFUSED if call.verb == "create" else Fault.UNAVAILABLE
+
+    return plan
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+def test_each_call_of_a_start_may_fail_once(is_new: bool) -> None:
+    async def main() -> None:
+        inner = MemoryStore()
+        log = await opened(inner)
+        await log.create_topic("t", 1, {})
+        await log.wal.checkpoint()
+        await append(log, "a")
+        await log.close()
+        number = calls = 0
+        while number <= calls:
+            unopened = made(MemoryStore() if is_new else inner)
+            store_of(unopened).plan = nth(number)
+            log = await unopened.open("c0ffee")
+            async with closing(log):
+                assert len(await log.secret()) == 32
+            calls = len(store_of(unopened).answered)
+            number += 1
+        assert calls >= 4
+
+    run(main)
+
+
+def test_a_dark_store_does_not_stop_a_start_of_the_next_minute() -> None:
+    async def main() -> None:
+        inner = MemoryStore()
+        log = await opened(inner)
+        await log.create_topic("t", 1, {})
+        await append(log, "kept")
+        await log.close()
+        unopened = made(inner)
+        loop = asyncio.get_running_loop()
+        light_s = loop.time() + START_RETRY_S - 5.0
+
+        def dark(call: Call) -> Fault | None:
+            if loop.time() >= light_s:
+                return None
+            return Fault.ABSENT if call.verb == "create" else Fault.UNAVAILABLE
+
+        store_of(unopened).plan = dark
+        again = await unopened.open("c0ffee")
+        async with closing(again):
+            assert await read_values(again) == ["kept"]
+        assert loop.time() < light_s + PAUSE_S_MAX + 1.0
+
+    run(main)
+
+
+def test_a_start_without_retries_asks_once() -> None:
+    async def main() -> None:
+        unopened = made(MemoryStore(), MANUAL._replace(start_retry_s=0.0))
+        store_of(unopened).plan = lambda _: Fault.UNAVAILABLE
+        with pytest.raises(Unavailable):
+            await unopened.open()
+        assert asyncio.get_running_loop().time() < 1.0
+        assert isinstance(unopened.clock, ManualClock)
+
+    run(main)
