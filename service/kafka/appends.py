@@ -34,7 +34,7 @@ from tidelog.service.kafka.messages.produce import (
 )
 from tidelog.service.security.caller import ALL_RIGHTS, forbidden
 from tidelog.service.telemetry.metrics import KAFKA
-from tidelog.storage.codec import compression, native
+from tidelog.storage.codec import compression, loops
 from tidelog.storage.codec.batch_header import HEADER_SIZE
 from tidelog.storage.codec.record_batch import (
     ANY,
@@ -66,16 +66,13 @@ FIRST_BY_ID = 13
 INLINE_COST = 1024 * 1024
 """Highest cost of a request that the event loop checks: about 3 ms. A thread checks a request that
 costs more."""
-INLINE_UNPACKED, INLINE_HEADERS = (1 << 20, 20_000) if native.IS_BUILT else (1 << 16, 1_000)
-"""The most unpacked bytes and headers of a request that the event loop checks. The cost cannot be
-seen in the packed bytes: 105 bytes may be 100,000 headers."""
 UNPACKED_BYTES_MAX = 128 << 20
 """The most bytes that a batch of a producer may unpack to."""
 SLICE_S = 0.02
 """Time after which a slice of checks in a thread ends. One batch may take longer."""
-BYTE_COSTS = (0.06 if native.IS_BUILT else 1, 256, 21, 8, 32, 32, 32, 32)
+BYTE_COSTS = (loops.BYTE_COST, 256, 21, 8, 32, 32, 32, 32)
 """Cost of a byte by codec (none, gzip, snappy, lz4, zstd), because packed bytes take more time."""
-RECORD_COST, PART_COST = 5 if native.IS_BUILT else 80, 2_000
+PART_COST = 2_000
 PARTS_MAX = 256
 """Batches that are appended in one turn of the event loop, about 20 us each."""
 ROOM_S, ROOM_S_MAX = 0.02, 0.4
@@ -236,7 +233,7 @@ class Append(Later):
                 cost += _cost(part.records)
         if cost > INLINE_COST:
             return False
-        effort = Effort(INLINE_UNPACKED, INLINE_HEADERS)
+        effort = Effort(loops.INLINE_UNPACKED, loops.INLINE_HEADERS)
         try:
             while self._checked < len(self.parts):
                 self._check_next(effort)
@@ -454,4 +451,4 @@ def _cost(records: memoryview | None) -> int:
         return PART_COST
     (count,) = _COUNT.unpack_from(records)
     unpacking = int(records.nbytes * BYTE_COSTS[records[_CODEC_AT] & 7])
-    return PART_COST + unpacking + max(count, 0) * RECORD_COST
+    return PART_COST + unpacking + max(count, 0) * loops.RECORD_COST

@@ -1,11 +1,9 @@
-/* The loops over bytes, in C (_native.pyi): over the records of a batch `walk`, `fields` and `write`,
-over keys `murmur2` and `murmur2_column`.
+/* The loops over bytes, in C (_native.pyi): over the records of a batch `walk`, `fields`, `headers`
+and `write`, over keys `murmur2` and `murmur2_column`.
 
-The modules `records`, `record_bytes`, `murmur2` and `murmur2_columns` do the same in Python, for an
-installation without a C compiler. Both accept the same bytes, with the same result (tests compare
-the two). For bytes that are no records, `walk` returns the reason, and the caller raises the error:
-Python does not read the bytes again, because that costs a hundred times more, and any client may
-send such bytes.
+plain_loops.py has the same functions in Python, for an installation without a C compiler; tests
+compare each result of the two. For bytes that are no records, a function returns the reason, and
+records.py raises the error: nothing reads the bytes again, because any client may send such bytes.
 
 The bytes come from any client. A byte is read only if its place is before the end of its record,
 and each record ends within the buffer. */
@@ -29,7 +27,7 @@ delta, offset delta, key size, value size. */
 #define NUMBERS_BYTES_MAX (5 + 1 + 10 + 10 + 5 + 5)
 /* A header has at least the sizes of its name and its value. */
 #define HEADER_BYTES_MIN 2
-/* From this number of records on, `fields` and `write` release the GIL. */
+/* From this number of records on, `fields`, `headers` and `write` release the GIL. */
 #define RECORDS_WITHOUT_GIL 500
 /* From this number of bytes on, functions release the GIL. They do not for fewer, because the event
 loop calls them, and would wait for the GIL. */
@@ -37,7 +35,7 @@ loop calls them, and would wait for the GIL. */
 
 /* ---- reading */
 
-/* Why bytes are no records, in the order of REASONS in refusals.py. */
+/* Why bytes are no records, in the order of REASONS in records.py. */
 typedef enum {
     CUT_OFF,
     STRAY,
@@ -195,21 +193,35 @@ static bool is_utf8(const uint8_t *text, Py_ssize_t size)
     return true;
 }
 
-/* Read the headers of a record, whose names must be UTF-8, and add their bytes to `content`. */
+typedef struct {
+    Py_ssize_t name_at, name_size, value_at, value_size;
+} Header;
+
+/* Read a header that ends at `stop` or before. Its name must be UTF-8. */
+static inline bool read_header(Cursor *cursor, Py_ssize_t stop, Header *header)
+{
+    if (!read_octets(cursor, stop, false, &header->name_at, &header->name_size))
+        return false;
+    if (!is_utf8(cursor->raw + header->name_at, header->name_size))
+        return refuse(cursor, WRONG_NAME);
+    return read_octets(cursor, stop, true, &header->value_at, &header->value_size);
+}
+
+/* Read the headers of a record, and add their bytes to `content`. */
 static bool read_headers(Cursor *cursor, const Record *record, int64_t *content)
 {
-    for (Py_ssize_t header = 0; header < record->headers; header++) {
-        Py_ssize_t at, size;
-        if (!read_octets(cursor, record->stop, false, &at, &size))
+    for (Py_ssize_t index = 0; index < record->headers; index++) {
+        Header header;
+        if (!read_header(cursor, record->stop, &header))
             return false;
-        if (!is_utf8(cursor->raw + at, size))
-            return refuse(cursor, WRONG_NAME);
-        *content += size;
-        if (!read_octets(cursor, record->stop, true, &at, &size))
-            return false;
-        *content += size > 0 ? size : 0;
+        *content += header.name_size + (header.value_size > 0 ? header.value_size : 0);
     }
     return cursor->at == record->stop ? true : refuse(cursor, WRONG_LENGTH);
+}
+
+static PyObject *refusal(const Cursor *cursor, Py_ssize_t index)
+{
+    return Py_BuildValue("(in)", (int)cursor->reason, index);
 }
 
 static PyObject *walk(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
@@ -257,7 +269,7 @@ static PyObject *walk(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
         PyEval_RestoreThread(state);
     PyBuffer_Release(&raw);
     if (!is_good)
-        return Py_BuildValue("(in)", (int)cursor.reason, index);
+        return refusal(&cursor, index);
     return Py_BuildValue("LLLLO", (long long)first, (long long)last, (long long)content,
         (long long)(headers_max - headers_left), has_null_key ? Py_True : Py_False);
 }
@@ -287,12 +299,14 @@ static void release_buffers(Py_buffer *buffers, int count)
 /* The columns of `fields`, in its order. */
 enum { KEY_AT, KEY_SIZE, VALUE_AT, VALUE_SIZE, HEADERS_AT, HEADERS, STOP, PLACES };
 
+/* Fill the columns for the `count` records of a batch; count those that are good in `done`. */
 static bool fill_fields(
-    Cursor *cursor, Py_ssize_t end, Py_ssize_t count, int64_t *deltas, int32_t *places,
-    Py_ssize_t rows)
+    Cursor *cursor, Py_ssize_t end, Py_ssize_t count, Py_ssize_t *done, int64_t *deltas,
+    int32_t *places, Py_ssize_t rows)
 {
-    for (Py_ssize_t index = 0; index < count; index++) {
+    for (; *done < count; ++*done) {
         Record record;
+        Py_ssize_t index = *done;
         if (!read_record(cursor, end, index, &record))
             return false;
         cursor->at = record.stop;
@@ -305,7 +319,7 @@ static bool fill_fields(
         places[HEADERS * rows + index] = (int32_t)record.headers;
         places[STOP * rows + index] = (int32_t)record.stop;
     }
-    return cursor->at == end;
+    return cursor->at == end ? true : refuse(cursor, STRAY);
 }
 
 static PyObject *fields(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
@@ -329,22 +343,78 @@ static PyObject *fields(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
         && buffers[5].len == buffers[3].len
         && buffers[1].len == rows * PLACES * (Py_ssize_t)sizeof(int32_t);
     PyThreadState *state = rows >= RECORDS_WITHOUT_GIL ? PyEval_SaveThread() : NULL;
-    Py_ssize_t row = 0;
+    Cursor cursor = {raw->buf, 0, CUT_OFF};
+    Py_ssize_t row = 0, done = 0;
     for (Py_ssize_t batch = 0; is_good && batch < batches; batch++) {
         int64_t count = counts[batch];
-        Cursor cursor = {raw->buf, (Py_ssize_t)starts[batch], CUT_OFF};
+        done = 0;
         is_good = starts[batch] >= 0 && starts[batch] <= ends[batch] && ends[batch] <= raw->len
-            && count > 0 && count <= rows - row
-            && fill_fields(&cursor, (Py_ssize_t)ends[batch], (Py_ssize_t)count, deltas + row,
-                   places + row, rows);
-        if (is_good)
-            row += (Py_ssize_t)count;
+            && count > 0 && count <= rows - row;
+        if (!is_good)
+            break;
+        cursor.at = (Py_ssize_t)starts[batch];
+        is_good = fill_fields(&cursor, (Py_ssize_t)ends[batch], (Py_ssize_t)count, &done,
+            deltas + row, places + row, rows);
+        row += done;
     }
     if (state != NULL)
         PyEval_RestoreThread(state);
     is_good = is_good && row == rows;
     release_buffers(buffers, 6);
-    return PyBool_FromLong(is_good);
+    return is_good ? Py_NewRef(Py_None) : refusal(&cursor, done);
+}
+
+/* The columns of `headers`, in its order. */
+enum { NAME_AT, NAME_SIZE, CONTENT_AT, CONTENT_SIZE, HEADER_PLACES };
+
+static PyObject *headers_of(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    (void)self;
+    if (nargs != 5) {
+        PyErr_SetString(PyExc_TypeError, "headers takes places, raw, starts, counts and ends");
+        return NULL;
+    }
+    Py_buffer buffers[5];
+    if (!get_buffers(args, buffers, 5, 1))
+        return NULL;
+    int32_t *places = buffers[0].buf;
+    const Py_buffer *raw = &buffers[1];
+    const int32_t *starts = buffers[2].buf, *counts = buffers[3].buf, *ends = buffers[4].buf;
+    Py_ssize_t total = buffers[0].len / (HEADER_PLACES * (Py_ssize_t)sizeof(int32_t));
+    Py_ssize_t records = buffers[2].len / (Py_ssize_t)sizeof(int32_t);
+    bool is_good = raw->len <= INT32_MAX && buffers[3].len == buffers[2].len
+        && buffers[4].len == buffers[2].len;
+    PyThreadState *state = total >= RECORDS_WITHOUT_GIL ? PyEval_SaveThread() : NULL;
+    Cursor cursor = {raw->buf, 0, CUT_OFF};
+    Py_ssize_t record = 0, done = 0;
+    for (; is_good && record < records; record++) {
+        Py_ssize_t left = counts[record];
+        is_good = starts[record] >= 0 && starts[record] <= ends[record]
+            && ends[record] <= raw->len && left >= 0 && left <= total - done;
+        if (!is_good)
+            break;
+        cursor.at = starts[record];
+        for (; is_good && left; left--) {
+            Header header;
+            is_good = read_header(&cursor, ends[record], &header);
+            if (!is_good)
+                break;
+            places[NAME_AT * total + done] = (int32_t)header.name_at;
+            places[NAME_SIZE * total + done] = (int32_t)header.name_size;
+            places[CONTENT_AT * total + done] = (int32_t)header.value_at;
+            places[CONTENT_SIZE * total + done] = (int32_t)header.value_size;
+            done++;
+        }
+        if (is_good && cursor.at != ends[record])
+            is_good = refuse(&cursor, WRONG_LENGTH);
+        if (!is_good)
+            break;
+    }
+    if (state != NULL)
+        PyEval_RestoreThread(state);
+    is_good = is_good && done == total;
+    release_buffers(buffers, 5);
+    return is_good ? Py_NewRef(Py_None) : refusal(&cursor, record);
 }
 
 /* ---- writing */
@@ -596,6 +666,7 @@ static PyObject *murmur2_column(PyObject *self, PyObject *const *args, Py_ssize_
 static PyMethodDef methods[] = {
     {"walk", (PyCFunction)(void (*)(void))walk, METH_FASTCALL, NULL},
     {"fields", (PyCFunction)(void (*)(void))fields, METH_FASTCALL, NULL},
+    {"headers", (PyCFunction)(void (*)(void))headers_of, METH_FASTCALL, NULL},
     {"write", (PyCFunction)(void (*)(void))write_records, METH_FASTCALL, NULL},
     {"murmur2", murmur2, METH_O, NULL},
     {"murmur2_column", (PyCFunction)(void (*)(void))murmur2_column, METH_FASTCALL, NULL},
@@ -603,8 +674,8 @@ static PyMethodDef methods[] = {
 };
 
 /* Add 1 with each change of this file that changes what a function takes, returns or accepts, and
-the same in native.py: a build of other code is then not used. */
-#define VERSION 2
+the same in loops.py: a build of other code is then not used. */
+#define VERSION 3
 
 static int execute(PyObject *self) { return PyModule_AddIntConstant(self, "VERSION", VERSION); }
 

@@ -14,12 +14,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from tidelog.storage.codec import loops
 from tidelog.storage.codec.chunk import Rows, octets_before
 from tidelog.storage.codec.murmur2 import partition_of
-from tidelog.storage.codec.murmur2_columns import Ints, murmur2_column
 from tidelog.storage.core.errors import InvalidRequest
 
 Column: TypeAlias = "pa.Array[Any]"
+Ints: TypeAlias = npt.NDArray[np.int64]
 RequestedPartitions: TypeAlias = "Sequence[int | None] | Column | None"
 Partitions: TypeAlias = "RequestedPartitions | int"
 """Requested partitions: one per record (null: none requested), one for all records, or None."""
@@ -84,12 +85,23 @@ def partitions_of(keys: pa.BinaryArray, count: int) -> npt.NDArray[np.int32]:
     """Return the partition of each key, -1 for a null key."""
     if len(keys) == 0:
         return np.empty(0, dtype=np.int32)
-    hashes = murmur2_column(keys)
+    hashes = _hashes(keys)
     # count fits in 31 bits, so the unsigned remainder is the partition.
     partitions = ((hashes & np.uint32(0x7FFFFFFF)) % np.uint32(count)).astype(np.int32)
     if keys.null_count:
         partitions[nulls(keys)] = -1
     return partitions
+
+
+def _hashes(keys: pa.BinaryArray) -> npt.NDArray[np.uint32]:
+    """Return Kafka's murmur2 of each key. A null row's hash has no meaning."""
+    _, offset_buffer, data_buffer = keys.buffers()
+    assert offset_buffer is not None
+    bounds = np.frombuffer(memoryview(offset_buffer), np.int32)
+    hashes = np.empty(len(keys), np.uint32)
+    bounds = bounds[keys.offset : keys.offset + len(keys) + 1]
+    loops.murmur2_column(hashes, bounds, memoryview(data_buffer or b""))
+    return hashes
 
 
 def place(

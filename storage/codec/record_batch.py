@@ -15,7 +15,7 @@ import google_crc32c
 import numpy as np
 import pyarrow as pa
 
-from tidelog.storage.codec import chunk, compression, record_bytes, records
+from tidelog.storage.codec import chunk, compression, records
 from tidelog.storage.codec.batch_header import (
     ATTRIBUTES_AT,
     CODEC_BITS,
@@ -37,8 +37,7 @@ from tidelog.storage.codec.batch_header import (
 )
 from tidelog.storage.codec.checksum import crc32c
 from tidelog.storage.codec.chunk import RECORDS_MAX, Headers, Rows
-from tidelog.storage.codec.records import Walked
-from tidelog.storage.codec.refusals import HEADERS_MAX, TooManyHeaders
+from tidelog.storage.codec.records import HEADERS_MAX, TooManyHeaders, Walked
 from tidelog.storage.core.errors import Corrupt, LogError, RecordTooLarge, bare
 
 BATCH_BYTES = 256 << 10
@@ -445,7 +444,7 @@ def build(rows: pa.RecordBatch, start_offset: int, end_offset: int) -> list[byte
     if not firsts:
         return list(_gap(start_offset, end_offset))
     counts = np.diff([*firsts, len(offsets)])
-    data, bounds = record_bytes.write(
+    data, bounds = records.write(
         rows,
         stamps - np.repeat(stamps[firsts], counts),
         offsets - np.repeat(np.array(bases, dtype=np.int64), counts),
@@ -479,7 +478,7 @@ def _gap(start_offset: int, end_offset: int) -> Iterator[bytes]:
     while start_offset < end_offset:
         delta = min(end_offset - start_offset - 1, _INT32_MAX)
         facts = TRANSACTIONAL | CONTROL, delta, 0, 0, *_MARKED_PRODUCER, -1, 1
-        yield _whole(start_offset, facts, record_bytes.record(0, delta, *_COMMIT))
+        yield _whole(start_offset, facts, records.record(0, delta, *_COMMIT))
         start_offset += delta + 1
 
 

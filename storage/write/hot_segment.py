@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from tidelog.storage.codec import chunk as chunks
-from tidelog.storage.codec import murmur2_columns, partitioner, producer_batches
+from tidelog.storage.codec import partitioner, producer_batches
 from tidelog.storage.codec.chunk import EncodedChunk, Rows
 from tidelog.storage.codec.entry import Commit, Draft, HotMark, IdempotencyKey
 from tidelog.storage.codec.producer_batches import Records
@@ -255,7 +255,7 @@ def _sorted(parts: Sequence[TopicRecords]) -> dict[int, pa.RecordBatch]:
     return dict(partitioner.cut(batch, counts))
 
 
-def _placed(part: TopicRecords) -> murmur2_columns.Ints:
+def _placed(part: TopicRecords) -> partitioner.Ints:
     if isinstance(part.partition, int):
         return np.full(chunks.count(part.columns), part.partition)
     return np.asarray(part.partition)

@@ -25,7 +25,7 @@ from tidelog.service.kafka.connections.listener import (
     Listener,
     limits_of,
 )
-from tidelog.storage.codec import native
+from tidelog.storage.codec import loops
 
 
 class _Served:
@@ -67,8 +67,7 @@ def test_a_broker_says_once_why_it_does_not_use_the_code_in_c(
         async with _serving():
             pass
 
-    monkeypatch.setattr(native, "IS_BUILT", False)
-    monkeypatch.setattr(native, "WHY_NOT", "its version is 0, not 1: install tidelog again")
+    monkeypatch.setattr(loops, "WHY_SLOW", "its version is 0, not 1: install tidelog again")
     with caplog.at_level(logging.INFO, "tidelog"):
         vloop.run(main)
     (line,) = [text for text in caplog.messages if "code in C" in text]

@@ -13,9 +13,11 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pytest
 
 from tests.storage.codec.reference import sent
 from tests.storage.codec.test_mutations import drawn, mutated
+from tidelog.storage.codec import plain_loops
 from tidelog.storage.codec.batch_header import HEADER_SIZE
 
 MOVED = [0] * 20 + [1, 99, sys.maxsize - 100]
@@ -36,7 +38,10 @@ def read(native: Any, raw: bytes, original: bytes, rng: random.Random) -> bool:
     (count,) = struct.unpack_from(">i", original, 57)
     claimed = rng.choice([0, -1, 1 << 31, count + 1]) if rng.random() < 0.1 else count
     start = rng.choice([0, 0, 0, 1, len(raw), len(raw) + 1])
-    is_accepted = len(native.walk(alone(raw), start, claimed, 100_000)) == 5
+    headers_max = rng.choice([100_000, 100_000, 1])
+    walked = native.walk(alone(raw), start, claimed, headers_max)
+    assert walked == plain_loops.walk(raw, start, claimed, headers_max)
+    is_accepted = len(walked) == 5
     pieces = [raw, *[original[HEADER_SIZE:]] * rng.choice([1, 10]), raw][: rng.choice([1, 2, 12])]
     ends = np.cumsum([len(piece) for piece in pieces])
     starts = np.array([0, *ends[:-1]])
@@ -47,8 +52,29 @@ def read(native: Any, raw: bytes, original: bytes, rng: random.Random) -> bool:
         array[rng.randrange(len(array))] += rng.choice([-1, 1, 5, 2**40, 2**62])
     rows += rng.choice([0, 0, 0, 1, -1])
     deltas, places = np.empty(max(rows, 0), np.int64), np.empty((7, max(rows, 0)), np.int32)
-    native.fields(deltas, places, alone(b"".join(pieces)), starts, ends, counts)
+    joined = alone(b"".join(pieces))
+    refusal = native.fields(deltas, places, joined, starts, ends, counts)
+    oracle = np.empty_like(deltas), np.empty_like(places)
+    plain = plain_loops.fields(*oracle, joined, starts, ends, counts)
+    assert refusal == plain, (refusal, plain)
+    if refusal is None:
+        assert (deltas == oracle[0]).all()
+        assert (places == oracle[1]).all()
+        read_headers(native, joined, places, rng)
     return is_accepted
+
+
+def read_headers(native: Any, raw: Any, fields: np.ndarray, rng: random.Random) -> None:
+    spans = [column.copy() for column in fields[4:]]
+    total = max(int(spans[1].sum()) + rng.choice([0, 0, 0, 1, -1]), 0)
+    if rng.random() < 0.2:
+        array = rng.choice(spans)
+        array[rng.randrange(len(array))] += rng.choice([-1, 1, 5, 2**30])
+    places, oracle = np.empty((4, total), np.int32), np.empty((4, total), np.int32)
+    refusal = native.headers(places, raw, *spans)
+    assert refusal == plain_loops.headers(oracle, raw, *spans)
+    if refusal is None:
+        assert (places == oracle).all()
 
 
 def write(native: Any, rng: random.Random) -> None:
@@ -70,12 +96,18 @@ def write(native: Any, rng: random.Random) -> None:
         (*map(alone_or_none, array.buffers()), array.offset + rng.choice(MOVED))
         for array in columns
     ]
-    try:
-        behind = rng.choice([None, parts[2]])
-        written = native.write(out, bounds, np.array(stamps), np.array(offsets), *parts[:2], behind)
-        assert 0 < written <= len(out)
-    except ValueError:
-        return
+    behind = rng.choice([None, parts[2]])
+    results = []
+    for way in (native, plain_loops):
+        out[:], bounds[:] = 0, 0
+        try:
+            written = way.write(
+                out, bounds, np.array(stamps), np.array(offsets), *parts[:2], behind
+            )
+            results.append((out[:written].tobytes(), bounds.tolist()))
+        except ValueError as error:
+            results.append((str(error), None))
+    assert results[0] == results[1]
 
 
 def hash_keys(native: Any, rng: random.Random) -> None:
@@ -87,6 +119,8 @@ def hash_keys(native: Any, rng: random.Random) -> None:
     try:
         native.murmur2_column(hashes, bounds, alone(data))
     except ValueError:
+        with pytest.raises(ValueError, match="bounds of the keys"):
+            plain_loops.murmur2_column(hashes, bounds, alone(data))
         return
     keys = [data[start:end] for start, end in itertools.pairwise(bounds.tolist())]
     assert hashes.tolist() == [native.murmur2(alone(key)) for key in keys]

@@ -8,8 +8,11 @@ import google_crc32c
 import pytest
 from aiokafka.record.default_records import DefaultRecordBatchBuilder as AiokafkaBuilder
 
-from tidelog.storage.codec import native, record_bytes, records
+from tidelog.storage.codec import loops, plain_loops
 from tidelog.storage.codec.batch_header import HEADER, HEADER_SIZE, TIMESTAMP_MS_MAX, Header
+
+if not loops.WHY_SLOW:
+    from tidelog.storage.codec import _native
 
 with warnings.catch_warnings(action="ignore"):  # kafka-python reads its schemas the old way
     from kafka.record.default_records import DefaultRecordBatchBuilder as KafkaPythonBuilder
@@ -18,15 +21,15 @@ BUILDERS = (AiokafkaBuilder, KafkaPythonBuilder)
 Record = tuple[int, bytes | None, bytes | None, list[tuple[str, bytes | None]]]
 """Timestamp in ms, key, value, headers."""
 
-WAYS = ["loop", "columns", *(["native"] if native.IS_BUILT else [])]
-"""How the records of batches are read and written: in Python one by one, by numpy, in C."""
+WAYS = {"Python": plain_loops, **({} if loops.WHY_SLOW else {"C": _native})}
+"""The loops that read and write the records of batches."""
+FUNCTIONS = ("walk", "fields", "headers", "write", "murmur2", "murmur2_column")
 
 
 def use(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Read and write all records in this way."""
-    monkeypatch.setattr(native, "IS_BUILT", way == "native")
-    monkeypatch.setattr(records, "COLUMNS_MIN", 10**9 if way == "loop" else 0)
-    monkeypatch.setattr(record_bytes, "_JOIN_MIN", 10**9 if way == "loop" else 0)
+    for name in FUNCTIONS:
+        monkeypatch.setattr(loops, name, getattr(WAYS[way], name))
 
 
 class Refused(Exception):

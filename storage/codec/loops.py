@@ -1,0 +1,60 @@
+"""The loops over bytes of clients: in C (native.c), or else in Python (plain_loops), if the
+installation had no compiler. Their contracts are in _native.pyi. Callers do not know which run; the
+costs say how long they take.
+
+A build of other code than this installation's is not used: its functions may take and return
+something else.
+"""
+
+from typing import TYPE_CHECKING
+
+from tidelog.storage.codec.plain_loops import VERSION
+
+try:
+    from tidelog.storage.codec import _native
+except ImportError:
+    WHY_SLOW = "the installation had no C compiler"
+else:
+    _version = getattr(_native, "VERSION", 0)
+    _why = f"its version is {_version}, not {VERSION}: install tidelog again"
+    WHY_SLOW = "" if _version == VERSION else _why
+"""Why the loops in C are not used; empty if they are."""
+
+if TYPE_CHECKING or not WHY_SLOW:
+    from tidelog.storage.codec._native import (
+        fields,
+        headers,
+        murmur2,
+        murmur2_column,
+        walk,
+        write,
+    )
+else:
+    from tidelog.storage.codec.plain_loops import (
+        fields,
+        headers,
+        murmur2,
+        murmur2_column,
+        walk,
+        write,
+    )
+
+RECORD_COST, BYTE_COST = (2_000, 1.0) if WHY_SLOW else (5, 0.06)
+"""The time of `walk` for a record and for each of its bytes, in units of about 3 ns."""
+INLINE_UNPACKED, INLINE_HEADERS = (1 << 16, 300) if WHY_SLOW else (1 << 20, 20_000)
+"""The most unpacked bytes and headers of a request that the event loop may read: a few ms. The cost
+cannot be seen in packed bytes: 105 of them may be 100,000 headers."""
+
+__all__ = [
+    "BYTE_COST",
+    "INLINE_HEADERS",
+    "INLINE_UNPACKED",
+    "RECORD_COST",
+    "WHY_SLOW",
+    "fields",
+    "headers",
+    "murmur2",
+    "murmur2_column",
+    "walk",
+    "write",
+]
