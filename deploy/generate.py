@@ -19,7 +19,7 @@ from prometheus_client.core import Metric
 from tidelog.service.cli.main import EPILOG, app
 from tidelog.service.routes.health import VERSION
 from tidelog.service.server.app import build_app
-from tidelog.service.settings import PREFIX, RENAMED, Settings
+from tidelog.service.settings.settings import PREFIX, RENAMED, Settings
 from tidelog.service.telemetry.metrics import HttpCounters, Telemetry
 from tidelog.storage.broker import Broker
 from tidelog.storage.log import LogSettings

@@ -15,7 +15,7 @@ import yaml
 
 from deploy.demo.broker_process import BrokerProcess
 from tests.support.ports import free_port_pairs
-from tidelog.service.settings import PREFIX
+from tidelog.service.settings.settings import PREFIX
 
 COMPOSE_FILE = Path(__file__).parents[1] / "docker-compose.yml"
 IMAGE = "tidelog"

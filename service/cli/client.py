@@ -20,8 +20,8 @@ from tidelog.service.cli.results import (
 )
 from tidelog.service.client import errors
 from tidelog.service.client.connection import Connection
-from tidelog.service.setting_fields import BadSettings
-from tidelog.service.settings import client_ca_file, client_key, console_server
+from tidelog.service.settings.fields import BadSettings
+from tidelog.service.settings.settings import client_ca_file, client_key, console_server
 
 Result = TypeVar("Result")
 

@@ -20,9 +20,9 @@ from typer.core import TyperGroup
 
 from tidelog.service.cli import (
     access,
+    clients,
     defaults,
     groups,
-    kafka_clients,
     other_words,
     produce_consume,
     status,
@@ -50,8 +50,8 @@ from tidelog.service.exit_status import (
 )
 from tidelog.service.secret_files import PRIVATE_UMASK
 from tidelog.service.server.log_lines import log_to_stderr
-from tidelog.service.setting_fields import BadSettings
-from tidelog.service.settings import PREFIX, RENAMED, Settings, load
+from tidelog.service.settings.fields import BadSettings
+from tidelog.service.settings.settings import PREFIX, RENAMED, Settings, load
 
 USAGE_ERROR: Any = typer.BadParameter.__mro__[1]
 """The base class of click's usage errors. It comes from typer, because newer versions of typer
@@ -289,7 +289,7 @@ app.add_typer(access.quotas, name="quotas")
 app.command("produce")(produce_consume.produce)
 app.command("consume")(produce_consume.consume)
 app.command("seal")(topics.seal)
-app.command("clients")(kafka_clients.show_clients)
+app.command("clients")(clients.show_clients)
 app.command("status")(status.show_status)
 app.command("replay")(replay.replay)
 

@@ -13,7 +13,7 @@ from typer.core import TyperCommand
 from typer.models import CommandFunctionType
 
 from tidelog.service.cli.results import BadUsage, NotThere
-from tidelog.service.setting_fields import BOOLEANS
+from tidelog.service.settings.fields import BOOLEANS
 from tidelog.storage.runtime.clock import SystemClock
 
 

@@ -16,12 +16,12 @@ from tidelog.service.http.paging import sliced
 from tidelog.service.http.route import TIDELOG, Permission, Route, RouteDoc
 from tidelog.service.routes.dependencies import Rights, broker_log
 from tidelog.service.security.caller import CallerRights, may_describe_group
+from tidelog.service.telemetry.broker_health import BrokerSigns
 from tidelog.service.telemetry.group_lags import GroupLags, group_ids
 from tidelog.service.telemetry.health import BrokerFacts, Facts, GroupFacts, TailFacts, judge
 from tidelog.service.telemetry.log_metrics import tail_bytes, unsealed_since_ms
 from tidelog.service.telemetry.metrics import Telemetry
 from tidelog.service.telemetry.rates import BrokerRates, RateSampler, quantile_s
-from tidelog.service.telemetry.signs import BrokerSigns
 from tidelog.storage.broker import Broker
 from tidelog.storage.core.acls import CLUSTER, DESCRIBE, TOPIC
 from tidelog.storage.core.errors import LogError

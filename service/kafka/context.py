@@ -16,7 +16,7 @@ from tidelog.service.kafka.refused_batches import RefusedBatches
 from tidelog.service.memory_pool import MemoryPool
 from tidelog.service.routes.dependencies import decided
 from tidelog.service.security.caller import CallerRights, Unauthenticated
-from tidelog.service.settings import Settings
+from tidelog.service.settings.settings import Settings
 from tidelog.service.telemetry.kafka_counters import KafkaCounters
 from tidelog.service.telemetry.metrics import HttpCounters
 from tidelog.service.unpacking import UnpackThreads

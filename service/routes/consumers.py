@@ -51,7 +51,7 @@ from tidelog.service.security.caller import (
     check_topics,
     rights_of,
 )
-from tidelog.service.settings import Settings
+from tidelog.service.settings.settings import Settings
 from tidelog.storage.broker import Broker
 from tidelog.storage.core.acls import DESCRIBE, GROUP, READ, TOPIC
 from tidelog.storage.core.errors import (

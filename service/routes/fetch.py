@@ -38,10 +38,10 @@ from tidelog.service.http.errors import answered, error_body
 from tidelog.service.http.parameters import InvalidParameter, integer, partition_number
 from tidelog.service.http.route import V2, Parameter, Permission, Route, RouteDoc
 from tidelog.service.memory_pool import MemoryPool, Share
-from tidelog.service.routes.followers.bounds import Followers
+from tidelog.service.routes.follower_bounds import Followers
 from tidelog.service.security.caller import CallerRights, rights_of
 from tidelog.service.security.request_time import measured
-from tidelog.service.settings import Settings
+from tidelog.service.settings.settings import Settings
 from tidelog.service.telemetry.metrics import HttpCounters
 from tidelog.service.unpacking import UnpackThreads
 from tidelog.storage.codec.chunk import RECORDS_MAX

@@ -40,7 +40,7 @@ from tidelog.service.http.route import (
     RouteDoc,
 )
 from tidelog.service.security.caller import ALL_RIGHTS, CallerRights, check_creation, rights_of
-from tidelog.service.settings import Settings
+from tidelog.service.settings.settings import Settings
 from tidelog.service.telemetry.metrics import HttpCounters
 from tidelog.service.unpacking import UnpackThreads
 from tidelog.storage.broker import Broker

@@ -29,7 +29,7 @@ from tidelog.service.routes.produce import (
 )
 from tidelog.service.security.caller import CallerRights, rights_of
 from tidelog.service.security.request_time import measured
-from tidelog.service.settings import Settings
+from tidelog.service.settings.settings import Settings
 from tidelog.service.telemetry.metrics import HttpCounters
 from tidelog.storage.broker import Broker
 from tidelog.storage.codec.chunk import RECORDS_MAX, weight

@@ -38,7 +38,7 @@ from tidelog.service.routes.produce import (
     client_key,
 )
 from tidelog.service.security.caller import CallerRights, rights_of
-from tidelog.service.settings import Settings
+from tidelog.service.settings.settings import Settings
 from tidelog.service.telemetry.metrics import HttpCounters
 from tidelog.storage.broker import Broker
 from tidelog.storage.codec.entry import IdempotencyKey

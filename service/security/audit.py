@@ -27,9 +27,9 @@ from typing import Any
 from tidelog.service.http.call import Receive, Scope, Send
 from tidelog.service.security.caller import rights_of
 from tidelog.service.security.token_bucket import Bucket
-from tidelog.service.settings import Settings
+from tidelog.service.settings.settings import Settings
+from tidelog.service.settings.trust import AUDIT_AUTO, AUDIT_OFF, AUDIT_STDERR
 from tidelog.service.telemetry.metrics import HttpCounters
-from tidelog.service.trust_settings import AUDIT_AUTO, AUDIT_OFF, AUDIT_STDERR
 from tidelog.storage.broker import Broker
 from tidelog.storage.core.errors import LogError
 from tidelog.storage.runtime.observer import PRINCIPAL

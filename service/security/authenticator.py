@@ -37,7 +37,7 @@ from tidelog.service.security.caller import (
 )
 from tidelog.service.security.signatures import SIGNED_LEVEL
 from tidelog.service.security.token_bucket import Bucket
-from tidelog.service.settings import Settings
+from tidelog.service.settings.settings import Settings
 from tidelog.service.telemetry.metrics import HttpCounters
 from tidelog.storage.broker import Broker
 from tidelog.storage.core.acls import ADMIN, OPERATIONS_OF, TEXT_BYTES_MAX

@@ -10,7 +10,7 @@ from collections.abc import Iterable, MutableMapping
 from typing import Any, NamedTuple, Protocol
 
 from tidelog.service.http.paging import sliced
-from tidelog.service.settings import Settings
+from tidelog.service.settings.settings import Settings
 from tidelog.storage.core.acls import (
     ADMIN,
     CLUSTER,

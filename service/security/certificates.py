@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tidelog.service.secret_files import why_exposed, why_not_read
-from tidelog.service.settings import Settings
+from tidelog.service.settings.settings import Settings
 from tidelog.storage.core.errors import LogError
 from tidelog.storage.runtime.clock import Clock
 

@@ -27,8 +27,8 @@ import httpx
 import jwt
 
 from tidelog.service.security.caller import BEARER, Unauthenticated
-from tidelog.service.settings import Settings
-from tidelog.service.trust_settings import is_protected
+from tidelog.service.settings.settings import Settings
+from tidelog.service.settings.trust import is_protected
 from tidelog.storage.core.acls import ADMIN, EVERYBODY, check_principal
 from tidelog.storage.core.errors import Unavailable
 from tidelog.storage.runtime.clock import Clock

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit
 
-from tidelog.service.settings import console_server
+from tidelog.service.settings.settings import console_server
 
 if TYPE_CHECKING:
     # `tidelog dev` prints a banner without the modules of a broker.

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
 from tidelog.service.secret_files import OTHERS, why_exposed
-from tidelog.service.settings import Settings, state_home
+from tidelog.service.settings.settings import Settings, state_home
 from tidelog.storage.broker import Broker
 from tidelog.storage.core import object_keys
 from tidelog.storage.core.errors import LogError, StoreUnfit

@@ -29,7 +29,7 @@ from tidelog.compaction.repair_tables import undo_rearrangement
 from tidelog.compaction.retention import retain
 from tidelog.compaction.session import MaintenanceSession, topics_of
 from tidelog.service.server.open_cluster import opened_cluster
-from tidelog.service.settings import Settings
+from tidelog.service.settings.settings import Settings
 from tidelog.service.telemetry.compactions import Compact, CompactionJob, no_store
 from tidelog.service.telemetry.maintenance_metrics import MaintenanceCounters
 from tidelog.service.telemetry.maintenance_results import Kind, result

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from tidelog.compaction.session import MaintenanceSession, check_exists
-from tidelog.service.settings import Settings
+from tidelog.service.settings.settings import Settings
 from tidelog.storage.runtime.clock import SystemClock
 from tidelog.storage.store.open import open_store
 from tidelog.storage.store.read_only import open_to_read

@@ -5,7 +5,7 @@ import resource
 from typing import NamedTuple
 
 from tidelog.service.peers.listener import CONNECTIONS_MAX
-from tidelog.service.settings import Settings
+from tidelog.service.settings.settings import Settings
 
 log = logging.getLogger("tidelog")
 

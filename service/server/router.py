@@ -46,19 +46,19 @@ from tidelog.service.routes import (
     keys,
     produce,
     produce_v3,
+    retention_preview,
     topics,
     topics_v3,
     transactions,
 )
-from tidelog.service.routes.followers import topic as topic_follower
-from tidelog.service.routes.upkeep import expiry
-from tidelog.service.routes.upkeep import topic as topic_upkeep
+from tidelog.service.routes import follow_topic as topic_follower
+from tidelog.service.routes import topic_maintenance as topic_upkeep
 from tidelog.service.security.audit import open_audit
 from tidelog.service.security.authenticator import READING, Security
 from tidelog.service.security.caller import ALL_RIGHTS, charge_request, rights_of
+from tidelog.service.security.origin_check import Sites
 from tidelog.service.security.request_time import measured
-from tidelog.service.security.sites import Sites
-from tidelog.service.settings import Settings
+from tidelog.service.settings.settings import Settings
 from tidelog.service.telemetry.metrics import HttpCounters
 from tidelog.service.unpacking import UnpackThreads
 from tidelog.storage.broker import Broker
@@ -92,7 +92,7 @@ APP_ROUTES: tuple[Route, ...] = (
     *groups_v3.ROUTES,
     *acls_v3.ROUTES,
     *topic_upkeep.ROUTES,
-    *expiry.ROUTES,
+    *retention_preview.ROUTES,
 )
 ACK_LABELS = frozenset(route.label for route in HOT_ROUTES if route.is_ack)
 

@@ -47,7 +47,7 @@ from tidelog.service.server.maintenance import check_tables, compactor, run_main
 from tidelog.service.server.open_files import client_limits
 from tidelog.service.server.return_memory import return_memory
 from tidelog.service.server.router import Limiters, Router, limits_of
-from tidelog.service.settings import Settings
+from tidelog.service.settings.settings import Settings
 from tidelog.service.telemetry.compactions import Compactions
 from tidelog.service.telemetry.kafka_clients import KafkaClients
 from tidelog.service.telemetry.loop_probe import LoopProbe

@@ -24,7 +24,7 @@ from multiprocessing.synchronize import Event
 from tidelog.service.exit_status import EXIT_FAILED, EXIT_OK
 from tidelog.service.server.log_lines import log_to_stderr
 from tidelog.service.server.serve import STOP_S_MAX, leave, run
-from tidelog.service.settings import Settings
+from tidelog.service.settings.settings import Settings
 from tidelog.storage.runtime.clock import SystemClock
 
 log = logging.getLogger("tidelog.workers")

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 from tidelog.service.quantities import rounded
+from tidelog.service.telemetry.broker_health import BrokerSigns
 from tidelog.service.telemetry.maintenance_results import MaintenanceResult
-from tidelog.service.telemetry.signs import BrokerSigns
 
 RUNBOOKS: Final = "deploy/README.md"
 CLOCK_MS_MAX = 30_000

@@ -16,7 +16,7 @@ from tests.service.conftest import Broker, serving
 from tests.support.logs import opened
 from tidelog.service.http.protocol import Config
 from tidelog.service.peers.listener import PeerApp, PeerListener
-from tidelog.service.settings import Settings
+from tidelog.service.settings.settings import Settings
 from tidelog.storage.store.memory import MemoryStore
 
 SILENCE_S = 600.0

@@ -14,7 +14,7 @@ from tidelog.compaction.retention import delete_records, retain
 from tidelog.compaction.scrub import ScrubReport, scrub
 from tidelog.compaction.session import MaintenanceSession
 from tidelog.service.server.maintenance import maintain_once
-from tidelog.service.settings import Settings
+from tidelog.service.settings.settings import Settings
 from tidelog.storage.broker import Broker, LogSettings
 from tidelog.storage.core.errors import Corrupt, LogError
 from tidelog.storage.runtime.clock import SystemClock

@@ -10,7 +10,7 @@ from tests.support.records import rows
 from tests.support.vloop import run
 from tidelog.compaction.retention import retain
 from tidelog.compaction.session import MaintenanceSession
-from tidelog.service.settings import Settings
+from tidelog.service.settings.settings import Settings
 from tidelog.storage.codec.entry import IdempotencyKey
 from tidelog.storage.core.actions import CommitOffsets, GroupOffset
 from tidelog.storage.core.errors import LogError

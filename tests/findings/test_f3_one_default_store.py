@@ -14,7 +14,7 @@ from tests.service.conftest import broker_on
 from tests.support.broker import environment, error_line, tidelog, until
 from tidelog.service.http.turns import Turns
 from tidelog.service.server.serve import _security
-from tidelog.service.settings import Settings, load
+from tidelog.service.settings.settings import Settings, load
 from tidelog.service.telemetry.metrics import HttpCounters
 from tidelog.storage.core.errors import StoreUnfit
 from tidelog.storage.store.memory import MemoryStore

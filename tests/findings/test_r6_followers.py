@@ -11,7 +11,7 @@ from tests.service.conftest import Broker, append, broker_on, listening, until
 from tests.service.test_follow import NDJSON, SSE, Events, following, numbers
 from tidelog.service.routes import fetch
 from tidelog.service.server.maintenance import maintain_once
-from tidelog.service.settings import Settings
+from tidelog.service.settings.settings import Settings
 from tidelog.service.telemetry.maintenance_metrics import MaintenanceCounters
 from tidelog.storage.store.folder import FolderStore
 

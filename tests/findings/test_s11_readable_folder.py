@@ -17,7 +17,7 @@ from tests.support.broker import Broker
 from tidelog.service.http.turns import Turns
 from tidelog.service.peers.forwarding import _Request, _Response
 from tidelog.service.server.serve import _security
-from tidelog.service.settings import Settings
+from tidelog.service.settings.settings import Settings
 from tidelog.service.telemetry.metrics import HttpCounters
 from tidelog.storage.broker import Broker as LogBroker
 from tidelog.storage.core import object_keys

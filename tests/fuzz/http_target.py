@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from tests.fuzz.target import Target
 from tests.service.conftest import Broker, broker_on
-from tidelog.service.settings import Settings
+from tidelog.service.settings.settings import Settings
 from tidelog.storage.store.memory import MemoryStore
 
 T = TypeVar("T")

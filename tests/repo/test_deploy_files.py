@@ -18,7 +18,7 @@ from yamllint.config import YamlLintConfig
 from tidelog.service.exit_status import EXIT_USAGE
 from tidelog.service.server.router import KEEP_ALIVE_S, limits_of
 from tidelog.service.server.serve import STOP_S_MAX
-from tidelog.service.settings import PREFIX, load
+from tidelog.service.settings.settings import PREFIX, load
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"

@@ -3,7 +3,7 @@
 import dataclasses
 
 from deploy import generate
-from tidelog.service.settings import Settings
+from tidelog.service.settings.settings import Settings
 
 
 async def test_every_generated_page_is_as_the_code_says() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.repo.test_house_rules import ROOT
-from tidelog.service.settings import Settings
+from tidelog.service.settings.settings import Settings
 
 DESIGN = (ROOT / "storage" / "DESIGN.md").read_text(encoding="utf-8")
 GLOSSARY = DESIGN.partition("\n## 2. Glossary\n")[2].partition("\n## ")[0]

@@ -10,7 +10,7 @@ import yaml
 
 from tests.repo.test_house_rules import ROOT
 from tidelog.service.server.serve import STOP_S_MAX
-from tidelog.service.settings import PREFIX, load
+from tidelog.service.settings.settings import PREFIX, load
 
 helm = pytest.importorskip("helm_python", reason="no wheel of helm-python-sdk for this system")
 

@@ -16,7 +16,7 @@ from tests.support.iam import permissions
 from tests.support.moto import running_moto
 from tests.support.seaweed import ACCESS_KEY, REGION, SECRET_KEY
 from tidelog.service.server.serve import STOP_S_MAX
-from tidelog.service.settings import load
+from tidelog.service.settings.settings import load
 
 DEFINED = {block.address for block in hcl.blocks()}
 LOCALS = {name for block in hcl.of_kind("locals") for name in hcl.members(block.body)}

@@ -19,7 +19,7 @@ from tidelog.service.security.caller import topic_filter
 from tidelog.service.security.oidc import Issuer
 from tidelog.service.server.app import build_app
 from tidelog.service.server.router import Router
-from tidelog.service.settings import Settings
+from tidelog.service.settings.settings import Settings
 from tidelog.service.telemetry.metrics import HttpCounters
 from tidelog.storage.broker import Broker as LogBroker
 from tidelog.storage.codec.chunk import Rows

@@ -6,7 +6,7 @@ import pytest
 
 from tidelog.service.cli.results import CommandError
 from tidelog.service.cli.stores.engines import EngineChoice, EngineName
-from tidelog.service.settings import Settings
+from tidelog.service.settings.settings import Settings
 
 SETTINGS = Settings(compact_spark_bytes=1000)
 

@@ -8,8 +8,9 @@ import pytest
 from tests.service.conftest import QUIET, append, serving
 from tests.service.conftest import Broker as Served
 from tests.service.test_monitoring import anchors
-from tidelog.service.settings import Settings
+from tidelog.service.settings.settings import Settings
 from tidelog.service.telemetry import health
+from tidelog.service.telemetry.broker_health import BrokerSigns, StoreSigns
 from tidelog.service.telemetry.health import (
     BrokerFacts,
     Facts,
@@ -25,7 +26,6 @@ from tidelog.service.telemetry.maintenance_results import (
     result,
     store_result,
 )
-from tidelog.service.telemetry.signs import BrokerSigns, StoreSigns
 from tidelog.storage.broker import Broker, MembershipSettings
 from tidelog.storage.core.errors import Unavailable
 from tidelog.storage.core.model import Part

@@ -50,7 +50,7 @@ async def test_the_console_is_a_folder(client: httpx.AsyncClient) -> None:
     assert (await client.get("/ui/")).text.startswith("<!doctype html>")
     browser = await client.get("/", headers={"accept": "text/html,application/xhtml+xml,*/*"})
     assert (browser.status_code, browser.headers["location"]) == (307, "ui/")
-    missing = await client.get("/ui/../service/settings.py")
+    missing = await client.get("/ui/../service/settings/settings.py")
     assert missing.status_code == 404
     for path in ("/ui/nothing.js", "/ui/%2e%2e/console.py", "/ui/vendor"):
         assert (await client.get(path)).status_code == 404

@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from tests.service.conftest import Broker, append, assert_refused
-from tidelog.service.routes.upkeep import expiry
+from tidelog.service.routes import retention_preview
 
 DAY_MS = 86_400_000
 TOPIC = "/tidelog/v1/topics/t/configs:preview"
@@ -59,7 +59,7 @@ async def test_a_preview_of_defaults_counts_the_topics_that_have_them(
     preview = await asked(aged, DEFAULTS, "log.retention.ms", 2 * DAY_MS)
     assert (preview["records"], preview["has_more"]) == (3, False)
     assert [topic["topic_name"] for topic in preview["topics"]] == ["t"]
-    monkeypatch.setattr(expiry, "TOPICS_MAX", 0)
+    monkeypatch.setattr(retention_preview, "TOPICS_MAX", 0)
     preview = await asked(aged, DEFAULTS, "log.retention.ms", 2 * DAY_MS)
     assert (preview["records"], preview["has_more"]) == (0, True)
     await aged.log.alter_topic("t", {"retention.ms": str(9 * DAY_MS)})

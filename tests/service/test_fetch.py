@@ -30,7 +30,7 @@ from tests.service.conftest import (
 )
 from tests.support.properties import examples
 from tests.support.vloop import VirtualLoop
-from tidelog.service.settings import Settings
+from tidelog.service.settings.settings import Settings
 from tidelog.storage.log import Log
 from tidelog.storage.store.memory import MemoryStore
 

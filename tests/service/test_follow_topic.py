@@ -23,9 +23,9 @@ from tests.service.test_follow import NDJSON, SSE, Event, Events, numbers
 from tidelog.service.formats import events as event_texts
 from tidelog.service.formats.fetched import FetchPage, FetchParams
 from tidelog.service.http.call import HttpRequest
+from tidelog.service.routes import follow_topic as follower
+from tidelog.service.routes import follower_bounds
 from tidelog.service.routes.fetch import Fetch
-from tidelog.service.routes.followers import bounds
-from tidelog.service.routes.followers import topic as follower
 from tidelog.service.security.caller import ALL_RIGHTS
 from tidelog.storage.core.actions import DeleteKey, LoseRecords
 from tidelog.storage.core.errors import Corrupt
@@ -471,7 +471,7 @@ async def test_a_right_or_key_that_is_taken_away_ends_the_stream(store: MemorySt
 async def test_the_partitions_of_a_principals_followers_are_bounded(
     store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bounds, "FOLLOWED_PARTITIONS_MAX", 7)
+    monkeypatch.setattr(follower_bounds, "FOLLOWED_PARTITIONS_MAX", 7)
     async with (
         secured(store) as broker,
         listening(broker.app) as port,

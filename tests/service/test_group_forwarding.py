@@ -29,7 +29,7 @@ from tidelog.service.peers.forwarding import (
 )
 from tidelog.service.server.app import build_app
 from tidelog.service.server.router import Router
-from tidelog.service.settings import Settings
+from tidelog.service.settings.settings import Settings
 from tidelog.service.telemetry.metrics import HttpCounters
 from tidelog.storage.broker import Broker
 from tidelog.storage.core.errors import Unavailable

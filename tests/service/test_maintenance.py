@@ -11,7 +11,7 @@ import pytest
 from tests.service.conftest import append, until
 from tests.support.records import rows
 from tidelog.service.server.maintenance import maintain_once, run_maintenance
-from tidelog.service.settings import Settings
+from tidelog.service.settings.settings import Settings
 from tidelog.service.telemetry.maintenance_metrics import MaintenanceCounters
 from tidelog.service.telemetry.metrics import HttpCounters, Telemetry
 from tidelog.storage.broker import Broker

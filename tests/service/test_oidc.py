@@ -16,8 +16,8 @@ from tests.support.clock import ManualClock
 from tidelog.service.security import oidc
 from tidelog.service.security.caller import Unauthenticated
 from tidelog.service.security.oidc import FETCH_EACH_S, KEPT_S, REFRESH_S, Issuer
-from tidelog.service.setting_fields import BadSettings
-from tidelog.service.settings import Settings
+from tidelog.service.settings.fields import BadSettings
+from tidelog.service.settings.settings import Settings
 from tidelog.storage.core.errors import Unavailable
 
 CLOCK_MS = 1_700_000_000_000

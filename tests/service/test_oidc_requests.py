@@ -29,7 +29,7 @@ from tidelog.service.security.authenticator import HEADER_BYTES_MAX, TOKEN_BYTES
 from tidelog.service.security.caller import Unauthenticated
 from tidelog.service.security.oidc import REFRESH_S
 from tidelog.service.server import serve
-from tidelog.service.settings import Settings
+from tidelog.service.settings.settings import Settings
 from tidelog.service.telemetry.metrics import HttpCounters
 from tidelog.storage.core.errors import LogError
 from tidelog.storage.store.memory import MemoryStore

@@ -14,8 +14,8 @@ from tidelog.service.cli import groups, main, positions, produce_consume
 from tidelog.service.cli.positions import END, Ago, Form, Last, PartitionOffsets, position, text_of
 from tidelog.service.cli.results import BadUsage
 from tidelog.service.cli.stores import replay
-from tidelog.service.setting_fields import BadSettings
-from tidelog.service.settings import load
+from tidelog.service.settings.fields import BadSettings
+from tidelog.service.settings.settings import load
 
 NOW = dt.datetime(2026, 11, 22, 12, tzinfo=dt.UTC)
 OFFSETS = st.integers(0, positions.OFFSET_MAX)

@@ -10,8 +10,8 @@ from tests.service.keyed import ADMIN_KEY, SETTINGS
 from tidelog.service.http.turns import Turns
 from tidelog.service.secret_files import secret_of, why_exposed
 from tidelog.service.server.serve import _security
-from tidelog.service.setting_fields import BadSettings
-from tidelog.service.settings import Settings, load
+from tidelog.service.settings.fields import BadSettings
+from tidelog.service.settings.settings import Settings, load
 from tidelog.service.telemetry.metrics import HttpCounters
 from tidelog.storage.core import object_keys
 from tidelog.storage.core.errors import LogError

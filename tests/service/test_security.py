@@ -26,8 +26,8 @@ from tests.service.keyed import (
 from tidelog.service.routes import keys
 from tidelog.service.security import session_cookie
 from tidelog.service.security.authenticator import REFRESHES_PER_S
-from tidelog.service.setting_fields import BadSettings
-from tidelog.service.settings import Settings, client_key, load
+from tidelog.service.settings.fields import BadSettings
+from tidelog.service.settings.settings import Settings, client_key, load
 from tidelog.storage.cluster.secret import cluster_secret
 from tidelog.storage.core.acls import TEXT_BYTES_MAX
 from tidelog.storage.core.actions import DeleteKey, SetQuotas

@@ -2,8 +2,8 @@
 
 import pytest
 
-from tidelog.service.setting_fields import BadSettings
-from tidelog.service.settings import REMOVED, Settings, load
+from tidelog.service.settings.fields import BadSettings
+from tidelog.service.settings.settings import REMOVED, Settings, load
 from tidelog.storage.core.bounds import Bounds
 from tidelog.storage.log import LogSettings
 from tidelog.storage.read.reader import ReaderSettings

@@ -22,7 +22,7 @@ from tidelog.service.security.caller import ADMIN, topic_filter
 from tidelog.service.security.signatures import HEADER, Signatures
 from tidelog.service.server.app import build_app
 from tidelog.service.server.router import Router
-from tidelog.service.settings import Settings
+from tidelog.service.settings.settings import Settings
 from tidelog.service.telemetry.metrics import HttpCounters
 from tidelog.storage.broker import Broker
 from tidelog.storage.cluster.messages import ForwardRefused

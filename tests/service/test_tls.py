@@ -19,8 +19,8 @@ from tidelog.service.http.protocol import Config
 from tidelog.service.http.transports import STEP_BYTES
 from tidelog.service.peers.client import HttpPeers
 from tidelog.service.security.certificates import ServerCertificate, TlsFiles
-from tidelog.service.setting_fields import BadSettings
-from tidelog.service.settings import Settings
+from tidelog.service.settings.fields import BadSettings
+from tidelog.service.settings.settings import Settings
 from tidelog.storage.cluster.liveness import Member
 from tidelog.storage.cluster.messages import ForwardOutcomeUnknown, ForwardRefused
 from tidelog.storage.core.errors import LogError

@@ -12,7 +12,7 @@ import pytest
 import uvicorn
 from uvicorn.protocols.http import flow_control, httptools_impl
 
-from tidelog.service.http import exchange, protocol, sockets
+from tidelog.service.http import protocol, response_writer, sockets
 
 PARTS = {
     (protocol.Protocol, httptools_impl.HttpToolsProtocol): """
@@ -25,12 +25,12 @@ PARTS = {
         config connection_lost connection_made data_received flow logger loop pause_writing
         resume_writing transport
     """,
-    (exchange.Exchange, httptools_impl.RequestResponseCycle): """
+    (response_writer.Exchange, httptools_impl.RequestResponseCycle): """
         body default_headers disconnected flow keep_alive message_event more_body on_response
         receive response_complete response_started run_asgi scope send transport
         waiting_for_100_continue
     """,
-    (exchange.Flow, flow_control.FlowControl): "read_paused resume_reading",
+    (response_writer.Flow, flow_control.FlowControl): "read_paused resume_reading",
     (protocol.Config, uvicorn.Config): "",
     (sockets.Server, uvicorn.Server): """
         _log_started_message capture_signals config server_state servers should_exit shutdown

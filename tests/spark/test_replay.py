@@ -11,7 +11,7 @@ import pytest
 
 from tests.spark.conftest import History
 from tidelog.service.cli.stores.replay import FileFormat, frame_of, positions, write
-from tidelog.service.settings import load
+from tidelog.service.settings.settings import load
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -8,7 +8,7 @@ import json
 import sys
 
 from tidelog.service.cli.main import main
-from tidelog.service.settings import Settings
+from tidelog.service.settings.settings import Settings
 from tidelog.storage.log import LogSettings
 
 

@@ -13,7 +13,7 @@ import pytest
 from tests.support.broker import Broker, Tuning, error_line, json_of, tidelog
 from tests.support.ports import free_port
 from tidelog.service.exit_status import EXIT_STATUSES
-from tidelog.service.settings import Settings
+from tidelog.service.settings.settings import Settings
 
 # -- the command itself
 

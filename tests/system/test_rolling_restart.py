@@ -14,7 +14,7 @@ from tests.support.broker import Broker, until
 from tests.system.checks import json_values
 from tests.system.restart_load import JSON, RestartLoad
 from tests.system.several import brokers
-from tidelog.service.settings import Settings
+from tidelog.service.settings.settings import Settings
 
 MANY = 10_000
 SHORT_DRAIN_MS = 1500

@@ -24,8 +24,8 @@ import typer
 from tidelog.service.cli.results import BadUsage
 from tidelog.service.exit_status import EXIT_OK
 from tidelog.service.server.banner import Fact, banner, command, console_of, local
-from tidelog.service.setting_fields import BadSettings
-from tidelog.service.settings import Settings, client_ca_file, client_key, load
+from tidelog.service.settings.fields import BadSettings
+from tidelog.service.settings.settings import Settings, client_ca_file, client_key, load
 from tidelog.storage.store.open import folder_of
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ import typer
 
 from tidelog.service.cli.results import CommandError, warn
 from tidelog.service.cli.stores.replay import NO_SPARK, spark_session
-from tidelog.service.settings import Settings
+from tidelog.service.settings.settings import Settings
 
 if TYPE_CHECKING:
     from tidelog.compaction.engine import Engine

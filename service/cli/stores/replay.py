@@ -46,11 +46,7 @@ from tidelog.service.cli.stores.store_options import (
     with_store_options,
 )
 from tidelog.service.cli.topics import TopicArgument
-from tidelog.service.settings import (
-    Settings,
-    is_submitted_to_spark,
-    set_worker_python,
-)
+from tidelog.service.settings.settings import Settings, is_submitted_to_spark, set_worker_python
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

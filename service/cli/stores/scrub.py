@@ -21,7 +21,7 @@ from tidelog.service.cli.stores.store_options import (
     with_store_options,
 )
 from tidelog.service.exit_status import EXIT_FAILED
-from tidelog.service.settings import Settings
+from tidelog.service.settings.settings import Settings
 
 if TYPE_CHECKING:
     from tidelog.compaction.scrub import ScrubReport

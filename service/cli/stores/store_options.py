@@ -10,8 +10,8 @@ import typer
 
 from tidelog.service.cli.requests import given_server
 from tidelog.service.cli.results import BadUsage
-from tidelog.service.setting_fields import BadSettings
-from tidelog.service.settings import Settings, load
+from tidelog.service.settings.fields import BadSettings
+from tidelog.service.settings.settings import Settings, load
 
 
 class StoreFlags(NamedTuple):

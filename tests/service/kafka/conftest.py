@@ -16,7 +16,7 @@ from tidelog.service.kafka.messages.schema import Message
 from tidelog.service.security.authenticator import Security
 from tidelog.service.security.caller import topic_filter
 from tidelog.service.server.kafka import KafkaServer, counters_of
-from tidelog.service.settings import Settings
+from tidelog.service.settings.settings import Settings
 from tidelog.service.telemetry.metrics import HttpCounters
 from tidelog.service.unpacking import UnpackThreads
 from tidelog.storage.broker import Broker, LogSettings

@@ -5,7 +5,7 @@ import re
 from typing import Any
 from urllib.parse import urlsplit
 
-from tidelog.service.setting_fields import setting
+from tidelog.service.settings.fields import setting
 
 AUDIT_AUTO, AUDIT_OFF, AUDIT_STDERR = "auto", "off", "stderr"
 ANY_HOST = "*"

@@ -42,7 +42,7 @@ from tidelog.service.http.route import (
 )
 from tidelog.service.memory_pool import Share
 from tidelog.service.routes.fetch import KEEPALIVE_S, Fetch
-from tidelog.service.routes.followers.bounds import Follower
+from tidelog.service.routes.follower_bounds import Follower
 from tidelog.service.security.caller import CallerRights, rights_of
 from tidelog.storage.core.acls import READ, TOPIC
 from tidelog.storage.core.errors import InvalidRequest, LogError, OffsetOutOfRange, UnknownTopic

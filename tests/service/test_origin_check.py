@@ -8,9 +8,9 @@ import pytest
 from tests.service.conftest import Broker, broker_on
 from tidelog.service.http.errors import CrossSite
 from tidelog.service.http.media_types import UnsupportedMediaType
-from tidelog.service.security.sites import KNOWN_MAX, Sites, WrongHost
-from tidelog.service.setting_fields import BadSettings
-from tidelog.service.settings import Settings
+from tidelog.service.security.origin_check import KNOWN_MAX, Sites, WrongHost
+from tidelog.service.settings.fields import BadSettings
+from tidelog.service.settings.settings import Settings
 from tidelog.storage.core.errors import LogError
 from tidelog.storage.store.memory import MemoryStore
 

@@ -4,7 +4,7 @@ default."""
 import re
 from typing import Any
 
-from tidelog.service.setting_fields import setting
+from tidelog.service.settings.fields import setting
 
 KAFKA_PORT = setting(
     0,

@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from tidelog.service import drain_settings, kafka_settings, trust_settings
 from tidelog.service.secret_files import secret_of
-from tidelog.service.setting_fields import BOOLEANS, BadSettings, check, setting, whole_number
+from tidelog.service.settings import kafka, trust
+from tidelog.service.settings.fields import BOOLEANS, BadSettings, check, setting, whole_number
 from tidelog.storage.core.bounds import LEAST, MOST, RETENTION_FACTOR_MIN, Bounds
 from tidelog.storage.core.errors import StoreUnfit
 from tidelog.storage.store.open import check_endpoint, check_url
@@ -96,12 +96,12 @@ class Settings:
         "",
         "URL at which other brokers reach this broker; if empty, the broker builds it from `peer_host` and `peer_port`",
     )
-    kafka_port: int = kafka_settings.KAFKA_PORT
-    kafka_host: str = kafka_settings.KAFKA_HOST
-    kafka_advertised: str = kafka_settings.KAFKA_ADVERTISED
-    kafka_node_id: int = kafka_settings.KAFKA_NODE_ID
-    kafka_group_delay_ms: int = kafka_settings.KAFKA_GROUP_DELAY_MS
-    zone: str = kafka_settings.ZONE
+    kafka_port: int = kafka.KAFKA_PORT
+    kafka_host: str = kafka.KAFKA_HOST
+    kafka_advertised: str = kafka.KAFKA_ADVERTISED
+    kafka_node_id: int = kafka.KAFKA_NODE_ID
+    kafka_group_delay_ms: int = kafka.KAFKA_GROUP_DELAY_MS
+    zone: str = kafka.ZONE
     broker_id: str = setting(
         "", "name of this broker in log lines and WAL entries; if empty, a random name"
     )
@@ -113,8 +113,8 @@ class Settings:
         "",
         "local folder of the hot log, which makes acks=1 durable. If it is empty, a store in a folder has the hot log in its folder `.hot`, and a store in S3 has it in `~/.local/state/tidelog/<hash of the store's URL>`; `memory://` has none",
     )
-    default_partitions: int = kafka_settings.DEFAULT_PARTITIONS
-    auto_create_topics: bool = kafka_settings.AUTO_CREATE_TOPICS
+    default_partitions: int = kafka.DEFAULT_PARTITIONS
+    auto_create_topics: bool = kafka.AUTO_CREATE_TOPICS
     flush_interval_ms: int = setting(
         0,
         "minimum time between the starts of two flushes. With 0, a flush starts when the PUT of the previous flush ends. With 250, the PUTs of a broker under load cost about $52 a month on S3 Standard",
@@ -143,7 +143,15 @@ class Settings:
         "time after which the broker answers a produce request that has no outcome: with 503 if the request still waits for its flush (nothing is written), else with 504",
         low=100,
     )
-    drain_ms: int = drain_settings.DRAIN_MS
+    drain_ms: int = setting(
+        5000,
+        "time for which a broker serves all requests after SIGTERM or SIGINT, before it closes its "
+        "port. In this time `/ready` answers 503 and each answer ends its connection, so that "
+        "balancers and clients go to other brokers. Without connections, the time ends early; a "
+        "second signal ends it",
+        low=0,
+        high=600_000,
+    )
     fetch_bytes: int = setting(1 * MIB, "`max_bytes` of a fetch that sets no `max_bytes`", low=1)
     fetch_bytes_max: int = setting(
         64 * MIB,
@@ -239,22 +247,22 @@ class Settings:
     super_users: str = setting(
         "", "principals with all permissions, separated by `;`: `User:alice;User:bob`"
     )
-    allowed_hosts: str = trust_settings.ALLOWED_HOSTS
-    security_off_with_keys: bool = trust_settings.SECURITY_OFF_WITH_KEYS
-    audit_log: str = trust_settings.AUDIT_LOG
-    oidc_issuer: str = trust_settings.OIDC_ISSUER
-    oidc_audience: str = trust_settings.OIDC_AUDIENCE
-    oidc_jwks_url: str = trust_settings.OIDC_JWKS_URL
-    oidc_principal_claim: str = trust_settings.OIDC_PRINCIPAL_CLAIM
-    oidc_principal_prefix: str = trust_settings.OIDC_PRINCIPAL_PREFIX
-    tls_cert_file: str = trust_settings.TLS_CERT_FILE
-    tls_key_file: str = trust_settings.TLS_KEY_FILE
-    peer_tls: bool = trust_settings.PEER_TLS
-    tls_ca_file: str = trust_settings.TLS_CA_FILE
-    peer_tls_cert_file: str = trust_settings.PEER_TLS_CERT_FILE
-    peer_tls_key_file: str = trust_settings.PEER_TLS_KEY_FILE
-    cors_origins: str = trust_settings.CORS_ORIGINS
-    advertised_url: str = trust_settings.ADVERTISED_URL
+    allowed_hosts: str = trust.ALLOWED_HOSTS
+    security_off_with_keys: bool = trust.SECURITY_OFF_WITH_KEYS
+    audit_log: str = trust.AUDIT_LOG
+    oidc_issuer: str = trust.OIDC_ISSUER
+    oidc_audience: str = trust.OIDC_AUDIENCE
+    oidc_jwks_url: str = trust.OIDC_JWKS_URL
+    oidc_principal_claim: str = trust.OIDC_PRINCIPAL_CLAIM
+    oidc_principal_prefix: str = trust.OIDC_PRINCIPAL_PREFIX
+    tls_cert_file: str = trust.TLS_CERT_FILE
+    tls_key_file: str = trust.TLS_KEY_FILE
+    peer_tls: bool = trust.PEER_TLS
+    tls_ca_file: str = trust.TLS_CA_FILE
+    peer_tls_cert_file: str = trust.PEER_TLS_CERT_FILE
+    peer_tls_key_file: str = trust.PEER_TLS_KEY_FILE
+    cors_origins: str = trust.CORS_ORIGINS
+    advertised_url: str = trust.ADVERTISED_URL
     s3_endpoint: str = setting("", "URL of an S3 server other than AWS")
     s3_region: str = setting(
         "", "region; if empty, the region of the AWS configuration chain, else us-east-1"
@@ -331,7 +339,7 @@ class Settings:
                 f"admin_key has {len(self.admin_key)} characters: use {ADMIN_KEY_CHARS_MIN} or "
                 "more random characters (openssl rand -base64 32)"
             )
-        if why := trust_settings.why_not(self) or kafka_settings.why_not(self):
+        if why := trust.why_not(self) or kafka.why_not(self):
             raise BadSettings(why)
         for name in self.super_user_names:
             if not name.startswith("User:") or name in ("User:", "User:*"):

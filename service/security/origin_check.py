@@ -27,8 +27,8 @@ from tidelog.service.http.call import Scope
 from tidelog.service.http.errors import CrossSite
 from tidelog.service.http.media_types import UnsupportedMediaType
 from tidelog.service.http.urls import client_url, split_host
-from tidelog.service.settings import Settings
-from tidelog.service.trust_settings import ANY_HOST, hosts_of
+from tidelog.service.settings.settings import Settings
+from tidelog.service.settings.trust import ANY_HOST, hosts_of
 from tidelog.storage.core.errors import LogError
 
 KNOWN_MAX = 1_000

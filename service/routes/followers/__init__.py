@@ -1,1 +1,0 @@
-"""Followers: streams of records as they are committed, until the client disconnects."""
