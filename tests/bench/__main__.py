@@ -52,12 +52,14 @@ def main() -> int:
         for name in names:
             part_s = time.monotonic()
             made = PARTS[name].measure(Path(folder) / name, is_quick=arguments.quick)
-            found = made if isinstance(made, Table) else table(made)
-            if arguments.quick and "NOT" not in found.how:
-                found = found._replace(how=f"A FIRST LOOK (--quick) {found.how}".rstrip())
-            found.show(f"{name}, {time.monotonic() - part_s:.0f} s")
+            part_table = made if isinstance(made, Table) else table(made)
+            if arguments.quick and "NOT" not in part_table.how:
+                part_table = part_table._replace(
+                    how=f"A FIRST LOOK (--quick) {part_table.how}".rstrip()
+                )
+            part_table.show(f"{name}, {time.monotonic() - part_s:.0f} s")
             if arguments.json:
-                publish.add(arguments.json, name, found)
+                publish.add(arguments.json, name, part_table)
     print(f"{', '.join(names)}: {(time.monotonic() - began_s) / 60:.1f} minutes")
     return 0
 

@@ -91,15 +91,15 @@ class Pool(NamedTuple):
         return len(self.units) // self.unit_bytes - self.of_body + 1
 
     def body(self, number: int) -> bytes:
-        at = number * self.of_body % self.distinct * self.unit_bytes
-        end = at + self.of_body * self.unit_bytes - self.cut
-        return self.prefix + self.units[at:end] + self.suffix
+        start = number * self.of_body % self.distinct * self.unit_bytes
+        end = start + self.of_body * self.unit_bytes - self.cut
+        return self.prefix + self.units[start:end] + self.suffix
 
 
 @functools.lru_cache(maxsize=2)
 def _json_units(count: int) -> tuple[bytes, int]:
     records = [b'{"key":%s,"value":%s},' % row for row in events(0, count)]
-    assert len({len(one) for one in records}) == 1, "records differ in size"
+    assert len({len(record) for record in records}) == 1, "records differ in size"
     return b"".join(records), len(records[0])
 
 
@@ -113,7 +113,7 @@ def pool(kind: str, count: int, distinct: int = EVENTS) -> Pool:
         arrow_body(events(number * count, count))
         for number in range(min(ARROW_BODIES, max(distinct // count, 1)))
     ]
-    assert len({len(one) for one in bodies}) == 1, "bodies differ in size"
+    assert len({len(body) for body in bodies}) == 1, "bodies differ in size"
     return Pool("application/vnd.apache.arrow.stream", b"".join(bodies), len(bodies[0]), 1)
 
 

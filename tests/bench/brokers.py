@@ -44,10 +44,10 @@ def measure(folder: Path, *, is_quick: bool) -> list[Row]:
 
 
 def simulated(seconds: float, *, handover_bytes_max: int, what: str) -> list[Row]:
-    taken, puts, commits = run(lambda: _simulate(seconds, handover_bytes_max))
+    durations_s, puts, commits = run(lambda: _simulate(seconds, handover_bytes_max))
     name = f"{BROKERS} brokers, {what}"
-    p50, p99 = (statistics.quantiles(taken, n=100)[rank - 1] for rank in (50, 99))
-    note = f"simulated S3 Standard, {len(taken) / seconds:.0f} appends/s"
+    p50, p99 = (statistics.quantiles(durations_s, n=100)[rank - 1] for rank in (50, 99))
+    note = f"simulated S3 Standard, {len(durations_s) / seconds:.0f} appends/s"
     return [
         Row("brokers", f"{name}: ack p50", p50, "s", ACK_P50_S, note=note, is_smaller_better=True),
         Row("brokers", f"{name}: ack p99", p99, "s", ACK_P99_S, is_smaller_better=True),
@@ -80,7 +80,7 @@ def latency_of(draws: random.Random) -> Callable[[Call], float]:
 
 async def _simulate(seconds: float, handover_bytes_max: int) -> tuple[list[float], int, int]:
     draws = random.Random(1)
-    taken: list[float] = []
+    durations_s: list[float] = []
     settings = SETTINGS._replace(
         membership=SETTINGS.membership._replace(heartbeat_interval_s=5.0, member_timeout_s=15.0),
         sequencer=SETTINGS.sequencer._replace(
@@ -101,7 +101,7 @@ async def _simulate(seconds: float, handover_bytes_max: int) -> tuple[list[float
             asked_s = loop.time()
             await logs.append(log, "x" * 100, partition=draws.randrange(6))
             if asked_s >= start_s:
-                taken.append(loop.time() - asked_s)
+                durations_s.append(loop.time() - asked_s)
 
         async def produce(log: Log) -> None:
             async with asyncio.TaskGroup() as group:
@@ -121,7 +121,7 @@ async def _simulate(seconds: float, handover_bytes_max: int) -> tuple[list[float
         for log in cluster.logs:
             await log.wal.refresh()
         assert len({log.state.hash for log in cluster.logs}) == 1
-    return taken, puts, commits
+    return durations_s, puts, commits
 
 
 def _counted(log: Log) -> tuple[int, int]:

@@ -61,14 +61,14 @@ class Rates(NamedTuple):
 
 def requests(made: Sequence[BrokerProcess]) -> dict[str, float]:
     """By verb, of all of them so far."""
-    found: dict[str, float] = {}
+    count_by_verb: dict[str, float] = {}
     for broker in made:
         text = httpx.get(f"{broker.base_url}/metrics").raise_for_status().text
         for line in text.splitlines():
             if line.startswith("tidelog_store_requests_total{"):
                 verb = line.partition('"')[2].partition('"')[0]
-                found[verb] = found.get(verb, 0.0) + float(line.split()[-1])
-    return found
+                count_by_verb[verb] = count_by_verb.get(verb, 0.0) + float(line.split()[-1])
+    return count_by_verb
 
 
 def measured(case: Case, seconds: float) -> Rates:
@@ -76,20 +76,20 @@ def measured(case: Case, seconds: float) -> Rates:
         folder = Path(name)
         store = Store((folder / "store").as_uri())
         with brokers(case.brokers, store, folder, flush_interval_ms=case.flush_interval_ms) as made:
-            one = f"tidelog_live_brokers {case.brokers}.0"
-            until(lambda: all(one in httpx.get(f"{b.base_url}/metrics").text for b in made))
+            live_line = f"tidelog_live_brokers {case.brokers}.0"
+            until(lambda: all(live_line in httpx.get(f"{b.base_url}/metrics").text for b in made))
             topic = {"topic_name": "t", "partitions_count": 6}
             httpx.post(f"{made[0].base_url}/admin/topics", json=topic).raise_for_status()
             time.sleep(2)  # the start's own requests are none of a month's
             before, began = requests(made), time.monotonic()
             with httpx.Client() as client:
-                at = 0
+                number = 0
                 while time.monotonic() < began + seconds:
                     if case.is_busy:
-                        url = f"{made[at % len(made)].base_url}/topics/t?acks=0"
+                        url = f"{made[number % len(made)].base_url}/topics/t?acks=0"
                         body = {"records": [{"value": "x" * 100}]}
                         client.post(url, json=body, headers=JSON).raise_for_status()
-                        at += 1
+                        number += 1
                     time.sleep(0.02)
             took, after = time.monotonic() - began, requests(made)
     rates = {verb: (count - before.get(verb, 0.0)) / took for verb, count in after.items()}

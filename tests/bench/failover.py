@@ -87,15 +87,15 @@ def measure(folder: Path, *, is_quick: bool) -> list[Row]:
     with s3_store() as store, environment(store):
         put_ms = asyncio.run(bare_put(store, 100))
         for what in ("an ordinary broker", "the sequencer"):
-            found = [
+            trials = [
                 _round(store, what == "the sequencer", number)
                 for number in range(1 if is_quick else ROUNDS)
             ]
-            p99_ms = statistics.median(each.p99_ms for each in found)
+            p99_ms = statistics.median(trial.p99_ms for trial in trials)
             target = SEQUENCER_GAP_MS if what == "the sequencer" else put_ms + SLACK_MS
             for who, gaps in (
-                ("at the others", [each.others_ms for each in found]),
-                ("behind the balancer", [each.balanced_ms for each in found]),
+                ("at the others", [trial.others_ms for trial in trials]),
+                ("behind the balancer", [trial.balanced_ms for trial in trials]),
             ):
                 if gaps[0] is not None:
                     rows.append(
@@ -138,17 +138,21 @@ def _round(store: Store, is_sequencer: bool, number: int) -> _Round:
             balanced = [Client(f"balanced-{i}", f"http://127.0.0.1:{port}") for i in range(4)]
         killed_s = asyncio.run(_load([*clients, *balanced], victim))
         _check([*clients, *balanced], others[0])
-        took = sorted(ack - sent for each in clients for sent, ack in each.acks if ack < killed_s)
+        took = sorted(
+            ack - sent for client in clients for sent, ack in client.acks if ack < killed_s
+        )
         return _Round(
             1000 * took[int(len(took) * 0.99)],
-            max(each.longest_gap_ms(killed_s) for each in clients),
-            max((each.longest_gap_ms(killed_s) for each in balanced), default=None),
+            max(client.longest_gap_ms(killed_s) for client in clients),
+            max((client.longest_gap_ms(killed_s) for client in balanced), default=None),
         )
 
 
 async def _load(clients: list[Client], victim: BrokerProcess) -> float:
     started_s = time.monotonic()
-    running = [asyncio.create_task(each.run(started_s + BEFORE_S + AFTER_S)) for each in clients]
+    running = [
+        asyncio.create_task(client.run(started_s + BEFORE_S + AFTER_S)) for client in clients
+    ]
     await asyncio.sleep(BEFORE_S)
     killed_s = time.monotonic()
     victim.kill()
@@ -158,10 +162,10 @@ async def _load(clients: list[Client], victim: BrokerProcess) -> float:
 
 def _check(clients: list[Client], broker: BrokerProcess) -> None:
     """Everything was acked in the end: each value lies in the log, once."""
-    held = Counter(_values(broker))
-    sent = {value for each in clients for value in each.sent}
-    assert set(held) == sent, f"lost or invented: {sorted(set(held) ^ sent)[:5]}"
-    assert set(held.values()) == {1}, f"twice: {held.most_common(3)}"
+    value_counts = Counter(_values(broker))
+    sent = {value for client in clients for value in client.sent}
+    assert set(value_counts) == sent, f"lost or invented: {sorted(set(value_counts) ^ sent)[:5]}"
+    assert set(value_counts.values()) == {1}, f"twice: {value_counts.most_common(3)}"
 
 
 def _values(broker: BrokerProcess) -> Iterator[str]:

@@ -131,8 +131,8 @@ async def _each(port: int, requests: list[bytes], status: int) -> list[Answered]
 
     async def work() -> None:
         call = Caller(port)
-        for number, one in left:
-            answers[number] = await call(one)
+        for number, message in left:
+            answers[number] = await call(message)
             assert answers[number].status == status, answers[number]
         call.close()
 

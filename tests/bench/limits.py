@@ -113,22 +113,22 @@ def groups(folder: Path, sizes: Sizes) -> list[list[str]]:
 def connections(folder: Path, sizes: Sizes) -> list[list[str]]:
     with _broker(folder) as (broker, _), contextlib.ExitStack() as opened:
         before = resident_bytes(broker.pid)
-        kept = 0
-        while kept < sizes.connections:
-            address = f"127.0.0.{2 + kept // ADDRESS_CONNECTIONS}"
+        count = 0
+        while count < sizes.connections:
+            address = f"127.0.0.{2 + count // ADDRESS_CONNECTIONS}"
             if not _is_served(opened, broker.port, address):
                 break
-            kept += 1
-        each = (resident_bytes(broker.pid) - before) / max(kept, 1)
-        taken = []
+            count += 1
+        connection_bytes = (resident_bytes(broker.pid) - before) / max(count, 1)
+        durations_s = []
         for _ in range(50):
             began_s = time.perf_counter()
             _ask(broker, "/healthy")
-            taken.append(time.perf_counter() - began_s)
-        open_now = metric(broker, "tidelog_connections") if kept == sizes.connections else kept
-    seen = f"{each / 1024:.1f} KiB of RSS each, "
-    seen += f"GET /healthy on a new one takes {1000 * max(taken):.1f} ms"
-    why = "closed by the broker" if kept < sizes.connections else ""
+            durations_s.append(time.perf_counter() - began_s)
+        open_now = metric(broker, "tidelog_connections") if count == sizes.connections else count
+    seen = f"{connection_bytes / 1024:.1f} KiB of RSS each, "
+    seen += f"GET /healthy on a new one takes {1000 * max(durations_s):.1f} ms"
+    why = "closed by the broker" if count < sizes.connections else ""
     return [["idle connections, of several addresses", number(open_now), seen, why]]
 
 
@@ -292,8 +292,8 @@ async def _joined(port: int, sizes: Sizes) -> tuple[int, str]:
         for member in members:
             if refusals or loop.time() > end_s:
                 break
-            one = _member(member, sizes)
-            for sent in (create(*one), subscribe(*one)):
+            identity = _member(member, sizes)
+            for sent in (create(*identity), subscribe(*identity)):
                 answer = await call(sent)
                 if answer.status not in {200, 204}:
                     refusals.append(_message((answer.status, answer.body)))

@@ -76,9 +76,9 @@ class HttpConnection(Connection):
                 return
             head = self._head[:end].lower()
             self._status = int(head[9:12])
-            at = head.find(b"content-length: ")
-            stop = head.find(b"\r\n", at)
-            self._size = int(head[at + 16 : stop if stop >= 0 else end])
+            position = head.find(b"content-length: ")
+            stop = head.find(b"\r\n", position)
+            self._size = int(head[position + 16 : stop if stop >= 0 else end])
             self._left = self._size - (len(self._head) - end - 4)
             self._head = b""
         assert self._left >= 0, "an answer is longer than it said"
@@ -181,8 +181,8 @@ async def paced(
 
     idle: deque[Connection] = deque()
     for _ in range(connections):
-        _, one = await loop.create_connection(lambda: kind(answered), host, port)
-        idle.append(one)
+        _, connection = await loop.create_connection(lambda: kind(answered), host, port)
+        idle.append(connection)
     opened = list(idle)
     started = time.perf_counter()
     send_due()

@@ -117,13 +117,13 @@ def table(
 ) -> Table:
     """If `jars` is the reason why there are none, a row says it."""
     rows: list[list[str]] = []
-    where = ""
+    store_place = ""
     if isinstance(jars, str):
         rows.append(["Apache Kafka", f"skipped: {jars}", "", "", "", ""])
     else:
         with store_folder(folder) as (store, place):
             rows += kafka(store, jars, records)
-            where = place
+            store_place = place
         with store_folder(folder) as (store, place):
             rows += tidelog_by_kafka(store, jars, records)
         rows += [tidelog_acks(folder, load, is_sealing=True) for load in RAW[-1:]]
@@ -135,8 +135,10 @@ def table(
         pool = bodies.pool(case.kind, case.records, distinct)
         with store_folder(folder) as (store, place):
             rows.append(tidelog(store, case, pool, records, warm_up_s))
-            where = place
-    return Table(COLUMNS, rows, f"{number(records)} records of {RECORD_BYTES} bytes, on {where}")
+            store_place = place
+    return Table(
+        COLUMNS, rows, f"{number(records)} records of {RECORD_BYTES} bytes, on {store_place}"
+    )
 
 
 def jars_of(folder: Path) -> Path | str:
@@ -254,9 +256,9 @@ def _measured(
     warm-up."""
     asyncio.run(_awaited(load(seconds=RAW_S / 2)))
     with Watch(pid) as watch:
-        found = asyncio.run(_awaited(load(seconds=RAW_S)))
-    rate, sent = found.per_second * records, found.requests * records
-    times = f"{found.p50_ms:.2f} / {found.p99_ms:.2f}"
+        measurement = asyncio.run(_awaited(load(seconds=RAW_S)))
+    rate, sent = measurement.per_second * records, measurement.requests * records
+    times = f"{measurement.p50_ms:.2f} / {measurement.p99_ms:.2f}"
     return _cells(server, name, rate, watch, sent, pid, times)
 
 
@@ -276,10 +278,10 @@ def tidelog(
         warm = load(warm_up_s)
         wanted = min(records, RECORDS_ONE) if case.records == 1 else records
         with Watch(broker.pid) as watch:
-            found = load(wanted / (warm.per_second * case.records))
-        rate, sent = found.per_second * case.records, found.requests * case.records
+            measurement = load(wanted / (warm.per_second * case.records))
+        rate, sent = measurement.per_second * case.records, measurement.requests * case.records
         name = f"REST, {case.kind}, {number(case.records)} a request"
-        times = f"{found.p50_ms:.2f} / {found.p99_ms:.2f}"
+        times = f"{measurement.p50_ms:.2f} / {measurement.p99_ms:.2f}"
         return _cells("tidelog", name, rate, watch, sent, broker.pid, times)
 
 
@@ -337,7 +339,7 @@ def _produced(
         "org.apache.kafka.tools.ProducerPerformance",
         *("--topic", topic, "--throughput", "-1", *count, "--producer-props", *to),
     )
-    sent = [found for found in _SENT.findall(said) if int(found[0]) == records]
+    sent = [fields for fields in _SENT.findall(said) if int(fields[0]) == records]
     return float(sent[-1][1])
 
 

@@ -26,17 +26,17 @@ SEALED = sustained.COLUMNS.index("records sealed")
 
 def add(path: Path, part: str, made: Table) -> None:
     """Write a part into the JSON file; other parts in it stay."""
-    found = json.loads(path.read_text()) if path.exists() else {}
-    found[part] = {**made.to_json(), "machine": machine()}
-    path.write_text(json.dumps(found, indent=1))
+    parts = json.loads(path.read_text()) if path.exists() else {}
+    parts[part] = {**made.to_json(), "machine": machine()}
+    path.write_text(json.dumps(parts, indent=1))
 
 
 def block(part: dict[str, Any]) -> str:
     """The Markdown of a part of the JSON file."""
     columns, rows = part["columns"], part["rows"]
-    shown = [at for at in range(len(columns)) if any(row[at] for row in rows)]
-    lines = [[columns[at] for at in shown], ["---"] * len(shown)]
-    lines += [[row[at] for at in shown] for row in rows]
+    shown = [index for index in range(len(columns)) if any(row[index] for row in rows)]
+    lines = [[columns[index] for index in shown], ["---"] * len(shown)]
+    lines += [[row[index] for index in shown] for row in rows]
     how = "; ".join(text for text in (part["how"], part["machine"]) if text)
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + f"\n\n{how}.\n"
 

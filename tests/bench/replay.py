@@ -69,7 +69,7 @@ def _compare(url: str, root: str, records: int) -> list[Row]:
                 spark.read.format("tidelog").option("store", url).option("topic", "bench").load()
             ),
         }
-        taken: dict[str, list[float]] = {name: [] for name in ways}
+        seconds_of_way: dict[str, list[float]] = {name: [] for name in ways}
         for number in range(RUNS + 1):
             for name, read in ways.items():
                 started = time.perf_counter()
@@ -77,12 +77,12 @@ def _compare(url: str, root: str, records: int) -> list[Row]:
                 (row,) = read().agg(*sums, fn.max("offset"), fn.max("timestamp")).collect()
                 assert row[2] == records, f"{name} saw {row[2]} of {records} records"
                 if number:  # the first round warms the JVM
-                    taken[name].append(time.perf_counter() - started)
-    plain = taken["spark.read.parquet"]
+                    seconds_of_way[name].append(time.perf_counter() - started)
+    plain = seconds_of_way["spark.read.parquet"]
     rows = []
     for name, target in (("read_topic", TARGET), ('format("tidelog")', None)):
-        ratio = statistics.median(a / b for a, b in zip(taken[name], plain, strict=True))
-        seconds = statistics.median(taken[name])
+        ratio = statistics.median(a / b for a, b in zip(seconds_of_way[name], plain, strict=True))
+        seconds = statistics.median(seconds_of_way[name])
         note = f"{records / seconds / 1e6:.1f} M records/s, {seconds:.2f} s"
         rows.append(
             Row(

@@ -81,13 +81,13 @@ def restored(
 
 def damage_of(root: Path) -> list[str]:
     report = on(root, lambda cluster: scrub(cluster, None, Grace()))
-    return [str(each) for each in report.findings if each.is_damage]
+    return [str(finding) for finding in report.findings if finding.is_damage]
 
 
 def records(root: Path, *topics: str) -> list[Record]:
     broker = BrokerLog(root)
     try:
-        return [each for topic in topics for each in broker.records(topic)]
+        return [record for topic in topics for record in broker.records(topic)]
     finally:
         broker.close()
 
@@ -132,7 +132,7 @@ def test_the_restored_cluster_goes_on_and_is_another_one(root: Path, tmp_path: P
     broker.append("t", {0: [b"later"]})
     broker.seal("t")
     broker.create("v", 1)
-    values = [each.value for each in broker.records("t") if each.partition == 0]
+    values = [record.value for record in broker.records("t") if record.partition == 0]
     broker.close()
     assert values == [b"a0", b"a1", b"a2", b"later"]
     assert damage_of(target) == []
@@ -202,11 +202,13 @@ def test_a_second_backup_copies_only_what_is_new(root: Path, tmp_path: Path) -> 
     broker.append("u", {0: [b"new"]})
     broker.close()
     second = backed_up(root, place)
-    old = {each.key for each in first.manifest.objects}
-    new = [each for each in second.manifest.objects if each.key not in old]
-    assert all(each.key.startswith(object_keys.WAL) for each in new)
+    old = {backup_object.key for backup_object in first.manifest.objects}
+    new = [
+        backup_object for backup_object in second.manifest.objects if backup_object.key not in old
+    ]
+    assert all(backup_object.key.startswith(object_keys.WAL) for backup_object in new)
     assert second.copied_objects == len(new)
-    assert second.copied_bytes == sum(each.size for each in new)
+    assert second.copied_bytes == sum(backup_object.size for backup_object in new)
     assert {path: path.stat().st_mtime_ns for path in before} == before
     restored(place, tmp_path / "new")
     assert records(tmp_path / "new", "u") == records(root, "u")
@@ -309,8 +311,8 @@ def test_a_damaged_object_of_a_backup_is_named(root: Path, tmp_path: Path, how: 
 def test_another_history_of_the_cluster_is_refused(root: Path, tmp_path: Path) -> None:
     place, copy = tmp_path / "place", tmp_path / "copy"
     shutil.copytree(root, copy)
-    for number, each in enumerate((root, copy)):
-        broker = BrokerLog(each)
+    for number, folder in enumerate((root, copy)):
+        broker = BrokerLog(folder)
         broker.append("u", {0: [b"history %d" % number]})
         broker.close()
     backed_up(root, place)
@@ -376,16 +378,16 @@ def test_collection_deletes_nothing_while_a_hold_is_in_force() -> None:
         inner = MemoryStore()
         async with closing(await log_with_garbage(inner)), caring(inner) as cluster:
             await cluster.commit([TakeHold("h", 1000)])
-            held = await plan(cluster, GRACE)
-            assert [hold.hold_id for hold in held.holds] == ["h"]
-            assert await collect(cluster, held) == 0
+            held_plan = await plan(cluster, GRACE)
+            assert [hold.hold_id for hold in held_plan.holds] == ["h"]
+            assert await collect(cluster, held_plan) == 0
             await cluster.commit([ReleaseHold("h")])
-            free = await plan(cluster, GRACE)
-            assert await collect(cluster, free) == len(free.garbage)
-            return len(held.garbage), len(free.garbage), held.waiting
+            free_plan = await plan(cluster, GRACE)
+            assert await collect(cluster, free_plan) == len(free_plan.garbage)
+            return len(held_plan.garbage), len(free_plan.garbage), held_plan.waiting
 
-    held, free, waiting = run(story)
-    assert (held, free > 2, waiting > 0) == (0, True, True)
+    held_count, free_count, waiting = run(story)
+    assert (held_count, free_count > 2, waiting > 0) == (0, True, True)
 
 
 def test_a_hold_that_is_taken_while_a_collection_plans_counts() -> None:
@@ -402,13 +404,13 @@ def test_a_hold_that_is_taken_while_a_collection_plans_counts() -> None:
                 return await checked_table(topic)
 
             cluster.checked_table = meanwhile  # type: ignore[method-assign]
-            held = await plan(cluster, GRACE)
+            held_plan = await plan(cluster, GRACE)
             cluster.checked_table = checked_table  # type: ignore[method-assign]
             await other.commit([ReleaseHold("h")])
-            return len(held.garbage), len((await plan(cluster, GRACE)).garbage)
+            return len(held_plan.garbage), len((await plan(cluster, GRACE)).garbage)
 
-    held, free = run(story)
-    assert (held, free > 0) == (0, True)
+    held_count, free_count = run(story)
+    assert (held_count, free_count > 0) == (0, True)
 
 
 def test_a_cluster_of_level_1_needs_an_upgrade(tmp_path: Path) -> None:

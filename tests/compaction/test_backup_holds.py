@@ -113,7 +113,7 @@ def test_a_removal_whose_hold_ended_early_deletes_no_object(count: int) -> None:
         place = Place(deleted=BACKUPS)
         done = await backed_up(place, count, keep=1)
         objects = {key.removeprefix(OBJECTS) for key in await place.keys(OBJECTS)}
-        needed = {each.key for each in done.manifest.objects}
+        needed = {backup_object.key for backup_object in done.manifest.objects}
         assert len(await place.keys(BACKUPS)) == 1
         if count == 1:
             assert (done.prune_problem, objects) == ("", needed)

@@ -103,12 +103,12 @@ def named_in(place: Path) -> set[str]:
     """The keys that the place's backups name. Each object is there and verifies."""
 
     async def read() -> set[str]:
-        store, found = FolderStore(place), set()
+        store, keys = FolderStore(place), set()
         for name in await backups_in(store):
-            for each in (await read_manifest(store, name)).objects:
-                await read_object(store, each)
-                found.add(each.key)
-        return found
+            for backup_object in (await read_manifest(store, name)).objects:
+                await read_object(store, backup_object)
+                keys.add(backup_object.key)
+        return keys
 
     return asyncio.run(read())
 
@@ -134,7 +134,7 @@ def root(tmp_path: Path) -> Path:
 async def merged_and_collected(cluster: MaintenanceSession) -> None:
     assert await compact(cluster, None, is_dry=False)
     planned = await plan(cluster, Grace())
-    assert len([each for each in planned.garbage if each.key.endswith(".parquet")]) == 4
+    assert len([item for item in planned.garbage if item.key.endswith(".parquet")]) == 4
     await collect(cluster, planned)
 
 
@@ -173,11 +173,11 @@ def test_a_crash_between_any_two_calls_leaves_each_backup_whole(
     monkeypatch.setattr(pruning, "DELETE_BATCH", 1)
     place = tmp_path / "place"
     before = names_in(place)
-    for at in range(1000):
-        copy = tmp_path / f"copy{at}"
+    for call_number in range(1000):
+        copy = tmp_path / f"copy{call_number}"
         shutil.copytree(place, copy)
         try:
-            asyncio.run(prune(DyingStore(copy, at), 1, always, alone))
+            asyncio.run(prune(DyingStore(copy, call_number), 1, always, alone))
         except Unavailable:
             assert set(names_in(copy)) >= {before[-1]}
             named_in(copy)
@@ -190,7 +190,7 @@ def test_a_crash_between_any_two_calls_leaves_each_backup_whole(
         assert named_in(copy) == files_in(copy, OBJECTS)
         assert files_in(copy, PRUNED) == set()
         shutil.rmtree(copy)
-    assert at > 15
+    assert call_number > 15
 
 
 def test_the_next_backup_continues_a_pruning(root: Path, tmp_path: Path) -> None:

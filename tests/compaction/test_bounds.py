@@ -27,7 +27,11 @@ def test_a_broker_obeys_a_change_and_a_broker_that_starts_later_too() -> None:
         broker = await opened(inner, USUAL)
         async with caring(inner) as cluster:
             planned = await change_bounds(cluster, SetBounds(1_200_000, 7_200_000), is_dry=True)
-            assert [each.in_effect for each in planned] == [1_200_000, 7_200_000, 24 * HOUR_MS]
+            assert [bound_state.in_effect for bound_state in planned] == [
+                1_200_000,
+                7_200_000,
+                24 * HOUR_MS,
+            ]
             assert cluster.state.bounds.now == Bounds()
             changed = await change_bounds(cluster, SetBounds(1_200_000, 7_200_000), is_dry=False)
             assert changed == planned
@@ -49,9 +53,11 @@ def test_a_lowered_grace_is_shown_as_waiting_and_is_obeyed_later() -> None:
         assert isinstance(broker.clock, ManualClock)
         await broker.create_topic("t", 1, {})
         async with closing(broker), caring(inner) as cluster:
-            found = await change_bounds(cluster, SetBounds(file_grace_ms=HOUR_MS), is_dry=False)
+            bound_states = await change_bounds(
+                cluster, SetBounds(file_grace_ms=HOUR_MS), is_dry=False
+            )
             wait_ms = 24 * HOUR_MS + STEP_MS_MAX
-            assert found[2] == BoundState("file_grace_ms", 24 * HOUR_MS, HOUR_MS, wait_ms)
+            assert bound_states[2] == BoundState("file_grace_ms", 24 * HOUR_MS, HOUR_MS, wait_ms)
             for _ in range(wait_ms // STEP_MS_MAX):
                 assert cluster.state.bounds.now.file_grace_ms == 24 * HOUR_MS
                 broker.clock.advance(STEP_MS_MAX / 1000)
@@ -86,8 +92,8 @@ def test_at_level_1_no_entry_has_the_change() -> None:
                 await change_bounds(cluster, SetBounds(120_000), is_dry=False)
             assert cluster.state.seq == 0
             await raise_level(cluster.wal, 2)
-            found = await change_bounds(cluster, SetBounds(120_000), is_dry=False)
-            assert found[0] == BoundState("view_age_ms", 120_000, 120_000, 0)
+            bound_states = await change_bounds(cluster, SetBounds(120_000), is_dry=False)
+            assert bound_states[0] == BoundState("view_age_ms", 120_000, 120_000, 0)
 
     run(main)
 
@@ -103,10 +109,10 @@ def test_a_collection_obeys_the_bounds_in_effect(monkeypatch: pytest.MonkeyPatch
             raised = SetBounds(wal_retention_ms=4 * HOUR_MS, file_grace_ms=48 * HOUR_MS)
 
             async def now_ms() -> int:
-                found = await read()
+                result = await read()
                 async with caring(inner) as other:
                     await change_bounds(other, raised, is_dry=False)
-                return found
+                return result
 
             obeyed: list[Grace] = []
             real = Grace.obeying

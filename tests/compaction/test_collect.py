@@ -43,11 +43,11 @@ async def run_once(inner: MemoryStore) -> CollectionPlan:
 
 async def runs(inner: MemoryStore, count: int = 4, *, hours: float = 1.0) -> list[CollectionPlan]:
     """One after the other, some hours apart."""
-    found = []
+    plans = []
     for _ in range(count):
-        found.append(await run_once(inner))
+        plans.append(await run_once(inner))
         inner.now_ms += int(hours * HOUR_MS)
-    return found
+    return plans
 
 
 async def assert_whole(inner: MemoryStore, expected: list[str], start: int = 0) -> None:
@@ -79,7 +79,9 @@ def test_i9_the_wal_is_kept_back_to_a_checkpoint_that_is_old_and_not_the_newest(
             assert planned.kept_from == last
             assert await numbers(inner) == [last + 1]
             assert planned.oldest_ms >= 3 * HOUR_MS
-            assert planned.size == sum(each.size for each in planned.garbage) > 0
+            assert (
+                planned.size == sum(garbage_object.size for garbage_object in planned.garbage) > 0
+            )
             await assert_whole(inner, [*VALUES, "g"])
 
     run(main)
@@ -150,12 +152,14 @@ def test_i9_removed_files_wait_for_the_grace_and_orphans_too() -> None:
             assert (await run_once(inner)).garbage == []
             inner.now_ms += 1
             planned = await run_once(inner)
-            assert sorted(each.key for each in planned.garbage) == sorted(files[:2])
+            assert sorted(garbage_object.key for garbage_object in planned.garbage) == sorted(
+                files[:2]
+            )
             inner.now_ms += GRACE.unnamed_ms - GRACE.table_ms - 1
             assert (await run_once(inner)).garbage == []
             inner.now_ms += 1
             planned = await run_once(inner)
-            assert [each.key for each in planned.garbage] == [orphan]
+            assert [garbage_object.key for garbage_object in planned.garbage] == [orphan]
             assert await listed(inner, object_keys.TOPICS) == sorted([files[2], foreign])
             await assert_whole(inner, VALUES, start=4)
 
@@ -196,7 +200,7 @@ def test_a_deleted_topic_goes_with_all_that_is_below_its_prefix() -> None:
                 assert (await plan(cluster, GRACE, takes_unknown=True)).garbage == []
                 inner.now_ms += 7 * HOUR_MS
                 planned = await plan(cluster, GRACE, takes_unknown=True)
-                assert [each.key for each in planned.garbage] == [late]
+                assert [garbage_object.key for garbage_object in planned.garbage] == [late]
                 await collect(cluster, planned)
             assert late not in await listed(inner)
             assert await read_values(log) == ["anew"]
@@ -232,7 +236,7 @@ def test_i9_read_that_was_suspended_reads_the_current_segments(is_by_time: bool)
             lies_in = object_keys.wal(log.state.seq)
             sleeper = await opened(inner, COLD)
             async with closing(sleeper):
-                held = store_of(sleeper).hold("get_range", lies_in)
+                gate = store_of(sleeper).hold("get_range", lies_in)
                 reading: asyncio.Task[FetchResult] | asyncio.Task[int | None]
                 if is_by_time:
                     reading = asyncio.create_task(
@@ -240,18 +244,18 @@ def test_i9_read_that_was_suspended_reads_the_current_segments(is_by_time: bool)
                     )
                 else:
                     reading = asyncio.create_task(sleeper.fetch("t", 0, 2, bytes_max=1000))
-                await held.reached.wait()
+                await gate.reached.wait()
                 await log.seal("t")
                 while lies_in in await listed(inner):
                     await append(log, "later")
                     await runs(inner, 1, hours=2)
                 sleeper.clock.advance(HOUR_MS)
-                held.opened.set()
-                found = await reading
-                if isinstance(found, FetchResult):
-                    assert found.pieces[0].batch.column("value")[0].as_py() == b"c"
+                gate.opened.set()
+                result = await reading
+                if isinstance(result, FetchResult):
+                    assert result.pieces[0].batch.column("value")[0].as_py() == b"c"
                 else:
-                    assert found == 2
+                    assert result == 2
 
     run(main)
 
@@ -304,8 +308,8 @@ async def due(inner: MemoryStore) -> Log:
     async with caring(inner) as cluster:
         await delete_records(cluster, "t", {0: 2}, is_dry=False)
     inner.now_ms = log.clock.now_ms()
-    for each in "ghi":
-        await append(log, each)
+    for text in "ghi":
+        await append(log, text)
         async with caring(inner) as cluster:
             await plan(cluster, GRACE)
         inner.now_ms += 5 * HOUR_MS
@@ -339,7 +343,7 @@ def test_i9_next_run_finishes_a_collection_that_crashed_at_any_call(
                 await collect(cluster, planned)
                 calls = len(way.answered) - made
             assert len(planned.garbage) > 6
-            assert {each.key.split("/")[0] for each in planned.garbage} == {
+            assert {garbage_object.key.split("/")[0] for garbage_object in planned.garbage} == {
                 "wal",
                 "checkpoints",
                 "topics",
@@ -349,13 +353,13 @@ def test_i9_next_run_finishes_a_collection_that_crashed_at_any_call(
 
     expected, calls = run(whole)
 
-    async def dying(at: int) -> None:
+    async def dying(call_number: int) -> None:
         inner = MemoryStore()
         log = await due(inner)
         async with closing(log):
             async with caring(inner) as cluster:
                 way = way_of(cluster)
-                left = at
+                left = call_number
 
                 def plan_of(_: object) -> Fault | None:
                     nonlocal left
@@ -377,8 +381,8 @@ def test_i9_next_run_finishes_a_collection_that_crashed_at_any_call(
             assert await settled(inner) == expected
             await assert_whole(inner, EXPECTED, start=2)
 
-    for at in range(calls):
-        run(lambda at=at: dying(at))
+    for call_number in range(calls):
+        run(lambda call_number=call_number: dying(call_number))
 
 
 def test_i9_a_store_that_fails_ends_the_run_and_loses_nothing() -> None:
@@ -405,8 +409,8 @@ def test_i9_suspended_collector_deletes_no_live_object() -> None:
         async with closing(log), caring(inner) as sleeper, caring(inner) as other:
             planned = await plan(sleeper, GRACE)
             await collect(other, await plan(other, GRACE))
-            for each in "klm":
-                await append(log, each)
+            for text in "klm":
+                await append(log, text)
                 await log.seal("t")
                 await runs(inner, 3)
             await collect(sleeper, planned)
@@ -419,13 +423,13 @@ def test_two_collectors_at_once_come_to_one_result() -> None:
     async def main() -> None:
         inner = MemoryStore()
         log = await due(inner)
-        async with closing(log), caring(inner) as one, caring(inner) as other:
+        async with closing(log), caring(inner) as session, caring(inner) as other:
 
             async def once(cluster: MaintenanceSession) -> None:
                 way_of(cluster).latency = lambda _: 0.01
                 await collect(cluster, await plan(cluster, GRACE))
 
-            await asyncio.gather(once(one), once(other))
+            await asyncio.gather(once(session), once(other))
             await log.wal.refresh()
             assert log.state.deleted == []
             await assert_whole(inner, EXPECTED, start=2)
@@ -445,8 +449,8 @@ def test_i5_i9_a_broker_that_was_paused_through_it_goes_on() -> None:
         gate = way.hold("create", object_keys.wal(paused.state.seq + 1))
         waiting = asyncio.create_task(append(paused, "late"))
         await gate.reached.wait()
-        for each in "gh":
-            await append(log, each)
+        for text in "gh":
+            await append(log, text)
             await log.seal("t")
             await runs(inner, 2, hours=3)
         await append(log, "i")

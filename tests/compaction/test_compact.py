@@ -75,7 +75,7 @@ async def cleaned(inner: MemoryStore, *, is_dry: bool = False) -> list[Compacted
 async def assert_clean(inner: MemoryStore) -> None:
     async with caring(inner) as cluster:
         report = await scrub(cluster, None, GRACE)
-        assert [each for each in report.findings if each.is_damage] == []
+        assert [finding for finding in report.findings if finding.is_damage] == []
 
 
 def kv(*pairs: str) -> list[Record]:
@@ -137,9 +137,9 @@ def test_a_tombstone_outlives_what_it_deletes_by_delete_retention_ms() -> None:
                 inner.now_ms += hours * HOUR_MS
                 await write(log, kv("c2"))
                 await cleaned(inner)
-                found = [(key, value) for _, key, value in await records(log)]
-                assert ((b"a", None) in found) is has_tombstone, hours
-                assert len(found) == 2 + has_tombstone
+                pairs = [(key, value) for _, key, value in await records(log)]
+                assert ((b"a", None) in pairs) is has_tombstone, hours
+                assert len(pairs) == 2 + has_tombstone
                 await assert_clean(inner)
 
     run(main)
@@ -228,7 +228,7 @@ def histories(draw: st.DrawFn) -> list[list[Record]]:
 
 def latest_of(everything: list[tuple[int, bytes | None, bytes | None]]) -> list:
     newest = {key: offset for offset, key, _ in everything}
-    return [each for each in everything if each[1] is None or newest[each[1]] == each[0]]
+    return [record for record in everything if record[1] is None or newest[record[1]] == record[0]]
 
 
 @examples(60)
@@ -258,8 +258,10 @@ def test_any_history_is_its_newest_records(
             assert [file.base_offset for file in files[1:]] == [f.end_offset for f in files[:-1]]
             assert (files[0].base_offset, files[-1].end_offset) == (0, offset)
             for first in range(offset):
-                found = (await read_table(log, offset=first)).column("offset").to_pylist()
-                assert found == [each for each, _, _ in expected if each >= first]
+                offsets = (await read_table(log, offset=first)).column("offset").to_pylist()
+                assert offsets == [
+                    record_offset for record_offset, _, _ in expected if record_offset >= first
+                ]
             await assert_clean(inner)
 
     run(main)
@@ -285,8 +287,8 @@ def test_latest_is_the_newest_of_each_key(
                 ],
                 schema=RECORD_SCHEMA,
             )
-            for each in (latest, *shares):
-                each.add(each.see(batch))
+            for latest_keys in (latest, *shares):
+                latest_keys.add(latest_keys.see(batch))
             part_of_it = Latest(expires)
             part_of_it.add(part_of_it.see(batch))
             parts.append(part_of_it.take_ranks())
@@ -296,13 +298,13 @@ def test_latest_is_the_newest_of_each_key(
             if key is None or value is not None or offset >= expires
         ]
         ranks = pa.concat_tables(parts).group_by(["key", "alone"]).aggregate([("rank", "max")])
-        for kept in (
+        for kept_offsets in (
             of_shares([latest.kept()]),
             of_shares([share.kept() for share in shares]),
             of_ranks(ranks.column("rank_max").to_numpy()),
         ):
-            assert kept.dtype == np.int64
-            assert kept.tolist() == (expected or [everything[-1][0]])
+            assert kept_offsets.dtype == np.int64
+            assert kept_offsets.tolist() == (expected or [everything[-1][0]])
 
 
 def test_a_key_is_the_same_whatever_other_keys_come_with_it() -> None:
@@ -334,10 +336,10 @@ def test_small_neighbours_become_one_segment() -> None:
         async with closing(log):
             before = await read_table(log)
             told = await cleaned(inner)
-            assert [(each.what, each.segments, each.segments_after) for each in told] == [
+            assert [(result.what, result.segments, result.segments_after) for result in told] == [
                 (MERGE, 6, 1)
             ] * 2
-            assert [each.rows_after for each in told] == [12, 12]
+            assert [result.rows_after for result in told] == [12, 12]
             (file,) = await segments_of(log)
             assert (file.base_offset, file.end_offset, file.rows) == (0, 12, 12)
             assert (await read_table(log)).equals(before)
@@ -365,8 +367,8 @@ def test_a_broker_that_has_it_all_in_memory_reads_what_is_left() -> None:
             assert len(await read_values(log)) == 6
             await cleaned(inner)
             await asyncio.sleep(REFRESH_S + 1)
-            found = (await read_table(log)).column("offset").to_pylist()
-            assert found == [2, 3, 4, 5]
+            offsets = (await read_table(log)).column("offset").to_pylist()
+            assert offsets == [2, 3, 4, 5]
 
     run(main)
 
@@ -410,10 +412,10 @@ def test_i7_a_reader_in_the_middle_sees_no_gap_and_nothing_twice() -> None:
             await cleaned(inner)
             await inner.delete(inputs)  # later than any grace
             gate.opened.set()
-            found = await reading
-            offsets = [offset for offset, _, _ in found]
+            rows = await reading
+            offsets = [offset for offset, _, _ in rows]
             assert offsets == sorted(set(offsets))
-            assert set(expected) <= set(found)
+            assert set(expected) <= set(rows)
             async with closing(log, reader):
                 assert await records(reader) == expected
 
@@ -421,11 +423,11 @@ def test_i7_a_reader_in_the_middle_sees_no_gap_and_nothing_twice() -> None:
 
 
 def test_i9_compaction_that_crashed_at_any_call_is_repeated() -> None:
-    async def main(at: int) -> bool:
+    async def main(call_number: int) -> bool:
         inner = MemoryStore()
         log, expected = await due(inner)
         async with closing(log), caring(inner) as cluster:
-            way, left = way_of(cluster), at
+            way, left = way_of(cluster), call_number
             everything = await records(log)
 
             def plan(_: object) -> None:
@@ -446,10 +448,10 @@ def test_i9_compaction_that_crashed_at_any_call_is_repeated() -> None:
             await assert_clean(inner)
             return left >= 0
 
-    at = 0
-    while not run(lambda: main(at)):  # noqa: B023
-        at += 1
-    assert at > 10
+    call_number = 0
+    while not run(lambda: main(call_number)):  # noqa: B023
+        call_number += 1
+    assert call_number > 10
 
 
 def test_two_compactors_and_a_retention_at_once_come_to_one_result() -> None:
@@ -466,7 +468,7 @@ def test_two_compactors_and_a_retention_at_once_come_to_one_result() -> None:
             return await compact(cluster, None, is_dry=False)
 
         async with closing(log):
-            one, other, _, _ = await asyncio.gather(
+            results, other_results, _, _ = await asyncio.gather(
                 later(clusters[0]),
                 later(clusters[1]),
                 delete_records(clusters[2], "t", {0: 5}, is_dry=False),
@@ -475,11 +477,11 @@ def test_two_compactors_and_a_retention_at_once_come_to_one_result() -> None:
             await log.wal.refresh()
             await cleaned(inner)
             await segments_of(log)
-            found = (await read_table(log, offset=5)).column("offset").to_pylist()
-            assert found == [offset for offset, _, _ in expected if offset >= 5]
+            offsets = (await read_table(log, offset=5)).column("offset").to_pylist()
+            assert offsets == [offset for offset, _, _ in expected if offset >= 5]
             await assert_clean(inner)
             left = [info.key async for info in inner.list(object_keys.TOPICS)]
-            if all(each.is_lost for each in (*one, *other)):
+            if all(result.is_lost for result in (*results, *other_results)):
                 assert left
         for cluster in clusters:
             await cluster.close()

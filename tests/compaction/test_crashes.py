@@ -105,26 +105,26 @@ async def write(log: Log, at_ms: int, number: int) -> None:
 async def contents(inner: MemoryStore) -> dict[str, list[tuple[int, bytes]]]:
     """Return the records by partition that a broker serves which starts now."""
     log = await opened(inner, COLD)
-    found = {}
+    rows_by_partition = {}
     async with closing(log):
         for name, number in (("m", 0), ("m", 1), ("c", 0)):
             start = (await log.offsets(name, number)).log_start_offset
             table = await read_table(log, topic=name, partition=number, offset=start)
             columns = table.select(["offset", "key"]).to_pydict().values()
-            found[f"{name}-{number}"] = list(zip(*columns, strict=True))
-    return found
+            rows_by_partition[f"{name}-{number}"] = list(zip(*columns, strict=True))
+    return rows_by_partition
 
 
 async def assert_clean(inner: MemoryStore) -> None:
     async with caring(inner) as cluster:
         report = await scrub(cluster, None, GRACE)
-        assert [each for each in report.findings if each.is_damage] == []
+        assert [finding for finding in report.findings if finding.is_damage] == []
 
 
-async def die(inner: MemoryStore, work: Work, at: int) -> int:
-    """Do the work and be killed at step `at`; how many steps were left to it."""
+async def die(inner: MemoryStore, work: Work, step: int) -> int:
+    """Do the work and be killed at `step`; how many steps were left to it."""
     async with caring(inner) as cluster:
-        way, left = way_of(cluster), at
+        way, left = way_of(cluster), step
 
         def count(_: Call | None = None) -> None:
             nonlocal left
@@ -167,12 +167,12 @@ def test_i7_i9_next_run_finishes_maintenance_that_crashed_at_any_step(what: str)
     before, after = run(living)
     assert (before == after) is (what in ("merge", "collection"))
 
-    async def dying(at: int) -> bool:
+    async def dying(step: int) -> bool:
         inner = MemoryStore()
         async with closing(await log_to_care_for(inner)):
-            left = await die(inner, work, at)
-            found = await contents(inner)
-            for partition, rows in found.items():
+            left = await die(inner, work, step)
+            rows_by_partition = await contents(inner)
+            for partition, rows in rows_by_partition.items():
                 assert set(after[partition]) <= set(rows) <= set(before[partition])
                 assert rows == sorted(rows)
             await assert_clean(inner)
@@ -182,7 +182,7 @@ def test_i7_i9_next_run_finishes_maintenance_that_crashed_at_any_step(what: str)
             await assert_clean(inner)
             return left >= 0
 
-    at = 0
-    while not run(lambda: dying(at)):  # noqa: B023
-        at += 1 if what != "all of it" else 5  # whose parts are above
-    assert at > 3
+    step = 0
+    while not run(lambda: dying(step)):  # noqa: B023
+        step += 1 if what != "all of it" else 5  # whose parts are above
+    assert step > 3

@@ -62,7 +62,7 @@ def test_a_partition_with_damage_keeps_no_other_from_its_turn() -> None:
             body[40] ^= 1
             await inner.put(f"{topic.prefix}/{damaged.path}", [bytes(body)])
             told = await compact(cluster, None, is_dry=False)
-            assert [(each.what, each.is_damaged) for each in told] == [
+            assert [(result.what, result.is_damaged) for result in told] == [
                 (MERGE, False),
                 (SKIP, True),
                 (MERGE, False),
@@ -110,8 +110,8 @@ def test_a_retention_of_other_segments_costs_no_work(start: int, is_lost: bool) 
             assert (told.segments, told.is_lost) == (6, is_lost)
             await segments_of(log)
             await log.wal.refresh()
-            found = await read_values(log, offset=start)
-            assert found == [*itertools.chain(*values)][start:]
+            log_values = await read_values(log, offset=start)
+            assert log_values == [*itertools.chain(*values)][start:]
             await assert_clean(inner)
 
     run(main)

@@ -102,11 +102,12 @@ def test_a_lower_size_of_a_partition(seed: int) -> None:
         async with closing(log):
             table = await log.tables.of(log.state.topic("t"))
             sizes = (await table.segments(0)).columns.size
-            kept = draw.randrange(1 + int(sizes.sum()))
+            retention_bytes = draw.randrange(1 + int(sizes.sum()))
             preview = {
-                expiry.partition: expiry for expiry in await expired(log, retention_bytes=str(kept))
+                expiry.partition: expiry
+                for expiry in await expired(log, retention_bytes=str(retention_bytes))
             }
-            await log.alter_topic("t", {"retention.bytes": str(kept)})
+            await log.alter_topic("t", {"retention.bytes": str(retention_bytes)})
             done = {cut.partition: cut for cut in await retained(inner)}
             if 0 in done:
                 assert preview[0].records == done[0].rows

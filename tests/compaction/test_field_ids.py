@@ -17,7 +17,7 @@ from tidelog.storage.store.folder import FolderStore
 
 def ids_in(path: Path) -> list[int]:
     fields = pq.ParquetFile(path).schema_arrow
-    return [int((each.metadata or {}).get(b"PARQUET:field_id", -1)) for each in fields]
+    return [int((field.metadata or {}).get(b"PARQUET:field_id", -1)) for field in fields]
 
 
 async def test_segments_with_and_without_field_ids_are_one_table(tmp_path: Path) -> None:
@@ -27,14 +27,14 @@ async def test_segments_with_and_without_field_ids_are_one_table(tmp_path: Path)
     await log.create_topic("t", 1, {})
     root = tmp_path / log.state.topic("t").prefix
     paths = root / "partition=0"
-    found = []
+    path_levels = []
     for level, value in ((1, "a"), (1, "b"), (2, "c"), (2, "d")):
         await raise_level(log.wal, level)
         await append(log, value)
         await log.seal("t")
-        (new,) = set(paths.iterdir()) - {path for path, _ in found}
-        found.append((new, level))
-    assert [ids_in(path) for path, _ in found] == [[-1] * 5] * 2 + [[1, 2, 3, 4, 5]] * 2
+        (new,) = set(paths.iterdir()) - {path for path, _ in path_levels}
+        path_levels.append((new, level))
+    assert [ids_in(path) for path, _ in path_levels] == [[-1] * 5] * 2 + [[1, 2, 3, 4, 5]] * 2
     assert await read_values(log) == ["a", "b", "c", "d"]
 
     def values_of_others() -> list[list[bytes]]:
@@ -48,7 +48,7 @@ async def test_segments_with_and_without_field_ids_are_one_table(tmp_path: Path)
     (merged,) = await compact(cluster, None, is_dry=False)
     assert (merged.segments, merged.segments_after, merged.rows_after) == (4, 1, 4)
     await cluster.close()
-    (new,) = set(paths.iterdir()) - {path for path, _ in found}
+    (new,) = set(paths.iterdir()) - {path for path, _ in path_levels}
     assert ids_in(new) == [1, 2, 3, 4, 5]
     assert values_of_others() == [[b"a", b"b", b"c", b"d"]] * 2
     await log.close()

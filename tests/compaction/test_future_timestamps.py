@@ -52,10 +52,12 @@ def test_a_segment_of_the_future_counts_by_its_commit_if_that_is_known(
 ) -> None:
     path = object_keys.segment(0, 0, 10, "a")
     file = SegmentFile(path, 0, 0, 10, 1000, 10, TIME_MS, TIME_MS + 10 * HOUR_MS)
-    known = None if committed_ms is None else [committed_ms]
+    commit_times_ms = None if committed_ms is None else [committed_ms]
     config = effective({"retention.ms": str(HOUR_MS // 2)})
-    found = plan.retention(SegmentColumns.of([file], known), Partition(0, 10, 10), config, TIME_MS)
-    assert (0 if found is None else found.log_start_offset) == start
+    cut = plan.retention(
+        SegmentColumns.of([file], commit_times_ms), Partition(0, 10, 10), config, TIME_MS
+    )
+    assert (0 if cut is None else cut.log_start_offset) == start
 
 
 def test_compaction_goes_on_behind_a_record_of_the_future() -> None:
@@ -67,5 +69,5 @@ def test_compaction_goes_on_behind_a_record_of_the_future() -> None:
     ]
     columns = SegmentColumns.of(files, [TIME_MS - 2 * HOUR_MS] * 2)
     config = effective({"cleanup.policy": "compact", "min.compaction.lag.ms": str(HOUR_MS)})
-    found = plan.cleanable(columns, Partition(0, 20, 20), config, 0, TIME_MS)
-    assert (found.first, found.last) == (0, 2)
+    cleanable_range = plan.cleanable(columns, Partition(0, 20, 20), config, 0, TIME_MS)
+    assert (cleanable_range.first, cleanable_range.last) == (0, 2)

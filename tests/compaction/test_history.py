@@ -114,22 +114,22 @@ class World:
     async def everything(self, log: Log, bytes_max: int = 1 << 20) -> list[tuple[int, bytes]]:
         """Offsets and ids of all records from the log start on, fetch by fetch."""
         offset = (await log.offsets("t", 0)).log_start_offset
-        found: list[tuple[int, bytes]] = []
+        records: list[tuple[int, bytes]] = []
         while True:
             fetched = await log.fetch("t", 0, offset, bytes_max=bytes_max)
             if not fetched.pieces:
-                return found
+                return records
             for piece in fetched.pieces:
                 offsets = piece.batch.column("offset").to_pylist()
-                ids = [each[0]["value"] for each in piece.batch.column("headers").to_pylist()]
-                found += zip(offsets, ids, strict=True)
+                ids = [headers[0]["value"] for headers in piece.batch.column("headers").to_pylist()]
+                records += zip(offsets, ids, strict=True)
             assert fetched.next_offset > offset
             offset = fetched.next_offset
 
-    def check(self, found: list[tuple[int, bytes]]) -> None:
-        offsets = [offset for offset, _ in found]
+    def check(self, records: list[tuple[int, bytes]]) -> None:
+        offsets = [offset for offset, _ in records]
         assert offsets == sorted(set(offsets))
-        for offset, value in found:
+        for offset, value in records:
             assert value in self.tried
             assert self.acked.get(offset, value) == value
 
@@ -152,13 +152,13 @@ class World:
                 await asyncio.sleep(self.draws.choice([0, 0, 8]))
                 await collect(cluster, planned)
             case "delete":
-                held = cluster.state.topic("t").partitions[0]
-                offset = held.log_start_offset + self.draws.randrange(3)
-                if offset <= held.high_watermark:
+                partition = cluster.state.topic("t").partitions[0]
+                offset = partition.log_start_offset + self.draws.randrange(3)
+                if offset <= partition.high_watermark:
                     await delete_records(cluster, "t", {0: offset}, is_dry=False)
             case "scrub":
                 report = await scrub(cluster, None, GRACE)
-                assert [each for each in report.findings if each.is_damage] == []
+                assert [finding for finding in report.findings if finding.is_damage] == []
 
     # -- lives
 
@@ -212,7 +212,7 @@ async def at_the_end(world: World) -> None:
         cluster = await cluster_on(world.inner)
         await compact(cluster, None, is_dry=False, is_forced=True)
         report = await scrub(cluster, None, GRACE)
-        assert [each for each in report.findings if each.is_damage] == []
+        assert [finding for finding in report.findings if finding.is_damage] == []
         assert [info async for info in world.inner.list(object_keys.wal(1))] == [], (
             "nothing collected"
         )
@@ -221,10 +221,10 @@ async def at_the_end(world: World) -> None:
             await second.wal.refresh()
             await first.wal.refresh()
             assert first.state.encode() == second.state.encode()
-            found = await world.everything(second)
+            records = await world.everything(second)
         await cluster.close()
-    world.check(found)
-    there = dict(found)
+    world.check(records)
+    there = dict(records)
     start = second.state.partition("t", 0).log_start_offset
     newest: dict[bytes, int] = {}
     for offset, value in world.acked.items():
@@ -232,7 +232,8 @@ async def at_the_end(world: World) -> None:
         newest[key] = max(newest.get(key, -1), offset)
     for key, offset in newest.items():
         is_superseded = any(
-            at > offset and world.tried[value] == key for at, value in there.items()
+            later_offset > offset and world.tried[value] == key
+            for later_offset, value in there.items()
         )
         assert offset < start or is_superseded or there.get(offset) == world.acked[offset]
 

@@ -24,13 +24,13 @@ NOW_MS = 1_700_000_000_000
 
 def files_of(shapes: Sequence[tuple[int, int, int]], first: int = 0) -> list[SegmentFile]:
     """Segments one after the other; a shape is offsets, bytes, age of the newest record."""
-    found = []
+    files = []
     for count, size, age_ms in shapes:
         path = object_keys.segment(0, first, first + count, f"{first:x}")
         stamps = (NOW_MS - age_ms - 5, NOW_MS - age_ms)
-        found.append(SegmentFile(path, 0, first, first + count, size, count, *stamps))
+        files.append(SegmentFile(path, 0, first, first + count, size, count, *stamps))
         first += count
-    return found
+    return files
 
 
 shapes = st.lists(
@@ -52,9 +52,11 @@ def partitions(draw: st.DrawFn) -> tuple[list[SegmentFile], Partition]:
 @examples(300)
 @given(partitions(), st.integers(-1, 1000), st.integers(-1, 6000))
 def test_retention_takes_the_oldest_segments_that_kafka_would(
-    held: tuple[list[SegmentFile], Partition], retention_ms: int, retention_bytes: int
+    files_and_partition: tuple[list[SegmentFile], Partition],
+    retention_ms: int,
+    retention_bytes: int,
 ) -> None:
-    files, partition = held
+    files, partition = files_and_partition
     config = effective({"retention.ms": str(retention_ms), "retention.bytes": str(retention_bytes)})
     live = [
         file
@@ -71,14 +73,18 @@ def test_retention_takes_the_oldest_segments_that_kafka_would(
         total -= file.size
         start = file.end_offset
     cut = plan.retention(SegmentColumns.of(files), partition, config, NOW_MS)
-    found = partition.log_start_offset if cut is None else cut.log_start_offset
-    assert found == start
+    log_start_offset = partition.log_start_offset if cut is None else cut.log_start_offset
+    assert log_start_offset == start
     assert cut is None or cut.why
     # Afterwards there is nothing left to do.
-    moved = Partition(found, partition.sealed_end, partition.high_watermark, partition.tail_bytes)
+    moved = Partition(
+        log_start_offset, partition.sealed_end, partition.high_watermark, partition.tail_bytes
+    )
     assert plan.retention(SegmentColumns.of(files), moved, config, NOW_MS) is None
-    below = plan.below(SegmentColumns.of(files), moved, found)
-    assert below == sum(file.end_offset <= min(found, partition.sealed_end) for file in files)
+    below = plan.below(SegmentColumns.of(files), moved, log_start_offset)
+    assert below == sum(
+        file.end_offset <= min(log_start_offset, partition.sealed_end) for file in files
+    )
 
 
 def test_retention_of_100_000_segments_is_planned_in_under_a_second() -> None:
@@ -110,9 +116,9 @@ def test_retention_of_100_000_segments_is_planned_in_under_a_second() -> None:
 @examples(300)
 @given(partitions(), st.integers(1, 3000), st.integers(0, 80))
 def test_merges_are_of_small_neighbours_and_come_to_an_end(
-    held: tuple[list[SegmentFile], Partition], target: int, clean_end: int
+    files_and_partition: tuple[list[SegmentFile], Partition], target: int, clean_end: int
 ) -> None:
-    files, partition = held
+    files, partition = files_and_partition
     rounds = 0
     while True:
         columns = SegmentColumns.of(files)
@@ -121,18 +127,18 @@ def test_merges_are_of_small_neighbours_and_come_to_an_end(
             break
         rounds += 1
         assert rounds < 12
-        taken = [at for group in groups for at in group]
-        assert taken == sorted(set(taken))
+        indexes = [index for group in groups for index in group]
+        assert indexes == sorted(set(indexes))
         for group in groups:
             assert len(group) > 1
-            inputs = [files[at] for at in group]
+            inputs = [files[index] for index in group]
             assert sum(file.size for file in inputs) <= target
             assert inputs[0].end_offset > partition.log_start_offset
             assert inputs[-1].end_offset <= partition.sealed_end
             sides = {file.end_offset <= clean_end for file in inputs}
             assert len(sides) == 1 or min(clean_end, partition.sealed_end) != clean_end
         for group in reversed(groups):
-            inputs = [files[at] for at in group]
+            inputs = [files[index] for index in group]
             files[group.start : group.stop] = [
                 inputs[0]._replace(
                     end_offset=inputs[-1].end_offset,
@@ -149,7 +155,7 @@ def test_small_segments_that_come_one_by_one_are_not_written_again_and_again() -
         files += files_of([(10, 1000, 0)], 10 * number)
         partition = Partition(0, 10 * number + 10, 10 * number + 10)
         for group in reversed(list(plan.merges(SegmentColumns.of(files), partition, 10**6, 0))):
-            inputs = [files[at] for at in group]
+            inputs = [files[index] for index in group]
             size = sum(file.size for file in inputs)
             written += size
             files[group.start : group.stop] = [
@@ -173,15 +179,15 @@ def test_groups_cover_all_segments_and_none_is_empty(
 ) -> None:
     sizes = [size for size, _, _ in segments]
     rows = [count for _, count, _ in segments]
-    kept = [min(stays, count) for _, count, stays in segments]
-    groups = plan.groups(sizes, rows, kept, target)
-    if not sum(kept):
+    kept_rows = [min(stays, count) for _, count, stays in segments]
+    groups = plan.groups(sizes, rows, kept_rows, target)
+    if not sum(kept_rows):
         assert groups == []
         return
-    assert [at for group, _ in groups for at in group] == list(range(len(segments)))
+    assert [index for group, _ in groups for index in group] == list(range(len(segments)))
     for group, is_changed in groups:
-        assert sum(kept[at] for at in group) > 0
-        is_whole = len(group) == 1 and kept[group.start] == rows[group.start]
+        assert sum(kept_rows[index] for index in group) > 0
+        is_whole = len(group) == 1 and kept_rows[group.start] == rows[group.start]
         assert is_changed is not is_whole
 
 
@@ -208,13 +214,15 @@ def test_i9_of_the_wal_only_what_is_covered_old_and_unnamed_goes(
     base = ClusterState("c")
     base.seq = base_seq
     live = {object_keys.wal(seq) for seq in tails}
-    found = {each.key for each in garbage.of_wal(infos, base, live, NOW_MS, GRACE)}
+    keys = {
+        garbage_object.key for garbage_object in garbage.of_wal(infos, base, live, NOW_MS, GRACE)
+    }
     expected = {
         object_keys.wal(seq)
         for seq, age in ages.items()
         if seq <= base_seq and age >= 3 and seq not in tails and seq != max(ages)
     }
-    assert found == expected
+    assert keys == expected
 
 
 def test_a_key_below_topics_has_its_topic() -> None:

@@ -25,8 +25,8 @@ COMPACTING = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0"}
 
 async def before(log: Log, end: int | None, bounds: ReadBounds) -> FetchedBefore:
     """The records before `end`, or before the end of the partition."""
-    held = await log.offsets("t", 0)
-    start, high = held.log_start_offset, held.high_watermark
+    offsets = await log.offsets("t", 0)
+    start, high = offsets.log_start_offset, offsets.high_watermark
     return await fetch_before(
         partial(log.fetch, "t", 0), start, high if end is None else end, high, bounds
     )
@@ -41,12 +41,12 @@ def rows_of(fetched: FetchResult) -> list[tuple[int, bytes]]:
 
 
 async def forwards(log: Log) -> list[tuple[int, bytes]]:
-    found: list[tuple[int, bytes]] = []
+    rows: list[tuple[int, bytes]] = []
     offset = 0
     while (fetched := await log.fetch("t", 0, offset, bytes_max=1 << 20)).pieces:
-        found += rows_of(fetched)
+        rows += rows_of(fetched)
         offset = fetched.next_offset
-    return found
+    return rows
 
 
 async def fill(log: Log, draw: random.Random) -> None:
@@ -82,10 +82,10 @@ def test_older_and_older_shows_each_record_once_and_the_newest_first(draw: rando
             while True:
                 bounds = ReadBounds(draw.randrange(1, 5000), draw.choice([1, 7, 50, 100_000]))
                 fetched, first = await before(log, end, bounds)
-                held = await log.offsets("t", 0)
+                offsets = await log.offsets("t", 0)
                 page = rows_of(fetched)
-                assert fetched.next_offset == (held.high_watermark if end is None else end)
-                assert fetched.high_watermark == held.high_watermark
+                assert fetched.next_offset == (offsets.high_watermark if end is None else end)
+                assert fetched.high_watermark == offsets.high_watermark
                 assert page == left[len(left) - len(page) :]
                 assert page or not left, "a page has at least one record if there is one"
                 assert len(page) <= bounds.records_max
@@ -93,7 +93,7 @@ def test_older_and_older_shows_each_record_once_and_the_newest_first(draw: rando
                 left = left[: len(left) - len(page)]
                 assert all(offset < first for offset, _ in left)
                 end = first
-                if first == held.log_start_offset:
+                if first == offsets.log_start_offset:
                     break
             assert left == []
 
@@ -122,9 +122,9 @@ def test_the_cost_of_a_hole_grows_with_the_logarithm_of_its_length() -> None:
                 return await log.fetch("t", 0, offset, **bounds)
 
             end = 50_002
-            found = await fetch_before(fetch, 0, end, end, ReadBounds(1 << 20, 50))
-            assert [offset for offset, _ in rows_of(found.fetched)] == [0, 50_000, 50_001]
-            assert found.first_offset == 0
+            result = await fetch_before(fetch, 0, end, end, ReadBounds(1 << 20, 50))
+            assert [offset for offset, _ in rows_of(result.fetched)] == [0, 50_000, 50_001]
+            assert result.first_offset == 0
             assert calls <= 20
 
     run(main)
@@ -145,9 +145,9 @@ def test_a_retention_during_the_read_ends_it_at_the_new_log_start() -> None:
                     await log.delete_records("t", 0, 30)
                 return await log.fetch("t", 0, offset, **bounds)
 
-            found = await fetch_before(fetch, 0, 100, 100, ReadBounds(1 << 20))
-            assert [offset for offset, _ in rows_of(found.fetched)] == [*range(30, 100)]
-            assert (found.first_offset, found.fetched.log_start_offset) == (30, 30)
+            result = await fetch_before(fetch, 0, 100, 100, ReadBounds(1 << 20))
+            assert [offset for offset, _ in rows_of(result.fetched)] == [*range(30, 100)]
+            assert (result.first_offset, result.fetched.log_start_offset) == (30, 30)
 
     run(main)
 
@@ -164,9 +164,9 @@ def test_records_after_a_damaged_one_are_found() -> None:
             body = bytearray(await inner.get(damaged.object_key))
             body[damaged.position + damaged.size - 1] ^= 1
             await inner.put(damaged.object_key, [bytes(body)])
-            found = await before(log, None, ReadBounds(1 << 20))
-            assert rows_of(found.fetched) == [(2, b"c")]
-            assert found.first_offset == 2
+            result = await before(log, None, ReadBounds(1 << 20))
+            assert rows_of(result.fetched) == [(2, b"c")]
+            assert result.first_offset == 2
             with pytest.raises(Corrupt):
                 await before(log, 2, ReadBounds(1 << 20))
 

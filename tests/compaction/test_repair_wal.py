@@ -103,11 +103,11 @@ def test_a_fetch_at_damage_names_the_offsets_and_where_to_go_on() -> None:
         log = await written(inner)
         async with closing(log):
             await spoil_chunk(inner, log, 1)
-            for at in (2, 3):
+            for offset in (2, 3):
                 with pytest.raises(
                     DamagedRecords, match=r"offsets 2 to 3 of t-0 .* from 4 on"
                 ) as it:
-                    await log.fetch("t", 0, at, bytes_max=1000)
+                    await log.fetch("t", 0, offset, bytes_max=1000)
                 assert (it.value.offset, it.value.end_offset) == (2, 4)
             assert await offsets(log, first=4) == [4, 5, 6, 7]
             assert (await log.fetch("t", 0, 0, bytes_max=10_000)).next_offset == 2
@@ -124,19 +124,21 @@ def test_a_seal_goes_up_to_the_damage_and_after_a_repair_beyond_it() -> None:
             for _ in range(2):
                 with pytest.raises(DamagedRecords):
                     await log.seal("t")
-                ends = [each.sealed_end for each in log.state.topic("t").partitions]
+                ends = [partition.sealed_end for partition in log.state.topic("t").partitions]
                 assert ends == [2, 8]
             assert not (await scrubbed(inner)).is_whole
             async with caring(inner) as cluster:
                 for is_dry in (True, False):
-                    found = await lost_records(cluster, None, is_dry=is_dry)
-                    assert [each[:4] for each in found] == [("t", 0, 2, 4)]
+                    lost_ranges = await lost_records(cluster, None, is_dry=is_dry)
+                    assert [lost_range[:4] for lost_range in lost_ranges] == [("t", 0, 2, 4)]
                 assert await lost_records(cluster, None, is_dry=True) == []
             await log.refresh()
             assert await offsets(log) == [0, 1, 4, 5, 6, 7]
             report = await scrubbed(inner)
             assert report.is_whole
-            assert [each.where for each in report.findings if each.kind == Kind.LOST] == ["t-0"]
+            assert [finding.where for finding in report.findings if finding.kind == Kind.LOST] == [
+                "t-0"
+            ]
             assert await log.seal("t") == 4
             assert log.state.partition("t", 0).sealed_end == 8
             assert await offsets(log) == [0, 1, 4, 5, 6, 7]
@@ -155,8 +157,8 @@ def test_lost_records_at_the_end_of_a_tail_are_sealed_with_the_next_ones() -> No
         async with closing(log):
             await spoil_chunk(inner, log, 0, 1, 2, 3)
             async with caring(inner) as cluster:
-                found = await lost_records(cluster, ["t"], is_dry=False)
-            ranges = [(each.offset, each.end_offset) for each in found]
+                lost_ranges = await lost_records(cluster, ["t"], is_dry=False)
+            ranges = [(lost_range.offset, lost_range.end_offset) for lost_range in lost_ranges]
             assert ranges == [(0, 2), (2, 4), (4, 6), (6, 8)]
             await log.refresh()
             fetched = await log.fetch("t", 0, 3, bytes_max=1000)
@@ -204,7 +206,10 @@ def test_a_tail_is_damaged_after_its_sealer_was_killed(lost: int, left: list[int
         async with fresh(inner) as other:
             with pytest.raises(DamagedRecords):
                 await other.seal("t")
-            assert [each.sealed_end for each in other.state.topic("t").partitions] == [0, 8]
+            assert [partition.sealed_end for partition in other.state.topic("t").partitions] == [
+                0,
+                8,
+            ]
             async with caring(inner) as cluster:
                 await lost_records(cluster, None, is_dry=False)
             await other.refresh()
@@ -480,11 +485,11 @@ def test_a_stray_is_passed_over_and_named_and_deleted(body: bytes) -> None:
                 assert other.state.partition("t", 0).high_watermark == 9
             report = await scrubbed(inner)
             assert report.is_whole
-            assert {each.where for each in report.findings} == {stray, "wal/notes.txt"}
+            assert {finding.where for finding in report.findings} == {stray, "wal/notes.txt"}
             async with caring(inner) as cluster:
-                found = await strays(cluster)
-                assert [each.key for each in found] == [stray]
-                await delete_strays(cluster, found)
+                stray_infos = await strays(cluster)
+                assert [info.key for info in stray_infos] == [stray]
+                await delete_strays(cluster, stray_infos)
                 assert await strays(cluster) == []
             assert stray not in inner._objects
             assert store_of(log) is log.store

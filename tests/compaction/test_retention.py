@@ -66,31 +66,31 @@ def test_what_is_older_than_retention_ms_goes(hours: float, start: int) -> None:
             for number, tail in ((0, []), (1, ["tail"])):
                 expected = [*VALUES, *tail][start:]
                 assert await read_values(log, partition=number, offset=start) == expected
-            for each in planned:
-                assert each.why == "retention.ms"
-                assert (each.was, each.log_start_offset, each.rows) == (0, start, start)
-                assert each.segments == start // 2
-                assert each.size > 0
+            for cut in planned:
+                assert cut.why == "retention.ms"
+                assert (cut.was, cut.log_start_offset, cut.rows) == (0, start, start)
+                assert cut.segments == start // 2
+                assert cut.size > 0
             assert len(planned) == (2 if start else 0)
             assert await retained(inner) == []
 
     run(main)
 
 
-@pytest.mark.parametrize("kept", [0, 1, 2, 3])
-def test_what_is_beyond_retention_bytes_goes(kept: int) -> None:
+@pytest.mark.parametrize("kept_segments", [0, 1, 2, 3])
+def test_what_is_beyond_retention_bytes_goes(kept_segments: int) -> None:
     async def main() -> None:
         inner = MemoryStore()
         log = await log_with(inner, SEGMENTS, retention_ms="-1")
         async with closing(log):
             table = await log.tables.of(log.state.topic("t"))
             sizes = [file.size for file in await table.segments(0)]
-            limit = sum(sizes[len(sizes) - kept :])
+            limit = sum(sizes[len(sizes) - kept_segments :])
             await log.alter_topic("t", {"retention.bytes": str(limit)})
             told = await retained(inner)
-            assert await bases(log) == [0, 2, 4][3 - kept :]
-            assert await starts(log) == [2 * (3 - kept)]
-            assert [each.why for each in told] == ([] if kept == 3 else ["retention.bytes"])
+            assert await bases(log) == [0, 2, 4][3 - kept_segments :]
+            assert await starts(log) == [2 * (3 - kept_segments)]
+            assert [cut.why for cut in told] == ([] if kept_segments == 3 else ["retention.bytes"])
 
     run(main)
 
@@ -298,10 +298,10 @@ def test_two_that_run_at_once_come_to_one_result() -> None:
         inner = MemoryStore()
         log = await log_with(inner, SEGMENTS, partitions=2, retention_ms=str(HOUR_MS // 2))
         inner.now_ms += HOUR_MS // 4
-        async with caring(inner) as one, caring(inner) as other, closing(log):
-            for each in (one, other):
-                way_of(each).latency = lambda _: 0.01
-            told = await asyncio.gather(*(retain(e, None, is_dry=False) for e in (one, other)))
+        async with caring(inner) as session, caring(inner) as other, closing(log):
+            for cluster in (session, other):
+                way_of(cluster).latency = lambda _: 0.01
+            told = await asyncio.gather(*(retain(e, None, is_dry=False) for e in (session, other)))
             assert told[0] == told[1]
             assert await starts(log) == [4, 4]
             assert await bases(log) == [4]

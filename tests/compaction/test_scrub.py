@@ -33,8 +33,8 @@ async def scrubbed(inner: MemoryStore, *, is_quick: bool = False) -> ScrubReport
 async def aged(inner: MemoryStore, *, is_collected: bool = True) -> Log:
     """A log with checkpoints, a tail and, if collected, a WAL that does not begin at 1."""
     log = await log_with(inner, SEGMENTS, partitions=2)
-    for each in "ghij":
-        await append(log, each)
+    for value in "ghij":
+        await append(log, value)
         async with caring(inner) as cluster:
             planned = await plan(cluster, GRACE)
             if is_collected:
@@ -87,8 +87,10 @@ async def damage(inner: MemoryStore, log: Log, how: str, key: str) -> None:
     body = await inner.get(key)
     match how:
         case "flipped":
-            at = len(body) // 2
-            await inner.put(key, [body[:at], bytes([body[at] ^ 4]), body[at + 1 :]])
+            position = len(body) // 2
+            await inner.put(
+                key, [body[:position], bytes([body[position] ^ 4]), body[position + 1 :]]
+            )
         case "cut":
             await inner.put(key, [body[: len(body) * 2 // 3]])
         case "gone":
@@ -145,7 +147,7 @@ def test_scrub_reports_damage_that_stops_brokers_and_all_other_damage(how: str) 
                 async with caring(inner):
                     """No broker would start either."""
             report = await scrubbed(inner)
-            assert {each.where for each in report.findings} >= {key, segment}
+            assert {finding.where for finding in report.findings} >= {key, segment}
 
     run(main)
 
@@ -160,13 +162,15 @@ def test_a_damaged_checkpoint_is_named(how: str, which: int) -> None:
             key = (await listed(inner, object_keys.CHECKPOINTS))[which]
             await damage(inner, log, how, key)
             report = await scrubbed(inner)
-            assert [(each.kind, each.where) for each in report.findings] == [(Kind.CHECKPOINT, key)]
+            assert [(finding.kind, finding.where) for finding in report.findings] == [
+                (Kind.CHECKPOINT, key)
+            ]
 
     run(main)
 
 
-@pytest.mark.parametrize("where", ["header", "copy"])
-def test_damage_in_an_entry_that_a_checkpoint_covers_is_named(where: str) -> None:
+@pytest.mark.parametrize("part", ["header", "copy"])
+def test_damage_in_an_entry_that_a_checkpoint_covers_is_named(part: str) -> None:
     """No reader applies the entry again: it is behind a collected one. Its chunk is in a tail."""
 
     async def main() -> None:
@@ -174,19 +178,19 @@ def test_damage_in_an_entry_that_a_checkpoint_covers_is_named(where: str) -> Non
         log = await log_with(inner, SEGMENTS, partitions=2)
         async with closing(log):
             await append(log, "in a tail")
-            kept = log.state.seq
+            seq = log.state.seq
             await append(log, "collected")
             await log.wal.checkpoint()
             await append(log, "after")
-            await inner.delete([object_keys.wal(kept + 1)])
-            body = await inner.get(object_keys.wal(kept))
-            await inner.put(object_keys.wal(kept), [flip(body, 40 if where == "header" else -40)])
-            found = [
-                each
-                for each in (await scrubbed(inner)).findings
-                if each.where == object_keys.wal(kept)
+            await inner.delete([object_keys.wal(seq + 1)])
+            body = await inner.get(object_keys.wal(seq))
+            await inner.put(object_keys.wal(seq), [flip(body, 40 if part == "header" else -40)])
+            findings = [
+                finding
+                for finding in (await scrubbed(inner)).findings
+                if finding.where == object_keys.wal(seq)
             ]
-            assert [each.is_damage for each in found] == [False]
+            assert [finding.is_damage for finding in findings] == [False]
 
     run(main)
 
@@ -203,7 +207,9 @@ def test_a_checkpoint_that_says_something_else_is_named() -> None:
             await log.wal.checkpoint()
             log.state.seq = seq
             report = await scrubbed(inner)
-            assert [(each.kind, each.where) for each in report.findings] == [(Kind.CHECKPOINT, key)]
+            assert [(finding.kind, finding.where) for finding in report.findings] == [
+                (Kind.CHECKPOINT, key)
+            ]
 
     run(main)
 
@@ -216,8 +222,8 @@ def test_a_swapped_entry_breaks_the_chain() -> None:
             key = object_keys.wal(log.state.seq - 1)
             await inner.put(key, [await other.get(key)])
             report = await scrubbed(inner)
-            assert {each.where for each in report.findings} == {key}
-            assert any("chain" in each.what for each in report.findings)
+            assert {finding.where for finding in report.findings} == {key}
+            assert any("chain" in finding.what for finding in report.findings)
 
     run(main)
 
@@ -243,11 +249,11 @@ def test_scrub_reports_a_wrong_manifest(change, told: str) -> None:
             commits = log.store.tables[log.state.topic("t").prefix]
             files = [file for commit in commits for file in commit.files]
             commits[1] = commits[1]._replace(files=tuple(change(files)))
-            for at in range(2, len(commits)):
-                commits[at] = commits[at]._replace(files=())
+            for version in range(2, len(commits)):
+                commits[version] = commits[version]._replace(files=())
             report = await scrubbed_of(log)
             assert not report.is_whole
-            assert any(told in each.what for each in report.findings if each.is_damage)
+            assert any(told in finding.what for finding in report.findings if finding.is_damage)
             assert not (await scrubbed_of(log, is_quick=True)).is_whole
 
     async def scrubbed_of(log: Log, *, is_quick: bool = False) -> ScrubReport:
@@ -268,10 +274,10 @@ def test_scrub_lists_unnamed_objects_without_damage() -> None:
             for key in (orphan, forgotten, "secret.json", *foreign):
                 await inner.create(key, [b"x"])
             report = await scrubbed(inner)
-            assert sorted(each.where for each in report.findings) == sorted(foreign)
+            assert sorted(finding.where for finding in report.findings) == sorted(foreign)
             inner.now_ms += GRACE.unnamed_ms
             report = await scrubbed(inner)
-            kinds = {each.where: each.kind for each in report.findings}
+            kinds = {finding.where: finding.kind for finding in report.findings}
             assert kinds == dict.fromkeys(foreign, Kind.FOREIGN) | {
                 orphan: Kind.ORPHAN,
                 forgotten: Kind.ORPHAN,
@@ -320,8 +326,8 @@ def test_a_log_that_is_written_meanwhile_is_clean() -> None:
         async with closing(log), caring(inner) as cluster:
             way_of(cluster).latency = lambda _: 0.05
             task = asyncio.create_task(scrub(cluster, None, GRACE))
-            for each in "abcdefgh":
-                await append(log, each)
+            for value in "abcdefgh":
+                await append(log, value)
                 await log.seal("t")
                 await asyncio.sleep(0.1)
             report = await task
@@ -352,6 +358,8 @@ def test_damage_of_a_tail_is_not_called_damage_of_the_segment_that_has_its_recor
         async with caring(inner, report_damage=False) as cluster:
             report = await scrub(cluster, None, GRACE)
         await log.close()
-        assert {found.where for found in report.findings if found.is_damage} == {chunk.object_key}
+        assert {finding.where for finding in report.findings if finding.is_damage} == {
+            chunk.object_key
+        }
 
     run(main)

@@ -24,10 +24,10 @@ def log_infos(commits: dict[int, int], checkpoints: list[int]) -> list[ObjectInf
     """The files of a log by version. `commits` has the age of each commit in days, at day 100."""
     at_ms = {version: (100 - age) * DAY_MS for version, age in commits.items()}
     return [
-        *(ObjectInfo(f"{LOG}{version:020}.json", 1, at) for version, at in at_ms.items()),
+        *(ObjectInfo(f"{LOG}{version:020}.json", 1, time_ms) for version, time_ms in at_ms.items()),
         *(
-            ObjectInfo(f"{LOG}{each:020}.checkpoint.parquet", 1, at_ms[each])
-            for each in checkpoints
+            ObjectInfo(f"{LOG}{version:020}.checkpoint.parquet", 1, at_ms[version])
+            for version in checkpoints
         ),
         ObjectInfo(f"{LOG}_last_checkpoint", 1, 0),
         ObjectInfo(f"{LOG}{0:020}.crc", 1, 0),
@@ -51,10 +51,10 @@ def test_versions_of_seven_days_can_be_read(
     ages: list[int], checkpoints: list[int], base: int, deleted: int
 ) -> None:
     infos = log_infos(dict(enumerate(ages)), checkpoints)
-    found = garbage.of_log(infos, 100 * DAY_MS, LOG_RETENTION_MS)
-    assert found[0] == base
-    assert len(found[1]) == deleted
-    names = [each.key.removeprefix(LOG) for each in found[1]]
+    result = garbage.of_log(infos, 100 * DAY_MS, LOG_RETENTION_MS)
+    assert result[0] == base
+    assert len(result[1]) == deleted
+    names = [garbage_object.key.removeprefix(LOG) for garbage_object in result[1]]
     assert all(int(name[:20]) < base for name in names)
     assert not [name for name in names if name.endswith(".crc")]
 
@@ -82,8 +82,8 @@ def sealed(broker: BrokerLog, number: int) -> None:
 
 
 def log_of(root: Path) -> Path:
-    (found,) = (root / "topics").glob("t-*/_delta_log")
-    return found
+    (folder,) = (root / "topics").glob("t-*/_delta_log")
+    return folder
 
 
 def versions(root: Path) -> list[int]:

@@ -121,7 +121,7 @@ def test_two_upgrades_at_once_raise_the_level_once(faults: list[Fault]) -> None:
                 way.latency = lambda _: 0.02  # type: ignore[attr-defined]
             first.store.plan = Script("create", object_keys.WAL, faults)  # type: ignore[attr-defined]
             both = await asyncio.gather(
-                *(upgrade(each, is_dry=False, settings=MEMBERS) for each in (first, second))
+                *(upgrade(session, is_dry=False, settings=MEMBERS) for session in (first, second))
             )
             assert both == [LevelChange(1, NEWEST)] * 2
             assert (first.state.level, second.state.level) == (NEWEST, NEWEST)
@@ -285,10 +285,10 @@ def test_a_commit_in_flight_keeps_its_outcome(moment: str | Fault) -> None:
         await wal.commit(one(wal, "c"))
         await asyncio.sleep(1.0)  # what is late lands
         assert await values_of(inner) == [*wanted, "c"]
-        found = await levels_in(inner)
-        assert found == sorted(found)
-        assert (found[:2], found[-1], wal.state.level) == ([1, 1], NEWEST, NEWEST)
-        assert len(found) == 2 + (NEWEST - 1) + len(wanted)
+        entry_levels = await levels_in(inner)
+        assert entry_levels == sorted(entry_levels)
+        assert (entry_levels[:2], entry_levels[-1], wal.state.level) == ([1, 1], NEWEST, NEWEST)
+        assert len(entry_levels) == 2 + (NEWEST - 1) + len(wanted)
 
     run(main)
 
@@ -325,10 +325,10 @@ def test_nothing_is_lost_and_nothing_is_twice_while_the_level_rises(seed: int) -
             assert await upgraded(cluster.store) == LevelChange(1, NEWEST)
             await asyncio.gather(*writing)
             reader = draw.choice(brokers)
-            assert await read_values(reader) == [offsets[at] for at in range(75)]
-            found = await levels_in(cluster.store)
-            assert found == sorted(found)
-            assert set(found) == set(LEVELS)
+            assert await read_values(reader) == [offsets[offset] for offset in range(75)]
+            entry_levels = await levels_in(cluster.store)
+            assert entry_levels == sorted(entry_levels)
+            assert set(entry_levels) == set(LEVELS)
             for log in brokers:
                 await log.wal.refresh()
             assert len({log.state.encode() for log in brokers}) == 1

@@ -39,14 +39,14 @@ class Choices:
     """`counts` and `marks` are of the choices so far: how many options there were, and a hash of
     all options up to there."""
 
-    def __init__(self, given: Sequence[int], bound: Bound, mark: bytes = b"") -> None:
+    def __init__(self, given_choices: Sequence[int], bound: Bound, mark: bytes = b"") -> None:
         """`mark` is what another run had before the last of the given choices."""
         self.left = bound
         self.taken: list[int] = []
         self.counts: list[int] = []
         self.marks: list[bytes] = []
         self.names: list[str] = []
-        self._given = given
+        self._given = given_choices
         self._mark = mark
         self._hash = hashlib.blake2b(digest_size=8)
 
@@ -58,15 +58,17 @@ class Choices:
         ]
         if len(allowed) == 1:
             return allowed[0]
-        at = len(self.taken)
+        position = len(self.taken)
         for index in allowed:
             self._hash.update(f"{what}: {options[index].name};".encode())
         self.marks.append(self._hash.digest())
-        if at == len(self._given) - 1 and self._mark not in {b"", self.marks[at]}:
-            raise Diverged(f"choice {at}, {what}, of {[options[index].name for index in allowed]}")
-        number = self._given[at] if at < len(self._given) else 0
+        if position == len(self._given) - 1 and self._mark not in {b"", self.marks[position]}:
+            raise Diverged(
+                f"choice {position}, {what}, of {[options[index].name for index in allowed]}"
+            )
+        number = self._given[position] if position < len(self._given) else 0
         if number >= len(allowed):
-            raise Diverged(f"choice {at}, {what}, has no option {number}")
+            raise Diverged(f"choice {position}, {what}, has no option {number}")
         option = options[allowed[number]]
         self.taken.append(number)
         self.counts.append(len(allowed))

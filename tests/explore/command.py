@@ -31,13 +31,13 @@ def main(arguments: Sequence[str]) -> int:
     worlds = WORLDS if options.world is None else {options.world: WORLDS.get(options.world, 2)}
     if options.replay is not None:
         script = SCRIPTS[options.world or next(iter(WORLDS))]
-        given = [int(number) for number in options.replay.split(",") if number]
+        choices = [int(number) for number in options.replay.split(",") if number]
         bound = Bound(
             options.preemptions,
             options.faults,
             options.both or options.preemptions + options.faults,
         )
-        return _again(script, bound, given, options.acts or len(script.acts))
+        return _again(script, bound, choices, options.acts or len(script.acts))
     failures = 0
     for name, both in worlds.items():
         bound = Bound(options.preemptions, options.faults, options.both or both)
@@ -51,15 +51,16 @@ def _search(script: Script, bound: Bound, jobs: int) -> int:
         f"{bound.preemptions} preemptions and {bound.faults} faults a schedule, "
         f"{bound.both} together"
     )
-    found = search(script, bound, jobs=jobs, say=_say)
-    for failure in found.failures:
+    result = search(script, bound, jobs=jobs, say=_say)
+    for failure in result.failures:
         _say(report(script, bound, failure))
     _say(
-        f"{found.choices} choices, {found.schedules} schedules, {sum(found.states)} states "
-        f"{list(found.states)}, {found.cut} cut, {found.recoveries} recoveries, "
-        f"{len(found.failures)} violations, {found.seconds:.0f} s, {found.cpu_s:.0f} s of one core"
+        f"{result.choices} choices, {result.schedules} schedules, {sum(result.states)} states "
+        f"{list(result.states)}, {result.cut} cut, {result.recoveries} recoveries, "
+        f"{len(result.failures)} violations, {result.seconds:.0f} s, "
+        f"{result.cpu_s:.0f} s of one core"
     )
-    return len(found.failures)
+    return len(result.failures)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -80,16 +81,16 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _again(script: Script, bound: Bound, given: list[int], acts: int) -> int:
+def _again(script: Script, bound: Bound, choices: list[int], acts: int) -> int:
     lines: list[str] = []
     with machine.quietly():
-        run = play(script, given, acts, bound, recovers=True, lines=lines)
+        run = play(script, choices, acts, bound, recovers=True, lines=lines)
     with machine.quietly():
-        again = play(script, given, acts, bound, recovers=True)
+        again = play(script, choices, acts, bound, recovers=True)
     _say("\n".join(lines))
-    for at, (number, name) in enumerate(zip(run.taken, run.names, strict=True)):
+    for index, (number, name) in enumerate(zip(run.taken, run.names, strict=True)):
         if number:
-            _say(f"choice {at}: {number} of {run.counts[at]}, {name}")
+            _say(f"choice {index}: {number} of {run.counts[index]}, {name}")
     for kind, text in run.violations:
         _say(f"{kind}: {text}")
     is_same = (again.trace, again.taken) == (run.trace, run.taken)
@@ -99,12 +100,12 @@ def _again(script: Script, bound: Bound, given: list[int], acts: int) -> int:
 
 def report(script: Script, bound: Bound, failure: Failure) -> str:
     """Return the violations, and the command that shows them again."""
-    given = ",".join(map(str, failure.given[: failure.last + 1])) or "0"
+    choices = ",".join(map(str, failure.given[: failure.last + 1])) or "0"
     lines = [f"{kind}: {text[:400]}" for kind, text in failure.violations[:SHOWN]]
     again = (
         f"--world {script.name} --preemptions {bound.preemptions} --faults {bound.faults} --both "
         f"{bound.both} "
-        f"--acts {failure.acts} --replay {given}"
+        f"--acts {failure.acts} --replay {choices}"
     )
     return "\n  ".join([f'VIOLATION, again with: make explore ARGS="{again}"', *lines])
 

@@ -59,8 +59,8 @@ def seek(sought: Sought) -> Found:
     """Search with the guard taken out, until a violation."""
     with _BY_NAME[sought.name].applied():
         script = SCRIPTS[sought.world]
-        found = search(script, sought.bound, schedules_max=sought.schedules_max)
-    return Found(found.schedules, found.failures[0] if found.failures else None)
+        result = search(script, sought.bound, schedules_max=sought.schedules_max)
+    return Found(result.schedules, result.failures[0] if result.failures else None)
 
 
 def main(jobs: int, at_most: int) -> int:
@@ -69,11 +69,13 @@ def main(jobs: int, at_most: int) -> int:
     print(f"{'mutation':<56} {'world':<6} {'bound':<5} {'schedules':>9}  what was seen", flush=True)
     missed = 0
     with get_context("spawn").Pool(min(jobs, os.cpu_count() or 1)) as pool:
-        for sought, found in zip(wanted, pool.imap(seek, wanted), strict=True):
-            missed += found.failure is None
+        for sought, result in zip(wanted, pool.imap(seek, wanted), strict=True):
+            missed += result.failure is None
             bound = str(sought.bound.both)
-            number = "MISSED" if found.failure is None else str(found.schedules)
-            kinds = sorted({kind for kind, _ in found.failure.violations} if found.failure else ())
+            number = "MISSED" if result.failure is None else str(result.schedules)
+            kinds = sorted(
+                {kind for kind, _ in result.failure.violations} if result.failure else ()
+            )
             print(
                 f"{sought.name:<56} {sought.world:<6} {bound:<5} {number:>9}  {', '.join(kinds)}",
                 flush=True,

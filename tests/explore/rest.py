@@ -29,11 +29,11 @@ class _Names:
     def __init__(self) -> None:
         self._known: dict[str | bytes, int] = {}
 
-    def name(self, found: str | bytes) -> str:
-        return f"#{self._known.setdefault(found, len(self._known))}"
+    def name(self, unique_id: str | bytes) -> str:
+        return f"#{self._known.setdefault(unique_id, len(self._known))}"
 
     def text(self, text: str) -> str:
-        return _ID.sub(lambda found: self.name(bytes.fromhex(found[0])), text)
+        return _ID.sub(lambda match: self.name(bytes.fromhex(match[0])), text)
 
     def plain(self, value: Any) -> Any:
         """A tree of MessagePack without ids and times."""
@@ -47,9 +47,9 @@ class _Names:
             case int():
                 return "time" if value > _TIME_MIN else value
             case list() | tuple():
-                return [self.plain(each) for each in value]
+                return [self.plain(item) for item in value]
             case dict():
-                return {self.plain(key): self.plain(each) for key, each in value.items()}
+                return {self.plain(key): self.plain(item) for key, item in value.items()}
             case _:
                 return value
 
@@ -72,11 +72,11 @@ def digest(cast: Cast) -> bytes:
         if not broker.process.is_dead
     ]
     dead = [slot for slot, broker in cast.slots.items() if broker.process.is_dead]
-    held = [
+    held_requests = [
         (request.name, names.plain(_decoded(request.body)) if request.body else "")
         for request in cast.stage.held
     ]
-    whole = repr((answers, objects, brokers, dead, held, cast.ends, len(world.bugs)))
+    whole = repr((answers, objects, brokers, dead, held_requests, cast.ends, len(world.bugs)))
     return hashlib.blake2b(whole.encode(), digest_size=16).digest()
 
 
@@ -110,15 +110,17 @@ def _state(names: _Names, encoded: bytes) -> object:
 
 def _broker(names: _Names, log: Log) -> object:
     wal, sequencer = log.wal, log.sequencer  # type: ignore[attr-defined]
-    tables = [(names.text(key), held.table.version) for key, held in log.tables._open.items()]
+    tables = [
+        (names.text(key), open_table.table.version) for key, open_table in log.tables._open.items()
+    ]
     return (
         _state(names, wal._state.encode()),
         wal._is_void(),
         len(wal._offers.numbers()),
         sequencer._number,
         names.text(sequencer.membership.me.id),
-        [names.text(each.id) for each in sequencer.membership.ranking],
-        sorted(names.text(each) for each in sequencer.announcer.suspects),
+        [names.text(member.id) for member in sequencer.membership.ranking],
+        sorted(names.text(peer_id) for peer_id in sequencer.announcer.suspects),
         sorted(sequencer.announcer._failures.values()),
         len(sequencer._queue),
         wal.copy_fence._fence is not None,

@@ -34,7 +34,7 @@ class Run(NamedTuple):
 
 def play(
     script: Script,
-    given: Sequence[int],
+    given_choices: Sequence[int],
     acts: int,
     bound: Bound,
     *,
@@ -44,11 +44,11 @@ def play(
 ) -> Run:
     """Play so many acts of the script. Use it `quietly`."""
     begun_s = process_time()
-    choices = Choices(given, bound, mark)
+    choices = Choices(given_choices, bound, mark)
     world = ExploredWorld(Stage(choices))
     world.lines = lines
     cast = Cast(world, script.brokers, script.partitions)
-    found: list[Violation] = []
+    violations: list[Violation] = []
     rest = [b""]
 
     async def main() -> None:
@@ -78,10 +78,10 @@ def play(
     except Diverged:
         raise
     except Exception as error:  # noqa: BLE001 - of the machine, of a check, of what may not fail
-        found.append(Violation("stuck", repr(error)))
-    found += [Violation("bug", each) for each in world.bugs]
+        violations.append(Violation("stuck", repr(error)))
+    violations += [Violation("bug", bug) for bug in world.bugs]
     if recovers:
-        found += check_all(world.recorder.events)
+        violations += check_all(world.recorder.events)
     return Run(
         tuple(choices.taken),
         tuple(choices.counts),
@@ -89,7 +89,7 @@ def play(
         tuple(choices.names),
         choices.left,
         b"" if recovers else rest[0],
-        tuple(found),
+        tuple(violations),
         world.trace.hexdigest(),
         process_time() - begun_s,
     )

@@ -148,23 +148,23 @@ class Cast:
                 op = client.begin(
                     history.Fetch, client.name, TOPIC, number, offset, broker=broker.name
                 )
-                at = offset
+                fetch_offset = offset
 
-                async def fetch(broker: Broker, at: int = at) -> FetchResult:
-                    return await broker.log.fetch(TOPIC, number, at, bytes_max=1 << 20)
+                async def fetch(broker: Broker, fetch_offset: int = fetch_offset) -> FetchResult:
+                    return await broker.log.fetch(TOPIC, number, fetch_offset, bytes_max=1 << 20)
 
                 try:
-                    found = await client.ask(op, broker, fetch)
-                except OffsetOutOfRange as gone:
-                    client.end(history.OutOfRange, op, gone.log_start_offset, gone.high_watermark)
+                    result = await client.ask(op, broker, fetch)
+                except OffsetOutOfRange as error:
+                    client.end(history.OutOfRange, op, error.log_start_offset, error.high_watermark)
                     return
-                if found is None:
+                if result is None:
                     return
-                reads, start, end = reads_of(found), found.log_start_offset, found.high_watermark
-                client.end(history.Fetched, op, reads, found.next_offset, start, end, broker.name)
-                if found.next_offset == offset:
+                reads, start, end = reads_of(result), result.log_start_offset, result.high_watermark
+                client.end(history.Fetched, op, reads, result.next_offset, start, end, broker.name)
+                if result.next_offset == offset:
                     return
-                offset = found.next_offset
+                offset = result.next_offset
 
         self.begin(f"f{slot}", work())
 
@@ -193,7 +193,7 @@ class Cast:
             await broker.log.alter_topic(TOPIC, {"segment.ms": str(10**9 + broker.log.state.seq)})
             await broker.log.wal.checkpoint()
 
-        awake = [each for each in self.slots.values() if not each.process.is_stopped]
+        awake = [broker for broker in self.slots.values() if not broker.process.is_stopped]
         for broker in awake:
             await self.world.ask(broker.address, lambda broker: broker.log.wal.refresh())
         if awake:

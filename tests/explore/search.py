@@ -41,7 +41,7 @@ class Failure(NamedTuple):
     @property
     def last(self) -> int:
         """The index of the last choice that is not the first option."""
-        return max((at for at, number in enumerate(self.given) if number), default=0)
+        return max((index for index, number in enumerate(self.given) if number), default=0)
 
 
 class Searched(NamedTuple):
@@ -84,9 +84,9 @@ def search(
     with _players(script, bound, jobs) as player:
         starts: list[tuple[int, ...]] = [()]
         for acts in range(1, len(script.acts) + 1):
-            found: dict[bytes, dict[Bound, tuple[int, ...]]] = {}
-            firsts = {given: len(given) for given in starts}
-            tasks = deque(Task(given, b"", acts) for given in starts)
+            choices_by_state: dict[bytes, dict[Bound, tuple[int, ...]]] = {}
+            firsts = {choices: len(choices) for choices in starts}
+            tasks = deque(Task(choices, b"", acts) for choices in starts)
             for task, run in player.played(tasks):
                 cpu_s += run.cpu_s
                 if run.violations:
@@ -98,22 +98,24 @@ def search(
                     first = firsts.get(task.given, len(task.given))
                     counts["choices"] += len(run.taken) - first
                     tasks.extend(_others(run, first, acts))
-                    _keep(found.setdefault(run.rest, {}), run)
+                    _keep(choices_by_state.setdefault(run.rest, {}), run)
                     if run.rest not in recovered:
                         recovered.add(run.rest)
                         tasks.appendleft(Task(run.taken, b"", acts, recovers=True))
                 if is_enough():
                     break
-            kept = [given for by_bound in found.values() for given in _maximal(by_bound)]
-            states.append(len(found))
+            next_starts = [
+                choices for by_bound in choices_by_state.values() for choices in _maximal(by_bound)
+            ]
+            states.append(len(choices_by_state))
             say(
                 f"{script.acts[acts - 1].name}: {len(starts)} starts, {counts['schedules']} "
-                f"schedules so far, {len(found)} states, {cpu_s:.0f} s of one core"
+                f"schedules so far, {len(choices_by_state)} states, {cpu_s:.0f} s of one core"
             )
-            counts["kept"] += len(kept)
+            counts["kept"] += len(next_starts)
             if is_enough():
                 break
-            starts = sorted(kept)
+            starts = sorted(next_starts)
     return Searched(
         counts["schedules"],
         counts["choices"],
@@ -128,21 +130,21 @@ def search(
 
 def _others(run: Run, first: int, acts: int) -> Iterator[Task]:
     """The runs that take another option than this one did, after its given choices."""
-    for at in range(first, len(run.taken)):
-        for option in range(1, run.counts[at]):
-            yield Task((*run.taken[:at], option), run.marks[at], acts)
+    for index in range(first, len(run.taken)):
+        for option in range(1, run.counts[index]):
+            yield Task((*run.taken[:index], option), run.marks[index], acts)
 
 
 def _keep(by_bound: dict[Bound, tuple[int, ...]], run: Run) -> None:
-    known = by_bound.get(run.left)
-    if known is None or run.taken < known:  # whichever process was faster
+    known_choices = by_bound.get(run.left)
+    if known_choices is None or run.taken < known_choices:  # whichever process was faster
         by_bound[run.left] = run.taken
 
 
 def _maximal(by_bound: dict[Bound, tuple[int, ...]]) -> Iterable[tuple[int, ...]]:
-    for left, given in by_bound.items():
+    for left, choices in by_bound.items():
         if not any(other != left and other.covers(left) for other in by_bound):
-            yield given
+            yield choices
 
 
 class _players:  # noqa: N801 - a context manager
@@ -191,6 +193,6 @@ def _play_named(script: str, bound: Bound, tasks: list[Task]) -> list[Run]:
 def _play_all(script: Script, bound: Bound, tasks: list[Task]) -> list[Run]:
     with machine.quietly():
         return [
-            play(script, each.given, each.acts, bound, mark=each.mark, recovers=each.recovers)
-            for each in tasks
+            play(script, task.given, task.acts, bound, mark=task.mark, recovers=task.recovers)
+            for task in tasks
         ]

@@ -120,7 +120,9 @@ class Stage:
             elif loop.is_idle:
                 break
         for lane, requests in list(self._lanes.items()):
-            alive = [each for each in requests if not (each.process and each.process.is_dead)]
+            alive = [
+                request for request in requests if not (request.process and request.process.is_dead)
+            ]
             if alive:
                 self._lanes[lane] = alive
             else:
@@ -146,20 +148,20 @@ class Stage:
             options.append(Option("time"))
         late = len(options)
         options += [Option(f"late {what}", preemptions=bool(options)) for what, _ in self.late]
-        if lanes and any(not (each.is_dead or each.is_stopped) for each in self.patient):
+        if lanes and any(not (process.is_dead or process.is_stopped) for process in self.patient):
             options.append(Option("time", preemptions=1))
-        taken = self.choices.choose("next", options)
-        if options[taken].name == "time":
+        index = self.choices.choose("next", options)
+        if options[index].name == "time":
             pause_s = PASSED_S if lanes else max(loop.next_s - loop.time(), 0.0)
             self.note("time passes")
             await asyncio.sleep(pause_s)
-        elif late <= taken < late + len(self.late):
-            what, arrive = self.late.pop(taken - late)
+        elif late <= index < late + len(self.late):
+            what, arrive = self.late.pop(index - late)
             self.note(f"late {what} arrives")
             arrive()
         else:
-            self._last = lanes[taken]
-            self._do(self._lanes[lanes[taken]][0])
+            self._last = lanes[index]
+            self._do(self._lanes[lanes[index]][0])
 
     def _do(self, request: Request) -> None:
         requests = self._lanes[request.lane]

@@ -38,22 +38,24 @@ def test_the_same_choices_must_lead_to_the_same_choice() -> None:
 def test_the_same_choices_are_the_same_run() -> None:
     """Whatever was played before: the trace has each request, message and answer, with its time."""
     script = SCRIPTS["small"]
-    given = [(), (1,), (0, 2), (0, 0, 0, 7), (0, 1, 0, 0, 1)]
+    choice_lists = [(), (1,), (0, 2), (0, 0, 0, 7), (0, 1, 0, 0, 1)]
     with machine.quietly():
-        first = [play(script, each, 4, WHOLE, recovers=True) for each in given]
-        second = [play(script, each, 4, WHOLE, recovers=True) for each in reversed(given)]
+        first = [play(script, choices, 4, WHOLE, recovers=True) for choices in choice_lists]
+        second = [
+            play(script, choices, 4, WHOLE, recovers=True) for choices in reversed(choice_lists)
+        ]
     assert first == [
         again._replace(cpu_s=run.cpu_s) for run, again in zip(first, reversed(second), strict=True)
     ]
-    assert len({run.trace for run in first}) == len(given)
+    assert len({run.trace for run in first}) == len(choice_lists)
     assert not any(run.violations for run in first)
 
 
 def test_every_sequence_of_choices_is_played_once() -> None:
     """A search of one act has as many schedules as a walk through its choices."""
     script, bound = SCRIPTS["commit"], Bound(1, 1, 1)
-    found = search(script._replace(acts=script.acts[:1]), bound)
-    assert not found.failures
+    result = search(script._replace(acts=script.acts[:1]), bound)
+    assert not result.failures
     walked = set[tuple[int, ...]]()
     waiting: list[tuple[int, ...]] = [()]
     with machine.quietly():
@@ -61,11 +63,11 @@ def test_every_sequence_of_choices_is_played_once() -> None:
             run = play(script, waiting.pop(), 1, bound)
             assert run.taken not in walked
             walked.add(run.taken)
-            for at, count in enumerate(run.counts):
-                ahead = ((*run.taken[:at], option) for option in range(count))
-                if not any(run.taken[at:]):  # the first run that takes none of these options
-                    waiting += [each for each in ahead if each[-1]]
-    assert found.schedules == len(walked)
+            for index, count in enumerate(run.counts):
+                ahead = ((*run.taken[:index], option) for option in range(count))
+                if not any(run.taken[index:]):  # the first run that takes none of these options
+                    waiting += [choices for choices in ahead if choices[-1]]
+    assert result.schedules == len(walked)
 
 
 @pytest.mark.slow
@@ -91,15 +93,17 @@ def test_guards_that_are_taken_out_are_missed_soon() -> None:
 
 def test_a_violation_is_printed_with_choices_that_lead_to_it() -> None:
     """Those after the last one that is not the first option are left out."""
-    (mutation,) = (each for each in MUTATIONS if each.name == "412 is always another's")
+    (mutation,) = (
+        candidate for candidate in MUTATIONS if candidate.name == "412 is always another's"
+    )
     script, bound = SCRIPTS["commit"], Bound(1, 1, 1)
     with mutation.applied():
         (failure,) = search(script, bound, schedules_max=200).failures
         said = report(script, bound, failure)
-        given = [int(number) for number in said.split("--replay ")[1].split('"')[0].split(",")]
-        assert given[-1]
+        choices = [int(number) for number in said.split("--replay ")[1].split('"')[0].split(",")]
+        assert choices[-1]
         with machine.quietly():
-            run = play(script, given, failure.acts, bound, recovers=True)
+            run = play(script, choices, failure.acts, bound, recovers=True)
         assert run.violations == failure.violations
     with machine.quietly():
-        assert not play(script, given, failure.acts, bound, recovers=True).violations
+        assert not play(script, choices, failure.acts, bound, recovers=True).violations

@@ -203,12 +203,16 @@ class _ExploredWay(Way):
         return (*_OF_ENTRIES, *suspended)
 
     async def delete(self, keys: Any) -> None:
-        gone = list(keys)
+        deleted_keys = list(keys)
 
         def perform(fate: str) -> None:
-            self.bucket.remove(gone[: len(gone) // 2] if fate == KILLED_AMID else gone)
+            self.bucket.remove(
+                deleted_keys[: len(deleted_keys) // 2] if fate == KILLED_AMID else deleted_keys
+            )
 
-        await self._request("delete", gone[0] if gone else "", perform, self._fates_of_delete)
+        await self._request(
+            "delete", deleted_keys[0] if deleted_keys else "", perform, self._fates_of_delete
+        )
 
     def _fates_of_delete(self) -> tuple[str, ...]:
         suspended = (SUSPENDED,) if self.stage.may_suspend else ()
@@ -293,8 +297,8 @@ class _ExploredPeers:
         except (Silence, Corrupt) as error:
             raise ForwardOutcomeUnknown(str(error)) from error
         finally:
-            for each in patient:
-                world.stage.patient.remove(each)
+            for process in patient:
+                world.stage.patient.remove(process)
 
 
 assert SETTINGS.sequencer.handover_timeout_s < stages.PASSED_S

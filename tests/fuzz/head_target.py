@@ -68,8 +68,8 @@ async def _speak(broker: Broker, data: bytes) -> bytes:
 
 
 def check_connection(data: bytes) -> None:
-    at = http_target.served()
-    said = at.run(_speak(at.broker, data))
+    service = http_target.served()
+    said = service.run(_speak(service.broker, data))
     statuses = [int(status) for status in STATUS.findall(said)]
     http_target.STATUSES.update(statuses)
     assert not said or STATUS.match(said), said[:200]

@@ -162,9 +162,9 @@ def check_request(data: bytes) -> None:
         line, _, rest = rest.partition(b"\n")
     body = rest
     scope = _scope(method, path, query, lines)
-    at = served()
-    scope["path"] = scope["path"].replace("{cluster}", at.broker.log.wal.cluster.cluster_id)
-    status, headers, answer = at.ask(scope, body)
+    service = served()
+    scope["path"] = scope["path"].replace("{cluster}", service.broker.log.wal.cluster.cluster_id)
+    status, headers, answer = service.ask(scope, body)
     STATUSES[status] += 1
     assert 200 <= status < 600, status
     assert status != 500, answer

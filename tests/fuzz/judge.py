@@ -26,8 +26,8 @@ MIB = 1 << 20
 class Judge:
     """Judges the inputs of one target. `settle` frees all that its inputs may leave."""
 
-    def __init__(self, held: Held, settle: Callable[[], None]) -> None:
-        self._held = held
+    def __init__(self, held_steps: Held, settle: Callable[[], None]) -> None:
+        self._held = held_steps
         self._settle = settle
         self._begin_bytes = 0
 
@@ -59,8 +59,8 @@ class Judge:
 @contextlib.contextmanager
 def judging(settle: Callable[[], None]) -> Iterator[Judge]:
     """Judge what runs on the event loops of this thread."""
-    with measured(STEP_CPU_S_MAX, slowness=lambda: 1.0) as held:
-        yield Judge(held, settle)
+    with measured(STEP_CPU_S_MAX, slowness=lambda: 1.0) as held_steps:
+        yield Judge(held_steps, settle)
 
 
 def _resident_bytes() -> int:

@@ -27,27 +27,29 @@ def mutated(seeds: list[bytes], draw: random.Random) -> bytes:
     """One of the seeds after one to four changes."""
     data = bytearray(draw.choice(seeds))
     for _ in range(draw.randint(1, 4)):
-        at = draw.randrange(len(data) + 1)
+        position = draw.randrange(len(data) + 1)
         match draw.randrange(8):
-            case 0 if at < len(data):
-                data[at] ^= 1 << draw.randrange(8)
-            case 1 if at < len(data):
-                data[at] = draw.choice((0, 1, 0x7F, 0x80, 0xC0, 0xFF, draw.randrange(256)))
+            case 0 if position < len(data):
+                data[position] ^= 1 << draw.randrange(8)
+            case 1 if position < len(data):
+                data[position] = draw.choice((0, 1, 0x7F, 0x80, 0xC0, 0xFF, draw.randrange(256)))
             case 2:
-                del data[at:]
+                del data[position:]
             case 3:
-                del data[at : at + draw.randint(1, 16)]
+                del data[position : position + draw.randint(1, 16)]
             case 4:
-                data[at:at] = draw.choice(WORDS)
+                data[position:position] = draw.choice(WORDS)
             case 5:  # a length, or another number, that is not so
                 width = draw.choice((1, 2, 4, 8))
                 value = draw.choice(EDGES) % (1 << 8 * width)
-                data[at : at + width] = value.to_bytes(width, draw.choice(("little", "big")))
+                data[position : position + width] = value.to_bytes(
+                    width, draw.choice(("little", "big"))
+                )
             case 6:
                 other = draw.choice(seeds)
                 first = draw.randrange(len(other) + 1)
-                data[at:] = other[first : first + draw.choice((8, 64, len(other)))]
+                data[position:] = other[first : first + draw.choice((8, 64, len(other)))]
             case _:
                 first = draw.randrange(len(data) + 1)
-                data[at:at] = data[first : first + draw.randint(1, 64)]
+                data[position:position] = data[first : first + draw.randint(1, 64)]
     return bytes(data)

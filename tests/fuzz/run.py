@@ -119,8 +119,8 @@ def _all(names: list[str], seconds: float) -> int:
         if done.returncode:
             print(done.stdout[-4000:], done.stderr[-4000:], sep="\n")
             failed.append(name)
-    if found := sorted(_crashes() - before):
-        print("fuzz: found:", *(str(path) for path in found), sep="\n  ")
+    if crashes := sorted(_crashes() - before):
+        print("fuzz: found:", *(str(path) for path in crashes), sep="\n  ")
         return 1
     if failed:
         print(f"fuzz: failed without an input: {', '.join(failed)}")
@@ -143,24 +143,24 @@ def _count(names: list[str], inputs: int) -> int:
     if unknown := set(names) - TARGETS.keys():
         print(f"fuzz: no target {', '.join(sorted(unknown))}: there are {', '.join(TARGETS)}")
         return 2
-    of_service = [name for name, each in TARGETS.items() if each.check.__module__ in SERVICE]
+    of_service = [name for name, target in TARGETS.items() if target.check.__module__ in SERVICE]
     chosen = names or of_service
     logging.disable()
     signal.signal(signal.SIGALRM, _stalled)
-    found = 0
+    total = 0
     for number, name in enumerate(chosen):
         share = inputs // len(chosen) + (number < inputs % len(chosen))
         started_s, cpu_s = time.monotonic(), time.process_time()
         findings, stalls = try_inputs(TARGETS[name], share)
-        found += findings + stalls
+        total += findings + stalls
         print(
             f"fuzz: {name}: {share} inputs, {findings} findings, {stalls} stalls, "
             f"{time.monotonic() - started_s:.0f} s, {time.process_time() - cpu_s:.0f} s of CPU",
             flush=True,
         )
     said = ", ".join(f"{count} of {status}" for status, count in sorted(_statuses().items()))
-    print(f"fuzz: {inputs} inputs, {found} findings and stalls; answers: {said or 'none'}")
-    return 1 if found else 0
+    print(f"fuzz: {inputs} inputs, {total} findings and stalls; answers: {said or 'none'}")
+    return 1 if total else 0
 
 
 def _statuses() -> dict[int, int]:

@@ -115,7 +115,10 @@ def _body_of(batch: pa.RecordBatch, fmt: Format) -> bytes:
         record = {name: _shown(row[name], fmt) for name in ("key", "value")}
         record["timestamp"] = b"%d" % round(row["timestamp"].timestamp() * 1000)
         if row["headers"]:
-            pairs = ({"key": one["key"], "value": _encoded(one["value"])} for one in row["headers"])
+            pairs = (
+                {"key": header["key"], "value": _encoded(header["value"])}
+                for header in row["headers"]
+            )
             record["headers"] = msgspec.json.encode(list(pairs))
         records.append(b",".join(b'"%s":%s' % (name.encode(), v) for name, v in record.items()))
     return b'{"records":[' + b",".join(b"{%s}" % record for record in records) + b"]}"
@@ -214,10 +217,10 @@ def _v3() -> list[bytes]:
 
 def check_v3_stream(data: bytes) -> None:
     """The same objects whole and in pieces; each is a record, or is refused."""
-    found, refusal = _cut(data, [len(data)])
+    objects, refusal = _cut(data, [len(data)])
     steps = [1 + (byte & 7) for byte in data[:64]] or [1]
-    assert _cut(data, steps) == (found, refusal)
-    for obj in found:
+    assert _cut(data, steps) == (objects, refusal)
+    for obj in objects:
         try:
             record = v3_records.decode_v3_record(obj, NOW_MS)
         except InvalidRequest as error:
@@ -234,12 +237,12 @@ def check_v3_stream(data: bytes) -> None:
 def _cut(data: bytes, steps: Sequence[int]) -> tuple[list[bytes], str]:
     stream = v3_records.ObjectStream(object_bytes_max=4096)
     objects: list[bytes] = []
-    at = turn = 0
+    start = turn = 0
     try:
-        while at < len(data):
-            objects += stream.feed(data[at : at + steps[turn % len(steps)]])
+        while start < len(data):
+            objects += stream.feed(data[start : start + steps[turn % len(steps)]])
             stream.feed(b"")
-            at += steps[turn % len(steps)]
+            start += steps[turn % len(steps)]
             turn += 1
         stream.finish()
     except (json_in.BadBody, RecordTooLarge) as error:
@@ -289,15 +292,15 @@ def check_transaction(data: bytes) -> None:
 
 
 def _consumers() -> list[bytes]:
-    where = '"topic":"t","partition":0'
+    partition = '"topic":"t","partition":0'
     return _texts(
         '{"name":"c","format":"json","auto.offset.reset":"earliest","auto.commit.enable":"false",'
         '"fetch.min.bytes":"1","consumer.request.timeout.ms":1000,"session.timeout.ms":"5000"}',
         '{"topics":["a","b"]}',
         '{"topic_pattern":"a.*"}',
-        f'{{"partitions":[{{{where}}}]}}',
-        f'{{"offsets":[{{{where},"offset":5,"metadata":"m"}}]}}',
-        f'{{"timestamps":[{{{where},"timestamp":"2026-01-01T00:00:00Z"}}],"offsets":[]}}',
+        f'{{"partitions":[{{{partition}}}]}}',
+        f'{{"offsets":[{{{partition},"offset":5,"metadata":"m"}}]}}',
+        f'{{"timestamps":[{{{partition},"timestamp":"2026-01-01T00:00:00Z"}}],"offsets":[]}}',
     )
 
 
@@ -372,13 +375,13 @@ def check_answers(data: bytes) -> None:
     """Whatever is stored, an answer is JSON that says so, or a refusal that names the record."""
     keys: list[bytes | None] = []
     values: list[bytes | None] = []
-    at = 0
-    while len(data) - at >= _LENGTHS.size and len(keys) < 40:
-        key, value = (size & 0x3FF for size in _LENGTHS.unpack_from(data, at))
-        at += _LENGTHS.size
-        keys.append(data[at : at + key])
-        values.append(data[at + key : at + key + value] if value != 0x3FF else None)
-        at += key + value
+    position = 0
+    while len(data) - position >= _LENGTHS.size and len(keys) < 40:
+        key, value = (size & 0x3FF for size in _LENGTHS.unpack_from(data, position))
+        position += _LENGTHS.size
+        keys.append(data[position : position + key])
+        values.append(data[position + key : position + key + value] if value != 0x3FF else None)
+        position += key + value
     if not keys:
         return
     rows = Rows([NOW_MS] * len(keys), keys, values, [[("h", key)] for key in keys])
@@ -387,14 +390,16 @@ def check_answers(data: bytes) -> None:
         pages = {mode: _read_page(batch, read_format, mode) for mode in ON_ERROR}
         offsets = {mode: [record["offset"] for record in said] for mode, said in pages.items()}
         assert offsets["raw"] == list(range(len(keys)))
-        assert offsets["skip"] == [at for at in offsets["raw"] if at in set(offsets["skip"])]
+        assert offsets["skip"] == [
+            offset for offset in offsets["raw"] if offset in set(offsets["skip"])
+        ]
         assert offsets["stop"] == offsets["skip"][: len(offsets["stop"])]
         assert offsets["stop"] == list(range(len(offsets["stop"])))
         at_first = partial(check_first, [batch], TopicPartition("t", 0), is_json=[False])
         assert _refused(partial(at_first, read_format)) == (not offsets["stop"])
         for record in pages["raw"] if read_format in SCHEMA_FORMATS else []:
-            at = record["offset"]
-            for part, octets in (("key", keys[at]), ("value", values[at])):
+            offset = record["offset"]
+            for part, octets in (("key", keys[offset]), ("value", values[offset])):
                 shown = record[part] or record.get(f"{part}_base64")
                 assert base64.b64decode(shown or "") == (octets or b"")
     for fmt in FORMATS:
@@ -428,13 +433,13 @@ def _event_ids() -> list[bytes]:
 
 def check_event_id(data: bytes) -> None:
     """A vector names each partition once, and vectors of all these offsets are parsed again."""
-    found = events.parse_vector(data.decode("latin-1"))
-    if found is None:
+    vector = events.parse_vector(data.decode("latin-1"))
+    if vector is None:
         return
-    assert found
-    assert all(0 <= offset <= OFFSET_MAX for offset in found.values())
-    if max(found) < events.VECTOR_PARTITIONS_MAX:
-        offsets = [found.get(number, 0) for number in range(max(found) + 1)]
+    assert vector
+    assert all(0 <= offset <= OFFSET_MAX for offset in vector.values())
+    if max(vector) < events.VECTOR_PARTITIONS_MAX:
+        offsets = [vector.get(number, 0) for number in range(max(vector) + 1)]
         again = events.parse_vector(events.vector(offsets).decode())
         assert again == dict(enumerate(offsets))
 

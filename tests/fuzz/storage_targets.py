@@ -182,7 +182,7 @@ _CODECS = ("", "lz4", "zstd", "brotli")
 
 
 def _chunks() -> list[bytes]:
-    found = []
+    bodies = []
     for rows, codec in (
         (rows_of_flights(), ""),
         (rows_of_json("1"), ""),
@@ -191,8 +191,8 @@ def _chunks() -> list[bytes]:
     ):
         made = chunks.encode(chunks.batch_of_rows([rows]), codec)
         said = _SAID.pack(_CODECS.index(made.codec), made.rows, made.raw_size)
-        found.append(said + bytes(made.body))
-    return found
+        bodies.append(said + bytes(made.body))
+    return bodies
 
 
 def check_chunk(data: bytes) -> None:
@@ -244,7 +244,10 @@ def _segments() -> list[bytes]:
         segments.write([many], codec="uncompressed", is_json=True),
         segments.write([many], codec="lz4", is_json=True),
     ]
-    return [*_files("topics/*/partition=*/*.parquet"), *(one.body.to_pybytes() for one in written)]
+    return [
+        *_files("topics/*/partition=*/*.parquet"),
+        *(segment.body.to_pybytes() for segment in written),
+    ]
 
 
 def check_segment(data: bytes) -> None:
@@ -315,10 +318,10 @@ def check_hotlog(data: bytes) -> None:
             path = Path(folder) / f"{'e' * 32}-000000.hot"
             path.write_bytes(body)
             try:
-                found = hot_log_file.recover(Path(folder), CLUSTER_ID)
+                files = hot_log_file.recover(Path(folder), CLUSTER_ID)
             except StoreUnfit:
                 continue
-            for recovered in found:
+            for recovered in files:
                 os.close(recovered.fd)
                 for request in recovered.requests:
                     for part in request.parts:
@@ -328,13 +331,15 @@ def check_hotlog(data: bytes) -> None:
 
 def _with_right_frames(data: bytes) -> bytes:
     body = bytearray(data)
-    at = len(hot_log_file.MAGIC) + 4 + int.from_bytes(body[8:12], "little")
-    while len(body) - at >= hot_log_file.FRAME.size:
-        size, _, number = hot_log_file.FRAME.unpack_from(body, at)
-        payload = bytes(body[at + hot_log_file.FRAME.size : at + hot_log_file.FRAME.size + size])
+    position = len(hot_log_file.MAGIC) + 4 + int.from_bytes(body[8:12], "little")
+    while len(body) - position >= hot_log_file.FRAME.size:
+        size, _, number = hot_log_file.FRAME.unpack_from(body, position)
+        payload = bytes(
+            body[position + hot_log_file.FRAME.size : position + hot_log_file.FRAME.size + size]
+        )
         checksum = hot_log_file.frame_checksum(number, payload)
-        hot_log_file.FRAME.pack_into(body, at, size, checksum, number)
-        at += hot_log_file.FRAME.size + size
+        hot_log_file.FRAME.pack_into(body, position, size, checksum, number)
+        position += hot_log_file.FRAME.size + size
     return bytes(body)
 
 
@@ -342,13 +347,13 @@ def _with_right_frames(data: bytes) -> bytes:
 
 
 def _hand_overs() -> list[bytes]:
-    found = []
+    bodies = []
     for entry in _groups_and_producers():
         body = bytes(chunks.encode(chunks.batch_of_rows([rows_of_json("1", "2", "3")])).body)
         origin = entries.DraftId("peer", 4, len(entry.commits))
         made = ForwardDraft(origin, entry.commits, entry.chunks, body)
-        found.append(msgspec.msgpack.encode(made))
-    return found
+        bodies.append(msgspec.msgpack.encode(made))
+    return bodies
 
 
 def check_hand_over(data: bytes) -> None:
@@ -373,17 +378,19 @@ def _with_right_chunks(data: bytes) -> bytes:
         made = msgspec.msgpack.decode(data, type=ForwardDraft)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return data
-    at, right = 0, []
+    position, right = 0, []
     for chunk in made.chunks:
-        part = made.body[at : at + max(chunk.size, 0)]
+        part = made.body[position : position + max(chunk.size, 0)]
         fits = msgspec.structs.replace(
-            chunk, position=at, size=len(part), crc32c=checksum.crc32c(part)
+            chunk, position=position, size=len(part), crc32c=checksum.crc32c(part)
         )
         right.append(chunk if chunk.data else fits)
-        at += 0 if chunk.data else len(part)
+        position += 0 if chunk.data else len(part)
     origin = msgspec.structs.replace(made.origin, commits=len(made.commits))
     try:
-        return msgspec.msgpack.encode(ForwardDraft(origin, made.commits, right, made.body[:at]))
+        return msgspec.msgpack.encode(
+            ForwardDraft(origin, made.commits, right, made.body[:position])
+        )
     except OverflowError:
         return data
 
@@ -436,10 +443,10 @@ def _members() -> list[bytes]:
 def check_member(data: bytes) -> None:
     for kind in (Member, wal_objects.ClusterIdentity):
         try:
-            found = msgspec.json.decode(data, type=kind)
+            value = msgspec.json.decode(data, type=kind)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             continue
-        assert msgspec.json.decode(msgspec.json.encode(found), type=kind) == found
+        assert msgspec.json.decode(msgspec.json.encode(value), type=kind) == value
 
 
 def _names() -> list[bytes]:

@@ -48,15 +48,15 @@ def test_no_stream_takes_more_than_its_bound() -> None:
     outcomes = set()
     for number in range(COUNT):
         body, bytes_max = random_body(rng), rng.choice(BOUNDS)
-        name, taken = taken_bytes(body, bytes_max)
+        name, used_bytes = taken_bytes(body, bytes_max)
         outcomes.add(name)
-        assert taken <= bytes_max + FREE_BYTES, (number, name, taken, bytes_max)
+        assert used_bytes <= bytes_max + FREE_BYTES, (number, name, used_bytes, bytes_max)
     assert outcomes == {"taken", "InvalidBody", "RecordTooLarge", "UnpackedTooLarge"}
 
 
 @pytest.mark.parametrize("name", BODIES)
 def test_no_small_body_takes_more_than_its_bound(name: str) -> None:
     """Memory that neither Arrow's pool nor Python counts is a matter of tests/fuzz/bombs.py."""
-    said, taken = taken_bytes(BODIES[name](), BOUNDS[-1])
+    said, used_bytes = taken_bytes(BODIES[name](), BOUNDS[-1])
     assert said != "taken"
-    assert taken <= BOUNDS[-1] + FREE_BYTES
+    assert used_bytes <= BOUNDS[-1] + FREE_BYTES

@@ -83,7 +83,7 @@ def jars() -> Callable[..., str]:
         folder = CACHE / name
         if not (folder / "jars").is_dir():
             folder.mkdir(parents=True, exist_ok=True)
-            dependencies = "".join(DEPENDENCY.format(*each.split(":")) for each in packages)
+            dependencies = "".join(DEPENDENCY.format(*package.split(":")) for package in packages)
             (folder / "pom.xml").write_text(POM.format(dependencies=dependencies))
             made = folder / "made"
             target = f"-DoutputDirectory={made}"
@@ -119,17 +119,18 @@ def _versions(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[None
     table = json.loads(TABLE.read_text()) if TABLE.exists() else {}
     if request.config.getoption("--write-versions"):
         for software, apis in seen.items():
-            known = table.setdefault(software, {})
+            versions_of_api = table.setdefault(software, {})
             for api, versions in apis.items():
-                known[api] = sorted({*versions, *known.get(api, ())})
+                versions_of_api[api] = sorted({*versions, *versions_of_api.get(api, ())})
         TABLE.write_text(json.dumps(table, indent=1, sort_keys=True) + "\n")
         return
     wrong = [
-        f"{software}: {api} {versions}, not {known.get(api, 'in the table')}"
+        f"{software}: {api} {versions}, not {versions_of_api.get(api, 'in the table')}"
         for software, apis in seen.items()
         # The system's kcat has any version.
-        if (known := table.get(software)) is not None or not software.startswith("librdkafka ")
+        if (versions_of_api := table.get(software)) is not None
+        or not software.startswith("librdkafka ")
         for api, versions in apis.items()
-        if not {*versions} <= {*(known := known or {}).get(api, ())}
+        if not {*versions} <= {*(versions_of_api := versions_of_api or {}).get(api, ())}
     ]
     assert not wrong, "; ".join([*wrong, "look at it, then run with ARGS=--write-versions"])

@@ -53,21 +53,21 @@ class _Connection:
 
     def passed(self, piece: bytes) -> None:
         """Read the requests that begin in a piece."""
-        at = 0
-        while at < len(piece):
+        position = 0
+        while position < len(piece):
             if self._left:
-                step = min(self._left, len(piece) - at)
+                step = min(self._left, len(piece) - position)
                 keep = max(0, min(step, HEAD - len(self._head)))
-                self._head += piece[at : at + keep]
+                self._head += piece[position : position + keep]
                 self._left -= step
-                at += step
+                position += step
                 if not self._left:
                     self._request()
                     self._head.clear()
             else:
-                step = min(4 - len(self._head), len(piece) - at)
-                self._head += piece[at : at + step]
-                at += step
+                step = min(4 - len(self._head), len(piece) - position)
+                self._head += piece[position : position + step]
+                position += step
                 if len(self._head) == 4:
                     (self._left,) = struct.unpack(">i", self._head)
                     self._head.clear()

@@ -35,8 +35,10 @@ def _folder(name: str) -> Path:
     return folder
 
 
-def _go(*arguments: str, at: Path) -> str:
-    done = subprocess.run(["go", *arguments], cwd=at, check=False, capture_output=True, text=True)
+def _go(*arguments: str, folder: Path) -> str:
+    done = subprocess.run(
+        ["go", *arguments], cwd=folder, check=False, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -45,7 +47,7 @@ def _go(*arguments: str, at: Path) -> str:
 def go() -> Path:
     """Build the programs; return their folder."""
     folder = _folder("go")
-    _go("build", "-o", f"{folder}{os.sep}", "./...", at=PROGRAMS)
+    _go("build", "-o", f"{folder}{os.sep}", "./...", folder=PROGRAMS)
     return folder
 
 
@@ -65,10 +67,10 @@ def test_franz_go(cluster: Cluster, go: Path) -> None:
 def kgos_tests() -> Path:
     """Build franz-go's own tests, from the sources of its module."""
     program = _folder("kgo") / "kgo.test"
-    found = _go("list", "-m", "-f", "{{.Dir}}", "github.com/twmb/franz-go", at=PROGRAMS)
-    module = Path(found.strip())
+    output = _go("list", "-m", "-f", "{{.Dir}}", "github.com/twmb/franz-go", folder=PROGRAMS)
+    module = Path(output.strip())
     download(["go", "mod", "download"], module)
-    _go("test", "-c", "-o", str(program), "./pkg/kgo", at=module)
+    _go("test", "-c", "-o", str(program), "./pkg/kgo", folder=module)
     return program
 
 

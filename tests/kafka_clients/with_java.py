@@ -219,12 +219,12 @@ def test_verifiable_group(java: Java, assignor: str) -> None:
         )
         try:
             assert member.stdout is not None
-            found = next(
+            event = next(
                 line
                 for line in member.stdout
                 if "partitions_assigned" in line and '"partition"' in line
             )
-            assert found.count('"partition"') in {1, 2}, found
+            assert event.count('"partition"') in {1, 2}, event
         finally:
             member.terminate()
             member.communicate(timeout=TOOL_S)

@@ -32,9 +32,9 @@ RECORDS = 20_000
 @pytest.fixture(scope="module")
 def program() -> Path:
     """The program `minio`. Skips the test if there is none and Go cannot build it."""
-    for found in (shutil.which("minio"), shutil.which("minio", path=str(GO_BIN))):
-        if found is not None:
-            return Path(found)
+    for path in (shutil.which("minio"), shutil.which("minio", path=str(GO_BIN))):
+        if path is not None:
+            return Path(path)
     if shutil.which("go") is None:
         pytest.skip("minio is not installed, and without Go it cannot be built")
     built = subprocess.run(
@@ -136,9 +136,9 @@ def values(broker: Broker, *options: str) -> list[str]:
 
 def metric(broker: Broker, name: str) -> float:
     text = httpx.get(f"{broker.base_url}/metrics", trust_env=False).text
-    found = [line.rpartition(" ")[2] for line in text.splitlines() if line.startswith(name)]
-    assert found, f"there is no metric {name}"
-    return sum(map(float, found))
+    numbers = [line.rpartition(" ")[2] for line in text.splitlines() if line.startswith(name)]
+    assert numbers, f"there is no metric {name}"
+    return sum(map(float, numbers))
 
 
 def test_a_store_without_credentials_names_the_cause(

@@ -15,7 +15,7 @@ from tests.repo.test_house_rules import MODULES, PRODUCT, ROOT
 EMPTY = frozenset(
     ("found", "each", "one", "held", "at", "where", "known", "kept", "gone", "given", "taken")
 )
-PRODUCT_PART_MAX, TESTS_PART_MAX = 0.01, 0.05
+PRODUCT_PART_MAX, TESTS_PART_MAX = 0.01, 0.02
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 

@@ -130,13 +130,13 @@ class Copies:
         if not report.is_whole:
             world.bug(f"a restored cluster is damaged: {report.findings[:3]}")
         try:
-            found = await self._records(way)
+            value_by_place = await self._records(way)
         except LogError as error:
             world.bug(f"a restored cluster cannot be read: {error!r}")
             return "failed"
         before_s = begun[made.seq] if at_ms is None else -1.0
-        self._compare(found, before_s)
-        if self.producers and any(place.topic == TOPIC for place in found):
+        self._compare(value_by_place, before_s)
+        if self.producers and any(place.topic == TOPIC for place in value_by_place):
             await self._continue(new)
         return "restored" if at_ms is None else "restored at a time"
 
@@ -154,49 +154,49 @@ class Copies:
         world = self._world
         settings = LogSettings(is_sealing=False, is_coordinating=False)
         log = await LogBroker.open(way, settings, clock=world.clock(), name="restored")
-        found: dict[Place, str] = {}
+        value_by_place: dict[Place, str] = {}
         if TOPIC in log.state.topics:
             topic = log.state.topic(TOPIC)
             is_compacted = "compact" in topic.configs.get("cleanup.policy", "")
-            for number, held in enumerate(topic.partitions):
-                offset = held.log_start_offset
+            for number, partition in enumerate(topic.partitions):
+                offset = partition.log_start_offset
                 offsets: list[int] = []
                 while (fetched := await log.fetch(TOPIC, number, offset, bytes_max=1 << 20)).pieces:
                     for piece in fetched.pieces:
                         for row in piece.batch.to_pylist():
                             offsets.append(row["offset"])
                             value = str(row["value"] or b"", "utf-8")
-                            found[Place(TOPIC, number, row["offset"])] = value
+                            value_by_place[Place(TOPIC, number, row["offset"])] = value
                     offset = fetched.next_offset
                 if not is_compacted and offsets != [
-                    *range(held.log_start_offset, held.high_watermark)
+                    *range(partition.log_start_offset, partition.high_watermark)
                 ]:
-                    world.bug(f"a restored partition has a hole: {held} {offsets}")
+                    world.bug(f"a restored partition has a hole: {partition} {offsets}")
         await log.close()
-        return found
+        return value_by_place
 
-    def _compare(self, found: dict[Place, str], before_s: float) -> None:
+    def _compare(self, value_by_place: dict[Place, str], before_s: float) -> None:
         """Compare with the acknowledgements, each of which before `before_s` must be there."""
         world = self._world
         sent = {
             event.op: event for event in world.recorder.events if isinstance(event, history.Append)
         }
         starts: dict[int, int] = {}
-        for place in found:
+        for place in value_by_place:
             starts[place.partition] = min(place.offset, starts.get(place.partition, place.offset))
         compacted = any(
             isinstance(event, history.Topic) and event.is_compacted
             for event in world.recorder.events
         )
-        held = 0
+        held_count = 0
         for event in world.recorder.events:
             if not isinstance(event, history.Acked) or not event.places or event.op not in sent:
                 continue
             for record, place in zip(sent[event.op].records, event.places, strict=True):
                 if place.topic != TOPIC or record.is_tombstone:
                     continue
-                there = found.get(place)
-                held += there is not None
+                there = value_by_place.get(place)
+                held_count += there is not None
                 is_due = (
                     event.at < before_s
                     and not compacted
@@ -206,7 +206,7 @@ class Copies:
                     world.bug(
                         f"{place} is {there!r} in the copy, acknowledged was {record.value!r}"
                     )
-        world.counts["held"] = world.counts.get("held", 0) + held
+        world.counts["held"] = world.counts.get("held", 0) + held_count
 
 
 class BackupRun(Run):
@@ -337,8 +337,8 @@ def simulate_backups(seed: int, lines: list[str] | None = None) -> Result:
 class CrashedBackup(CrashRun):
     """The process of a backup crashes at one step; never if that is -1."""
 
-    def __init__(self, world: World, at: int) -> None:
-        super().__init__(world, Scenario("a backup", 1, False, _crash), at)
+    def __init__(self, world: World, step: int) -> None:
+        super().__init__(world, Scenario("a backup", 1, False, _crash), step)
         self.copies = Copies(world)
         self.place = self.copies.bucket()
         self.begun: dict[int, float] = {}
@@ -390,12 +390,12 @@ async def _crash(run: CrashRun) -> None:
         world.bug("the next backup is not there")
 
 
-def crashed_backup(at: int) -> tuple[Result, int]:
-    """Run with a crash at step `at`; return the judgement and the number of steps."""
+def crashed_backup(step: int) -> tuple[Result, int]:
+    """Run with a crash at `step`; return the judgement and the number of steps."""
     runs: list[CrashedBackup] = []
 
     def made(seed: int, plan: Plan, world: World) -> Run:
-        runs.append(CrashedBackup(world, at))
+        runs.append(CrashedBackup(world, step))
         return runs[0]
 
     plan = crash_plan(Scenario("a backup", 1, False, _crash))

@@ -14,10 +14,10 @@ def _offsets_as_sent() -> list[Patch]:
     def placed(
         self: KeptBatches, base_offset: int, offset: int
     ) -> Iterator[tuple[int, list[Part]]]:
-        for each in self.batches:
-            base_offset += each.count
+        for batch in self.batches:
+            base_offset += batch.count
             if base_offset > offset:
-                yield base_offset, [each.data]
+                yield base_offset, [batch.data]
 
     return [(KeptBatches, "placed", placed)]
 

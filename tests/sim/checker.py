@@ -85,15 +85,15 @@ class Known:
     def __init__(self, facts: Iterable[tuple[int, Where, int]]) -> None:
         self._times: dict[Where, list[int]] = defaultdict(list)
         self._ends: dict[Where, list[int]] = defaultdict(list)
-        for at, where, end in sorted(facts):
-            ends = self._ends[where]
-            self._times[where].append(at)
+        for position, partition, end in sorted(facts):
+            ends = self._ends[partition]
+            self._times[partition].append(position)
             ends.append(max(end, ends[-1] if ends else 0))
 
-    def before(self, at: int, where: Where) -> int:
+    def before(self, position: int, partition: Where) -> int:
         """The least end that the partition had then."""
-        index = bisect.bisect_left(self._times[where], at)
-        return self._ends[where][index - 1] if index else 0
+        index = bisect.bisect_left(self._times[partition], position)
+        return self._ends[partition][index - 1] if index else 0
 
 
 @dataclass
@@ -116,31 +116,31 @@ class Story:
     @classmethod
     def of(cls, events: Iterable[Event]) -> "Story":
         story = cls()
-        for at, event in enumerate(sorted(events, key=lambda event: event.at)):
+        for position, event in enumerate(sorted(events, key=lambda event: event.at)):
             match event:
                 case Topic():
                     story.topics[event.name] = event
                 case Final():
                     story.finals[event.topic, event.partition] = event
-                    story.finals_at[event.topic, event.partition] = at
+                    story.finals_at[event.topic, event.partition] = position
                 case Given():
                     story.given.append(event)
                 case Owns():
-                    story.owned.append((at, event))
+                    story.owned.append((position, event))
                 case Drained():
                     story.drained.append(event)
                 case GivenUp():
                     lost = range(event.offset, event.end_offset)
                     story.given_up[event.topic, event.partition].update(lost)
                 case Deletion():
-                    story.deletions[event.topic] = at
+                    story.deletions[event.topic] = position
                 case _ if isinstance(event, INVOCATIONS):
                     assert event.op not in story.calls, f"op {event.op} was begun twice"
-                    story.calls[event.op] = Call(event, at)
+                    story.calls[event.op] = Call(event, position)
                 case _:
                     call = story.calls[event.op]
                     assert call.answer is None, f"op {event.op} was answered twice"
-                    call.answer, call.answered_at = event, at
+                    call.answer, call.answered_at = event, position
         return story
 
     def is_compacted(self, topic: str) -> bool:
@@ -154,20 +154,20 @@ class Story:
     def seen(self) -> Iterator[tuple[Where, Read, int, str]]:
         """Every record that any reader saw: where, what, when, and how to name the sight."""
         for op, call in self.calls.items():
-            asked, answer, at = call.asked, call.answer, call.answered_at
+            asked, answer, position = call.asked, call.answer, call.answered_at
             if isinstance(asked, Fetch) and isinstance(answer, Fetched):
                 for read in answer.records:
-                    yield (asked.topic, asked.partition), read, at, f"fetch {op}"
+                    yield (asked.topic, asked.partition), read, position, f"fetch {op}"
             elif isinstance(answer, Polled):
                 for portion in answer.portions:
                     for read in portion.records:
-                        yield (portion.topic, portion.partition), read, at, f"poll {op}"
+                        yield (portion.topic, portion.partition), read, position, f"poll {op}"
             elif isinstance(asked, Scan) and isinstance(answer, Scanned):
                 for read in answer.rows:
-                    yield (asked.topic, asked.partition), read, at, f"scan {op}"
-        for where, final in self.finals.items():
+                    yield (asked.topic, asked.partition), read, position, f"scan {op}"
+        for partition, final in self.finals.items():
             for read in final.records:
-                yield where, read, self.finals_at[where], "the log in the end"
+                yield partition, read, self.finals_at[partition], "the log in the end"
 
 
 @dataclass
@@ -206,8 +206,8 @@ class _Records:
                 sent.record_key, sent.is_tombstone = record.record_key, record.is_tombstone
         self.seen = list(story.seen())
         self.final = {
-            where: {read.offset: read.value for read in final.records}
-            for where, final in story.finals.items()
+            partition: {read.offset: read.value for read in final.records}
+            for partition, final in story.finals.items()
         }
         self.acked: list[tuple[Call, Append, list[Place]]] = [
             (call, append, call.answer.places)
@@ -223,7 +223,8 @@ class _Records:
         ]
         self.acks = Known(facts)
         self.known = Known(
-            facts + [(at, where, read.offset + 1) for where, read, at, _ in self.seen]
+            facts
+            + [(position, partition, read.offset + 1) for partition, read, position, _ in self.seen]
         )
 
     def violations(self) -> list[Violation]:
@@ -254,11 +255,14 @@ class _Records:
             for call, append, places in self.acked
             for record, place in zip(append.records, places, strict=False)
         ]
-        for where, read, how in [*told, *((w, r, how) for w, r, _, how in self.seen)]:
-            before = self.at[where].setdefault(read.offset, read.value)
+        for partition, read, how in [*told, *((w, r, how) for w, r, _, how in self.seen)]:
+            before = self.at[partition].setdefault(read.offset, read.value)
             if before != read.value:
-                yield "two values", f"{where} {read.offset}: {before!r}, and {read.value!r} ({how})"
-            self.places[read.value].add(Place(*where, read.offset))
+                yield (
+                    "two values",
+                    f"{partition} {read.offset}: {before!r}, and {read.value!r} ({how})",
+                )
+            self.places[read.value].add(Place(*partition, read.offset))
         for value, places in self.places.items():
             sent = self.sent.get(value)
             if sent is None:
@@ -274,26 +278,26 @@ class _Records:
                         yield "overtaken", f"{value!r}, {place}, began after {end - 1} was acked"
 
     def _sights(self) -> Iterator[tuple[str, str]]:
-        for where, read, at, how in self.seen:
+        for partition, read, position, how in self.seen:
             sent = self.sent.get(read.value)
-            if sent is not None and at < sent.first_asked:
+            if sent is not None and position < sent.first_asked:
                 yield "early", f"{how} saw {read.value!r} before it was sent"
-            final = self.story.finals.get(where)
+            final = self.story.finals.get(partition)
             if final is None or read.offset < final.log_start_offset:
                 continue
-            is_there = read.offset in self.final[where]
-            is_gone = read.offset in self.story.given_up[where]
-            if not (is_there or is_gone or self._is_superseded(where, read)):
-                yield "uncommitted", f"{how} saw {where} {read}, which is not in the log"
+            is_there = read.offset in self.final[partition]
+            is_gone = read.offset in self.story.given_up[partition]
+            if not (is_there or is_gone or self._is_superseded(partition, read)):
+                yield "uncommitted", f"{how} saw {partition} {read}, which is not in the log"
 
-    def _is_superseded(self, where: Where, read: Read) -> bool:
+    def _is_superseded(self, partition: Where, read: Read) -> bool:
         """Whether key compaction may have taken the record."""
         sent = self.sent.get(read.value)
-        if not self.story.is_compacted(where[0]) or sent is None or sent.record_key is None:
+        if not self.story.is_compacted(partition[0]) or sent is None or sent.record_key is None:
             return False
         if sent.is_tombstone or any(
             offset > read.offset and self.sent[value].record_key == sent.record_key
-            for offset, value in self.at[where].items()
+            for offset, value in self.at[partition].items()
         ):
             return True
         # A tombstone without an answer, which compaction has taken after it.
@@ -311,16 +315,17 @@ class _Records:
             if len(places) != len(append.records):
                 yield "moved", f"{name} has {len(append.records)} records, {len(places)} places"
             for record, place in zip(append.records, places, strict=False):
-                where = place[:2]
-                if (record.topic, record.partition) not in {where, (place.topic, None)}:
+                partition = place[:2]
+                if (record.topic, record.partition) not in {partition, (place.topic, None)}:
                     yield "moved", f"{record.value!r} was sent to {record}, acked at {place}"
-                final = self.story.finals.get(where)
+                final = self.story.finals.get(partition)
                 if final is None or place.offset < final.log_start_offset:
                     continue
-                there = self.final[where].get(place.offset)
+                there = self.final[partition].get(place.offset)
                 read = Read(place.offset, record.value)
                 if there is None and not (
-                    place.offset in self.story.given_up[where] or self._is_superseded(where, read)
+                    place.offset in self.story.given_up[partition]
+                    or self._is_superseded(partition, read)
                 ):
                     yield "lost", f"{record.value!r} was acked at {place}, nothing is there"
                 elif there is not None and there != record.value:
@@ -328,12 +333,14 @@ class _Records:
 
     def _requests(self) -> Iterator[tuple[str, str]]:
         """All of a request, or nothing; and what was promised without a place is there."""
-        starts = {where: final.log_start_offset for where, final in self.story.finals.items()}
+        starts = {
+            partition: final.log_start_offset for partition, final in self.story.finals.items()
+        }
         for call, append in self.story.appends():
             topics = {record.topic for record in append.records}
-            partitions = [where for where in starts if where[0] in topics]
+            partitions = [partition for partition in starts if partition[0] in topics]
             is_whole = partitions and not any(
-                starts[where] or self.story.given_up[where] for where in partitions
+                starts[partition] or self.story.given_up[partition] for partition in partitions
             )
             if not is_whole or any(self.story.is_compacted(topic) for topic in topics):
                 continue  # what is gone may have been there
@@ -345,13 +352,13 @@ class _Records:
                 yield "half", f"of append {append.op}, {missing} are not there, others are"
 
     def _holes(self) -> Iterator[tuple[str, str]]:
-        for where, final in self.story.finals.items():
+        for partition, final in self.story.finals.items():
             offsets = [read.offset for read in final.records]
-            given_up = self.story.given_up[where]
-            is_compacted = self.story.is_compacted(where[0])
-            found = _gap(offsets, final.log_start_offset, given_up, is_compacted=is_compacted)
-            if found:
-                yield "hole", f"{where} in the end: {found}"
+            given_up = self.story.given_up[partition]
+            is_compacted = self.story.is_compacted(partition[0])
+            gap = _gap(offsets, final.log_start_offset, given_up, is_compacted=is_compacted)
+            if gap:
+                yield "hole", f"{partition} in the end: {gap}"
 
     # -- what readers were answered
 
@@ -360,31 +367,38 @@ class _Records:
             if not isinstance(call.asked, Fetch):
                 continue
             asked, answer = call.asked, call.answer
-            where = (asked.topic, asked.partition)
-            known = self.known.before(call.asked_at, where)
+            partition = (asked.topic, asked.partition)
+            known_end = self.known.before(call.asked_at, partition)
             if isinstance(answer, OutOfRange):
-                if asked.offset >= answer.log_start_offset and asked.offset < known:
+                if asked.offset >= answer.log_start_offset and asked.offset < known_end:
                     yield "stale", f"fetch {asked.op} of {asked.offset} says {answer}"
                 continue
             if not isinstance(answer, Fetched):
                 continue
-            if not answer.records and asked.offset < known and answer.next_offset <= asked.offset:
-                yield "stale", f"fetch {asked.op} at {asked.offset} of {where} is empty: {known}"
+            if (
+                not answer.records
+                and asked.offset < known_end
+                and answer.next_offset <= asked.offset
+            ):
+                yield (
+                    "stale",
+                    f"fetch {asked.op} at {asked.offset} of {partition} is empty: {known_end}",
+                )
             offsets = [read.offset for read in answer.records]
             is_compacted = self.story.is_compacted(asked.topic)
-            given_up = self.story.given_up[where]
-            found = _gap(offsets, asked.offset, given_up, is_compacted=is_compacted)
-            if found:
+            given_up = self.story.given_up[partition]
+            gap = _gap(offsets, asked.offset, given_up, is_compacted=is_compacted)
+            if gap:
                 kind = "backwards" if offsets and offsets[0] < asked.offset else "skipped"
-                yield kind, f"fetch {asked.op} of {where} from {asked.offset}: {found}"
+                yield kind, f"fetch {asked.op} of {partition} from {asked.offset}: {gap}"
             last = offsets[-1] + 1 if offsets else asked.offset
             is_passed = given_up.issuperset(range(last, answer.next_offset))
             if answer.next_offset < last or not (is_passed or is_compacted):
                 yield "skipped", f"fetch {asked.op}: after {last - 1} comes {answer.next_offset}"
             if is_compacted and (
-                missed := self._missed(where, asked.offset, answer.next_offset, set(offsets))
+                missed := self._missed(partition, asked.offset, answer.next_offset, set(offsets))
             ):
-                yield "skipped", f"fetch {asked.op} of {where} passes over {missed}"
+                yield "skipped", f"fetch {asked.op} of {partition} passes over {missed}"
 
     def _lives(self) -> Iterator[tuple[str, str]]:
         """The ends of a partition that one process of a broker reports never go back."""
@@ -399,18 +413,25 @@ class _Records:
             and isinstance(call.answer, Fetched)
             and call.answer.broker_life
         ]
-        starts = Known((c.answered_at, where, said.log_start_offset) for c, said, where in fetches)
-        ends = Known((c.answered_at, where, said.high_watermark) for c, said, where in fetches)
-        for call, said, where in fetches:
-            start, end = starts.before(call.asked_at, where), ends.before(call.asked_at, where)
+        starts = Known(
+            (c.answered_at, partition, said.log_start_offset) for c, said, partition in fetches
+        )
+        ends = Known(
+            (c.answered_at, partition, said.high_watermark) for c, said, partition in fetches
+        )
+        for call, said, partition in fetches:
+            start, end = (
+                starts.before(call.asked_at, partition),
+                ends.before(call.asked_at, partition),
+            )
             if said.log_start_offset < start:
                 yield "log start", f"fetch {call.asked.op}: {said.log_start_offset}, was {start}"
             if said.high_watermark < end:
                 yield "end", f"fetch {call.asked.op}: {said.high_watermark}, was {end}"
 
-    def _missed(self, where: Where, first: int, end: int, got: set[int]) -> list[int]:
+    def _missed(self, partition: Where, first: int, end: int, got: set[int]) -> list[int]:
         """Offsets that are in the log to this day, and so were when they were passed over."""
-        there = self.final.get(where, {})
+        there = self.final.get(partition, {})
         return [offset for offset in there if first <= offset < end and offset not in got]
 
     def _looks(self) -> Iterator[tuple[str, str]]:
@@ -420,64 +441,74 @@ class _Records:
             for call in self.story.calls.values()
             if isinstance(call.asked, Look) and isinstance(call.answer, Looked)
         ]
-        for _, at, asked, answer in looks:
-            starts.append((at, (asked.topic, asked.partition), answer.log_start_offset))
+        for _, position, asked, answer in looks:
+            starts.append((position, (asked.topic, asked.partition), answer.log_start_offset))
         for call in self.story.calls.values():
             if isinstance(call.asked, Fetch) and isinstance(call.answer, OutOfRange):
-                where = (call.asked.topic, call.asked.partition)
-                starts.append((call.answered_at, where, call.answer.log_start_offset))
-        known = Known(starts)
+                partition = (call.asked.topic, call.asked.partition)
+                starts.append((call.answered_at, partition, call.answer.log_start_offset))
+        known_starts = Known(starts)
         for asked_at, _, asked, answer in looks:
-            where = (asked.topic, asked.partition)
-            end, start = self.known.before(asked_at, where), known.before(asked_at, where)
+            partition = (asked.topic, asked.partition)
+            end, start = (
+                self.known.before(asked_at, partition),
+                known_starts.before(asked_at, partition),
+            )
             if answer.high_watermark < end:
                 yield (
                     "stale",
-                    f"look {asked.op}: {where} ends at {answer.high_watermark}, not {end}",
+                    f"look {asked.op}: {partition} ends at {answer.high_watermark}, not {end}",
                 )
             if answer.log_start_offset < start:
                 yield "log start", f"look {asked.op}: {answer.log_start_offset}, was {start}"
 
     def _streams(self) -> Iterator[tuple[str, str]]:
         """Readers continue at the offset of the last answer."""
-        at: dict[tuple[str, Where], int] = {}
+        next_offsets: dict[tuple[str, Where], int] = {}
         for call in sorted(self.story.calls.values(), key=lambda call: call.asked_at):
             asked = call.asked
             if not (isinstance(asked, Fetch) and asked.stream and isinstance(call.answer, Fetched)):
                 continue
             stream = (asked.stream, (asked.topic, asked.partition))
-            expected = at.get(stream, asked.offset)
+            expected = next_offsets.get(stream, asked.offset)
             if asked.offset != expected:
                 kind = "skipped" if asked.offset > expected else "backwards"
                 yield kind, f"{asked.stream} was sent to {expected}, continues at {asked.offset}"
-            at[stream] = call.answer.next_offset
+            next_offsets[stream] = call.answer.next_offset
 
     def _producer_ids(self) -> Iterator[tuple[str, str]]:
         owners: dict[int, str] = {}
-        for given in self.story.given:
-            if given.producer_id in owners:
-                both = f"{owners[given.producer_id]} and {given.client}"
-                yield "producer id", f"{both} got id {given.producer_id}"
-            owners[given.producer_id] = given.client
+        for event in self.story.given:
+            if event.producer_id in owners:
+                both = f"{owners[event.producer_id]} and {event.client}"
+                yield "producer id", f"{both} got id {event.producer_id}"
+            owners[event.producer_id] = event.client
 
     def _tables(self) -> Iterator[tuple[str, str]]:
         for call in self.story.calls.values():
             asked, answer = call.asked, call.answer
             if not (isinstance(asked, Scan) and isinstance(answer, Scanned)):
                 continue
-            where, name = (asked.topic, asked.partition), f"scan {asked.op}"
+            partition, name = (asked.topic, asked.partition), f"scan {asked.op}"
             start, end = answer.log_start_offset, answer.sealed_end
             offsets = sorted(read.offset for read in answer.rows if start <= read.offset < end)
-            twice = [one for one, other in itertools.pairwise(offsets) if one == other]
+            twice = [
+                offset
+                for offset, next_offset in itertools.pairwise(offsets)
+                if offset == next_offset
+            ]
             if twice:
-                yield "table", f"{name}: rows {twice} of {where} are there twice"
+                yield "table", f"{name}: rows {twice} of {partition} are there twice"
             elif self.story.is_compacted(asked.topic):
-                if missed := self._missed(where, start, end, set(offsets)):
-                    yield "table", f"{name} of {where}: {missed} are in the log alone"
+                if missed := self._missed(partition, start, end, set(offsets)):
+                    yield "table", f"{name} of {partition}: {missed} are in the log alone"
             elif _gap(
-                [*offsets, max(start, end)], start, self.story.given_up[where], is_compacted=False
+                [*offsets, max(start, end)],
+                start,
+                self.story.given_up[partition],
+                is_compacted=False,
             ):
-                yield "table", f"{name} of {where}: {offsets[:20]} are not [{start}, {end})"
+                yield "table", f"{name} of {partition}: {offsets[:20]} are not [{start}, {end})"
 
 
 def _gap(offsets: Sequence[int], first: int, given_up: set[int], *, is_compacted: bool) -> str:

@@ -342,42 +342,42 @@ def rows_of(records: list[Written]) -> Rows:
 
 def places_of(placements: list[AppendedRange]) -> list[Place]:
     return [
-        Place(each.topic, each.partition, each.base_offset + i)
-        for each in placements
-        for i in range(each.count)
+        Place(placement.topic, placement.partition, placement.base_offset + i)
+        for placement in placements
+        for i in range(placement.count)
     ]
 
 
 def reads_of(fetched: Answer) -> list[Read]:
     """By the header that every record has."""
-    found = []
+    reads = []
     for piece in fetched.pieces:
         offsets: list[Any] = piece.batch.column("offset").to_pylist()
         headers: list[Any] = piece.batch.column("headers").to_pylist()
-        found += [
-            Read(at, str(each[0]["value"], "ascii"))
-            for at, each in zip(offsets, headers, strict=True)
+        reads += [
+            Read(offset, str(record_headers[0]["value"], "ascii"))
+            for offset, record_headers in zip(offsets, headers, strict=True)
         ]
-    return found
+    return reads
 
 
 async def by_batches(log: Log, topic: str, number: int, offset: int, bytes_max: int) -> Answer:
     """Fetch as Kafka's listener does, and read the batches as a client does."""
     await log.refresh()
     read = await log.kafka.read(log.state.topic(topic), number, offset, bytes_max)
-    found = consumed(b"".join(read.pieces), offset)
+    records = consumed(b"".join(read.pieces), offset)
     rows = Rows(
-        [each.timestamp for each in found],
-        [each.key for each in found],
-        [each.value for each in found],
-        [each.headers for each in found],
+        [record.timestamp for record in records],
+        [record.key for record in records],
+        [record.value for record in records],
+        [record.headers for record in records],
     )
     columns = [
-        pa.array([each.offset for each in found], pa.int64()),
+        pa.array([record.offset for record in records], pa.int64()),
         *batch_of_rows([rows]).columns,
     ]
     batch = pa.RecordBatch.from_arrays(columns, schema=RECORD_SCHEMA)
-    pieces = [ReadBatch(batch, is_json=False)] if found else []
+    pieces = [ReadBatch(batch, is_json=False)] if records else []
     return Answer(pieces, read.next_offset, read.log_start_offset, read.high_watermark)
 
 
@@ -393,8 +393,8 @@ class Reader(Client):
                 await self._look(draws.randrange(self.load.partitions))
             try:
                 after = await self.fetch(number, offset, f"{self.name}.{life}")
-            except OffsetOutOfRange as gone:
-                life, offset = life + 1, max(gone.log_start_offset, 0)
+            except OffsetOutOfRange as error:
+                life, offset = life + 1, max(error.log_start_offset, 0)
             else:
                 offset = offset if after is None else after
 
@@ -432,12 +432,12 @@ class Reader(Client):
         op = self.begin(history.Look, self.name, TOPIC, number, broker.name)
 
         async def look(broker: Broker) -> tuple[int, int]:
-            held = await broker.log.offsets(TOPIC, number)
-            return held.log_start_offset, held.high_watermark
+            offsets = await broker.log.offsets(TOPIC, number)
+            return offsets.log_start_offset, offsets.high_watermark
 
-        found = await self.ask(op, broker, look)
-        if found is not None:
-            self.end(history.Looked, op, *found)
+        bounds = await self.ask(op, broker, look)
+        if bounds is not None:
+            self.end(history.Looked, op, *bounds)
 
 
 class Witness(Client):

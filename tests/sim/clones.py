@@ -165,18 +165,18 @@ class CloneRun(Run):
     def _take_or_restore(self) -> None:
         """Restore the machine of a snapshot, if its process has ended and left nothing that only
         its disk has; else take one."""
-        ready, taken = self.world.ready(), self._snapshot
-        if taken is None:
+        ready, snapshot = self.world.ready(), self._snapshot
+        if snapshot is None:
             if ready and not (broker := self.draws.choice(ready)).process.is_stopped:
                 self._snapshot = snapshot_of(broker, self.world.now_s)
             return
         if self._slots == FIRST_SLOT + CLONES_MAX:
             return
-        disk = taken.of.home
-        if taken.of.address not in self.world.brokers and not _files(disk):
+        disk = snapshot.of.home
+        if snapshot.of.address not in self.world.brokers and not _files(disk):
             self.world.count("restored")
             self._snapshot = None
-            self.start_copy(taken, self._slots)
+            self.start_copy(snapshot, self._slots)
             self._slots += 1
 
     def start_copy(self, snapshot: Snapshot, slot: int) -> Broker:
@@ -281,7 +281,7 @@ def _fill(hot_log: HotLog, home: Path, disk: Disk) -> list[tuple[int, Path]]:
 
 def plan_of_clones(seed: int) -> Plan:
     plan = plan_of(seed // 2 * 5 + KINDS[seed % 2])
-    troubles = [each for each in plan.troubles if each not in {"upgrade", "days", "full"}]
+    troubles = [trouble for trouble in plan.troubles if trouble not in {"upgrade", "days", "full"}]
     return plan._replace(
         level=levels.NEWEST,
         brokers=max(plan.brokers, 1 + seed // 2 % 2),

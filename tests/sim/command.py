@@ -76,8 +76,8 @@ def _parser() -> argparse.ArgumentParser:
 
 def _failed_before() -> list[Job]:
     lines = FAILED.read_text(encoding="utf-8").splitlines()
-    found = [words for line in lines if (words := line.partition("#")[0].split())]
-    return [(words[0] if words[1:] else "brokers", int(words[-1])) for words in found]
+    word_lists = [words for line in lines if (words := line.partition("#")[0].split())]
+    return [(words[0] if words[1:] else "brokers", int(words[-1])) for words in word_lists]
 
 
 def _many(seeds: Sequence[Job], jobs: int) -> int:
@@ -132,12 +132,12 @@ def _one(world: str, seed: int) -> int:
 
 
 def _mutations(jobs: int, at_most: int) -> int:
-    wanted = [number for number, each in enumerate(MUTATIONS) if each.seeds_max <= at_most]
+    wanted = [number for number, mutation in enumerate(MUTATIONS) if mutation.seeds_max <= at_most]
     _say(f"{'mutation':<60} {'seeds needed':>12}  what was seen")
     missed = 0
     with get_context("spawn").Pool(jobs) as pool:
-        for number, found in zip(wanted, pool.imap(_needed, wanted), strict=True):
-            seeds, kinds = found
+        for number, result in zip(wanted, pool.imap(_needed, wanted), strict=True):
+            seeds, kinds = result
             is_late = seeds is None or seeds > MUTATIONS[number].seeds_max
             missed += is_late
             said = "MISSED" if seeds is None else f"{seeds}{' LATE' if is_late else ''}"
@@ -155,11 +155,11 @@ def _crashes() -> int:
     failed = 0
     for scenario in SCENARIOS:
         points = 0
-        for at, result in all_of(scenario):
+        for step, result in all_of(scenario):
             points += 1
             if result.violations:
                 failed += 1
-                _say(f"{scenario.name}, dead at step {at}: {result.violations[:SHOWN]}")
+                _say(f"{scenario.name}, dead at step {step}: {result.violations[:SHOWN]}")
         _say(f"{scenario.name}: {points} points of death")
     return 1 if failed else 0
 

@@ -57,10 +57,10 @@ class Scenario(NamedTuple):
 class CrashRun(Run):
     """A scenario whose victim crashes at one step; never if that is -1."""
 
-    def __init__(self, world: World, scenario: Scenario, at: int) -> None:
+    def __init__(self, world: World, scenario: Scenario, step: int) -> None:
         super().__init__(0, plan_of(scenario), world)
         self.scenario = scenario
-        self.at = at
+        self.at = step
         self.steps = 0
         """That the victim made, of those that were counted."""
 
@@ -141,9 +141,9 @@ def plan_of(scenario: Scenario) -> Plan:
 async def _sequencer_of_others(run: CrashRun) -> None:
     brokers = run.world.ready()
     first = brokers[0].log.membership.ranking[0].id
-    victim = next(each for each in brokers if each.log.membership.me.id == first)
+    victim = next(broker for broker in brokers if broker.log.membership.me.id == first)
     done = run.condemn_broker(victim)
-    others = [each for each in brokers if each is not victim]
+    others = [broker for broker in brokers if broker is not victim]
     await asyncio.gather(run.write(*others), run.write(victim))
     done()
 
@@ -151,9 +151,9 @@ async def _sequencer_of_others(run: CrashRun) -> None:
 async def _who_hands_over(run: CrashRun) -> None:
     brokers = run.world.ready()
     first = brokers[0].log.membership.ranking[0].id
-    victim = next(each for each in brokers if each.log.membership.me.id != first)
+    victim = next(broker for broker in brokers if broker.log.membership.me.id != first)
     done = run.condemn_broker(victim)
-    await asyncio.gather(*(run.write(each) for each in brokers))
+    await asyncio.gather(*(run.write(broker) for broker in brokers))
     done()
 
 
@@ -219,8 +219,8 @@ async def _carer(run: CrashRun) -> None:
 
 async def _care(run: CrashRun) -> None:
     cluster = await run.world.cluster()
-    held = cluster.state.topic(TOPIC).partitions[0]
-    await delete_records(cluster, TOPIC, {0: held.log_start_offset + 2}, is_dry=False)
+    partition = cluster.state.topic(TOPIC).partitions[0]
+    await delete_records(cluster, TOPIC, {0: partition.log_start_offset + 2}, is_dry=False)
     compacted = await compact(cluster, None, is_dry=False)
     collected = await collect(cluster, await plan(cluster, _GRACE))
     assert compacted, "nothing was merged"
@@ -252,12 +252,12 @@ SCENARIOS = (
 )
 
 
-def crashed(scenario: Scenario, at: int, lines: list[str] | None = None) -> tuple[Result, int]:
-    """Run with a crash of the victim at step `at`; return the judgement and the number of steps."""
+def crashed(scenario: Scenario, step: int, lines: list[str] | None = None) -> tuple[Result, int]:
+    """Run with a crash of the victim at `step`; return the judgement and the number of steps."""
     runs: list[CrashRun] = []
 
     def made(seed: int, plan: Plan, world: World) -> Run:
-        runs.append(CrashRun(world, scenario, at))
+        runs.append(CrashRun(world, scenario, step))
         return runs[0]
 
     with machine.quietly():
@@ -271,5 +271,5 @@ def all_of(scenario: Scenario, *, points_max: int = STEPS_MAX) -> Iterator[tuple
     """Each step at which the victim can die, or so many of them, and what came of it."""
     _, steps = crashed(scenario, -1)
     assert 0 < steps < STEPS_MAX, f"{steps} steps"
-    for at in range(1, steps + 1, max(1, math.ceil(steps / points_max))):
-        yield at, crashed(scenario, at)[0]
+    for step in range(1, steps + 1, max(1, math.ceil(steps / points_max))):
+        yield step, crashed(scenario, step)[0]

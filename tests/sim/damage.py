@@ -108,7 +108,7 @@ class DamageRun(Run):
         world.has_damage = True
         world.expects = self._expects
         self._fold, world.bucket.on_created = world.bucket.on_created, self._created
-        self._remove, world.bucket.remove = world.bucket.remove, self._removed  # type: ignore[assignment, method-assign]
+        self._remove, world.bucket.remove = world.bucket.remove, self._removed  # type: ignore[method-assign]
 
     # -- what must hold at every moment
 
@@ -116,50 +116,50 @@ class DamageRun(Run):
         """Whether the error names damage that was done, and no records that it does not cost."""
         ever = self.ever
         if isinstance(error, TableInDoubt):
-            return any(each.what == "commit" for each in ever.values())
+            return any(damage.what == "commit" for damage in ever.values())
         if isinstance(error, StoreUnfit) or not isinstance(error, Corrupt):
             return False
         if "is missing, but later entries exist" in error.why or "not an entry" in error.why:
-            return any(each.what == "near stray" for each in ever.values())
-        found = ever.get(error.key)
-        if found is None or found.what in COSTLESS:
+            return any(damage.what == "near stray" for damage in ever.values())
+        damage = ever.get(error.key)
+        if damage is None or damage.what in COSTLESS:
             return False
         if not isinstance(error, DamagedRecords):
             return True
-        where = (error.topic, error.partition)
+        partition = (error.topic, error.partition)
         return any(
-            each[:2] == where
-            and each.offset <= error.offset
-            and error.end_offset <= each.end_offset
-            for each in found.ranges
+            lost_range[:2] == partition
+            and lost_range.offset <= error.offset
+            and error.end_offset <= lost_range.end_offset
+            for lost_range in damage.ranges
         )
 
     def _created(self, key: str, body: bytes) -> None:
         """Note what a repair gives up: only records of damaged chunks."""
         self._fold(key, body)
-        for topic, number, held in self.world.truth.partitions():
-            for run in held.tail:
+        for topic, number, partition in self.world.truth.partitions():
+            for run in partition.tail:
                 lost = Range(topic.name, number, run.base_offset, run.end_offset)
                 if not run.is_lost or lost in self._given_up:
                     continue
                 self._given_up.add(lost)
                 self.world.record(history.GivenUp(self.world.now_s, *lost))
-                if not any(_has(each.ranges, lost) for each in self.ever.values()):
+                if not any(_has(damage.ranges, lost) for damage in self.ever.values()):
                     self.world.bug(f"a repair gave up {lost}, which is whole")
 
-    def _removed(self, gone: Iterable[str]) -> None:
+    def _removed(self, keys: Iterable[str]) -> None:
         """I9: nothing that a reader may name is deleted."""
-        gone = list(gone)
+        keys = list(keys)
         truth, bucket = self.world.truth, self.world.bucket
         named = set(live_objects(truth)) | {object_keys.wal(truth.seq)}
         for topic in truth.topics.values():
             commits = bucket.tables.get(topic.prefix, [])
             files = files_at(commits, len(commits) - 1)
             named |= {f"{topic.prefix}/{file.path}" for file in files}
-        if taken := named.intersection(gone):
-            self.world.bug(f"I9: {sorted(taken)} are deleted, and named")
-        self._remove(gone)
-        for key in gone:
+        if live_keys := named.intersection(keys):
+            self.world.bug(f"I9: {sorted(live_keys)} are deleted, and named")
+        self._remove(keys)
+        for key in keys:
             self.damaged.pop(key, None)
 
     # -- the run
@@ -206,31 +206,31 @@ class DamageRun(Run):
     def _damage_one(self) -> None:
         """Damage an object in the first way of these of which there is one without damage."""
         for what in self.draws.sample(tuple(DEEDS), len(DEEDS)):
-            if (found := DEEDS[what](self.objects)) is not None:
-                self._damage(what, found)
+            if (damage := DEEDS[what](self.objects)) is not None:
+                self._damage(what, damage)
                 return
 
-    def _damage(self, what: str, found: Damaged) -> None:
-        self.damaged[found.key] = self.ever[found.key] = found
+    def _damage(self, what: str, damage: Damaged) -> None:
+        self.damaged[damage.key] = self.ever[damage.key] = damage
         self.world.count(f"damaged {what}")
-        self.world.note(f"damage {what} {found.key} {found.ranges}")
+        self.world.note(f"damage {what} {damage.key} {damage.ranges}")
         if what in OUTAGES:
             delay_s = self.draws.expovariate(1 / OUTAGE_S)
-            _ = self.world.later(delay_s, self._restore, found)
+            _ = self.world.later(delay_s, self._restore, damage)
 
-    def _restore(self, found: Damaged) -> None:
+    def _restore(self, damage: Damaged) -> None:
         """As an operator does with a copy of the object, or without one: a stray is deleted."""
         bucket = self.world.bucket
-        if self.damaged.pop(found.key, None) is None:
+        if self.damaged.pop(damage.key, None) is None:
             return  # collected since
-        self.world.note(f"restore {found.key}")
-        if found.what == "commit":
-            prefix, version = version_of(found.key)
+        self.world.note(f"restore {damage.key}")
+        if damage.what == "commit":
+            prefix, version = version_of(damage.key)
             self.world.tables.damaged.discard((prefix, version))
-        if found.before is None:
-            bucket._objects.pop(found.key, None)
-        elif found.key in bucket._objects:
-            bucket.write(found.key, found.before)
+        if damage.before is None:
+            bucket._objects.pop(damage.key, None)
+        elif damage.key in bucket._objects:
+            bucket.write(damage.key, damage.before)
 
     # -- before any repair
 
@@ -241,9 +241,9 @@ class DamageRun(Run):
         for process in world.processes:
             if process.is_stopped and not process.is_dead:
                 process.go_on()
-        for found in list(self.damaged.values()):
-            if found.what in OUTAGES:
-                self._restore(found)
+        for damage in list(self.damaged.values()):
+            if damage.what in OUTAGES:
+                self._restore(damage)
         for slot in range(self.plan.brokers):
             self._start(slot)
         until_s = world.now_s + CALM_S
@@ -255,8 +255,8 @@ class DamageRun(Run):
         fresh = world.start(98, self.plan.settings._replace(is_sealing=False))
         while not fresh.is_ready and not fresh.process.is_dead:  # noqa: ASYNC110 - polling is free
             await asyncio.sleep(0.2)
-        for held, number, _ in list(world.truth.partitions()):
-            await self._read(fresh, held.name, number)
+        for truth_topic, number, _ in list(world.truth.partitions()):
+            await self._read(fresh, truth_topic.name, number)
         world.kill(fresh)
         await self._scrub()
 
@@ -265,7 +265,7 @@ class DamageRun(Run):
         while len(world.ready()) < self.plan.brokers:
             await asyncio.sleep(0.2)
             if world.now_s > until_s:
-                world.bug(f"only {[each.name for each in world.ready()]} run beside damage")
+                world.bug(f"only {[broker.name for broker in world.ready()]} run beside damage")
                 break
         return world.ready()
 
@@ -285,8 +285,8 @@ class DamageRun(Run):
         end that it has now. Producers continue, so a later end may never be sealed."""
         world = self.world
         ends = {
-            (topic.name, number): held.high_watermark
-            for topic, number, held in world.truth.partitions()
+            (topic.name, number): partition.high_watermark
+            for topic, number, partition in world.truth.partitions()
         }
         left = self._unsealed(ends)
         while left and world.now_s < until_s:
@@ -300,28 +300,39 @@ class DamageRun(Run):
             world.bug(f"{left} are not sealed beside damage")
 
     def _unsealed(self, ends: dict[tuple[str, int], int]) -> list[tuple[str, int]]:
-        found = []
-        for topic, number, held in self.world.truth.partitions():
-            if any(each.what == "commit" for each in self.damaged.values()) and topic.name == TOPIC:
+        partitions = []
+        for topic, number, partition in self.world.truth.partitions():
+            if (
+                any(damage.what == "commit" for damage in self.damaged.values())
+                and topic.name == TOPIC
+            ):
                 continue
-            run = held.tail[0] if held.tail else None
-            if run is None or all(each.is_lost for each in held.tail):
+            run = partition.tail[0] if partition.tail else None
+            if run is None or all(run.is_lost for run in partition.tail):
                 continue
             if run.base_offset >= ends[topic.name, number]:
                 continue
-            at = Range(topic.name, number, run.base_offset, run.end_offset)
-            if run.is_lost or any(_has(each.ranges, at) for each in self.damaged.values()):
+            tail_range = Range(topic.name, number, run.base_offset, run.end_offset)
+            if run.is_lost or any(
+                _has(damage.ranges, tail_range) for damage in self.damaged.values()
+            ):
                 continue
             # A sealer crashed between its two commits: the table is verified as a whole.
-            ahead = Range(topic.name, number, held.sealed_end, self._sealed_to(topic, number))
-            if not any(_has([ahead], one) for each in self.damaged.values() for one in each.ranges):
-                found.append((topic.name, number))
-        return found
+            ahead = Range(topic.name, number, partition.sealed_end, self._sealed_to(topic, number))
+            if not any(
+                _has([ahead], lost_range)
+                for damage in self.damaged.values()
+                for lost_range in damage.ranges
+            ):
+                partitions.append((topic.name, number))
+        return partitions
 
     def _sealed_to(self, topic: Topic, number: int) -> int:
         """The offset to which the table of the topic has the partition."""
         commits = self.world.bucket.tables.get(topic.prefix, [])
-        return max((each.transactions.get(seal_app_id(number), 0) for each in commits), default=0)
+        return max(
+            (commit.transactions.get(seal_app_id(number), 0) for commit in commits), default=0
+        )
 
     async def _duties(self) -> None:
         """Each duty goes on for whatever is whole; in the end nothing of it raises."""
@@ -344,9 +355,9 @@ class DamageRun(Run):
     async def _read(self, fresh: Broker, topic: str, number: int) -> None:
         """All that is whole can be read."""
         world = self.world
-        held = world.truth.topic(topic).partitions[number]
-        offset = held.log_start_offset
-        while offset < held.high_watermark:
+        partition = world.truth.topic(topic).partitions[number]
+        offset = partition.log_start_offset
+        while offset < partition.high_watermark:
             op = world.recorder.next_op()
             world.record(
                 history.Fetch(world.now_s, op, "beside", topic, number, offset, fresh.name)
@@ -354,7 +365,7 @@ class DamageRun(Run):
             try:
                 fetched = await fresh.log.fetch(topic, number, offset, bytes_max=1 << 20)
             except LogError as error:
-                beyond = self._costs(topic, number, offset, held.sealed_end)
+                beyond = self._costs(topic, number, offset, partition.sealed_end)
                 world.record(history.Refused(world.now_s, op, str(error)))
                 if not self._expects(error) or beyond is None:
                     world.bug(f"{topic}-{number} at {offset} beside damage: {error!r}")
@@ -370,12 +381,15 @@ class DamageRun(Run):
 
     def _costs(self, topic: str, number: int, offset: int, sealed_end: int) -> int | None:
         """The end of the damage at this offset; None if there is none."""
-        for found in self.damaged.values():
-            if found.what == "commit" and topic == TOPIC and offset < sealed_end:
+        for damage in self.damaged.values():
+            if damage.what == "commit" and topic == TOPIC and offset < sealed_end:
                 return sealed_end
-            for each in found.ranges:
-                if each[:2] == (topic, number) and each.offset <= offset < each.end_offset:
-                    return each.end_offset
+            for lost_range in damage.ranges:
+                if (
+                    lost_range[:2] == (topic, number)
+                    and lost_range.offset <= offset < lost_range.end_offset
+                ):
+                    return lost_range.end_offset
         return None
 
     async def _scrub(self) -> None:
@@ -384,29 +398,29 @@ class DamageRun(Run):
         cluster = await MaintenanceSession.open(world.way_of(), world.clock(), report_damage=False)
         report = await scrub(cluster, None, self.plan.grace)
         await cluster.close()
-        named = {each.where for each in report.findings}
-        for key, found in self.damaged.items():
-            is_named = key in named or (found.what == "commit" and TOPIC in named)
-            if not is_named and self._is_of_log(found):
-                world.bug(f"a scrub does not name {found.what} {key}: {report.findings}")
-        for each in report.findings:
-            of_topic = each.where == TOPIC or each.where.startswith(f"{TOPIC}-")
-            is_ours = each.where in self.ever or (of_topic and "commit" in self.objects.kinds())
-            if each.is_damage and not is_ours:
-                world.bug(f"a scrub finds damage that was not done: {each}")
+        named = {finding.where for finding in report.findings}
+        for key, damage in self.damaged.items():
+            is_named = key in named or (damage.what == "commit" and TOPIC in named)
+            if not is_named and self._is_of_log(damage):
+                world.bug(f"a scrub does not name {damage.what} {key}: {report.findings}")
+        for finding in report.findings:
+            of_topic = finding.where == TOPIC or finding.where.startswith(f"{TOPIC}-")
+            is_ours = finding.where in self.ever or (of_topic and "commit" in self.objects.kinds())
+            if finding.is_damage and not is_ours:
+                world.bug(f"a scrub finds damage that was not done: {finding}")
 
-    def _is_of_log(self, found: Damaged) -> bool:
+    def _is_of_log(self, damage: Damaged) -> bool:
         """Whether anything of the log has the damaged object."""
         truth, bucket = self.world.truth, self.world.bucket
-        if found.what == "upload":
-            return found.key in live_objects(truth)
-        if found.what == "segment":
+        if damage.what == "upload":
+            return damage.key in live_objects(truth)
+        if damage.what == "segment":
             if "commit" in self.objects.kinds():
                 return False  # the table cannot be read
             topic = truth.topic(TOPIC)
             commits = bucket.tables[topic.prefix]
             return any(
-                found.key == f"{topic.prefix}/{file.path}"
+                damage.key == f"{topic.prefix}/{file.path}"
                 for file in files_at(commits, len(commits) - 1)
             )
         return True
@@ -426,21 +440,21 @@ class DamageRun(Run):
     async def _repair(self) -> None:
         """Restore objects of which there are copies, give up other records, delete strays."""
         world = self.world
-        for found in list(self.damaged.values()):
-            if found.what == "far stray":
+        for damage in list(self.damaged.values()):
+            if damage.what == "far stray":
                 continue
-            if not found.ranges or found.what == "segment" or self.draws.random() < 0.5:
-                self._restore(found)
+            if not damage.ranges or damage.what == "segment" or self.draws.random() < 0.5:
+                self._restore(damage)
         cluster = await world.cluster()
         given_up = await lost_records(cluster, None, is_dry=False)
         await delete_strays(cluster, await strays(cluster))
         await cluster.close()
         world.counts["given up"] = world.counts.get("given up", 0) + len(given_up)
-        left = [found for found in self.damaged.values() if found.what == "far stray"]
+        left = [damage for damage in self.damaged.values() if damage.what == "far stray"]
         if left:
             world.bug(f"{left} are strays, and stay")
-        for found in list(self.damaged.values()):  # in entries whose other chunks are whole
-            self._restore(found)
+        for damage in list(self.damaged.values()):  # in entries whose other chunks are whole
+            self._restore(damage)
 
 
 async def _seal(name: str, broker: Broker) -> None:
@@ -453,10 +467,10 @@ async def _collect(cluster: MaintenanceSession, plan_: Plan) -> None:
 
 def _has(ranges: Iterable[Range], inner: Range) -> bool:
     return any(
-        each[:2] == inner[:2]
-        and each.offset <= inner.offset
-        and inner.end_offset <= each.end_offset
-        for each in ranges
+        outer_range[:2] == inner[:2]
+        and outer_range.offset <= inner.offset
+        and inner.end_offset <= outer_range.end_offset
+        for outer_range in ranges
     )
 
 
@@ -465,7 +479,9 @@ def plan_of_damage(seed: int) -> Plan:
     return plan_._replace(
         level=levels.NEWEST,
         trouble_s=min(plan_.trouble_s, 1.5),
-        troubles=tuple(each for each in plan_.troubles if each not in {"upgrade", "bounds"}),
+        troubles=tuple(
+            trouble for trouble in plan_.troubles if trouble not in {"upgrade", "bounds"}
+        ),
         weather=plan_.weather._replace(raises=0.0, refused_part=b""),
     )
 

@@ -49,8 +49,8 @@ class Objects:
             if (object_keys.seq_of(info.key) or FAR**3) <= self.world.truth.seq
         ]
 
-    def any_of(self, found: list[str]) -> str | None:
-        left = [key for key in found if key not in self.ever]
+    def any_of(self, keys: list[str]) -> str | None:
+        left = [key for key in keys if key not in self.ever]
         return self.world.draws.choice(left) if left else None
 
     def changed(self, what: str, key: str, after: bytes) -> Damaged:
@@ -60,8 +60,8 @@ class Objects:
         bucket._objects[key] = (after, bucket._objects[key][1])  # damage has no time of its own
         ranges = tuple(
             Range(topic.name, number, run.base_offset, run.end_offset)
-            for topic, number, held in self.world.truth.partitions()
-            for run in held.tail
+            for topic, number, partition in self.world.truth.partitions()
+            for run in partition.tail
             if run.object_key == key
             and not run.is_lost
             and _part(before, run.position, run.size) != _part(after, run.position, run.size)
@@ -75,7 +75,7 @@ class Objects:
 
     def kinds(self) -> set[str]:
         """The kinds of damage that there are now."""
-        return {each.what for each in self.now.values()}
+        return {damage.what for damage in self.now.values()}
 
 
 def _part(body: bytes, position: int, size: int) -> bytes:
@@ -107,11 +107,11 @@ def _copy(of: Objects) -> Damaged | None:
 
 def _chunk_in(of: Objects, what: str, prefix: str) -> Damaged | None:
     runs = {
-        each.object_key: each
-        for topic, _, held in of.world.truth.partitions()
+        run.object_key: run
+        for topic, _, partition in of.world.truth.partitions()
         if topic.name == TOPIC
-        for each in held.tail
-        if not each.is_lost and each.object_key.startswith(prefix)
+        for run in partition.tail
+        if not run.is_lost and run.object_key.startswith(prefix)
     }
     key = of.any_of(list(runs))
     if key is None:
@@ -164,17 +164,20 @@ def _segment(of: Objects) -> Damaged | None:
     match of.world.draws.choice(["page", "footer", "cut"]):
         case "page":
             group: Any = pq.read_metadata(io.BytesIO(body)).row_group(0)
-            columns = [group.column(at) for at in range(group.num_columns)]
+            columns = [group.column(index) for index in range(group.num_columns)]
             end = max(
-                (each.dictionary_page_offset or each.data_page_offset) + each.total_compressed_size
-                for each in columns
+                (column.dictionary_page_offset or column.data_page_offset)
+                + column.total_compressed_size
+                for column in columns
             )
-            found = of.flipped("segment", key, 4, end)
+            damage = of.flipped("segment", key, 4, end)
         case "footer":
-            found = of.flipped("segment", key, footer, len(body))
+            damage = of.flipped("segment", key, footer, len(body))
         case _:
-            found = of.changed("segment", key, body[: of.world.draws.randrange(len(body))])
-    return found._replace(ranges=(Range(TOPIC, file.partition, file.base_offset, file.end_offset),))
+            damage = of.changed("segment", key, body[: of.world.draws.randrange(len(body))])
+    return damage._replace(
+        ranges=(Range(TOPIC, file.partition, file.base_offset, file.end_offset),)
+    )
 
 
 def _commit(of: Objects) -> Damaged | None:
@@ -193,8 +196,8 @@ def _stray(of: Objects, what: str, beyond: int) -> Damaged | None:
     key, bucket = object_keys.wal(of.world.truth.seq + beyond), of.world.bucket
     if key in bucket._objects:
         return None
-    known = of.entries()
-    texts = [b"", b"not an entry", bucket.read(known[-1]) if known else b""]
+    keys = of.entries()
+    texts = [b"", b"not an entry", bucket.read(keys[-1]) if keys else b""]
     bucket.write(key, of.world.draws.choice(texts))
     return Damaged(what, key, None)
 

@@ -34,11 +34,11 @@ def no_checkpoint_before() -> Patches:
     real = WalObjects.newest_checkpoint
 
     async def newest(self: WalObjects, cluster: Any) -> Any:
-        found = [info.key async for info in self.store.list(object_keys.CHECKPOINTS)]
-        if found:
-            body = await self.store.get(found[-1])
+        keys = [info.key async for info in self.store.list(object_keys.CHECKPOINTS)]
+        if keys:
+            body = await self.store.get(keys[-1])
             tidelog.storage.wal.wal_objects.decode_checkpoint(
-                body, found[-1], cluster.cluster_id, cluster.bounds
+                body, keys[-1], cluster.cluster_id, cluster.bounds
             )
         return await real(self, cluster)
 
@@ -55,9 +55,9 @@ def no_strays() -> Patches:
 def damage_stops_all_seals() -> Patches:
     real = Sealer._upload
 
-    async def upload(self: Sealer, topic: Any, work: Any, found: Any) -> None:
-        await real(self, topic, work, found)
-        for error in found.values():
+    async def upload(self: Sealer, topic: Any, work: Any, damage: Any) -> None:
+        await real(self, topic, work, damage)
+        for error in damage.values():
             raise tidelog.storage.core.errors.Unavailable(str(error)) from error
 
     return [(Sealer, "_upload", upload)]
@@ -67,7 +67,7 @@ def scrub_skips_copies() -> Patches:
     real = scrub_wal._verify
 
     def verify(
-        seq: int, body: bytes, previous: Any, verified: Any, damaged: Any, found: Any
+        seq: int, body: bytes, previous: Any, verified: Any, damaged: Any, findings: Any
     ) -> Any:
         return real(seq, body, previous, verified, damaged, [])
 

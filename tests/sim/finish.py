@@ -38,7 +38,7 @@ async def finish(run: "Run") -> None:
     for client in run.clients:
         if not isinstance(client, Member):
             client.is_over = True
-    while not all(each.is_done or isinstance(each, Member) for each in run.clients):  # noqa: ASYNC110
+    while not all(client.is_done or isinstance(client, Member) for client in run.clients):  # noqa: ASYNC110
         await asyncio.sleep(0.2)
     await asyncio.sleep(2.0)  # work without a waiting client ends
     await _groups_are_read(run)
@@ -104,9 +104,9 @@ def _is_committed(world: World, group: str) -> bool:
     topic = world.truth.topic(TOPIC)
     committed = world.truth.committed_offsets.of_group(group).get(topic.topic_id, {})
     return all(
-        not held.high_watermark
-        or (number in committed and committed[number].offset == held.high_watermark)
-        for number, held in enumerate(topic.partitions)
+        not partition.high_watermark
+        or (number in committed and committed[number].offset == partition.high_watermark)
+        for number, partition in enumerate(topic.partitions)
     )
 
 
@@ -120,12 +120,12 @@ def _is_read(world: World, group: str, topics: list[str]) -> bool:
     for event in world.recorder.events:
         if isinstance(event, history.Polled) and event.op in ops:
             for portion in event.portions:
-                where = (portion.topic, portion.partition)
-                reached[where] = max(reached.get(where, 0), portion.next_offset)
+                topic_partition = (portion.topic, portion.partition)
+                reached[topic_partition] = max(reached.get(topic_partition, 0), portion.next_offset)
     return all(
-        reached.get((topic, number), 0) >= held.high_watermark
+        reached.get((topic, number), 0) >= partition.high_watermark
         for topic in topics
-        for number, held in enumerate(world.truth.topic(topic).partitions)
+        for number, partition in enumerate(world.truth.topic(topic).partitions)
     )
 
 
@@ -144,15 +144,15 @@ def scan(world: World) -> None:
         offsets: list[Any] = table.column("offset").to_pylist()
         headers: list[Any] = table.column("headers").to_pylist()
         rows.setdefault(file.partition, []).extend(
-            Read(at, str(each[0]["value"], "ascii"))
-            for at, each in zip(offsets, headers, strict=True)
+            Read(offset, str(record_headers[0]["value"], "ascii"))
+            for offset, record_headers in zip(offsets, headers, strict=True)
         )
-    for number, held in enumerate(topic.partitions):
+    for number, partition in enumerate(topic.partitions):
         op = world.recorder.next_op()
         world.record(history.Scan(world.now_s, op, "scan", TOPIC, number))
-        start, end = held.log_start_offset, held.sealed_end
-        found = sorted(rows.get(number, []))
-        world.record(history.Scanned(world.now_s, op, found, start, end))
+        start, end = partition.log_start_offset, partition.sealed_end
+        reads = sorted(rows.get(number, []))
+        world.record(history.Scanned(world.now_s, op, reads, start, end))
 
 
 async def _final(run: "Run") -> None:
@@ -194,7 +194,7 @@ async def scrub_all(world: World, grace: Grace) -> None:
     try:
         cluster = await world.cluster()
         report = await scrub(cluster, None, grace)
-        if damage := [each for each in report.findings if each.is_damage]:
+        if damage := [finding for finding in report.findings if finding.is_damage]:
             world.bug(f"scrub finds {damage}")
     except LogError as error:
         world.bug(f"scrub fails: {error!r}")
@@ -203,17 +203,17 @@ async def scrub_all(world: World, grace: Grace) -> None:
 async def _read_all(world: World, fresh: Broker, topic: str, number: int) -> None:
     async def read(broker: Broker) -> tuple[int, list[Read]]:
         start = offset = (await broker.log.offsets(topic, number)).log_start_offset
-        found: list[Read] = []
+        reads: list[Read] = []
         while True:
             fetched = await broker.log.fetch(topic, number, offset, bytes_max=1 << 20)
             if not fetched.pieces and fetched.next_offset == offset:
-                return start, found
-            found += reads_of(fetched)
+                return start, reads
+            reads += reads_of(fetched)
             offset = fetched.next_offset
 
     try:
-        start, found = await world.ask(fresh.address, read)
+        start, reads = await world.ask(fresh.address, read)
     except (LogError, Refusal, Silence) as error:
         world.bug(f"I1: {topic}-{number} cannot be read in the end: {error!r}")
     else:
-        world.record(history.Final(world.now_s, topic, number, start, found))
+        world.record(history.Final(world.now_s, topic, number, start, reads))

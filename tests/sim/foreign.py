@@ -78,8 +78,12 @@ class ForeignRun(Run):
         path = f"partition={of}/part-{self._files:05d}-c000.parquet"
         world.bucket.write(f"{prefix}/{path}", world.bucket.read(f"{prefix}/{chosen[0].path}"))
         made = SegmentFile(path, of, -1, -1, chosen[0].size, chosen[0].rows, 0, 0)
-        gone = [] if what == "append" else [file for file in chosen if file.partition == of]
-        world.tables.write(prefix, Commit([made], gone, {}, data_change=what != "optimize"))
+        removed_files = (
+            [] if what == "append" else [file for file in chosen if file.partition == of]
+        )
+        world.tables.write(
+            prefix, Commit([made], removed_files, {}, data_change=what != "optimize")
+        )
 
     async def _write_other(self) -> None:
         self._files += 1
@@ -97,8 +101,8 @@ class ForeignRun(Run):
                 process.go_on()
         until_s = world.now_s + 60.0
         while world.now_s < until_s:
-            (held,) = world.truth.topic(OTHER).partitions
-            if held.sealed_end == held.high_watermark:
+            (partition,) = world.truth.topic(OTHER).partitions
+            if partition.sealed_end == partition.high_watermark:
                 return
             await asyncio.sleep(0.5)
             if self.plan.level == levels.FIRST and world.ready():

@@ -39,36 +39,36 @@ def check_all(events: Iterable[Event]) -> list[Violation]:
     events = list(events)
     story = Story.of(events)
     rules = (_owners, _generations, _offsets, _reads, _seeks, _once)
-    return [*check(events), *(Violation(*each) for rule in rules for each in rule(story))]
+    return [*check(events), *(Violation(*fields) for rule in rules for fields in rule(story))]
 
 
 def _polls(story: Story) -> list[tuple[Call, Poll, Polled]]:
     """In the order in which they were answered."""
-    found = [
+    polls = [
         (call, call.asked, call.answer)
         for call in story.calls.values()
         if isinstance(call.asked, Poll) and isinstance(call.answer, Polled)
     ]
-    return sorted(found, key=lambda each: each[0].answered_at)
+    return sorted(polls, key=lambda poll: poll[0].answered_at)
 
 
 def _commits(story: Story) -> list[tuple[Call, int, Offsets]]:
     """With the number of the request: of its own, or one that had records, too."""
-    found = []
+    commits = []
     tried: dict[str, list[Call]] = defaultdict(list)
     for call in story.calls.values():
         asked = call.asked
         if isinstance(asked, Commit):
             said = Offsets(asked.group, asked.member, asked.generation, asked.offsets)
-            found.append((call, asked.op, said))
+            commits.append((call, asked.op, said))
         elif isinstance(asked, Append) and asked.commit is not None:
             tried[asked.key or f"op {asked.op}"].append(call)
     for calls in tried.values():
         asked = calls[0].asked
         assert isinstance(asked, Append), "as was asked above"
         assert asked.commit is not None, "as was asked above"
-        found.append((_as_one(calls), asked.op, asked.commit))
-    return found
+        commits.append((_as_one(calls), asked.op, asked.commit))
+    return commits
 
 
 def _as_one(calls: list[Call]) -> Call:
@@ -89,20 +89,22 @@ def _is_done(call: Call) -> bool:
 def _owners(story: Story) -> Iterator[tuple[str, str]]:
     owners: dict[tuple[str, int, Where], set[str]] = defaultdict(set)
     for _, owns in story.owned:
-        for where in owns.partitions:
-            owners[owns.group, owns.generation, where].add(owns.member)
+        for partition in owns.partitions:
+            owners[owns.group, owns.generation, partition].add(owns.member)
     for _, asked, polled in _polls(story):
         for portion in polled.portions:
-            where = (portion.topic, portion.partition)
-            owners[asked.group, polled.generation, where].add(asked.member)
-    for (group, generation, where), members in owners.items():
+            partition = (portion.topic, portion.partition)
+            owners[asked.group, polled.generation, partition].add(asked.member)
+    for (group, generation, partition), members in owners.items():
         if generation != NO_GENERATION and len(members) > 1:
-            text = f"{where} of group {group} is of {sorted(members)} in generation {generation}"
+            text = (
+                f"{partition} of group {group} is of {sorted(members)} in generation {generation}"
+            )
             yield "owners", text
 
 
 def _generations(story: Story) -> Iterator[tuple[str, str]]:
-    seen = [(at, (owns.group, 0), owns.generation + 1) for at, owns in story.owned]
+    seen = [(position, (owns.group, 0), owns.generation + 1) for position, owns in story.owned]
     seen += [(c.answered_at, (asked.group, 0), p.generation + 1) for c, asked, p in _polls(story)]
     seen += [
         (call.answered_at, (commit.group, 0), commit.generation + 1)
@@ -137,13 +139,15 @@ def _offsets(story: Story) -> Iterator[tuple[str, str]]:
         if not (isinstance(call.asked, Ask) and isinstance(call.answer, Told)):
             continue
         told = {place[:2]: place.offset for place in call.answer.offsets}
-        for (group, where), written in writes.items():
+        for (group, partition), written in writes.items():
             if group == call.asked.group:
                 possible = _possible(written, call)
-                if story.deletions.get(where[0], call.answered_at) < call.answered_at:
+                if story.deletions.get(partition[0], call.answered_at) < call.answered_at:
                     possible.append(None)
-                if told.get(where) not in possible:
-                    text = f"ask {call.asked.op}: {group} is at {told.get(where)} of {where}"
+                if told.get(partition) not in possible:
+                    text = (
+                        f"ask {call.asked.op}: {group} is at {told.get(partition)} of {partition}"
+                    )
                     yield "committed offset", f"{text}, not at one of {possible}"
 
 
@@ -154,12 +158,12 @@ def _possible(written: list[tuple[Call, int]], ask: Call) -> list[int | None]:
         if _is_done(call) and call.answered_at < ask.asked_at
     ]
     begun = max((call.asked_at for call, _ in done), default=-1)
-    found: list[int | None] = [] if done else [None]
+    offsets: list[int | None] = [] if done else [None]
     for call, offset in written:
         is_over = _is_done(call) and call.answered_at < begun
         if call.asked_at < ask.answered_at and not is_over:
-            found.append(offset)
-    return found
+            offsets.append(offset)
+    return offsets
 
 
 def _reads(story: Story) -> Iterator[tuple[str, str]]:
@@ -170,42 +174,55 @@ def _reads(story: Story) -> Iterator[tuple[str, str]]:
             got[asked.group, (topic, partition)].update(read.offset for read in records)
             written = writes[asked.group, (topic, partition)]
             possible = _possible(written, call)
-            least = min(0 if each is None else each for each in possible)
+            least = min(0 if offset is None else offset for offset in possible)
             least = min([least, *_sought(story, asked, (topic, partition), written, call)])
             if records and records[0].offset < least:
                 text = f"poll {asked.op} gives {records[0].offset} of {topic}-{partition}"
                 yield "went back", f"{text}, {asked.group} had committed {least}"
-    drained = {each.group: each.topics for each in story.drained}
-    for group, where in sorted({(group, where) for group, where in got}):
-        yield from _covered(story, group, where, got[group, where], is_drained=group in drained)
+    drained = {event.group: event.topics for event in story.drained}
+    for group, topic_partition in sorted(
+        {(group, topic_partition) for group, topic_partition in got}
+    ):
+        yield from _covered(
+            story, group, topic_partition, got[group, topic_partition], is_drained=group in drained
+        )
     polled_groups = {group for group, _ in got}
     for group in sorted(drained.keys() & polled_groups):
-        topics = drained[group] or {where[0] for of, where in got if of == group}
-        for where, final in story.finals.items():
-            if where[0] in topics and (group, where) not in got and final.records:
-                yield "unread", f"{group} got nothing of {where}, which has {len(final.records)}"
+        topics = drained[group] or {
+            topic_partition[0] for of, topic_partition in got if of == group
+        }
+        for topic_partition, final in story.finals.items():
+            if (
+                topic_partition[0] in topics
+                and (group, topic_partition) not in got
+                and final.records
+            ):
+                yield (
+                    "unread",
+                    f"{group} got nothing of {topic_partition}, which has {len(final.records)}",
+                )
 
 
 def _covered(
-    story: Story, group: str, where: Where, got: set[int], *, is_drained: bool
+    story: Story, group: str, partition: Where, got: set[int], *, is_drained: bool
 ) -> Iterator[tuple[str, str]]:
-    final = story.finals.get(where)
-    if final is None or story.is_compacted(where[0]):
+    final = story.finals.get(partition)
+    if final is None or story.is_compacted(partition[0]):
         return
     missed = [read.offset for read in final.records if read.offset not in got]
     passed = [offset for offset in missed if offset < max(got, default=0)]
     if passed:
-        yield "passed over", f"{group} never got {passed[:20]} of {where}"
+        yield "passed over", f"{group} never got {passed[:20]} of {partition}"
     elif missed and is_drained:
-        yield "unread", f"{group} never got {missed[:20]} of {where}"
+        yield "unread", f"{group} never got {missed[:20]} of {partition}"
 
 
 def _sought(
-    story: Story, poll: Poll, where: Where, written: list[tuple[Call, int]], call: Call
+    story: Story, poll: Poll, partition: Where, written: list[tuple[Call, int]], call: Call
 ) -> list[int]:
     """Where the member may have said to go on: until it has committed something else."""
-    found = []
-    for seek, place in _seeks_of(story, poll, where):
+    offsets = []
+    for seek, place in _seeks_of(story, poll, partition):
         is_over = isinstance(seek.answer, Sought) and any(
             _is_done(commit)
             and seek.answered_at < commit.asked_at
@@ -213,11 +230,11 @@ def _sought(
             for commit, _ in written
         )
         if seek.asked_at < call.answered_at and not is_over:
-            found.append(place.offset)
-    return found
+            offsets.append(place.offset)
+    return offsets
 
 
-def _seeks_of(story: Story, poll: Poll, where: Where) -> list[tuple[Call, Place]]:
+def _seeks_of(story: Story, poll: Poll, partition: Where) -> list[tuple[Call, Place]]:
     """Of the member that polls, in that partition."""
     return [
         (call, place)
@@ -225,7 +242,7 @@ def _seeks_of(story: Story, poll: Poll, where: Where) -> list[tuple[Call, Place]
         if isinstance(call.asked, Seek) and not call.is_refused
         if (call.asked.group, call.asked.member) == (poll.group, poll.member)
         for place in call.asked.positions
-        if place[:2] == where
+        if place[:2] == partition
     ]
 
 
@@ -240,17 +257,17 @@ def _seeks(story: Story) -> Iterator[tuple[str, str]]:
         if not isinstance(asked, Seek | Poll):
             continue
         member = (asked.group, asked.member)
-        held = expected[member]
+        positions = expected[member]
         if isinstance(asked, Seek):
             for place in asked.positions:
-                held.pop(place[:2], None)
+                positions.pop(place[:2], None)
                 if isinstance(answer, Sought) and member in generation:
-                    held[place[:2]] = (place.offset, generation[member])
+                    positions[place[:2]] = (place.offset, generation[member])
         elif not isinstance(answer, Polled):
-            held.clear()  # its next offset is unknown
+            positions.clear()  # its next offset is unknown
         else:
             for portion in answer.portions:
-                to, since = held.pop((portion.topic, portion.partition), (None, 0))
+                to, since = positions.pop((portion.topic, portion.partition), (None, 0))
                 first = portion.records[0].offset if portion.records else to
                 if to is not None and since == answer.generation and first != to:
                     text = f"poll {asked.op} gives {first} of {portion.topic}-{portion.partition}"
@@ -271,20 +288,22 @@ def _once(story: Story) -> Iterator[tuple[str, str]]:
     }
     made: dict[tuple[str, Where], list[int]] = defaultdict(list)
     for final in story.finals.values():
-        for each in final.records:
-            if each.value in sources:
-                group, source = sources[each.value]
+        for record in final.records:
+            if record.value in sources:
+                group, source = sources[record.value]
                 made[group, source[:2]].append(source.offset)
     committed: dict[str, dict[Where, int]] = {}
     for call in sorted(story.calls.values(), key=lambda call: call.answered_at):
         if isinstance(call.asked, Ask) and isinstance(call.answer, Told):
-            committed[call.asked.group] = {at[:2]: at.offset for at in call.answer.offsets}
+            committed[call.asked.group] = {place[:2]: place.offset for place in call.answer.offsets}
     for group in sorted({group for group, _ in sources.values()} & committed.keys()):
-        for where in sorted({*committed[group], *(at for of, at in made if of == group)}):
-            offsets = sorted(made[group, where])
-            end = committed[group].get(where, 0)
+        for partition in sorted(
+            {*committed[group], *(source_partition for of, source_partition in made if of == group)}
+        ):
+            offsets = sorted(made[group, partition])
+            end = committed[group].get(partition, 0)
             if offsets != list(range(end)):
-                twice = sorted({each for each in offsets if offsets.count(each) > 1})
+                twice = sorted({offset for offset in offsets if offsets.count(offset) > 1})
                 missing = sorted(set(range(end)) - set(offsets))
-                text = f"{group} has committed {end} of {where}: twice there are {twice[:20]}"
+                text = f"{group} has committed {end} of {partition}: twice there are {twice[:20]}"
                 yield "once", f"{text}, not there {missing[:20]}, beyond {offsets[end:][:5]}"

@@ -66,13 +66,13 @@ class Process:
 
     def go_on(self) -> None:
         self.is_stopped = False
-        held, self._held = self._held, []
+        handles, self._held = self._held, []
         loop = asyncio.get_running_loop()
         assert isinstance(loop, Loop)
         if self.is_dead:
-            self._held = held
+            self._held = handles
         else:
-            loop.truncate(held)
+            loop.truncate(handles)
 
     def spawn(self, work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
         """A task of this process."""

@@ -118,15 +118,15 @@ class Member(Client):
 
     async def _seek_back(self, member: str) -> None:
         if self.reached:
-            where = self.world.draws.choice(list(self.reached))
-            offset = self.world.draws.randrange(self.reached[where] + 1)
-            await self._seek(member, Place(*where, offset))
+            partition = self.world.draws.choice(list(self.reached))
+            offset = self.world.draws.randrange(self.reached[partition] + 1)
+            await self._seek(member, Place(*partition, offset))
 
     async def _seek(self, member: str, to: Place) -> None:
         op = self.begin(history.Seek, self.group, self.known_as(member), [to])
-        at = {TopicPartition(to.topic, to.partition): to.offset}
+        offset_by_partition = {TopicPartition(to.topic, to.partition): to.offset}
         try:
-            await self._call(lambda b: b.consumers.seek(self.group, member, at))
+            await self._call(lambda b: b.consumers.seek(self.group, member, offset_by_partition))
         except (CommitUnknown, Silence) as error:  # it may take effect later
             self.end(history.Unknown, op, repr(error))
         except (LogError, Refusal) as error:
@@ -174,12 +174,12 @@ class Member(Client):
             async with reading as read:
                 portions = [
                     Portion(
-                        each.topic,
-                        each.where.partition,
-                        reads_of(each.fetched),
-                        each.fetched.next_offset,
+                        portion.topic,
+                        portion.where.partition,
+                        reads_of(portion.fetched),
+                        portion.fetched.next_offset,
                     )
-                    for each in read.portions
+                    for portion in read.portions
                 ]
                 return read.generation, portions
 
@@ -197,8 +197,8 @@ class Member(Client):
         self.end(history.Polled, op, *polled)
         if polled[1]:
             self._poll_bytes = min(2 * self._poll_bytes, POLL_BYTES)
-        for each in polled[1]:
-            self.reached[each.topic, each.partition] = each.next_offset
+        for portion in polled[1]:
+            self.reached[portion.topic, portion.partition] = portion.next_offset
         return polled
 
     async def _commit(self, member: str, generation: int, portions: list[Portion]) -> None:
@@ -224,7 +224,8 @@ class Member(Client):
         """As of what the broker knows of topics."""
         state = broker.log.state
         rows = [
-            GroupOffset(state.topic(at.topic).topic_id, at.partition, at.offset) for at in places
+            GroupOffset(state.topic(place.topic).topic_id, place.partition, place.offset)
+            for place in places
         ]
         return CommitOffsets(self.group, generation, rows, member)
 
@@ -248,9 +249,9 @@ class Worker(Member):
         self._requests += 1
         key = f"{self.name}/{self._requests}"
         sources = [
-            Place(each.topic, each.partition, read.offset)
-            for each in portions
-            for read in each.records
+            Place(portion.topic, portion.partition, read.offset)
+            for portion in portions
+            for read in portion.records
         ]
         records = [
             Written(RESULTS, f"{key}.{number}", 0, source=source)
@@ -286,7 +287,7 @@ class Worker(Member):
 
 
 def ends_of(portions: list[Portion]) -> list[Place]:
-    return [Place(each.topic, each.partition, each.next_offset) for each in portions]
+    return [Place(portion.topic, portion.partition, portion.next_offset) for portion in portions]
 
 
 async def ask_for(client: Client, group: str, broker: Broker | None = None) -> list[Place] | None:
@@ -298,8 +299,11 @@ async def ask_for(client: Client, group: str, broker: Broker | None = None) -> l
 
     async def ask(broker: Broker) -> list[Place]:
         await broker.log.wal.refresh()
-        held = broker.log.committed_offsets(group)
-        return [Place(*where, each.offset) for where, each in held.items()]
+        committed_offsets = broker.log.committed_offsets(group)
+        return [
+            Place(*partition, committed_offset.offset)
+            for partition, committed_offset in committed_offsets.items()
+        ]
 
     told = await client.ask(op, broker, ask)
     if told is not None:

@@ -135,8 +135,8 @@ def _violation(state: State, rules: Rules) -> str:
 
 
 def _id_at(state: State, number: int) -> int | None:
-    held = state.store[number - 1] if number <= NUMBERS else None
-    return None if held is None else held.id
+    entry = state.store[number - 1] if number <= NUMBERS else None
+    return None if entry is None else entry.id
 
 
 def _sealed(chain: tuple[int, ...], seq: int) -> int:
@@ -167,7 +167,8 @@ def _after(state: State, rules: Rules) -> Iterator[tuple[str, State]]:
 def _tick(state: State) -> State:
     return state._replace(
         checkpoints=tuple(
-            each._replace(age=min(each.age + 1, RETENTION)) for each in state.checkpoints
+            checkpoint._replace(age=min(checkpoint.age + 1, RETENTION))
+            for checkpoint in state.checkpoints
         ),
         age=min(state.age + 1, VIEW + 1),
     )
@@ -181,8 +182,8 @@ def _others(state: State, rules: Rules) -> Iterator[tuple[str, State]]:
             if state.store[number - 1] is None:
                 yield f"others commit {name}, {number}", _create(state, number, entry_id, last)
     if len(state.chain) > state.checkpoints[-1].seq:
-        kept = (*state.checkpoints, Checkpoint(len(state.chain), 0))[-2:]
-        yield f"a checkpoint of {len(state.chain)}", state._replace(checkpoints=kept)
+        checkpoints = (*state.checkpoints, Checkpoint(len(state.chain), 0))[-2:]
+        yield f"a checkpoint of {len(state.chain)}", state._replace(checkpoints=checkpoints)
 
 
 def _create(state: State, number: int, entry_id: int, previous: int) -> State:
@@ -245,10 +246,10 @@ def _heard(state: State, rules: Rules) -> State:
         return _done(state, rules)
     if state.way == "exists" and not rules.read_back_exists:
         return state._replace(way="idle", answer="no")
-    found = _id_at(state, state.number)
-    if found == Z:
+    entry_id = _id_at(state, state.number)
+    if entry_id == Z:
         return _done(state, rules)
-    if found is not None:
+    if entry_id is not None:
         return state._replace(way="idle", answer="no" if not state.late else "unknown")
     if state.way == "exists":
         return state._replace(way="idle", answer="unknown")
@@ -275,8 +276,8 @@ def _looked(state: State, rules: Rules) -> State:
         seen = state.checkpoints[-1].seq
         last = state.chain[seen - 1] if seen else 0
     while seen < NUMBERS:
-        held = state.store[seen]
-        if held is None or held.previous != last:
+        entry = state.store[seen]
+        if entry is None or entry.previous != last:
             break
-        seen, last = seen + 1, held.id
+        seen, last = seen + 1, entry.id
     return state._replace(seen=seen, last=last, age=0)

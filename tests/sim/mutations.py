@@ -155,8 +155,10 @@ def _no_origins() -> list[Patch]:
         waiting, self._queue = self._queue, {}
         on_applied(self, entry, applied)
         self._queue = waiting
-        for one in [one for one in self._batch if one in waiting and one.origin is not None]:
-            self._finish(one, entry.seq)
+        for draft in [
+            draft for draft in self._batch if draft in waiting and draft.origin is not None
+        ]:
+            self._finish(draft, entry.seq)
 
     return [(AppliedDrafts, "see", forgetful), (Sequencer, "on_applied", blind)]
 
@@ -220,14 +222,16 @@ def _sealed_by_an_old_view() -> list[Patch]:
 def _sealed_before_the_table() -> list[Patch]:
     real = Sealer._add
 
-    async def add(self: Sealer, topic: Any, table: Any, files: Any, ends: Any, at: Any) -> None:
+    async def add(
+        self: Sealer, topic: Any, table: Any, files: Any, ends: Any, started: Any
+    ) -> None:
         actions: list[Any] = [
             Sealed(topic.topic_id, int(app_id.removeprefix("seal-")), end)
             for app_id, end in ends.items()
         ]
         request = AppendRequest((), 0, actions=actions)
         await self.writer.append(request, Acks.ALL)
-        await real(self, topic, table, files, ends, at)
+        await real(self, topic, table, files, ends, started)
 
     return [(Sealer, "_add", add)]
 
@@ -240,10 +244,10 @@ def _seal_a_record_too_many() -> list[Patch]:
             number: end - 1 if end - base > 1 else end for number, (base, end) in ranges.items()
         }
         shorter = {number: (base, last[number]) for number, (base, _) in ranges.items()}
-        async for each in real(self, topic, shorter, damage):
-            end = ranges[each.file.partition][1]
-            longer = each._replace(file=each.file._replace(end_offset=end))
-            yield longer if each.file.end_offset == last[each.file.partition] else each
+        async for segment in real(self, topic, shorter, damage):
+            end = ranges[segment.file.partition][1]
+            longer = segment._replace(file=segment.file._replace(end_offset=end))
+            yield longer if segment.file.end_offset == last[segment.file.partition] else segment
 
     return [(TailSegments, "encoded", encoded)]
 
@@ -255,9 +259,9 @@ def _remove_before_the_log_start() -> list[Patch]:
         cluster: MaintenanceSession, topic: Any, table: Any, cuts: Any, *, is_dry: bool
     ) -> list[Any]:
         removed = {}
-        for number, each in cuts.items():
+        for number, partition_cut in cuts.items():
             index = await table.segments(number)
-            files = [file for file in index if file.end_offset <= each.log_start_offset]
+            files = [file for file in index if file.end_offset <= partition_cut.log_start_offset]
             app_id = tidelog.storage.tables.manifest.maintenance_app_id(number)
             if files:
                 removed[app_id] = files
@@ -267,8 +271,8 @@ def _remove_before_the_log_start() -> list[Patch]:
             await real(
                 cluster,
                 [
-                    MoveLogStart(topic.topic_id, number, each.log_start_offset)
-                    for number, each in cuts.items()
+                    MoveLogStart(topic.topic_id, number, partition_cut.log_start_offset)
+                    for number, partition_cut in cuts.items()
                 ],
             )
         return []
@@ -280,8 +284,8 @@ def _compaction_drops_a_row() -> list[Patch]:
     real = Latest.kept
 
     def kept(self: Latest) -> Any:
-        found = real(self)
-        return found._replace(offsets=np.sort(found.offsets)[1:])
+        result = real(self)
+        return result._replace(offsets=np.sort(result.offsets)[1:])
 
     return [(Latest, "kept", kept)]
 
@@ -324,10 +328,10 @@ def _no_generations() -> list[Patch]:
 
 
 def _sent_is_delivered() -> list[Patch]:
-    def advance(self: Positions, where: Any, before: int, after: int) -> None:
-        held = self._held.get(where)
-        if held is not None and held.next == before:
-            held.next = held.delivered = after
+    def advance(self: Positions, partition: Any, before: int, after: int) -> None:
+        position = self._held.get(partition)
+        if position is not None and position.next == before:
+            position.next = position.delivered = after
             self.is_due = True
 
     return [(Positions, "advance", advance)]
@@ -339,7 +343,9 @@ def _everybody_owns() -> list[Patch]:
     def settle(self: GroupMembers) -> set[str]:
         changed = real(self)
         for group in self:
-            shared = sorted({one for member in group.members.values() for one in member.owned})
+            shared = sorted(
+                {partition for member in group.members.values() for partition in member.owned}
+            )
             for member in group.members.values():
                 if member.is_subscribed:
                     member.owned = list(shared)
@@ -382,8 +388,8 @@ def _results_before_offsets() -> list[Patch]:
 def _checkpoints_forget_seeks() -> list[Patch]:
     real = GroupMembers.load
 
-    def load(self: GroupMembers, kept: Any) -> None:
-        real(self, kept)
+    def load(self: GroupMembers, checkpoint: Any) -> None:
+        real(self, checkpoint)
         for group in self:
             for member in group.members.values():
                 member.sought = []

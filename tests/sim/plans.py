@@ -217,4 +217,6 @@ def plan_of(seed: int) -> Plan:
         )
     if kind != "groups":
         return plan
-    return plan._replace(features=frozenset(each for each in FEATURES if draws.random() < 0.4))
+    return plan._replace(
+        features=frozenset(feature for feature in FEATURES if draws.random() < 0.4)
+    )

@@ -208,8 +208,8 @@ class Run:
         if not self.is_over:
             self.world.weather, self.world.air = self.plan.weather, self.plan.air
 
-    def _restart(self, gone: Broker) -> None:
-        slot = int(gone.name[1:].partition(".")[0])
+    def _restart(self, broker: Broker) -> None:
+        slot = int(broker.name[1:].partition(".")[0])
         _ = self.world.later(self.draws.expovariate(1.0), self._start, slot)
 
     def _start(self, slot: int) -> None:
@@ -286,8 +286,10 @@ class Run:
                 cluster = await world.cluster()
                 await retain(cluster, None, is_dry=False)
                 if draws.random() < 0.1:
-                    held = cluster.state.topic(TOPIC).partitions[0]
-                    offset = min(held.log_start_offset + draws.randrange(4), held.high_watermark)
+                    partition = cluster.state.topic(TOPIC).partitions[0]
+                    offset = min(
+                        partition.log_start_offset + draws.randrange(4), partition.high_watermark
+                    )
                     await delete_records(cluster, TOPIC, {0: offset}, is_dry=False)
                 await compact(cluster, None, is_dry=False)
                 planned = await plan(cluster, self.plan.command_grace or grace)
@@ -298,7 +300,7 @@ class Run:
                 )
                 if draws.random() < 0.2:
                     report = await scrub(cluster, None, grace)
-                    damage = [each for each in report.findings if each.is_damage]
+                    damage = [finding for finding in report.findings if finding.is_damage]
                     if damage and not world.has_damage:
                         world.bug(f"scrub finds {damage}")
                 await cluster.close()
@@ -325,7 +327,7 @@ def simulated(
     scratch = (
         Path(tempfile.mkdtemp(prefix="tidelog-sim-", dir=_memory())) if plan.has_disks else None
     )
-    found: list[Violation] = []
+    violations: list[Violation] = []
     world = World(seed, plan.settings, scratch, plan.level)
     world.lines = lines
     run = run_of(seed, plan, world)
@@ -337,14 +339,14 @@ def simulated(
                 end_s=plan.run_s + 800,
             )
     except (machine.Stuck, AssertionError) as error:
-        found.append(Violation("stuck", repr(error)))
+        violations.append(Violation("stuck", repr(error)))
     finally:
         if scratch is not None:
             shutil.rmtree(scratch, ignore_errors=True)
-    found += [Violation("bug", each) for each in world.bugs]
-    found += check_all(world.recorder.events)
+    violations += [Violation("bug", bug) for bug in world.bugs]
+    violations += check_all(world.recorder.events)
     trace = world.trace.hexdigest()
-    return Result(seed, plan.kind, found, trace, world.counts, world.recorder.events)
+    return Result(seed, plan.kind, violations, trace, world.counts, world.recorder.events)
 
 
 def _memory() -> str | None:

@@ -165,14 +165,14 @@ class Way:
         await self._ask("put", key, lambda: self.bucket.write(key, body))
 
     async def list(self, prefix: str, *, start_after: str = "") -> AsyncIterator[ObjectInfo]:
-        found = await self._ask("list", prefix, lambda: self.bucket.infos(prefix, start_after))
-        for info in found:
+        infos = await self._ask("list", prefix, lambda: self.bucket.infos(prefix, start_after))
+        for info in infos:
             yield info
 
     async def delete(self, keys: Iterable[str]) -> None:
-        gone = list(keys)
-        name = f"{gone[0]} and {len(gone) - 1} more" if gone else ""
-        await self._ask("delete", name, lambda: self.bucket.remove(gone))
+        deleted_keys = list(keys)
+        name = f"{deleted_keys[0]} and {len(deleted_keys) - 1} more" if deleted_keys else ""
+        await self._ask("delete", name, lambda: self.bucket.remove(deleted_keys))
 
     async def close(self) -> None:
         """Nothing to release."""
@@ -267,8 +267,8 @@ class Tables:
         change = commit.data_change
         lines = [
             *(
-                {"txn": {"appId": app_id, "version": at}}
-                for app_id, at in commit.transactions.items()
+                {"txn": {"appId": app_id, "version": transaction_version}}
+                for app_id, transaction_version in commit.transactions.items()
             ),
             *(
                 {

@@ -29,6 +29,6 @@ def test_i1_i7_i9_i11_a_backup_of_a_running_cluster_has_all_that_was_acknowledge
 def test_i9_a_backup_that_is_killed_leaves_no_backup_and_its_hold_expires() -> None:
     _, steps = crashed_backup(-1)
     assert steps > CRASH_POINTS
-    for at in range(1, steps + 1, math.ceil(steps / CRASH_POINTS)):
-        result, _ = crashed_backup(at)
-        assert not result.violations, (at, result.violations[:5])
+    for step in range(1, steps + 1, math.ceil(steps / CRASH_POINTS)):
+        result, _ = crashed_backup(step)
+        assert not result.violations, (step, result.violations[:5])

@@ -57,12 +57,12 @@ class Tale:
     def end(self, kind: Callable[..., Event], op: int, *said: object, **named: object) -> None:
         self.events.append(kind(self.now, op, *said, **named))
 
-    def append(self, *values: str, at: int | None = None, key: str | None = None, **of) -> int:
-        """Acked from `at` on, or without an answer."""
+    def append(self, *values: str, offset: int | None = None, key: str | None = None, **of) -> int:
+        """Acked from `offset` on, or without an answer."""
         records = [Written("t", value, 0, **of) for value in values]
         op = self.begin(Append, "p", records, key)
-        if at is not None:
-            self.end(Acked, op, [Place("t", 0, at + i) for i in range(len(values))])
+        if offset is not None:
+            self.end(Acked, op, [Place("t", 0, offset + i) for i in range(len(values))])
         return op
 
     def fetch(self, offset: int, *values: str, first: int | None = None, **named: object) -> None:
@@ -111,8 +111,8 @@ class Tale:
 
 def honest() -> Tale:
     tale = Tale()
-    tale.append("a", at=0)
-    tale.append("b", "c", at=1, key="k")
+    tale.append("a", offset=0)
+    tale.append("b", "c", offset=1, key="k")
     tale.fetch(0, "a", stream="s")
     tale.fetch(1, "b", "c", stream="s")
     tale.look(0, 3)
@@ -146,7 +146,7 @@ def test_an_unknown_outcome_may_be_either_and_whole() -> None:
 def test_a_retry_without_a_key_may_be_there_twice() -> None:
     tale = Tale()
     tale.end(Unknown, tale.append("x"))
-    tale.append("x", at=1)
+    tale.append("x", offset=1)
     tale.final("x", "x")
     assert tale.kinds() == set()
     tale.events.pop()
@@ -160,7 +160,7 @@ def lost(tale: Tale) -> None:
 
 def moved(tale: Tale) -> None:
     tale.append("f")
-    tale.append("e", at=3)
+    tale.append("e", offset=3)
     tale.final("a", "b", "c", "f")
 
 
@@ -170,11 +170,11 @@ def two_values(tale: Tale) -> None:
 
 
 def doubled_under_a_key(tale: Tale) -> None:
-    tale.append("b", "c", at=3, key="k")
+    tale.append("b", "c", offset=3, key="k")
 
 
 def doubled_without_a_retry(tale: Tale) -> None:
-    tale.append("e", at=3)
+    tale.append("e", offset=3)
     tale.final("a", "b", "c", "e", "e")
 
 
@@ -198,7 +198,7 @@ def foreign(tale: Tale) -> None:
 
 def early(tale: Tale) -> None:
     tale.fetch(3, "e")
-    tale.append("e", at=3)
+    tale.append("e", offset=3)
 
 
 def uncommitted(tale: Tale) -> None:
@@ -227,8 +227,8 @@ def stale_look(tale: Tale) -> None:
 
 def overtaken(tale: Tale) -> None:
     tale.append("e")  # its place was never seen
-    tale.append("f", at=4)
-    tale.append("g", at=3)
+    tale.append("f", offset=4)
+    tale.append("g", offset=3)
 
 
 def skipped(tale: Tale) -> None:
@@ -313,14 +313,14 @@ def went_back(tale: Tale) -> None:
 
 
 def passed_over(tale: Tale) -> None:
-    tale.append("e", at=3)
-    tale.append("f", at=4)
+    tale.append("e", offset=3)
+    tale.append("f", offset=4)
     tale.poll("n", 2, 4, "f")
     tale.final("a", "b", "c", "e", "f")
 
 
 def unread(tale: Tale) -> None:
-    tale.append("e", at=3)
+    tale.append("e", offset=3)
     tale.final("a", "b", "c", "e")
     tale.fact(Drained, "g")
 
@@ -370,18 +370,18 @@ def unread(tale: Tale) -> None:
 def test_a_broken_promise_is_seen(spoil: Callable[[Tale], None], kinds: set[str]) -> None:
     tale = honest()
     spoil(tale)
-    found = tale.kinds()
-    assert found, "it is missed"
-    assert found & kinds
-    assert found <= kinds
+    found_kinds = tale.kinds()
+    assert found_kinds, "it is missed"
+    assert found_kinds & kinds
+    assert found_kinds <= kinds
 
 
 def test_key_compaction_may_take_what_is_superseded_and_nothing_else() -> None:
     tale = Tale(is_compacted=True)
-    tale.append("a", at=0, record_key="k")
-    tale.append("b", at=1, record_key="l")
-    tale.append("c", at=2, record_key="k")
-    tale.append("d", at=3, record_key="m", is_tombstone=True)
+    tale.append("a", offset=0, record_key="k")
+    tale.append("b", offset=1, record_key="l")
+    tale.append("c", offset=2, record_key="k")
+    tale.append("d", offset=3, record_key="m", is_tombstone=True)
     tale.fetch(0, "a", "b", "c", "d")
     tale.fetch(0, "-", "b", "c")
     tale.scan(3, "-", "b", "c")
@@ -435,4 +435,4 @@ def test_a_history_survives_its_lines(tmp_path: Path) -> None:
 
 def test_events_of_several_writers_are_put_in_order() -> None:
     tale = honest()
-    assert {each.kind for each in check_all(reversed(tale.events))} == set()
+    assert {violation.kind for violation in check_all(reversed(tale.events))} == set()

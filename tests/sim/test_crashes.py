@@ -11,8 +11,8 @@ POINTS_MAX = 12
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
 def test_i1_i2_i4_i6_i7_i8_death_at_an_await_breaks_nothing(scenario: Scenario) -> None:
     points = 0
-    for at, result in all_of(scenario, points_max=POINTS_MAX):
+    for step, result in all_of(scenario, points_max=POINTS_MAX):
         points += 1
-        assert not result.violations, f"dead at step {at}"
+        assert not result.violations, f"dead at step {step}"
         assert result.counts["acked"]
     assert points > 6

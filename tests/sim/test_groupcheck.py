@@ -29,21 +29,22 @@ def seek(tale: Tale, member: str, offset: int, *, is_done: bool = True) -> None:
 
 
 def work(
-    tale: Tale, key: str, generation: int, first: int, end: int, *, at: int | None = None
+    tale: Tale, key: str, generation: int, first: int, end: int, *, offset: int | None = None
 ) -> int:
-    """Append a worker's results of records from `first` on, with its commit; acked from `at` on."""
+    """Append a worker's results of records from `first` on, with its commit; acked from `offset`
+    on."""
     records = [
         Written("results", f"{key}.{n}", 0, source=Place("t", 0, n)) for n in range(first, end)
     ]
     said = Offsets("g", "n", generation, [Place("t", 0, end)])
     op = tale.begin(Append, "n", records, key, commit=said)
-    if at is not None:
-        tale.end(Acked, op, [Place("results", 0, at + i) for i in range(end - first)])
+    if offset is not None:
+        tale.end(Acked, op, [Place("results", 0, offset + i) for i in range(end - first)])
     return op
 
 
 def results(tale: Tale, *values: str) -> None:
-    tale.fact(Final, "results", 0, 0, [Read(at, value) for at, value in enumerate(values)])
+    tale.fact(Final, "results", 0, 0, [Read(offset, value) for offset, value in enumerate(values)])
 
 
 def told(tale: Tale, op: int, *at: int) -> None:
@@ -74,7 +75,7 @@ def test_one_result_of_each_record_with_an_unanswered_attempt() -> None:
     results(tale, "w1.2")
     assert tale.kinds() == {"once"}, "nothing was made of a and b"
     tale = Tale()
-    tale.append("a", "b", at=0)
+    tale.append("a", "b", offset=0)
     tale.end(Unknown, work(tale, "w0", 1, 0, 2))
     told(tale, work(tale, "w0", 1, 0, 2), 0, 1)
     tale.ask(2)
@@ -109,28 +110,28 @@ def back_as_another_said(tale: Tale) -> None:
 
 
 def twice(tale: Tale) -> None:
-    work(tale, "w0", 2, 0, 3, at=0)
-    work(tale, "w1", 2, 2, 3, at=3)
+    work(tale, "w0", 2, 0, 3, offset=0)
+    work(tale, "w1", 2, 2, 3, offset=3)
     tale.ask(3)
     results(tale, "w0.0", "w0.1", "w0.2", "w1.2")
 
 
 def none(tale: Tale) -> None:
-    work(tale, "w0", 2, 0, 2, at=0)
+    work(tale, "w0", 2, 0, 2, offset=0)
     tale.commit("n", 2, 3)
     tale.ask(3)
     results(tale, "w0.0", "w0.1")
 
 
 def beyond(tale: Tale) -> None:
-    work(tale, "w0", 2, 0, 2, at=0)
+    work(tale, "w0", 2, 0, 2, offset=0)
     tale.end(Unknown, work(tale, "w1", 2, 2, 3))
     tale.ask(2)
     results(tale, "w0.0", "w0.1", "w1.2")
 
 
 def of_an_old_generation(tale: Tale) -> None:
-    work(tale, "w0", 1, 0, 2, at=0)
+    work(tale, "w0", 1, 0, 2, offset=0)
 
 
 @pytest.mark.parametrize(

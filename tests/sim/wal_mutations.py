@@ -47,8 +47,8 @@ def _unknown_goes_to_the_next_number() -> list[Patch]:
         while True:
             created = await self.objects.store.create(key, parts)
             if created is Created.UNKNOWN:
-                found = await self._read_back(key, entry.seq)
-                return found is not None and found.hash == entry_hash
+                stored_entry = await self._read_back(key, entry.seq)
+                return stored_entry is not None and stored_entry.hash == entry_hash
             return created is Created.DONE
 
     return [(EntryPut, "put", put)]
@@ -90,9 +90,9 @@ def _tell_before_the_put() -> list[Patch]:
         put = self._entry_put.put
 
         async def told(key: str, parts: list[Any], entry: Entry, entry_hash: bytes) -> bool:
-            for each in self.subscribers:
-                if isinstance(each, Sequencer):
-                    each._announce(Committed(entry, parts[0], parts[1:], []))
+            for subscriber in self.subscribers:
+                if isinstance(subscriber, Sequencer):
+                    subscriber._announce(Committed(entry, parts[0], parts[1:], []))
             return await put(key, parts, entry, entry_hash)
 
         with pytest.MonkeyPatch.context() as patch:

@@ -315,7 +315,7 @@ class World:
     def ready(self) -> list[Broker]:
         """Those who serve, and do not end."""
         all_of_them = self.brokers.values()
-        return [each for each in all_of_them if each.is_ready and not each.is_ending]
+        return [broker for broker in all_of_them if broker.is_ready and not broker.is_ending]
 
     def anyone(self) -> Broker | None:
         ready = self.ready()
@@ -428,9 +428,9 @@ class World:
                     broker.files += files
 
         def recovering(directory: Path, cluster_id: str) -> list[Any]:
-            found = recover(directory, cluster_id)
-            of_broker(directory, [(file.fd, file.path) for file in found])
-            return found
+            files = recover(directory, cluster_id)
+            of_broker(directory, [(file.fd, file.path) for file in files])
+            return files
 
         def making(hot_log: HotLog, path: Path, body: bytes) -> int:
             fd = make(hot_log, path, body)

@@ -57,21 +57,21 @@ async def cared_for(store: ObjectStore) -> list[Record]:
     await write(log, 12_000, 10)
     cluster = await MaintenanceSession.open(store, SystemClock())
     told = await compact(cluster, None, is_dry=False)
-    assert [each.rows_after for each in told] == [KEYS, KEYS]
+    assert [result.rows_after for result in told] == [KEYS, KEYS]
     await delete_records(cluster, "t", {1: 11_990}, is_dry=False)
     assert await collect(cluster, await plan(cluster, NOW)) > 0
     assert (await scrub(cluster, None, NOW)).findings == []
     await cluster.close()
     await log.close()
     fresh = await open_log(store)
-    found = await records_of_log(fresh, "t")
+    records = await records_of_log(fresh, "t")
     await fresh.close()
     spans = {0: (11_960, 12_010), 1: (11_990, 12_010)}
-    assert [each for each in found if each.offset < 12_000] == [
-        each for each in everything if each.offset >= spans[each.partition][0]
+    assert [record for record in records if record.offset < 12_000] == [
+        record for record in everything if record.offset >= spans[record.partition][0]
     ]
-    assert len(found) == sum(end - start for start, end in spans.values())
-    return found
+    assert len(records) == sum(end - start for start, end in spans.values())
+    return records
 
 
 async def test_on_every_store_the_plan_reads_what_is_left(store: ObjectStore) -> None:
@@ -86,9 +86,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Record]
 
     async def make() -> list[Record]:
         store = FolderStore(root)
-        found = await cared_for(store)
+        records = await cared_for(store)
         await store.close()
-        return found
+        return records
 
     return root, asyncio.run(make())
 
@@ -98,9 +98,11 @@ def test_the_delta_table_is_what_was_sealed(folder: tuple[Path, list[Record]]) -
     (path,) = (root / "topics").iterdir()
     table = deltalake.DeltaTable(str(path))
     rows = table.to_pyarrow_table(columns=["partition", "offset", "value"]).to_pylist()
-    found = sorted((row["partition"], row["offset"], row["value"]) for row in rows)
-    expected = [(each.partition, each.offset, each.value) for each in records]
-    assert found == sorted(each for each in expected if each[1] < 12_000)
+    table_rows = sorted((row["partition"], row["offset"], row["value"]) for row in rows)
+    expected = [(record.partition, record.offset, record.value) for record in records]
+    assert table_rows == sorted(
+        place_and_value for place_and_value in expected if place_and_value[1] < 12_000
+    )
 
 
 @pytest.mark.spark
@@ -109,9 +111,9 @@ def test_spark_reads_what_is_left(folder: tuple[Path, list[Record]], read: Read)
     root, records = folder
     assert records_of(read(root.as_uri(), "t")) == without_headers(records)
     middle = json.dumps({"t": {"0": 11_970, "1": 11_995}})
-    found = records_of(read(root.as_uri(), "t", startingOffsets=middle))
+    later_records = records_of(read(root.as_uri(), "t", startingOffsets=middle))
     starts = {0: 11_970, 1: 11_995}
-    assert found == without_headers([r for r in records if r.offset >= starts[r.partition]])
+    assert later_records == without_headers([r for r in records if r.offset >= starts[r.partition]])
 
 
 @pytest.mark.spark
@@ -130,5 +132,5 @@ def test_a_stream_passes_over_what_compaction_took(
         .start()
     )
     query.awaitTermination()
-    found = records_of(spark.read.parquet(str(tmp_path / "out")))
-    assert found == without_headers(records)
+    streamed_records = records_of(spark.read.parquet(str(tmp_path / "out")))
+    assert streamed_records == without_headers(records)

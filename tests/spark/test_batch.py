@@ -45,13 +45,13 @@ def test_the_rows_are_the_log(read: Read, history: History, topic: str) -> None:
     assert records_of(frame) == history.of(topic)
 
 
-@pytest.mark.parametrize(("given", "used"), [("python3", sys.executable), ("/py", "/py")])
+@pytest.mark.parametrize(("python_path", "used"), [("python3", sys.executable), ("/py", "/py")])
 def test_workers_of_a_local_session_run_the_interpreter_of_this_environment(
-    spark: "SparkSession", monkeypatch: pytest.MonkeyPatch, given: str, used: str
+    spark: "SparkSession", monkeypatch: pytest.MonkeyPatch, python_path: str, used: str
 ) -> None:
     from tidelog.storage.spark.source import register
 
-    monkeypatch.setattr(spark.sparkContext, "pythonExec", given)
+    monkeypatch.setattr(spark.sparkContext, "pythonExec", python_path)
     register(spark)
     assert spark.sparkContext.pythonExec == used
 
@@ -165,8 +165,8 @@ def test_a_snapshot_is_consistent_while_a_writer_goes_on(read: Read, tmp_path: P
         try:
             # Beside other suites a seal, at the lowest priority, may take longer than a few reads.
             while len(seen) < 4 or (seen[0] == seen[-1] and len(seen) < 60):
-                found = spans(read(str(tmp_path), "t"))
-                (first, last, count), other = found[0], found[1]
+                span_by_partition = spans(read(str(tmp_path), "t"))
+                (first, last, count), other = span_by_partition[0], span_by_partition[1]
                 assert other == (first, last, count)
                 assert (first, count) == (0, last + 1)
                 assert count % 3 == 0
@@ -242,14 +242,14 @@ def test_filters_of_one_dataframe_do_not_meet(spark: "SparkSession", history: Hi
         spark.conf.unset("spark.sql.python.filterPushdown.enabled")
 
 
-@pytest.mark.parametrize("given", ["true", "false"])
+@pytest.mark.parametrize("pushdown", ["true", "false"])
 def test_option_that_made_dataframes_lose_records_is_refused(
-    spark: "SparkSession", history: History, given: str
+    spark: "SparkSession", history: History, pushdown: str
 ) -> None:
     from pyspark.errors import AnalysisException
 
     with pytest.raises(AnalysisException, match="filterPushdown is not served"):
-        load(spark, history, topic="events", filterPushdown=given).count()
+        load(spark, history, topic="events", filterPushdown=pushdown).count()
 
 
 # -- read_topic alone

@@ -86,42 +86,44 @@ async def written(root: Path, draws: random.Random, *, is_new: bool) -> dict[str
     await write(log, draws)
     if is_new:
         await log.alter_topic("late", TOPICS["late"])
-    found = {name: await records_of(log, name) for name in TOPICS}
+    records_by_topic = {name: await records_of(log, name) for name in TOPICS}
     await log.close()
     await log.store.close()
-    return found
+    return records_by_topic
 
 
 async def compacted(root: Path, engine: Engine | None) -> tuple[Told, list[Segment]]:
     store = FolderStore(root)
     cluster = await MaintenanceSession.open(store, SystemClock())
     told = await compact(cluster, None, is_dry=False, engine=engine)
-    found = []
+    segments = []
     for topic in topics_of(cluster.state, None):
         table = await cluster.table(topic)
         for number in range(PARTITIONS):
             files = await table.segments(number)
-            found += [segment(root / topic.prefix, topic.name, file) for file in files]
+            segments += [segment(root / topic.prefix, topic.name, file) for file in files]
     report = await scrub(cluster, None, NOW)
-    assert [each for each in report.findings if each.is_damage] == []
+    assert [finding for finding in report.findings if finding.is_damage] == []
     await cluster.close()
     await store.close()
-    return told, found
+    return told, segments
 
 
 def segment(folder: Path, topic: str, file: SegmentFile) -> Segment:
     import msgspec
 
-    held = pq.ParquetFile(folder / file.path)
-    cleaned = (held.metadata.metadata or {}).get(b"tidelog.cleaned", b"[]")
+    parquet_file = pq.ParquetFile(folder / file.path)
+    cleaned = (parquet_file.metadata.metadata or {}).get(b"tidelog.cleaned", b"[]")
     history = [end for end, _ in msgspec.json.decode(cleaned)]
     span = (file.base_offset, file.end_offset)
-    rows = held.read().to_pylist()
-    return Segment(topic, file.partition, *span, rows, held.metadata.num_row_groups, history)
+    rows = parquet_file.read().to_pylist()
+    return Segment(
+        topic, file.partition, *span, rows, parquet_file.metadata.num_row_groups, history
+    )
 
 
 def latest(records: list[Record]) -> list[Record]:
-    newest = {(each.partition, each.key): each.offset for each in records}
+    newest = {(record.partition, record.key): record.offset for record in records}
     return [r for r in records if r.key is None or newest[r.partition, r.key] == r.offset]
 
 
@@ -143,20 +145,23 @@ def test_both_engines_leave_the_same_log(
             shutil.copytree(base, root)
         keys_bytes_max = draws.choice([600, 1 << 20])
         store = FolderStore(roots[0])
-        here, found = asyncio.run(
+        here, segments = asyncio.run(
             compacted(roots[0], InProcess(store, SystemClock(), keys_bytes_max))
         )
         engine = SparkEngine(spark, roots[1].as_uri(), keys_bytes_max=keys_bytes_max)
         there, same = asyncio.run(compacted(roots[1], engine))
-        assert same == found
+        assert same == segments
         assert there == here
-        assert {each.what for each in here} == {"merge", "compact"}
-        assert not any(each.is_lost for each in here)
+        assert {result.what for result in here} == {"merge", "compact"}
+        assert not any(result.is_lost for result in here)
         for name in ("updates", "many", "late"):
             left = [
-                (r["offset"], r["value"]) for one in found if one.topic == name for r in one.rows
+                (r["offset"], r["value"])
+                for log_segment in segments
+                if log_segment.topic == name
+                for r in log_segment.rows
             ]
-            expected = [(each.offset, each.value) for each in latest(everything[name])]
+            expected = [(record.offset, record.value) for record in latest(everything[name])]
             assert left == expected, name
         shutil.rmtree(base)
         roots[draws.randrange(2)].rename(base)  # either goes on where the other was
@@ -230,12 +235,12 @@ def test_who_comes_late_with_spark_says_so_and_takes_its_uploads_back(
         cluster = await MaintenanceSession.open(FolderStore(root), SystemClock())
         engine = Overtaken(spark, root.as_uri())
         told = await compact(cluster, ["updates"], is_dry=False, engine=engine)
-        assert [each.is_lost for each in told] == [True] * PARTITIONS
+        assert [result.is_lost for result in told] == [True] * PARTITIONS
         assert (await scrub(cluster, None, NOW)).is_whole
         topic = cluster.state.topic("updates")
         table = await cluster.table(topic)
-        held = {path.relative_to(root / topic.prefix).as_posix() for path in segments_in(root)}
-        assert held == await table.paths() | removed_paths(await table.removed_since(0))
+        paths = {path.relative_to(root / topic.prefix).as_posix() for path in segments_in(root)}
+        assert paths == await table.paths() | removed_paths(await table.removed_since(0))
         await cluster.close()
         await cluster.store.close()
 

@@ -38,8 +38,8 @@ def test_json_from_offsets_on(spark: "SparkSession", history: History, tmp_path:
         for file in (tmp_path / "out").glob("*.json")
         for line in file.read_text().splitlines()
     ]
-    found = {(line["partition"], line["offset"]): line.get("value") for line in lines}
-    assert found == {
+    value_by_place = {(line["partition"], line["offset"]): line.get("value") for line in lines}
+    assert value_by_place == {
         (record.partition, record.offset): record.value and record.value.decode()
         for record in expected
     }
@@ -53,13 +53,13 @@ def test_csv_of_a_time_range(spark: "SparkSession", history: History, tmp_path: 
     stamps = sorted({record.timestamp_us for record in history.of("events")})
     first, last = stamps[1], stamps[-1]
     expected = [it for it in history.of("events") if first <= it.timestamp_us < last]
-    where = [f"@{when(first)}", f"@{when(last)}"]
-    count = written(spark, history, tmp_path / "out", FileFormat.CSV, *where)
+    bounds = [f"@{when(first)}", f"@{when(last)}"]
+    count = written(spark, history, tmp_path / "out", FileFormat.CSV, *bounds)
     rows = [
         row
         for file in (tmp_path / "out").glob("*.csv")
         for row in csv.DictReader(file.read_text().splitlines())
     ]
     assert count == len(rows) == len(expected) > 0
-    found = sorted((int(row["partition"]), int(row["offset"])) for row in rows)
-    assert found == sorted((it.partition, it.offset) for it in expected)
+    places = sorted((int(row["partition"]), int(row["offset"])) for row in rows)
+    assert places == sorted((it.partition, it.offset) for it in expected)

@@ -42,12 +42,12 @@ def whole(snapshot: LogSnapshot) -> list[OffsetRange]:
 async def read(
     store: ObjectStore, snapshot: LogSnapshot, wanted: ReadFilter = NO_FILTER
 ) -> list[Record]:
-    found = []
+    records = []
     for split in plan(snapshot, whole(snapshot), wanted, splits_min=3):
-        for one in split.slices:
-            for batch in (await SliceReader(store).fetch(one, wanted)).batches(COLUMNS):
-                found += records_in(batch.to_pylist(), one.topic, one.partition)
-    return sorted(found, key=lambda record: record[:3])
+        for record_slice in split.slices:
+            for batch in (await SliceReader(store).fetch(record_slice, wanted)).batches(COLUMNS):
+                records += records_in(batch.to_pylist(), record_slice.topic, record_slice.partition)
+    return sorted(records, key=lambda record: record[:3])
 
 
 async def test_a_snapshot_reads_back_the_log(store: ObjectStore) -> None:
@@ -73,9 +73,11 @@ async def test_a_snapshot_reads_back_the_log(store: ObjectStore) -> None:
     view = await OfflineLog.open(store, clock)
     later = await view.snapshot(None)
     assert await read(store, later) == expected
-    at = TIME_MS + 12_345
-    found = await view.find(later, [(TopicPartition("t", 1), at), (TopicPartition("t", 0), 2 * at)])
-    assert list(found.values()) == [12_345, None]
+    time_ms = TIME_MS + 12_345
+    offset_by_partition = await view.find(
+        later, [(TopicPartition("t", 1), time_ms), (TopicPartition("t", 0), 2 * time_ms)]
+    )
+    assert list(offset_by_partition.values()) == [12_345, None]
     await view.close()
     await log.close()
 
@@ -146,7 +148,11 @@ async def test_a_store_opened_to_read_refuses_to_write(tmp_path: Path) -> None:
 def test_pruning_leaves_out_objects_and_groups(opened: OpenedStore, snapshot: LogSnapshot) -> None:
     def keys(wanted: ReadFilter) -> list[tuple[int, int]]:
         splits = plan(snapshot, whole(snapshot), wanted)
-        return sorted((one.partition, one.start) for split in splits for one in split.slices)
+        return sorted(
+            (record_slice.partition, record_slice.start)
+            for split in splits
+            for record_slice in split.slices
+        )
 
     everything = [(0, 0), (0, 100), (0, 200), (1, 0), (1, 100), (1, 200), (2, 0)]
     assert keys(NO_FILTER) == everything
@@ -159,8 +165,8 @@ async def test_row_groups_are_pruned_and_shared(tmp_path: Path) -> None:
     segment = await large_segment(tmp_path)
     store = ReadOnlyFolder(tmp_path)
 
-    async def groups(one: SegmentRange, wanted: ReadFilter = NO_FILTER) -> list[int]:
-        fetched = await SliceReader(store).fetch(one, wanted)
+    async def groups(segment_range: SegmentRange, wanted: ReadFilter = NO_FILTER) -> list[int]:
+        fetched = await SliceReader(store).fetch(segment_range, wanted)
         assert isinstance(fetched, FetchedGroups)
         return [group.index for group in fetched.groups]
 
@@ -174,12 +180,12 @@ async def test_row_groups_are_pruned_and_shared(tmp_path: Path) -> None:
     assert narrow.to_pydict() == {"value": [b"19990", b"19991", b"19992"]}
 
 
-@pytest.mark.parametrize("where", ["group", "footer", "cut", "gone"])
-async def test_bytes_that_do_not_verify_are_refused(tmp_path: Path, where: str) -> None:
+@pytest.mark.parametrize("damage", ["group", "footer", "cut", "gone"])
+async def test_bytes_that_do_not_verify_are_refused(tmp_path: Path, damage: str) -> None:
     segment = await large_segment(tmp_path)
     path = tmp_path / segment.key
     body = bytearray(path.read_bytes())
-    match where:
+    match damage:
         case "group":
             body[len(body) // 3] ^= 1
         case "footer":
@@ -187,10 +193,10 @@ async def test_bytes_that_do_not_verify_are_refused(tmp_path: Path, where: str) 
         case "cut":
             del body[-1]
     path.write_bytes(body)
-    if where == "gone":
+    if damage == "gone":
         path.unlink()
     store = ReadOnlyFolder(tmp_path)
-    error, message = (Unavailable, "read again") if where == "gone" else (Corrupt, segment.key)
+    error, message = (Unavailable, "read again") if damage == "gone" else (Corrupt, segment.key)
     with pytest.raises(error, match=message):
         list((await SliceReader(store).fetch(segment)).batches(["offset"]))
 

@@ -37,10 +37,14 @@ class Pipe:
         return [progress for progress in query.recentProgress if progress["numInputRows"]]
 
     def start(self, **options: str) -> "StreamingQuery":
-        given = {"store": str(self.store), "topic": "t", "startingOffsets": "earliest"} | options
+        read_options = {
+            "store": str(self.store),
+            "topic": "t",
+            "startingOffsets": "earliest",
+        } | options
         return (
             self.spark.readStream.format("tidelog")
-            .options(**given)
+            .options(**read_options)
             .load()
             .selectExpr("partition", "offset", "cast(value as string) value")
             .writeStream.format("parquet")
@@ -155,9 +159,9 @@ class Readers:
         from tidelog.storage.spark.request import request_of
         from tidelog.storage.spark.stream import TidelogStreamReader
 
-        given = {"store": self.store, "topic": "t"} | options
+        read_options = {"store": self.store, "topic": "t"} | options
         schema = StructType([StructField("offset", LongType())])
-        reader = TidelogStreamReader(request_of(given, is_streaming=True), schema)
+        reader = TidelogStreamReader(request_of(read_options, is_streaming=True), schema)
         self.readers.append(reader)
         return reader
 

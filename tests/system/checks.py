@@ -44,13 +44,13 @@ def the_log(broker: Broker, topic: str, partitions: int) -> Log:
 def json_values(url: str, query: str = "", partition: int = 0) -> list[Any]:
     """Of a partition of topic `t` through a balancer, page by page: what was acked anywhere is seen
     at its own offset at the latest."""
-    found: list[Any] = []
+    values: list[Any] = []
     while True:
-        path = f"{url}/topics/t/partitions/{partition}/records?offset={len(found)}{query}"
+        path = f"{url}/topics/t/partitions/{partition}/records?offset={len(values)}{query}"
         page = json.loads(httpx.get(path, headers={"accept": JSON}).raise_for_status().content)
         if not page:
-            return found
-        found += [record["value"] for record in page]
+            return values
+        values += [record["value"] for record in page]
 
 
 def wait_for_commits(broker: Broker) -> None:
@@ -78,9 +78,9 @@ def check_chain(folder: Path) -> None:
 async def _check_chain(folder: Path) -> None:
     store = FolderStore(folder)
     try:
-        found = [key for key, _ in await entries_of(store)]
+        keys = [key for key, _ in await entries_of(store)]
         there = [info.key async for info in store.list("wal/")]
-        assert found == there, "the chain ends before the last entry"
+        assert keys == there, "the chain ends before the last entry"
     finally:
         await store.close()
 
@@ -94,8 +94,8 @@ def table_of(folder: Path, partitions: int) -> Log:
 def table_at(uri: str, partitions: int, options: Mapping[str, str] | None = None) -> Log:
     """The rows of a table by partition, in the order of offsets."""
     table = DeltaTable(uri, storage_options=dict(options or {})).to_pyarrow_table()
-    found: dict[int, list[Read]] = {number: [] for number in range(partitions)}
+    log: dict[int, list[Read]] = {number: [] for number in range(partitions)}
     columns = ("partition", "offset", "value", "key")
     for row in table.select(columns).sort_by("offset").to_pylist():
-        found[row["partition"]].append(Read(row["offset"], row["value"], row["key"]))
-    return found
+        log[row["partition"]].append(Read(row["offset"], row["value"], row["key"]))
+    return log

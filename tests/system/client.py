@@ -168,12 +168,12 @@ class Client:
     def read(self, topic: str, partition: int, offset: int = 0) -> list[Read]:
         """Every record from an offset on, until a fetch at the end finds nothing: that one alone
         has asked the store."""
-        found: list[Read] = []
+        records: list[Read] = []
         while True:
             page, offset = self.read_page(topic, partition, offset)
             if not page:
-                return found
-            found += page
+                return records
+            records += page
 
     def read_page(
         self, topic: str, partition: int, offset: int, bytes_max: int = 2**26
@@ -185,10 +185,10 @@ class Client:
 
     def rows(self, topic: str, partition: int) -> list[dict[str, Any]]:
         """Every record, with all that readers get of it."""
-        found: list[dict[str, Any]] = []
-        while page := self.fetch(topic, partition, len(found), 2**26)[0].to_pylist():
-            found += page
-        return found
+        rows: list[dict[str, Any]] = []
+        while page := self.fetch(topic, partition, len(rows), 2**26)[0].to_pylist():
+            rows += page
+        return rows
 
     def fetch(
         self, topic: str, partition: int, offset: int, bytes_max: int

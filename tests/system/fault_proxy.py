@@ -122,16 +122,16 @@ class FaultProxy:
             return web.Response(status=self._random.choice((500, 503)))
         if self._hits("unanswered", faults.unanswered):
             return _reset(request)
-        given = web.StreamResponse(status=answer.status, headers=_without_hops(answer.headers))
+        response = web.StreamResponse(status=answer.status, headers=_without_hops(answer.headers))
         with contextlib.suppress(ConnectionError):  # the client is gone
-            await given.prepare(request)
+            await response.prepare(request)
             if payload and self._hits("halved", faults.halved):
-                await given.write(payload[: len(payload) // 2])
-                return _reset(request, given)
+                await response.write(payload[: len(payload) // 2])
+                return _reset(request, response)
             if request.method != "HEAD":
-                await given.write(payload)
-            await given.write_eof()
-        return given
+                await response.write(payload)
+            await response.write_eof()
+        return response
 
     def _hits(self, name: str, share: float) -> bool:
         is_hit = share > 0 and self._random.random() < share
@@ -140,10 +140,10 @@ class FaultProxy:
 
 
 def _without_hops(headers: object) -> CIMultiDict[str]:
-    kept: CIMultiDict[str] = CIMultiDict(headers)  # type: ignore[arg-type]
+    end_to_end_headers: CIMultiDict[str] = CIMultiDict(headers)  # type: ignore[arg-type]
     for name in HOP_BY_HOP:
-        kept.popall(name, None)
-    return kept
+        end_to_end_headers.popall(name, None)
+    return end_to_end_headers
 
 
 def _reset(request: web.BaseRequest, begun: web.StreamResponse | None = None) -> web.StreamResponse:

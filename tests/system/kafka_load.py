@@ -247,16 +247,16 @@ class KafkaGroup(Threads):
         self._last_s: dict[int, float] = {}
 
     def count(self) -> int:
-        return sum(len(each) for each in self.read.values())
+        return sum(len(records) for records in self.read.values())
 
     def wait_for(self, ends: Sequence[int]) -> None:
         """Wait until every record below the ends was read."""
 
         def is_all() -> bool:
             with self._lock:
-                found = {number: {offset for offset, _ in r} for number, r in self.read.items()}
+                offsets = {number: {offset for offset, _ in r} for number, r in self.read.items()}
             return bool(self.failures) or all(
-                len(found.get(number, ())) >= end for number, end in enumerate(ends)
+                len(offsets.get(number, ())) >= end for number, end in enumerate(ends)
             )
 
         wait_until(is_all, "the group reads all records")
@@ -264,20 +264,20 @@ class KafkaGroup(Threads):
     def wrong(self, log: Any) -> list[str]:
         """Return what is wrong with the records read, given the log. A record may be read again
         after a rebalance, but none is left out and none differs."""
-        found = [str(each) for each in self.failures]
+        problems = [str(failure) for failure in self.failures]
         for partition, records in log.items():
-            values = {each.offset: each.value for each in records}
+            values = {record.offset: record.value for record in records}
             with self._lock:
                 mine = list(self.read[partition])
-            found += [
+            problems += [
                 f"read {value!r} at {offset} of partition {partition}"
                 for offset, value in mine
                 if values.get(offset) != value
             ]
             missing = sorted(values.keys() - {offset for offset, _ in mine})
             if missing:
-                found.append(f"partition {partition}: {len(missing)} not read: {missing[:5]}")
-        return found
+                problems.append(f"partition {partition}: {len(missing)} not read: {missing[:5]}")
+        return problems
 
     def start_gap(self) -> None:
         """Measure `longest_gap_s` from now on: seconds between two records of a partition."""

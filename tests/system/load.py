@@ -85,7 +85,7 @@ class Load(Threads):
 
     def sent(self) -> list[Request]:
         """All requests so far."""
-        return [each.request for of_one in self._sent for each in list(of_one)]
+        return [sent.request for of_one in self._sent for sent in list(of_one)]
 
     def acked(self) -> int:
         """Requests acked so far."""
@@ -107,8 +107,8 @@ class Load(Threads):
     def _client(self, producer: int) -> Client:
         if isinstance(self._base_url, str):
             return Client(self._base_url)
-        at = producer % len(self._base_url)
-        turned = [*self._base_url[at:], *self._base_url[:at]]
+        start = producer % len(self._base_url)
+        turned = [*self._base_url[start:], *self._base_url[:start]]
         client = Recorded(turned, self._mix.first + producer)
         self.events.append(client.history.events)
         return client
@@ -158,12 +158,14 @@ class Reading(Watching):
         self._where = (topic, partition)
 
     def _read(self) -> None:
-        at = 0
+        offset = 0
         while not self._stop.is_set():
-            page, next_offset = self._client.read_page(*self._where, at, bytes_max=20_000)
-            found = [read.offset for read in page]
-            if found != list(range(at, next_offset)):
-                self.failures.append(f"asked for {at}, got {found}, then to go on at {next_offset}")
-            at = next_offset
+            page, next_offset = self._client.read_page(*self._where, offset, bytes_max=20_000)
+            offsets = [read.offset for read in page]
+            if offsets != list(range(offset, next_offset)):
+                self.failures.append(
+                    f"asked for {offset}, got {offsets}, then to go on at {next_offset}"
+                )
+            offset = next_offset
             if not page:
                 return

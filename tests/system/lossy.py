@@ -32,8 +32,8 @@ class LossyProxy:
 
     def __exit__(self, *_: object) -> None:
         _end(self._listening)
-        for one in list(self._open):
-            _end(one)
+        for connection in list(self._open):
+            _end(connection)
         for thread in self._threads:
             thread.join()
 
@@ -64,12 +64,12 @@ class LossyProxy:
                 if self._random.random() < getattr(self, share):
                     break
                 sink.sendall(block)
-        for one in (source, sink):
-            self._open.discard(one)
-            _end(one)
+        for connection in (source, sink):
+            self._open.discard(connection)
+            _end(connection)
 
 
-def _end(one: socket.socket) -> None:
+def _end(connection: socket.socket) -> None:
     with contextlib.suppress(OSError):
-        one.shutdown(socket.SHUT_RDWR)
-    one.close()
+        connection.shutdown(socket.SHUT_RDWR)
+    connection.close()

@@ -38,9 +38,9 @@ class Recorded(Balanced):
     ) -> int:
         records = [
             history.Written(
-                topic, each.value.decode(), each.partition, each.key and each.key.decode()
+                topic, record.value.decode(), record.partition, record.key and record.key.decode()
             )
-            for each in request.records
+            for record in request.records
         ]
         op = self.history.next_op()
         self.history.add(history.Append(time.monotonic(), op, self.name, records, key))

@@ -31,15 +31,15 @@ def brokers(
     settings that differ. With `variables`, see Broker.use."""
     url = (folder / "store").as_uri() if store is None else store
     with contextlib.ExitStack() as stack:
-        found = []
+        cluster = []
         for number, name in enumerate("abcdefgh"[:count]):
             more = {"broker_id": name, "hot_dir": folder / name, **(own[number] if own else {})}
             broker = Broker(folder / name, url, **(settings | more))
             if variables is not None:
                 broker.use(variables)
-            found.append(stack.enter_context(broker))
-        wait_until(lambda: all(live(broker) == count for broker in found), "meeting")
-        yield found
+            cluster.append(stack.enter_context(broker))
+        wait_until(lambda: all(live(broker) == count for broker in cluster), "meeting")
+        yield cluster
 
 
 def metrics(broker: Broker) -> dict[str, float]:
@@ -51,12 +51,12 @@ def live(broker: Broker) -> float:
     return metrics(broker)["tidelog_live_brokers"]
 
 
-def sequencer_first(found: list[Broker]) -> list[Broker]:
-    return sorted(found, key=lambda broker: -metrics(broker)["tidelog_is_sequencer"])
+def sequencer_first(cluster: list[Broker]) -> list[Broker]:
+    return sorted(cluster, key=lambda broker: -metrics(broker)["tidelog_is_sequencer"])
 
 
-def total(found: list[Broker], name: str) -> float:
-    return sum(metrics(broker)[f"tidelog_{name}_total"] for broker in found)
+def total(cluster: list[Broker], name: str) -> float:
+    return sum(metrics(broker)[f"tidelog_{name}_total"] for broker in cluster)
 
 
 @contextlib.contextmanager

@@ -52,14 +52,14 @@ def attacked(broker: Broker, data: bytes) -> Iterator[None]:
         except OSError:  # the broker has closed it, or its buffers are full
             return
 
-    with ExitStack() as held:
+    with ExitStack() as stack:
         threads = []
         for _ in range(CONNECTIONS):
             connection = socket.socket()
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             connection.settimeout(5)
             connection.connect((broker.address, broker.port))
-            held.enter_context(connection)
+            stack.enter_context(connection)
             threads.append(threading.Thread(target=send, args=(connection,)))
             threads[-1].start()
         for thread in threads:
@@ -74,16 +74,16 @@ def test_a_neighbour_is_served_and_all_bytes_come_back(broker: Broker, attack: s
         with attacked(broker, ATTACKS[attack]):
             assert [produce(neighbour) for _ in range(5)] == [200] * 5
             assert neighbour.get("/healthy").status_code == 200
-            held = metrics(neighbour)
+            series = metrics(neighbour)
             assert all(
-                held[f'tidelog_budget_bytes{{budget="{name}"}}'] <= 4 * MIB for name in BUDGETS
+                series[f'tidelog_budget_bytes{{budget="{name}"}}'] <= 4 * MIB for name in BUDGETS
             )
         while any(
             metrics(neighbour)[f'tidelog_budget_bytes{{budget="{name}"}}'] for name in BUDGETS
         ):
             pass  # the test's time limit ends this
-        most = sum(value for name, value in held.items() if "memory_max_bytes" in name)
-        assert held["process_resident_memory_bytes"] < most + PROCESS_BYTES
+        most = sum(value for name, value in series.items() if "memory_max_bytes" in name)
+        assert series["process_resident_memory_bytes"] < most + PROCESS_BYTES
 
 
 BUDGETS = ("bodies", "answers")

@@ -31,37 +31,42 @@ async def test_three_brokers_one_log(seaweed: Seaweed, tmp_path: Path) -> None:
     prefix = f"{secrets.token_hex(4)}/logs"
     store, endpoint = f"s3://{seaweed.bucket}/{prefix}", seaweed.endpoint_url
     patient = QUICK | {"sequencer_timeout_ms": 10_000}  # of a machine that does a lot besides
-    with brokers(tmp_path, store=store, s3_endpoint=endpoint, **patient) as found:
-        with Client(found[0].base_url) as client:
+    with brokers(tmp_path, store=store, s3_endpoint=endpoint, **patient) as cluster:
+        with Client(cluster[0].base_url) as client:
             client.create_topic(topic, PARTITIONS, segment_ms=500)
         with contextlib.ExitStack() as stack:
             loads = [
                 stack.enter_context(
                     Load(broker.base_url, Mix(topic, PARTITIONS, 2, first=10 * number), seed)
                 )
-                for number, broker in enumerate(found)
+                for number, broker in enumerate(cluster)
             ]
             readings = [
                 stack.enter_context(Reading(broker.base_url, topic, number))
-                for number, broker in enumerate(found)
+                for number, broker in enumerate(cluster)
             ]
             for load in loads:
                 load.wait_for_acks(40)
-            sent = [each for load in loads for each in load.finish()]
+            sent = [sending for load in loads for sending in load.finish()]
         assert [reading.failures for reading in readings] == [[]] * len(readings)
-        rows = [all_rows(broker, topic) for broker in found]
+        rows = [all_rows(broker, topic) for broker in cluster]
         assert rows[0] == rows[1] == rows[2]
-        log = the_log(found[0], topic, PARTITIONS)
-        assert violations([each.request for each in sent], log) == []
-        for broker in found:  # I3, and keys hold at every broker
-            check_retries(broker, topic, [each for each in sent if each.request.is_acked][-20:])
+        log = the_log(cluster[0], topic, PARTITIONS)
+        assert violations([sending.request for sending in sent], log) == []
+        for broker in cluster:  # I3, and keys hold at every broker
+            check_retries(
+                broker, topic, [sending for sending in sent if sending.request.is_acked][-20:]
+            )
         assert (
-            violations([each.request for each in sent], the_log(found[0], topic, PARTITIONS)) == []
+            violations(
+                [sending.request for sending in sent], the_log(cluster[0], topic, PARTITIONS)
+            )
+            == []
         )
-        puts, committed = total(found, "wal_puts"), total(found, "wal_entries_committed")
+        puts, committed = total(cluster, "wal_puts"), total(cluster, "wal_entries_committed")
         assert puts <= 1.1 * committed
-        assert total(found, "drafts") > 1.05 * committed, "nothing rode with another's"
-        for broker in found:
+        assert total(cluster, "drafts") > 1.05 * committed, "nothing rode with another's"
+        for broker in cluster:
             started = time.monotonic()
             assert broker.stop() == 0, broker.log()
             assert is_within(time.monotonic() - started, 10)
@@ -91,13 +96,13 @@ def test_a_broker_stopped_for_longer_than_its_view_may_be_old(tmp_path: Path, ro
         "test_bounds": True,
         "poll_interval_ms": 100,
     }
-    with brokers(tmp_path, **QUICK, **young) as found:
-        with Client(found[0].base_url) as client:
+    with brokers(tmp_path, **QUICK, **young) as cluster:
+        with Client(cluster[0].base_url) as client:
             client.create_topic(topic, PARTITIONS)
-        victim = sequencer_first(found)[role]
-        others = [broker.base_url for broker in found if broker is not victim]
+        victim = sequencer_first(cluster)[role]
+        others = [broker.base_url for broker in cluster if broker is not victim]
         with (
-            Load([broker.base_url for broker in found], Mix(topic, PARTITIONS, 6), seed) as load,
+            Load([broker.base_url for broker in cluster], Mix(topic, PARTITIONS, 6), seed) as load,
             Load(others, Mix(topic, PARTITIONS, 2, first=50), seed) as elsewhere,
         ):
             load.wait_for_acks(100)
@@ -107,15 +112,15 @@ def test_a_broker_stopped_for_longer_than_its_view_may_be_old(tmp_path: Path, ro
                 end = [
                     len(records)
                     for records in the_log(
-                        next(it for it in found if it is not victim), topic, PARTITIONS
+                        next(it for it in cluster if it is not victim), topic, PARTITIONS
                     ).values()
                 ]
             seen = the_log(victim, topic, PARTITIONS)
             assert all(len(seen[number]) >= end[number] for number in seen), "it serves what is old"
             load.wait_for_acks(100)
             sent = [*load.finish(), *elsewhere.finish()]
-        logs = [the_log(broker, topic, PARTITIONS) for broker in found]
+        logs = [the_log(broker, topic, PARTITIONS) for broker in cluster]
         assert logs[0] == logs[1] == logs[2]
-        assert violations([each.request for each in sent], logs[0]) == []
+        assert violations([sending.request for sending in sent], logs[0]) == []
         assert metrics(victim)["tidelog_wal_void_total"] >= 1
     check_chain(tmp_path / "store")

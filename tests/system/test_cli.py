@@ -105,7 +105,7 @@ def test_a_broker_starts_with_the_old_name_of_a_setting_and_warns(tmp_path: Path
     old_names = {"sealing": False, "handover_bytes": 1024, "log_format": "json"}
     with Broker(tmp_path, **old_names) as broker:
         lines = [json.loads(line) for line in broker.log().splitlines()]
-    warned = [each["message"] for each in lines if each["level"] == "warning"]
+    warned = [line["message"] for line in lines if line["level"] == "warning"]
     assert len(warned) == 2
     assert warned[0].startswith("setting sealing is now seal_enabled:")
 
@@ -181,7 +181,7 @@ def test_the_life_of_a_topic(broker: Broker) -> None:
     assert told["configs"]["segment.ms"]["is_default"]
 
     broker.cli("topics", "delete", name, "--yes")
-    assert name not in [each["name"] for each in json_of(broker.cli("topics", "list", "--json"))]
+    assert name not in [topic["name"] for topic in json_of(broker.cli("topics", "list", "--json"))]
 
 
 def test_a_lower_retention_says_how_many_records_it_deletes(broker: Broker, topic: str) -> None:
@@ -211,10 +211,10 @@ def test_defaults_of_the_cluster(broker: Broker) -> None:
     altered = broker.cli("defaults", "alter", *changes, "-u", "log.retention.ms")
     assert "log.roll.ms=61000" in altered.stdout.decode()
     listed = json_of(broker.cli("defaults", "list", "--json"))
-    found = {each["name"]: (each["value"], each["source"]) for each in listed}
-    assert found["log.roll.ms"] == ("61000", "cluster")
-    assert found["auto.create.topics.enable"] == ("false", "broker")
-    assert found["log.retention.ms"] == ("604800000", "default")
+    defaults = {config["name"]: (config["value"], config["source"]) for config in listed}
+    assert defaults["log.roll.ms"] == ("61000", "cluster")
+    assert defaults["auto.create.topics.enable"] == ("false", "broker")
+    assert defaults["log.retention.ms"] == ("604800000", "default")
     described = json_of(broker.cli("topics", "describe", "plain", "--json"))
     shown = {"value": "61000", "is_default": False, "source": "cluster"}
     assert described["configs"]["segment.ms"] == shown
@@ -253,7 +253,7 @@ def test_status(broker: Broker, topic: str) -> None:
     broker.cli("produce", topic, stdin="a\n")
     status = json_of(broker.cli("status", "--json"))
     assert status["server"] == broker.base_url
-    assert [each["is_sequencer"] for each in status["brokers"]] == [True]
+    assert [row["is_sequencer"] for row in status["brokers"]] == [True]
     assert (status["is_well"], status["problems"]) == (True, [])
     shown = broker.cli("status").stdout.decode()
     assert status["cluster_id"] in shown
@@ -312,10 +312,10 @@ def test_serve_on_a_store_that_does_not_answer_is_status_3() -> None:
 
 
 def test_serve_on_a_port_that_is_taken(tmp_path: Path) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        port = listener.getsockname()[1]
         done = tidelog("serve", str(tmp_path), "--port", str(port), status=1)
     assert f"cannot listen on 127.0.0.1:{port}" in last_line(done)
 

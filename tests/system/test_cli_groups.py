@@ -20,7 +20,7 @@ def read(broker: Broker, topic: str) -> str:
 
 def test_a_group_goes_on_where_it_has_printed_to(broker: Broker, topic: str, read: str) -> None:
     shown = broker.cli("consume", topic, "-g", read, "--json", "-f", "text")
-    assert [each["offset"] for each in lines_of(shown)] == [3, 4]
+    assert [record["offset"] for record in lines_of(shown)] == [3, 4]
     assert broker.cli("consume", topic, "-g", read).stdout == b""
     other = broker.cli("consume", topic, "-g", f"late-{topic}", "--from", "end")
     assert other.stdout == b""
@@ -28,7 +28,7 @@ def test_a_group_goes_on_where_it_has_printed_to(broker: Broker, topic: str, rea
 
 def test_list_describe_lag(broker: Broker, topic: str, read: str) -> None:
     listed = json_of(broker.cli("groups", "list", "--json"))
-    assert [one["state"] for one in listed if one["group"] == read] == ["EMPTY"]
+    assert [group["state"] for group in listed if group["group"] == read] == ["EMPTY"]
     told = json_of(broker.cli("groups", "describe", read, "--json"))
     assert told["members"] == []
     lag = json_of(broker.cli("groups", "lag", read, "--json"))
@@ -63,14 +63,14 @@ def test_wrong_usage(broker: Broker, topic: str) -> None:
 
 def test_one_line_for_each_group_with_its_lag(broker: Broker, topic: str, read: str) -> None:
     listed = json_of(broker.cli("groups", "list", "--json"))
-    (own,) = (one for one in listed if one["group"] == read)
+    (own,) = (group for group in listed if group["group"] == read)
     assert (own["members"], own["lag"], own["topics"]) == (0, 2, [topic])
     assert 0 <= own["lag_seconds"] < 3_600
     with running(broker, "groups", "list", "--watch", "0.1", "--json") as watching:
         assert watching.stdout is not None
         for _ in range(2):
             again = json.loads(watching.stdout.readline())
-            assert read in {one["group"] for one in again}
+            assert read in {group["group"] for group in again}
 
 
 def test_describe_shows_positions_beside_committed_offsets(broker: Broker, read: str) -> None:
@@ -85,15 +85,15 @@ def test_reset_by_shift_and_from_a_file(
     broker: Broker, topic: str, read: str, tmp_path: Path
 ) -> None:
     def committed() -> int:
-        (one,) = json_of(broker.cli("groups", "lag", read, "--json"))["partitions"]
-        offset: int = one["committed"]
+        (partition,) = json_of(broker.cli("groups", "lag", read, "--json"))["partitions"]
+        offset: int = partition["committed"]
         return offset
 
-    kept = tmp_path / "offsets.json"
-    kept.write_bytes(broker.cli("groups", "export", read).stdout)
+    file = tmp_path / "offsets.json"
+    file.write_bytes(broker.cli("groups", "export", read).stdout)
     broker.cli("groups", "reset", read, "--by", "-2", "-t", topic, "-p", "0")
     assert committed() == 1
-    broker.cli("groups", "reset", read, "--file", str(kept))
+    broker.cli("groups", "reset", read, "--file", str(file))
     assert committed() == 3
     said = error_line(broker.cli("groups", "reset", "fresh", "--to", "end", status=4))
     assert "--topic" in said
@@ -104,6 +104,6 @@ def test_reset_by_shift_and_from_a_file(
         ("--to", "end", "--by", "1"),
         (),
         ("--file", str(tmp_path / "none")),
-        ("--file", str(kept), "-t", topic),
+        ("--file", str(file), "-t", topic),
     ):
         error_line(broker.cli("groups", "reset", read, *arguments, status=2))

@@ -43,7 +43,7 @@ def care(broker: Broker, *arguments: str, status: int = 0, **variables: str) -> 
 
 
 def numbers(broker: Broker, topic: str) -> list[int]:
-    return [json.loads(each["value"])["n"] for each in broker.records(topic)]
+    return [json.loads(record["value"])["n"] for record in broker.records(topic)]
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +61,7 @@ def test_the_commands_beside_a_broker(busy: Broker) -> None:
     produce(busy, "t", 500, 10)
     planned = care(busy, "compact", "t")
     assert planned["is_dry"]
-    assert [each["what"] for each in planned["compacted"]] == ["compact"]
+    assert [row["what"] for row in planned["compacted"]] == ["compact"]
     assert len(numbers(busy, "t")) == 510
     (done,) = care(busy, "compact", "t", "--yes")["compacted"]
     assert (done["rows"], done["rows_after"], done["segments_after"]) == (500, KEYS, 1)
@@ -259,10 +259,10 @@ def test_on_s3(seaweed: Seaweed, tmp_path: Path) -> None:
         care(broker, "delete-records", "t", "0:140", "--yes", **endpoint)
         longer = ("--file-grace-ms", "86400000")
         assert not care(broker, "collect", "--yes", *longer, **endpoint)["collected"]["garbage"]
-        gone = care(broker, "collect", "--yes", **endpoint)["collected"]
-        assert {each["why"] for each in gone["garbage"]} == {"no version names it"}
+        collection = care(broker, "collect", "--yes", **endpoint)["collected"]
+        assert {garbage["why"] for garbage in collection["garbage"]} == {"no version names it"}
         assert (
-            gone["deleted"] == gone["objects"] == 4
+            collection["deleted"] == collection["objects"] == 4
         )  # one was rewritten without the deleted records
         broker.restart()
         assert numbers(broker, "t") == [*range(140, 150)]
@@ -274,7 +274,7 @@ def test_on_s3(seaweed: Seaweed, tmp_path: Path) -> None:
 def test_bounds_are_shown_and_changed(tmp_path: Path) -> None:
     with Broker(tmp_path) as broker:
         usual = care(broker, "bounds")
-        assert [each["in_effect"] for each in usual["bounds"]] == [600_000, 3_600_000, 86_400_000]
+        assert [bound["in_effect"] for bound in usual["bounds"]] == [600_000, 3_600_000, 86_400_000]
         longer = ("bounds", "--file-grace-ms", "172800000")
         assert care(broker, *longer)["is_dry"]
         assert care(broker, "bounds") == usual

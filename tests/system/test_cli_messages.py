@@ -234,7 +234,7 @@ def test_a_command_takes_the_options_of_the_store(
     assert said.status == 3, said
     assert said.line.startswith("s3://b/p cannot be used: AccessDenied (403)"), said
     assert Forbidding.signed
-    assert all("/xx-test-7/s3/" in each for each in Forbidding.signed)
+    assert all("/xx-test-7/s3/" in header for header in Forbidding.signed)
 
 
 def test_every_command_on_a_store_takes_its_options() -> None:

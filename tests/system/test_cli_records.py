@@ -60,15 +60,15 @@ def test_a_file_of_many_lines_in_many_requests(broker: Broker, tmp_path: Path) -
     said = json_of(done)
     assert (said["records"], said["input_bytes"]) == (len(lines), file.stat().st_size)
     assert said["requests"] >= len(lines) // 700
-    assert sum(each["end"] - each["first"] for each in said["offsets"].values()) == len(lines)
+    assert sum(span["end"] - span["first"] for span in said["offsets"].values()) == len(lines)
 
     records = broker.records(name)
     assert sorted(int(record["value"]) for record in records) == list(range(len(lines)))
     for partition in range(6):
         # More than the order of each key: all of a partition lie in the order of the input.
-        held = [r for r in records if r["partition"] == partition]
-        assert [r["offset"] for r in held] == list(range(len(held)))
-        values = [int(r["value"]) for r in held]
+        partition_records = [r for r in records if r["partition"] == partition]
+        assert [r["offset"] for r in partition_records] == list(range(len(partition_records)))
+        values = [int(r["value"]) for r in partition_records]
         assert values == sorted(values)
     homes = {(r["key"], r["partition"]) for r in records}
     assert len(homes) == 97
@@ -106,13 +106,13 @@ def test_acks(broker: Broker, topic: str, acks: str) -> None:
 def test_whole_records_go_from_topic_to_topic(broker: Broker) -> None:
     for name in ("from", "to"):
         broker.create_topic(name, partitions=3)
-    given = [
+    records = [
         {"key": "a", "value": {"n": 1, "x": [True, None]}, "timestamp": 1_700_000_000_000},
         {"key": {"id": 7}, "value": "text", "partition": 2},
         {"value": None, "key": "tombstone", "partition": 2},
         {"value": 1.5, "partition": 2, "headers": [{"key": "h", "value": "aGVhZA=="}]},
     ]
-    text = "\n\n".join(json.dumps(record) for record in given)
+    text = "\n\n".join(json.dumps(record) for record in records)
     broker.cli("produce", "from", "--format", "ndjson", stdin=text)
     copied = broker.cli("consume", "from", "--format", "ndjson").stdout
     first = [json.loads(line) for line in copied.splitlines()]
@@ -137,12 +137,12 @@ def test_a_copy_to_another_number_of_partitions(broker: Broker) -> None:
     copied = broker.cli("consume", "wide", "--json").stdout
     words = ("-f", "ndjson", "--ignore-partition")
     broker.cli("produce", "narrow", *words, stdin=copied)
-    assert sorted(int(each["value"]) for each in broker.records("narrow")) == [*range(100)]
+    assert sorted(int(record["value"]) for record in broker.records("narrow")) == [*range(100)]
     broker.cli("produce", "wider", *words, stdin=copied)
     broker.create_topic("chosen", 7)
     broker.cli("produce", "chosen", "-f", "ndjson", stdin=text)
     placed = [
-        {(each["key"], each["partition"]) for each in broker.records(name)}
+        {(record["key"], record["partition"]) for record in broker.records(name)}
         for name in ("wider", "chosen")
     ]
     assert placed[0] == placed[1], "the partitions are those of the keys"
@@ -155,21 +155,21 @@ def test_a_copy_to_another_number_of_partitions(broker: Broker) -> None:
 
 
 def test_headers_are_texts_by_name_or_a_list(broker: Broker, topic: str) -> None:
-    given = (
+    header_sets = (
         {"source": "shop", "empty": None, "ü": "☃"},
         [{"key": "source", "value": "c2hvcA=="}, {"key": "source", "value": None}],
         {},
     )
-    text = "".join(json.dumps({"value": 1, "headers": headers}) + "\n" for headers in given)
+    text = "".join(json.dumps({"value": 1, "headers": headers}) + "\n" for headers in header_sets)
     broker.cli("produce", topic, "-f", "ndjson", stdin=text)
     stored = lines_of(broker.cli("consume", topic, "--json"))
-    assert [each.get("headers") or [] for each in stored] == [
+    assert [record.get("headers") or [] for record in stored] == [
         [
             {"key": "source", "value": "c2hvcA=="},
             {"key": "empty", "value": None},
             {"key": "ü", "value": "4piD"},
         ],
-        given[1],
+        header_sets[1],
         [],
     ]
     wrong = json.dumps({"value": 1, "headers": {"n": 1}})
@@ -363,14 +363,14 @@ def test_consume_stops_skips_or_shows_bytes(broker: Broker, mixed: str) -> None:
     done = broker.cli("consume", mixed, "-p", "0", "--on-error", "raw")
     assert done.stdout == b"a\n/w==\nb\n"
     done = broker.cli("consume", mixed, "-p", "0", "--on-error", "raw", "--json", "-f", "text")
-    assert [each.get("value_base64") for each in lines_of(done)] == [None, "/w==", None]
+    assert [record.get("value_base64") for record in lines_of(done)] == [None, "/w==", None]
 
 
 def test_escape_and_dead_letters(broker: Broker, mixed: str) -> None:
     done = broker.cli("consume", mixed, "-p", "0", "--on-error", "escape")
     assert done.stdout == b"a\n\\xff\nb\n"
     done = broker.cli("consume", mixed, "-p", "0", "--on-error", "escape", "--json", "-f", "text")
-    assert [each["value"] for each in lines_of(done)] == ["a", "\\xff", "b"]
+    assert [record["value"] for record in lines_of(done)] == ["a", "\\xff", "b"]
     target = f"{mixed}-dead"
     broker.create_topic(target)
     for more in ([], ["--group", f"{mixed}-letters"]):
@@ -378,8 +378,8 @@ def test_escape_and_dead_letters(broker: Broker, mixed: str) -> None:
         assert sorted(done.stdout.split()) == [b"a", b"b", b"x", b"y"]
         assert error_line(done).endswith(f", sent to topic {target}: 1, first {mixed}-0@1")
     letters = lines_of(broker.cli("consume", target, "--json", "-f", "binary"))
-    assert [each["value"] for each in letters] == ["/w==", "/w=="]
-    names = [each["key"] for each in letters[0]["headers"]]
+    assert [record["value"] for record in letters] == ["/w==", "/w=="]
+    names = [header["key"] for header in letters[0]["headers"]]
     assert names == ["tidelog.source", "tidelog.error"]
     lag = json_of(broker.cli("groups", "lag", f"{mixed}-letters", "--json"))
     assert lag["lag"] == 0

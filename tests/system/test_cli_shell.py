@@ -27,7 +27,7 @@ def completed(words: str, url: str = "") -> list[str]:
 def test_the_server_stands_before_or_after_the_command(broker: Broker, topic: str) -> None:
     here, nowhere = ("--server", broker.base_url), ("--server", f"http://127.0.0.1:{free_port()}")
     for words in ((*here, "topics", "list"), ("topics", "list", *here)):
-        assert topic in {each["name"] for each in json_of(tidelog(*words, "--json"))}
+        assert topic in {row["name"] for row in json_of(tidelog(*words, "--json"))}
     tidelog(*nowhere, "topics", "list", *here)
     assert nowhere[1] in error_line(tidelog(*here, "topics", "list", *nowhere, status=3))
 
@@ -76,8 +76,8 @@ def test_the_last_records_and_offsets_of_partitions(broker: Broker) -> None:
 
 def test_configs_with_units(broker: Broker) -> None:
     there = ("--server", broker.base_url)
-    given = ("-c", "retention.ms=7d", "-c", "segment.bytes=32MiB")
-    said = tidelog("topics", "create", "units", *given, *there).stdout.decode()
+    options = ("-c", "retention.ms=7d", "-c", "segment.bytes=32MiB")
+    said = tidelog("topics", "create", "units", *options, *there).stdout.decode()
     assert "retention.ms=604800000 (1w), segment.bytes=33554432 (32MiB)" in said
     configs = json_of(tidelog("topics", "describe", "units", "--json", *there))["configs"]
     assert configs["retention.ms"]["value"] == "604800000"

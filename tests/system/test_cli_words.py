@@ -18,19 +18,19 @@ GLOBAL = {name for parameter in get_command(cli.app).params for name in paramete
 
 def switches() -> list[tuple[str, str, str]]:
     """Return each switch of each command, with the switch that says the contrary or ""."""
-    found = []
+    rows = []
 
     def walk(command: object, path: str) -> None:
-        for name, each in sorted(getattr(command, "commands", {}).items()):
-            walk(each, f"{path} {name}".strip())
+        for name, subcommand in sorted(getattr(command, "commands", {}).items()):
+            walk(subcommand, f"{path} {name}".strip())
         if not hasattr(command, "commands"):
             for parameter in command.params:  # type: ignore[attr-defined]
                 if getattr(parameter, "is_flag", False) and "--help" not in parameter.opts:
                     contrary = "".join(parameter.secondary_opts[:1])
-                    found.append((path, parameter.opts[0], contrary))
+                    rows.append((path, parameter.opts[0], contrary))
 
     walk(get_command(cli.app), "")
-    return found
+    return rows
 
 
 def test_a_switch_with_a_value_says_how_to_write_it(tidelog: Command) -> None:
@@ -89,7 +89,7 @@ def test_what_a_hint_names_exists() -> None:
             assert words[0] in GLOBAL | {"--help"}, name
         else:
             assert " ".join(words) in PATHS or any(
-                known.startswith(" ".join(words) + " ") for known in PATHS
+                command_path.startswith(" ".join(words) + " ") for command_path in PATHS
             ), name
 
 

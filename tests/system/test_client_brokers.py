@@ -27,19 +27,19 @@ ROUNDS = int(os.environ.get("CHURN_ROUNDS", "2"))
 """Rounds of the churn: 50 by hand."""
 
 
-def urls(found: list[Broker]) -> str:
-    return ",".join(broker.base_url.removeprefix("http://") for broker in found)
+def urls(cluster: list[Broker]) -> str:
+    return ",".join(broker.base_url.removeprefix("http://") for broker in cluster)
 
 
 def test_when_brokers_end_nothing_is_lost(tmp_path: Path) -> None:
     """One producer and one member, while each broker is killed in turn and comes back."""
-    with brokers(tmp_path, 3, **QUICK) as found:
-        found[0].create_topic("t", 6)
+    with brokers(tmp_path, 3, **QUICK) as cluster:
+        cluster[0].create_topic("t", 6)
         stop = threading.Event()
         sent = []
 
         def load() -> None:
-            with Producer(urls(found[:2])) as producer:
+            with Producer(urls(cluster[:2])) as producer:
                 while not stop.is_set():
                     number = len(sent)
                     sent.append(producer.send("t", str(number), key=f"k{number % 50}"))
@@ -48,9 +48,9 @@ def test_when_brokers_end_nothing_is_lost(tmp_path: Path) -> None:
         seen: collections.Counter[int] = collections.Counter()
         with (
             Threads(load, stop=stop) as loading,
-            Consumer(urls(found[:2]), "t", group="g", session_timeout_ms=10_000) as consumer,
+            Consumer(urls(cluster[:2]), "t", group="g", session_timeout_ms=10_000) as consumer,
         ):
-            for broker in found:
+            for broker in cluster:
                 until(lambda: bool(seen.update(int(r.value) for r in consumer.poll(0.2)) or seen))
                 broker.kill()
                 for _ in range(5):
@@ -67,9 +67,9 @@ def test_when_brokers_end_nothing_is_lost(tmp_path: Path) -> None:
         assert set(seen) == set(range(len(sent)))
         places = [(done.result().partition, done.result().offset) for done in sent]
         assert len(set(places)) == len(places)
-        with Admin(urls(found)) as admin:
+        with Admin(urls(cluster)) as admin:
             assert sum(end for _, end in admin.offsets("t").values()) == len(sent), "none twice"
-            assert sum(each["lag"] for each in admin.lag("g")) == 0
+            assert sum(partition["lag"] for partition in admin.lag("g")) == 0
 
 
 def test_several_servers_of_a_command(broker: Broker, topic: str) -> None:
@@ -111,8 +111,8 @@ def members_of(broker: Broker, group: str) -> list[Any]:
     done = broker.cli("groups", "describe", group, "--json", status=None)
     if done.returncode == 4:  # without members and committed offsets, there is no group
         return []
-    found: list[Any] = json_of(done)["members"]
-    return found
+    members: list[Any] = json_of(done)["members"]
+    return members
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
@@ -174,7 +174,7 @@ class Churn(Threads):
 
     def _clients(self) -> set[str]:
         with contextlib.suppress(NotFound), Admin(self._broker.base_url) as admin:
-            return {each["client_id"] for each in admin.group(self._topic)["consumers"]}
+            return {consumer["client_id"] for consumer in admin.group(self._topic)["consumers"]}
         return set()
 
     def end_member(self, number: int) -> None:
@@ -198,10 +198,10 @@ class Churn(Threads):
                 pair[0].__exit__(None, None, None)
 
     def printed(self) -> collections.Counter[bytes]:
-        found: collections.Counter[bytes] = collections.Counter()
+        counts: collections.Counter[bytes] = collections.Counter()
         for number in range(self.started):
-            found.update((self._folder / f"out{number}").read_bytes().splitlines())
-        return found
+            counts.update((self._folder / f"out{number}").read_bytes().splitlines())
+        return counts
 
 
 @pytest.mark.slow
@@ -271,8 +271,10 @@ def test_a_killed_command_goes_on_where_it_was(broker: Broker, tmp_path: Path) -
     assert len(values) == count + 1
     assert set(values) == {*map(str, range(count)), "last without end"}
     for partition in range(3):
-        held = [each["value"] for each in records if each["partition"] == partition]
-        numbers = [int(value) for value in held if value.isdigit()]
+        partition_values = [
+            record["value"] for record in records if record["partition"] == partition
+        ]
+        numbers = [int(value) for value in partition_values if value.isdigit()]
         assert numbers == sorted(numbers)
 
 
@@ -284,26 +286,26 @@ def test_a_request_under_way_is_sent_again_with_the_same_key(
     broker.create_topic("again", 2)
     words = ["produce", "again", "--state", str(state), "--batch-records", "2"]
     broker.cli(*words, stdin="a\nb\n")
-    held = json.loads(state.read_text())
+    saved_state = json.loads(state.read_text())
     broker.cli(*words, stdin="a\nb\nc\nd\ne\n")
     later = json.loads(state.read_text())
-    assert (held["lines"], later["lines"], later["pending"]) == (2, 5, None)
+    assert (saved_state["lines"], later["lines"], later["pending"]) == (2, 5, None)
     digest = hashlib.blake2b(b"c\nd\n", digest_size=16).hexdigest()
-    held["pending"] = {
+    saved_state["pending"] = {
         "lines": 4,
         "bytes": 8,
         "digest": digest,
         "since_ms": round(time.time() * 1000),
     }
-    state.write_text(json.dumps(held))
+    state.write_text(json.dumps(saved_state))
     said = json_of(broker.cli(*words, "--json", stdin="a\nb\nc\nd\n"))
     assert said["records"] == 2
     assert len(broker.records("again")) == 5, "c and d are there once"
-    state.write_text(json.dumps(held))
+    state.write_text(json.dumps(saved_state))
     said = error_line(broker.cli(*words, stdin="a\nb\nC\nD\n", status=1))
     assert "lines 3 to 4 of the input have changed" in said
-    held["pending"]["since_ms"] -= 3_600_000
-    state.write_text(json.dumps(held))
+    saved_state["pending"]["since_ms"] -= 3_600_000
+    state.write_text(json.dumps(saved_state))
     assert "it is unknown whether" in error_line(broker.cli(*words, stdin="a\n", status=1))
 
 
@@ -318,7 +320,7 @@ def test_a_state_of_another_topic_or_with_a_bad_line(
     assert "line 3" in said
     assert "lines 1 to 2 are in the topic" in said
     broker.cli("produce", topic, *words, stdin="k:1\nk:2\nk:3\n")
-    assert [each["value"] for each in broker.records(topic)] == ["1", "2", "3"]
+    assert [record["value"] for record in broker.records(topic)] == ["1", "2", "3"]
     assert f"belongs to topic {topic!r}" in error_line(
         broker.cli("produce", other_topic, *words, stdin="", status=2)
     )

@@ -79,7 +79,7 @@ def balanced(folder: Path, brokers: list[BrokerProcess]) -> Iterator[str]:
 def test_what_compose_says_is_a_cluster(tmp_path: Path) -> None:
     with composed(tmp_path) as (brokers, translation), balanced(tmp_path, brokers) as url:
         assert len(brokers) == 3
-        until(lambda: all("tidelog_live_brokers 3.0" in metrics(each) for each in brokers))
+        until(lambda: all("tidelog_live_brokers 3.0" in metrics(broker) for broker in brokers))
         with httpx.Client(base_url=url, timeout=30) as client:
             topic = {"topic_name": "t", "partitions_count": 1}
             client.post("/admin/topics", json=topic).raise_for_status()
@@ -90,7 +90,7 @@ def test_what_compose_says_is_a_cluster(tmp_path: Path) -> None:
             path = "/topics/t/partitions/0/records?offset=0"
             records = client.get(path, headers={"accept": JSON}).raise_for_status().json()
         assert [record["value"] for record in records] == list(range(9))
-        assert sum("tidelog_http_requests_total" in metrics(each) for each in brokers) == 3
+        assert sum("tidelog_http_requests_total" in metrics(broker) for broker in brokers) == 3
         for broker in brokers:
             assert is_healthy(broker)
         maintained(translation)
@@ -106,9 +106,9 @@ def metrics(broker: BrokerProcess) -> str:
 def is_healthy(broker: BrokerProcess) -> bool:
     """Run the image's health check."""
     text = (DEPLOY / "Dockerfile").read_text()
-    found = re.search(r"HEALTHCHECK (?:.*\\\n *)?CMD (\[.*\])", text)
-    assert found is not None
-    command = json.loads(found[1].replace(":8082/", f":{broker.port}/"))
+    match = re.search(r"HEALTHCHECK (?:.*\\\n *)?CMD (\[.*\])", text)
+    assert match is not None
+    command = json.loads(match[1].replace(":8082/", f":{broker.port}/"))
     done = subprocess.run(command, capture_output=True, timeout=10, check=False)
     return done.returncode == 0
 

@@ -26,10 +26,12 @@ def read_back(sent: Sequence[Event]) -> list[ReadRecord]:
     """Return the records of a correct log: N1 and N3 in partition 0, the rest in 1."""
     seen = []
     for partition in range(PARTITIONS):
-        held = [event for event in sent if (event.key in {"N1", "N3"}) == (partition == 0)]
+        partition_events = [
+            event for event in sent if (event.key in {"N1", "N3"}) == (partition == 0)
+        ]
         seen += [
             ReadRecord(event.seq, partition, offset, event.key, event.timestamp_ms, event.value)
-            for offset, event in enumerate(held)
+            for offset, event in enumerate(partition_events)
         ]
     return seen
 
@@ -73,10 +75,10 @@ def test_what_a_log_gives_that_keeps_its_word_passes() -> None:
 def test_a_lost_record_is_found(index: int) -> None:
     seen = read_back(events())
     del seen[index]
-    found = failed(seen)
-    assert {COUNT, DENSE, ONCE, ACKED, VALUES} <= found
+    failed_checks = failed(seen)
+    assert {COUNT, DENSE, ONCE, ACKED, VALUES} <= failed_checks
     lost_key = read_back(events())[index].key
-    assert (ORDER in found) == (lost_key is not None)
+    assert (ORDER in failed_checks) == (lost_key is not None)
 
 
 def test_a_lost_record_is_found_where_the_offsets_close_the_gap() -> None:

@@ -58,18 +58,18 @@ def count_of(broker: Broker, topic: str) -> int:
 def records_of(broker: Broker, topic: str) -> list[Record]:
     """All records of a topic to which no program produces."""
     total = count_of(broker, topic)
-    found: list[Record] = []
+    records: list[Record] = []
     with Consumer(broker.base_url, topic) as consumer:
-        until(lambda: len(found) >= total or bool(found.extend(consumer.poll(1.0))))
-    assert len(found) == total
-    return found
+        until(lambda: len(records) >= total or bool(records.extend(consumer.poll(1.0))))
+    assert len(records) == total
+    return records
 
 
 def is_read(broker: Broker, group: str, records: int) -> bool:
     """Whether the sum of the committed offsets of a group is this number."""
     with Admin(broker.base_url) as admin:
         try:
-            return sum(each["offset"] for each in admin.group_offsets(group)) == records
+            return sum(row["offset"] for row in admin.group_offsets(group)) == records
         except NotFound:  # no member has joined yet
             return False
 
@@ -90,7 +90,7 @@ def test_site_activity_counts_views_in_each_minute(broker: Broker) -> None:
     partitions = {}
     for record in records_of(broker, "page-views"):
         partitions.setdefault(record.key, set()).add(record.partition)
-    assert {key: len(found) for key, found in partitions.items()} == {
+    assert {key: len(key_partitions) for key, key_partitions in partitions.items()} == {
         b"ann": 1,
         b"bob": 1,
         b"10.0.0.1": 1,
@@ -112,8 +112,8 @@ def test_web_shop_sends_and_bills_each_order_once(broker: Broker, tmp_path: Path
         ran("web_shop", *shop, "order", customer, pieces, "tea")
     with contextlib.closing(sqlite3.connect(path, timeout=60, isolation_level=None)) as other:
 
-        def outbox(where: str) -> int:
-            (number,) = other.execute(f"SELECT count(*) FROM outbox WHERE {where}").fetchone()
+        def outbox(condition: str) -> int:
+            (number,) = other.execute(f"SELECT count(*) FROM outbox WHERE {condition}").fetchone()
             return number
 
         # The relay is killed between the acknowledgment and the deletion of its batch: the broker
@@ -135,11 +135,15 @@ def test_web_shop_sends_and_bills_each_order_once(broker: Broker, tmp_path: Path
         ran("web_shop", *shop, "relay")
         assert outbox("true") == 0
         orders = other.execute("SELECT customer, id, pieces FROM orders ORDER BY rowid").fetchall()
-    expected = sorted((name.encode(), f"{one}: {n} x tea".encode()) for name, one, n in orders)
+    expected = sorted(
+        (name.encode(), f"{order_id}: {n} x tea".encode()) for name, order_id, n in orders
+    )
     assert len(records_of(broker, "orders")) == len(expected) == 3
     with started("web_shop", *shop, "invoice"), started("web_shop", *shop, "invoice"):
         until(lambda: is_read(broker, "invoices", 3))
-    assert sorted((each.key, each.value) for each in records_of(broker, "invoices")) == expected
+    assert (
+        sorted((record.key, record.value) for record in records_of(broker, "invoices")) == expected
+    )
 
 
 def test_job_queue_retries_and_sets_aside(broker: Broker, tmp_path: Path) -> None:
@@ -158,7 +162,7 @@ def test_job_queue_retries_and_sets_aside(broker: Broker, tmp_path: Path) -> Non
         return sorted(
             (
                 record.value.decode(),
-                [each.value.decode() for each in record.headers if each.key == "attempts"],
+                [header.value.decode() for header in record.headers if header.key == "attempts"],
             )
             for record in records_of(broker, topic)
         )
@@ -192,11 +196,11 @@ def test_javascript_produces_and_consumes(broker: Broker, lost: float) -> None:
     ):
         out, _ = ran("produce_consume", proxy.url, topic, 1000)
     assert out == "1000 records\n"
-    found = records_of(broker, topic)
-    assert sorted(int(each.value) for each in found) == [*range(1000)]
+    records = records_of(broker, topic)
+    assert sorted(int(record.value) for record in records) == [*range(1000)]
     for number in range(7):
-        own = [int(each.value) for each in found if each.key == b'"sensor-%d"' % number]
+        own = [int(record.value) for record in records if record.key == b'"sensor-%d"' % number]
         assert own == [*range(number, 1000, 7)]
     with Admin(broker.base_url) as admin:
         assert admin.group(f"of-{topic}")["consumers"] == []
-        assert sum(each["lag"] for each in admin.lag(f"of-{topic}")) == 0
+        assert sum(partition["lag"] for partition in admin.lag(f"of-{topic}")) == 0

@@ -118,7 +118,7 @@ def children(process: "subprocess.Popen[bytes]") -> list[psutil.Process]:
 
 def cpu_s(process: "subprocess.Popen[bytes]") -> float:
     both = [psutil.Process(process.pid), *children(process)]
-    return sum(sum(each.cpu_times()[:2]) for each in both)
+    return sum(sum(running_process.cpu_times()[:2]) for running_process in both)
 
 
 def ctrl_c(process: "subprocess.Popen[bytes]") -> int:
@@ -159,9 +159,9 @@ def test_dev_shows_live_data_and_its_commands_work(here: Path) -> None:
         "one banner, no errors"
     )
     with running_dev(here, port) as process:  # the members left: the next ones read at once
-        found = numbers(url)
-        assert found == sorted(set(found)), "a departure is there twice"
-        assert found[: len(found) // 2] == list(range(len(found) // 2))
+        departures = numbers(url)
+        assert departures == sorted(set(departures)), "a departure is there twice"
+        assert departures[: len(departures) // 2] == list(range(len(departures) // 2))
         started = children(process)
         process.kill()
         process.wait()
@@ -176,8 +176,8 @@ def lag_of(group: str, url: str) -> int:
 def test_departures_are_those_of_their_number() -> None:
     made = [dev.departure(number) for number in range(500)]
     assert made == [dev.departure(number) for number in range(500)]
-    assert len({json.dumps(each) for each in made}) == 500
-    assert len({each["key"] for each in made}) > 100
+    assert len({json.dumps(departure) for departure in made}) == 500
+    assert len({departure["key"] for departure in made}) > 100
 
 
 def test_dev_ends_with_the_brokers_error(here: Path) -> None:

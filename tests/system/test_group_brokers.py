@@ -30,8 +30,8 @@ class Anywhere:
     """A client behind a balancer that sends each request to another broker, and repeats what fails
     as clients do: what was not acked, or may be repeated."""
 
-    def __init__(self, found: list[Broker], seed: int) -> None:
-        self.found = found
+    def __init__(self, cluster: list[Broker], seed: int) -> None:
+        self.found = cluster
         self._random = random.Random(seed)
         self._http = httpx.Client(timeout=20)
         self.repeated = 0
@@ -74,9 +74,9 @@ class Instance:
         return [record["value"] for record in self("GET", f"/records?{query}")]
 
     def committed(self) -> list[int]:
-        held = [{"topic": self.topic, "partition": number} for number in range(PARTITIONS)]
-        offsets = self("GET", "/offsets", {"partitions": held})["offsets"]
-        return [each["offset"] for each in offsets]
+        partitions = [{"topic": self.topic, "partition": number} for number in range(PARTITIONS)]
+        offsets = self("GET", "/offsets", {"partitions": partitions})["offsets"]
+        return [row["offset"] for row in offsets]
 
 
 def produce(anywhere: Anywhere, topic: str) -> list[int]:
@@ -93,10 +93,10 @@ def produce(anywhere: Anywhere, topic: str) -> list[int]:
     return values
 
 
-def check_coordinator(found: list[Broker], group: str) -> None:
+def check_coordinator(cluster_brokers: list[Broker], group: str) -> None:
     """All brokers name the same coordinator. Each broker is broker 1 in its own answers."""
     named = []
-    for broker in found:
+    for broker in cluster_brokers:
         with httpx.Client(base_url=broker.base_url) as http:
             (cluster,) = http.get("/v3/clusters").json()["data"]
             path = f"/v3/clusters/{cluster['cluster_id']}/consumer-groups/{group}"
@@ -108,8 +108,8 @@ def check_coordinator(found: list[Broker], group: str) -> None:
     assert (named.count(1), len(others)) == (1, 1), named
 
 
-def was_calm(found: list[Broker]) -> bool:
-    return not any(TAKEN in broker.log() for broker in found)
+def was_calm(cluster: list[Broker]) -> bool:
+    return not any(TAKEN in broker.log() for broker in cluster)
 
 
 def is_committed(instance: Instance, count: int) -> bool:
@@ -124,10 +124,10 @@ def test_the_whole_life_of_an_instance_at_any_broker(tmp_path: Path, is_killed: 
     topic, seed = new_topic(), secrets.randbits(32)
     print(f"seed {seed}")
     with (
-        brokers(tmp_path, **(QUICK if is_killed else PATIENT)) as found,
-        contextlib.closing(Anywhere(found, seed)) as anywhere,
+        brokers(tmp_path, **(QUICK if is_killed else PATIENT)) as cluster,
+        contextlib.closing(Anywhere(cluster, seed)) as anywhere,
     ):
-        with Client(found[0].base_url) as client:
+        with Client(cluster[0].base_url) as client:
             client.create_topic(topic, PARTITIONS)
         values = produce(anywhere, topic)
         instance = Instance(anywhere, f"g-{topic}", topic)
@@ -135,15 +135,15 @@ def test_the_whole_life_of_an_instance_at_any_broker(tmp_path: Path, is_killed: 
         assert instance("GET", "/subscription") == {"topics": [topic]}
         assert len(instance("GET", "/assignments")["partitions"]) == PARTITIONS
         if not is_killed:
-            check_coordinator(found, f"g-{topic}")
+            check_coordinator(cluster, f"g-{topic}")
         read: list[int] = []
         while (some := instance.read("max_bytes=200&timeout=500")) or set(read) != set(values):
             read += some
-            if is_killed and len(anywhere.found) == len(found) and len(read) > 100:
-                dead = random.Random(seed).choice(found)  # the coordinator, or another
+            if is_killed and len(anywhere.found) == len(cluster) and len(read) > 100:
+                dead = random.Random(seed).choice(cluster)  # the coordinator, or another
                 dead.kill()
-                anywhere.found = [broker for broker in found if broker is not dead]
-        if was_calm(found) and not is_killed:
+                anywhere.found = [broker for broker in cluster if broker is not dead]
+        if was_calm(cluster) and not is_killed:
             assert sorted(read) == values  # each once: nothing went wrong
         wait_until(lambda: is_committed(instance, len(values)), "the commits by themselves")
 
@@ -160,8 +160,8 @@ def test_the_whole_life_of_an_instance_at_any_broker(tmp_path: Path, is_killed: 
         instance("POST", "/offsets", {"offsets": [first | {"offset": 6}]})
         assert instance.committed() == [7, *ends[1:]]
         instance("DELETE", "")
-        gone = anywhere("GET", f"{instance.base}/records", headers={"accept": JSON})
-        assert gone.status_code == 404
-        assert is_killed or not was_calm(found) or anywhere.repeated == 0
+        answer = anywhere("GET", f"{instance.base}/records", headers={"accept": JSON})
+        assert answer.status_code == 404
+        assert is_killed or not was_calm(cluster) or anywhere.repeated == 0
         bugs = [broker.log()[-3000:] for broker in anywhere.found if "Traceback" in broker.log()]
         assert not bugs, bugs[0]

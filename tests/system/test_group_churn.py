@@ -43,8 +43,8 @@ class Gone(Exception):
 class Anywhere:
     """A client whose requests go to brokers at random, each repeated until one answers."""
 
-    def __init__(self, found: list[Broker], draw: random.Random) -> None:
-        self._found = found
+    def __init__(self, cluster: list[Broker], draw: random.Random) -> None:
+        self._found = cluster
         self._draw = draw
         self._http = httpx.AsyncClient(timeout=20)
         self.repeated = 0
@@ -207,22 +207,22 @@ def _ours(answer: httpx.Response, status: int) -> httpx.Response:
     return answer
 
 
-async def _kill(found: list[Broker], draw: random.Random, run: Run) -> None:
+async def _kill(cluster: list[Broker], draw: random.Random, run: Run) -> None:
     while True:
         await asyncio.sleep(KILL_EVERY_S)
-        broker = draw.choice(found)
+        broker = draw.choice(cluster)
         broker.kill()
         run.counts["killed"] += 1
         await asyncio.sleep(draw.uniform(0, 1))
         await asyncio.to_thread(broker.start)
 
 
-async def _churn(found: list[Broker], topic: str, seed: int) -> None:
+async def _churn(cluster: list[Broker], topic: str, seed: int) -> None:
     draw = random.Random(seed)
-    ask = Anywhere(found, draw)
+    ask = Anywhere(cluster, draw)
     run = Run(ask, draw, topic)
     run.cluster = (await ask("GET", "/v3/clusters")).json()["data"][0]["cluster_id"]
-    killing = asyncio.create_task(_kill(found, draw, run))
+    killing = asyncio.create_task(_kill(cluster, draw, run))
     try:
         async with asyncio.TaskGroup() as tasks:
             producing = tasks.create_task(run.produce())
@@ -258,7 +258,9 @@ async def _check(run: Run) -> None:
     )
     assert run.produced <= run.seen.keys()
     assert Counter(made) == Counter(run.produced)
-    twice = {where: names for where, names in run.owners.items() if len(names) > 1}
+    twice = {
+        owned_partition: names for owned_partition, names in run.owners.items() if len(names) > 1
+    }
     assert not twice, "two owners of one generation"
     assert run.counts["gone"], "no member was refused: the test had no effect"
 
@@ -266,10 +268,10 @@ async def _check(run: Run) -> None:
 def test_consumers_come_and_go_while_brokers_die(tmp_path: Path) -> None:
     topic, seed = new_topic(), secrets.randbits(32)
     print(f"seed {seed}")
-    with brokers(tmp_path, **QUICK) as found:
-        with Client(found[0].base_url) as client:
+    with brokers(tmp_path, **QUICK) as cluster:
+        with Client(cluster[0].base_url) as client:
             client.create_topic(topic, PARTITIONS)
             client.create_topic(f"{topic}-results", 1)
-        asyncio.run(_churn(found, topic, seed))
-        bugs = [broker.log()[-3000:] for broker in found if "Traceback" in broker.log()]
+        asyncio.run(_churn(cluster, topic, seed))
+        bugs = [broker.log()[-3000:] for broker in cluster if "Traceback" in broker.log()]
         assert not bugs, bugs[0]

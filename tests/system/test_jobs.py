@@ -34,16 +34,23 @@ def folder(tmp_path: Path) -> Path:
 
 
 def environment(store: Path, **more: str) -> dict[str, str]:
-    kept = {name: os.environ[name] for name in ("HOME", "JAVA_HOME") if name in os.environ}
-    given = {"PATH": f"{BIN}:{os.environ['PATH']}", "TIDELOG_STORE": store.as_uri()}
-    return kept | given | {"PYTHONPATH": str(ROOT), "PYSPARK_PYTHON": sys.executable} | more
+    inherited_variables = {
+        name: os.environ[name] for name in ("HOME", "JAVA_HOME") if name in os.environ
+    }
+    own_variables = {"PATH": f"{BIN}:{os.environ['PATH']}", "TIDELOG_STORE": store.as_uri()}
+    return (
+        inherited_variables
+        | own_variables
+        | {"PYTHONPATH": str(ROOT), "PYSPARK_PYTHON": sys.executable}
+        | more
+    )
 
 
 def values(store: Path) -> list[int]:
     log = BrokerLog(store)
-    found = [int(each.value or b"") for each in log.records("t")]
+    numbers = [int(record.value or b"") for record in log.records("t")]
     log.close()
-    return found
+    return numbers
 
 
 @pytest.mark.spark
@@ -61,7 +68,7 @@ def test_the_wrapper_compacts_through_spark_submit(folder: Path) -> None:
     assert done.returncode == 0, done.stderr.decode()
     told = json.loads(done.stdout)
     assert (told["is_dry"], told["engine"]) == (False, "spark")
-    assert [each["rows_after"] for each in told["compacted"]] == [KEYS, KEYS]
+    assert [row["rows_after"] for row in told["compacted"]] == [KEYS, KEYS]
     assert values(folder) == [*range(93, 100)] * 2
 
 
@@ -92,7 +99,7 @@ def test_the_lines_of_cron_run(folder: Path, tmp_path: Path) -> None:
         )
         assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
     (told,) = [json.loads(line) for line in (tmp_path / "maintain.jsonl").read_text().splitlines()]
-    assert [each["rows_after"] for each in told["compacted"]] == [KEYS, KEYS]
+    assert [row["rows_after"] for row in told["compacted"]] == [KEYS, KEYS]
     (scrubbed,) = [json.loads(line) for line in (tmp_path / "scrub.jsonl").read_text().splitlines()]
     assert scrubbed["is_whole"]
     assert values(folder) == [*range(93, 100)] * 2

@@ -88,8 +88,8 @@ def test_librdkafka(cluster: Cluster) -> None:
 
     def shown() -> dict[str, tuple[str, int]]:
         (future,) = client.describe_configs([resource]).values()
-        found = future.result(RD_TIMEOUT_S)
-        return {name: (entry.value, entry.source) for name, entry in found.items()}
+        configs = future.result(RD_TIMEOUT_S)
+        return {name: (entry.value, entry.source) for name, entry in configs.items()}
 
     assert shown()["retention.ms"] == ("1000", 1)
     assert shown()["segment.ms"] == ("600000", 5)
@@ -139,8 +139,8 @@ def test_kafka_python(cluster: Cluster) -> None:
     resource = KafkaResource("TOPIC", "kp")
 
     def value(name: str) -> str:
-        found = client.describe_configs([resource], config_filter="all")
-        shown: str = found["topic"]["kp"][name]["value"]
+        configs = client.describe_configs([resource], config_filter="all")
+        shown: str = configs["topic"]["kp"][name]["value"]
         return shown
 
     assert value("retention.ms") == "1000"
@@ -177,8 +177,8 @@ def test_defaults_of_the_cluster(cluster: Cluster) -> None:
 
     def shown(kind: rd.ConfigResource.Type, name: str) -> dict[str, rd.ConfigEntry]:
         (future,) = client.describe_configs([rd.ConfigResource(kind, name)]).values()
-        found: dict[str, rd.ConfigEntry] = future.result(RD_TIMEOUT_S)
-        return found
+        entries: dict[str, rd.ConfigEntry] = future.result(RD_TIMEOUT_S)
+        return entries
 
     values = ["-c", "log.retention.ms=9000", "-c", "num.partitions=3"]
     cluster.broker.cli("defaults", "alter", *values)
@@ -200,8 +200,8 @@ def test_defaults_of_the_cluster(cluster: Cluster) -> None:
     assert len(client.list_topics(timeout=20).topics["inherits"].partitions) == 3
 
     python = KafkaAdminClient(bootstrap_servers=cluster.address)
-    found = python.describe_configs([KafkaResource("BROKER", "5")], config_filter="all")
-    assert found["broker"]["5"]["num.partitions"]["value"] == "3"
+    configs = python.describe_configs([KafkaResource("BROKER", "5")], config_filter="all")
+    assert configs["broker"]["5"]["num.partitions"]["value"] == "3"
     python.close()
     cluster.broker.cli("defaults", "alter", "-u", "num.partitions", "-u", "log.retention.ms")
     entry = shown(kinds.TOPIC, "inherits")["retention.ms"]

@@ -26,10 +26,10 @@ def test_clients_of_all_brokers_and_a_broker_that_does_not_answer(tmp_path: Path
             connection.sendall(framed(ASKED, 3, client_id=name))
             assert connection.recv(4), "the answer"
 
-        found = json_of(a.cli("clients", "--json"))
-        assert (found["missing_brokers"], found["is_truncated"]) == ([], False)
-        assert found["connections"] == 3
-        for row in found["clients"]:
+        listing = json_of(a.cli("clients", "--json"))
+        assert (listing["missing_brokers"], listing["is_truncated"]) == ([], False)
+        assert listing["connections"] == 3
+        for row in listing["clients"]:
             assert row.pop("bytes_in") > 0
             assert row.pop("bytes_out") > 0
             assert row.pop("since").startswith("20")
@@ -40,7 +40,7 @@ def test_clients_of_all_brokers_and_a_broker_that_does_not_answer(tmp_path: Path
             "address": "127.0.0.1",
             "is_tls": False,
         }
-        assert found["clients"] == [
+        assert listing["clients"] == [
             {"broker": "b", "client": "y", **same, "connections": 2, "requests": 2},
             {"broker": "a", "client": "x", **same, "connections": 1, "requests": 1},
         ]
@@ -54,6 +54,6 @@ def test_clients_of_all_brokers_and_a_broker_that_does_not_answer(tmp_path: Path
             for _ in range(3):  # before and after `a` knows that `b` is silent
                 answer = http.get("/tidelog/v1/kafka-clients").json()
                 assert answer["missing_brokers"] == ["b"]
-                assert {each["broker"] for each in answer["clients"]} == {"a"}
+                assert {row["broker"] for row in answer["clients"]} == {"a"}
             said = a.cli("clients")
             assert b"broker b did not answer: its clients are not shown" in said.stderr

@@ -80,15 +80,15 @@ def _consume(address: str, topic: str, count: int, first: int = 0, **more: Any) 
     config = {"bootstrap.servers": address, "group.id": "none", **more, **QUIET}
     consumer = librdkafka.Consumer(config)
     consumer.assign([librdkafka.TopicPartition(topic, 0, first)])
-    found: list[Any] = []
+    messages: list[Any] = []
     deadline = time.monotonic() + 30
-    while len(found) < count and time.monotonic() < deadline:
+    while len(messages) < count and time.monotonic() < deadline:
         message = consumer.poll(1.0)
         if message is not None:
             assert message.error() is None, message.error()
-            found.append(message)
+            messages.append(message)
     consumer.close()
-    return found
+    return messages
 
 
 @pytest.mark.parametrize("codec", CODECS)
@@ -98,9 +98,9 @@ def test_librdkafka_reads_what_it_wrote(cluster: Cluster, codec: str, is_idempot
     cluster.broker.create_topic(topic)
     config = {"compression.type": codec, "enable.idempotence": is_idempotent}
     assert _produce(cluster.address, topic, _values(), **config) == [*range(RECORDS)]
-    found = _consume(cluster.address, topic, RECORDS)
-    assert [message.value() for message in found] == _values()
-    assert [message.offset() for message in found] == [*range(RECORDS)]
+    messages = _consume(cluster.address, topic, RECORDS)
+    assert [message.value() for message in messages] == _values()
+    assert [message.offset() for message in messages] == [*range(RECORDS)]
     rest = _consume(cluster.address, topic, 5, first=RECORDS - 5)
     assert [message.value() for message in rest] == _values()[-5:]
 
@@ -119,8 +119,8 @@ def test_kafka_python(cluster: Cluster, codec: str | None) -> None:
     partition = kafka_python.TopicPartition(topic, 0)
     consumer.assign([partition])
     consumer.seek_to_beginning()
-    found = [next(consumer).value for _ in range(RECORDS)]
-    assert found == _values()
+    values = [next(consumer).value for _ in range(RECORDS)]
+    assert values == _values()
     assert consumer.end_offsets([partition]) == {partition: RECORDS}
     assert consumer.beginning_offsets([partition]) == {partition: 0}
     by_time = consumer.offsets_for_times({partition: 1})
@@ -147,9 +147,9 @@ def test_aiokafka(cluster: Cluster, codec: str | None) -> None:
             topic, bootstrap_servers=cluster.address, auto_offset_reset="earliest"
         )
         await consumer.start()
-        found = [(await consumer.getone()).value for _ in range(RECORDS)]
+        values = [(await consumer.getone()).value for _ in range(RECORDS)]
         await consumer.stop()
-        assert found == _values()
+        assert values == _values()
 
     asyncio.run(run())
 
@@ -157,22 +157,25 @@ def test_aiokafka(cluster: Cluster, codec: str | None) -> None:
 def test_a_consumer_at_the_end_gets_what_is_written_next(cluster: Cluster) -> None:
     cluster.broker.create_topic("tail")
     _produce(cluster.address, "tail", [b"old"])
-    found: list[Any] = []
+    messages: list[Any] = []
     reader = threading.Thread(
-        target=lambda: found.extend(_consume(cluster.address, "tail", 1, librdkafka.OFFSET_END))
+        target=lambda: messages.extend(_consume(cluster.address, "tail", 1, librdkafka.OFFSET_END))
     )
     reader.start()
     while reader.is_alive():
         _produce(cluster.address, "tail", [b"new"])
-    assert [message.value() for message in found] == [b"new"]
+    assert [message.value() for message in messages] == [b"new"]
 
 
 def test_records_of_kafka_and_of_http_are_the_same(cluster: Cluster) -> None:
     cluster.broker.create_topic("mixed")
     _produce(cluster.address, "mixed", [b"by kafka"], **{"compression.type": "zstd"})
     cluster.broker.cli("produce", "mixed", stdin="by http\n")
-    assert [one["value"] for one in cluster.broker.records("mixed")] == ["by kafka", "by http"]
-    assert [one.value() for one in _consume(cluster.address, "mixed", 2)] == [
+    assert [record["value"] for record in cluster.broker.records("mixed")] == [
+        "by kafka",
+        "by http",
+    ]
+    assert [message.value() for message in _consume(cluster.address, "mixed", 2)] == [
         b"by kafka",
         b"by http",
     ]
@@ -288,7 +291,7 @@ def test_metadata_of_librdkafka(cluster: Cluster) -> None:
     admin = AdminClient({"bootstrap.servers": cluster.address, **QUIET})
     everything = admin.list_topics(timeout=20)
     assert len(everything.topics["shown"].partitions) == 3
-    assert [(one.host, one.port) for one in everything.brokers.values()] == [
+    assert [(node.host, node.port) for node in everything.brokers.values()] == [
         ("127.0.0.1", cluster.port)
     ]
     unknown = admin.list_topics("no-such-topic", timeout=20).topics["no-such-topic"]
@@ -378,8 +381,8 @@ def test_keys_and_tls(tmp_path: Path) -> None:
         }
         large = [bytes([n]) * 300_000 for n in range(20)]
         assert len(_produce(address, "t", large, **config)) == 20
-        found = _consume(address, "t", 20, **config)
-        assert [message.value() for message in found] == large
+        messages = _consume(address, "t", 20, **config)
+        assert [message.value() for message in messages] == large
         errors: list[Any] = []
         wrong = librdkafka.Producer(
             {
@@ -406,8 +409,8 @@ def test_workers_have_ports_and_node_ids_of_their_own(tmp_path: Path) -> None:
         admin = AdminClient({"bootstrap.servers": f"127.0.0.1:{port}", **QUIET})
 
         def brokers() -> dict[int, int]:
-            found = admin.list_topics(timeout=20).brokers
-            return {one.id: one.port for one in found.values()}
+            nodes = admin.list_topics(timeout=20).brokers
+            return {node.id: node.port for node in nodes.values()}
 
         wait_until(lambda: brokers() == {5: port + 1, 6: port + 2}, "both workers in the metadata")
         broker.create_topic("t", 4)
@@ -442,23 +445,25 @@ def test_a_broker_that_stops_loses_nothing(tmp_path: Path) -> None:
         assert not errors
         assert len(offsets) == len(set(offsets)) == 2000
         records = second.records("t")
-        assert sorted(int(one["value"]) for one in records) == [*range(2000)]
+        assert sorted(int(record["value"]) for record in records) == [*range(2000)]
 
 
 def _mutated(draw: random.Random, frames: list[bytes]) -> bytes:
     """A frame with some bytes changed, cut off, or repeated."""
     data = bytearray(draw.choice(frames))
     for _ in range(draw.randint(0, 4)):
-        at = draw.randrange(len(data))
+        position = draw.randrange(len(data))
         match draw.randrange(4):
             case 0:
-                data[at] = draw.randrange(256)
+                data[position] = draw.randrange(256)
             case 1:
-                data[at : at + 1] = bytes(draw.randrange(256) for _ in range(draw.randint(0, 5)))
+                data[position : position + 1] = bytes(
+                    draw.randrange(256) for _ in range(draw.randint(0, 5))
+                )
             case 2:
-                del data[at : at + draw.randint(1, 8)]
+                del data[position : position + draw.randint(1, 8)]
             case _:
-                data[at:at] = draw.choice((b"\xff" * 4, b"\x7f\xff\xff\xff", b"\0" * 8))
+                data[position:position] = draw.choice((b"\xff" * 4, b"\x7f\xff\xff\xff", b"\0" * 8))
         data = data or bytearray(b"\0")
     if draw.random() < 0.9:  # a true size, so that the message is read
         return struct.pack(">i", len(data)) + bytes(data)

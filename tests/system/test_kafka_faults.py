@@ -35,8 +35,8 @@ PATIENT = QUICK | {"broker_heartbeat_interval_ms": 1000, "broker_timeout_ms": 24
 class Cluster:
     """Three brokers with listeners for Kafka clients, and what their clients see of them."""
 
-    def __init__(self, found: list[Broker], ports: list[int]) -> None:
-        self.brokers = found
+    def __init__(self, cluster_brokers: list[Broker], ports: list[int]) -> None:
+        self.brokers = cluster_brokers
         self.ports = ports
         self.addresses = ",".join(f"127.0.0.1:{port}" for port in ports)
         self._admins = [
@@ -46,10 +46,12 @@ class Cluster:
     def named(self, number: int) -> set[int]:
         """The ports of the brokers that Metadata of one broker names."""
         brokers = self._admins[number].list_topics(timeout=60).brokers
-        return {each.port for each in brokers.values()}
+        return {broker.port for broker in brokers.values()}
 
     def wait_until_named(self, ports: list[int], by: list[int]) -> None:
-        wait_until(lambda: all(self.named(each) == set(ports) for each in by), "the new Metadata")
+        wait_until(
+            lambda: all(self.named(number) == set(ports) for number in by), "the new Metadata"
+        )
 
     def coordinator(self, group: str) -> int:
         """The number of the broker that coordinates a group."""
@@ -62,8 +64,11 @@ class Cluster:
         client of librdkafka waits for the coordinator that it knows, also if that was killed."""
         wanted = librdkafka.ConsumerGroupTopicPartitions(group)
         admin = AdminClient({"bootstrap.servers": f"127.0.0.1:{self.ports[asked]}", **QUIET})
-        found = admin.list_consumer_group_offsets([wanted], request_timeout=60)
-        return {each.partition: each.offset for each in found[group].result().topic_partitions}
+        futures = admin.list_consumer_group_offsets([wanted], request_timeout=60)
+        return {
+            partition.partition: partition.offset
+            for partition in futures[group].result().topic_partitions
+        }
 
 
 class Clients(NamedTuple):
@@ -74,18 +79,18 @@ class Clients(NamedTuple):
     group: KafkaGroup
 
     def wait_for_acks(self, more: int = ACKS) -> None:
-        for each in self.producers:
-            each.wait_for_acks(more)
+        for producer in self.producers:
+            producer.wait_for_acks(more)
 
-    def check(self, given: Cluster, rest: Load | None = None) -> None:
+    def check(self, cluster: Cluster, rest: Load | None = None) -> None:
         """End the producers, also those of REST, wait for the group, and compare all with the
         log."""
-        requests = [request for each in self.producers for request in each.finish()]
+        requests = [request for producer in self.producers for request in producer.finish()]
         if rest is not None:
             requests += [sent.request for sent in rest.finish()]
-        log = the_log(given.brokers[1], self.topic, PARTITIONS)
+        log = the_log(cluster.brokers[1], self.topic, PARTITIONS)
         assert violations(requests, log) == []
-        events = [each.events for each in self.producers] + (rest.events if rest else [])
+        events = [producer.events for producer in self.producers] + (rest.events if rest else [])
         assert check_all(history_of(self.topic, events, log)) == []
         self.group.wait_for([len(log[number]) for number in range(PARTITIONS)])
         assert self.group.wrong(log) == []
@@ -100,64 +105,64 @@ def under_load(
     ports, topic = [free_port() for _ in range(3)], new_topic()
     own = [{"kafka_port": port, "kafka_node_id": n} for n, port in enumerate(ports, start=1)]
     with (
-        brokers(folder, own=own, variables=variables, **PATIENT) as found,
+        brokers(folder, own=own, variables=variables, **PATIENT) as cluster_brokers,
         contextlib.ExitStack() as running,
     ):
-        given = Cluster(found, ports)
-        found[0].create_topic(topic, PARTITIONS, **configs)
-        producers = [KafkaProducer(given.addresses, topic, PARTITIONS, n) for n in (1, 2)]
-        group = running.enter_context(KafkaGroup(given.addresses, topic, "g"))
-        for each in producers:
-            running.enter_context(each).wait_for_acks(ACKS)
-        yield given, Clients(topic, producers, group)
+        cluster = Cluster(cluster_brokers, ports)
+        cluster_brokers[0].create_topic(topic, PARTITIONS, **configs)
+        producers = [KafkaProducer(cluster.addresses, topic, PARTITIONS, n) for n in (1, 2)]
+        group = running.enter_context(KafkaGroup(cluster.addresses, topic, "g"))
+        for producer in producers:
+            running.enter_context(producer).wait_for_acks(ACKS)
+        yield cluster, Clients(topic, producers, group)
 
 
 def test_kafka_clients_survive_the_kill_and_the_stop_of_brokers(tmp_path: Path) -> None:
     """The first broker that is killed coordinates the group, and leaves the others' Metadata."""
-    with under_load(tmp_path) as (given, clients):
+    with under_load(tmp_path) as (cluster, clients):
         group = clients.group
         group.wait_for([1] * PARTITIONS)
-        killed = given.coordinator("g")
+        killed = cluster.coordinator("g")
         others = [number for number in range(3) if number != killed]
-        before = given.committed("g", others[0])
+        before = cluster.committed("g", others[0])
         rebalances = group.rebalances
         group.start_gap()
-        given.brokers[killed].kill()
+        cluster.brokers[killed].kill()
         killed_s = time.monotonic()
-        ports = [given.ports[number] for number in others]
-        given.wait_until_named(ports, others)
+        ports = [cluster.ports[number] for number in others]
+        cluster.wait_until_named(ports, others)
         out_s = time.monotonic() - killed_s
         assert is_within(out_s, 2.0), f"{out_s:.2f} s until the killed broker left Metadata"
         clients.wait_for_acks()
-        acks = [round(each.longest_ack_s, 2) for each in clients.producers]
+        acks = [round(producer.longest_ack_s, 2) for producer in clients.producers]
         print(f"out of Metadata after {out_s:.2f} s, longest acks {acks} s, longest gap", end=" ")
         print(f"of a partition {group.longest_gap_s:.2f} s, assignments {rebalances}", end=" ")
         print(f"before, {group.rebalances} after")
-        after = given.committed("g", others[0])
+        after = cluster.committed("g", others[0])
         assert all(after[number] >= offset for number, offset in before.items())
         assert group.rebalances <= rebalances + 3, "one rebalance of three members"
-        given.brokers[killed].start()
-        given.wait_until_named(given.ports, [*range(3)])
-        assert given.brokers[others[0]].stop() == 0
+        cluster.brokers[killed].start()
+        cluster.wait_until_named(cluster.ports, [*range(3)])
+        assert cluster.brokers[others[0]].stop() == 0
         clients.wait_for_acks()
-        given.brokers[others[0]].start()
-        clients.check(given)
+        cluster.brokers[others[0]].start()
+        clients.check(cluster)
 
 
 def test_a_rolling_restart_is_no_error_for_kafka_clients(tmp_path: Path) -> None:
     """The group moves from coordinator to coordinator, without a new generation."""
-    with under_load(tmp_path) as (given, clients):
+    with under_load(tmp_path) as (cluster, clients):
         group = clients.group
         group.wait_for([1] * PARTITIONS)
         rebalances = group.rebalances
         group.start_gap()
-        for broker in given.brokers:
+        for broker in cluster.brokers:
             assert broker.stop() == 0, broker.log()
             clients.wait_for_acks(ACKS // 4)
             broker.start()
             clients.wait_for_acks(ACKS // 4)
-        clients.check(given)
-        acks = [round(each.longest_ack_s, 2) for each in clients.producers]
+        clients.check(cluster)
+        acks = [round(producer.longest_ack_s, 2) for producer in clients.producers]
         print(f"longest acks {acks} s, longest gap of a partition {group.longest_gap_s:.2f} s,")
         print(f"assignments {rebalances} before, {group.rebalances} after")
         assert group.errors == []
@@ -170,8 +175,8 @@ def test_kafka_clients_go_on_while_the_level_of_the_format_rises(tmp_path: Path)
     store.mkdir()
     identity = {"format": levels.KAFKA - 1, "cluster_id": "c0ffee", "created_ms": 1}
     (store / "cluster.json").write_text(json.dumps(identity))
-    with under_load(tmp_path, segment_ms="1000") as (given, clients):
-        for broker in given.brokers:  # the roll: each broker stops and starts under load
+    with under_load(tmp_path, segment_ms="1000") as (cluster, clients):
+        for broker in cluster.brokers:  # the roll: each broker stops and starts under load
             assert broker.stop() == 0
             broker.start()
             clients.wait_for_acks(ACKS // 4)
@@ -180,11 +185,11 @@ def test_kafka_clients_go_on_while_the_level_of_the_format_rises(tmp_path: Path)
             for name, value in PATIENT.items()
             if name.startswith("broker")
         }
-        done = tidelog("upgrade", "--yes", "--store", given.brokers[0].store, **fast)
+        done = tidelog("upgrade", "--yes", "--store", cluster.brokers[0].store, **fast)
         before, after = levels.KAFKA - 1, levels.NEWEST
         assert done.stdout == b"level of the format: %d to %d\n" % (before, after)
         clients.wait_for_acks()
-        clients.check(given)
+        clients.check(cluster)
 
 
 def test_brokers_of_an_older_version_are_replaced_under_load(
@@ -196,9 +201,9 @@ def test_brokers_of_an_older_version_are_replaced_under_load(
     if revision is None:
         pytest.skip("--old-version names no revision")
     old = variables_of(revision, tmp_path / "old")
-    with under_load(tmp_path, old, segment_ms="1000") as (given, clients):
-        a, b, c = given.brokers
-        urls = [broker.base_url for broker in given.brokers]
+    with under_load(tmp_path, old, segment_ms="1000") as (cluster, clients):
+        a, b, c = cluster.brokers
+        urls = [broker.base_url for broker in cluster.brokers]
         with Load(urls, Mix(clients.topic, PARTITIONS, 2, first=50), seed=1) as load:
             for broker, variables in ((a, None), (b, None), (a, old), (c, None), (a, None)):
                 assert broker.stop() == 0, broker.log()
@@ -207,7 +212,7 @@ def test_brokers_of_an_older_version_are_replaced_under_load(
                 broker.start()
                 clients.wait_for_acks()
                 load.wait_for_acks(ACKS // 4)
-            clients.check(given, load)
+            clients.check(cluster, load)
             acks = [producer.acks for producer in clients.producers]
             print(f"{acks} records of Kafka clients and {load.acked()} requests of REST acked,")
             print(f"{clients.group.count()} records read, {clients.group.errors}")

@@ -58,10 +58,10 @@ class Member:
         )
 
     def _assigned(self, _: Any, partitions: list[Any]) -> None:
-        self.owned |= {each.partition for each in partitions}
+        self.owned |= {partition.partition for partition in partitions}
 
     def _revoked(self, _: Any, partitions: list[Any]) -> None:
-        self.owned -= {each.partition for each in partitions}
+        self.owned -= {partition.partition for partition in partitions}
 
     def poll(self) -> None:
         message = self.consumer.poll(0.01)
@@ -90,13 +90,13 @@ def test_librdkafka_members_join_and_leave(cluster: Cluster, assignor: str) -> N
     more = {"partition.assignment.strategy": assignor}
     members = [Member(cluster, assignor, name, **more) for name in "abc"]
     poll_until(members, lambda: are_shared(members))
-    poll_until(members, lambda: {*sent} <= {v for one in members for v in one.values})
+    poll_until(members, lambda: {*sent} <= {v for member in members for v in member.values})
     described = json.loads(cluster.broker.cli("groups", "describe", assignor, "--json").stdout)
     assert described["state"] == "STABLE"
     assert described["assignor"] == assignor
-    assert sorted(one["client"] for one in described["members"]) == ["a", "b", "c"]
-    assert {one["host"] for one in described["members"]} == {"127.0.0.1"}
-    assert sorted(name for one in described["members"] for name in one["partitions"]) == [
+    assert sorted(member["client"] for member in described["members"]) == ["a", "b", "c"]
+    assert {member["host"] for member in described["members"]} == {"127.0.0.1"}
+    assert sorted(name for member in described["members"] for name in member["partitions"]) == [
         f"t-{number}" for number in range(PARTITIONS)
     ]
     members.pop().consumer.close()
@@ -104,7 +104,7 @@ def test_librdkafka_members_join_and_leave(cluster: Cluster, assignor: str) -> N
     for member in members:
         member.consumer.close()  # it commits
     lags = json.loads(cluster.broker.cli("groups", "lag", assignor, "--json").stdout)
-    assert sum(each["offset"] for each in lags["partitions"]) >= len(sent)
+    assert sum(partition["offset"] for partition in lags["partitions"]) >= len(sent)
 
 
 def test_a_static_member_that_restarts_moves_no_partitions(cluster: Cluster) -> None:
@@ -113,15 +113,15 @@ def test_a_static_member_that_restarts_moves_no_partitions(cluster: Cluster) -> 
 
     members = [member("one"), member("two")]
     poll_until(members, lambda: are_shared(members))
-    before = [set(each.owned) for each in members]
+    before = [set(group_member.owned) for group_member in members]
     members.pop().consumer.close()
     members.append(member("two"))
     poll_until(members, lambda: members[1].owned == before[1])
     assert members[0].owned == before[0]
-    found = json.loads(cluster.broker.cli("groups", "describe", "static", "--json").stdout)
-    assert found["generation"] <= 2
-    for each in members:
-        each.consumer.close()
+    group = json.loads(cluster.broker.cli("groups", "describe", "static", "--json").stdout)
+    assert group["generation"] <= 2
+    for group_member in members:
+        group_member.consumer.close()
 
 
 def test_members_go_on_when_their_coordinator_is_killed(tmp_path: Path) -> None:
@@ -133,12 +133,14 @@ def test_members_go_on_when_their_coordinator_is_killed(tmp_path: Path) -> None:
         members = [Member(Cluster(both[0], ports[0]), "moved", name, address) for name in "ab"]
         poll_until(members, lambda: are_shared(members))
         coordinator = json.loads(both[0].cli("groups", "describe", "moved", "--json").stdout)
-        found = AdminClient({"bootstrap.servers": address}, **QUIET)
-        (described,) = (one.result() for one in found.describe_consumer_groups(["moved"]).values())
-        at = ports.index(described.coordinator.port)
+        admin = AdminClient({"bootstrap.servers": address}, **QUIET)
+        (described,) = (
+            future.result() for future in admin.describe_consumer_groups(["moved"]).values()
+        )
+        coordinator_index = ports.index(described.coordinator.port)
         generation = coordinator["generation"]
-        both[at].kill()
-        survivor = 1 - at
+        both[coordinator_index].kill()
+        survivor = 1 - coordinator_index
         _produce(f"127.0.0.1:{ports[survivor]}", "t", [b"after"])
         poll_until(members, lambda: any(b"after" in member.values for member in members))
         poll_until(members, lambda: are_shared(members))
@@ -220,20 +222,22 @@ def test_admin_clients_see_groups(cluster: Cluster) -> None:
     poll_until([member], lambda: are_shared([member]))
     admin = AdminClient({"bootstrap.servers": cluster.address}, **QUIET)
     listed = admin.list_consumer_groups().result()
-    assert "seen" in [one.group_id for one in listed.valid]
-    (found,) = (each.result() for each in admin.describe_consumer_groups(["seen"]).values())
-    assert found.state.name == "STABLE"
-    (one,) = found.members
-    assert one.client_id == "me"
-    assert len(one.assignment.topic_partitions) == PARTITIONS
+    assert "seen" in [group.group_id for group in listed.valid]
+    (group_description,) = (
+        future.result() for future in admin.describe_consumer_groups(["seen"]).values()
+    )
+    assert group_description.state.name == "STABLE"
+    (member_description,) = group_description.members
+    assert member_description.client_id == "me"
+    assert len(member_description.assignment.topic_partitions) == PARTITIONS
     with pytest.raises(librdkafka.KafkaException):
         admin.delete_consumer_groups(["seen"])["seen"].result()
     member.consumer.commit(offsets=[librdkafka.TopicPartition("t", 0, 1)], asynchronous=False)
     member.consumer.close()
     request = [librdkafka.ConsumerGroupTopicPartitions("seen")]
-    (offsets,) = (each.result() for each in admin.list_consumer_group_offsets(request).values())
+    (offsets,) = (future.result() for future in admin.list_consumer_group_offsets(request).values())
     assert librdkafka.TopicPartition("t", 0, 1).offset in [
-        each.offset for each in offsets.topic_partitions
+        partition.offset for partition in offsets.topic_partitions
     ]
     admin.delete_consumer_groups(["seen"])["seen"].result()
 

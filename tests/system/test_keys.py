@@ -32,9 +32,9 @@ class Pair(NamedTuple):
     one: Broker
     two: Broker
 
-    def cli(self, *arguments: str, key: str = ADMIN_KEY, at: int = 0, **more: Any) -> Any:
+    def cli(self, *arguments: str, key: str = ADMIN_KEY, number: int = 0, **more: Any) -> Any:
         """A command at a broker, with a key."""
-        url = self[at].base_url
+        url = self[number].base_url
         return tidelog(*arguments, TIDELOG_URL=url, TIDELOG_KEY=key, **more)
 
 
@@ -72,8 +72,8 @@ def bearer(key: str) -> dict[str, str]:
 
 def metric(broker: Broker, name: str) -> float:
     text = httpx.get(f"{broker.base_url}/metrics", headers=bearer(ADMIN_KEY)).text
-    found = [line for line in text.splitlines() if line.startswith(f"{name} ")]
-    return float(found[0].split()[1])
+    lines = [line for line in text.splitlines() if line.startswith(f"{name} ")]
+    return float(lines[0].split()[1])
 
 
 def asked(broker: Broker, method: str, path: str, body: Any = None, key: str = ADMIN_KEY) -> Any:
@@ -113,19 +113,19 @@ def produce(broker: Broker, key: str, value: str) -> httpx.Response:
 def test_a_key_made_at_one_broker_opens_the_other_until_it_is_deleted(pair: Pair) -> None:
     made = json_of(pair.cli("keys", "create", "alice", "--json"))
     secret = made["secret"]
-    pair.cli("acls", "add", "alice", "-o", "read", "-o", "WRITE", "--topic", "t", at=1)
-    for at in (0, 1):
-        pair.cli("produce", "t", "-p", "0", key=secret, at=at, stdin=f"from {at}\n")
-    read = pair.cli("consume", "t", "--json", "-f", "text", key=secret, at=1)
-    assert [each["value"] for each in lines_of(read)] == ["from 0", "from 1"]
+    pair.cli("acls", "add", "alice", "-o", "read", "-o", "WRITE", "--topic", "t", number=1)
+    for number in (0, 1):
+        pair.cli("produce", "t", "-p", "0", key=secret, number=number, stdin=f"from {number}\n")
+    read = pair.cli("consume", "t", "--json", "-f", "text", key=secret, number=1)
+    assert [record["value"] for record in lines_of(read)] == ["from 0", "from 1"]
     refused = pair.cli("topics", "create", "u", key=secret, status=1)
     assert error_line(refused) == "not authorized: User:alice may not CREATE topic 'u'"
-    listed = json_of(pair.cli("keys", "list", "--json", at=1))
+    listed = json_of(pair.cli("keys", "list", "--json", number=1))
     assert secret not in json.dumps(listed)
-    assert made["key_id"] in [each["key_id"] for each in listed]
+    assert made["key_id"] in [key["key_id"] for key in listed]
     pair.cli("keys", "delete", made["key_id"], "--yes")
     until(lambda: httpx.get(f"{pair.two.base_url}/topics", headers=bearer(secret)).is_client_error)
-    unknown = error_line(pair.cli("topics", "list", key=secret, at=1, status=1))
+    unknown = error_line(pair.cli("topics", "list", key=secret, number=1, status=1))
     assert unknown.startswith("invalid credentials")
     assert secret not in unknown
 
@@ -142,8 +142,8 @@ def test_a_new_key_in_a_file_of_its_own(pair: Pair, tmp_path: Path) -> None:
     assert secret not in made.stdout.decode()
     assert json_of(made)["file"] == str(file)
     pair.cli("--key-file", str(file), "topics", "list", key="")
-    taken = pair.cli("keys", "create", "bob", "--out", str(file), status=2)
-    assert "exists already" in error_line(taken)
+    refusal = pair.cli("keys", "create", "bob", "--out", str(file), status=2)
+    assert "exists already" in error_line(refusal)
     assert file.read_text().strip() == secret
     pair.cli("keys", "create", "bob", "--out", str(tmp_path / "none"), key=secret, status=1)
     assert not (tmp_path / "none").exists(), "the broker has refused"
@@ -155,7 +155,11 @@ def test_a_new_key_in_a_file_of_its_own(pair: Pair, tmp_path: Path) -> None:
 def test_upkeep_of_a_topic_with_a_key_and_without_the_store(pair: Pair) -> None:
     """The commands know only the broker's URL and the key: no store, no rights on one."""
     pair.cli("topics", "create", "kept", "-p", "1", "-c", "cleanup.policy=compact")
-    may = key_for(pair, "keeper", *[(one, "TOPIC", "kept") for one in ("ALTER", "DELETE", "WRITE")])
+    may = key_for(
+        pair,
+        "keeper",
+        *[(operation, "TOPIC", "kept") for operation in ("ALTER", "DELETE", "WRITE")],
+    )
     reader = key_for(pair, "looker", ("DESCRIBE", "TOPIC", "kept"))
     for value in range(3):
         pair.cli(
@@ -182,17 +186,18 @@ def test_upkeep_of_a_topic_with_a_key_and_without_the_store(pair: Pair) -> None:
     compaction = ("compact", "kept", "--force", *there)
     assert error_line(pair.cli(*compaction, key=reader, status=1)) == named.format("ALTER")
     due = json_of(pair.cli(*compaction, "--json", key=may))
-    assert [each["what"] for each in due["compacted"]] == ["compact"]
+    assert [row["what"] for row in due["compacted"]] == ["compact"]
     assert due["compacted"][0]["rows_after"] == -1
     done = pair.cli(*compaction, "--yes", key=may).stdout.decode()
     assert "with 2 rows" in done
     assert lines_of(pair.cli("consume", "kept", "--json", key=ADMIN_KEY))
-    jobs = json_of(pair.cli("compactions", "--json", key=reader, at=0))  # the other broker has them
+    # The other broker has them.
+    jobs = json_of(pair.cli("compactions", "--json", key=reader, number=0))
     assert [(job["state"], job["is_dry_run"], job["broker"]) for job in jobs] == [
         ("done", False, "two"),
         ("done", True, "two"),
     ]
-    assert "kept" in pair.cli("compactions", key=may, at=1).stdout.decode()
+    assert "kept" in pair.cli("compactions", key=may, number=1).stdout.decode()
     stranger = key_for(pair, "stranger")
     assert json_of(pair.cli("compactions", "--json", key=stranger)) == []
     pair.cli("topics", "delete", "kept", "--yes")
@@ -205,10 +210,10 @@ def test_without_a_key_a_command_says_what_is_missing(pair: Pair) -> None:
     file = pair.one.folder / "key"
     file.write_text(ADMIN_KEY)
     file.chmod(0o600)
-    at = {"TIDELOG_URL": pair.one.base_url}
-    listed = tidelog("--key-file", str(file), "topics", "list", "--json", **at)
-    assert [each["name"] for each in json_of(listed)] == ["t"]
-    absent = tidelog("--key-file", "/nowhere", "topics", "list", status=2, **at)
+    variables = {"TIDELOG_URL": pair.one.base_url}
+    listed = tidelog("--key-file", str(file), "topics", "list", "--json", **variables)
+    assert [topic["name"] for topic in json_of(listed)] == ["t"]
+    absent = tidelog("--key-file", "/nowhere", "topics", "list", status=2, **variables)
     assert "cannot read /nowhere" in error_line(absent)
 
 
@@ -235,33 +240,33 @@ def test_any_broker_serves_an_instance_of_an_authorized_principal(pair: Pair) ->
     assert produce(pair.one, ADMIN_KEY, "for groups").status_code == 200
     headers = V2 | bearer(key) | {"accept": JSON.replace(".json.", ".text.")}
     other = V2 | bearer(key_for(pair, "dave"))
-    one, two = pair.one.base_url, pair.two.base_url
+    first_url, second_url = pair.one.base_url, pair.two.base_url
     for group in groups:
         body = {"name": "c", "format": "text", "auto.offset.reset": "earliest"}
-        httpx.post(f"{one}/consumers/{group}", json=body, headers=headers).raise_for_status()
-        at = f"/consumers/{group}/instances/c"
+        httpx.post(f"{first_url}/consumers/{group}", json=body, headers=headers).raise_for_status()
+        path = f"/consumers/{group}/instances/c"
         topics = {"topics": ["t"]}
-        for url in (one, two):
-            answer = httpx.post(f"{url}{at}/subscription", json=topics, headers=headers)
+        for url in (first_url, second_url):
+            answer = httpx.post(f"{url}{path}/subscription", json=topics, headers=headers)
             assert answer.status_code == 204, answer.text
-            assert httpx.get(f"{url}{at}/records", headers=other).status_code == 403
+            assert httpx.get(f"{url}{path}/records", headers=other).status_code == 403
         read: list[Any] = []
-        for url in (two, one, two):
-            answer = httpx.get(f"{url}{at}/records?timeout=100", headers=headers, timeout=20)
+        for url in (second_url, first_url, second_url):
+            answer = httpx.get(f"{url}{path}/records?timeout=100", headers=headers, timeout=20)
             read += answer.raise_for_status().json()
-        assert '"for groups"' in [each["value"] for each in read]
+        assert '"for groups"' in [record["value"] for record in read]
     pair.cli("acls", "remove", "--principal", "carol", "--yes")
-    until(lambda: httpx.get(f"{two}{at}/records", headers=headers).status_code == 403)
+    until(lambda: httpx.get(f"{second_url}{path}/records", headers=headers).status_code == 403)
     again = pair.cli("acls", "remove", "--principal", "carol", "--yes")
     assert b"no ACL matches User:carol: nothing was removed" in again.stderr
 
 
 def test_quotas_hold_on_each_broker(pair: Pair) -> None:
     key = key_for(pair, "eve", ("WRITE", "TOPIC", "t"))
-    pair.cli("quotas", "set", "eve", "--producer-byte-rate", "10", at=1)
+    pair.cli("quotas", "set", "eve", "--producer-byte-rate", "10", number=1)
     listed = json_of(pair.cli("quotas", "list", "--json"))
-    given = [{name: each[name] for name in each if each[name] is not None} for each in listed]
-    assert {"principal": "User:eve", "producer_byte_rate": 10} in given
+    quotas = [{name: quota[name] for name in quota if quota[name] is not None} for quota in listed]
+    assert {"principal": "User:eve", "producer_byte_rate": 10} in quotas
     for broker in pair:
         until(lambda broker=broker: produce(broker, key, "x" * 500).status_code == 429)  # type: ignore[misc]
         answer = produce(broker, key, "x")

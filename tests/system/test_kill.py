@@ -47,11 +47,11 @@ def test_under_load_every_ack_is_kept(tmp_path: Path) -> None:
                 broker.restart()
             load.wait_for_acks(10)
             sent = load.finish()
-        requests = [each.request for each in sent]
+        requests = [sending.request for sending in sent]
         log = the_log(broker, topic, PARTITIONS)
         assert violations(requests, log) == []
         assert any(request.unknown for request in requests), "no kill met a request"
-        acked = [each for each in sent if each.request.is_acked]
+        acked = [sending for sending in sent if sending.request.is_acked]
         check_retries(broker, topic, draw.sample(acked, 30))
         broker.restart()
         assert the_log(broker, topic, PARTITIONS) == log
@@ -97,7 +97,7 @@ def test_what_was_acked_locally_is_there_once_after_a_kill(tmp_path: Path) -> No
                 assert client.send(topic, request, acks="1", key=key, form=form) == 200
                 assert request.acks_without_offsets == 2
             assert client.read_all(topic, PARTITIONS) == {0: [], 1: [], 2: []}, "I3"
-        requests = [each.request for each in unkeyed + keyed]
+        requests = [sending.request for sending in unkeyed + keyed]
         broker.restart()
         log = the_log(broker, topic, PARTITIONS)
         assert violations(requests, log) == []
@@ -105,7 +105,7 @@ def test_what_was_acked_locally_is_there_once_after_a_kill(tmp_path: Path) -> No
         broker.restart()
         assert the_log(broker, topic, PARTITIONS) == log
         check_retries(broker, topic, keyed)
-        assert all(len(each.request.acks) == 1 for each in keyed), "a retry gets the offsets"
+        assert all(len(sending.request.acks) == 1 for sending in keyed), "a retry gets the offsets"
         assert violations(requests, the_log(broker, topic, PARTITIONS)) == []
 
 
@@ -128,7 +128,10 @@ def test_a_kill_in_the_middle_of_the_recovery_doubles_nothing(tmp_path: Path) ->
         with Client(broker.base_url) as client:
             sent += acked_locally(client, topic, "b", 5, is_keyed=False)
         broker.restart()
-        assert violations([each.request for each in sent], the_log(broker, topic, PARTITIONS)) == []
+        assert (
+            violations([sending.request for sending in sent], the_log(broker, topic, PARTITIONS))
+            == []
+        )
     check_chain(folder)
 
 
@@ -145,10 +148,10 @@ def test_brokers_that_share_a_hot_dir_adopt_only_files_of_ended_brokers(tmp_path
                 value = b'"%d%s"' % (len(requests), b"x" * 12 * 2**20)
                 requests.append(Request([Written(value, None, 0)], is_keyed=False))
                 client.send(topic, requests[-1], acks="1", form=Form.ARROW)
-        held = hot_files(hot)
+        files = hot_files(hot)
         with Broker(tmp_path / "other", broker.store, hot_dir=hot) as other:
             assert the_log(other, topic, 1) == {0: []}, "the other's records are not its to commit"
-            assert hot_files(hot) == held
+            assert hot_files(hot) == files
             assert broker.stop() == 0
             assert violations(requests, the_log(other, topic, 1)) == []
 
@@ -174,8 +177,13 @@ def test_a_terminated_broker_keeps_all_it_acked(tmp_path: Path) -> None:
             load.wait_for_acks(10)
             sent = load.finish()
         wait_for_commits(broker)
-        check_retries(broker, topic, [each for each in sent if each.request.is_acked][-50:])
-        assert violations([each.request for each in sent], the_log(broker, topic, PARTITIONS)) == []
+        check_retries(
+            broker, topic, [sending for sending in sent if sending.request.is_acked][-50:]
+        )
+        assert (
+            violations([sending.request for sending in sent], the_log(broker, topic, PARTITIONS))
+            == []
+        )
     check_chain(tmp_path / "store")
 
 
@@ -208,7 +216,7 @@ def test_a_terminating_broker_answers_its_waiting_clients(tmp_path: Path) -> Non
         assert list(hot.iterdir()) == []
         broker.settings["hot_dir"] = tmp_path / "another"
         broker.start()
-        requests = [*(each.request for each in sent), waiting]
+        requests = [*(sending.request for sending in sent), waiting]
         assert violations(requests, the_log(broker, topic, PARTITIONS)) == []
 
 
@@ -244,7 +252,7 @@ def test_i7_kills_while_sealing_leave_no_row_twice_and_none_missing(tmp_path: Pa
             load.wait_for_acks(10)
             sent = load.finish()
         assert reading.failures == []
-        requests = [each.request for each in sent]
+        requests = [sending.request for sending in sent]
         log = the_log(broker, topic, PARTITIONS)
         assert violations(requests, log) == []
         unsealed = f'tidelog_unsealed_bytes{{topic="{topic}"}}'

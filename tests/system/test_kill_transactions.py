@@ -40,7 +40,9 @@ def found_in(folder: Path, names: Names) -> Found:
                 ]
                 for topic in (names.made, names.audit)
             }
-            offsets = {number: each.offset for number, each in committed.items()}
+            offsets = {
+                number: committed_offset.offset for number, committed_offset in committed.items()
+            }
             return Found(offsets, values[names.made], values[names.audit])
         finally:
             await store.close()
@@ -82,8 +84,8 @@ def test_two_topics_and_an_offset_are_there_or_not(tmp_path: Path) -> None:
             wait_until(lambda: first.is_done and second.is_done, "the end")
         assert (first.failure, second.failure) == (None, None)
         broker.kill()
-        found = found_in(tmp_path / "store", names)
-        check(found)
-        assert found.offsets == {0: RECORDS, 1: RECORDS}
+        result = found_in(tmp_path / "store", names)
+        check(result)
+        assert result.offsets == {0: RECORDS, 1: RECORDS}
     print(f"{first.commits + second.commits} commits, {first.unknown + second.unknown} unknown")
     check_chain(tmp_path / "store")

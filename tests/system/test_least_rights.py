@@ -79,29 +79,29 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
 
 def brokers_at_work(folder: Path, moto: Moto) -> None:
     """Two of them, so that one hands over, and uploads what is large before."""
-    with broker(folder / "a", moto) as one, broker(folder / "b", moto) as two:
-        until(lambda: "tidelog_live_brokers 2.0" in httpx.get(f"{one.base_url}/metrics").text)
-        one.create_topic("t", 1, segment_ms="100", retention_ms="1")
-        one.create_topic("u", 1, segment_ms="100", cleanup_policy="compact", **EAGER)
-        for each in (one, two):
+    with broker(folder / "a", moto) as broker_a, broker(folder / "b", moto) as broker_b:
+        until(lambda: "tidelog_live_brokers 2.0" in httpx.get(f"{broker_a.base_url}/metrics").text)
+        broker_a.create_topic("t", 1, segment_ms="100", retention_ms="1")
+        broker_a.create_topic("u", 1, segment_ms="100", cleanup_policy="compact", **EAGER)
+        for running_broker in (broker_a, broker_b):
             # Larger than sequencer_upload_bytes when it is packed.
-            produce(each, "t", *(secrets.token_hex(500_000) for _ in range(3)))
-        both = (one, two)
+            produce(running_broker, "t", *(secrets.token_hex(500_000) for _ in range(3)))
+        both = (broker_a, broker_b)
         until(functools.partial(is_sealed, *both))
         for _ in range(2):
             # Earlier entries are garbage by their age, once a checkpoint covers them that is old
             # and not the newest.
             time.sleep(WAL_RETENTION_MS / 1000 + 0.5)
-            for each in both:
+            for running_broker in both:
                 for topic in "tu":
-                    produce(each, topic, 1)
+                    produce(running_broker, topic, 1)
             until(functools.partial(is_sealed, *both))
             checkpoints = total("tidelog_wal_checkpoints_total", *both)
             while total("tidelog_wal_checkpoints_total", *both) < checkpoints + 2:
-                produce(one, "u", 2)
-        records = f"{two.base_url}/topics/u/partitions/0/records?offset=0"
+                produce(broker_a, "u", 2)
+        records = f"{broker_b.base_url}/topics/u/partitions/0/records?offset=0"
         assert httpx.get(records, headers={"accept": JSON["content-type"]}).json()
-        assert (two.stop(), one.stop()) == (0, 0)
+        assert (broker_b.stop(), broker_a.stop()) == (0, 0)
 
 
 @contextmanager
@@ -112,9 +112,9 @@ def broker(folder: Path, moto: Moto, **more: str) -> Iterator[Broker]:
         yield made
 
 
-def produce(each: Broker, topic: str, *values: object) -> None:
+def produce(running_broker: Broker, topic: str, *values: object) -> None:
     body = {"records": [{"key": "k", "value": value} for value in values]}
-    url = f"{each.base_url}/topics/{topic}"
+    url = f"{running_broker.base_url}/topics/{topic}"
     headers = JSON | {"idempotency-key": secrets.token_hex(8)}
     # On a busy machine, an answer of moto may come too late: then the outcome is unknown.
     until(lambda: httpx.post(url, json=body, headers=headers, timeout=30).status_code == 200)
@@ -122,7 +122,7 @@ def produce(each: Broker, topic: str, *values: object) -> None:
 
 def total(name: str, *brokers: Broker) -> float:
     """The sum of a metric over its labels and the brokers."""
-    texts = (httpx.get(f"{each.base_url}/metrics").text for each in brokers)
+    texts = (httpx.get(f"{running_broker.base_url}/metrics").text for running_broker in brokers)
     lines = (line for text in texts for line in text.splitlines())
     return sum(float(line.split()[1]) for line in lines if line.startswith(name))
 

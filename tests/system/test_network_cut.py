@@ -37,16 +37,16 @@ def test_cut_off_and_cut_apart(seaweed: Seaweed, tmp_path: Path) -> None:
         address, machines = stack.enter_context(hosts.hosts(3))
         way = stack.enter_context(FaultProxy(seaweed.endpoint_url, seed, address))
         settings = QUICK | {"s3_endpoint": way.url, "poll_interval_ms": 200}
-        found = [
+        cluster = [
             stack.enter_context(
                 hosts.HostBroker(machine, tmp_path / name, store, broker_id=name, **settings)
             )
             for name, machine in zip("abc", machines, strict=True)
         ]
-        wait_until(lambda: all(live(broker) == 3 for broker in found), "meeting")
-        with Client(found[0].base_url) as client:
+        wait_until(lambda: all(live(broker) == 3 for broker in cluster), "meeting")
+        with Client(cluster[0].base_url) as client:
             client.create_topic(topic, PARTITIONS, segment_ms=1500)
-        urls = [broker.base_url for broker in found]
+        urls = [broker.base_url for broker in cluster]
         mix = Mix(topic, PARTITIONS, producers=1, pause_s=0.01)
         load = Load(urls, mix, seed)
         faithful = [
@@ -54,10 +54,10 @@ def test_cut_off_and_cut_apart(seaweed: Seaweed, tmp_path: Path) -> None:
         ]
         witnesses = [Witness(urls, topic, number, 100 + number) for number in range(PARTITIONS)]
         with contextlib.ExitStack() as running:
-            for each in (load, *faithful, *witnesses):
-                running.enter_context(each)
+            for context in (load, *faithful, *witnesses):
+                running.enter_context(context)
             load.wait_for_acks(20)
-            first, *others = sequencer_first(found)
+            first, *others = sequencer_first(cluster)
             for broker in (first, others[0]):
                 broker.host.cut()
                 load.wait_for_acks(20)  # by those who are left
@@ -65,24 +65,24 @@ def test_cut_off_and_cut_apart(seaweed: Seaweed, tmp_path: Path) -> None:
                 with pytest.raises((NotSent, AnswerLost)), Client(broker.base_url, 0.5) as client:
                     client.call("GET", "/ready")
                 broker.host.mend()
-                wait_until(lambda: all(live(each) == 3 for each in found), "meeting again")
+                wait_until(lambda: all(live(broker) == 3 for broker in cluster), "meeting again")
                 load.wait_for_acks(20)
-            alone = total(found, "own_commits")
+            alone = total(cluster, "own_commits")
             for machine in machines:
                 machine.isolate(True)  # all of them reach the store, and no broker another
-            for each in faithful:
-                each.wait_for_acks(8)
-            assert total(found, "own_commits") > alone
+            for writer in faithful:
+                writer.wait_for_acks(8)
+            assert total(cluster, "own_commits") > alone
             for machine in machines:
                 machine.isolate(False)
             load.wait_for_acks(20)
-            sent = [one for each in (load, *faithful) for one in each.finish()]
-        assert [each.failures for each in witnesses] == [[]] * PARTITIONS
-        logs = [the_log(broker, topic, PARTITIONS) for broker in found]
+            sent = [sending for writer in (load, *faithful) for sending in writer.finish()]
+        assert [witness.failures for witness in witnesses] == [[]] * PARTITIONS
+        logs = [the_log(broker, topic, PARTITIONS) for broker in cluster]
         assert logs[0] == logs[1] == logs[2]
-        assert violations([each.request for each in sent], logs[0]) == []
-        told = [events for each in (load, *faithful) for events in each.events]
-        told += [each.events for each in witnesses]
+        assert violations([sending.request for sending in sent], logs[0]) == []
+        told = [events for writer in (load, *faithful) for events in writer.events]
+        told += [witness.events for witness in witnesses]
         assert check_all(history_of(topic, told, logs[0])) == []
-        for broker in found:
+        for broker in cluster:
             assert broker.stop() == 0, broker.log()[-3000:]

@@ -50,10 +50,10 @@ def pair(far: FakeIssuer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 def test_the_command_line_sends_a_token_as_a_key(pair: Pair, far: FakeIssuer) -> None:
     token = far.token()
-    for at in (0, 1):
-        pair.cli("produce", "t", key=token, at=at, stdin=f"from {at}\n")
-    read = pair.cli("consume", "t", "--json", "-f", "text", key=token, at=1)
-    assert [each["value"] for each in lines_of(read)] == ["from 0", "from 1"]
+    for number in (0, 1):
+        pair.cli("produce", "t", key=token, number=number, stdin=f"from {number}\n")
+    read = pair.cli("consume", "t", "--json", "-f", "text", key=token, number=1)
+    assert [record["value"] for record in lines_of(read)] == ["from 0", "from 1"]
     refused = pair.cli("topics", "create", "u", key=token, status=1)
     said = "not authorized: User:oidc-alice may not CREATE topic 'u'"
     assert error_line(refused) == said
@@ -70,9 +70,9 @@ def test_a_group_at_the_other_broker_reads_until_the_token_expires(
     for path in paths:
         body = {"name": "i", "format": "binary", "auto.offset.reset": "earliest"}
         httpx.post(path, json=body, headers=headers).raise_for_status()
-        where = f"{path}/instances/i"
+        instance_path = f"{path}/instances/i"
         httpx.post(
-            f"{where}/subscription", json={"topics": ["t"]}, headers=headers
+            f"{instance_path}/subscription", json={"topics": ["t"]}, headers=headers
         ).raise_for_status()
     records = [f"{path}/instances/i/records?timeout=1000" for path in paths]
     short = bearer(far.token(lives_s=20)) | accept

@@ -62,6 +62,6 @@ def test_a_broker_is_at_full_speed_soon_after_a_dark_store(
         after = [number for second, number in by_second.items() if second > light_s]
         assert before > 0
         assert max(after, default=0) >= before / 3, "the machine may be slower now, not so much"
-        found = [json.loads(record["value"]) for record in broker.records("t")]
-    assert sorted(set(found)) == sorted(found)
-    assert not set(acked) - set(found)
+        numbers = [json.loads(record["value"]) for record in broker.records("t")]
+    assert sorted(set(numbers)) == sorted(numbers)
+    assert not set(acked) - set(numbers)

@@ -102,7 +102,7 @@ def test_unknown_paths_and_methods(world: World) -> None:
     )
     refused(world("POST", f"/consumers/{'g' * 256}", {}), 400, 40002)
     refused(world("GET", "/consumers/g/instances/a%0Db/records"), 400, 40002)
-    for method, at, status in (
+    for method, wrong_path, status in (
         ("PUT", "/consumers/g", 405),
         ("GET", "/consumers/g", 405),
         ("PUT", f"{path}/subscription", 405),
@@ -112,7 +112,7 @@ def test_unknown_paths_and_methods(world: World) -> None:
         ("GET", f"{path}/nothing", 404),
         ("GET", "/consumers/g/members/x", 404),
     ):
-        refused(world(method, at), status, status)
+        refused(world(method, wrong_path), status, status)
     assert world("GET", f"/{path}//assignments/").status == 200
 
 
@@ -242,8 +242,10 @@ def test_records(world: World, fmt: str, accept: str | None, answered: str) -> N
     if answered == ARROW:
         assert said.body.startswith(b"\xff\xff\xff\xff")
         return
-    assert [each.keys() for each in said.body] == [RECORD] * 3
-    values = [each["value"] for each in sorted(said.body, key=lambda one: one["partition"])]
+    assert [record.keys() for record in said.body] == [RECORD] * 3
+    values = [
+        record["value"] for record in sorted(said.body, key=lambda record: record["partition"])
+    ]
     assert values[1] == {"json": {"n": 1}, "binary": "eyJuIjoxfQ==", "text": '{"n":1}'}[fmt]
     none = world("GET", f"{path}/records?timeout=1", accept=accept)
     assert (none.status, none.media_type, none.body) == (200, answered, [])

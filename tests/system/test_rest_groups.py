@@ -85,7 +85,7 @@ def test_v3_resources(
         assert said.body["metadata"]["self"].endswith(f"/consumer-groups{path}")
         if item:
             assert said.body["metadata"]["next"] is None
-            assert {(one["kind"], frozenset(one)) for one in said.body["data"]} == {
+            assert {(resource["kind"], frozenset(resource)) for resource in said.body["data"]} == {
                 (item, frozenset(item_keys))
             }
 
@@ -134,7 +134,7 @@ def test_acls_are_off(world: World, method: str, path: str) -> None:
 
 def test_a_group_is_reset_and_deleted(world: World) -> None:
     path = f"{world.groups}/moved"
-    where = {"topic_name": TOPIC, "partition_ids": [0]}
+    partitions = {"topic_name": TOPIC, "partition_ids": [0]}
     for body, offset in (
         ({"to": "LATEST"}, 1),
         ({"to": "EARLIEST"}, 0),
@@ -142,9 +142,9 @@ def test_a_group_is_reset_and_deleted(world: World) -> None:
         ({"to": "TIMESTAMP", "timestamp": "2020-01-01T00:00:00Z"}, 0),
         ({"to": "DURATION", "duration_ms": 0}, 1),
     ):
-        said = world("POST", f"{path}/offsets:reset", body | where, PLAIN)
+        said = world("POST", f"{path}/offsets:reset", body | partitions, PLAIN)
         assert (said.status, said.media_type) == (200, PLAIN), said
-        assert [each["offset"] for each in said.body["data"]] == [offset], body
+        assert [row["offset"] for row in said.body["data"]] == [offset], body
         assert world("GET", f"{path}/offsets").body["data"] == said.body["data"]
     empty(world("DELETE", path))
     refused(world("GET", path), 404, 404, PLAIN)

@@ -51,9 +51,9 @@ def test_commit(
     assert len(world("GET", f"{path}/records?timeout=100").body) == 3
     done = world("POST", f"{path}/offsets?async=false", body)
     assert (done.status, done.body) == (status, said), done
-    held = world("GET", f"{path}/offsets", ONE)
-    assert (held.status, held.media_type) == (200, V2)
-    assert held.body == {
+    answer = world("GET", f"{path}/offsets", ONE)
+    assert (answer.status, answer.media_type) == (200, V2)
+    assert answer.body == {
         "offsets": [{"topic": TOPIC, "partition": 0, "offset": stored, "metadata": ""}]
     }
     empty(world("DELETE", path))
@@ -111,19 +111,19 @@ def test_member_with_an_expired_session_commits_nothing(world: World) -> None:
         said = world("POST", f"{world.v3}/transactions", {"consumer_groups": [group]}, PLAIN)
         refused(said, 409, 40903, PLAIN)
     offsets = world("GET", f"{other}/offsets").body["offsets"]
-    assert {each["offset"] for each in offsets} == {-1}, "nothing of it was committed"
+    assert {row["offset"] for row in offsets} == {-1}, "nothing of it was committed"
 
 
 def test_committed_offsets(world: World) -> None:
     path = world.instance(STRIMZI)
-    held = world("GET", f"{path}/offsets")
-    assert [each["offset"] for each in held.body["offsets"]] == [-1, -1, -1]
-    assert held.body["offsets"][0].keys() == OFFSET
+    answer = world("GET", f"{path}/offsets")
+    assert [row["offset"] for row in answer.body["offsets"]] == [-1, -1, -1]
+    assert answer.body["offsets"][0].keys() == OFFSET
     noted = {"topic": TOPIC, "partition": 2, "offset": 1, "metadata": "noted"}
     empty(world("POST", f"{path}/offsets", {"offsets": [noted]}))
-    held = world("GET", f"{path}/offsets?topic={TOPIC}&partition=2&partition=0")
-    assert held.body["offsets"][0] == noted
-    assert held.body["offsets"][1]["offset"] == -1
+    answer = world("GET", f"{path}/offsets?topic={TOPIC}&partition=2&partition=0")
+    assert answer.body["offsets"][0] == noted
+    assert answer.body["offsets"][1]["offset"] == -1
     for query, body, status, code in (
         ("", NOWHERE, 404, 40401),
         ("", BEYOND, 404, 40402),
@@ -147,12 +147,12 @@ def test_positions(world: World) -> None:
         return len(world("GET", f"{path}/records?timeout=50").body)
 
     assert (read(), read()) == (1, 0)
-    at = {"topic": TOPIC, "partition": 0}
+    partition = {"topic": TOPIC, "partition": 0}
     for what, body, left in (
-        ("", {"offsets": [at | {"offset": 0, "metadata": ""}]}, 1),
-        ("", {"offsets": [at | {"offset": 1}]}, 0),
-        ("", {"timestamps": [at | {"timestamp": "2020-01-01T00:00:00Z"}]}, 1),
-        ("", {"timestamps": [at | {"timestamp": "2120-01-01T00:00:00Z"}]}, 0),
+        ("", {"offsets": [partition | {"offset": 0, "metadata": ""}]}, 1),
+        ("", {"offsets": [partition | {"offset": 1}]}, 0),
+        ("", {"timestamps": [partition | {"timestamp": "2020-01-01T00:00:00Z"}]}, 1),
+        ("", {"timestamps": [partition | {"timestamp": "2120-01-01T00:00:00Z"}]}, 0),
         ("/beginning", ONE, 1),
         ("/end", ONE, 0),
     ):
@@ -199,8 +199,8 @@ def test_positions_refused(world: World, what: str, body: Any, status: int, code
 )
 def test_base_uri_is_the_balancers(world: World, headers: dict[str, str], base: str) -> None:
     made = world("POST", "/consumers/behind", {}, **headers)
-    at = f"{base}/consumers/behind/instances/{made.body['instance_id']}"
-    assert made.body["base_uri"] == at
+    url = f"{base}/consumers/behind/instances/{made.body['instance_id']}"
+    assert made.body["base_uri"] == url
     assert str(world.broker.port) not in made.body["base_uri"]
 
 
@@ -208,8 +208,8 @@ def test_the_same_answers_to_another_client(world: World) -> None:
     """One connection, kept, of a client that many use."""
     with httpx.Client(base_url=world.broker.base_url) as client:
         made = client.post("/consumers/kept", json=CONFLUENT)
-        at = f"/consumers/kept/instances/{made.json()['instance_id']}"
-        assert client.post(f"{at}/subscription", json={"topics": [TOPIC]}).status_code == 204
-        assert len(client.get(f"{at}/records?timeout=2000").json()) == 3
-        assert client.post(f"{at}/offsets").json() == []
-        assert client.delete(at).status_code == 204
+        path = f"/consumers/kept/instances/{made.json()['instance_id']}"
+        assert client.post(f"{path}/subscription", json={"topics": [TOPIC]}).status_code == 204
+        assert len(client.get(f"{path}/records?timeout=2000").json()) == 3
+        assert client.post(f"{path}/offsets").json() == []
+        assert client.delete(path).status_code == 204

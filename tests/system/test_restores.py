@@ -365,13 +365,13 @@ def _counted(
     clients: Clients, nemesis: Restores, excused: tuple[int, int]
 ) -> dict[str, dict[str, int]]:
     requests = clients.requests()
-    gone = [len(records) for era in nemesis.eras for records in era.cut_off.values()]
+    counts = [len(records) for era in nemesis.eras for records in era.cut_off.values()]
     return {
         "records": {
             "acked and there": sum(
                 len(request.records) for request in requests if request.is_acked
             ),
-            "cut off by restores": sum(gone),
+            "cut off by restores": sum(counts),
             "passed over at old positions, Kafka": excused[0],
             "passed over at old positions, REST": excused[1],
         },

@@ -44,13 +44,13 @@ def test_no_request_fails_while_brokers_are_restarted(
                 load.wait_for(max(wanted - load.asked.total(), wanted // 10))
             print(f"{name}: {load.asked.total()} requests {dict(load.asked)}")
             print("\n".join(load.failures))
-        found = [
+        values = [
             value
             for number in range(3)
             for value in json_values(made[0].base_url, "&max_bytes=60000000", partition=number)
         ]
     assert load.failures == []
-    assert sorted(found) == sorted(load.acked)
+    assert sorted(values) == sorted(load.acked)
 
 
 def _wait_for_balancer(port: int, broker: Broker) -> None:

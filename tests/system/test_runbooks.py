@@ -27,7 +27,7 @@ class Clients(Threads):
         until(lambda: len(self.acked) >= wanted)
 
     def _run(self, number: int) -> None:
-        values = (f"{number}-{each}" for each in count())
+        values = (f"{number}-{index}" for index in count())
         with Producer(self._url, format="json", linger_ms=0) as producer:
             while not self._stop.is_set():
                 value = next(values)
@@ -49,11 +49,11 @@ def test_a_running_cluster_is_backed_up_and_restored(tmp_path: Path) -> None:
         assert set(before) <= set(values_of(tmp_path, place, "running"))
         done = json_of(tidelog("backup", place, "--verify", "--json", "--store", broker.store))
         assert 0 < done["copied_objects"] < done["objects"]
-        at = datetime.fromtimestamp(done["to_ms"] / 1000, UTC).isoformat()
+        time_text = datetime.fromtimestamp(done["to_ms"] / 1000, UTC).isoformat()
         broker.kill()
     shutil.rmtree(store)
     assert sorted(values_of(tmp_path, place, "all")) == sorted(clients.acked)
-    assert sorted(values_of(tmp_path, place, "at", "--at", at)) == sorted(clients.acked)
+    assert sorted(values_of(tmp_path, place, "at", "--at", time_text)) == sorted(clients.acked)
 
 
 def values_of(root: Path, place: str, name: str, *options: str) -> list[str]:

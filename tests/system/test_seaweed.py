@@ -74,13 +74,15 @@ async def test_a_record_goes_all_the_way(seaweed: Seaweed, store: str, tmp_path:
             sent += load.finish()
         wait_for_commits(broker)
         log = the_log(broker, topic, PARTITIONS)
-        requests = [each.request for each in sent]
+        requests = [sending.request for sending in sent]
         assert violations(requests, log) == []
         table = await table_in(seaweed, store)
         assert any(table.values())
         for partition, records in table.items():
             assert records == log[partition][: len(records)]
-        check_retries(broker, topic, [each for each in sent if each.request.is_acked][-10:])
+        check_retries(
+            broker, topic, [sending for sending in sent if sending.request.is_acked][-10:]
+        )
         assert violations(requests, the_log(broker, topic, PARTITIONS)) == []
         assert broker.stop() == 0
 
@@ -91,17 +93,19 @@ def test_i3_two_brokers_on_one_prefix_are_one_log(
     topic, seed = new_topic(), secrets.randbits(32)
     endpoint = {"s3_endpoint": seaweed.endpoint_url, **MEETING}
     with (
-        Broker(tmp_path / "a", store, hot_dir=tmp_path / "hot-a", **endpoint) as one,
-        Broker(tmp_path / "b", store, hot_dir=tmp_path / "hot-b", **endpoint) as other,
-        Client(one.base_url) as ours,
-        Client(other.base_url) as theirs,
+        Broker(tmp_path / "a", store, hot_dir=tmp_path / "hot-a", **endpoint) as our_broker,
+        Broker(tmp_path / "b", store, hot_dir=tmp_path / "hot-b", **endpoint) as their_broker,
+        Client(our_broker.base_url) as ours,
+        Client(their_broker.base_url) as theirs,
     ):
         ours.create_topic(topic, PARTITIONS, segment_ms=500)
         assert topic in theirs.call("GET", "/topics").json()
         alone = []
         with (
-            Load(one.base_url, Mix(topic, PARTITIONS, 1, pause_s=0.01), seed) as load,
-            Load(other.base_url, Mix(topic, PARTITIONS, 1, pause_s=0.01, first=1), seed) as load_2,
+            Load(our_broker.base_url, Mix(topic, PARTITIONS, 1, pause_s=0.01), seed) as load,
+            Load(
+                their_broker.base_url, Mix(topic, PARTITIONS, 1, pause_s=0.01, first=1), seed
+            ) as load_2,
         ):
             for number in range(10):
                 writer, reader = (ours, theirs) if number % 2 else (theirs, ours)
@@ -114,14 +118,14 @@ def test_i3_two_brokers_on_one_prefix_are_one_log(
                 reader.send(topic, request, key=key)  # a retry on another broker
                 alone.append(request)
             load_2.wait_for_acks(5)
-            other.restart()
+            their_broker.restart()
             load.wait_for_acks(10)
             load_2.wait_for_acks(10)
             sent = [*load.finish(), *load_2.finish()]
-        logs = [the_log(broker, topic, PARTITIONS) for broker in (one, other)]
+        logs = [the_log(broker, topic, PARTITIONS) for broker in (our_broker, their_broker)]
         assert logs[0] == logs[1]
-        assert violations([*alone, *(each.request for each in sent)], logs[0]) == []
-        with Client(other.base_url) as again:
+        assert violations([*alone, *(sending.request for sending in sent)], logs[0]) == []
+        with Client(their_broker.base_url) as again:
             handed_over = [it.metrics()["tidelog_handovers_total"] for it in (ours, again)]
         assert sum(handed_over) > 0, "they never met"
 
@@ -132,8 +136,8 @@ def wait_for_one_sequencer(clients: list[Client]) -> int:
 
     def agree() -> bool:
         metrics = [client.metrics() for client in clients]
-        flags[:] = [each["tidelog_is_sequencer"] for each in metrics]
-        live = [each["tidelog_live_brokers"] for each in metrics]
+        flags[:] = [series["tidelog_is_sequencer"] for series in metrics]
+        live = [series["tidelog_live_brokers"] for series in metrics]
         return sum(flags) == 1 and live == [len(clients)] * len(clients)
 
     wait_until(agree, "one sequencer")
@@ -173,10 +177,10 @@ def test_unknown_put_outcomes_at_the_sequencer_are_resolved(
             wait_until(lambda: clients[first].metrics()[unknown] >= 20, "unknown outcomes")
             for load in loads:
                 load.wait_for_acks(20)
-        sent = [each for load in loads for each in load.finish()]
+        sent = [sending for load in loads for sending in load.finish()]
         logs = [the_log(broker, topic, PARTITIONS) for broker in brokers]
         assert logs[0] == logs[1] == logs[2]
-        assert violations([each.request for each in sent], logs[0]) == []
+        assert violations([sending.request for sending in sent], logs[0]) == []
 
 
 def test_answers_that_get_lost_lose_and_double_nothing(
@@ -200,7 +204,7 @@ def test_answers_that_get_lost_lose_and_double_nothing(
             with proxy.losing(answers=0, requests=0):
                 sent = load.finish()
         assert client.metrics()["tidelog_requests_per_flush"] > 1.0
-        requests = [each.request for each in sent]
+        requests = [sending.request for sending in sent]
         assert violations(requests, the_log(broker, topic, PARTITIONS)) == []
         broker.restart()
         assert violations(requests, the_log(broker, topic, PARTITIONS)) == []
@@ -258,10 +262,10 @@ def test_a_running_cluster_is_backed_up_to_s3_and_restored_to_another_prefix(
         return done.stdout
 
     def backup(*options: str) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(
+        report: dict[str, Any] = json.loads(
             command("backup", place, "--store", store, "--verify", "--json", *options)
         )
-        return found
+        return report
 
     def seal(broker: Broker) -> None:
         with Client(broker.base_url) as client:

@@ -220,10 +220,10 @@ async def _checkpoint(folder: Path) -> None:
     await store.close()
 
 
-def spoil(path: Path, at: int) -> None:
+def spoil(path: Path, position: int) -> None:
     """Turn one bit."""
     body = bytearray(path.read_bytes())
-    body[at] ^= 0x10
+    body[position] ^= 0x10
     path.write_bytes(body)
 
 
@@ -320,16 +320,16 @@ def test_a_hot_dir_that_is_none(folder: Path, tmp_path: Path) -> None:
 
 
 def test_a_port_that_is_taken(folder: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
         command = ["serve", "--store", str(folder), "--port", str(port), "--log-level", "error"]
         done = tidelog(*command, status=FAILED)
     assert f"cannot listen on 127.0.0.1:{port}: another process uses the port" in error_line(done)
 
 
 def test_a_start_on_a_port_in_use_creates_no_cluster(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
         tidelog("serve", "--store", f"{tmp_path}/new", "--port", str(port), status=FAILED)
     assert not (tmp_path / "new").exists()
 

@@ -15,9 +15,9 @@ V3 = {"content-type": "application/json"}
 def problems(broker: Broker) -> dict[str, str]:
     """The problems of the cluster, by name."""
     done = broker.cli("status", "--json", status=None)
-    found = json_of(done)
-    assert done.returncode == (0 if found["is_well"] else 1)
-    return {each["name"]: each["what"] for each in found["problems"]}
+    status = json_of(done)
+    assert done.returncode == (0 if status["is_well"] else 1)
+    return {problem["name"]: problem["what"] for problem in status["problems"]}
 
 
 def produce_hour_old(broker: Broker, topic: str) -> None:
@@ -75,7 +75,7 @@ def test_faults_are_named(tmp_path: Path) -> None:
         broker.cli("maintain", "--store", broker.store, "--yes")
         assert problems(broker) == {}
         tasks = json_of(broker.cli("status", "--json"))["maintenance"]
-        assert [each["is_ok"] for each in tasks] == [True] * 4
+        assert [task["is_ok"] for task in tasks] == [True] * 4
 
 
 def test_a_broker_that_crashed_is_gone_and_its_past_stays(tmp_path: Path) -> None:
@@ -94,8 +94,8 @@ def test_a_broker_that_crashed_is_gone_and_its_past_stays(tmp_path: Path) -> Non
         before = produced()
         killed.kill()
         until(lambda: len(overview()["brokers"]) == 2)
-        (gone,) = overview()["gone"]
-        assert gone["name"] == "c"
+        (gone_broker,) = overview()["gone"]
+        assert gone_broker["name"] == "c"
         assert produced() == before
         text = first.cli("status", status=None).stdout.decode()
         assert "c is gone: its last answer was" in text

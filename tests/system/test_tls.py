@@ -95,9 +95,9 @@ def test_brokers_hand_over_drafts_and_requests_of_groups(
         "peer_tls_cert_file": pair.cert,
         "peer_tls_key_file": pair.key,
     }
-    with brokers(tmp_path, 2, **settings) as found:
-        assert all("peers    https://" in each.log() for each in found)
-        first, second = sequencer_first(found)
+    with brokers(tmp_path, 2, **settings) as cluster:
+        assert all("peers    https://" in peer.log() for peer in cluster)
+        first, second = sequencer_first(cluster)
         first.create_topic("t")
         until(lambda: _produced(second, 1))
         before = total([second], "handovers")
@@ -108,12 +108,12 @@ def test_brokers_hand_over_drafts_and_requests_of_groups(
         made = httpx.post(f"{first.base_url}/consumers/g", json={"name": "i", "format": "json"})
         made.raise_for_status()
         path = f"/consumers/g/instances/{made.json()['instance_id']}"
-        for each in found:
-            url = f"{each.base_url}{path}/subscription"
+        for peer in cluster:
+            url = f"{peer.base_url}{path}/subscription"
             httpx.post(url, json={"topics": ["t"]}, headers=V2).raise_for_status()
             accept = {"accept": JSON}
-            httpx.get(f"{each.base_url}{path}/records", headers=accept).raise_for_status()
-        assert [live(each) for each in found] == [2, 2]
+            httpx.get(f"{peer.base_url}{path}/records", headers=accept).raise_for_status()
+        assert [live(peer) for peer in cluster] == [2, 2]
 
 
 def _produced(broker: Broker, records: int) -> bool:

@@ -67,14 +67,14 @@ def test_answers_to_clients_are_true(
             }
             for way, port, peer, kafka in zip(ways, ports, peers, kafka_ports, strict=True)
         ]
-        found = stack.enter_context(
+        cluster = stack.enter_context(
             brokers(tmp_path, store=store, own=own, **QUICK, **YOUNG, **OFTEN)
         )
-        with Client(found[0].base_url) as client:
+        with Client(cluster[0].base_url) as client:
             client.create_topic(topic, PARTITIONS, segment_ms=1500)
             client.create_topic(names.made, PARTITIONS, segment_ms=3000)
             client.create_topic(names.audit, 1)
-        urls = [broker.base_url for broker in found]
+        urls = [broker.base_url for broker in cluster]
         mix = Mix(topic, PARTITIONS, pause_s=PAUSE_S)
         loads = [Load(urls, mix._replace(producers=3), seed)]
         loads += [
@@ -96,35 +96,39 @@ def test_answers_to_clients_are_true(
             Witness(urls[number:] + urls[:number], topic, number, 100 + number)
             for number in range(PARTITIONS)
         ]
-        nemesis = Nemesis(found, ways, peers, view_age_s=VIEW_AGE_S, seed=seed, variables=variables)
+        nemesis = Nemesis(
+            cluster, ways, peers, view_age_s=VIEW_AGE_S, seed=seed, variables=variables
+        )
         with contextlib.ExitStack() as running:
-            for each in (*loads, *workers, *readings, *witnesses, *producers, group):
-                running.enter_context(each)
+            for context in (*loads, *workers, *readings, *witnesses, *producers, group):
+                running.enter_context(context)
             until_s = time.monotonic() + seconds
             while time.monotonic() < until_s:
                 nemesis.step()
                 loads[0].wait_for_acks(20)
                 assert [failure for reading in readings for failure in reading.failures] == []
                 assert [worker.failure for worker in workers] == [None] * PARTITIONS
-            sent = [each for load in loads for each in load.finish()]
-            by_kafka = [request for each in producers for request in each.finish()]
-            ends = [len(records) for records in the_log(found[0], topic, PARTITIONS).values()]
+            sent = [sending for load in loads for sending in load.finish()]
+            by_kafka = [request for producer in producers for request in producer.finish()]
+            ends = [len(records) for records in the_log(cluster[0], topic, PARTITIONS).values()]
             group.wait_for(ends)
         assert [worker.failure for worker in workers] == [None] * PARTITIONS
-        assert [each.failures for each in (*readings, *witnesses)] == [[]] * 2 * PARTITIONS
-        logs = [the_log(broker, topic, PARTITIONS) for broker in found]
+        assert [reader.failures for reader in (*readings, *witnesses)] == [[]] * 2 * PARTITIONS
+        logs = [the_log(broker, topic, PARTITIONS) for broker in cluster]
         assert logs[0] == logs[1] == logs[2]
-        requests = [each.request for each in sent]
+        requests = [sending.request for sending in sent]
         assert violations(requests + by_kafka, logs[0]) == []
         assert group.wrong(logs[0]) == []
         recorded = [events for load in loads for events in load.events]
-        recorded += [each.events for each in producers]
+        recorded += [producer.events for producer in producers]
         recorded += [witness.events for witness in witnesses]
         events = history_of(topic, recorded, logs[0])
         assert check_all(events) == []
-        check_retries(found[0], topic, [each for each in sent if each.request.is_acked][-20:])
+        check_retries(
+            cluster[0], topic, [sending for sending in sent if sending.request.is_acked][-20:]
+        )
         check(_transformed(urls[1], names))
-        for broker in found:
+        for broker in cluster:
             assert broker.stop() == 0, broker.log()[-3000:]
         scrubbed = tidelog("scrub", "--store", store, "--json", **variables)
         assert json.loads(scrubbed.stdout)["is_whole"], scrubbed.stdout
@@ -153,11 +157,11 @@ def _transformed(url: str, names: Names) -> Found:
 def _kafka(producers: Sequence[KafkaProducer], group: KafkaGroup) -> dict[str, dict[str, int]]:
     return {
         "Kafka clients": {
-            "records": sum(len(each.requests) for each in producers),
-            "acked": sum(each.acks for each in producers),
+            "records": sum(len(producer.requests) for producer in producers),
+            "acked": sum(producer.acks for producer in producers),
             "read by the group": group.count(),
             "assignments": group.rebalances,
-            "longest ack, ms": max(round(1000 * each.longest_ack_s) for each in producers),
+            "longest ack, ms": max(round(1000 * producer.longest_ack_s) for producer in producers),
         }
     }
 
@@ -169,22 +173,22 @@ def _counted(
     ways: tuple[Sequence[FaultProxy], Sequence[FaultProxy]],
     nemesis: Nemesis,
 ) -> dict[str, dict[str, int]]:
-    requests = [each.request for each in sent]
+    requests = [sending.request for sending in sent]
     return {
         "produce requests": {
             "all": len(requests),
-            "records": sum(len(each.records) for each in requests),
-            "acked": sum(each.is_acked for each in requests),
-            "attempts refused": sum(each.refusals for each in requests),
-            "attempts of unknown outcome": sum(each.unknown for each in requests),
+            "records": sum(len(request.records) for request in requests),
+            "acked": sum(request.is_acked for request in requests),
+            "attempts refused": sum(request.refusals for request in requests),
+            "attempts of unknown outcome": sum(request.unknown for request in requests),
         },
         "history": {
             "events": len(events),
             "fetches answered": sum(isinstance(event, Fetched) for event in events),
         },
         "transactions": {
-            "committed": sum(each.commits for each in workers),
-            "attempts of unknown outcome": sum(each.unknown for each in workers),
+            "committed": sum(worker.commits for worker in workers),
+            "attempts of unknown outcome": sum(worker.unknown for worker in workers),
         },
         "ways to the store": dict(sum((way.counts for way in ways[0]), Counter())),
         "ways between brokers": dict(sum((way.counts for way in ways[1]), Counter())),

@@ -22,25 +22,25 @@ QUICK = {"workers": 3, "broker_heartbeat_interval_ms": 200, "broker_timeout_ms":
 
 def workers_of(broker: Broker) -> list[psutil.Process]:
     """Not multiprocessing's own tracker of resources."""
-    found = []
+    workers = []
     for child in psutil.Process(broker.pid).children():
         with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
             if "spawn_main" in " ".join(child.cmdline()):
-                found.append(child)
-    return found
+                workers.append(child)
+    return workers
 
 
 def names(broker: Broker, tries: int = 40) -> set[str]:
     """The names of the workers that answer at the port."""
-    found = set()
+    worker_names = set()
     for _ in range(tries):
         try:
             with Client(broker.base_url, answer_s=5.0) as client:
                 series = client.metrics()
         except (NotSent, AnswerLost):
             continue
-        found |= {name for name in series if name.startswith("tidelog_info{")}
-    return found
+        worker_names |= {name for name in series if name.startswith("tidelog_info{")}
+    return worker_names
 
 
 def is_whole(series: dict[str, float]) -> bool:
@@ -54,9 +54,9 @@ def is_whole(series: dict[str, float]) -> bool:
 def has_all_workers(broker: Broker) -> bool:
     shown = httpx.get(f"{broker.base_url}/tidelog/v1/overview").json()["brokers"]
     return (
-        sorted(one["worker"] for one in shown) == [1, 2, 3]
-        and all(one["rates"] is not None for one in shown)
-        and sum(one["is_sequencer"] for one in shown) == 1
+        sorted(row["worker"] for row in shown) == [1, 2, 3]
+        and all(row["rates"] is not None for row in shown)
+        and sum(row["is_sequencer"] for row in shown) == 1
     )
 
 
@@ -78,12 +78,15 @@ def test_workers_share_the_port_are_started_again_and_end_together(tmp_path: Pat
             )
             load.wait_for_acks(100)
             sent = load.finish()
-        assert violations([each.request for each in sent], the_log(broker, topic, PARTITIONS)) == []
+        assert (
+            violations([sending.request for sending in sent], the_log(broker, topic, PARTITIONS))
+            == []
+        )
         assert "ended with -9" in broker.log()
         wait_until(lambda: len(names(broker)) == 3, "three workers")
-        found = workers_of(broker)
+        workers = workers_of(broker)
         assert broker.stop() == 0, broker.log()
-        assert not any(worker.is_running() for worker in found)
+        assert not any(worker.is_running() for worker in workers)
         assert "Traceback" not in broker.log()
     check_chain(tmp_path / "store")
 
@@ -91,12 +94,12 @@ def test_workers_share_the_port_are_started_again_and_end_together(tmp_path: Pat
 def test_workers_end_with_their_parent(tmp_path: Path) -> None:
     with Broker(tmp_path, hot_dir=tmp_path / "hot", is_fresh=True, **QUICK) as broker:
         wait_until(lambda: len(names(broker)) == 3, "three workers")
-        found = workers_of(broker)
+        workers = workers_of(broker)
         broker.kill()
-        wait_until(lambda: not any(worker.is_running() for worker in found), "their end")
+        wait_until(lambda: not any(worker.is_running() for worker in workers), "their end")
         assert "Traceback" not in broker.log()
         broker.start()
-        assert not {worker.pid for worker in found} & {it.pid for it in workers_of(broker)}
+        assert not {worker.pid for worker in workers} & {it.pid for it in workers_of(broker)}
 
 
 def test_where_no_worker_can_start_the_parent_says_so(tmp_path: Path) -> None:

@@ -29,12 +29,12 @@ class Found(NamedTuple):
     audit: list[str]
 
 
-def check(found: Found) -> None:
+def check(result: Found) -> None:
     """Results are those of exactly what was read, once each; so are the lines of the batches."""
-    read = [f"{number}/{n}" for number, end in found.offsets.items() for n in range(end)]
-    assert sorted(found.made) == sorted(read)
-    for number, end in found.offsets.items():
-        batches = [line.split(" ") for line in found.audit if line.startswith(f"{number} ")]
+    read = [f"{number}/{n}" for number, end in result.offsets.items() for n in range(end)]
+    assert sorted(result.made) == sorted(read)
+    for number, end in result.offsets.items():
+        batches = [line.split(" ") for line in result.audit if line.startswith(f"{number} ")]
         assert [int(first) for _, first, _ in batches] == [0, *(int(b[2]) for b in batches[:-1])]
         assert int(batches[-1][2]) == end
 
@@ -76,16 +76,16 @@ class Worker(Threads):
     def _run(self) -> None:
         try:
             with self._client:
-                while not self._stop.is_set() and (where := self._where()) != self._end:
-                    self._transform(where)
+                while not self._stop.is_set() and (start := self._where()) != self._end:
+                    self._transform(start)
         except _Stopped:
             pass
         except BaseException as error:  # noqa: BLE001 - the test asserts that there is none
             self.failure = error
 
-    def _transform(self, where: int) -> None:
-        if count := self._read(where):
-            self._commit(where, count)
+    def _transform(self, start: int) -> None:
+        if count := self._read(start):
+            self._commit(start, count)
         else:
             time.sleep(RETRY_S)
 
@@ -93,24 +93,24 @@ class Worker(Threads):
         path = f"{self._path}/consumer-groups/{self._names.group}/offsets"
         answer = self._ask("GET", path, accepted=(200, 404))
         listed = answer.json()["data"] if answer.status == 200 else []
-        return sum(each["offset"] for each in listed if each["partition_id"] == self._partition)
+        return sum(row["offset"] for row in listed if row["partition_id"] == self._partition)
 
-    def _read(self, where: int) -> int:
+    def _read(self, start: int) -> int:
         path = f"/topics/{self._names.source}/partitions/{self._partition}/records"
-        query = f"offset={where}&max_bytes={self._draw.randrange(1, 60)}"
+        query = f"offset={start}&max_bytes={self._draw.randrange(1, 60)}"
         accept = {"Accept": "application/vnd.kafka.json.v2+json"}
-        found = self._ask("GET", f"{path}?{query}", headers=accept).json()
-        assert [each["offset"] for each in found] == list(range(where, where + len(found)))
-        return len(found)
+        records = self._ask("GET", f"{path}?{query}", headers=accept).json()
+        assert [record["offset"] for record in records] == list(range(start, start + len(records)))
+        return len(records)
 
-    def _commit(self, where: int, count: int) -> None:
-        end = where + count
-        values = [f"{self._partition}/{offset}" for offset in range(where, end)]
+    def _commit(self, start: int, count: int) -> None:
+        end = start + count
+        values = [f"{self._partition}/{offset}" for offset in range(start, end)]
         made = [
             {"key": {"type": "STRING", "data": value}, "value": {"type": "STRING", "data": value}}
             for value in values
         ]
-        line = {"value": {"type": "STRING", "data": f"{self._partition} {where} {end}"}}
+        line = {"value": {"type": "STRING", "data": f"{self._partition} {start} {end}"}}
         offset = {
             "topic_name": self._names.source,
             "partition_id": self._partition,
@@ -123,7 +123,7 @@ class Worker(Threads):
             ],
             "consumer_groups": [{"consumer_group_id": self._names.group, "offsets": [offset]}],
         }
-        key = {"Idempotency-Key": f'"{self._names.group}-{self._partition}-{where}"'}
+        key = {"Idempotency-Key": f'"{self._names.group}-{self._partition}-{start}"'}
         self._ask("POST", f"{self._path}/transactions", json.dumps(body).encode(), headers=key)
         self.commits += 1
 

@@ -72,8 +72,8 @@ def _fill(broker: Broker, client: httpx.Client) -> None:
         "value": {"type": "STRING", "data": HOSTILE},
         "headers": [{"name": HOSTILE, "value": base64.b64encode(HOSTILE.encode()).decode()}],
     }
-    at = f"/v3/clusters/{cluster}/topics/hostile/records"
-    assert client.post(at, json=record).json()["error_code"] == 200
+    path = f"/v3/clusters/{cluster}/topics/hostile/records"
+    assert client.post(path, json=record).json()["error_code"] == 200
     for group in ("behind", HOSTILE_GROUP):
         offsets = [{"topic_name": "flights", "partition_id": n, "offset": 5} for n in range(3)]
         body = {
@@ -83,8 +83,8 @@ def _fill(broker: Broker, client: httpx.Client) -> None:
         client.post(f"/v3/clusters/{cluster}/transactions", json=body).raise_for_status()
     member = {"name": "reader-1", "format": "json"}
     client.post("/consumers/reading", headers=V2, json=member).raise_for_status()
-    at = "/consumers/reading/instances/reader-1/subscription"
-    client.post(at, headers=V2, json={"topics": ["flights"]}).raise_for_status()
+    path = "/consumers/reading/instances/reader-1/subscription"
+    client.post(path, headers=V2, json={"topics": ["flights"]}).raise_for_status()
 
 
 def _post(client: httpx.Client, path: str, records: list[dict[str, Any]]) -> None:
@@ -121,14 +121,14 @@ class Console:
         page.on("requestfailed", self._on_failed)
         page.on("request", self._on_request)
 
-    def open(self, where: str, *, afresh: bool = False) -> "Page":
+    def open(self, fragment: str, *, afresh: bool = False) -> "Page":
         """A place of the console, with what it waits for; `afresh` with all of its files."""
         if afresh or not self.page.url.startswith(self.base_url):
             self.page.goto("about:blank")
-            self.page.goto(f"{self.base_url}/ui/#/{where}")
+            self.page.goto(f"{self.base_url}/ui/#/{fragment}")
         else:
-            self.page.evaluate("hash => { location.hash = hash }", f"#/{where}")
-        place = unquote(where.partition("?")[0])
+            self.page.evaluate("hash => { location.hash = hash }", f"#/{fragment}")
+        place = unquote(fragment.partition("?")[0])
         self.page.wait_for_function(
             "place => document.querySelector('main')?.dataset.place === place"
             " && !document.querySelector('[aria-busy=true]')",
@@ -138,7 +138,7 @@ class Console:
 
     def allow_status(self, status: int) -> None:
         """The browser says of its own that a request was refused, which was asked for."""
-        self.wrong = [one for one in self.wrong if f"status of {status}" not in one]
+        self.wrong = [message for message in self.wrong if f"status of {status}" not in message]
 
     def check(self) -> None:
         assert self.wrong == []

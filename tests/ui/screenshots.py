@@ -26,8 +26,8 @@ def main() -> int:
     asked.add_argument("folder", type=Path)
     asked.add_argument("--topic", default="flights")
     asked.add_argument("--group", default="enrich")
-    given = asked.parse_args()
-    topic, group = quote(given.topic, safe=""), quote(given.group, safe="")
+    options = asked.parse_args()
+    topic, group = quote(options.topic, safe=""), quote(options.group, safe="")
     places = {
         "overview": "overview",
         "topics": "topics",
@@ -43,7 +43,7 @@ def main() -> int:
         "access-quotas": "access/quotas",
     }
     key = os.environ.get("TIDELOG_KEY")
-    given.folder.mkdir(parents=True, exist_ok=True)
+    options.folder.mkdir(parents=True, exist_ok=True)
     wrong: list[str] = []
     with sync_playwright() as playwright, tempfile.TemporaryDirectory() as scratch:
         for size, (width, height) in SIZES.items():
@@ -54,11 +54,11 @@ def main() -> int:
                 color_scheme="dark" if size == "dark" else "light",
                 viewport={"width": width, "height": height},
             )
-            console = Console(context.new_page(), given.server.rstrip("/"))
+            console = Console(context.new_page(), options.server.rstrip("/"))
             if key is not None:
                 console.page.goto(f"{console.base_url}/ui/")
                 console.page.get_by_label("Key", exact=True).fill(key)
-                console.page.screenshot(path=given.folder / f"{size}-login.png")
+                console.page.screenshot(path=options.folder / f"{size}-login.png")
                 console.page.get_by_role("button", name="Log in").click()
                 console.page.get_by_role("navigation", name="Pages").wait_for()
                 console.allow_status(401)
@@ -67,7 +67,9 @@ def main() -> int:
                 page.wait_for_timeout(500)
                 if name == "records":
                     page.locator("tr.opens").first.click()
-                page.screenshot(path=given.folder / f"{size}-{name}.png", full_page=size != "dark")
+                page.screenshot(
+                    path=options.folder / f"{size}-{name}.png", full_page=size != "dark"
+                )
             wrong += console.wrong
             context.close()
     print("\n".join(wrong) or f"{len(SIZES) * len(places)} pictures, nothing went wrong")

@@ -150,8 +150,8 @@ def test_a_session_ends_while_a_page_is_open(console: Console, broker: Broker) -
     url = f"{broker.base_url}/tidelog/v1/keys"
     log_in(console, key_of(broker, "User:leaving"))
     keys = httpx.get(url, headers=headers).json()["data"]
-    own = [each for each in keys if each["principal"] == "User:leaving"]
-    (key_id,) = [each["key_id"] for each in own if each["note"] != session_cookie.NOTE]
+    own = [key for key in keys if key["principal"] == "User:leaving"]
+    (key_id,) = [key["key_id"] for key in own if key["note"] != session_cookie.NOTE]
     httpx.delete(f"{url}/{key_id}", headers=headers).raise_for_status()
     # The console asks again every half a minute.
     page = console.page
@@ -212,8 +212,8 @@ def test_a_new_key_is_not_lost(console: Console, broker: Broker) -> None:
     said = httpx.get(f"{url}/me", headers={"authorization": f"Bearer {secret}"}).json()
     assert said["principal"] == "User:lost"
     keys = httpx.get(f"{url}/keys", headers={"authorization": f"Bearer {ADMIN_KEY}"}).json()
-    assert [each["principal"] for each in keys["data"]].count("User:lost") == 1
-    console.wrong = [one for one in console.wrong if "CONNECTION_RESET" not in one]
+    assert [key["principal"] for key in keys["data"]].count("User:lost") == 1
+    console.wrong = [message for message in console.wrong if "CONNECTION_RESET" not in message]
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])

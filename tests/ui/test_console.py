@@ -185,17 +185,17 @@ def test_a_group_is_reset_after_a_preview_and_deleted_by_name(
     dialog.get_by_role("button", name="Preview").click()
     dialog.get_by_role("row", name=re.compile(r"flights-0\b.*\+")).wait_for()
     cluster = httpx.get(f"{broker.base_url}/v3/clusters").json()["data"][0]["cluster_id"]
-    at = f"{broker.base_url}/v3/clusters/{cluster}/consumer-groups/behind"
-    before = [one["offset"] for one in httpx.get(f"{at}/offsets").json()["data"]]
+    url = f"{broker.base_url}/v3/clusters/{cluster}/consumer-groups/behind"
+    before = [row["offset"] for row in httpx.get(f"{url}/offsets").json()["data"]]
     assert before == [5, 5, 5], "a preview changes nothing"
     dialog.get_by_role("button", name="Reset now").click()
     page.get_by_text("Offsets of behind reset").wait_for()
-    assert httpx.get(f"{at}/lag-summary").json()["total_lag"] == 0
+    assert httpx.get(f"{url}/lag-summary").json()["total_lag"] == 0
     page.get_by_role("button", name="Delete group").click()
     dialog.get_by_role("textbox").fill("behind")
     dialog.get_by_role("button", name="Delete").click()
     heading(console, "Groups")
-    assert httpx.get(at).status_code == 404
+    assert httpx.get(url).status_code == 404
     # For the pages of the tests that may come after this one.
     offsets = [{"topic_name": "flights", "partition_id": n, "offset": 5} for n in range(3)]
     group = {"consumer_group_id": "behind", "offsets": offsets}
@@ -265,7 +265,7 @@ def test_the_api_reference_is_the_brokers_own(console: Console, broker: Broker) 
     said = httpx.get(f"{broker.base_url}/openapi.json").json()
     count = sum(len(item) for item in said["paths"].values())
     page.get_by_label("Search the API").fill("")
-    found = page.locator("details.operation")
+    operations = page.locator("details.operation")
     page.wait_for_function(f"document.querySelectorAll('details.operation').length === {count}")
     page.evaluate(
         "document.querySelectorAll('details.operation').forEach((one) => one.open = true)"
@@ -273,7 +273,7 @@ def test_the_api_reference_is_the_brokers_own(console: Console, broker: Broker) 
     page.wait_for_function(
         f"document.querySelectorAll('.operation-body .answer').length >= {count}"
     )
-    assert found.count() == count
+    assert operations.count() == count
     console.check()
 
 
@@ -284,7 +284,7 @@ def test_the_first_page_has_the_health_of_the_cluster(console: Console) -> None:
         {"name": "group-without-members", "what": f"group g{number} is idle", "runbook": runbook}
         for number in range(120)
     ]
-    gone = {"name": "broker-2", "address": "http://b:9", "since_ms": 1}
+    gone_broker = {"name": "broker-2", "address": "http://b:9", "since_ms": 1}
     page = console.page
 
     def answer_health(route: Any) -> None:
@@ -293,7 +293,7 @@ def test_the_first_page_has_the_health_of_the_cluster(console: Console) -> None:
 
     def answer_overview(route: Any) -> None:
         answer = route.fetch()
-        route.fulfill(response=answer, json={**answer.json(), "gone": [gone]})
+        route.fulfill(response=answer, json={**answer.json(), "gone": [gone_broker]})
 
     page.route("**/tidelog/v1/health", answer_health)
     page.route("**/tidelog/v1/overview*", answer_overview)
@@ -334,7 +334,7 @@ def test_a_broker_that_does_not_answer_leaves_what_was_seen(console: Console) ->
     page.evaluate(again)
     page.get_by_role("alert").wait_for(state="detached")
     assert row.count() == 1
-    console.wrong = [one for one in console.wrong if "CONNECTION_REFUSED" not in one]
+    console.wrong = [message for message in console.wrong if "CONNECTION_REFUSED" not in message]
 
 
 def test_what_is_not_there_is_said(console: Console) -> None:

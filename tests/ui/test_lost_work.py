@@ -57,7 +57,7 @@ def test_a_record_is_produced_once_although_the_answer_is_lost(
     dialog.get_by_role("button", name="Produce").click()
     page.get_by_text("Committed at partition 0, offset 3.").wait_for()
     assert stored(broker, "once") == [b"1", b"2", b"2", b"3"]
-    console.wrong = [one for one in console.wrong if "CONNECTION_RESET" not in one]
+    console.wrong = [message for message in console.wrong if "CONNECTION_RESET" not in message]
 
 
 def test_typed_text_survives_a_click_outside_enter_and_escape(

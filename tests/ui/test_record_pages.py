@@ -34,19 +34,19 @@ def test_the_newest_page_has_the_newest_record_whatever_the_sizes(
     console.open("topics/large/records")
     page, seen = console.page, []
     while True:
-        found = offsets(console)
-        seen = found + seen
+        page_offsets = offsets(console)
+        seen = page_offsets + seen
         older = page.get_by_role("button", name="← Older")
         if older.is_disabled():
             break
         older.click()
     assert seen == [*range(30)]
-    assert max(found) < 29, "there were several pages"
+    assert max(page_offsets) < 29, "there were several pages"
     newer = page.get_by_role("button", name="Newer →")
     while newer.is_enabled():
         newer.click()
-        found = offsets(console)
-    assert found[-1] == 29
+        page_offsets = offsets(console)
+    assert page_offsets[-1] == 29
 
 
 def test_a_filter_from_the_newest_finds_the_newest_first(console: Console, broker: Broker) -> None:
@@ -75,7 +75,7 @@ def test_paging_shows_all_records_of_a_compacted_topic(console: Console, broker:
     # With the next seal, the broker reads the table as it is after the compaction.
     produce(broker, "cities", [{"key": "last", "value": 0}])
     httpx.post(f"{broker.base_url}/admin/topics/cities/seal").raise_for_status()
-    kept = [*range(10), *range(409, 471)]
+    kept_offsets = [*range(10), *range(409, 471)]
     console.open("topics/cities/records")
     page, seen = console.page, []
     for _ in range(5):
@@ -84,7 +84,7 @@ def test_paging_shows_all_records_of_a_compacted_topic(console: Console, broker:
         if older.is_disabled():
             break
         older.click()
-    assert seen == kept
+    assert seen == kept_offsets
     page.get_by_label("From").select_option("oldest")
     seen = []
     for _ in range(5):
@@ -93,7 +93,7 @@ def test_paging_shows_all_records_of_a_compacted_topic(console: Console, broker:
         if newer.is_disabled():
             break
         newer.click()
-    assert seen == kept
+    assert seen == kept_offsets
     console.open("topics")
     page.get_by_role("row", name=re.compile("cities")).get_by_text("≤ 471").wait_for()
     console.open("topics/cities")

@@ -32,7 +32,7 @@ VALUES = (
 def stored(broker: Broker, topic: str) -> list[bytes]:
     url = f"{broker.base_url}/topics/{topic}/partitions/0/records?offset=0"
     said = httpx.get(url, headers={"accept": "application/vnd.kafka.binary.v2+json"})
-    return [base64.b64decode(each["value"]) for each in said.raise_for_status().json()]
+    return [base64.b64decode(record["value"]) for record in said.raise_for_status().json()]
 
 
 def packed(text: str) -> str:
@@ -94,7 +94,7 @@ def test_keys_and_headers_are_stored_as_they_are(console: Console, broker: Broke
         produce(form, key)
     url = f"{broker.base_url}/topics/whole/partitions/0/records?offset=0"
     said = httpx.get(url, headers={"accept": "application/vnd.kafka.binary.v2+json"}).json()
-    keys = [base64.b64decode(each["key"]) for each in said]
+    keys = [base64.b64decode(record["key"]) for record in said]
     assert keys == [b"", b'{"id": 9007199254740993}', b"\x00\xff"]
     (header,) = said[0]["headers"]
     assert (header["key"], base64.b64decode(header["value"])) == ("a: b", b"  two spaces ")
@@ -136,4 +136,4 @@ def test_an_error_in_one_record_leaves_the_others_usable(console: Console, broke
     page.locator(".record pre").get_by_text("good").wait_for()
     page.get_by_role("tab", name="Configuration").click()
     page.get_by_text("cleanup.policy").first.wait_for()
-    console.wrong = [one for one in console.wrong if "a bug" not in one]
+    console.wrong = [message for message in console.wrong if "a bug" not in message]

@@ -84,7 +84,7 @@ async def _make(
         appended = Commit(log.clock.new_id(), [Append(0, 0, rows)])
         sealed = Commit(log.clock.new_id(), [Sealed(topic.topic_id, 0, first + rows)])
         outcomes = await log.wal.commit(Draft([appended, sealed], [chunk], [b"x"]))
-        assert [each.refusal for each in outcomes] == [None, None]
+        assert [outcome.refusal for outcome in outcomes] == [None, None]
     await log.close()
     await store.close()
 

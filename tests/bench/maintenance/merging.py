@@ -74,9 +74,9 @@ def _merge(folder: Path, count: int) -> list[Row]:
 
     made_log.make(folder, {}, segments())
     size = sum(path.stat().st_size for path in folder.glob("topics/*/partition=0/*"))
-    taken = _ways(folder, ("bare pyarrow", "ours"), count * MERGED_ROWS)
-    ratio = _ratio(taken, "bare pyarrow", "ours")
-    seconds = statistics.median(each["seconds"] for each in taken["ours"])
+    runs_of_way = _ways(folder, ("bare pyarrow", "ours"), count * MERGED_ROWS)
+    ratio = _ratio(runs_of_way, "bare pyarrow", "ours")
+    seconds = statistics.median(run["seconds"] for run in runs_of_way["ours"])
     note = f"{size / 1e6 / seconds:,.0f} MB/s of Parquet, {size / count / 1e6:.2f} MB a segment"
     what = f"merge of {count:,} small segments"
     return [Row("care", what, ratio, "x bare pyarrow's speed", 0.7, note=note)]
@@ -84,17 +84,19 @@ def _merge(folder: Path, count: int) -> list[Row]:
 
 def _compact(folder: Path, records: int, keys: int) -> list[Row]:
     made_log.make(folder, compacting(), updates(records, keys))
-    taken = _ways(folder, ("ours", *OTHERS), None)
+    runs_of_way = _ways(folder, ("ours", *OTHERS), None)
     shutil.rmtree(folder)
-    fastest = min(OTHERS, key=lambda way: statistics.median(x["seconds"] for x in taken[way]))
-    found = {way: statistics.median(x["seconds"] for x in runs) for way, runs in taken.items()}
-    note = ", ".join(f"{way} {seconds:.2f} s" for way, seconds in found.items())
-    peak = max(each["peak_bytes"] for each in taken["ours"])
+    fastest = min(OTHERS, key=lambda way: statistics.median(x["seconds"] for x in runs_of_way[way]))
+    seconds_of_way = {
+        way: statistics.median(x["seconds"] for x in runs) for way, runs in runs_of_way.items()
+    }
+    note = ", ".join(f"{way} {seconds:.2f} s" for way, seconds in seconds_of_way.items())
+    peak = max(run["peak_bytes"] for run in runs_of_way["ours"])
     made_log.make(folder, compacting(), updates(records * 2, keys))
     twice = _way(folder, "ours", None)["peak_bytes"]
     shutil.rmtree(folder)
     what = f"key compaction of {records:,} records, {keys:,} keys"
-    ratio = _ratio(taken, "ours", fastest)
+    ratio = _ratio(runs_of_way, "ours", fastest)
     return [
         Row("care", what, ratio, f"x {fastest}", 1.5, note=note, is_smaller_better=True),
         Row("care", "its peak memory", peak / GIB, "GiB", 1.5, is_smaller_better=True),
@@ -135,24 +137,24 @@ def _retain(folder: Path, count: int) -> list[Row]:
 
 def _ways(folder: Path, ways: tuple[str, ...], rows: int | None) -> dict[str, list[Any]]:
     """RUNS of each, in turn; they agree on the number of rows."""
-    taken: dict[str, list[Any]] = {way: [] for way in ways}
+    runs_of_way: dict[str, list[Any]] = {way: [] for way in ways}
     for _ in range(RUNS):
         for way in ways:
-            taken[way].append(_way(folder, way, rows))
-    assert len({each["rows"] for runs in taken.values() for each in runs}) == 1, taken
-    return taken
+            runs_of_way[way].append(_way(folder, way, rows))
+    assert len({run["rows"] for runs in runs_of_way.values() for run in runs}) == 1, runs_of_way
+    return runs_of_way
 
 
 def _way(folder: Path, way: str, rows: int | None) -> Any:
     own, out = linked(folder, "run"), folder.with_name("out.parquet")
     command = [sys.executable, "-m", "tests.bench.maintenance.ways", way, str(own), str(out)]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=os.environ)
-    found = json.loads(done.stdout)
-    assert rows in {None, found["rows"]}, found
+    result = json.loads(done.stdout)
+    assert rows in {None, result["rows"]}, result
     out.unlink(missing_ok=True)
-    return found
+    return result
 
 
-def _ratio(taken: dict[str, list[Any]], above: str, below: str) -> float:
-    pairs = zip(taken[above], taken[below], strict=True)
+def _ratio(runs_of_way: dict[str, list[Any]], above: str, below: str) -> float:
+    pairs = zip(runs_of_way[above], runs_of_way[below], strict=True)
     return statistics.median(a["seconds"] / b["seconds"] for a, b in pairs)

@@ -43,20 +43,22 @@ def _compare(spark: "SparkSession", log: Path, out: Path, records: int) -> list[
         "bitmap": lambda own: _written(_by_bitmap(spark, _files(own), records), out),
         "semi-join": lambda own: _written(_by_join(spark, _files(own)), out),
     }
-    taken: dict[str, list[float]] = {name: [] for name in ways}
-    kept = set()
+    seconds_of_way: dict[str, list[float]] = {name: [] for name in ways}
+    row_counts = set()
     for number in range(RUNS + 1):
         for name, run in ways.items():
             own = linked(log, "run")
             started = time.perf_counter()
-            kept.add(run(own))
+            row_counts.add(run(own))
             if number:  # the first round warms the JVM
-                taken[name].append(time.perf_counter() - started)
-    assert len(kept) == 1, kept
+                seconds_of_way[name].append(time.perf_counter() - started)
+    assert len(row_counts) == 1, row_counts
     others = [name for name in ways if name != "ours"]
-    best = min(others, key=lambda name: statistics.median(taken[name]))
-    ratio = statistics.median(a / b for a, b in zip(taken["ours"], taken[best], strict=True))
-    note = ", ".join(f"{name} {statistics.median(taken[name]):.1f} s" for name in ways)
+    best = min(others, key=lambda name: statistics.median(seconds_of_way[name]))
+    ratio = statistics.median(
+        a / b for a, b in zip(seconds_of_way["ours"], seconds_of_way[best], strict=True)
+    )
+    note = ", ".join(f"{name} {statistics.median(seconds_of_way[name]):.1f} s" for name in ways)
     note += f"; JVM and workers {_peak_gib():.1f} GiB at the end"
     what = f"key compaction of {records:,} records on Spark, local[2]"
     return [
@@ -110,8 +112,8 @@ def _by_bitmap(spark: "SparkSession", files: list[str], records: int) -> "DataFr
     bitmap = spark.sparkContext.broadcast(np.packbits(chosen))
 
     def is_chosen(column: pa.Array) -> pa.Array:
-        at = column.to_numpy()
-        return pa.array((bitmap.value[at >> 3] >> (7 - (at & 7))) & 1 == 1)
+        positions = column.to_numpy()
+        return pa.array((bitmap.value[positions >> 3] >> (7 - (positions & 7))) & 1 == 1)
 
     chooses = fn.arrow_udf(is_chosen, "boolean")
     return spark.read.parquet(*files).where(chooses("offset"))

@@ -61,7 +61,7 @@ def ours(folder: Path, _: list[str], __: Path) -> int:
         await cluster.close()
         await store.close()
         assert done, "nothing was due"
-        return sum(each.rows_after for each in done)
+        return sum(result.rows_after for result in done)
 
     return asyncio.run(run())
 
@@ -108,8 +108,8 @@ def by_polars(_: Path, files: list[str], out: Path) -> int:
         .select("offset")
         .collect(engine="streaming")
     )
-    kept = scan.filter(pl.col("offset").is_in(newest["offset"].implode()))
-    kept.sink_parquet(out, compression="zstd", compression_level=1)
+    newest_rows = scan.filter(pl.col("offset").is_in(newest["offset"].implode()))
+    newest_rows.sink_parquet(out, compression="zstd", compression_level=1)
     return pq.read_metadata(out).num_rows
 
 
@@ -123,10 +123,10 @@ def by_pyarrow(_: Path, files: list[str], out: Path) -> int:
         for batch in dataset.to_batches(batch_size=128 * 1024):
             own = batch.column("offset").to_numpy()
             first, end = np.searchsorted(newest_offsets, [own[0], own[-1] + 1])
-            kept = batch.take(pa.array(np.searchsorted(own, newest_offsets[first:end])))
-            rows += kept.num_rows
-            if kept.num_rows:
-                writer.write_table(pa.Table.from_batches([kept]), row_group_size=GROUP_ROWS)
+            newest_rows = batch.take(pa.array(np.searchsorted(own, newest_offsets[first:end])))
+            rows += newest_rows.num_rows
+            if newest_rows.num_rows:
+                writer.write_table(pa.Table.from_batches([newest_rows]), row_group_size=GROUP_ROWS)
     return rows
 
 

@@ -75,16 +75,16 @@ def _row(
     requests = [request("GET", path, headers={"accept": accept}) for path in paths]
     # Once through in order when each page may be read only once, else several timed runs.
     runs = [_run(broker, requests, seconds) for _ in range(1 if seconds is None else RUNS)]
-    rate = statistics.median(one.per_second * 1000 for one in runs)
-    size = statistics.median(one.bytes_in / one.seconds / 1e6 for one in runs)
+    rate = statistics.median(load_run.per_second * 1000 for load_run in runs)
+    size = statistics.median(load_run.bytes_in / load_run.seconds / 1e6 for load_run in runs)
     return Row(
         "fetch",
         f"{what}, 1,000 an answer",
         rate,
         "records/s",
         target,
-        statistics.median(one.p50_ms for one in runs),
-        statistics.median(one.p99_ms for one in runs),
+        statistics.median(load_run.p50_ms for load_run in runs),
+        statistics.median(load_run.p99_ms for load_run in runs),
         f"{size:,.0f} MB/s of answers",
     )
 

@@ -46,21 +46,21 @@ def measure(folder: Path, *, is_quick: bool) -> list[Row]:
     return rows
 
 
-async def bare_put(where: Store, count: int) -> float:
+async def bare_put(target: Store, count: int) -> float:
     """The p50 of a create of a new 400-byte key, ms."""
-    endpoint = where.settings.get("s3_endpoint")
+    endpoint = target.settings.get("s3_endpoint")
     s3 = S3Options(endpoint_url=str(endpoint), region=REGION) if endpoint else None
-    store = await open_store(where.url, s3=s3)
-    taken = []
+    store = await open_store(target.url, s3=s3)
+    durations_s = []
     stamp = time.time_ns()
     try:
         for number in range(count):
             started = time.perf_counter()
             await store.create(f"bench/{stamp}-{number}", [b"x" * 400])
-            taken.append(time.perf_counter() - started)
+            durations_s.append(time.perf_counter() - started)
     finally:
         await store.close()
-    return 1000 * statistics.median(taken)
+    return 1000 * statistics.median(durations_s)
 
 
 def _ack(broker: Broker, seconds: float) -> float:

@@ -55,13 +55,13 @@ def table(folder: Path, times: Times, counts: Iterable[int] = COUNTS) -> Table:
     made = bodies.pool("json", RECORDS, times.distinct)
     keyless = made._replace(units=_KEY.sub(_NO_KEY, made.units))
     rows: list[list[str]] = []
-    where = ""
+    store_place = ""
     for count in counts:
         for keys, pool in (("yes", made), ("no", keyless)):
             with store_folder(folder) as (store, place):
-                where = place
+                store_place = place
                 rows.append([number(count), keys, *_row(store, count, pool, times)])
-    return Table(COLUMNS, rows, f"{times.closed_s:.0f} s a row, store on {where}")
+    return Table(COLUMNS, rows, f"{times.closed_s:.0f} s a row, store on {store_place}")
 
 
 def _row(store: Path, count: int, pool: bodies.Pool, times: Times) -> list[str]:
@@ -104,10 +104,10 @@ def _row(store: Path, count: int, pool: bodies.Pool, times: Times) -> list[str]:
 def _headers(store: Path) -> list[int]:
     """The sizes of the headers of the newest entries (FORMAT.md section 3)."""
     paths = sorted((store / "wal").rglob("*"), key=lambda path: path.name)
-    found = []
+    sizes = []
     for path in [path for path in paths if path.is_file()][-HEADERS_READ:]:
         with path.open("rb") as file:
             magic, size, _ = struct.unpack("<8sII", file.read(16))
             assert magic == b"TIDEWAL1", path
-            found.append(size)
-    return found
+            sizes.append(size)
+    return sizes

@@ -53,7 +53,7 @@ def measure(folder: Path, *, is_quick: bool) -> list[Row]:
             key = broker.key_of_producer() if case.is_keyed else {}
             runs = [_run(broker, case, seconds, key) for _ in range(RUNS)]
             flushes = metric(broker, "tidelog_requests_per_flush")
-        rate = statistics.median(one.per_second * case.records for one in runs)
+        rate = statistics.median(load_run.per_second * case.records for load_run in runs)
         size = bodies.VALUE_BYTES + 14
         rows.append(
             Row(
@@ -63,8 +63,8 @@ def measure(folder: Path, *, is_quick: bool) -> list[Row]:
                 rate,
                 "records/s",
                 case.target,
-                statistics.median(one.p50_ms for one in runs),
-                statistics.median(one.p99_ms for one in runs),
+                statistics.median(load_run.p50_ms for load_run in runs),
+                statistics.median(load_run.p99_ms for load_run in runs),
                 f"{rate * size / 1e6:,.0f} MB/s, {flushes:.3f} PUTs a flush",
             )
         )

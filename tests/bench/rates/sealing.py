@@ -55,28 +55,28 @@ def measure(folder: Path, *, is_quick: bool) -> Table:
 def table(folder: Path, counts: dict[int, int]) -> Table:
     rows, ratios = [], []
     with store_folder(folder) as (store, place):
-        for where, tail in WHERE.items():
-            taken = {
-                size: _alone(store / f"{where}-{size}", size, count, where)
+        for tail_place, tail in WHERE.items():
+            runs = {
+                size: _alone(store / f"{tail_place}-{size}", size, count, tail_place)
                 for size, count in counts.items()
             }
-            for size, one in taken.items():
-                numbers = [one.cpu_us, one.loop_us, one.parquet_bytes]
+            for size, run in runs.items():
+                numbers = [run.cpu_us, run.loop_us, run.parquet_bytes]
                 what = f"sealing, {number(size)} a request, {tail}"
-                rows.append([what, *(number(each) for each in numbers)])
-            costs = [one.cpu_us for one in taken.values()]
+                rows.append([what, *(number(value) for value in numbers)])
+            costs = [run.cpu_us for run in runs.values()]
             ratios.append(f"{max(costs) / min(costs):.1f} x {tail}")
     how = f"The worst size to the best one: {', '.join(ratios)}; store on {place}"
     return Table(COLUMNS, rows, how)
 
 
-def _alone(store: Path, size: int, count: int, where: str) -> Sealed:
-    command = [sys.executable, "-m", "tests.bench.rates.sealing", str(size), str(count), where]
+def _alone(store: Path, size: int, count: int, tail_place: str) -> Sealed:
+    command = [sys.executable, "-m", "tests.bench.rates.sealing", str(size), str(count), tail_place]
     done = subprocess.run([*command, str(store)], check=True, stdout=subprocess.PIPE, text=True)
     return Sealed(*json.loads(done.stdout))
 
 
-async def sealed(store: Path, size: int, count: int, where: str) -> Sealed:
+async def sealed(store: Path, size: int, count: int, tail_place: str) -> Sealed:
     settings = LogSettings(is_sealing=False, tail_cache_bytes=TAIL_CACHE_BYTES)
     clock = SystemClock()
     log = await Broker.open(FolderStore(store), settings, clock=clock, name="bench")
@@ -86,7 +86,7 @@ async def sealed(store: Path, size: int, count: int, where: str) -> Sealed:
     await _appended(log, WARM_UP, size, PARTITIONS * size)
     await log.seal(WARM_UP)
     await _appended(log, TOPIC, size, count)
-    if where == "store":
+    if tail_place == "store":
         log.tail.clear()
     cpu_s, loop_s = time.process_time(), time.thread_time()
     records = await log.seal(TOPIC)
@@ -113,8 +113,8 @@ async def _appended(log: Broker, name: str, size: int, count: int) -> None:
             keys, values = (list(column) for column in zip(*made, strict=True))
             now_ms = log.clock.now_ms()
             rows = Rows([now_ms] * size, keys, values)
-            at = np.arange(first, first + size) % PARTITIONS
-            place = int(first % PARTITIONS) if size == 1 else at
+            partitions = np.arange(first, first + size) % PARTITIONS
+            place = int(first % PARTITIONS) if size == 1 else partitions
             weight = size * (bodies.VALUE_BYTES + 30)
             _ = await log.append(topic, [(place, rows)], size=weight, is_json=True)
 
@@ -122,8 +122,8 @@ async def _appended(log: Broker, name: str, size: int, count: int) -> None:
 
 
 def main() -> None:
-    size, count, where, store = sys.argv[1:]
-    print(json.dumps(asyncio.run(sealed(Path(store), int(size), int(count), where))))
+    size, count, tail_place, store = sys.argv[1:]
+    print(json.dumps(asyncio.run(sealed(Path(store), int(size), int(count), tail_place))))
 
 
 if __name__ == "__main__":

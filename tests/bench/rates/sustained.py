@@ -76,13 +76,13 @@ def measure(folder: Path, *, is_quick: bool) -> Table:
 
 def table(folder: Path, times: Times, cases: tuple[Case, ...] = CASES) -> Table:
     rows: list[list[str]] = []
-    where = ""
+    store_place = ""
     for case in cases:
         with store_folder(folder) as (store, place):
-            where = place
+            store_place = place
             rows.append(_row(store, case, times))
     tool = "wrk" if load.has_wrk() else "tests/bench/load.py"
-    how = f"{times.sustained_s:.0f} s a row, store on {where}, load by {tool}"
+    how = f"{times.sustained_s:.0f} s a row, store on {store_place}, load by {tool}"
     if times.sustained_s < SUSTAINED_S:
         how = f"NOT SUSTAINED, {how}"
     return Table(COLUMNS, rows, how)
