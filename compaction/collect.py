@@ -26,7 +26,7 @@ from tidelog.compaction.garbage import Garbage, Grace
 from tidelog.compaction.session import MaintenanceSession
 from tidelog.storage.core import object_keys
 from tidelog.storage.core.actions import ForgetTopic
-from tidelog.storage.core.errors import Corrupt, LogError, NotFound
+from tidelog.storage.core.errors import Corrupt, LogError, ObjectNotFound
 from tidelog.storage.state.cluster_state import ClusterState, DeletedTopic, Topic
 from tidelog.storage.state.holds import Hold
 from tidelog.storage.store.object_store import ObjectInfo
@@ -165,7 +165,7 @@ async def copied_base(cluster: MaintenanceSession) -> ClusterState | None:
     if (base := await _base(cluster, checkpoints, now_ms, Grace())) is not None:
         return base
     for info in reversed(checkpoints):
-        with contextlib.suppress(NotFound, Corrupt):
+        with contextlib.suppress(ObjectNotFound, Corrupt):
             return await cluster.checkpoint(info.key)
     return None
 
@@ -190,7 +190,7 @@ async def _base(
             continue  # too young to be the base
         try:
             state = await cluster.checkpoint(info.key)
-        except NotFound:
+        except ObjectNotFound:
             continue
         except Corrupt as error:
             log.error("%s: checkpoint ignored", error)

@@ -91,7 +91,7 @@ async def compact(
     now_ms = await cluster.store_now_ms()
     if engine is None:
         engine = InProcess(cluster.store, cluster.clock)
-    run = _Run(cluster, engine, now_ms, on_rows, is_dry=is_dry, is_forced=is_forced)
+    run = _Compaction(cluster, engine, now_ms, on_rows, is_dry=is_dry, is_forced=is_forced)
     await cluster.for_each(topics_of(cluster.state, names), run.check)
 
     async def compacted(topic: Topic, number: int, config: TopicConfig) -> list[Compacted]:
@@ -115,7 +115,7 @@ async def compact(
 
 
 @dataclass(frozen=True)
-class _Run:
+class _Compaction:
     cluster: MaintenanceSession
     engine: Engine
     now_ms: int

@@ -20,7 +20,7 @@ import numpy as np
 from tidelog.compaction.newest_per_key import UNLIMITED, Kept, Latest, Seen, TooManyKeys, of_shares
 from tidelog.compaction.rewrite import Rewrite, pieces, pump, rewrite
 from tidelog.compaction.session import MaintenanceSession
-from tidelog.storage.core.errors import LogError, NotFound, TableInDoubt, Unavailable
+from tidelog.storage.core.errors import LogError, ObjectNotFound, TableInDoubt, Unavailable
 from tidelog.storage.core.model import SegmentFile
 from tidelog.storage.core.topic_configs import TopicConfig
 from tidelog.storage.read.segment_reader import FetchedGroups
@@ -223,7 +223,7 @@ async def _check_there(
     try:
         for file in added:
             await cluster.store.get_range(f"{work.topic.prefix}/{file.path}", 0, 1)
-    except NotFound as error:
+    except ObjectNotFound as error:
         locked = {maintenance_app_id(work.number): lock}
         await work.table.replace(added, removed, locked, data_change=True)
         raise Unavailable(f"{error}: deleted while the process was suspended; run again") from error

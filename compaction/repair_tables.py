@@ -30,7 +30,7 @@ from tidelog.storage.codec import segment as segments
 from tidelog.storage.codec.chunk import RECORD_SCHEMA
 from tidelog.storage.core import object_keys
 from tidelog.storage.core.actions import MoveLogStart
-from tidelog.storage.core.errors import NotFound, TableInDoubt
+from tidelog.storage.core.errors import ObjectNotFound, TableInDoubt
 from tidelog.storage.core.model import SegmentFile
 from tidelog.storage.read.segment_reader import SegmentReader, StoreRanges, between
 from tidelog.storage.state.cluster_state import Topic
@@ -230,7 +230,7 @@ async def differs(
                     if not batch.slice(0, count).equals(chunks.with_offsets(tail, offset)):
                         return f"has other records of [{offset}, {offset + count}) than the WAL"
                     batch, offset = batch.slice(count), offset + count
-    except NotFound:
+    except ObjectNotFound:
         return None
     return (
         None
@@ -348,7 +348,7 @@ class _Adoption:
         for number, partition in enumerate(self._topic.partitions):
             try:
                 await self._partition(number, partition, change, is_dry=is_dry)
-            except (ValueError, pa.ArrowException, NotFound) as error:
+            except (ValueError, pa.ArrowException, ObjectNotFound) as error:
                 return f"the rows of partition {number} cannot be adopted: {error}"
         return change
 

@@ -24,7 +24,7 @@ from tidelog.storage.codec import entry as entries
 from tidelog.storage.codec.entry import Entry
 from tidelog.storage.core import levels, object_keys
 from tidelog.storage.core.actions import Append, LoseRecords
-from tidelog.storage.core.errors import Corrupt, InvalidRequest, NotFound, Unavailable
+from tidelog.storage.core.errors import Corrupt, InvalidRequest, ObjectNotFound, Unavailable
 from tidelog.storage.runtime.tasks import together
 from tidelog.storage.state.cluster_state import ClusterState
 from tidelog.storage.state.partition import TailChunk
@@ -116,7 +116,7 @@ async def drop_after(
     await cluster.wal.objects.write_checkpoint(last, state.encode())
     try:
         await cluster.checkpoint(object_keys.checkpoint(last))
-    except NotFound:
+    except ObjectNotFound:
         raise Unavailable(f"{object_keys.checkpoint(last)} was not stored: run again") from None
     return damage
 
@@ -138,7 +138,7 @@ async def _damage(
                 why = "does not name the entry before it"
                 break
             state.apply(decoded, object_keys.wal(decoded.entry.seq))
-    except NotFound:
+    except ObjectNotFound:
         pass
     except Corrupt as error:
         why = error.why
@@ -155,7 +155,7 @@ async def _damage(
     for seq in left:
         try:
             entry = (await objects.read(seq)).entry
-        except (Corrupt, NotFound):
+        except (Corrupt, ObjectNotFound):
             unread.append(seq)
         else:
             _count(entry, state, lost)
@@ -262,7 +262,7 @@ async def _why_unreadable(cluster: MaintenanceSession, run: TailChunk) -> str | 
             run.decode(await cluster.store.get_range(run.object_key, run.position, run.size))
         except Corrupt as error:
             why = str(error)
-        except NotFound as error:
+        except ObjectNotFound as error:
             why = str(error)
         else:
             return None

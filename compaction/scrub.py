@@ -21,11 +21,11 @@ import msgspec
 from tidelog.compaction import scrub_checks
 from tidelog.compaction.garbage import MANIFEST, Grace, topic_of
 from tidelog.compaction.repair_tables import differs
-from tidelog.compaction.scrub_checks import Finding, Kind
+from tidelog.compaction.scrub_checks import Finding, FindingKind
 from tidelog.compaction.scrub_wal import Place, scrub_wal
 from tidelog.compaction.session import MaintenanceSession, topics_of
 from tidelog.storage.core import object_keys
-from tidelog.storage.core.errors import Corrupt, NotFound, TableInDoubt
+from tidelog.storage.core.errors import Corrupt, ObjectNotFound, TableInDoubt
 from tidelog.storage.core.model import SegmentFile
 from tidelog.storage.read.segment_reader import SegmentReader, StoreRanges
 from tidelog.storage.runtime.tasks import together
@@ -89,7 +89,9 @@ async def scrub(
     report.entries, report.checkpoints = chain.entries, chain.checkpoints
     state = chain.state
     if state is None:
-        report.findings.append(Finding(Kind.WAL, object_keys.WAL, "no cluster state can be read"))
+        report.findings.append(
+            Finding(FindingKind.WAL, object_keys.WAL, "no cluster state can be read")
+        )
         return report
     settled_ms = now_ms - grace.obeying(state.bounds.now).unnamed_ms
     work = _Scrub(cluster, state, report, count, settled_ms, is_quick=is_quick)
@@ -148,7 +150,7 @@ class _Scrub:
         try:
             await self._table(topic)
         except Corrupt as error:
-            self._find(Kind.TABLE, topic.name, str(error))
+            self._find(FindingKind.TABLE, topic.name, str(error))
 
     async def _table(self, topic: Topic) -> None:
         listed = {info.key: info async for info in self._cluster.store.list(f"{topic.prefix}/")}
@@ -169,7 +171,7 @@ class _Scrub:
             try:
                 index: SegmentIndex = await table.segments(number)
             except Corrupt as error:
-                self._find(Kind.TABLE, partition_name, str(error))
+                self._find(FindingKind.TABLE, partition_name, str(error))
                 continue
             seal_end = await sealed_to(table, number)
             clean_end = await table.transaction_version(clean_app_id(number)) or 0
@@ -181,7 +183,7 @@ class _Scrub:
                 clean_end=clean_end,
                 lost_end=lost_end,
             ):
-                self._find(Kind.TABLE, partition_name, what)
+                self._find(FindingKind.TABLE, partition_name, what)
             files += index
             # Compaction and merge take only segments below the sealed end, and this state is newer
             # than the table. So a segment beyond this state's sealed end is as a sealer wrote it,
@@ -197,9 +199,9 @@ class _Scrub:
             if path.startswith(MANIFEST) or path in named:
                 continue
             if object_keys.parse_segment(path) is None:
-                self._find_unnamed(Kind.FOREIGN, info, "is not a file of this table")
+                self._find_unnamed(FindingKind.FOREIGN, info, "is not a file of this table")
             elif info.modified_ms <= self._settled_ms:
-                self._find_unnamed(Kind.ORPHAN, info, "no version of the table names it")
+                self._find_unnamed(FindingKind.ORPHAN, info, "no version of the table names it")
         checks = [
             self._segment(topic, file, listed.get(f"{topic.prefix}/{file.path}")) for file in files
         ]
@@ -211,7 +213,7 @@ class _Scrub:
         try:
             await self._cluster.checked_table(topic)
         except TableInDoubt as error:
-            self._find(Kind.TABLE, topic.name, str(error))
+            self._find(FindingKind.TABLE, topic.name, str(error))
         except Corrupt as error:
             if not error.key.startswith(object_keys.WAL):
                 raise
@@ -222,7 +224,7 @@ class _Scrub:
             self._report.segments += 1
             if info is not None and info.size != file.size:
                 what = f"has {info.size} bytes, the manifest has {file.size}"
-                self._find(Kind.SEGMENT, key, what)
+                self._find(FindingKind.SEGMENT, key, what)
                 return
             try:
                 await self._read_segment(key, file)
@@ -230,22 +232,22 @@ class _Scrub:
                 if partition is not None and not self._is_quick:
                     other = await differs(self._cluster.store, topic.prefix, partition, file)
                     if other is not None:
-                        self._find(Kind.SEGMENT, key, other)
-            except NotFound:
+                        self._find(FindingKind.SEGMENT, key, other)
+            except ObjectNotFound:
                 if file.path in await (await self._cluster.table(topic)).paths():
-                    self._find(Kind.MISSING, key, "is named by the table but does not exist")
+                    self._find(FindingKind.MISSING, key, "is named by the table but does not exist")
             except Corrupt as error:  # in the segment, or in the tail at its offsets
-                kind = Kind.SEGMENT if error.key == key else Kind.TAIL
+                kind = FindingKind.SEGMENT if error.key == key else FindingKind.TAIL
                 self._find(kind, error.key, str(error))
 
     async def _read_segment(self, key: str, file: SegmentFile) -> None:
         footer = await self._reader.footer(key, file.size)
         for what in scrub_checks.segment(file, footer.groups):
-            self._find(Kind.SEGMENT, key, what)
+            self._find(FindingKind.SEGMENT, key, what)
         groups = () if self._is_quick else footer.groups
         async for group, batch in self._reader.batches(key, footer, groups):
             for what in scrub_checks.group(group, batch):
-                self._find(Kind.SEGMENT, key, what)
+                self._find(FindingKind.SEGMENT, key, what)
             self._report.rows += batch.num_rows
 
     async def tails(self, topic: Topic, verified: frozenset[Place]) -> None:
@@ -254,7 +256,7 @@ class _Scrub:
         left: list[TailChunk] = []
         for number, partition in enumerate(topic.partitions):
             for what in scrub_checks.tail(partition):
-                self._find(Kind.TAIL, f"{topic.name}-{number}", what)
+                self._find(FindingKind.TAIL, f"{topic.name}-{number}", what)
             for run in partition.tail:
                 self._report.runs += 1
                 if run.is_lost:
@@ -267,16 +269,18 @@ class _Scrub:
 
     def _find_lost(self, name: str, run: TailChunk) -> None:
         what = f"records {run.base_offset} to {run.end_offset - 1} were given up by a repair"
-        self._report.findings.append(Finding(Kind.LOST, name, what, is_damage=False))
+        self._report.findings.append(Finding(FindingKind.LOST, name, what, is_damage=False))
 
     async def _run(self, run: TailChunk) -> None:
         async with self._runs:
             try:
                 run.decode(await self._ranges.read(run.object_key, run.position, run.size))
-            except NotFound:
-                self._find(Kind.MISSING, run.object_key, "has chunks of a tail but does not exist")
+            except ObjectNotFound:
+                self._find(
+                    FindingKind.MISSING, run.object_key, "has chunks of a tail but does not exist"
+                )
             except Corrupt as error:
-                self._find(Kind.TAIL, run.object_key, str(error))
+                self._find(FindingKind.TAIL, run.object_key, str(error))
 
     async def others(self) -> None:
         """Report objects of unknown topics, and foreign files."""
@@ -296,11 +300,11 @@ class _Scrub:
             of = topic_of(info.key) if info.key.startswith(object_keys.TOPICS) else None
             if of is not None:
                 if of[1] not in topic_ids and info.modified_ms <= self._settled_ms:
-                    self._find_unnamed(Kind.ORPHAN, info, "belongs to an unknown topic")
+                    self._find_unnamed(FindingKind.ORPHAN, info, "belongs to an unknown topic")
             elif info.key.startswith(object_keys.TOPICS):
-                self._find_unnamed(Kind.FOREIGN, info, "is not an object of a topic")
+                self._find_unnamed(FindingKind.FOREIGN, info, "is not an object of a topic")
             elif info.key not in (
                 object_keys.CLUSTER,
                 object_keys.SECRET,
             ) and not info.key.startswith(ours):
-                self._find_unnamed(Kind.FOREIGN, info, "is not an object of this cluster")
+                self._find_unnamed(FindingKind.FOREIGN, info, "is not an object of this cluster")

@@ -21,7 +21,7 @@ from tidelog.storage.tables.manifest import (
 )
 
 
-class Kind:
+class FindingKind:
     """Kinds of findings."""
 
     WAL = "wal"

@@ -13,14 +13,14 @@ import itertools
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from tidelog.compaction.scrub_checks import Finding, Kind
+from tidelog.compaction.scrub_checks import Finding, FindingKind
 from tidelog.compaction.session import MaintenanceSession
 from tidelog.storage.codec import entry as entries
 from tidelog.storage.codec.checksum import crc32c
-from tidelog.storage.codec.entry import Decoded
+from tidelog.storage.codec.entry import DecodedEntry
 from tidelog.storage.core import levels, object_keys
 from tidelog.storage.core.bounds import Bounds
-from tidelog.storage.core.errors import Corrupt, NotFound
+from tidelog.storage.core.errors import Corrupt, ObjectNotFound
 from tidelog.storage.state.cluster_state import ClusterState
 from tidelog.storage.store.object_store import ObjectInfo
 from tidelog.storage.wal.wal_objects import empty_state
@@ -73,7 +73,7 @@ async def scrub_wal(
                 try:
                     _fold(state, seq, body, verified, damaged, findings)
                 except Corrupt as error:
-                    findings.append(Finding(Kind.WAL, error.key, str(error)))
+                    findings.append(Finding(FindingKind.WAL, error.key, str(error)))
                     body = None
             if body is None:
                 above = min(
@@ -88,7 +88,10 @@ async def scrub_wal(
     named = {(run.object_key, run.position) for *_, partition in tails for run in partition.tail}
     findings += [  # if no tail names a chunk, its records are sealed or given up
         Finding(
-            Kind.WAL, key, f"checksum of the chunk at {position} differs", (key, position) in named
+            FindingKind.WAL,
+            key,
+            f"checksum of the chunk at {position} differs",
+            (key, position) in named,
         )
         for key, position in damaged
     ]
@@ -102,12 +105,14 @@ async def _seqs(cluster: MaintenanceSession, checkpoint: int, findings: list[Fin
         if (seq := object_keys.seq_of(info.key)) is not None:
             infos[seq] = info
         else:
-            findings.append(Finding(Kind.FOREIGN, info.key, "is no entry", is_damage=False))
+            findings.append(Finding(FindingKind.FOREIGN, info.key, "is no entry", is_damage=False))
     above = sorted(seq for seq in infos if seq > checkpoint)
     for seq in await cluster.wal.objects.strays([checkpoint, *above]):
         what = "is no entry, and far beyond the chain (tidelog repair --strays)"
         info = infos.pop(seq)
-        findings.append(Finding(Kind.FOREIGN, info.key, what, is_damage=False, size=info.size))
+        findings.append(
+            Finding(FindingKind.FOREIGN, info.key, what, is_damage=False, size=info.size)
+        )
     return list(infos)
 
 
@@ -118,15 +123,17 @@ async def _checkpoints(
     async for info in cluster.store.list(object_keys.CHECKPOINTS):
         seq = object_keys.seq_of(info.key)
         if seq is None:
-            findings.append(Finding(Kind.FOREIGN, info.key, "is not a checkpoint", is_damage=False))
+            findings.append(
+                Finding(FindingKind.FOREIGN, info.key, "is not a checkpoint", is_damage=False)
+            )
             continue
         try:
             states[seq] = await cluster.checkpoint(info.key)
             on_bytes(info.size)
-        except NotFound:
+        except ObjectNotFound:
             continue
         except Corrupt as error:
-            findings.append(Finding(Kind.CHECKPOINT, info.key, str(error), size=info.size))
+            findings.append(Finding(FindingKind.CHECKPOINT, info.key, str(error), size=info.size))
     return states
 
 
@@ -158,7 +165,7 @@ def _holes(
     present = [first, *(seq for seq in sorted(seqs) if seq > first), newest + 1]
     return [
         Finding(
-            Kind.MISSING,
+            FindingKind.MISSING,
             object_keys.wal(before + 1),
             f"{after - before - 1} entries of the WAL are missing before later ones",
         )
@@ -173,7 +180,7 @@ async def _bodies(
     async def read(seq: int) -> bytes | None:
         try:
             return await cluster.store.get(object_keys.wal(seq))
-        except NotFound:
+        except ObjectNotFound:
             return None
 
     for first in range(0, len(seqs), ENTRIES_AHEAD):
@@ -203,7 +210,7 @@ def _verify_alone(
     try:
         _verify(seq, body, None, verified, damaged, findings)
     except Corrupt as error:
-        findings.append(Finding(Kind.WAL, error.key, str(error)))
+        findings.append(Finding(FindingKind.WAL, error.key, str(error)))
     return [finding._replace(is_damage=False) for finding in findings]
 
 
@@ -214,7 +221,7 @@ def _verify(
     verified: set[Place],
     damaged: list[Place],
     findings: list[Finding],
-) -> Decoded:
+) -> DecodedEntry:
     """Verify every byte of one entry; note its verified and its damaged chunks. One damaged copy of
     the header is a finding. Raises Corrupt if both copies are damaged, or if they do not name
     `previous` as the hash of the entry before."""
@@ -224,12 +231,12 @@ def _verify(
         decoded = entries.decode(body, key, seq=seq, previous=previous)
         if decoded.entry.level > levels.FIRST and copy != body[: decoded.body_start]:
             what = "the copy of its header at the end differs"
-            findings.append(Finding(Kind.WAL, key, what))
+            findings.append(Finding(FindingKind.WAL, key, what))
     except Corrupt as error:
         if copy is None:
             raise
         decoded = entries.decode(copy, key, seq=seq, previous=previous)
-        findings.append(Finding(Kind.WAL, key, f"{error}: its copy at the end is whole"))
+        findings.append(Finding(FindingKind.WAL, key, f"{error}: its copy at the end is whole"))
     for chunk in decoded.entry.chunks:
         if chunk.data:
             continue
@@ -248,7 +255,9 @@ def _compare(
     checkpoint = checkpoints.get(state.seq)
     if checkpoint is not None and not checkpoint.equals(state):
         key = object_keys.checkpoint(state.seq)
-        findings.append(Finding(Kind.CHECKPOINT, key, "differs from the state after its entries"))
+        findings.append(
+            Finding(FindingKind.CHECKPOINT, key, "differs from the state after its entries")
+        )
 
 
 def _copy(state: ClusterState, bounds: Bounds) -> ClusterState:

@@ -158,7 +158,7 @@ class MaintenanceSession:
         self.skipped[topic.name] = error
 
     async def checkpoint(self, key: str) -> ClusterState:
-        """Read and verify the state of a checkpoint; raises Corrupt, NotFound."""
+        """Read and verify the state of a checkpoint; raises Corrupt, ObjectNotFound."""
         cluster = self.wal.cluster
         body = await self.store.get(key)
         state = decode_checkpoint(body, key, cluster.cluster_id, cluster.bounds)

@@ -60,7 +60,7 @@ _WRITTEN_DDL = "number int, file binary, damage string"
 Batches = Iterator[pa.RecordBatch]
 
 
-class _Part(msgspec.Struct, array_like=True):
+class _SearchPart(msgspec.Struct, array_like=True):
     """Segments in which one task searches for the newest records."""
 
     slices: list[SegmentRange]
@@ -103,7 +103,7 @@ class SparkEngine:
 
     def _newest(self, scan: KeyScan) -> np.ndarray:
         parts = [
-            _Part(slices, scan.expires, self._keys_bytes_max)
+            _SearchPart(slices, scan.expires, self._keys_bytes_max)
             for slices in _parts(scan, self._spark.sparkContext.defaultParallelism)
         ]
         url, s3 = self._url, self._s3
@@ -154,7 +154,7 @@ def _parts(scan: KeyScan, cores: int) -> list[list[SegmentRange]]:
 def _ranks(batches: Batches, url: str, s3: S3Options | None) -> Batches:
     """Yield the ranks of a part of the log, in several tables if they exceed the memory limit."""
     keep_freed_columns()
-    for _, part in _decoded(batches, _Part):
+    for _, part in _decoded(batches, _SearchPart):
         latest = Latest(part.expires, bytes_max=part.keys_bytes_max)
         is_old = [latest.columns(segment_range.start) for segment_range in part.slices]
         with OpenedStore(url, s3) as opened:

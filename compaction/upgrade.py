@@ -19,7 +19,7 @@ from tidelog.storage.codec.entry import Draft
 from tidelog.storage.core import levels, object_keys
 from tidelog.storage.core.actions import SetBounds
 from tidelog.storage.core.bounds import Bounds
-from tidelog.storage.core.errors import InvalidRequest, NotFound, Unavailable
+from tidelog.storage.core.errors import InvalidRequest, ObjectNotFound, Unavailable
 from tidelog.storage.state.cluster_bounds import ClusterBounds
 from tidelog.storage.wal.view import WalView
 
@@ -100,7 +100,7 @@ async def live_brokers(
 async def _old(cluster: MaintenanceSession, key: str, level: int) -> str | None:
     try:
         member = msgspec.json.decode(await cluster.store.get(key), type=Member)
-    except NotFound:
+    except ObjectNotFound:
         return None  # the broker stopped after the listing
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return key

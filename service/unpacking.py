@@ -36,7 +36,7 @@ PERCENT = 100
 """Charges are seconds times PERCENT, because the quota's rate is PERCENT for a whole thread."""
 
 
-class Caller(Protocol):
+class SliceCaller(Protocol):
     """The caller whose request needs a slice: see service.security.caller.CallerRights."""
 
     @property
@@ -54,7 +54,7 @@ class _Unproved:
         """No quota counts requests of public routes."""
 
 
-UNPROVED_CALLER: Caller = _Unproved()
+UNPROVED_CALLER: SliceCaller = _Unproved()
 
 
 class _Slice:
@@ -62,7 +62,9 @@ class _Slice:
 
     __slots__ = ("caller", "share", "unpacked_bytes", "used_s")
 
-    def __init__(self, caller: Caller, unpacked_bytes: int, share: "Share | _Use | None") -> None:
+    def __init__(
+        self, caller: SliceCaller, unpacked_bytes: int, share: "Share | _Use | None"
+    ) -> None:
         self.caller = caller
         self.unpacked_bytes = unpacked_bytes
         self.share = share
@@ -120,7 +122,7 @@ class UnpackThreads:
 
     async def run(
         self,
-        caller: Caller,
+        caller: SliceCaller,
         unpacked_bytes: int,
         work: Callable[[], T],
         share: "Share | _Use | None" = None,
@@ -137,7 +139,7 @@ class UnpackThreads:
             raise
         return await self._started(_Slice(caller, unpacked_bytes, share), work)
 
-    async def run_to_end(self, caller: Caller, work: Callable[[], T]) -> T:
+    async def run_to_end(self, caller: SliceCaller, work: Callable[[], T]) -> T:
         """Run a slice that unpacks nothing, when it is its turn. Return its result. After a
         cancellation, wait until a slice that has begun ends: the caller has the memory of what the
         slice uses, and gives it back."""

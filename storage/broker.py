@@ -32,7 +32,7 @@ from tidelog.storage.core.errors import (
     Corrupt,
     InvalidRequest,
     LogError,
-    NotFound,
+    ObjectNotFound,
     SetAside,
     Unavailable,
     UnknownTopic,
@@ -537,14 +537,14 @@ class Broker(Log):
         """Return the WAL entry. If it was collected, return None."""
         try:
             return (await self.wal.objects.read(seq)).entry
-        except NotFound:
+        except ObjectNotFound:
             return None
 
     async def read_maintenance(self, kind: str) -> bytes | None:
         """Return the stored result of the last maintenance of this kind, or None."""
         try:
             return await self.store.get(object_keys.maintenance(kind))
-        except NotFound:
+        except ObjectNotFound:
             return None
 
     async def list_checkpoints(self) -> list[ObjectInfo]:

@@ -62,7 +62,7 @@ from tidelog.storage.core.errors import (
     Corrupt,
     InvalidRequest,
     LogError,
-    NotFound,
+    ObjectNotFound,
     Unavailable,
 )
 from tidelog.storage.core.object_keys import log_version
@@ -414,7 +414,7 @@ class _Copy:
         for _ in range(TRIES):
             try:
                 return infos, *await self._log_of(infos, version, since_ms)
-            except NotFound:
+            except ObjectNotFound:
                 infos = [info async for info in self.cluster.store.list(f"{prefix}/")]
         raise Unavailable(f"the log of {prefix} is being cleaned up: run the backup again")
 
@@ -423,7 +423,8 @@ class _Copy:
     ) -> tuple[int, set[str]]:
         """Copy the log up to the version. Return the version that was current at `since_ms`, or the
         oldest later one that the log still has, and the paths removed after the returned version.
-        Raises NotFound if a file is gone, Corrupt if the copied log does not give the version."""
+        Raises ObjectNotFound if a file is gone, Corrupt if the copied log does not give the
+        version."""
         commits = {
             number: info
             for info in infos
@@ -479,12 +480,12 @@ class _Copy:
             return
         try:
             await self._one(info)
-        except NotFound:
+        except ObjectNotFound:
             if not is_optional:
                 raise Corrupt(info.key, "is gone: it was deleted before it was copied") from None
 
     async def _take(self, infos: Sequence[ObjectInfo]) -> list[bytes]:
-        """Copy objects, and return their bytes. Raises NotFound."""
+        """Copy objects, and return their bytes. Raises ObjectNotFound."""
         return await together(*map(self._one, infos))
 
     async def _verified(self, wanted: BackupObject) -> None:

@@ -14,7 +14,7 @@ import msgspec
 
 from tidelog.storage.codec.checksum import crc32c
 from tidelog.storage.core import object_keys
-from tidelog.storage.core.errors import Corrupt, InvalidRequest, NotFound, StoreUnfit
+from tidelog.storage.core.errors import Corrupt, InvalidRequest, ObjectNotFound, StoreUnfit
 from tidelog.storage.core.model import Part
 from tidelog.storage.runtime.clock import Clock
 from tidelog.storage.state.cluster_state import Topic
@@ -131,7 +131,7 @@ async def backups_in(place: ObjectStore) -> list[BackupName]:
 
 
 async def read_manifest(place: ObjectStore, name: BackupName) -> BackupManifest:
-    """Read the manifest of a backup. Raises Corrupt, NotFound, StoreUnfit, Unavailable."""
+    """Read the manifest of a backup. Raises Corrupt, ObjectNotFound, StoreUnfit, Unavailable."""
     return decode(await place.get(name.key), name.key)
 
 
@@ -141,7 +141,7 @@ async def read_object(place: ObjectStore, wanted: BackupObject) -> bytes:
     key = f"{OBJECTS}{wanted.key}"
     try:
         body = await place.get(key)
-    except NotFound:
+    except ObjectNotFound:
         raise Corrupt(key, "is in the manifest of the backup, but not in the place") from None
     if len(body) != wanted.size or crc32c(body) != wanted.crc32c:
         raise Corrupt(key, "is not the object that the backup's manifest names")
@@ -161,7 +161,7 @@ async def store_once(store: ObjectStore, key: str, parts: Sequence[Part]) -> boo
                     f"{store.url} has another object {key}: the place belongs to another history "
                     "of the cluster, or another run writes to it; take an empty place"
                 )
-        except NotFound:
+        except ObjectNotFound:
             await asyncio.sleep(pause_s)
             pause_s = min(pause_s * 2, RETRY_MAX_S)
             continue

@@ -14,9 +14,9 @@ from tidelog.service.cli.results import (
     BadUsage,
     CommandError,
     GlobalOptions,
-    NotReachable,
     NotThere,
     Terminated,
+    Unreachable,
 )
 from tidelog.service.client import errors
 from tidelog.service.client.connection import Connection
@@ -47,7 +47,7 @@ def command_error(error: errors.ClientError) -> CommandError:
         case errors.NotFound():
             return NotThere(message)
         case errors.NotReachable():
-            return NotReachable(message)
+            return Unreachable(message)
         case _:
             return CommandError(message)
 
@@ -61,7 +61,7 @@ def client_errors() -> Iterator[None]:
         raise command_error(error) from None
 
 
-class Client(Connection):
+class CommandConnection(Connection):
     """A connection whose requests raise CommandErrors."""
 
     @property
@@ -97,13 +97,13 @@ def connection_of(
 
 
 def with_client(
-    ctx: typer.Context, server: str | None, work: Callable[[Client], Awaitable[Result]]
+    ctx: typer.Context, server: str | None, work: Callable[[CommandConnection], Awaitable[Result]]
 ) -> Result:
     """Run a command's work with a client that is closed at the end."""
 
     async def session() -> Result:
-        client = connection_of(ctx, server, kind=Client)
-        assert isinstance(client, Client)
+        client = connection_of(ctx, server, kind=CommandConnection)
+        assert isinstance(client, CommandConnection)
         async with client:
             return await work(client)
 

@@ -13,7 +13,7 @@ import typer
 from tidelog.service.cli.results import CommandError, GlobalOptions
 
 if TYPE_CHECKING:
-    from tidelog.service.cli.client import Client
+    from tidelog.service.cli.client import CommandConnection
 
 ANSWER_S = 1.0
 
@@ -21,7 +21,7 @@ ANSWER_S = 1.0
 def topic_names(ctx: typer.Context, incomplete: str) -> list[str]:
     """Return the topics whose names begin with `incomplete`."""
 
-    async def names(client: "Client") -> list[str]:
+    async def names(client: "CommandConnection") -> list[str]:
         topics: list[str] = await client.get_json("/topics")
         return topics
 
@@ -31,7 +31,7 @@ def topic_names(ctx: typer.Context, incomplete: str) -> list[str]:
 def group_names(ctx: typer.Context, incomplete: str) -> list[str]:
     """Return the consumer groups whose names begin with `incomplete`."""
 
-    async def names(client: "Client") -> list[str]:
+    async def names(client: "CommandConnection") -> list[str]:
         path = f"{await client.cluster()}/consumer-groups"
         return [group["consumer_group_id"] for group in (await client.get_json(path))["data"]]
 
@@ -39,7 +39,9 @@ def group_names(ctx: typer.Context, incomplete: str) -> list[str]:
 
 
 def _names(
-    ctx: typer.Context, incomplete: str, names: "Callable[[Client], Awaitable[list[str]]]"
+    ctx: typer.Context,
+    incomplete: str,
+    names: "Callable[[CommandConnection], Awaitable[list[str]]]",
 ) -> list[str]:
     from tidelog.service.cli.client import with_client
 

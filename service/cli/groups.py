@@ -27,8 +27,8 @@ from tidelog.service.cli.requests import (
 )
 from tidelog.service.cli.results import (
     BadUsage,
-    NotReachable,
     NotThere,
+    Unreachable,
     age,
     confirm,
     show,
@@ -68,7 +68,7 @@ def list_groups(
     while True:
         try:
             listed = request(ctx, server, "GET", "/tidelog/v1/groups")["data"]
-        except NotReachable as error:
+        except Unreachable as error:
             if watch is None:
                 raise
             warn(str(error))
@@ -105,9 +105,9 @@ def describe_group(
     as_json: JsonOption = False,
 ) -> None:
     """Show the members of a group with their partitions, and the clients whose joins must wait."""
-    from tidelog.service.cli.client import Client, with_client
+    from tidelog.service.cli.client import CommandConnection, with_client
 
-    async def work(client: Client) -> dict[str, Any]:
+    async def work(client: CommandConnection) -> dict[str, Any]:
         path = f"{await client.cluster()}/consumer-groups/{quoted(group)}"
         answer = await client.get_json(path)
         members = []

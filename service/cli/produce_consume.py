@@ -57,7 +57,7 @@ class Embedded(StrEnum):
     BINARY = "binary"
 
 
-class Shown(StrEnum):
+class OutputFormat(StrEnum):
     """Format of the output."""
 
     TEXT = "text"
@@ -271,7 +271,7 @@ def consume(  # noqa: PLR0913 - as above
         typer.Option("--follow", help="wait for new records at the end, up to --until or --max"),
     ] = False,
     shown: Annotated[
-        Shown | None,
+        OutputFormat | None,
         typer.Option(
             "--format",
             "-f",
@@ -334,9 +334,9 @@ def consume(  # noqa: PLR0913 - as above
 
     Example: tidelog consume events --from @2026-01-31T12:00:00Z --max 10 --json
     """
-    is_ndjson = as_json or shown is Shown.NDJSON
-    if shown is None or shown is Shown.NDJSON:
-        embedded = Shown.JSON if is_ndjson else Shown.TEXT
+    is_ndjson = as_json or shown is OutputFormat.NDJSON
+    if shown is None or shown is OutputFormat.NDJSON:
+        embedded = OutputFormat.JSON if is_ndjson else OutputFormat.TEXT
     else:
         embedded = shown
     if is_ndjson and key_separator is not None:

@@ -95,9 +95,9 @@ def request(
     `{cluster}` in `path` stands for the path of the cluster. A 404 raises NotThere, with
     the message `missing` or, if `missing` is empty, with the broker's message.
     """
-    from tidelog.service.cli.client import Client, with_client
+    from tidelog.service.cli.client import CommandConnection, with_client
 
-    async def work(client: Client) -> Any:
+    async def work(client: CommandConnection) -> Any:
         url = path
         if "{cluster}" in url:
             url = url.replace("{cluster}", await client.cluster())

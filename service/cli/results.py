@@ -53,7 +53,7 @@ class BadUsage(CommandError):
     status = EXIT_USAGE
 
 
-class NotReachable(CommandError):
+class Unreachable(CommandError):
     """The broker or the store cannot be reached or used, or the client should retry later."""
 
     status = EXIT_UNREACHABLE
@@ -82,7 +82,7 @@ def command_errors(store_hint: str = "") -> Iterator[None]:
     except (UnknownTopic, UnknownPartition) as error:
         raise NotThere(str(error)) from None
     except UNREACHABLE_ERRORS as error:
-        raise NotReachable(f"{error}{store_hint}") from None
+        raise Unreachable(f"{error}{store_hint}") from None
     except LogError as error:
         raise CommandError(str(error)) from None
 

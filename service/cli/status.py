@@ -22,9 +22,9 @@ def show_status(
     Names each problem and the section of deploy/README.md that says what to do. The exit status is
     1 if there is a problem, and 3 if the broker cannot be reached.
     """
-    from tidelog.service.cli.client import Client, with_client
+    from tidelog.service.cli.client import CommandConnection, with_client
 
-    async def work(client: Client) -> dict[str, Any]:
+    async def work(client: CommandConnection) -> dict[str, Any]:
         health = await client.get_json("/tidelog/v1/health")
         return {"server": client.server, **health}
 

@@ -116,9 +116,9 @@ def describe_topic(
     as_json: JsonOption = False,
 ) -> None:
     """Show the partitions, offsets and configs of a topic."""
-    from tidelog.service.cli.client import Client, with_client
+    from tidelog.service.cli.client import CommandConnection, with_client
 
-    async def work(client: Client) -> dict[str, Any]:
+    async def work(client: CommandConnection) -> dict[str, Any]:
         path = f"{await client.cluster()}/topics/{quoted(name)}"
         with missing_is(no_topic(name)):
             count = (await client.get_json(path))["partitions_count"]
@@ -195,7 +195,7 @@ def alter_topic(
 
     Example: tidelog topics alter events -c segment.ms=60s -u retention.ms
     """
-    from tidelog.service.cli.client import Client, with_client
+    from tidelog.service.cli.client import CommandConnection, with_client
     from tidelog.service.client.admin import config_changes
 
     changes = parsed_changes(config, unset)
@@ -204,7 +204,7 @@ def alter_topic(
     if not yes:
         confirm_expiry(ctx, server, f"topics/{quoted(name)}/configs", name, changes)
 
-    async def work(client: Client) -> None:
+    async def work(client: CommandConnection) -> None:
         path = f"{await client.cluster()}/topics/{quoted(name)}"
         with missing_is(no_topic(name)):
             # Check before the configs change, so that with a wrong number nothing changes.
@@ -258,10 +258,10 @@ def show_skew(
     Also shows the share of the hottest partition, and what it would be if producers added a suffix
     (a salt) of --salt values to each of the shown keys.
     """
-    from tidelog.service.cli.client import Client, with_client
+    from tidelog.service.cli.client import CommandConnection, with_client
     from tidelog.service.cli.records.key_skew import Skew, sampled, skew_of
 
-    async def work(client: Client) -> Skew | None:
+    async def work(client: CommandConnection) -> Skew | None:
         record_sample, partitions = await sampled(client, name, sample)
         return skew_of(record_sample, partitions, top=keys, salts=salts)
 
@@ -301,9 +301,9 @@ def seal(
 
     Spark, DuckDB and other readers of Delta tables see only sealed records.
     """
-    from tidelog.service.cli.client import Client, with_client
+    from tidelog.service.cli.client import CommandConnection, with_client
 
-    async def work(client: Client) -> int:
+    async def work(client: CommandConnection) -> int:
         path = f"/admin/topics/{quoted(name)}/seal"
         sealing = with_progress(f"sealing {name}", lambda _: client.post(path, wait_s=math.inf))
         sealed: int = (await sealing).json()["sealed_records"]

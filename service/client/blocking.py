@@ -19,8 +19,9 @@ from tidelog.service.client.admin import AsyncAdmin
 from tidelog.service.client.consumer import AsyncConsumer, DeadLetters
 from tidelog.service.client.errors import Closed
 from tidelog.service.client.producer import AsyncProducer, Delivered
-from tidelog.service.client.records import Headers, Record, TopicPartition, encoded
+from tidelog.service.client.records import Headers, Record, encoded
 from tidelog.service.client.transactions import AsyncTransaction
+from tidelog.storage.core.model import TopicPartition
 
 Result = TypeVar("Result")
 Asynchronous = TypeVar("Asynchronous", AsyncProducer, AsyncConsumer, AsyncAdmin)

@@ -37,11 +37,11 @@ from tidelog.service.client.records import (
     BINARY,
     ON_ERROR,
     Header,
-    Page,
+    PartitionPage,
     ReadFormat,
     Record,
-    TopicPartition,
 )
+from tidelog.storage.core.model import TopicPartition
 
 Decode: TypeAlias = Callable[[bytes], Any]
 OnUndecodable: TypeAlias = Callable[[Record, UndecodableRecord], Awaitable[None] | None]
@@ -151,7 +151,7 @@ class AsyncConsumer(Connected):
         """By partition, the offset after the last done record, until it is committed."""
         self._pending: Offsets = {}
         """By partition, the offset after the last delivered record, until that record is done."""
-        self._pages: deque[Page] = deque()
+        self._pages: deque[PartitionPage] = deque()
         """Pages that were read and that are not decoded, because `on_error` raised an error."""
         self._ends: dict[TopicPartition, tuple[int, int]] = {}
         """By partition, the offset of the last record of the newest page, and the offset after the
@@ -253,7 +253,7 @@ class AsyncConsumer(Connected):
             self._pending[record.where] = self._after(record)
         return records
 
-    async def poll_pages(self, timeout_s: float) -> list[Page]:
+    async def poll_pages(self, timeout_s: float) -> list[PartitionPage]:
         """Return pages of records as the read format decodes them. A page may be empty. The caller
         decodes keys and values, and calls `done` with the offsets of done records. Raises
         ClientError."""
@@ -321,7 +321,7 @@ class AsyncConsumer(Connected):
         if not self._ahead and self._failures:
             raise self._failures.popleft()
 
-    async def _decoded(self, page: Page) -> tuple[list[Record], int]:
+    async def _decoded(self, page: PartitionPage) -> tuple[list[Record], int]:
         """Return the records of a page that decode, up to the first that stops its partition, and
         the offset at which the partition goes on."""
         if self._decode_value is None and self._decode_key is None:

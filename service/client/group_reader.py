@@ -33,7 +33,8 @@ from tidelog.service.client.errors import (
     NotReachable,
     Refused,
 )
-from tidelog.service.client.records import ARROW, Page, ReadFormat, TopicPartition, pages
+from tidelog.service.client.records import ARROW, PartitionPage, ReadFormat, pages
+from tidelog.storage.core.model import TopicPartition
 
 NO_INSTANCE = 40403
 ILLEGAL_STATE = 409
@@ -153,7 +154,7 @@ class GroupReader:
 
     # -- records
 
-    async def read(self, wait_ms: int) -> list[Page]:
+    async def read(self, wait_ms: int) -> list[PartitionPage]:
         """Return the next records of this member's partitions, after up to `wait_ms`. Raises
         ClientError."""
         answer = await self._read(wait_ms, "application/vnd.kafka.v2+json")
@@ -236,7 +237,7 @@ class GroupReader:
             if self.is_in_doubt:
                 await self._seek_to_own()
 
-    def _fresh(self, page: Page) -> Page:
+    def _fresh(self, page: PartitionPage) -> PartitionPage:
         """Drop records that were returned before, and move the position."""
         position = self.positions.get(page.where, -1)
         if page.records[0].offset < position:

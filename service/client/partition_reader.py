@@ -11,7 +11,8 @@ from typing import Any
 
 from tidelog.service.client.connection import Connection, quoted
 from tidelog.service.client.errors import BadArgument, Refused
-from tidelog.service.client.records import ON_ERROR, Page, ReadFormat, TopicPartition
+from tidelog.service.client.records import ON_ERROR, PartitionPage, ReadFormat
+from tidelog.storage.core.model import TopicPartition
 
 READS_AT_ONCE = 8
 """Requests at a time that do not wait for new records."""
@@ -36,7 +37,7 @@ class PartitionReader:
         self._fetch_bytes = fetch_bytes
 
         self._reset = reset
-        self._reads: dict[TopicPartition, asyncio.Task[Page]] = {}
+        self._reads: dict[TopicPartition, asyncio.Task[PartitionPage]] = {}
         self._polls: set[TopicPartition] = set()
         """Partitions of `_reads` whose requests wait at the broker for new records."""
         self._caught_up: set[TopicPartition] = set()
@@ -57,7 +58,7 @@ class PartitionReader:
         for partition, (first, end) in zip(places, bounds, strict=True):
             self.positions[partition] = end if self._reset == "latest" else first
 
-    async def read(self, wait_ms: int) -> list[Page]:
+    async def read(self, wait_ms: int) -> list[PartitionPage]:
         """Return the pages that have arrived, after up to `wait_ms`; with 0, after one read of each
         partition. A page may be empty. Raises ClientError; then the other partitions keep their
         requests."""
@@ -67,7 +68,7 @@ class PartitionReader:
             for partition in list(self._polls):
                 self._cancel(partition)
         tried: set[TopicPartition] = set()
-        pages: list[Page] = []
+        pages: list[PartitionPage] = []
         while True:
             self._start_reads(wait_ms, tried)
             if not self._reads:
@@ -107,7 +108,7 @@ class PartitionReader:
             work = self._fetch(partition, wait_ms if is_poll else 0)
             self._reads[partition] = asyncio.create_task(work)
 
-    def _taken(self, done: "set[asyncio.Task[Page]]") -> list[Page]:
+    def _taken(self, done: "set[asyncio.Task[PartitionPage]]") -> list[PartitionPage]:
         pages = []
         failures = []
         for partition, task in list(self._reads.items()):
@@ -126,7 +127,7 @@ class PartitionReader:
             raise failures[0]
         return pages
 
-    async def _fetch(self, partition: TopicPartition, wait_ms: int) -> Page:
+    async def _fetch(self, partition: TopicPartition, wait_ms: int) -> PartitionPage:
         offset = self.positions[partition]
         params: dict[str, Any] = {
             "offset": offset,
@@ -150,7 +151,7 @@ class PartitionReader:
             first, end = await self._connection.ends(*partition)
             if first <= offset <= end:
                 raise
-            return Page(partition, [], end if self._reset == "latest" else first)
+            return PartitionPage(partition, [], end if self._reset == "latest" else first)
         try:
             next_offset = int(answer.headers["tidelog-next-offset"])
             records = self._format.decode_fetch(answer.content)
@@ -161,7 +162,7 @@ class PartitionReader:
             self._caught_up.add(partition)
         else:
             self._caught_up.discard(partition)
-        return Page(partition, records, next_offset)
+        return PartitionPage(partition, records, next_offset)
 
     def seek(self, partition: TopicPartition, offset: int) -> None:
         if partition not in self.positions:

@@ -39,8 +39,8 @@ from tidelog.service.client.errors import (
 from tidelog.service.client.records import (
     MEDIA_TYPES,
     RECORD_BYTES,
-    Encoded,
     Headers,
+    JsonRecord,
     ProduceFormat,
     encoded,
 )
@@ -61,7 +61,7 @@ class Delivered(NamedTuple):
     offset: int | None
 
 
-class Outcome(Protocol):
+class RecordOutcome(Protocol):
     """The future of a record's outcome: asyncio's or concurrent.futures'."""
 
     def done(self) -> bool: ...
@@ -94,7 +94,7 @@ class Item:
 
     __slots__ = ("added_s", "number", "outcome", "partition", "size", "tag", "text")
 
-    def __init__(self, text: bytes, number: int, outcome: Outcome | None, tag: Any) -> None:
+    def __init__(self, text: bytes, number: int, outcome: RecordOutcome | None, tag: Any) -> None:
         self.text = text
         self.number = number
         self.outcome = outcome
@@ -104,7 +104,7 @@ class Item:
         self.added_s = 0.0
 
 
-class _Place(msgspec.Struct):
+class _PlaceAnswer(msgspec.Struct):
     partition: int | None = None
     offset: int | None = None
     error_code: int | None = None
@@ -112,7 +112,7 @@ class _Place(msgspec.Struct):
 
 
 class _Placed(msgspec.Struct):
-    offsets: list[_Place]
+    offsets: list[_PlaceAnswer]
 
 
 _decode_placed = msgspec.json.Decoder(_Placed).decode
@@ -176,7 +176,7 @@ class _Lane:
         return batch
 
 
-class _Topic:
+class _ProducerTopic:
     """A topic with its lanes. Until the number of partitions is known, `waiting` has the
     records."""
 
@@ -185,7 +185,7 @@ class _Topic:
         self.count = 0
         self.partitions = 0
         self.lanes: list[_Lane] = []
-        self.waiting: list[tuple[Item, Encoded]] = []
+        self.waiting: list[tuple[Item, JsonRecord]] = []
         self.unkeyed = 0
         """Partition of the next records without a key, until a batch of it is sent."""
 
@@ -218,7 +218,7 @@ class AsyncProducer(Connected):
         self._on_delivered = on_delivered
         self._run_id = os.urandom(16).hex()
         self._requests = 0
-        self._topics: dict[str, _Topic] = {}
+        self._topics: dict[str, _ProducerTopic] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._buffered = 0
         self._flushes = 0
@@ -266,7 +266,7 @@ class AsyncProducer(Connected):
             log.warning("%s; later errors of this kind are only in the futures of `send`", error)
 
     async def put(
-        self, topic: str, record: Encoded, outcome: Outcome | None = None, tag: Any = None
+        self, topic: str, record: JsonRecord, outcome: RecordOutcome | None = None, tag: Any = None
     ) -> None:
         """Add an encoded record; wait while the buffer is full. `on_delivered` gets `tag`."""
         while not self.try_put(topic, record, outcome, tag):
@@ -274,7 +274,7 @@ class AsyncProducer(Connected):
             await self._changed.wait()
 
     def try_put(
-        self, topic: str, record: Encoded, outcome: Outcome | None = None, tag: Any = None
+        self, topic: str, record: JsonRecord, outcome: RecordOutcome | None = None, tag: Any = None
     ) -> bool:
         """Add an encoded record if the buffer has room. Raises Closed."""
         if self._is_closed:
@@ -284,7 +284,7 @@ class AsyncProducer(Connected):
             return False
         topic_state = self._topics.get(topic)
         if topic_state is None:
-            topic_state = self._topics[topic] = _Topic(topic)
+            topic_state = self._topics[topic] = _ProducerTopic(topic)
             self._start(self._open(topic_state))
         item = Item(record.members, topic_state.count, outcome, tag)
         topic_state.count += 1
@@ -345,7 +345,7 @@ class AsyncProducer(Connected):
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _open(self, topic: _Topic) -> None:
+    async def _open(self, topic: _ProducerTopic) -> None:
         """Find the number of partitions, then start the lanes."""
         try:
             topic.partitions = await self.connection.partitions(
@@ -366,7 +366,7 @@ class AsyncProducer(Connected):
         for lane in topic.lanes:
             self._start(self._send_all(topic, lane))
 
-    def _place(self, topic: _Topic, item: Item, record: Encoded) -> None:
+    def _place(self, topic: _ProducerTopic, item: Item, record: JsonRecord) -> None:
         partition = record.partition
         if partition is not None:
             item.text = b'{"partition":%d,%b}' % (partition, record.members)
@@ -392,7 +392,7 @@ class AsyncProducer(Connected):
         options = self.options
         return len(lane.items) >= options.batch_records or lane.size >= options.batch_bytes
 
-    async def _send_all(self, topic: _Topic, lane: _Lane) -> None:
+    async def _send_all(self, topic: _ProducerTopic, lane: _Lane) -> None:
         while True:
             await self._batch_is_due(lane)
             batch = lane.take(self.options.batch_records, self.options.batch_bytes)
@@ -419,7 +419,7 @@ class AsyncProducer(Connected):
             except TimeoutError:
                 return
 
-    async def _deliver(self, topic: _Topic, batch: list[Item]) -> None:
+    async def _deliver(self, topic: _ProducerTopic, batch: list[Item]) -> None:
         """Send a batch until each record has its outcome."""
         self._requests += 1
         name = f"{self._run_id}-{self._requests}"
@@ -444,7 +444,7 @@ class AsyncProducer(Connected):
                 self._on_delivered(batch, placed)
             self._release(batch)
 
-    def _fail(self, topic: _Topic, batch: Sequence[Item], error: ClientError) -> None:
+    def _fail(self, topic: _ProducerTopic, batch: Sequence[Item], error: ClientError) -> None:
         for item in batch:
             if item.outcome is not None and not item.outcome.done():
                 item.outcome.set_exception(_named(topic.name, item, error))

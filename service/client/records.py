@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import msgspec
 
 from tidelog.service.client.errors import BadArgument
+from tidelog.storage.core.model import TopicPartition
 
 ProduceFormat: TypeAlias = Literal["binary", "json"]
 Headers: TypeAlias = Iterable[tuple[str, bytes | str | None]]
@@ -24,13 +25,6 @@ ON_ERROR = "raw"
 the read, and the client handles them."""
 RECORD_BYTES = 64
 """The size of a record in a buffer is the length of its text plus this number."""
-
-
-class TopicPartition(NamedTuple):
-    """A partition of a topic."""
-
-    topic: str
-    partition: int
 
 
 class Header(msgspec.Struct, frozen=True):
@@ -64,7 +58,7 @@ _BinaryRecord = msgspec.defstruct(
 """A Record whose key and value are base64 in JSON."""
 
 
-class Page(NamedTuple):
+class PartitionPage(NamedTuple):
     """Records of one partition from a response, in the order of their offsets, and the offset at
     which the next read of the partition begins. A record has the fields topic, partition and
     offset."""
@@ -93,7 +87,7 @@ _decode_binary: Callable[[bytes], list[Any]] = msgspec.json.Decoder(
 BINARY = ReadFormat("binary", BINARY_V2, _decode_binary, _decode_binary)
 
 
-def pages(records: Iterable[Any]) -> list[Page]:
+def pages(records: Iterable[Any]) -> list[PartitionPage]:
     """Return the records of an instance's response as one page for each partition."""
     records_by_partition: dict[TopicPartition, list[Any]] = {}
     for record in records:
@@ -101,7 +95,7 @@ def pages(records: Iterable[Any]) -> list[Page]:
             record
         )
     return [
-        Page(partition, partition_records, partition_records[-1].offset + 1)
+        PartitionPage(partition, partition_records, partition_records[-1].offset + 1)
         for partition, partition_records in records_by_partition.items()
     ]
 
@@ -125,7 +119,7 @@ class _OutJson(msgspec.Struct, omit_defaults=True):
     headers: tuple[Header, ...] = ()
 
 
-class Encoded(NamedTuple):
+class JsonRecord(NamedTuple):
     """A record of a produce request: its JSON object without the braces and without `partition`,
     the bytes of its key, which choose the partition, and the partition if the caller names one."""
 
@@ -144,7 +138,7 @@ def encoded(
     headers: Headers = (),
     partition: int | None = None,
     timestamp_ms: int | None = None,
-) -> Encoded:
+) -> JsonRecord:
     """Encode a record. In format binary, key and value are bytes, str (UTF-8) or None. In format
     json they are anything that msgspec encodes. Raises BadArgument."""
     if partition is not None and partition < 0:
@@ -154,11 +148,11 @@ def encoded(
     if fmt == "binary":
         key_bytes = as_bytes("key", key)
         out = _OutBinary(as_bytes("value", value), key_bytes, None, timestamp_ms, more)
-        return Encoded(_encode(out)[1:-1], key_bytes, partition)
+        return JsonRecord(_encode(out)[1:-1], key_bytes, partition)
     try:
         text = None if key is None else _encode(key)
         out = _OutJson(value, key, None, timestamp_ms, more)
-        return Encoded(_encode(out)[1:-1], text, partition)
+        return JsonRecord(_encode(out)[1:-1], text, partition)
     except (TypeError, ValueError, msgspec.MsgspecError) as error:
         raise BadArgument(f"the record cannot be JSON: {error}") from None
 

@@ -15,15 +15,11 @@ import msgspec
 
 from tidelog.service.client.connection import Connection
 from tidelog.service.client.errors import BadArgument
-from tidelog.service.client.records import (
-    Headers,
-    ProduceFormat,
-    TopicPartition,
-    v3_record,
-)
+from tidelog.service.client.records import Headers, ProduceFormat, v3_record
+from tidelog.storage.core.model import TopicPartition
 
 
-class GroupMember(Protocol):
+class GroupConsumer(Protocol):
     """A consumer whose offsets a transaction commits."""
 
     def group_offsets(self) -> dict[str, Any] | None: ...
@@ -47,7 +43,7 @@ class AsyncTransaction:
         self._key = idempotency_key or os.urandom(16).hex()
         self._topics: dict[str, list[dict[str, Any]]] = {}
         self._groups: dict[str, dict[str, Any]] = {}
-        self._members: list[tuple[GroupMember, dict[TopicPartition, int]]] = []
+        self._members: list[tuple[GroupConsumer, dict[TopicPartition, int]]] = []
         self._body = b""
 
     async def __aenter__(self) -> "AsyncTransaction":
@@ -79,7 +75,7 @@ class AsyncTransaction:
         listed = self._groups.setdefault(group, {"consumer_group_id": group, "offsets": []})
         listed["offsets"] += [_offset(partition, offset) for partition, offset in offsets.items()]
 
-    def commit_positions(self, consumer: GroupMember) -> None:
+    def commit_positions(self, consumer: GroupConsumer) -> None:
         """Commit the offsets of all records that `consumer` has delivered. It needs a group and
         auto_commit=False. If its partitions go to another member before the commit, the broker
         rejects the transaction (Refused, status 409), and the other member reads the records."""

@@ -113,7 +113,7 @@ class Produced(NamedTuple):
     has_timestamps: bool
 
 
-class Header(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+class JsonHeader(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     """A record's header in JSON; the value is base64."""
 
     key: str
@@ -124,7 +124,7 @@ _ABSENT = Raw(b"")
 _MORE: list[Any] = [
     ("partition", int | str | None, None),
     ("timestamp", int | str | None, None),
-    ("headers", list[Header] | None, None),
+    ("headers", list[JsonHeader] | None, None),
 ]
 _RAW_HEADERS = [*_MORE[:-1], ("headers", Raw, _ABSENT)]
 _SCHEMAS: list[Any] = [
@@ -159,7 +159,7 @@ _FULL = {fmt: _decoder(kind, absent, _MORE) for fmt, (kind, absent) in _KINDS.it
 _MANY = {fmt: _decoder(kind, absent, _RAW_HEADERS) for fmt, (kind, absent) in _KINDS.items()}
 """Decoders for bodies of many objects. They leave the headers to `_header_slices`."""
 
-_headers = msgspec.json.Decoder(list[list[Header] | None]).decode
+_headers = msgspec.json.Decoder(list[list[JsonHeader] | None]).decode
 
 
 def decode_json(body: bytes, fmt: Format, now_ms: int) -> Produced:
@@ -314,7 +314,7 @@ def _rows(
     return Rows(stamps, keys, [octets(record.value) for record in records], headers)
 
 
-def _pairs(headers: list[Header] | None) -> Headers | None:
+def _pairs(headers: list[JsonHeader] | None) -> Headers | None:
     if not headers:
         return None
     if len(headers) > HEADERS_MAX:
@@ -419,7 +419,7 @@ _COLUMN_BY_FORMAT: dict[Format, Callable[[Any], Column]] = {
 }
 
 
-def _header_slices(records: list[Any]) -> Iterator[list[list[Header] | None]]:
+def _header_slices(records: list[Any]) -> Iterator[list[list[JsonHeader] | None]]:
     """Return the headers of all records. If they are not decoded yet, decode those of a few records
     at a time."""
     if not isinstance(records[0].headers, Raw):
@@ -434,7 +434,7 @@ def _header_slices(records: list[Any]) -> Iterator[list[list[Header] | None]]:
     yield _decoded_headers(records[first:], first)
 
 
-def _decoded_headers(records: list[Any], first: int) -> list[list[Header] | None]:
+def _decoded_headers(records: list[Any], first: int) -> list[list[JsonHeader] | None]:
     """Decode the headers of records. `first` is the number of the first of them in the request."""
     raws = [record.headers or b"null" for record in records]
     if len(raws) == 1:
@@ -454,7 +454,7 @@ def check_headers(count: int) -> None:
         raise InvalidBody(f"a record has {HEADERS_MAX} headers at most")
 
 
-def _headers_column(rows: list[list[Header] | None]) -> Column:
+def _headers_column(rows: list[list[JsonHeader] | None]) -> Column:
     flat = [header for row in rows if row for header in row]
     lengths = [len(row) if row else None for row in rows]
     check_headers(max(length or 0 for length in lengths))

@@ -16,12 +16,12 @@ from pydantic import BaseModel, Field
 
 from tidelog.service.http.urls import ClientUrl
 from tidelog.storage.cluster.liveness import Member
-from tidelog.storage.core.topic_configs import ConfigValue, Source, TopicDefaults, shown
+from tidelog.storage.core.topic_configs import ConfigSource, ConfigValue, TopicDefaults, shown
 from tidelog.storage.state.partition import Partition
 
 BROKER_ID = 1
 """Number of the logical broker. Every process is broker 1 to its clients."""
-ConfigSource: TypeAlias = Literal[
+ConfigSourceName: TypeAlias = Literal[
     "DYNAMIC_TOPIC_CONFIG",
     "DYNAMIC_DEFAULT_BROKER_CONFIG",
     "STATIC_BROKER_CONFIG",
@@ -132,7 +132,7 @@ class ReplicaData(_PartitionResource):
 class ConfigSynonym(BaseModel):
     name: str
     value: str
-    source: ConfigSource
+    source: ConfigSourceName
 
 
 class ConfigData(Resource):
@@ -144,7 +144,7 @@ class ConfigData(Resource):
     is_default: bool
     is_read_only: bool = False
     is_sensitive: bool = False
-    source: ConfigSource
+    source: ConfigSourceName
     synonyms: list[ConfigSynonym]
 
 
@@ -372,7 +372,7 @@ def _described(name: str, values: Sequence[ConfigValue]) -> dict[str, Any]:
     return {
         "name": name,
         "value": values[0].value,
-        "is_default": values[0].source == Source.DEFAULT_CONFIG,
+        "is_default": values[0].source == ConfigSource.DEFAULT_CONFIG,
         "source": synonyms[0].source,
         "synonyms": synonyms,
     }

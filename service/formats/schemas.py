@@ -17,7 +17,7 @@ class SchemaMissing(InvalidBody):
     """The body's format needs a schema, and the body has none."""
 
 
-class _Record(msgspec.Struct):
+class _RecordMembers(msgspec.Struct):
     key: msgspec.Raw = msgspec.Raw()
     value: msgspec.Raw = msgspec.Raw()
 
@@ -29,7 +29,7 @@ class _Schemas(msgspec.Struct):
     key_schema_id: msgspec.Raw = msgspec.Raw()
     value_schema: msgspec.Raw = msgspec.Raw()
     value_schema_id: msgspec.Raw = msgspec.Raw()
-    records: list[_Record] = msgspec.field(default_factory=list)
+    records: list[_RecordMembers] = msgspec.field(default_factory=list)
 
     def uses(self, part: str) -> bool:
         """Whether a record has this part (`key` or `value`)."""

@@ -93,7 +93,7 @@ class TransactionRecords(NamedTuple):
     produced: Produced
 
 
-class Transaction(NamedTuple):
+class TransactionRequest(NamedTuple):
     """An atomic request. Each topic and each group occurs once."""
 
     topics: list[TransactionRecords]
@@ -112,7 +112,7 @@ class Transaction(NamedTuple):
 _decode = msgspec.json.Decoder(_Body).decode
 
 
-def decode_transaction(body: bytes, now_ms: int) -> Transaction:
+def decode_transaction(body: bytes, now_ms: int) -> TransactionRequest:
     """Decode the request. Records without a timestamp get `now_ms`.
 
     Raises InvalidBody, NoSchemaRegistry or RecordTooLarge. Does not check whether topics and
@@ -137,7 +137,7 @@ def decode_transaction(body: bytes, now_ms: int) -> Transaction:
     ]
     for group in request.consumer_groups:
         _check_group(group)
-    return Transaction(topics, request.consumer_groups)
+    return TransactionRequest(topics, request.consumer_groups)
 
 
 def _check_bounds(request: _Body) -> None:

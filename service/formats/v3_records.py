@@ -74,7 +74,7 @@ class _Data(StrictBody):
     schema: str | None = None
 
 
-class _Header(StrictBody, gc=False):
+class _V3Header(StrictBody, gc=False):
     name: str
     value: Raw = Raw(b"")
 
@@ -107,7 +107,7 @@ _ids = msgspec.json.Decoder(_Ids).decode
 _batch = msgspec.json.Decoder(_RecordBatch).decode
 _id = msgspec.json.Decoder(_Id).decode
 _string = msgspec.json.Decoder(str | None).decode
-_headers = msgspec.json.Decoder(list[_Header] | None).decode
+_headers = msgspec.json.Decoder(list[_V3Header] | None).decode
 _octets = msgspec.json.Decoder(bytes | None).decode
 
 

@@ -21,7 +21,7 @@ from tidelog.service.http.media_types import JSON_V2
 from tidelog.service.http.request_id import echo
 from tidelog.service.http.transports import Arrival
 from tidelog.service.memory_pool import MemoryPool, Share
-from tidelog.service.unpacking import UNPROVED_CALLER, Caller, UnpackThreads
+from tidelog.service.unpacking import UNPROVED_CALLER, SliceCaller, UnpackThreads
 from tidelog.storage.codec.compression import bound_of
 from tidelog.storage.core.errors import InvalidRequest, Unavailable
 
@@ -232,8 +232,10 @@ class HttpRequest:
                 f"{pool.limit}: try again later"
             )
 
-    def _caller(self) -> Caller:
-        rights: Caller | None = self.scope.get("rights")  # a request of a public route has none
+    def _caller(self) -> SliceCaller:
+        rights: SliceCaller | None = self.scope.get(
+            "rights"
+        )  # a request of a public route has none
         return UNPROVED_CALLER if rights is None else rights
 
     def release(self) -> None:

@@ -91,7 +91,7 @@ def begin_no_connections(sockets: Iterable[socket.socket]) -> None:
             log.warning("connections that begin at this moment may be reset: %s", error)
 
 
-class Server(uvicorn.Server):
+class HttpServer(uvicorn.Server):
     """A server without uvicorn's signal handlers, which raise the signal again after the drain and
     so end the process. The server's owner calls `stop`."""
 

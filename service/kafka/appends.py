@@ -21,9 +21,9 @@ from collections import deque
 from functools import lru_cache, partial
 from typing import NamedTuple
 
-from tidelog.service.kafka.client import Client, CloseConnection, Later
+from tidelog.service.kafka.client import ApiClient, CloseConnection, Later
 from tidelog.service.kafka.context import Context
-from tidelog.service.kafka.errors import Code, Kind, message_of
+from tidelog.service.kafka.errors import Code, RequestKind, message_of
 from tidelog.service.kafka.messages.produce import (
     BatchIndexAndErrorMessage,
     PartitionProduceResponse,
@@ -89,7 +89,7 @@ _CODEC_AT = 22
 _COUNT = struct.Struct(">57xi")
 
 
-class _Part(NamedTuple):
+class _PartitionBatch(NamedTuple):
     """The batch of one partition, and its answer."""
 
     topic_data: TopicProduceData
@@ -97,7 +97,7 @@ class _Part(NamedTuple):
     answer: PartitionProduceResponse
 
 
-class Append(Later):
+class KafkaAppend(Later):
     """One Produce request, until it is answered."""
 
     __slots__ = (
@@ -118,7 +118,7 @@ class Append(Later):
     )
 
     def __init__(
-        self, context: Context, request: ProduceRequest, client: Client, deadline_s: float
+        self, context: Context, request: ProduceRequest, client: ApiClient, deadline_s: float
     ) -> None:
         """At `deadline_s` of the event loop, the request does not wait for room any more."""
         super().__init__()
@@ -129,7 +129,7 @@ class Append(Later):
         self.client = client
         self.deadline_s = deadline_s
         self.is_answered = request.acks != 0
-        self.parts: list[_Part] = []
+        self.parts: list[_PartitionBatch] = []
         self.batches: list[Batch | LogError | None] = []
         """The outcome of each part that `admit` has decided: None for a batch that must be
         checked, then the checked batch, or the error."""
@@ -143,7 +143,7 @@ class Append(Later):
                 for partition in topic.partition_data
             ]
             self.parts += [
-                _Part(topic, partition.records, answer)
+                _PartitionBatch(topic, partition.records, answer)
                 for partition, answer in zip(topic.partition_data, answers, strict=True)
             ]
             responses.append(
@@ -275,7 +275,7 @@ class Append(Later):
         self._begin(is_over=end == len(parts))
         return end - first
 
-    def _append(self, part: _Part, checked: Batch) -> None:
+    def _append(self, part: _PartitionBatch, checked: Batch) -> None:
         # The view may have changed since `admit`.
         topic = self.topic(part.topic_data)
         name = part.topic_data.name if topic is None else topic.name
@@ -307,13 +307,13 @@ class Append(Later):
             part.answer.error_code, part.answer.error_message = code, why
         return self.response
 
-    def _fail(self, part: _Part, error: LogError) -> None:
+    def _fail(self, part: _PartitionBatch, error: LogError) -> None:
         answer, topic = part.answer, self.topic(part.topic_data)
         if part.records is not None and topic is not None:
             place = topic.topic_id, answer.index
             now_s = self._context.broker.clock.boot_s()
             error = self._context.refused_batches.error_of(part.records, *place, error, now_s)
-        code = self._context.denial(API, self.client, error, Kind.PRODUCE)
+        code = self._context.denial(API, self.client, error, RequestKind.PRODUCE)
         is_by_id = self.client.version >= FIRST_BY_ID
         if code is Code.UNKNOWN_TOPIC_OR_PARTITION and is_by_id and isinstance(error, UnknownTopic):
             code = Code.UNKNOWN_TOPIC_ID
@@ -327,7 +327,7 @@ class Append(Later):
             ]
 
     def _done(
-        self, part: _Part, topic: Topic, future: "asyncio.Future[list[AppendedRange]]"
+        self, part: _PartitionBatch, topic: Topic, future: "asyncio.Future[list[AppendedRange]]"
     ) -> None:
         """Take the outcome of a batch."""
         error: BaseException | None = None
@@ -346,7 +346,7 @@ class Append(Later):
         if self.is_begun and not self._left:
             self._answer()
 
-    def _succeed(self, part: _Part, topic: Topic, placed: AppendedRange) -> None:
+    def _succeed(self, part: _PartitionBatch, topic: Topic, placed: AppendedRange) -> None:
         answer, number = part.answer, placed.partition
         answer.base_offset = placed.base_offset
         partition = topic.partitions[number]
@@ -387,11 +387,11 @@ class AppendQueue:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._loop = asyncio.get_running_loop()
-        self._waiting: deque[Append] = deque()
+        self._waiting: deque[KafkaAppend] = deque()
         self._is_planned = False
         self._pause_s = ROOM_S
 
-    def add(self, append: Append) -> None:
+    def add(self, append: KafkaAppend) -> None:
         """Append the batches of a request behind those of all earlier requests."""
         self._waiting.append(append)
         if not self._is_planned:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from tidelog.service.security.caller import CallerRights
 
 
-class Client(NamedTuple):
+class ApiClient(NamedTuple):
     """The sender of a request. Handlers get it with each request."""
 
     version: int
@@ -24,11 +24,11 @@ class Client(NamedTuple):
     rights: CallerRights
 
 
-REQUEST: ContextVar[tuple[str, int, Client] | None] = ContextVar("kafka-request", default=None)
+REQUEST: ContextVar[tuple[str, int, ApiClient] | None] = ContextVar("kafka-request", default=None)
 """The API, the correlation id and the client of the current request, for its log lines."""
 
 
-def fields_of(api: str, correlation_id: int, client: Client) -> dict[str, str | int]:
+def fields_of(api: str, correlation_id: int, client: ApiClient) -> dict[str, str | int]:
     """Return the fields of a log line about a request."""
     return {
         "api": api,
@@ -54,7 +54,7 @@ class Later:
         self.begun: asyncio.Future[None] | None = None
 
 
-class Encoded(NamedTuple):
+class EncodedAnswer(NamedTuple):
     """An answer in bytes. `release` is called when the socket has taken all its bytes."""
 
     pieces: list[bytes | memoryview]

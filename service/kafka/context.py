@@ -9,8 +9,8 @@ import logging
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any, TypeVar
 
-from tidelog.service.kafka.client import REQUEST, Client, Encoded, fields_of
-from tidelog.service.kafka.errors import Code, Kind, code_of
+from tidelog.service.kafka.client import REQUEST, ApiClient, EncodedAnswer, fields_of
+from tidelog.service.kafka.errors import Code, RequestKind, code_of
 from tidelog.service.kafka.refusal_lines import RefusalLines
 from tidelog.service.kafka.refused_batches import RefusedBatches
 from tidelog.service.memory_pool import MemoryPool
@@ -32,7 +32,7 @@ log = logging.getLogger("tidelog.kafka")
 
 LOGGED_CHARS_MAX = 255
 """Characters of a transactional id in a log line (I10)."""
-_KINDS = {TOPIC: Kind.FETCH, GROUP: Kind.GROUP, CLUSTER: Kind.ADMIN}
+_KINDS = {TOPIC: RequestKind.FETCH, GROUP: RequestKind.GROUP, CLUSTER: RequestKind.ADMIN}
 """By type of resource: the kind of request whose code for Forbidden names this type."""
 
 T = TypeVar("T")
@@ -67,10 +67,10 @@ class Context:
 
     async def encoded(
         self, rights: CallerRights, encode: Callable[[], Iterable[bytes | memoryview]]
-    ) -> Encoded:
+    ) -> EncodedAnswer:
         """Build a wide answer in a thread, in turns by principal. Its parts use many times the
         memory of its bytes, so few are built at a time."""
-        return Encoded([await self.threads.run(rights, 0, lambda: b"".join(encode()))])
+        return EncodedAnswer([await self.threads.run(rights, 0, lambda: b"".join(encode()))])
 
     def failed(self, api: str, error: BaseException) -> None:
         """Log an exception that no handler expects."""
@@ -81,7 +81,7 @@ class Context:
         self.counters.errors[api, code.name] += 1
         return code
 
-    def code(self, api: str, error: LogError, kind: Kind) -> Code:
+    def code(self, api: str, error: LogError, kind: RequestKind) -> Code:
         """Return the code for an error of the log, and count it. Log damage and bugs."""
         code = code_of(error, kind)
         if code is Code.UNKNOWN_SERVER_ERROR or isinstance(error, Corrupt):
@@ -89,27 +89,29 @@ class Context:
             log.error("Kafka's %s: %s", api, error, extra={"fields": fields})
         return self.refusal(api, code)
 
-    def not_served(self, api: str, client: Client, code: Code, why: str) -> Code:
+    def not_served(self, api: str, client: ApiClient, code: Code, why: str) -> Code:
         """Count a request for a function that brokers do not have, and return the code. The first
         such request of a client is logged."""
         self.refusal_lines.warn(client, f"refused {api}: {why}", _fields(api))
         return self.refusal(api, code)
 
     def warn_of_configs(
-        self, api: str, client: Client, topic: str, changes: Mapping[str, str | None]
+        self, api: str, client: ApiClient, topic: str, changes: Mapping[str, str | None]
     ) -> None:
         """Log the configs that a client has set, but that have no effect. The answer cannot say so:
         an answer without an error has no text."""
         for text in without_effect(changes):
             self.refusal_lines.warn(client, f"topic {topic!r}: {text}", _fields(api))
 
-    def no_transactions(self, api: str, client: Client, code: Code, transactional_id: str) -> Code:
+    def no_transactions(
+        self, api: str, client: ApiClient, code: Code, transactional_id: str
+    ) -> Code:
         """Count a request for a transactional id, and return the code. The first such request of a
         client is logged."""
         name = transactional_id[:LOGGED_CHARS_MAX]
         return self.not_served(api, client, code, f"{TRANSACTIONS_NOT_SERVED} {name!r}")
 
-    async def refreshed(self, api: str, kind: Kind) -> Code:
+    async def refreshed(self, api: str, kind: RequestKind) -> Code:
         """Read the WAL to its end (I3). If the store fails, return the code, and count it."""
         try:
             await self.broker.refresh()
@@ -127,7 +129,7 @@ class Context:
     # -- rights
 
     async def right_refusal(
-        self, api: str, client: Client, operation: str, resource_type: str, name: str
+        self, api: str, client: ApiClient, operation: str, resource_type: str, name: str
     ) -> Code:
         """Return the code if the client may not do the operation on a resource, else NONE. Raises
         Unauthenticated, which ends the connection."""
@@ -145,7 +147,7 @@ class Context:
     async def topic_refusal(
         self,
         api: str,
-        client: Client,
+        client: ApiClient,
         operation: str,
         topic: Topic | None,
         name: str = "",
@@ -168,7 +170,9 @@ class Context:
         unknown = Code.UNKNOWN_TOPIC_OR_PARTITION if name else Code.UNKNOWN_TOPIC_ID
         return self.refusal(api, unknown)
 
-    async def group_refusal(self, api: str, client: Client, operation: str, group_id: str) -> Code:
+    async def group_refusal(
+        self, api: str, client: ApiClient, operation: str, group_id: str
+    ) -> Code:
         """Return the code if the client may not do the operation on a group, or if the id of the
         group is not valid, else NONE."""
         if check_group_id(group_id) is not None:
@@ -177,23 +181,23 @@ class Context:
 
     # -- the audit log
 
-    def denial(self, api: str, client: Client, error: LogError, kind: Kind) -> Code:
+    def denial(self, api: str, client: ApiClient, error: LogError, kind: RequestKind) -> Code:
         """Return the code of an error, and write an audit line if the error is a refused right."""
         self.audit_refusal(api, client, error)
         return self.code(api, error, kind)
 
-    def audit_refusal(self, api: str, client: Client, error: LogError) -> None:
+    def audit_refusal(self, api: str, client: ApiClient, error: LogError) -> None:
         """Write an audit line if the error is a refused right or a failed authentication."""
         if self.traffic.on_refusal is not None:
             self.traffic.on_refusal(error, _scope(api, client, ""))
 
-    def audit_change(self, api: str, client: Client, name: str, code: Code = Code.NONE) -> None:
+    def audit_change(self, api: str, client: ApiClient, name: str, code: Code = Code.NONE) -> None:
         """Write an audit line about a change of `name`: a topic, a group, or a part of these."""
         if self.traffic.on_change is not None:
             self.traffic.on_change(_scope(api, client, name), int(code))
 
     async def commit(
-        self, api: str, client: Client, name: str, change: Coroutine[Any, Any, T]
+        self, api: str, client: ApiClient, name: str, change: Coroutine[Any, Any, T]
     ) -> T:
         """Wait for the commit of a change of `name`, and write an audit line. **On a crash** before
         the line, the line is missing, but the change may be in the WAL."""
@@ -206,7 +210,7 @@ class Context:
         return result
 
 
-def _scope(api: str, client: Client, name: str) -> dict[str, Any]:
+def _scope(api: str, client: ApiClient, name: str) -> dict[str, Any]:
     """Return a request as the audit log takes it."""
     return {
         "method": api,

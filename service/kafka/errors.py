@@ -96,7 +96,7 @@ class Code(IntEnum):
     FETCH_SESSION_TOPIC_ID_ERROR = 106
 
 
-class Kind(IntEnum):
+class RequestKind(IntEnum):
     """Kinds of requests; the columns of the table."""
 
     PRODUCE = 0
@@ -152,7 +152,7 @@ _TABLE: Mapping[type[LogError], tuple[Code, Code, Code, Code]] = {
 }
 
 
-def code_of(error: LogError, kind: Kind) -> Code:
+def code_of(error: LogError, kind: RequestKind) -> Code:
     """Return the code that answers an error of the log in a request of this kind."""
     return next(_TABLE[error_type] for error_type in type(error).__mro__ if error_type in _TABLE)[
         kind

@@ -15,13 +15,13 @@ from typing import Any, TypeAlias, TypeVar
 import msgspec
 
 from tidelog.service.kafka.apis import Api
-from tidelog.service.kafka.client import Client
+from tidelog.service.kafka.client import ApiClient
 from tidelog.service.kafka.context import Context
-from tidelog.service.kafka.errors import Code, Kind
+from tidelog.service.kafka.errors import Code, RequestKind
 from tidelog.service.kafka.messages import configs, fetch, group_offsets, groups, metadata, produce
 from tidelog.service.kafka.messages import topics as admin
 from tidelog.service.kafka.messages.primitives import ZERO_UUID
-from tidelog.service.kafka.messages.schema import Member, Message, Structure, members_of
+from tidelog.service.kafka.messages.schema import CompiledField, Message, Structure, members_of
 from tidelog.service.security.caller import Unauthenticated
 from tidelog.storage.core.errors import LogError
 
@@ -29,18 +29,18 @@ S = TypeVar("S", bound=Structure)
 Serve: TypeAlias = Callable[..., Any]
 """A handler of an API (apis.Api)."""
 _KINDS = {
-    produce.__name__: Kind.PRODUCE,
-    fetch.__name__: Kind.FETCH,
-    metadata.__name__: Kind.FETCH,
-    groups.__name__: Kind.GROUP,
-    group_offsets.__name__: Kind.GROUP,
-    admin.__name__: Kind.ADMIN,
-    configs.__name__: Kind.ADMIN,
+    produce.__name__: RequestKind.PRODUCE,
+    fetch.__name__: RequestKind.FETCH,
+    metadata.__name__: RequestKind.FETCH,
+    groups.__name__: RequestKind.GROUP,
+    group_offsets.__name__: RequestKind.GROUP,
+    admin.__name__: RequestKind.ADMIN,
+    configs.__name__: RequestKind.ADMIN,
 }
 """The kind of the requests of a module of messages."""
-_KIND_OF: Mapping[type[Message], Kind] = {
-    metadata.FindCoordinatorRequest: Kind.GROUP,
-    metadata.DescribeClusterRequest: Kind.ADMIN,
+_KIND_OF: Mapping[type[Message], RequestKind] = {
+    metadata.FindCoordinatorRequest: RequestKind.GROUP,
+    metadata.DescribeClusterRequest: RequestKind.ADMIN,
 }
 """The kind of requests that is not the kind of their module."""
 _NAMES_IN_REQUEST = {
@@ -67,7 +67,7 @@ _NONE: Mapping[str, object] = {
 
 
 def called(
-    context: Context, api: Api, serve: Serve, request: Any, client: Client, *more: object
+    context: Context, api: Api, serve: Serve, request: Any, client: ApiClient, *more: object
 ) -> Any:
     """Call a handler. Return what it returns, or the answer to its error of the log; if it returns
     a coroutine, return a coroutine that does the same. Raises Unauthenticated."""
@@ -87,7 +87,7 @@ def _is_async(serve: Serve) -> bool:
 
 
 async def _awaited(
-    context: Context, api: Api, serve: Serve, request: Any, client: Client, *more: object
+    context: Context, api: Api, serve: Serve, request: Any, client: ApiClient, *more: object
 ) -> Any:
     """Call the handler only here: if the client leaves before the task begins, there is no
     coroutine of the handler without an await."""
@@ -97,16 +97,18 @@ async def _awaited(
         return _answer(context, api, request, client, error)
 
 
-def _answer(context: Context, api: Api, request: Any, client: Client, error: LogError) -> Structure:
+def _answer(
+    context: Context, api: Api, request: Any, client: ApiClient, error: LogError
+) -> Structure:
     if isinstance(error, Unauthenticated):
         raise error
     code = context.denial(api.name, client, error, kind_of(api.request))
     return refused(api.response, request, max(client.version, 0), code)
 
 
-def kind_of(request: type[Message]) -> Kind:
+def kind_of(request: type[Message]) -> RequestKind:
     """Return the kind of the requests of this class. It decides the code of an error."""
-    return _KIND_OF.get(request) or _KINDS.get(request.__module__, Kind.ADMIN)
+    return _KIND_OF.get(request) or _KINDS.get(request.__module__, RequestKind.ADMIN)
 
 
 def refused(response: type[S], request: Any, version: int, code: Code) -> S:
@@ -146,7 +148,7 @@ def _items(request: Any, member_name: str) -> Sequence[Any]:
     return next(filter(None, lists), ())
 
 
-def _value(request: Any, member: Member, version: int) -> object:
+def _value(request: Any, member: CompiledField, version: int) -> object:
     """Return the request's value of a field of the response; without one, the value for none."""
     if isinstance(request, str | int) and member.name in _ONLY_NAMES:
         return request

@@ -13,10 +13,10 @@ from functools import partial
 from typing import NamedTuple
 
 from tidelog.service.http.paging import Slices
-from tidelog.service.kafka.client import Client, Encoded
+from tidelog.service.kafka.client import ApiClient, EncodedAnswer
 from tidelog.service.kafka.context import Context
-from tidelog.service.kafka.errors import Code, Kind
-from tidelog.service.kafka.fetch_sessions import FetchSessions, Session, SessionRefused
+from tidelog.service.kafka.errors import Code, RequestKind
+from tidelog.service.kafka.fetch_sessions import FetchSession, FetchSessions, SessionRefused
 from tidelog.service.kafka.messages.compiler import encoder
 from tidelog.service.kafka.messages.fetch import (
     FetchablePartitionResponse,
@@ -58,7 +58,7 @@ class _Wanted(NamedTuple):
     answer: FetchablePartitionResponse
 
 
-class Fetch:
+class KafkaFetch:
     """The API of consumers. One per listener."""
 
     def __init__(self, context: Context) -> None:
@@ -67,7 +67,9 @@ class Fetch:
         first_id = random.Random(self._broker.clock.new_id()).randrange(1, 2**31)
         self._sessions = FetchSessions(first_id)
 
-    async def fetch(self, request: FetchRequest, client: Client) -> FetchResponse | Encoded:
+    async def fetch(
+        self, request: FetchRequest, client: ApiClient
+    ) -> FetchResponse | EncodedAnswer:
         """Return records, or wait for them up to the time that the client gives."""
         context, rights = self._context, client.rights
         now_s, by_id = asyncio.get_running_loop().time(), client.version >= FIRST_BY_ID
@@ -101,15 +103,15 @@ class Fetch:
             share.end()
             raise
         if not share.size:
-            return Encoded(pieces)
-        return Encoded(pieces, share.end)
+            return EncodedAnswer(pieces)
+        return EncodedAnswer(pieces, share.end)
 
     def _keep_session(
         self,
-        session: Session | None,
+        session: FetchSession | None,
         request: FetchRequest,
         response: FetchResponse,
-        client: Client,
+        client: ApiClient,
         *,
         is_readable: bool,
     ) -> None:
@@ -130,14 +132,14 @@ class Fetch:
     # -- which partitions
 
     async def _plan(
-        self, topics: list[FetchTopic], client: Client, response: FetchResponse
+        self, topics: list[FetchTopic], client: ApiClient, response: FetchResponse
     ) -> list[_Wanted]:
         """Put an empty answer for each partition into the response. Return the partitions to
         read."""
         context, by_id = self._context, client.version >= FIRST_BY_ID
         unread = Code.NONE
         if any(self._topic(fetch_topic, by_id) is None for fetch_topic in topics):
-            unread = await context.refreshed(API, Kind.FETCH)
+            unread = await context.refreshed(API, RequestKind.FETCH)
         wanted: list[_Wanted] = []
         slices = Slices()
         for fetch_topic in topics:
@@ -246,7 +248,7 @@ class Fetch:
                     reading.topics.append((topic.name, batches.records, batches.size))
                 ends = batches.log_start_offset, batches.high_watermark
         except LogError as error:
-            answer.error_code = self._context.code(API, error, Kind.FETCH)
+            answer.error_code = self._context.code(API, error, RequestKind.FETCH)
             if not isinstance(error, OffsetOutOfRange):
                 return False
             ends = error.log_start_offset, error.high_watermark
@@ -254,7 +256,7 @@ class Fetch:
         answer.last_stable_offset = answer.high_watermark
         return not answer.error_code
 
-    def _charge(self, wanted: list[_Wanted], client: Client, size: int) -> None:
+    def _charge(self, wanted: list[_Wanted], client: ApiClient, size: int) -> None:
         """Charge the bytes to the quota. Remove the records of topics that the client may no longer
         read."""
         client.rights.check_valid()
@@ -263,7 +265,7 @@ class Fetch:
                 wanted_partition.answer.records = []
                 error = forbidden(client.rights.principal, READ, TOPIC, wanted_partition.topic)
                 wanted_partition.answer.error_code = self._context.denial(
-                    API, client, error, Kind.FETCH
+                    API, client, error, RequestKind.FETCH
                 )
         client.rights.record(CONSUMER_BYTE_RATE, size)
 

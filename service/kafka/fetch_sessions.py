@@ -65,7 +65,7 @@ class _Kept:
         return has_records or before != self.ends
 
 
-class Session:
+class FetchSession:
     """The partitions of one consumer, in the order in which they are read."""
 
     def __init__(self, session_id: int, principal: str, *, is_by_id: bool) -> None:
@@ -128,7 +128,9 @@ class FetchSessions:
         """`first_id` must differ from that of other processes, because a client may send a session
         id that it got before a restart of the broker."""
         self._next_id = first_id
-        self._sessions: OrderedDict[int, Session] = OrderedDict()  # the least recently used first
+        self._sessions: OrderedDict[int, FetchSession] = (
+            OrderedDict()
+        )  # the least recently used first
         self._partitions = 0
 
     def __len__(self) -> int:
@@ -136,7 +138,7 @@ class FetchSessions:
 
     def open(
         self, request: FetchRequest, principal: str, now_s: float, *, is_by_id: bool
-    ) -> Session | None:
+    ) -> FetchSession | None:
         """Return the session that an incremental request continues, with the changes of the
         request. If the request is not incremental, end the session whose id it has, and return
         None.
@@ -168,12 +170,12 @@ class FetchSessions:
 
     def begin(
         self, request: FetchRequest, principal: str, now_s: float, *, is_by_id: bool
-    ) -> Session | None:
+    ) -> FetchSession | None:
         """Return a new session with the partitions of a request that asks for one. Return None if
         the request does not ask, or if there is no room."""
         if request.session_epoch != BEGIN_EPOCH:
             return None
-        session = Session(self._next_id, principal, is_by_id=is_by_id)
+        session = FetchSession(self._next_id, principal, is_by_id=is_by_id)
         session.update(request)
         session.used_s = now_s
         if not self._has_room(len(session), now_s):
@@ -192,7 +194,7 @@ class FetchSessions:
             self.end(oldest)
         return True
 
-    def end(self, session: Session) -> None:
+    def end(self, session: FetchSession) -> None:
         """Forget a session: the next request of the client is refused."""
         if self._sessions.pop(session.session_id, None) is not None:
             self._partitions -= len(session)

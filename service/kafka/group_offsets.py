@@ -8,9 +8,9 @@ from typing import Any, NamedTuple, TypeAlias
 from tidelog.service.http.paging import Slices, sliced
 from tidelog.service.kafka.admin.calls import AdminCall
 from tidelog.service.kafka.apis import Api
-from tidelog.service.kafka.client import Client, Encoded
+from tidelog.service.kafka.client import ApiClient, EncodedAnswer
 from tidelog.service.kafka.context import Context
-from tidelog.service.kafka.errors import Code, Kind
+from tidelog.service.kafka.errors import Code, RequestKind
 from tidelog.service.kafka.messages import consumer_protocol
 from tidelog.service.kafka.messages import group_offsets as messages
 from tidelog.service.kafka.messages.primitives import ZERO_UUID, MalformedMessage
@@ -20,7 +20,7 @@ from tidelog.storage.core.acls import DELETE, DESCRIBE, READ, TOPIC
 from tidelog.storage.core.actions import DeleteOffsets, GroupOffset
 from tidelog.storage.core.errors import LogError
 from tidelog.storage.core.model import TopicIdPartition
-from tidelog.storage.groups.kafka_requests import Identity, Phase
+from tidelog.storage.groups.kafka_requests import GroupPhase, Identity
 from tidelog.storage.state.cluster_state import Topic
 from tidelog.storage.state.committed_offsets import CommittedOffset, check_offset
 
@@ -80,7 +80,7 @@ class _Audited:
     left_out: int = 0
 
 
-class GroupOffsets:
+class KafkaGroupOffsets:
     """The APIs of committed offsets. One per listener."""
 
     def __init__(self, context: Context) -> None:
@@ -107,7 +107,7 @@ class GroupOffsets:
     # -- OffsetCommit
 
     async def commit(
-        self, request: messages.OffsetCommitRequest, client: Client
+        self, request: messages.OffsetCommitRequest, client: ApiClient
     ) -> messages.OffsetCommitResponse:
         """Answer OffsetCommit. One commit has all valid offsets, and deletes the offsets of
         partitions that are reset. If a partition is named more than once, its last offset counts.
@@ -152,7 +152,7 @@ class GroupOffsets:
     async def _commit(
         self,
         request: messages.OffsetCommitRequest,
-        client: Client,
+        client: ApiClient,
         valid: Mapping[TopicIdPartition, GroupOffset | None],
     ) -> tuple[Code, int]:
         """Return the code of the commit, and how long the client waits, in ms."""
@@ -160,7 +160,7 @@ class GroupOffsets:
         gone_partitions = [partition for partition, offset in valid.items() if offset is None]
         if gone_partitions:
             call = AdminCall(self._context, "OffsetCommit", client)
-            if code := call.quota_refusal(Kind.GROUP):
+            if code := call.quota_refusal(RequestKind.GROUP):
                 return code, call.throttle_ms
         who = Identity(request.member_id, request.group_instance_id or "")
         generation = request.generation_id_or_member_epoch
@@ -171,7 +171,7 @@ class GroupOffsets:
                 )
             )
         except LogError as error:
-            code = self._context.code("OffsetCommit", error, Kind.GROUP)
+            code = self._context.code("OffsetCommit", error, RequestKind.GROUP)
         else:
             if code:
                 self._context.refusal("OffsetCommit", code)
@@ -179,7 +179,7 @@ class GroupOffsets:
             self._audit_commit(request.group_id, client, code)
         return code, 0
 
-    def _audit_commit(self, group_id: str, client: Client, code: Code) -> None:
+    def _audit_commit(self, group_id: str, client: ApiClient, code: Code) -> None:
         """Write an audit line about the commit of a client that is no member of the group, or count
         the commit."""
         by, now_s = (client.rights.principal, client.host), self._broker.clock.boot_s()
@@ -200,7 +200,7 @@ class GroupOffsets:
             loop.call_later(LEFT_OUT_S, self._audit_left_out, audited, client)
         audited.left_out += 1
 
-    def _audit_left_out(self, audited: _Audited, client: Client) -> None:
+    def _audit_left_out(self, audited: _Audited, client: ApiClient) -> None:
         count, audited.left_out = audited.left_out, 0
         self._context.audit_change("OffsetCommit", client, f"{count} times to other groups")
 
@@ -227,21 +227,21 @@ class GroupOffsets:
         )
         refusal = check_offset(offset)
         if refusal is not None:
-            return self._context.code("OffsetCommit", refusal, Kind.GROUP)
+            return self._context.code("OffsetCommit", refusal, RequestKind.GROUP)
         valid[place] = offset
         return Code.NONE
 
     # -- OffsetFetch
 
     async def fetch(
-        self, request: messages.OffsetFetchRequest, client: Client
-    ) -> messages.OffsetFetchResponse | Encoded:
+        self, request: messages.OffsetFetchRequest, client: ApiClient
+    ) -> messages.OffsetFetchResponse | EncodedAnswer:
         """Answer OffsetFetch, from a view that has all offsets committed before the request."""
         code = Code.NONE
         try:
             await self._broker.refresh()
         except LogError as error:
-            code = self._context.code("OffsetFetch", error, Kind.GROUP)
+            code = self._context.code("OffsetFetch", error, RequestKind.GROUP)
         if client.version >= GROUPS_FROM:
             response = await self._fetch_groups(request, client, code)
             topics: Sequence[_Topic] = [
@@ -254,7 +254,7 @@ class GroupOffsets:
         return await answered(self._context, client, response, elements)
 
     async def _fetch_groups(
-        self, request: messages.OffsetFetchRequest, client: Client, code: Code
+        self, request: messages.OffsetFetchRequest, client: ApiClient, code: Code
     ) -> messages.OffsetFetchResponse:
         groups = []
         # Each group once, or twice: with all its topics, and with some.
@@ -274,7 +274,7 @@ class GroupOffsets:
         return messages.OffsetFetchResponse(groups=groups)
 
     async def _fetch_group(
-        self, request: messages.OffsetFetchRequest, client: Client, code: Code
+        self, request: messages.OffsetFetchRequest, client: ApiClient, code: Code
     ) -> messages.OffsetFetchResponse:
         refusal = code or await self._context.group_refusal(
             "OffsetFetch", client, DESCRIBE, request.group_id
@@ -291,7 +291,7 @@ class GroupOffsets:
         return messages.OffsetFetchResponse(topics=answers, error_code=refusal)
 
     async def _fetch(
-        self, group_id: str, asked: list["_Asked"] | None, client: Client
+        self, group_id: str, asked: list["_Asked"] | None, client: ApiClient
     ) -> list[Any]:
         """Return the offsets in these partitions, or all in topics that the client may see, as the
         topics of an answer of the client's version."""
@@ -320,7 +320,7 @@ class GroupOffsets:
         return answers
 
     async def _committed(
-        self, group_id: str, topic: Topic, numbers: Iterable[int], client: Client
+        self, group_id: str, topic: Topic, numbers: Iterable[int], client: ApiClient
     ) -> _Topic:
         version = client.version
         offsets = self._broker.state.committed_offsets.of_group(group_id).get(topic.topic_id, {})
@@ -332,7 +332,7 @@ class GroupOffsets:
     # -- OffsetDelete
 
     async def delete(
-        self, request: messages.OffsetDeleteRequest, client: Client
+        self, request: messages.OffsetDeleteRequest, client: ApiClient
     ) -> messages.OffsetDeleteResponse:
         """Answer OffsetDelete. Offsets of topics to which members subscribe stay."""
         api, group_id = "OffsetDelete", request.group_id
@@ -346,7 +346,7 @@ class GroupOffsets:
                 await self._broker.refresh()
                 refusal, subscribed = self._subscribed(group_id)
             except LogError as error:
-                refusal = context.code(api, error, Kind.GROUP)
+                refusal = context.code(api, error, RequestKind.GROUP)
         if refusal:
             return messages.OffsetDeleteResponse(
                 error_code=refusal, throttle_time_ms=call.throttle_ms, topics=[]
@@ -376,7 +376,7 @@ class GroupOffsets:
                 change = self._broker.submit(DeleteOffsets(group_id, gone_partitions))
                 await call.commit(group_id, change)
         except LogError as error:
-            code = context.code(api, error, Kind.GROUP)
+            code = context.code(api, error, RequestKind.GROUP)
             return messages.OffsetDeleteResponse(error_code=code, throttle_time_ms=0, topics=[])
         return messages.OffsetDeleteResponse(
             error_code=Code.NONE, throttle_time_ms=0, topics=answers
@@ -392,7 +392,7 @@ class GroupOffsets:
         if state.level < levels.KAFKA:  # an older broker cannot read such an entry
             return self._context.refusal("OffsetDelete", Code.UNSUPPORTED_VERSION), None
         described = self._groups.describe(group_id)
-        if described is not None and described.phase is not Phase.EMPTY:
+        if described is not None and described.phase is not GroupPhase.EMPTY:
             if described.protocol_type != CONSUMER:
                 return self._context.refusal("OffsetDelete", Code.NON_EMPTY_GROUP), None
             topic_names: set[str] = set()
@@ -411,7 +411,7 @@ class GroupOffsets:
             return self._context.refusal("OffsetDelete", Code.GROUP_ID_NOT_FOUND), None
         return Code.NONE, set()
 
-    def _topic(self, name: str, topic_id: bytes, client: Client) -> Topic | None:
+    def _topic(self, name: str, topic_id: bytes, client: ApiClient) -> Topic | None:
         return self._context.topic(name, topic_id if client.version >= BY_ID else None)
 
 

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable
 from tidelog.service.http.paging import sliced
 from tidelog.service.kafka.admin.calls import AdminCall
 from tidelog.service.kafka.apis import Api
-from tidelog.service.kafka.client import Client, Encoded
+from tidelog.service.kafka.client import ApiClient, EncodedAnswer
 from tidelog.service.kafka.context import Context
-from tidelog.service.kafka.errors import Code, Kind
-from tidelog.service.kafka.group_offsets import GroupOffsets
+from tidelog.service.kafka.errors import Code, RequestKind
+from tidelog.service.kafka.group_offsets import KafkaGroupOffsets
 from tidelog.service.kafka.messages import consumer_protocol
 from tidelog.service.kafka.messages import groups as messages
 from tidelog.service.kafka.messages.consumer_protocol import (
@@ -30,9 +30,9 @@ from tidelog.storage.core.errors import LogError
 from tidelog.storage.groups.kafka_requests import (
     DescribedMember,
     Description,
+    GroupPhase,
     Identity,
     JoinRequest,
-    Phase,
     SyncRequest,
 )
 from tidelog.storage.state.group_types import GroupMember
@@ -57,7 +57,7 @@ class Groups:
     # -- members
 
     def heartbeat_of_consumer(
-        self, request: messages.ConsumerGroupHeartbeatRequest, client: Client
+        self, request: messages.ConsumerGroupHeartbeatRequest, client: ApiClient
     ) -> messages.ConsumerGroupHeartbeatResponse:
         """Refuse ConsumerGroupHeartbeat. Without this API in the list of APIs, librdkafka would
         look for a coordinator again and again. The code is fatal for it and for Java, whose text
@@ -72,7 +72,7 @@ class Groups:
         )
 
     async def join(
-        self, request: messages.JoinGroupRequest, client: Client, on_kept: Callable[[], object]
+        self, request: messages.JoinGroupRequest, client: ApiClient, on_kept: Callable[[], object]
     ) -> messages.JoinGroupResponse:
         """Answer JoinGroup, at the end of the join phase."""
         code = await self._context.group_refusal("JoinGroup", client, READ, request.group_id)
@@ -126,7 +126,7 @@ class Groups:
         )
 
     async def sync(
-        self, request: messages.SyncGroupRequest, client: Client
+        self, request: messages.SyncGroupRequest, client: ApiClient
     ) -> messages.SyncGroupResponse:
         """Answer SyncGroup, when the assignments are committed."""
         code = await self._context.group_refusal("SyncGroup", client, READ, request.group_id)
@@ -148,7 +148,7 @@ class Groups:
         )
 
     async def heartbeat(
-        self, request: messages.HeartbeatRequest, client: Client
+        self, request: messages.HeartbeatRequest, client: ApiClient
     ) -> messages.HeartbeatResponse:
         """Answer Heartbeat."""
         code = await self._context.group_refusal("Heartbeat", client, READ, request.group_id)
@@ -159,7 +159,7 @@ class Groups:
         return messages.HeartbeatResponse(error_code=code)
 
     async def leave(
-        self, request: messages.LeaveGroupRequest, client: Client
+        self, request: messages.LeaveGroupRequest, client: ApiClient
     ) -> messages.LeaveGroupResponse:
         """Answer LeaveGroup, when the members are removed."""
         code = await self._context.group_refusal("LeaveGroup", client, READ, request.group_id)
@@ -200,8 +200,8 @@ class Groups:
     # -- administration
 
     async def list(
-        self, request: messages.ListGroupsRequest, client: Client
-    ) -> messages.ListGroupsResponse | Encoded:
+        self, request: messages.ListGroupsRequest, client: ApiClient
+    ) -> messages.ListGroupsResponse | EncodedAnswer:
         """Answer ListGroups: the groups that this broker coordinates."""
         states = {state.lower() for state in request.states_filter}
         types = {kind.lower() for kind in request.types_filter}
@@ -227,8 +227,8 @@ class Groups:
         return await answered(self._context, client, response, len(listed))
 
     async def describe(
-        self, request: messages.DescribeGroupsRequest, client: Client
-    ) -> messages.DescribeGroupsResponse | Encoded:
+        self, request: messages.DescribeGroupsRequest, client: ApiClient
+    ) -> messages.DescribeGroupsResponse | EncodedAnswer:
         """Answer DescribeGroups. Groups that would make the answer too large have an error: a
         request of a few bytes may name groups of many megabytes."""
         groups: list[messages.DescribedGroup] = []
@@ -251,7 +251,7 @@ class Groups:
         return await answered(self._context, client, response, elements)
 
     async def _described_group(
-        self, group_id: str, request: messages.DescribeGroupsRequest, client: Client
+        self, group_id: str, request: messages.DescribeGroupsRequest, client: ApiClient
     ) -> messages.DescribedGroup:
         api, code, why, described = "DescribeGroups", Code.NONE, None, None
         if not may_describe_group(client.rights, group_id):
@@ -276,7 +276,7 @@ class Groups:
             return answer
         answer.group_state = described.phase.value
         answer.protocol_type = described.protocol_type
-        answer.protocol_data = described.protocol if described.phase is Phase.STABLE else ""
+        answer.protocol_data = described.protocol if described.phase is GroupPhase.STABLE else ""
         answer.members = [
             messages.DescribedGroupMember(
                 member_id=member.member_id,
@@ -300,9 +300,9 @@ class Groups:
         group = self._broker.state.members.get(group_id)
         if group is not None and group.members:
             members = [self._of_rest(member) for member in group.members.values()]
-            return Description(Phase.STABLE, CONSUMER, group.assignor, members)
+            return Description(GroupPhase.STABLE, CONSUMER, group.assignor, members)
         if group_id in self._broker.state.committed_offsets:
-            return Description(Phase.EMPTY, "" if group is None else CONSUMER, "", [])
+            return Description(GroupPhase.EMPTY, "" if group is None else CONSUMER, "", [])
         return None
 
     def _of_rest(self, member: GroupMember) -> DescribedMember:
@@ -328,7 +328,7 @@ class Groups:
         )
 
     async def delete(
-        self, request: messages.DeleteGroupsRequest, client: Client
+        self, request: messages.DeleteGroupsRequest, client: ApiClient
     ) -> messages.DeleteGroupsResponse:
         """Answer DeleteGroups."""
         call = AdminCall(self._context, "DeleteGroups", client)
@@ -354,7 +354,7 @@ class Groups:
                 return context.refusal(api, Code.GROUP_ID_NOT_FOUND)
             await call.commit(group_id, self._groups.delete(group_id))
         except LogError as error:
-            return context.code(api, error, Kind.GROUP)
+            return context.code(api, error, RequestKind.GROUP)
         return Code.NONE
 
 
@@ -364,7 +364,7 @@ def _identity(member_id: str, instance_id: str | None) -> Identity:
 
 def group_apis(context: Context) -> Iterable[Api]:
     """Return the rows of all APIs of groups."""
-    groups, offsets = Groups(context), GroupOffsets(context)
+    groups, offsets = Groups(context), KafkaGroupOffsets(context)
     return (
         Api(
             messages.JoinGroupRequest,

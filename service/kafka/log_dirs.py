@@ -8,7 +8,7 @@ partition once.
 import contextlib
 
 from tidelog.service.http.paging import Slices
-from tidelog.service.kafka.client import Client
+from tidelog.service.kafka.client import ApiClient
 from tidelog.service.kafka.context import Context
 from tidelog.service.kafka.errors import Code
 from tidelog.service.kafka.messages.topics import (
@@ -35,7 +35,7 @@ class Placement:
         self._routing = routing
 
     async def describe_log_dirs(
-        self, request: DescribeLogDirsRequest, client: Client
+        self, request: DescribeLogDirsRequest, client: ApiClient
     ) -> DescribeLogDirsResponse:
         """Answer DescribeLogDirs: the bytes of tables and tails."""
         if code := await self._refusal("DescribeLogDirs", client):
@@ -88,7 +88,7 @@ class Placement:
         return size
 
     async def list_partition_reassignments(
-        self, request: ListPartitionReassignmentsRequest, client: Client
+        self, request: ListPartitionReassignmentsRequest, client: ApiClient
     ) -> ListPartitionReassignmentsResponse:
         """Answer ListPartitionReassignments: there are none, because no broker owns a partition."""
         code = await self._refusal("ListPartitionReassignments", client)
@@ -96,5 +96,5 @@ class Placement:
             throttle_time_ms=0, error_code=code, error_message=None, topics=[]
         )
 
-    async def _refusal(self, api: str, client: Client) -> Code:
+    async def _refusal(self, api: str, client: ApiClient) -> Code:
         return await self._context.right_refusal(api, client, DESCRIBE, CLUSTER, CLUSTER_NAME)

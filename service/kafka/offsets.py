@@ -5,9 +5,9 @@ one.
 """
 
 from tidelog.service.http.paging import Slices
-from tidelog.service.kafka.client import Client
+from tidelog.service.kafka.client import ApiClient
 from tidelog.service.kafka.context import Context
-from tidelog.service.kafka.errors import Code, Kind
+from tidelog.service.kafka.errors import Code, RequestKind
 from tidelog.service.kafka.messages.fetch import (
     LeaderEpochEndOffset,
     ListOffsetsPartition,
@@ -33,7 +33,7 @@ FIRST_VERSION = {MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9, EARLIEST
 """By special timestamp: the first version of ListOffsets that has it."""
 
 
-class Offsets:
+class KafkaOffsets:
     """The APIs of offsets. One per listener."""
 
     def __init__(self, context: Context) -> None:
@@ -43,7 +43,7 @@ class Offsets:
     # -- ListOffsets
 
     async def list_offsets(
-        self, request: ListOffsetsRequest, client: Client
+        self, request: ListOffsetsRequest, client: ApiClient
     ) -> ListOffsetsResponse:
         """Answer ListOffsets, from a view that has all records acknowledged before the request."""
         api, refusal = "ListOffsets", await self._refresh("ListOffsets")
@@ -71,7 +71,7 @@ class Offsets:
     async def _refresh(self, api: str) -> Code:
         if self._context.is_draining:
             return self._context.refusal(api, Code.NOT_LEADER_OR_FOLLOWER)
-        return await self._context.refreshed(api, Kind.FETCH)
+        return await self._context.refreshed(api, RequestKind.FETCH)
 
     async def _offset(
         self, topic: Topic, asked: ListOffsetsPartition, version: int
@@ -85,7 +85,7 @@ class Offsets:
         try:
             offset, found_ms = await self._find(topic, number, timestamp)
         except LogError as error:
-            return _failed(asked, self._context.code("ListOffsets", error, Kind.FETCH))
+            return _failed(asked, self._context.code("ListOffsets", error, RequestKind.FETCH))
         return ListOffsetsPartitionResponse(
             partition_index=number,
             error_code=Code.NONE,
@@ -160,7 +160,7 @@ class Offsets:
     # -- OffsetForLeaderEpoch
 
     async def offset_for_leader_epoch(
-        self, request: OffsetForLeaderEpochRequest, client: Client
+        self, request: OffsetForLeaderEpochRequest, client: ApiClient
     ) -> OffsetForLeaderEpochResponse:
         """Answer OffsetForLeaderEpoch. The only epoch is 0, and it ends at the high watermark."""
         api, refusal = "OffsetForLeaderEpoch", await self._refresh("OffsetForLeaderEpoch")

@@ -15,12 +15,12 @@ from tidelog.service.kafka.appends import (
     BUG,
     PARTS_MAX,
     REFUSED,
-    Append,
     AppendQueue,
+    KafkaAppend,
 )
-from tidelog.service.kafka.client import Client, CloseConnection, Later
+from tidelog.service.kafka.client import ApiClient, CloseConnection, Later
 from tidelog.service.kafka.context import Context
-from tidelog.service.kafka.errors import Code, Kind
+from tidelog.service.kafka.errors import Code, RequestKind
 from tidelog.service.kafka.messages.produce import (
     InitProducerIdRequest,
     InitProducerIdResponse,
@@ -38,7 +38,7 @@ WAIT_S_MAX = 30.0
 INIT_API = "InitProducerId"
 
 
-class Produce:
+class KafkaProduce:
     """The APIs of producers. One per listener."""
 
     def __init__(self, context: Context) -> None:
@@ -47,11 +47,11 @@ class Produce:
         self._loop = asyncio.get_running_loop()
         self._queue = AppendQueue(context)
 
-    def produce(self, request: ProduceRequest, client: Client) -> ProduceResponse | Later:
+    def produce(self, request: ProduceRequest, client: ApiClient) -> ProduceResponse | Later:
         """Append the batches of a request. Raises CloseConnection for a refused request without an
         answer (acks=0)."""
         wait_s = min(max(request.timeout_ms / 1000, 0.0), WAIT_S_MAX)
-        append = Append(self._context, request, client, self._loop.time() + wait_s)
+        append = KafkaAppend(self._context, request, client, self._loop.time() + wait_s)
         if request.acks not in ACKS:
             why = f"acks {request.acks} is not valid: use 0, 1 or -1 (all)"
             return append.refuse_with(Code.INVALID_REQUIRED_ACKS, why)
@@ -71,13 +71,13 @@ class Produce:
         task.add_done_callback(partial(self._prepared, append))
         return append
 
-    def _charge(self, append: Append, rights: CallerRights) -> None:
+    def _charge(self, append: KafkaAppend, rights: CallerRights) -> None:
         size = sum(part.records.nbytes for part in append.parts if part.records is not None)
         rights.record(PRODUCER_BYTE_RATE, size)
         throttle_s = rights.throttle_s(PRODUCER_BYTE_RATE)
         append.response.throttle_time_ms = min(math.ceil(throttle_s * 1000), 0x7FFF_FFFF)
 
-    def _admitted(self, request: ProduceRequest, append: Append) -> int:
+    def _admitted(self, request: ProduceRequest, append: KafkaAppend) -> int:
         """Admit the topics of a request up to the first that needs a refreshed view, and return how
         many. A request with many parts is admitted in slices."""
         topics = 0
@@ -88,7 +88,7 @@ class Produce:
                 topics += 1
         return topics
 
-    async def _prepare(self, append: Append, request: ProduceRequest, topics: int) -> None:
+    async def _prepare(self, append: KafkaAppend, request: ProduceRequest, topics: int) -> None:
         """Admit the topics behind the first `topics`, and check in threads what takes long. If all
         are admitted, the caller knows that the check takes long."""
         if topics < len(request.topic_data):
@@ -99,7 +99,7 @@ class Produce:
         while not append.is_checked:
             await threads.run(rights, append.unpacked_bytes, append.check_slice)
 
-    async def _admit(self, topic_data: list[TopicProduceData], append: Append) -> None:
+    async def _admit(self, topic_data: list[TopicProduceData], append: KafkaAppend) -> None:
         """Admit these topics with a refreshed view: another broker may have created a topic, or
         given a permission. Only a client that may write to a topic causes a refresh for it; those
         for permissions are bounded (`Security.refresh`)."""
@@ -123,7 +123,7 @@ class Produce:
                 is_refreshed = True
             append.admit_known(data)
 
-    def _prepared(self, append: Append, task: "asyncio.Task[None]") -> None:
+    def _prepared(self, append: KafkaAppend, task: "asyncio.Task[None]") -> None:
         """Queue a request, or refuse it after an error. Then the next request of its connection may
         begin."""
         error = Unavailable("the broker stops") if task.cancelled() else task.exception()
@@ -140,7 +140,7 @@ class Produce:
     # -- InitProducerId
 
     async def init_producer_id(
-        self, request: InitProducerIdRequest, client: Client
+        self, request: InitProducerIdRequest, client: ApiClient
     ) -> InitProducerIdResponse:
         """Answer InitProducerId: always a new id."""
         context, producer_id = self._context, -1
@@ -163,7 +163,7 @@ class Produce:
             try:
                 producer_id = await context.batches.reserve_producer_id()
             except LogError as error:
-                code = context.code(INIT_API, error, Kind.GROUP)
+                code = context.code(INIT_API, error, RequestKind.GROUP)
         return InitProducerIdResponse(
             throttle_time_ms=0,
             error_code=code,

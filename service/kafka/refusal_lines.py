@@ -5,7 +5,7 @@ import logging
 from typing import Any
 
 from tidelog.service.http.admission import Admission
-from tidelog.service.kafka.client import Client
+from tidelog.service.kafka.client import ApiClient
 
 log = logging.getLogger("tidelog.kafka")
 
@@ -34,7 +34,7 @@ class RefusalLines:
         self._logged.add(key)
         return True
 
-    def warn(self, client: Client, text: str, fields: dict[str, Any]) -> None:
+    def warn(self, client: ApiClient, text: str, fields: dict[str, Any]) -> None:
         """Log once what a client does not get: its library shows less, or nothing."""
         if self.is_due(client.client_id or client.host, text):
             line = "Kafka client %r at %s: %s"

@@ -10,7 +10,7 @@ producer sends both again, in their order. Pure: the caller passes the time.
 from collections import OrderedDict
 from typing import NamedTuple
 
-from tidelog.storage.codec.batch_header import HEADER, HEADER_SIZE, Header
+from tidelog.storage.codec.batch_header import HEADER, HEADER_SIZE, BatchHeader
 from tidelog.storage.core.errors import (
     CommitUnknown,
     LogError,
@@ -30,7 +30,7 @@ REFUSALS_MAX = 10_000
 """Bound of the remembered refusals, of ~300 bytes each."""
 
 
-class _Place(NamedTuple):
+class _ProducerPartition(NamedTuple):
     """The sequences of a producer in a partition of a topic."""
 
     producer_id: int
@@ -49,7 +49,7 @@ class RefusedBatches:
     """The first refused batch of each producer and partition. Owned by a listener."""
 
     def __init__(self) -> None:
-        self._refusals: OrderedDict[_Place, _Refusal] = OrderedDict()
+        self._refusals: OrderedDict[_ProducerPartition, _Refusal] = OrderedDict()
 
     def __bool__(self) -> bool:
         return bool(self._refusals)
@@ -61,7 +61,7 @@ class RefusedBatches:
         batch = _idempotent(records)
         if batch is None:
             return error
-        place = _Place(batch.producer_id, topic_id, partition)
+        place = _ProducerPartition(batch.producer_id, topic_id, partition)
         refusal = self._refusals.get(place)
         if refusal is not None and (
             refusal.epoch != batch.producer_epoch or refusal.until_s <= now_s
@@ -83,12 +83,12 @@ class RefusedBatches:
         batch = _idempotent(records)
         if batch is None:
             return
-        place = _Place(batch.producer_id, topic_id, partition)
+        place = _ProducerPartition(batch.producer_id, topic_id, partition)
         refusal = self._refusals.get(place)
         if refusal is not None and not _follows(refusal.sequence, batch.base_sequence):
             del self._refusals[place]
 
-    def _add(self, place: _Place, refusal: _Refusal, now_s: float) -> None:
+    def _add(self, place: _ProducerPartition, refusal: _Refusal, now_s: float) -> None:
         while self._refusals and next(iter(self._refusals.values())).until_s <= now_s:
             self._refusals.popitem(last=False)
         self._refusals[place] = refusal
@@ -97,11 +97,11 @@ class RefusedBatches:
             self._refusals.popitem(last=False)
 
 
-def _idempotent(records: memoryview) -> Header | None:
+def _idempotent(records: memoryview) -> BatchHeader | None:
     """Return the header of a batch with a producer id; None for another batch."""
     if records.nbytes < HEADER_SIZE:
         return None
-    header = Header._make(HEADER.unpack_from(records))
+    header = BatchHeader._make(HEADER.unpack_from(records))
     return header if header.producer_id >= 0 else None
 
 

@@ -16,12 +16,11 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from tidelog.service.http.paging import Slices, in_order, sliced
-from tidelog.service.kafka.client import Client, Encoded
+from tidelog.service.kafka.client import ApiClient, EncodedAnswer
 from tidelog.service.kafka.context import Context
-from tidelog.service.kafka.errors import Code, Kind
+from tidelog.service.kafka.errors import Code, RequestKind
 from tidelog.service.kafka.messages.compiler import encoder
 from tidelog.service.kafka.messages.metadata import (
-    Coordinator,
     Cursor,
     DescribeClusterBroker,
     DescribeClusterRequest,
@@ -32,6 +31,7 @@ from tidelog.service.kafka.messages.metadata import (
     DescribeTopicPartitionsResponseTopic,
     FindCoordinatorRequest,
     FindCoordinatorResponse,
+    KeyCoordinator,
     MetadataRequest,
     MetadataRequestTopic,
     MetadataResponse,
@@ -78,7 +78,7 @@ _OPERATION_BITS = {
 } | {"DESCRIBE_CONFIGS": 1 << 10, "ALTER_CONFIGS": 1 << 11, "IDEMPOTENT_WRITE": 1 << 12}
 
 
-class Node(NamedTuple):
+class KafkaNode(NamedTuple):
     """A live broker with a listener for Kafka clients."""
 
     node_id: int
@@ -94,13 +94,13 @@ def zone_of(client_id: str) -> str:
     return "" if match is None else match.group(1)
 
 
-def nodes_of(me: Node, started_ms: int, peers: Sequence[Member]) -> list[Node]:
+def nodes_of(me: KafkaNode, started_ms: int, peers: Sequence[Member]) -> list[KafkaNode]:
     """Return the live brokers that Kafka clients can use, by node id. Of two brokers with the same
     node id, the one that started first is named."""
     nodes = {me.node_id: (started_ms, me)}
     for peer in peers:
         for listener in peer.kafka[:1]:
-            node = Node(listener.node_id, listener.host, listener.port, listener.zone, peer.id)
+            node = KafkaNode(listener.node_id, listener.host, listener.port, listener.zone, peer.id)
             other = nodes.get(node.node_id)
             if other is None or (peer.started_ms, peer.id) < (other[0], other[1].broker_id):
                 nodes[node.node_id] = peer.started_ms, node
@@ -116,18 +116,18 @@ class Routing:
         self._broker = context.broker
         self.listener = listener
         self._seen: tuple[object, ...] = ()
-        self._nodes: list[Node] = []
+        self._nodes: list[KafkaNode] = []
         self._leaders: dict[tuple[str, str], list[int]] = {}
         self._leader_count = 0
 
-    def nodes(self) -> list[Node]:
+    def nodes(self) -> list[KafkaNode]:
         """Return the live brokers, by node id. A broker that drains names only the others, if there
         are others."""
         me, peers, _, _ = self._broker.members()
         is_draining = self._context.is_draining
         seen = (is_draining, *(peer.id for peer in peers))
         if seen != self._seen or not self._nodes:
-            own = Node(
+            own = KafkaNode(
                 self.listener.node_id,
                 self.listener.host,
                 self.listener.port,
@@ -169,8 +169,8 @@ class Routing:
     # -- Metadata
 
     async def metadata(
-        self, request: MetadataRequest, client: Client
-    ) -> MetadataResponse | Encoded:
+        self, request: MetadataRequest, client: ApiClient
+    ) -> MetadataResponse | EncodedAnswer:
         """Answer Metadata."""
         state, rights = self._broker.state, client.rights
         named = request.topics
@@ -184,7 +184,7 @@ class Routing:
         else:
             unread = Code.NONE
             if any(self._is_unknown(asked_topic) for asked_topic in named):
-                unread = await self._context.refreshed("Metadata", Kind.FETCH)
+                unread = await self._context.refreshed("Metadata", RequestKind.FETCH)
             topics, failed = [], []
             slices = Slices()
             # A topic is described once, as in Kafka: a request may name it thousands of times.
@@ -250,7 +250,7 @@ class Routing:
         self,
         named: MetadataRequestTopic,
         request: MetadataRequest,
-        client: Client,
+        client: ApiClient,
         unread: Code,
     ) -> Topic | MetadataResponseTopic:
         """Return the topic, or the answer with the error. Create a missing topic if the request and
@@ -284,10 +284,10 @@ class Routing:
         except TopicExists:  # another client has created it just now
             return state.topic(name)
         except Forbidden as error:
-            code = context.denial("Metadata", client, error, Kind.FETCH)
+            code = context.denial("Metadata", client, error, RequestKind.FETCH)
             return MetadataResponseTopic(error_code=code, name=name, partitions=[])
         except LogError as error:
-            code = context.code("Metadata", error, Kind.ADMIN)
+            code = context.code("Metadata", error, RequestKind.ADMIN)
             return MetadataResponseTopic(error_code=code, name=name, partitions=[])
         assert created is not None, "the topic is not only checked"
         return created
@@ -325,7 +325,7 @@ class Routing:
     # -- DescribeCluster, DescribeTopicPartitions
 
     def describe_cluster(
-        self, request: DescribeClusterRequest, client: Client
+        self, request: DescribeClusterRequest, client: ApiClient
     ) -> DescribeClusterResponse:
         """Answer DescribeCluster."""
         nodes = self.nodes()
@@ -348,13 +348,13 @@ class Routing:
         )
 
     async def describe_topic_partitions(
-        self, request: DescribeTopicPartitionsRequest, client: Client
+        self, request: DescribeTopicPartitionsRequest, client: ApiClient
     ) -> DescribeTopicPartitionsResponse:
         """Answer DescribeTopicPartitions: a page of partitions, by the names of their topics."""
         api, rights = "DescribeTopicPartitions", client.rights
         names, unread = {asked_topic.name for asked_topic in request.topics}, Code.NONE
         if any(name not in self._broker.state.topics for name in names):
-            unread = await self._context.refreshed(api, Kind.FETCH)
+            unread = await self._context.refreshed(api, RequestKind.FETCH)
         state = self._broker.state  # the read may have loaded another
         is_all = not names
         cursor = request.cursor
@@ -399,7 +399,7 @@ class Routing:
         )
 
     def _page_of(
-        self, topic: Topic, first: int, most: int, client: Client
+        self, topic: Topic, first: int, most: int, client: ApiClient
     ) -> DescribeTopicPartitionsResponseTopic:
         leaders = self.leaders(topic, zone_of(client.client_id))[first : first + most]
         return DescribeTopicPartitionsResponseTopic(
@@ -424,7 +424,7 @@ class Routing:
     # -- FindCoordinator
 
     async def find_coordinator(
-        self, request: FindCoordinatorRequest, client: Client
+        self, request: FindCoordinatorRequest, client: ApiClient
     ) -> FindCoordinatorResponse:
         """Answer FindCoordinator: the brokers that coordinate these groups."""
         has_many = client.version >= FIRST_WITH_COORDINATORS
@@ -442,7 +442,7 @@ class Routing:
             port=only.port,
         )
 
-    async def _coordinator(self, key: str, key_type: int, client: Client) -> Coordinator:
+    async def _coordinator(self, key: str, key_type: int, client: ApiClient) -> KeyCoordinator:
         api, context = "FindCoordinator", self._context
         if key_type == TRANSACTION_KEY:
             code = context.no_transactions(api, client, _transactions_code(client.version), key)
@@ -454,13 +454,13 @@ class Routing:
             code = await context.right_refusal(api, client, DESCRIBE, GROUP, key)
             why = f"{client.rights.principal} may not DESCRIBE group {key!r}"
         if code:
-            return Coordinator(
+            return KeyCoordinator(
                 key=key, node_id=-1, host="", port=-1, error_code=code, error_message=why
             )
         coordinator = self._broker.groups.coordinator_of(key)
         nodes = {node.broker_id: node for node in self.nodes()}
         node = nodes.get(coordinator) or self._next_coordinator(key)
-        return Coordinator(
+        return KeyCoordinator(
             key=key,
             node_id=node.node_id,
             host=node.host,
@@ -469,7 +469,7 @@ class Routing:
             error_message=None,
         )
 
-    def _next_coordinator(self, group_id: str) -> Node:
+    def _next_coordinator(self, group_id: str) -> KafkaNode:
         """Return the broker that takes a group whose coordinator drains, or has no listener."""
         return max(self.nodes(), key=lambda node: weight(group_id, node.broker_id))
 

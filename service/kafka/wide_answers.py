@@ -3,7 +3,7 @@
 from functools import partial
 from typing import TypeVar
 
-from tidelog.service.kafka.client import Client, Encoded
+from tidelog.service.kafka.client import ApiClient, EncodedAnswer
 from tidelog.service.kafka.context import Context
 from tidelog.service.kafka.messages.compiler import encoder
 from tidelog.service.kafka.messages.schema import Message
@@ -14,7 +14,9 @@ ELEMENTS_INLINE_MAX = 2_000
 M = TypeVar("M", bound=Message)
 
 
-async def answered(context: Context, client: Client, response: M, elements: int) -> M | Encoded:
+async def answered(
+    context: Context, client: ApiClient, response: M, elements: int
+) -> M | EncodedAnswer:
     """Return the response, or its bytes if it has too many elements for the event loop."""
     if elements <= ELEMENTS_INLINE_MAX:
         return response

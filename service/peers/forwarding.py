@@ -57,7 +57,7 @@ class Unreached(Exception):
     message whether an answer has arrived."""
 
 
-class Transport(Protocol):
+class CoordinatorTransport(Protocol):
     """Transport to the broker that the cluster state names as a group's coordinator."""
 
     async def request(self, coordinator: str, message: bytes, room: Room | None) -> Part:
@@ -262,7 +262,7 @@ class Forwarded:
 class Forwarder:
     """The other brokers' side of forwarding: sends requests to the coordinator."""
 
-    def __init__(self, transport: Transport) -> None:
+    def __init__(self, transport: CoordinatorTransport) -> None:
         self._transport = transport
         self._under_way: dict[str, MemoryPool] = {}
         """By coordinator: its requests under way, shared by principal."""

@@ -47,7 +47,7 @@ from tidelog.service.http.call import (
 )
 from tidelog.service.http.errors import error_response
 from tidelog.service.http.handshakes import Handshakes
-from tidelog.service.http.sockets import Server
+from tidelog.service.http.sockets import HttpServer
 from tidelog.service.http.urls import host_of_url
 from tidelog.service.peers.client import (
     ANNOUNCE,
@@ -86,7 +86,7 @@ two announcements of a peer. If the listener closed a connection at the moment w
 draft, the outcome of the draft would be unknown."""
 
 
-class _Refused(Exception):
+class _RefusedMessage(Exception):
     def __init__(self, status: int, why: str) -> None:
         super().__init__(why)
         self.status = status
@@ -121,7 +121,7 @@ class PeerApp:
         request = HttpRequest(scope, receive, send, self.bodies)
         try:
             body = await self._do(request)
-        except _Refused as error:
+        except _RefusedMessage as error:
             status, body = error.status, str(error).encode()
         except Corrupt as error:
             status, body = 400, str(error).encode()
@@ -147,7 +147,7 @@ class PeerApp:
         scope, message = request.scope, await self._message(request)
         path, is_trusted = scope["path"], self._is_trusted(scope, message)
         if not is_trusted and path != GROUP_REQUEST:
-            raise _Refused(401, "the message is unsigned, for another broker, or repeated")
+            raise _RefusedMessage(401, "the message is unsigned, for another broker, or repeated")
         if path == HAND_OVER:
             request.release()  # the queue of drafts counts it at once
             return await self._api.on_forward(message)
@@ -158,7 +158,7 @@ class PeerApp:
             content = report()
             return content if isinstance(content, bytes) else await content
         if self._groups is None or path in REPORTS:
-            raise _Refused(503, "this broker has no consumer groups and no reports")
+            raise _RefusedMessage(503, "this broker has no consumer groups and no reports")
         if path in (GROUP_ARRIVED, GROUP_LOST):
             self._groups.settle(message, has_arrived=path == GROUP_ARRIVED)
             return b""
@@ -182,16 +182,20 @@ class PeerApp:
         scope = request.scope
         shown = dict(scope["headers"]).get(b"authorization", b"")
         if not hmac.compare_digest(shown, self._token):
-            raise _Refused(401, "the token differs from the one in this broker's liveness object")
+            raise _RefusedMessage(
+                401, "the token differs from the one in this broker's liveness object"
+            )
         if (prove := scope.get("prove")) is not None:
             prove()
         if scope["path"] not in ROUTES or scope["method"] != "POST":
-            raise _Refused(404, f"no such route: this broker has peer protocol version {PROTOCOL}")
+            raise _RefusedMessage(
+                404, f"no such route: this broker has peer protocol version {PROTOCOL}"
+            )
         scope["rights"] = ALL_RIGHTS  # of a broker: its bodies are not those of strangers
         try:
             return await request.body(PEER_BODY_BYTES_MAX)
         except (RecordTooLarge, IncompleteBody, Unavailable) as error:
-            raise _Refused(error_response(error).status, str(error)) from error
+            raise _RefusedMessage(error_response(error).status, str(error)) from error
 
 
 class PeerListener:
@@ -219,7 +223,7 @@ class PeerListener:
         self._scheme = "http" if tls is None else "https"
         self.admission: Admission[Any] = Admission(limits)
         app.bodies = BodyMemory(self.admission.bodies)
-        self._server = Server(
+        self._server = HttpServer(
             app,
             host,
             port,

@@ -21,8 +21,8 @@ import msgspec
 
 from tidelog.service.formats.transactions import (
     GroupOffsets,
-    Transaction,
     TransactionRecords,
+    TransactionRequest,
     decode_transaction,
 )
 from tidelog.service.http.call import HttpRequest, HttpResponse
@@ -109,7 +109,7 @@ class Transactions:
 
     async def _commit(
         self,
-        request: Transaction,
+        request: TransactionRequest,
         body: bytes,
         size: int,
         name: str | None,
@@ -130,7 +130,7 @@ class Transactions:
         all_places = self._places_of_first(plan, request)
         return HttpResponse(200, self._response(request, all_places, placements), JSON)
 
-    async def _decode(self, call: HttpRequest, body: bytes) -> Transaction:
+    async def _decode(self, call: HttpRequest, body: bytes) -> TransactionRequest:
         now_ms = self._log.store_time.now_ms()
         if len(body) <= DECODE_INLINE_BYTES:
             return decode_transaction(body, now_ms)
@@ -138,7 +138,7 @@ class Transactions:
         return await self._produce.decode_large(call, body, decode, attrgetter("weight"))
 
     async def _plan(
-        self, request: Transaction, body: bytes, name: str | None, rights: CallerRights
+        self, request: TransactionRequest, body: bytes, name: str | None, rights: CallerRights
     ) -> _Plan:
         """Find the topics, check the records, and choose the records' partitions.
 
@@ -182,7 +182,7 @@ class Transactions:
     ) -> RecordPartitions:
         return self._produce.place_among(records.name, count, records.produced, None, key)
 
-    def _places_of_first(self, plan: _Plan, request: Transaction) -> list[RecordPartitions]:
+    def _places_of_first(self, plan: _Plan, request: TransactionRequest) -> list[RecordPartitions]:
         """Return the partitions that the first request with this key gave to the records. The
         appended ranges are those of the first request, too. Topics may have got more partitions
         since then."""
@@ -201,7 +201,7 @@ class Transactions:
 
     def _response(
         self,
-        request: Transaction,
+        request: TransactionRequest,
         all_places: list[RecordPartitions],
         placements: list[AppendedRange],
     ) -> bytes:
@@ -228,7 +228,7 @@ class Transactions:
         return msgspec.json.encode(TransactionReport(cluster_id, topics, groups))
 
 
-async def _check_rights(rights: CallerRights, request: Transaction) -> None:
+async def _check_rights(rights: CallerRights, request: TransactionRequest) -> None:
     """Check Kafka's permissions of a transaction's parts. Raises Forbidden."""
     for records in request.topics:
         await rights.check(WRITE, TOPIC, records.name)

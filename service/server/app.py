@@ -44,7 +44,7 @@ from tidelog.service.routes.health import VERSION
 from tidelog.service.security.authenticator import Security
 from tidelog.service.server.router import ACK_LABELS, APP_ROUTES, HOT_ROUTES
 from tidelog.service.telemetry.compactions import Compactions
-from tidelog.service.telemetry.kafka_clients import KafkaClients
+from tidelog.service.telemetry.kafka_clients import ConnectedClients
 from tidelog.service.telemetry.maintenance_metrics import MaintenanceCounters
 from tidelog.service.telemetry.metrics import HttpCounters, Telemetry, Worker
 from tidelog.service.telemetry.rates import Ask, RateSampler, no_answers
@@ -147,7 +147,7 @@ def build_app(
         ack_labels=ACK_LABELS,
         telemetry=telemetry,
     )
-    app.state.kafka_clients = KafkaClients(broker)
+    app.state.kafka_clients = ConnectedClients(broker)
     app.state.compactions = Compactions(broker)
     app.state.layouts = TopicLayouts(broker)
     app.state.wal_page = WalPage(broker)

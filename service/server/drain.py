@@ -46,7 +46,7 @@ class Clients(Protocol):
     def stop(self) -> None: ...
 
 
-class KafkaClients(Protocol):
+class KafkaDrain(Protocol):
     """The listener for Kafka clients, as a drain uses it."""
 
     @property
@@ -62,7 +62,7 @@ class Drain:
         self,
         broker: Drained,
         clients: Clients,
-        kafka: KafkaClients | None,
+        kafka: KafkaDrain | None,
         drain_s: float,
         now_s: Callable[[], float],
         repeat_s: float = 0.0,

@@ -19,13 +19,13 @@ from tidelog.service.kafka.apis import Handlers, table
 from tidelog.service.kafka.connections.frame import DECODED_FACTOR, RequestMemory
 from tidelog.service.kafka.connections.listener import Listener, limits_of
 from tidelog.service.kafka.connections.outbox import UnsentAnswers
-from tidelog.service.kafka.connections.server import Server
+from tidelog.service.kafka.connections.server import ListenerParts
 from tidelog.service.kafka.context import Context
-from tidelog.service.kafka.fetch import Fetch
+from tidelog.service.kafka.fetch import KafkaFetch
 from tidelog.service.kafka.groups import group_apis
 from tidelog.service.kafka.log_dirs import Placement
-from tidelog.service.kafka.offsets import Offsets
-from tidelog.service.kafka.produce import Produce
+from tidelog.service.kafka.offsets import KafkaOffsets
+from tidelog.service.kafka.produce import KafkaProduce
 from tidelog.service.kafka.routing import Routing
 from tidelog.service.peers.listener import reachable
 from tidelog.service.security.authenticator import Security
@@ -102,16 +102,16 @@ class KafkaServer:
         self.routing = Routing(context, named)
         placement = Placement(context, self.routing)
         handlers = Handlers(
-            Produce(context),
-            Fetch(context),
-            Offsets(context),
+            KafkaProduce(context),
+            KafkaFetch(context),
+            KafkaOffsets(context),
             self.routing,
             placement,
             Topics(context),
             Configs(context, named.node_id),
             [*group_apis(context), *(disabled_acl_apis(context) if security is None else ())],
         )
-        server = Server(
+        server = ListenerParts(
             asyncio.get_running_loop(),
             context,
             table(handlers),

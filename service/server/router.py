@@ -143,7 +143,7 @@ _Paths: TypeAlias = list[tuple[list[str], Target]]
 """The segments of a path, and its route."""
 
 
-class Node:
+class PathNode:
     """All routes whose paths begin with the same segments."""
 
     __slots__ = ("methods", "parameter", "rest", "words")
@@ -151,18 +151,18 @@ class Node:
     def __init__(self, paths: _Paths, depth: int = 0) -> None:
         longer = [pair for pair in paths if len(pair[0]) > depth]
         parameters = [pair for pair in longer if _is_parameter(pair[0][depth])]
-        self.words: dict[str, Node] = {}
+        self.words: dict[str, PathNode] = {}
         """The next nodes, by a segment that is a word of a route."""
         for word in {path[depth] for path, _ in longer if path[depth][0] != "{"}:
             # Routes with a parameter here fit a word, too. They are part of the word's node, so
             # that a lookup never has to go back.
             words = [pair for pair in longer if pair[0][depth] == word]
-            self.words[word] = Node(words + parameters, depth + 1)
-        self.parameter = Node(parameters, depth + 1) if parameters else None
+            self.words[word] = PathNode(words + parameters, depth + 1)
+        self.parameter = PathNode(parameters, depth + 1) if parameters else None
         """The next node for every other segment."""
         rests = [pair for pair in longer if pair[0][depth].endswith(":path}")]
         self.rest = (
-            Node([(path[:depth], target) for path, target in rests], depth) if rests else None
+            PathNode([(path[:depth], target) for path, target in rests], depth) if rests else None
         )
         """The node for any number of other segments."""
         self.methods: dict[str, Target] = {}
@@ -179,7 +179,7 @@ class Node:
         """The methods of the path, sorted."""
         return sorted({*self.methods, "OPTIONS"})
 
-    def find(self, path: str) -> "tuple[Node | None, list[str]]":
+    def find(self, path: str) -> "tuple[PathNode | None, list[str]]":
         """Return the node of a path, and the path's segments."""
         segments = path.split("/")[1:]
         if "" in segments:
@@ -239,7 +239,7 @@ class Router:
         """Serves the requests that other brokers forward to this one."""
         producer_v3 = produce_v3.ProduceV3(broker, settings, producer, counters)
         transactor = transactions.Transactions(broker, settings, producer, counters)
-        self._root = Node(
+        self._root = PathNode(
             [
                 *_paths(produce.ROUTES, lambda route: MethodType(route.serve, producer)),
                 *_paths(fetch.ROUTES, lambda route: MethodType(route.serve, fetcher)),
@@ -251,7 +251,7 @@ class Router:
             ]
         )
         for_peers = (*consumer_routes.ROUTES, *consumer_routes.PEER_ROUTES)
-        self._forwarded_root = Node([*_paths(for_peers, self.consumers.bound_here)])
+        self._forwarded_root = PathNode([*_paths(for_peers, self.consumers.bound_here)])
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -402,7 +402,7 @@ def _refusal_of_accept(target: Target, headers: Mapping[bytes, bytes]) -> NotAcc
 
 
 def _refusal_of_path(
-    method: str, node: Node | None, target: Target | None, segments: list[str]
+    method: str, node: PathNode | None, target: Target | None, segments: list[str]
 ) -> Exception | None:
     """Return the error if the path cannot be served with this method. The body is not read yet."""
     if target is None:
@@ -439,7 +439,7 @@ def _without_body(send: Send) -> Send:
 async def _refusal(
     security: Security,
     scope: Scope,
-    node: Node | None,
+    node: PathNode | None,
     target: Target | None,
     segments: list[str],
 ) -> LogError | None:

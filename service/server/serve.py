@@ -25,7 +25,7 @@ from tidelog.service.exit_status import EXIT_FAILED, EXIT_OK, EXIT_UNREACHABLE, 
 from tidelog.service.formats.shared_pages import SHARED_BYTES_MAX
 from tidelog.service.http.admission import Admission
 from tidelog.service.http.handshakes import HANDSHAKES_BYTES_MAX, Handshakes
-from tidelog.service.http.sockets import Server, bound_sockets
+from tidelog.service.http.sockets import HttpServer, bound_sockets
 from tidelog.service.http.turns import Turns
 from tidelog.service.kafka.appends import UNPACKED_BYTES_MAX
 from tidelog.service.peers.client import COMPACTIONS, KAFKA_CLIENTS, METRICS, VITALS, HttpPeers
@@ -49,7 +49,7 @@ from tidelog.service.server.return_memory import return_memory
 from tidelog.service.server.router import Limiters, Router, limits_of
 from tidelog.service.settings.settings import Settings
 from tidelog.service.telemetry.compactions import Compactions
-from tidelog.service.telemetry.kafka_clients import KafkaClients
+from tidelog.service.telemetry.kafka_clients import ConnectedClients
 from tidelog.service.telemetry.loop_probe import LoopProbe
 from tidelog.service.telemetry.maintenance_metrics import MaintenanceCounters
 from tidelog.service.telemetry.metrics import HttpCounters, Worker, gathered
@@ -326,7 +326,7 @@ async def _build_apps(
             serving.handshakes,
         )
     connected = () if kafka_server is None else kafka_server.listener.connections
-    app.state.kafka_clients = KafkaClients(broker, connected, lambda: ask(KAFKA_CLIENTS))
+    app.state.kafka_clients = ConnectedClients(broker, connected, lambda: ask(KAFKA_CLIENTS))
     compactions = Compactions(broker, compactor(settings), lambda: ask(COMPACTIONS))
     app.state.compactions = compactions
     forwarder = Forwarder(GroupPeers(broker.members, serving.peers))
@@ -367,7 +367,7 @@ async def _serve_http(
         )
         on_listening()
 
-    server = Server(
+    server = HttpServer(
         app,
         settings.host,
         settings.port,

@@ -54,7 +54,7 @@ class BrokerSigns(msgspec.Struct):
     """The broker runs retention and collection by itself."""
 
 
-class _Sample:
+class _HealthSample:
     """The counters of a broker at one moment."""
 
     def __init__(self, broker: Broker, clock: Clock) -> None:
@@ -128,5 +128,5 @@ class SignSampler:
             maintains=maintains,
         )
 
-    def _sample(self) -> _Sample:
-        return _Sample(self._broker, self._broker.clock)
+    def _sample(self) -> _HealthSample:
+        return _HealthSample(self._broker, self._broker.clock)

@@ -79,18 +79,18 @@ class ClusterClients(NamedTuple):
     missing: list[str]
 
 
-class Connected(Protocol):
+class ConnectedClient(Protocol):
     """A connection of a Kafka client."""
 
     def now(self) -> ConnectionNow: ...
 
 
-class KafkaClients:
+class ConnectedClients:
     """The connected Kafka clients of one broker and, through `ask`, of its peers. Owned by one
     event loop."""
 
     def __init__(
-        self, broker: Broker, connections: Collection[Connected] = (), ask: Ask = no_answers
+        self, broker: Broker, connections: Collection[ConnectedClient] = (), ask: Ask = no_answers
     ) -> None:
         """`connections` has the open connections at each time."""
         self._broker = broker

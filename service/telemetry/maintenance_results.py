@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, Literal
 import msgspec
 
 from tidelog.storage.core import object_keys
-from tidelog.storage.core.errors import LogError, NotFound
+from tidelog.storage.core.errors import LogError, ObjectNotFound
 
 if TYPE_CHECKING:  # commands also use this module; the modules below are slow to import
     from tidelog.storage.broker import Broker
@@ -66,7 +66,7 @@ async def store_result(store: "ObjectStore", now: MaintenanceResult) -> None:
     key = object_keys.maintenance(now.kind)
     try:
         before = decoded(await store.get(key))
-    except NotFound:
+    except ObjectNotFound:
         before = None
     new_result = now if before is None else before.followed_by(now)
     short = msgspec.structs.replace(

@@ -21,7 +21,7 @@ from tidelog.storage.cluster.liveness import (
 )
 from tidelog.storage.cluster.messages import Notice
 from tidelog.storage.core import levels, object_keys
-from tidelog.storage.core.errors import NotFound
+from tidelog.storage.core.errors import ObjectNotFound
 from tidelog.storage.runtime.clock import Clock
 from tidelog.storage.runtime.tasks import surviving
 from tidelog.storage.store.object_store import ObjectStore
@@ -231,7 +231,7 @@ class Membership:
     async def _read(self, key: str) -> Member | None:
         try:
             member = msgspec.json.decode(await self.store.get(key), type=Member)
-        except NotFound:
+        except ObjectNotFound:
             return None  # deleted since the listing
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             log.warning("%s is not a valid liveness object: %s", key, error)

@@ -10,7 +10,7 @@ import asyncio
 import msgspec
 
 from tidelog.storage.core import object_keys
-from tidelog.storage.core.errors import NotFound, StoreUnfit
+from tidelog.storage.core.errors import ObjectNotFound, StoreUnfit
 from tidelog.storage.runtime.clock import Clock
 from tidelog.storage.store.object_store import ObjectStore
 
@@ -33,7 +33,7 @@ async def cluster_secret(store: ObjectStore, clock: Clock) -> bytes:
     while True:
         try:
             return _decoded(await store.get(object_keys.SECRET), store.url)
-        except NotFound:
+        except ObjectNotFound:
             drawn = clock.new_id() + clock.new_id()
         await store.create(object_keys.SECRET, [msgspec.json.encode(_Secret(1, drawn.hex()))])
         await asyncio.sleep(SECRET_RETRY_S)

@@ -26,7 +26,7 @@ class CorruptBatch(LogError):
     Kafka's CORRUPT_MESSAGE."""
 
 
-class Header(NamedTuple):
+class BatchHeader(NamedTuple):
     """The header of a batch. Timestamps are ms; `length` counts the bytes behind itself."""
 
     base_offset: int

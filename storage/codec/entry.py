@@ -133,7 +133,7 @@ class Draft(NamedTuple):
     header_bytes: int = 0
 
 
-class Decoded(NamedTuple):
+class DecodedEntry(NamedTuple):
     """A decoded entry: its header, its hash, and the position of the first chunk in the object."""
 
     entry: Entry
@@ -191,7 +191,7 @@ def header_length(start: Part, key: str) -> int:
     return _PREFIX.size + int(length)
 
 
-def decode(start: Part, key: str, *, seq: int, previous: bytes | None) -> Decoded:
+def decode(start: Part, key: str, *, seq: int, previous: bytes | None) -> DecodedEntry:
     """Decode the entry whose header is in `start`. If `previous` is None, do not check the hash of
     the previous entry.
 
@@ -217,7 +217,7 @@ def decode(start: Part, key: str, *, seq: int, previous: bytes | None) -> Decode
         raise Corrupt(key, f"its number is {entry.seq}, expected {seq}")
     if previous is not None and entry.previous != previous:
         raise Corrupt(key, "it does not name the entry before it: the chain is broken")
-    return Decoded(entry, _hash(header), end)
+    return DecodedEntry(entry, _hash(header), end)
 
 
 def shares(entry: Entry) -> Iterator[tuple[DraftId, range]]:

@@ -30,8 +30,8 @@ from tidelog.storage.codec.batch_header import (
     TIMESTAMP_MS_MAX,
     TRANSACTIONAL,
     TRANSACTIONS_NOT_SERVED,
+    BatchHeader,
     CorruptBatch,
-    Header,
     InvalidBatch,
     TransactionalBatch,
 )
@@ -96,7 +96,7 @@ class KeptBatch(NamedTuple):
     append_ms: int = -1
 
 
-class Decoded(NamedTuple):
+class DecodedBatches(NamedTuple):
     """The rows of some batches in CHUNK_SCHEMA, and how many of the batches did not decode."""
 
     rows: pa.RecordBatch
@@ -169,7 +169,7 @@ class _Opened(NamedTuple):
     """A batch with a checked header, and its unpacked records: the bytes of `raw` from `start`."""
 
     sent: memoryview
-    header: Header
+    header: BatchHeader
     raw: records.Raw
     start: int
 
@@ -242,11 +242,11 @@ def _batch(opened: _Opened, walked: Walked) -> Batch:
     )
 
 
-def _check_header(sent: memoryview) -> Header:
+def _check_header(sent: memoryview) -> BatchHeader:
     size = sent.nbytes
     if size < HEADER_SIZE:
         raise InvalidBatch(f"{size} bytes are less than the header of a record batch")
-    header = Header._make(HEADER.unpack_from(sent))
+    header = BatchHeader._make(HEADER.unpack_from(sent))
     # Older formats have other fields, but the magic is at the same place.
     if header.magic != MAGIC:
         raise InvalidBatch(f"magic {header.magic} is not supported: use record batches of magic 2")
@@ -261,7 +261,7 @@ def _check_header(sent: memoryview) -> Header:
     return header
 
 
-def _check_values(header: Header) -> None:
+def _check_values(header: BatchHeader) -> None:
     if header.attributes & TRANSACTIONAL:
         raise TransactionalBatch(TRANSACTIONS_NOT_SERVED)
     if header.attributes & CONTROL:
@@ -341,7 +341,7 @@ def split(body: memoryview, key: str) -> list[KeptBatch]:
     return batches
 
 
-def decode(batches: Sequence[KeptBatch], key: str) -> Decoded:
+def decode(batches: Sequence[KeptBatch], key: str) -> DecodedBatches:
     """Return the records of batches of a chunk, one or more, as rows.
 
     The timestamps are the producer's; `append_ms` is not used. Raises Corrupt if the unpacked
@@ -364,7 +364,7 @@ def decode(batches: Sequence[KeptBatch], key: str) -> Decoded:
             part = _undecodable(group[0], str(error))
             undecodable += 1
         parts.append(part)
-    return Decoded(chunk.concat(parts), undecodable)
+    return DecodedBatches(chunk.concat(parts), undecodable)
 
 
 def _groups(batches: Sequence[KeptBatch]) -> Iterator[Sequence[KeptBatch]]:
@@ -407,7 +407,7 @@ def _read(batches: Sequence[KeptBatch], key: str, left: int) -> tuple[pa.RecordB
 
 
 def _undecodable(item: KeptBatch, reason: str) -> pa.RecordBatch:
-    header = Header._make(HEADER.unpack_from(item.data))
+    header = BatchHeader._make(HEADER.unpack_from(item.data))
     timestamp = max(min(header.max_timestamp, TIMESTAMP_MS_MAX), -TIMESTAMP_MS_MAX)
     values: list[bytes | None] = [bytes(item.data)]
     values += [None] * (item.count - 1)

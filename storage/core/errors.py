@@ -219,7 +219,7 @@ class TableInDoubt(Corrupt):
         self.version = version
 
 
-class NotFound(LogError):
+class ObjectNotFound(LogError):
     """No object has this key. This error never reaches service/."""
 
     def __init__(self, key: str) -> None:

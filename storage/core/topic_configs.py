@@ -227,7 +227,7 @@ one. For AUTO_CREATE and NUM_PARTITIONS, settings of the broker have precedence 
 one."""
 
 
-class Source(enum.IntEnum):
+class ConfigSource(enum.IntEnum):
     """Where a value is set. Names and numbers are Kafka's."""
 
     DYNAMIC_TOPIC_CONFIG = 1
@@ -241,7 +241,7 @@ class ConfigValue(NamedTuple):
 
     name: str
     value: str
-    source: Source
+    source: ConfigSource
 
 
 class TopicConfig(NamedTuple):
@@ -436,23 +436,23 @@ class TopicDefaults:
         """Return the values of a known config of a topic that sets `configs`: the effective value
         first, the built-in default last."""
         key = BROKER_NAMES.get(name, name)
-        values = [ConfigValue(key, KNOWN[name].default, Source.DEFAULT_CONFIG)]
+        values = [ConfigValue(key, KNOWN[name].default, ConfigSource.DEFAULT_CONFIG)]
         if name in self.configs:
             text = self.configs[name]
-            values.insert(0, ConfigValue(key, text, Source.DYNAMIC_DEFAULT_BROKER_CONFIG))
+            values.insert(0, ConfigValue(key, text, ConfigSource.DYNAMIC_DEFAULT_BROKER_CONFIG))
         if name in configs:
-            values.insert(0, ConfigValue(name, configs[name], Source.DYNAMIC_TOPIC_CONFIG))
+            values.insert(0, ConfigValue(name, configs[name], ConfigSource.DYNAMIC_TOPIC_CONFIG))
         return values
 
     def values_of_default(self, name: str, settings: Mapping[str, str]) -> list[ConfigValue]:
         """Return the values of a known default: the effective value first, the built-in one last.
         `settings` has the values that the broker's settings give."""
-        values = [ConfigValue(name, DEFAULTS[name].default, Source.DEFAULT_CONFIG)]
+        values = [ConfigValue(name, DEFAULTS[name].default, ConfigSource.DEFAULT_CONFIG)]
         if name in settings:
-            values.insert(0, ConfigValue(name, settings[name], Source.STATIC_BROKER_CONFIG))
+            values.insert(0, ConfigValue(name, settings[name], ConfigSource.STATIC_BROKER_CONFIG))
         if name in self.values:
             text = self.values[name]
-            values.insert(0, ConfigValue(name, text, Source.DYNAMIC_DEFAULT_BROKER_CONFIG))
+            values.insert(0, ConfigValue(name, text, ConfigSource.DYNAMIC_DEFAULT_BROKER_CONFIG))
         return values
 
 

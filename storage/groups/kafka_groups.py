@@ -48,13 +48,13 @@ from tidelog.storage.core.model import TopicIdPartition
 from tidelog.storage.groups.coordinator import all_of
 from tidelog.storage.groups.kafka_rebalance import ClassicGroup
 from tidelog.storage.groups.kafka_requests import (
-    Code,
     DescribedMember,
     Description,
+    GroupCode,
+    GroupPhase,
     Identity,
     Joined,
     JoinRequest,
-    Phase,
     Synced,
     SyncRequest,
 )
@@ -139,11 +139,11 @@ class ClassicGroups:
         """Handle JoinGroup. Returns at the end of the join phase. `on_counted` is called when the
         request is counted among the bytes of members, if it then waits."""
         held_group = await self._hold(group_id, is_new=True)
-        if isinstance(held_group, Code):
+        if isinstance(held_group, GroupCode):
             return Joined(held_group, request.who.member_id)
         if not self._has_room(held_group.group.members, request):
             self._follow_up(held_group)  # to release a group that is new
-            return Joined(Code.GROUP_MAX_SIZE_REACHED, request.who.member_id)
+            return Joined(GroupCode.GROUP_MAX_SIZE_REACHED, request.who.member_id)
         return await self._reply(held_group, partial(held_group.group.join, request), on_counted)
 
     def _has_room(self, roster: Roster, request: JoinRequest) -> bool:
@@ -159,7 +159,7 @@ class ClassicGroups:
     async def sync(self, group_id: str, request: SyncRequest) -> Synced:
         """Handle SyncGroup. Returns when the assignments are committed."""
         held_group = await self._hold(group_id)
-        if isinstance(held_group, Code):
+        if isinstance(held_group, GroupCode):
             return Synced(held_group)
         return await self._reply(held_group, partial(held_group.group.sync, request))
 
@@ -184,18 +184,22 @@ class ClassicGroups:
             self._follow_up(held_group)
             raise
 
-    async def heartbeat(self, group_id: str, who: Identity, generation: int) -> Code:
+    async def heartbeat(self, group_id: str, who: Identity, generation: int) -> GroupCode:
         held_group = await self._hold(group_id)
-        if isinstance(held_group, Code):
+        if isinstance(held_group, GroupCode):
             return held_group
         return held_group.group.heartbeat(who, generation, self._now_s)
 
-    async def leave(self, group_id: str, members: Sequence[Identity]) -> list[Code] | Code:
+    async def leave(
+        self, group_id: str, members: Sequence[Identity]
+    ) -> list[GroupCode] | GroupCode:
         """Handle LeaveGroup. Returns a code for each member, or one for the request."""
         held_group = await self._hold(group_id)
-        if isinstance(held_group, Code):
+        if isinstance(held_group, GroupCode):
             return (
-                [held_group] * len(members) if held_group is Code.UNKNOWN_MEMBER_ID else held_group
+                [held_group] * len(members)
+                if held_group is GroupCode.UNKNOWN_MEMBER_ID
+                else held_group
             )
         codes = [held_group.group.leave(who, self._now_s) for who in members]
         held_group.removals.append(removal := asyncio.get_running_loop().create_future())
@@ -211,20 +215,20 @@ class ClassicGroups:
         generation: int,
         offsets: list[GroupOffset],
         gone_partitions: Gone,
-    ) -> Code:
+    ) -> GroupCode:
         """Commit offsets of a member, or of any client while the group has no members, and delete
         those of `gone_partitions`. Raises the errors of a commit."""
         members = self._log.state.members
-        held_group: _Held | Code | None = self._held.get(group_id)
+        held_group: _Held | GroupCode | None = self._held.get(group_id)
         if held_group is None and generation < 0 and not members.has_members(group_id):
-            code = Code.NONE if self.is_coordinator(group_id) else Code.NOT_COORDINATOR
+            code = GroupCode.NONE if self.is_coordinator(group_id) else GroupCode.NOT_COORDINATOR
         elif isinstance(held_group := await self._hold(group_id), _Held):
             code = held_group.group.check_commit(who, generation, self._now_s)
-        elif held_group is Code.UNKNOWN_MEMBER_ID and members.get(group_id) is None:
-            code = Code.ILLEGAL_GENERATION
+        elif held_group is GroupCode.UNKNOWN_MEMBER_ID and members.get(group_id) is None:
+            code = GroupCode.ILLEGAL_GENERATION
         else:
             code = held_group
-        if code is not Code.NONE or not (offsets or gone_partitions):
+        if code is not GroupCode.NONE or not (offsets or gone_partitions):
             return code
         member_id = who.member_id if generation >= 0 else ""
         try:
@@ -234,8 +238,8 @@ class ClassicGroups:
             else:
                 await self._commits.add(commit)
         except GroupNotEmpty:
-            return Code.UNKNOWN_MEMBER_ID
-        return Code.NONE
+            return GroupCode.UNKNOWN_MEMBER_ID
+        return GroupCode.NONE
 
     async def delete(self, group_id: str) -> None:
         """Delete a group. Raises GroupNotEmpty."""
@@ -263,8 +267,8 @@ class ClassicGroups:
                 if isinstance(member, ClientMember)
             ]
             protocol_type, protocol = group.protocol_type, group.protocol
-            phase = Phase.PREPARING if group.is_preparing else Phase.STABLE
-            phase = phase if settled else Phase.EMPTY
+            phase = GroupPhase.PREPARING if group.is_preparing else GroupPhase.STABLE
+            phase = phase if settled else GroupPhase.EMPTY
         else:
             return None
         members = [
@@ -274,7 +278,7 @@ class ClassicGroups:
                 member.client_id,
                 member.host,
                 member.metadata,
-                member.assignment if phase is Phase.STABLE else b"",
+                member.assignment if phase is GroupPhase.STABLE else b"",
             )
             for member in settled
         ]
@@ -297,11 +301,11 @@ class ClassicGroups:
     def _now_s(self) -> float:
         return self._log.clock.boot_s()
 
-    async def _hold(self, group_id: str, *, is_new: bool = False) -> "_Held | Code":
+    async def _hold(self, group_id: str, *, is_new: bool = False) -> "_Held | GroupCode":
         """Return the group, after this broker has become its coordinator. Without `is_new`, return
         UNKNOWN_MEMBER_ID for a group without members."""
         if not self.is_coordinator(group_id):
-            return Code.NOT_COORDINATOR
+            return GroupCode.NOT_COORDINATOR
         held_group = self._held.get(group_id)
         if held_group is not None:
             return held_group
@@ -311,20 +315,20 @@ class ClassicGroups:
             await self._log.wal.refresh()  # another broker may have just settled the group (I3)
             group = self._log.state.members.get(group_id)
         if not is_new and (group is None or not group.members):
-            return Code.UNKNOWN_MEMBER_ID
+            return GroupCode.UNKNOWN_MEMBER_ID
         if group is not None and group.coordinator != me:
             try:
                 await self._coordinator.take(group_id)
             except LogError as error:
                 log.info("group %s cannot be taken: %s", group_id, error)
-                return Code.COORDINATOR_NOT_AVAILABLE
+                return GroupCode.COORDINATOR_NOT_AVAILABLE
             group = self._log.state.members.get(group_id)
             if group is not None and group.coordinator != me:
-                return Code.NOT_COORDINATOR
+                return GroupCode.NOT_COORDINATOR
         if group is not None and group.members and not group.is_assigned_by_clients:
-            return Code.INCONSISTENT_GROUP_PROTOCOL if is_new else Code.UNKNOWN_MEMBER_ID
+            return GroupCode.INCONSISTENT_GROUP_PROTOCOL if is_new else GroupCode.UNKNOWN_MEMBER_ID
         if self._log.state.level < levels.KAFKA:
-            return Code.UNSUPPORTED_VERSION
+            return GroupCode.UNSUPPORTED_VERSION
         return self._held.get(group_id) or self._open(group_id, group)
 
     def _open(self, group_id: str, group: ConsumerGroup | None) -> _Held:
@@ -401,7 +405,7 @@ class ClassicGroups:
         held_group.group.tick(self._now_s)
         self._follow_up(held_group)
 
-    def _release(self, held_group: _Held, code: Code | None = None) -> None:
+    def _release(self, held_group: _Held, code: GroupCode | None = None) -> None:
         """Forget the group. If there is a code, answer the waiting requests with it."""
         if self._held.get(held_group.group.group_id) is held_group:
             del self._held[held_group.group.group_id]
@@ -433,25 +437,25 @@ class ClassicGroups:
             raise
         except BaseException as error:  # without an answer, the members would wait forever
             log.critical("bug in the group %s", held_group.group.group_id, exc_info=error)
-            self._release(held_group, Code.COORDINATOR_NOT_AVAILABLE)
+            self._release(held_group, GroupCode.COORDINATOR_NOT_AVAILABLE)
         finally:
             held_group.task = None
             self._end_removals(held_group)
         self._follow_up(held_group)
 
     async def _settle(self, held_group: _Held, action: SettleGroup) -> None:
-        code = Code.NONE
+        code = GroupCode.NONE
         try:  # the group may have got its term since the action was made, by the commit before
             await self._log.submit(msgspec.structs.replace(action, term=held_group.group.term))
         except LogError as error:
             code = _code_of(error)
             log.info("generation %d of group %s: %s", action.generation, action.group_id, error)
         members = self._log.state.members
-        if code is Code.NOT_COORDINATOR and members.get(action.group_id) is None:
+        if code is GroupCode.NOT_COORDINATOR and members.get(action.group_id) is None:
             # The group is new, and a deleted group had this generation: take a greater one.
             held_group.group.generation_floor = members.generation_floor
-            code = Code.REBALANCE_IN_PROGRESS
-        if code is Code.NOT_COORDINATOR:
+            code = GroupCode.REBALANCE_IN_PROGRESS
+        if code is GroupCode.NOT_COORDINATOR:
             self._release(held_group, code)
             return
         held_group.group.settled(action, code, self._now_s)
@@ -518,7 +522,7 @@ class ClassicGroups:
         elif group.coordinator == own.coordinator and own.term in (0, group.term):
             own.term = group.term
         else:
-            self._release(held_group, Code.NOT_COORDINATOR)
+            self._release(held_group, GroupCode.NOT_COORDINATOR)
 
     # -- background work
 
@@ -555,7 +559,7 @@ class ClassicGroups:
         broker."""
         self._is_draining = True
         for held_group in list(self._held.values()):
-            self._release(held_group, Code.NOT_COORDINATOR)
+            self._release(held_group, GroupCode.NOT_COORDINATOR)
 
     async def close(self) -> None:
         """Drain, and stop the commits under way."""
@@ -577,13 +581,13 @@ def _answer(future: "asyncio.Future[A]", answer: A) -> None:
         future.set_result(answer)
 
 
-def _code_of(error: LogError) -> Code:
+def _code_of(error: LogError) -> GroupCode:
     """Return the answer to members whose assignments were not committed."""
-    codes: dict[type[LogError], Code] = {
-        IllegalGeneration: Code.NOT_COORDINATOR,
-        InconsistentGroupProtocol: Code.INCONSISTENT_GROUP_PROTOCOL,
-        InvalidRequest: Code.INVALID_REQUEST,
-        BoundReached: Code.GROUP_MAX_SIZE_REACHED,
+    codes: dict[type[LogError], GroupCode] = {
+        IllegalGeneration: GroupCode.NOT_COORDINATOR,
+        InconsistentGroupProtocol: GroupCode.INCONSISTENT_GROUP_PROTOCOL,
+        InvalidRequest: GroupCode.INVALID_REQUEST,
+        BoundReached: GroupCode.GROUP_MAX_SIZE_REACHED,
     }
     kinds = (code for kind, code in codes.items() if isinstance(error, kind))
-    return next(kinds, Code.COORDINATOR_NOT_AVAILABLE)
+    return next(kinds, GroupCode.COORDINATOR_NOT_AVAILABLE)

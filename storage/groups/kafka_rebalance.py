@@ -23,18 +23,18 @@ from typing import TypeAlias
 
 from tidelog.storage.core.actions import ExpireMember, LeaveGroup, SettleGroup
 from tidelog.storage.groups.kafka_requests import (
-    Code,
+    GroupCode,
+    GroupPhase,
     Identity,
     Joined,
     JoinedMember,
     JoinRequest,
     OnJoined,
     OnSynced,
-    Phase,
     Synced,
     SyncRequest,
 )
-from tidelog.storage.groups.kafka_roster import Member, Roster
+from tidelog.storage.groups.kafka_roster import Roster, RosterMember
 from tidelog.storage.state.group_types import (
     GROUP_BYTES_MAX,
     MEMBERS_OF_GROUP_MAX,
@@ -81,7 +81,7 @@ class ClassicGroup:
     delay_s: float
     settled_generation: int = 0
     generation_floor: int = 0
-    phase: Phase = Phase.EMPTY
+    phase: GroupPhase = GroupPhase.EMPTY
     protocol_type: str = ""
     protocol: str = ""
     leader: str = ""
@@ -114,9 +114,9 @@ class ClassicGroup:
             group.leader if group.leader in group.members else members[0].member_id
         )
         for member in members:
-            classic_group.members.put(Member.restored(member, group, now_s))
+            classic_group.members.put(RosterMember.restored(member, group, now_s))
         classic_group._in_state = set(group.members)
-        classic_group.phase = Phase.STABLE
+        classic_group.phase = GroupPhase.STABLE
         if group.is_preparing:
             classic_group._rebalance(now_s)
         return classic_group
@@ -128,9 +128,9 @@ class ClassicGroup:
         who = request.who
         is_promised = who.member_id in self.members.promised and not who.instance_id
         code = self._check_join(request)
-        if code is Code.NONE and who.member_id and not is_promised:
+        if code is GroupCode.NONE and who.member_id and not is_promised:
             code = self.members.check(who)
-        if code is not Code.NONE:
+        if code is not GroupCode.NONE:
             reply(Joined(code, who.member_id))
             return
         member = self.members.find(who)
@@ -145,7 +145,7 @@ class ClassicGroup:
             member_id = self._name(request)
             self.members.promise(member_id, request.principal, now_s + MEMBER_ID_S)
             self._look_s = 0.0
-            reply(Joined(Code.MEMBER_ID_REQUIRED, member_id))
+            reply(Joined(GroupCode.MEMBER_ID_REQUIRED, member_id))
 
     def sync(self, request: SyncRequest, reply: OnSynced, now_s: float) -> None:
         """Handle SyncGroup. `reply` gets the answer, now or when the assignments are committed."""
@@ -153,58 +153,60 @@ class ClassicGroup:
         is_same = request.protocol_type in {None, self.protocol_type} and (
             request.protocol in {None, self.protocol}
         )
-        if code is Code.NONE and not is_same:
-            code = Code.INCONSISTENT_GROUP_PROTOCOL
-        elif code is Code.NONE and self.phase is Phase.PREPARING:
-            code = Code.REBALANCE_IN_PROGRESS
-        if code is not Code.NONE:
+        if code is GroupCode.NONE and not is_same:
+            code = GroupCode.INCONSISTENT_GROUP_PROTOCOL
+        elif code is GroupCode.NONE and self.phase is GroupPhase.PREPARING:
+            code = GroupCode.REBALANCE_IN_PROGRESS
+        if code is not GroupCode.NONE:
             reply(Synced(code))
             return
         member = self.members[request.who.member_id]
         member.heard_s = now_s
         self._unsynced.discard(member.member_id)
-        if self.phase is Phase.STABLE:
-            reply(Synced(Code.NONE, self.protocol_type, self.protocol, member.assignment))
+        if self.phase is GroupPhase.STABLE:
+            reply(Synced(GroupCode.NONE, self.protocol_type, self.protocol, member.assignment))
             return
-        member.answer_sync(Synced(Code.REBALANCE_IN_PROGRESS))  # the member's earlier SyncGroup
+        member.answer_sync(
+            Synced(GroupCode.REBALANCE_IN_PROGRESS)
+        )  # the member's earlier SyncGroup
         member.syncing = reply
         if member.member_id == self.leader and self._settling is None:
             self._settling = self._settlement(request.assignments)
 
-    def heartbeat(self, who: Identity, generation: int, now_s: float) -> Code:
+    def heartbeat(self, who: Identity, generation: int, now_s: float) -> GroupCode:
         code = self._check(who, generation)
-        if code is Code.NONE:
+        if code is GroupCode.NONE:
             self.members[who.member_id].heard_s = now_s
-            if self.phase is Phase.PREPARING:
-                return Code.REBALANCE_IN_PROGRESS
+            if self.phase is GroupPhase.PREPARING:
+                return GroupCode.REBALANCE_IN_PROGRESS
         return code
 
-    def leave(self, who: Identity, now_s: float) -> Code:
+    def leave(self, who: Identity, now_s: float) -> GroupCode:
         """Remove a member, which may be named by its instance id alone."""
         if self.members.end_promise(who.member_id):
             self._complete_if_joined(now_s)
-            return Code.NONE
+            return GroupCode.NONE
         member = self.members.find(who)
         if member is None:
-            return Code.UNKNOWN_MEMBER_ID
+            return GroupCode.UNKNOWN_MEMBER_ID
         code = self.members.check(who._replace(member_id=member.member_id))
-        if code is Code.NONE:
+        if code is GroupCode.NONE:
             self.actions.append(LeaveGroup(self.group_id, member.member_id))
             self._remove(member, now_s)
         return code
 
-    def check_commit(self, who: Identity, generation: int, now_s: float) -> Code:
+    def check_commit(self, who: Identity, generation: int, now_s: float) -> GroupCode:
         """Return NONE if this member may commit offsets now, else the error. A commit counts as a
         heartbeat. While the group is empty, every client may commit without a generation."""
         if generation < 0 and not self.members:
-            return Code.NONE
+            return GroupCode.NONE
         code = self._check(who, generation)
-        if code is not Code.NONE:
+        if code is not GroupCode.NONE:
             return code
         self.members[who.member_id].heard_s = now_s
-        if self.phase is Phase.COMPLETING or self.generation != self.settled_generation:
-            return Code.REBALANCE_IN_PROGRESS
-        return Code.NONE
+        if self.phase is GroupPhase.COMPLETING or self.generation != self.settled_generation:
+            return GroupCode.REBALANCE_IN_PROGRESS
+        return GroupCode.NONE
 
     # -- other events
 
@@ -212,7 +214,7 @@ class ClassicGroup:
     def wake_s(self) -> float:
         """The time at which a phase of a rebalance ends, even if no request comes."""
         ends_s = self._sync_ends_s if self._unsynced else math.inf
-        return min(ends_s, self._join_ends_s if self.phase is Phase.PREPARING else math.inf)
+        return min(ends_s, self._join_ends_s if self.phase is GroupPhase.PREPARING else math.inf)
 
     @property
     def look_s(self) -> float:
@@ -232,17 +234,17 @@ class ClassicGroup:
         if self._unsynced and now_s >= self._sync_ends_s:
             silent = [self.members[member_id] for member_id in sorted(self._unsynced)]
             self._drop(silent, now_s)
-        if self.phase is Phase.PREPARING and now_s >= self._join_ends_s:
+        if self.phase is GroupPhase.PREPARING and now_s >= self._join_ends_s:
             self._complete(now_s)
 
-    def settled(self, action: SettleGroup, code: Code, now_s: float) -> None:
+    def settled(self, action: SettleGroup, code: GroupCode, now_s: float) -> None:
         """Note the result of a commit of SettleGroup. If the commit failed, `code` is the answer to
         the members, and they join again."""
-        if code is Code.NONE:
+        if code is GroupCode.NONE:
             self.term = max(self.term, 1)
             self.settled_generation = action.generation
             self._in_state = {member.member_id for member in action.members}
-            if self.phase is Phase.EMPTY:  # the members left meanwhile
+            if self.phase is GroupPhase.EMPTY:  # the members left meanwhile
                 self._empty_state()
         for replacement in [
             replacement for replacement in self._replacements if replacement.action is action
@@ -250,24 +252,26 @@ class ClassicGroup:
             self._replacements.remove(replacement)
             replacement.reply(
                 replacement.answer
-                if code is Code.NONE
+                if code is GroupCode.NONE
                 else Joined(code, replacement.answer.member_id)
             )
         if self._settling is not action:
             return
         self._settling = None
-        if self.phase is not Phase.COMPLETING or action.generation != self.generation:
+        if self.phase is not GroupPhase.COMPLETING or action.generation != self.generation:
             return  # another rebalance has begun
-        if code is not Code.NONE:
+        if code is not GroupCode.NONE:
             self._rebalance(now_s, code)
             return
-        self.phase = Phase.STABLE
+        self.phase = GroupPhase.STABLE
         assignments = {member.member_id: member.assignment for member in action.members}
         for member in self.members:
             member.assignment = assignments.get(member.member_id, b"")
             if member.syncing is not None:
                 member.heard_s = now_s
-                answer = Synced(Code.NONE, self.protocol_type, self.protocol, member.assignment)
+                answer = Synced(
+                    GroupCode.NONE, self.protocol_type, self.protocol, member.assignment
+                )
                 member.answer_sync(answer)
         self._look_s = 0.0
 
@@ -284,7 +288,7 @@ class ClassicGroup:
         for member in self.members:
             member.heard_s = max(member.heard_s, began_s)
 
-    def close(self, code: Code) -> None:
+    def close(self, code: GroupCode) -> None:
         """Answer all waiting requests, because another broker coordinates the group."""
         for member in self.members:
             member.refuse(code)
@@ -294,33 +298,33 @@ class ClassicGroup:
 
     # -- joining
 
-    def _check_join(self, request: JoinRequest) -> Code:
+    def _check_join(self, request: JoinRequest) -> GroupCode:
         who = request.who
         if not SESSION_MS_MIN <= request.session_timeout_ms <= SESSION_MS_MAX:
-            return Code.INVALID_SESSION_TIMEOUT
+            return GroupCode.INVALID_SESSION_TIMEOUT
         if request.rebalance_timeout_ms < 0 or (
             who.instance_id and check_name(who.instance_id) is not None
         ):
-            return Code.INVALID_REQUEST
+            return GroupCode.INVALID_REQUEST
         if not request.protocols or not request.protocol_type:
-            return Code.INCONSISTENT_GROUP_PROTOCOL
+            return GroupCode.INCONSISTENT_GROUP_PROTOCOL
         own = self.members.find(who)
         if len(self.members) > (own is not None) and (
             request.protocol_type != self.protocol_type
             or not self.members.is_compatible(request, own)
         ):
-            return Code.INCONSISTENT_GROUP_PROTOCOL
+            return GroupCode.INCONSISTENT_GROUP_PROTOCOL
         size = self.members.size + request.size - (0 if own is None else own.request.size)
         count = len(self.members) + len(self.members.promised)
         is_new = own is None and who.member_id not in self.members.promised
         if (is_new and count >= MEMBERS_OF_GROUP_MAX) or size > PROTOCOL_BYTES_MAX:
-            return Code.GROUP_MAX_SIZE_REACHED
-        return Code.NONE
+            return GroupCode.GROUP_MAX_SIZE_REACHED
+        return GroupCode.NONE
 
-    def _check(self, who: Identity, generation: int) -> Code:
+    def _check(self, who: Identity, generation: int) -> GroupCode:
         code = self.members.check(who)
-        if code is Code.NONE and generation != self.generation:
-            return Code.ILLEGAL_GENERATION
+        if code is GroupCode.NONE and generation != self.generation:
+            return GroupCode.ILLEGAL_GENERATION
         return code
 
     def _name(self, request: JoinRequest) -> str:
@@ -335,32 +339,35 @@ class ClassicGroup:
     def _add(self, member_id: str, request: JoinRequest, reply: OnJoined, now_s: float) -> None:
         if not self.members:
             self.protocol_type, self.leader = request.protocol_type, member_id
-        self.members.put(Member(member_id, request, now_s, joining=reply))
-        if self.phase is Phase.PREPARING and self._delay_ends_s < math.inf:
+        self.members.put(RosterMember(member_id, request, now_s, joining=reply))
+        if self.phase is GroupPhase.PREPARING and self._delay_ends_s < math.inf:
             self._join_ends_s = min(now_s + self.delay_s, self._delay_ends_s)
         self._rebalance(now_s)
 
     def _join_again(
-        self, member: Member, request: JoinRequest, reply: OnJoined, now_s: float
+        self, member: RosterMember, request: JoinRequest, reply: OnJoined, now_s: float
     ) -> None:
         is_same = list(member.request.protocols) == list(request.protocols)
         is_leader = member.member_id == self.leader
         member.heard_s = now_s
         if is_same and (
-            self.phase is Phase.COMPLETING or (self.phase is Phase.STABLE and not is_leader)
+            self.phase is GroupPhase.COMPLETING
+            or (self.phase is GroupPhase.STABLE and not is_leader)
         ):
             reply(self._joined(member))  # the member did not get the first answer
             return
-        member.answer_join(Joined(Code.REBALANCE_IN_PROGRESS, member.member_id))
+        member.answer_join(Joined(GroupCode.REBALANCE_IN_PROGRESS, member.member_id))
         self._change(member, request)
         member.joining = reply
         self._rebalance(now_s)
 
-    def _replace(self, member: Member, request: JoinRequest, reply: OnJoined, now_s: float) -> None:
+    def _replace(
+        self, member: RosterMember, request: JoinRequest, reply: OnJoined, now_s: float
+    ) -> None:
         """Give a static member that was restarted a new id. The old id is fenced."""
         old_id, metadata = member.member_id, member.metadata(self.protocol)
         was_leader = old_id == self.leader
-        member.refuse(Code.FENCED_INSTANCE_ID)
+        member.refuse(GroupCode.FENCED_INSTANCE_ID)
         self._unsynced.discard(old_id)
         self.members.rename(member, self._name(request))
         member.heard_s = now_s
@@ -370,7 +377,7 @@ class ClassicGroup:
         is_same = (
             self.members.elect() == self.protocol and member.metadata(self.protocol) == metadata
         )
-        if self.phase is not Phase.STABLE or not is_same:
+        if self.phase is not GroupPhase.STABLE or not is_same:
             member.joining = reply
             self._rebalance(now_s)
             return
@@ -384,7 +391,7 @@ class ClassicGroup:
         }
         self._replacements.append(_Replacement(self._settlement(assignments), answer, reply))
 
-    def _change(self, member: Member, request: JoinRequest) -> None:
+    def _change(self, member: RosterMember, request: JoinRequest) -> None:
         self.members.change(member, request)
         if len(self.members) == 1:
             self.protocol_type = request.protocol_type
@@ -392,24 +399,24 @@ class ClassicGroup:
 
     # -- rebalances
 
-    def _rebalance(self, now_s: float, code: Code = Code.REBALANCE_IN_PROGRESS) -> None:
+    def _rebalance(self, now_s: float, code: GroupCode = GroupCode.REBALANCE_IN_PROGRESS) -> None:
         """Begin the join phase, unless it has begun. SyncGroups that wait are answered `code`."""
-        if self.phase is not Phase.PREPARING:
+        if self.phase is not GroupPhase.PREPARING:
             for member in self.members:
                 member.answer_sync(Synced(code))
             self._unsynced.clear()
             self._join_ends_s = now_s + self.members.rebalance_timeout_s
             self._delay_ends_s = math.inf
-            if self.phase is Phase.EMPTY and self.delay_s:
+            if self.phase is GroupPhase.EMPTY and self.delay_s:
                 self._delay_ends_s = self._join_ends_s
                 self._join_ends_s = min(now_s + self.delay_s, self._delay_ends_s)
-            self.phase = Phase.PREPARING
+            self.phase = GroupPhase.PREPARING
         self._look_s = 0.0
         self._complete_if_joined(now_s)
 
     def _complete_if_joined(self, now_s: float) -> None:
         is_delayed = self._delay_ends_s < math.inf and bool(self.members)
-        if self.phase is not Phase.PREPARING or self.members.promised or is_delayed:
+        if self.phase is not GroupPhase.PREPARING or self.members.promised or is_delayed:
             return
         if self.members.have_all_joined:
             self._complete(now_s)
@@ -431,7 +438,7 @@ class ClassicGroup:
         self._delay_ends_s = math.inf
         self.generation = max(self.generation, self.generation_floor) + 1
         self.protocol = self.members.elect()
-        self.phase, self._settling = Phase.COMPLETING, None
+        self.phase, self._settling = GroupPhase.COMPLETING, None
         self._unsynced = {member.member_id for member in joined}
         self._sync_ends_s = now_s + self.members.rebalance_timeout_s
         for member in joined:
@@ -439,7 +446,7 @@ class ClassicGroup:
             member.answer_join(self._joined(member))
         self._look_s = 0.0
 
-    def _joined(self, member: Member) -> Joined:
+    def _joined(self, member: RosterMember) -> Joined:
         members: list[JoinedMember] = []
         if member.member_id == self.leader:
             members = [
@@ -451,7 +458,7 @@ class ClassicGroup:
                 for group_member in self.members
             ]
         return Joined(
-            Code.NONE,
+            GroupCode.NONE,
             member.member_id,
             self.generation,
             self.protocol_type,
@@ -490,7 +497,7 @@ class ClassicGroup:
         self._look_s = min(ends, default=math.inf)
         self._complete_if_joined(now_s)
 
-    def _drop(self, members: Iterable[Member], now_s: float) -> None:
+    def _drop(self, members: Iterable[RosterMember], now_s: float) -> None:
         for member in members:
             if member.member_id in self.members:  # the drop of another one may have removed it
                 self._expel([member.member_id])
@@ -500,22 +507,22 @@ class ClassicGroup:
         term = max(self.term, 1)  # the first SettleGroup begins term 1
         self.actions += [ExpireMember(self.group_id, member_id, term) for member_id in member_ids]
 
-    def _remove(self, member: Member, now_s: float) -> None:
+    def _remove(self, member: RosterMember, now_s: float) -> None:
         self._forget(member)
-        if self.phase is Phase.PREPARING and not self.members:
+        if self.phase is GroupPhase.PREPARING and not self.members:
             self._become_empty()
         else:
             self._rebalance(now_s)
 
-    def _forget(self, member: Member) -> None:
+    def _forget(self, member: RosterMember) -> None:
         self.members.remove(member)
         self._unsynced.discard(member.member_id)
-        member.refuse(Code.UNKNOWN_MEMBER_ID)
+        member.refuse(GroupCode.UNKNOWN_MEMBER_ID)
         if self.leader == member.member_id:
             self.leader = next((group_member.member_id for group_member in self.members), "")
 
     def _become_empty(self) -> None:
-        self.phase, self.leader, self.protocol = Phase.EMPTY, "", ""
+        self.phase, self.leader, self.protocol = GroupPhase.EMPTY, "", ""
         self._delay_ends_s = math.inf
         self._unsynced.clear()
         self._empty_state()

@@ -5,7 +5,7 @@ from enum import Enum, IntEnum
 from typing import NamedTuple, TypeAlias
 
 
-class Code(IntEnum):
+class GroupCode(IntEnum):
     """The error codes of Kafka's protocol for groups."""
 
     NONE = 0
@@ -24,7 +24,7 @@ class Code(IntEnum):
     FENCED_INSTANCE_ID = 82
 
 
-class Phase(Enum):
+class GroupPhase(Enum):
     """The state of a group, with Kafka's names."""
 
     EMPTY = "Empty"
@@ -84,7 +84,7 @@ class Joined(NamedTuple):
     """The answer to JoinGroup. `members` is empty for all members but the leader. If
     `skip_assignment`, the leader must not compute assignments, because the last ones are valid."""
 
-    code: Code
+    code: GroupCode
     member_id: str
     generation: int = -1
     protocol_type: str | None = None
@@ -108,7 +108,7 @@ class SyncRequest(NamedTuple):
 class Synced(NamedTuple):
     """The answer to SyncGroup."""
 
-    code: Code
+    code: GroupCode
     protocol_type: str | None = None
     protocol: str | None = None
     assignment: bytes = b""
@@ -128,7 +128,7 @@ class DescribedMember(NamedTuple):
 class Description(NamedTuple):
     """A group for people and admin tools."""
 
-    phase: Phase
+    phase: GroupPhase
     protocol_type: str
     protocol: str
     members: list[DescribedMember]

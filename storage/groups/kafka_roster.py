@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from tidelog.storage.core.actions import SettledMember
 from tidelog.storage.groups.kafka_requests import (
-    Code,
+    GroupCode,
     Identity,
     Joined,
     JoinRequest,
@@ -20,7 +20,7 @@ from tidelog.storage.state.group_types import ClientMember, ConsumerGroup
 
 
 @dataclass(slots=True, eq=False)
-class Member:
+class RosterMember:
     """A member of the group. `joining` or `syncing` is the callback of its waiting request.
     `heard_s` is the time of its last request."""
 
@@ -32,7 +32,7 @@ class Member:
     syncing: OnSynced | None = None
 
     @classmethod
-    def restored(cls, member: ClientMember, group: ConsumerGroup, now_s: float) -> "Member":
+    def restored(cls, member: ClientMember, group: ConsumerGroup, now_s: float) -> "RosterMember":
         """Continue a member of the cluster state. Of its assignors, the state has only the chosen
         one."""
         request = JoinRequest(
@@ -87,7 +87,7 @@ class Member:
         if reply is not None:
             reply(answer)
 
-    def refuse(self, code: Code) -> None:
+    def refuse(self, code: GroupCode) -> None:
         """Answer the waiting requests with an error."""
         self.answer_join(Joined(code, self.member_id))
         self.answer_sync(Synced(code))
@@ -111,35 +111,35 @@ class Roster:
         self.counts: Counter[str] = Counter()
         self.promised: dict[str, Promise] = {}
         """Member ids whose first JoinGroup has not come yet."""
-        self._members: dict[str, Member] = {}
+        self._members: dict[str, RosterMember] = {}
         self._static: dict[str, str] = {}
         self._support: Counter[str] = Counter()
 
     def __len__(self) -> int:
         return len(self._members)
 
-    def __iter__(self) -> Iterator[Member]:
+    def __iter__(self) -> Iterator[RosterMember]:
         return iter(list(self._members.values()))
 
     def __contains__(self, member_id: object) -> bool:
         return member_id in self._members
 
-    def __getitem__(self, member_id: str) -> Member:
+    def __getitem__(self, member_id: str) -> RosterMember:
         return self._members[member_id]
 
-    def find(self, who: Identity) -> Member | None:
+    def find(self, who: Identity) -> RosterMember | None:
         """Return the member of this id, or of this instance id if the member id is empty."""
         return self._members.get(who.member_id or self._static.get(who.instance_id, ""))
 
-    def check(self, who: Identity) -> Code:
+    def check(self, who: Identity) -> GroupCode:
         """Return NONE if this is the identity of a member, else the error."""
         if who.instance_id:
             holder = self._static.get(who.instance_id)
             if holder is not None and holder != who.member_id:
-                return Code.FENCED_INSTANCE_ID
+                return GroupCode.FENCED_INSTANCE_ID
             if holder is None:
-                return Code.UNKNOWN_MEMBER_ID
-        return Code.NONE if who.member_id in self._members else Code.UNKNOWN_MEMBER_ID
+                return GroupCode.UNKNOWN_MEMBER_ID
+        return GroupCode.NONE if who.member_id in self._members else GroupCode.UNKNOWN_MEMBER_ID
 
     def promise(self, member_id: str, principal: str, ends_s: float) -> None:
         self.promised[member_id] = Promise(ends_s, principal)
@@ -159,27 +159,27 @@ class Roster:
             return int(request.who.member_id not in self.promised), request.size
         return 0, request.size - own.request.size
 
-    def put(self, member: Member) -> None:
+    def put(self, member: RosterMember) -> None:
         self._members[member.member_id] = member
         member.request = _named(member, member.request)
         if member.instance_id:
             self._static[member.instance_id] = member.member_id
         self._count(member.request, 1)
 
-    def change(self, member: Member, request: JoinRequest) -> None:
+    def change(self, member: RosterMember, request: JoinRequest) -> None:
         """Replace the member's request. The member keeps its instance id."""
         self._count(member.request, -1)
         member.request = _named(member, request)
         self._count(request, 1)
 
-    def rename(self, member: Member, member_id: str) -> None:
+    def rename(self, member: RosterMember, member_id: str) -> None:
         """Give a static member another member id."""
         del self._members[member.member_id]
         member.member_id = member_id
         self._members[member_id] = member
         self._static[member.instance_id] = member_id
 
-    def remove(self, member: Member) -> None:
+    def remove(self, member: RosterMember) -> None:
         del self._members[member.member_id]
         if self._static.get(member.instance_id) == member.member_id:
             del self._static[member.instance_id]
@@ -194,7 +194,7 @@ class Roster:
 
     # -- assignors
 
-    def is_compatible(self, request: JoinRequest, own: Member | None) -> bool:
+    def is_compatible(self, request: JoinRequest, own: RosterMember | None) -> bool:
         """Return whether the request has an assignor that all members except `own` have."""
         others = len(self) - (own is not None)
         mine = set() if own is None else {name for name, _ in own.request.protocols}
@@ -231,6 +231,6 @@ def _add(counts: Counter[str], key: str, more: int) -> None:
         del counts[key]
 
 
-def _named(member: Member, request: JoinRequest) -> JoinRequest:
+def _named(member: RosterMember, request: JoinRequest) -> JoinRequest:
     """Return the request with the member's ids."""
     return request._replace(who=Identity(member.member_id, member.instance_id))

@@ -18,7 +18,7 @@ class Portion(NamedTuple):
     fetched: FetchResult
 
 
-class Arrival(Protocol):
+class AnswerArrival(Protocol):
     """How the caller of a read can learn whether the member has received the records."""
 
     async def has_arrived(self) -> bool:
@@ -40,7 +40,7 @@ class Read:
     failure: LogError | None = None
     read_id: str = ""
     """Names this read to the member. Empty if it has no records."""
-    arrival: Arrival | None = None
+    arrival: AnswerArrival | None = None
     _dropped: int = 0
 
     @property
@@ -68,7 +68,7 @@ class SentRead:
 
     read_id: str
     records: int
-    arrival: Arrival | None
+    arrival: AnswerArrival | None
 
 
 PortionCheck: TypeAlias = Callable[[Portion], None]

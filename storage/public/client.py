@@ -17,8 +17,9 @@ from tidelog.service.client.errors import (
     UndecodableRecord,
 )
 from tidelog.service.client.producer import AsyncProducer, Delivered, ProducerOptions
-from tidelog.service.client.records import Header, Record, TopicPartition
+from tidelog.service.client.records import Header, Record
 from tidelog.service.client.transactions import AsyncTransaction
+from tidelog.storage.core.model import TopicPartition
 
 __all__ = [
     "Admin",

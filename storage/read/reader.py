@@ -28,7 +28,7 @@ from tidelog.storage.core.actions import KAFKA_CODEC
 from tidelog.storage.core.errors import (
     Corrupt,
     DamagedRecords,
-    NotFound,
+    ObjectNotFound,
     TableInDoubt,
     missing_object,
 )
@@ -193,7 +193,7 @@ class Reader:
 
     async def read_segment(self, topic: Topic, file: SegmentFile) -> AsyncIterator[pa.RecordBatch]:
         """Yield all records of one segment of the table, also records that the WAL does not call
-        sealed. Raises Corrupt. Raises NotFound if the object does not exist."""
+        sealed. Raises Corrupt. Raises ObjectNotFound if the object does not exist."""
         async for batch, _ in self._walk_segment(topic, file, file.base_offset, file.end_offset):
             yield batch
 
@@ -267,7 +267,7 @@ class Reader:
                 async for batch, is_json in self._walk_segment(topic, file, offset, end):
                     yield ReadBatch(batch, is_json)
                     offset = int(batch.column(0)[-1].as_py()) + 1
-            except NotFound as error:
+            except ObjectNotFound as error:
                 if file.path == stale:
                     raise missing_object(error.key) from error
                 stale = file.path
@@ -278,7 +278,8 @@ class Reader:
     async def _walk_segment(
         self, topic: Topic, file: SegmentFile, offset: int, end: int
     ) -> AsyncIterator[tuple[pa.RecordBatch, bool]]:
-        """Yield the segment's records of [offset, end), a batch per row group. Raises NotFound."""
+        """Yield the segment's records of [offset, end), a batch per row group. Raises
+        ObjectNotFound."""
         key = f"{topic.prefix}/{file.path}"
         footer = await self.segments.footer(key, file.size)
         groups = footer.groups_between(offset, end)
@@ -304,7 +305,7 @@ class Reader:
                     if offset is not None:
                         return offset
                 return None
-            except NotFound as error:
+            except ObjectNotFound as error:
                 if file is None or file.path == stale:
                     raise missing_object(error.key) from error
                 stale = file.path
@@ -439,7 +440,7 @@ class Reader:
             return self._announced.get(*byte_range, chunk.crc32c) or await self._ranges.read(
                 *byte_range
             )
-        except NotFound as error:
+        except ObjectNotFound as error:
             raise missing_object(error.key) from error
 
     def close_gap(self, topic: Topic, number: int, offset: int) -> None:

@@ -2,7 +2,7 @@
 
 CRC-32Cs in the footer cover every byte that is decoded. A row group is fetched whole, because one
 request of megabytes is faster than many requests for single columns. The reader uses no manifest.
-If a segment is gone, the reader raises NotFound, and the caller decides what that means.
+If a segment is gone, the reader raises ObjectNotFound, and the caller decides what that means.
 """
 
 import asyncio
@@ -48,7 +48,8 @@ BATCH_OVERHEAD = 512
 
 
 class ByteSource(Protocol):
-    """A source of object bytes. Raises NotFound, Unavailable; Corrupt if an object is cut off."""
+    """A source of object bytes. Raises ObjectNotFound, Unavailable; Corrupt if an object is cut
+    off."""
 
     async def read(self, key: str, start: int, length: int) -> Part:
         """Return bytes [start, start + length)."""

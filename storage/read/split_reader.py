@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from tidelog.storage.codec import chunk as chunks
 from tidelog.storage.codec.segment import RowGroup
-from tidelog.storage.core.errors import NotFound, Unavailable
+from tidelog.storage.core.errors import ObjectNotFound, Unavailable
 from tidelog.storage.core.model import Part
 from tidelog.storage.read.plan import NO_FILTER, ReadFilter, SegmentRange, Slice, Split, TailRange
 from tidelog.storage.read.segment_reader import (
@@ -38,7 +38,7 @@ def gone_is_unavailable() -> Iterator[None]:
     """Raise Unavailable if an object that a plan names does not exist any more."""
     try:
         yield
-    except NotFound as error:
+    except ObjectNotFound as error:
         raise Unavailable(
             f"{error}: it was collected after this read was planned; read again"
         ) from error

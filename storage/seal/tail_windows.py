@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from tidelog.storage.core.errors import Corrupt, NotFound, cut_off, missing_object
+from tidelog.storage.core.errors import Corrupt, ObjectNotFound, cut_off, missing_object
 from tidelog.storage.runtime.tasks import together
 from tidelog.storage.state.partition import TailChunk
 from tidelog.storage.store.object_store import ObjectStore
@@ -137,7 +137,7 @@ async def fetch(store: ObjectStore, window: Window) -> FetchedWindow:
             return await store.get_range(
                 byte_range.key, byte_range.start, byte_range.end - byte_range.start
             )
-        except NotFound:
+        except ObjectNotFound:
             return missing_object(byte_range.key)
 
     return FetchedWindow(window, await together(*map(read, window.ranges), at_once=READS_MAX))

@@ -47,7 +47,7 @@ def assign_round_robin(
     """Give the partitions of all topics to members in turn (Kafka's RoundRobinAssignor). Skip
     members that do not subscribe to the topic."""
     assigned: Assignment = {member: [] for member in sorted(subscriptions)}
-    turns = _Turns(list(assigned))
+    turns = _RoundRobin(list(assigned))
     for topic, members in _members_of(subscriptions, partitions).items():
         subscribed = set(members)
         for number in range(partitions[topic]):
@@ -77,7 +77,7 @@ ASSIGNORS: Mapping[str, Assignor] = {
 assignments. They have two names because Kafka's clients revoke partitions differently for each."""
 
 
-class _Turns:
+class _RoundRobin:
     """An endless round robin over the members."""
 
     def __init__(self, members: list[str]) -> None:

@@ -13,7 +13,7 @@ The state is mutable and owned by one event loop. Only `apply` changes it.
 import contextlib
 from collections.abc import Iterator, Sequence
 
-from tidelog.storage.codec.entry import GENESIS, Commit, Decoded, Entry
+from tidelog.storage.codec.entry import GENESIS, Commit, DecodedEntry, Entry
 from tidelog.storage.core import levels
 from tidelog.storage.core.actions import (
     AccessAction,
@@ -168,7 +168,7 @@ class ClusterState:
 
     # -- applying
 
-    def apply(self, decoded: Decoded, object_key: str) -> Applied:
+    def apply(self, decoded: DecodedEntry, object_key: str) -> Applied:
         """Apply the next entry and return its result. `object_key` is the entry's key.
 
         `entry.decode` must have checked the entry's number and previous hash. If the entry has

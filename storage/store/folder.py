@@ -27,7 +27,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequenc
 from pathlib import Path
 from typing import TypeVar, TypeVarTuple
 
-from tidelog.storage.core.errors import NotFound, StoreRefused, StoreUnfit, Unavailable
+from tidelog.storage.core.errors import ObjectNotFound, StoreRefused, StoreUnfit, Unavailable
 from tidelog.storage.core.model import Part
 from tidelog.storage.runtime.threads import Threads
 from tidelog.storage.store.object_store import Created, ObjectInfo
@@ -192,7 +192,7 @@ class FolderStore:
                 return chunks[0] if len(chunks) == 1 else b"".join(chunks)
         except OSError as error:
             if error.errno in _ABSENT:
-                raise NotFound(key) from None
+                raise ObjectNotFound(key) from None
             raise Unavailable(_what(f"could not read {key}", self._root, error)) from error
 
     def _delete(self, keys: Iterable[tuple[str, str]]) -> None:

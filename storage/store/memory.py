@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator, Iterable, Sequence
 
-from tidelog.storage.core.errors import NotFound
+from tidelog.storage.core.errors import ObjectNotFound
 from tidelog.storage.core.model import Part
 from tidelog.storage.store.object_store import Created, ObjectInfo
 
@@ -54,4 +54,4 @@ class MemoryStore:
         try:
             return self._objects[key][0]
         except KeyError:
-            raise NotFound(key) from None
+            raise ObjectNotFound(key) from None

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, Final
 
-from tidelog.storage.core.errors import LogError, NotFound
+from tidelog.storage.core.errors import LogError, ObjectNotFound
 from tidelog.storage.core.histogram import Histogram
 from tidelog.storage.core.model import Part
 from tidelog.storage.runtime.clock import Clock
@@ -106,8 +106,8 @@ class MeteredStore:
 
 
 class _Timed:
-    """A context manager that counts one call. NotFound counts as an answer, not as a failure. If
-    the call has a key, which means it is for one object, the observer gets the call too."""
+    """A context manager that counts one call. ObjectNotFound counts as an answer, not as a failure.
+    If the call has a key, which means it is for one object, the observer gets the call too."""
 
     __slots__ = ("_key", "_observed", "_size", "_started_s", "_store", "_verb")
 
@@ -143,5 +143,5 @@ class _Timed:
             self._observed.__exit__(kind, error, trace)
         counters = self._store.counters
         counters.seconds[self._verb].add(self._store.boot_s() - self._started_s)
-        if kind is not None and issubclass(kind, LogError) and not issubclass(kind, NotFound):
+        if kind is not None and issubclass(kind, LogError) and not issubclass(kind, ObjectNotFound):
             counters.failures[self._verb] += 1

@@ -38,8 +38,8 @@ class ObjectInfo(NamedTuple):
 class ObjectStore(Protocol):
     """One prefix of an object store. Keys are ASCII, separated by `/`, relative to the prefix.
 
-    Safe for concurrent tasks of one event loop. A read of a missing key raises `NotFound`. A read
-    raises `Unavailable` after a bounded number of retries.
+    Safe for concurrent tasks of one event loop. A read of a missing key raises `ObjectNotFound`. A
+    read raises `Unavailable` after a bounded number of retries.
     """
 
     @property

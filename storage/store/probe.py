@@ -11,7 +11,7 @@ The probe writes below `probe/` only, under an id of its own, and deletes the ob
 import contextlib
 
 from tidelog.storage.core import object_keys
-from tidelog.storage.core.errors import LogError, NotFound, StoreUnfit, Unavailable
+from tidelog.storage.core.errors import LogError, ObjectNotFound, StoreUnfit, Unavailable
 from tidelog.storage.runtime.clock import Clock
 from tidelog.storage.runtime.tasks import together
 from tidelog.storage.store.object_store import Created, ObjectStore
@@ -133,7 +133,7 @@ class _Probe:
     async def _exists(self, key: str) -> bool:
         try:
             await self._store.get(key)
-        except NotFound:
+        except ObjectNotFound:
             return False
         return True
 
@@ -141,7 +141,7 @@ class _Probe:
         async def get() -> bytes | None:
             try:
                 return await self._store.get(key)
-            except NotFound:
+            except ObjectNotFound:
                 return None
 
         return await self._retry.until_done(get)
@@ -155,7 +155,7 @@ class _Probe:
     async def _range(self, key: str, start: int, length: int) -> bytes:
         try:
             return await self._retry.until_done(lambda: self._store.get_range(key, start, length))
-        except NotFound:
+        except ObjectNotFound:
             raise self._unfit("read-after-write", "a new object was not found") from None
 
     async def _listed(self) -> list[str]:

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 import pyarrow as pa
 
-from tidelog.storage.core.errors import NotFound, StoreRefused, StoreUnfit, Unavailable
+from tidelog.storage.core.errors import ObjectNotFound, StoreRefused, StoreUnfit, Unavailable
 from tidelog.storage.core.model import Part
 from tidelog.storage.store.object_store import Created, ObjectInfo, ObjectStore
 from tidelog.storage.store.open import folder_of, open_store
@@ -104,6 +104,6 @@ class ReadOnlyFolder:
         try:
             yield
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
-            raise NotFound(key) from None
+            raise ObjectNotFound(key) from None
         except OSError as error:
             raise Unavailable(f"{self.url}: {key} cannot be read: {error}") from error

@@ -39,7 +39,7 @@ from botocore.parsers import ResponseParserError
 from tidelog.storage.core.errors import (
     Corrupt,
     LogError,
-    NotFound,
+    ObjectNotFound,
     StoreRefused,
     StoreUnfit,
     Unavailable,
@@ -322,7 +322,7 @@ class S3Store:
         except sdk.ClientError as error:
             status, code = _answer(error)
             if key and status == 404 and code != "NoSuchBucket":
-                raise NotFound(key) from None
+                raise ObjectNotFound(key) from None
             kind = StoreRefused if _is_definite(error) else Unavailable
             if status == 416:
                 kind = _BeyondEnd

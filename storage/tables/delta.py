@@ -46,7 +46,7 @@ from tidelog.storage.codec.chunk import RECORD_SCHEMA
 from tidelog.storage.core.errors import (
     CommitUnknown,
     Corrupt,
-    NotFound,
+    ObjectNotFound,
     StoreUnfit,
     Unavailable,
 )
@@ -321,7 +321,7 @@ class DeltaManifest:
             for number in range(self.version + 1, version + 1):
                 key = f"{self._prefix}/_delta_log/{number:020d}.json"
                 transactions.update(transactions_of(await self._store.get(key)))
-        except (NotFound, Unavailable, msgspec.DecodeError):
+        except (ObjectNotFound, Unavailable, msgspec.DecodeError):
             return {}  # deleted by a cleanup of the log, or in an unknown form
         return transactions
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from tidelog.storage.core.errors import Corrupt, NotFound, TableInDoubt
+from tidelog.storage.core.errors import Corrupt, ObjectNotFound, TableInDoubt
 from tidelog.storage.runtime.tasks import together
 from tidelog.storage.store.object_store import ObjectStore
 from tidelog.storage.tables.delta_json import added_of, commit_of, removed_of, transactions_of
@@ -36,7 +36,7 @@ async def commits_to(
         key = f"{prefix}/_delta_log/{version:020d}.json"
         try:
             commits.append(commit_of(await store.get(key), version))
-        except NotFound:
+        except ObjectNotFound:
             break  # deleted by a cleanup of the log
         except msgspec.DecodeError as error:
             raise Corrupt(key, f"is not a commit: {error}") from error
@@ -50,7 +50,7 @@ async def transactions_at(store: ObjectStore, prefix: str, version: int) -> dict
     log = f"{prefix}/_delta_log"
     transactions, first = dict[str, int](), 0
     try:
-        with contextlib.suppress(NotFound):
+        with contextlib.suppress(ObjectNotFound):
             last = _pointer.decode(await store.get(f"{log}/_last_checkpoint"))
             if last.parts is not None or last.version > version:
                 return None
@@ -61,7 +61,7 @@ async def transactions_at(store: ObjectStore, prefix: str, version: int) -> dict
         keys = [f"{log}/{number:020d}.json" for number in range(first, version + 1)]
         for body in await together(*map(store.get, keys), at_once=_READS_MAX):
             transactions |= transactions_of(body)
-    except (NotFound, msgspec.DecodeError, pa.ArrowException, OSError, KeyError):
+    except (ObjectNotFound, msgspec.DecodeError, pa.ArrowException, OSError, KeyError):
         return None
     return transactions
 
@@ -101,7 +101,7 @@ async def find_damage(store: ObjectStore, prefix: str) -> None:
         except msgspec.DecodeError as error:
             why = f"{info.key} is not a commit: {error}"
             raise TableInDoubt(prefix, int(name[1]), why) from error
-        except NotFound:
+        except ObjectNotFound:
             continue  # deleted by a cleanup of the log
 
 

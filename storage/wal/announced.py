@@ -10,7 +10,7 @@ import logging
 
 from tidelog.storage.codec import entry as entries
 from tidelog.storage.codec.checksum import crc32c
-from tidelog.storage.codec.entry import Decoded
+from tidelog.storage.codec.entry import DecodedEntry
 from tidelog.storage.core import object_keys
 from tidelog.storage.core.errors import Corrupt, NewerLevel
 
@@ -63,7 +63,7 @@ class AnnouncedEntries:
         if len(self._headers) < ANNOUNCED_ENTRIES_MAX:
             self._headers[seq] = header if len(header) <= ANNOUNCED_ENTRY_BYTES_MAX else b""
 
-    def pop_next(self, seq: int, entry_hash: bytes) -> Decoded | None:
+    def pop_next(self, seq: int, entry_hash: bytes) -> DecodedEntry | None:
         """Remove and return entry `seq` + 1, if it was announced and names `entry_hash` as the hash
         of entry `seq`."""
         for past in [past for past in self._headers if past <= seq]:

@@ -10,7 +10,7 @@ that time, a copy wrote the entry.
 import asyncio
 import logging
 
-from tidelog.storage.codec.entry import Decoded, Entry
+from tidelog.storage.codec.entry import DecodedEntry, Entry
 from tidelog.storage.core.errors import Fenced
 from tidelog.storage.state.cluster_state import ClusterState
 
@@ -37,7 +37,7 @@ class CopyFence:
         if len(self._puts) > PUTS_KEPT:
             del self._puts[next(iter(self._puts))]
 
-    def check_writer(self, decoded: Decoded) -> None:
+    def check_writer(self, decoded: DecodedEntry) -> None:
         """Fence this process if another process wrote the entry under the name of this one. An
         entry whose hash is kept is from this process. If PUTS_KEPT hashes are kept, each entry
         before the oldest of them also counts as an entry of this process."""

@@ -7,9 +7,9 @@ the next reader of the WAL sees which. After the PUT, the entry is left.
 import asyncio
 import logging
 
-from tidelog.storage.codec.entry import Decoded, Entry
+from tidelog.storage.codec.entry import DecodedEntry, Entry
 from tidelog.storage.core import object_keys
-from tidelog.storage.core.errors import CommitUnknown, NotFound, StoreRefused, Unavailable
+from tidelog.storage.core.errors import CommitUnknown, ObjectNotFound, StoreRefused, Unavailable
 from tidelog.storage.core.model import Part
 from tidelog.storage.runtime.tasks import TASK_ENDS
 from tidelog.storage.store.object_store import Created
@@ -86,7 +86,7 @@ class EntryPut:
                 if not await self.objects.numbers_after(seq):
                     return True  # the newest entry is never collected
                 return (await self.objects.read(seq + 1)).entry.previous == entry_hash
-            except NotFound:  # the next entry was collected
+            except ObjectNotFound:  # the next entry was collected
                 raise self._outcome_lost(object_keys.wal(seq)) from None
             except Unavailable as error:
                 log.warning(
@@ -102,7 +102,7 @@ class EntryPut:
         self._freshness.expire()
         return CommitUnknown(f"{key} was deleted before it was read back: commit outcome unknown")
 
-    async def _read_back(self, key: str, seq: int) -> Decoded | None:
+    async def _read_back(self, key: str, seq: int) -> DecodedEntry | None:
         pause_s = self.retry_s
         while True:
             try:

@@ -16,9 +16,15 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import NamedTuple, Protocol, TypeVar
 
 from tidelog.storage.codec import entry as entries
-from tidelog.storage.codec.entry import Decoded, Draft, Entry
+from tidelog.storage.codec.entry import DecodedEntry, Draft, Entry
 from tidelog.storage.core import levels, object_keys
-from tidelog.storage.core.errors import CommitUnknown, Corrupt, LogError, NotFound, Unavailable
+from tidelog.storage.core.errors import (
+    CommitUnknown,
+    Corrupt,
+    LogError,
+    ObjectNotFound,
+    Unavailable,
+)
 from tidelog.storage.core.model import Part
 from tidelog.storage.runtime.clock import Clock
 from tidelog.storage.runtime.tasks import TASK_ENDS, retrieve_exception
@@ -244,7 +250,7 @@ class WalView:
         self._freshness.advance(started)
         self.counters.entries_committed += 1
         try:
-            outcomes = self._on_entry(Decoded(entry, entry_hash, len(header)))
+            outcomes = self._on_entry(DecodedEntry(entry, entry_hash, len(header)))
         except LogError as error:
             raise CommitUnknown(f"{key} is in the WAL, with unknown outcomes: {error}") from error
         return Committed(entry, header, draft.bodies, outcomes)
@@ -361,7 +367,7 @@ class WalView:
             started, offered = self._freshness.now(), self._offers.numbers()
             try:
                 await self.objects.read(self._state.seq + 1)
-            except NotFound:
+            except ObjectNotFound:
                 self._offers.drop(offered)
                 # If the view has expired, the next number may be absent because it was collected.
                 if not self._is_void():
@@ -436,7 +442,11 @@ class WalView:
             self._freshness.advance(fresh)
 
     async def _follow(
-        self, state: ClusterState, on_entry: Callable[[Decoded], object], *, upto: float = math.inf
+        self,
+        state: ClusterState,
+        on_entry: Callable[[DecodedEntry], object],
+        *,
+        upto: float = math.inf,
     ) -> Moment:
         """Apply the entries after `state`, up to the first absent number. Return a moment just
         before the read that found it absent. After the first entry, read ahead."""
@@ -465,7 +475,7 @@ class WalView:
                 await asyncio.gather(*reads, return_exceptions=True)
             width = min(width * 4, PREFETCH)
 
-    def _apply(self, state: ClusterState, decoded: Decoded) -> Applied:
+    def _apply(self, state: ClusterState, decoded: DecodedEntry) -> Applied:
         self.counters.entries_applied += 1
         self.copy_fence.check_writer(decoded)
         key = object_keys.wal(decoded.entry.seq)
@@ -478,7 +488,7 @@ class WalView:
             log.critical("object %s cannot be applied", key, exc_info=error)
             raise Unavailable(f"object {key} cannot be applied: {error!r}") from error
 
-    def _on_entry(self, decoded: Decoded) -> list[Outcome]:
+    def _on_entry(self, decoded: DecodedEntry) -> list[Outcome]:
         applied = self._apply(self._state, decoded)
         self._tell(lambda subscriber: subscriber.on_applied(decoded.entry, applied))
         self._checkpoints.write_if_due(self._state.seq, self.checkpoint)

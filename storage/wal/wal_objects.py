@@ -16,11 +16,11 @@ import msgspec
 
 from tidelog.storage.codec import entry as entries
 from tidelog.storage.codec.checksum import crc32c
-from tidelog.storage.codec.entry import Decoded
+from tidelog.storage.codec.entry import DecodedEntry
 from tidelog.storage.core import levels, object_keys
 from tidelog.storage.core.bounds import DEFAULT_BOUNDS, Bounds
 from tidelog.storage.core.bounds import check as check_bounds
-from tidelog.storage.core.errors import Corrupt, NotFound, StoreUnfit, Unavailable
+from tidelog.storage.core.errors import Corrupt, ObjectNotFound, StoreUnfit, Unavailable
 from tidelog.storage.core.model import Part
 from tidelog.storage.runtime.clock import Clock
 from tidelog.storage.state.cluster_state import ClusterState
@@ -121,13 +121,13 @@ class WalObjects:
     ) -> ClusterIdentity:
         try:
             return await self._read_cluster()
-        except NotFound:
+        except ObjectNotFound:
             if not is_creating:
                 raise StoreUnfit(
                     f"{self.store.url} holds no cluster: there is no {object_keys.CLUSTER}"
                 ) from None
         async for info in self.store.list(object_keys.WAL):
-            with contextlib.suppress(NotFound):
+            with contextlib.suppress(ObjectNotFound):
                 return await self._read_cluster()  # created since the first read
             raise StoreUnfit(
                 f"{self.store.url} has {info.key} but no {object_keys.CLUSTER}: "
@@ -142,7 +142,7 @@ class WalObjects:
         # create the cluster at once. **On a crash** after the create, an empty cluster is left.
         while True:
             await self.store.create(object_keys.CLUSTER, [msgspec.json.encode(fresh)])
-            with contextlib.suppress(NotFound):
+            with contextlib.suppress(ObjectNotFound):
                 return await self._read_cluster()
             await asyncio.sleep(FOUND_RETRY_S)
 
@@ -161,9 +161,9 @@ class WalObjects:
 
     # -- entries
 
-    async def read(self, seq: int) -> Decoded:
+    async def read(self, seq: int) -> DecodedEntry:
         """Return entry `seq` without its chunks. Do not check the hash of the entry before it.
-        Raises NotFound, Corrupt."""
+        Raises ObjectNotFound, Corrupt."""
         key = object_keys.wal(seq)
         self.counters.gets += 1
         start = await self.store.get_range(key, 0, READ_BYTES)
@@ -175,7 +175,7 @@ class WalObjects:
         except Corrupt as damage:
             return await self._read_whole(seq, damage)
 
-    async def _read_whole(self, seq: int, damage: Corrupt) -> Decoded:
+    async def _read_whole(self, seq: int, damage: Corrupt) -> DecodedEntry:
         """Return what `read` does, from the copy of the header at the object's end. If there is no
         valid copy, raise `damage`."""
         key = object_keys.wal(seq)
@@ -205,17 +205,17 @@ class WalObjects:
                     await self.read(seq)
                 except Corrupt:
                     continue
-                except NotFound:
+                except ObjectNotFound:
                     pass  # collected meanwhile: it was an entry
                 return strays
             strays = list(numbers[first:])
         return strays
 
-    async def find(self, seq: int) -> Decoded | None:
+    async def find(self, seq: int) -> DecodedEntry | None:
         """Return what `read` does. If the number is absent, return None."""
         try:
             return await self.read(seq)
-        except NotFound:
+        except ObjectNotFound:
             return None
 
     async def numbers_after(self, seq: int) -> list[int]:
@@ -246,7 +246,7 @@ class WalObjects:
                         return decode_checkpoint(body, key, cluster.cluster_id, cluster.bounds)
                     except Corrupt as error:
                         log.error("%s: trying the checkpoint before it", error)
-            except NotFound as error:  # collected since, so a newer one exists: list again
+            except ObjectNotFound as error:  # collected since, so a newer one exists: list again
                 stale += 1
                 if stale == LISTS_MAX:
                     raise Unavailable(f"{self.store.url}: listings are stale: {error}") from error

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from tidelog.storage.codec.entry import Commit, Draft, DraftId, Entry, HotMark, shares
 from tidelog.storage.core import levels
 from tidelog.storage.core.actions import RetireHotLog
-from tidelog.storage.core.errors import Corrupt, NotFound
+from tidelog.storage.core.errors import Corrupt, ObjectNotFound
 from tidelog.storage.wal.view import WalView
 from tidelog.storage.wal.wal_objects import WalObjects
 from tidelog.storage.write.hot_log_file import Recovered
@@ -225,7 +225,7 @@ async def _backwards(objects: WalObjects, newest: int) -> AsyncIterator[Entry]:
             *(read(seq) for seq in range(newest, first, -1)), return_exceptions=True
         )
         for result in results:
-            if isinstance(result, NotFound):
+            if isinstance(result, ObjectNotFound):
                 return
             if isinstance(result, BaseException):
                 raise result

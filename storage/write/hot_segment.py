@@ -38,7 +38,7 @@ ENCODE_INLINE_CHUNKS = 500
 
 
 @dataclass(slots=True)
-class _Column:
+class _FutureChunk:
     """A future chunk: the number of rows of one partition so far. `kept` has the record batches of
     Kafka producers, in order; a chunk has either them or other rows."""
 
@@ -91,7 +91,7 @@ class ClosedSegment:
 
     def __init__(self, requests: Sequence[AppendRequest], new_id: Callable[[], bytes]) -> None:
         self._new_id = new_id
-        self._columns: dict[tuple[str, int, bool], _Column] = {}
+        self._columns: dict[tuple[str, int, bool], _FutureChunk] = {}
         self._topics: dict[str, list[TopicRecords]] = {}
         self._commits: list[_OpenCommit] = []
         self._header_bytes = sum([request.header_bytes for request in requests])
@@ -197,7 +197,7 @@ class ClosedSegment:
                 place = part.topic_id, partition, is_kept
                 column = self._columns.get(place)
                 if column is None:
-                    column = self._columns[place] = _Column(len(self._columns))
+                    column = self._columns[place] = _FutureChunk(len(self._columns))
                 if isinstance(part.rows, Batch):
                     column.kept.append(part.rows)
                 slots.append((column.number, column.rows, count))

@@ -13,7 +13,7 @@ from tests.attack.measure import MIB, VICTIM, scaled
 from tests.service.kafka.every_message import every_message
 from tests.service.kafka.wire import framed
 from tidelog.service.kafka.messages.primitives import ZERO_UUID
-from tidelog.service.kafka.messages.schema import Member, Message, Structure, members_of
+from tidelog.service.kafka.messages.schema import CompiledField, Message, Structure, members_of
 
 PART = 99
 """In percent: of the elements that the decoder allows, and of the bytes of a frame."""
@@ -105,7 +105,7 @@ def _made(
     return structure(**values)
 
 
-def _on_path(member: Member, version: int, rest: tuple[str, ...], count: int) -> Any:
+def _on_path(member: CompiledField, version: int, rest: tuple[str, ...], count: int) -> Any:
     form = member.form
     if rest:
         assert isinstance(form, type)
@@ -122,7 +122,7 @@ def _element(form: str | type[Structure], version: int, number: int) -> Any:
     )
 
 
-def _least(member: Member, version: int, number: int) -> Any:
+def _least(member: CompiledField, version: int, number: int) -> Any:
     if member.is_array:
         return []
     if isinstance(member.form, type):

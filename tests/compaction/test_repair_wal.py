@@ -24,7 +24,7 @@ from tidelog.compaction.repair_wal import (
 )
 from tidelog.compaction.retention import delete_records
 from tidelog.compaction.scrub import ScrubReport, scrub
-from tidelog.compaction.scrub_checks import Kind
+from tidelog.compaction.scrub_checks import FindingKind
 from tidelog.compaction.session import MaintenanceSession
 from tidelog.compaction.upgrade import raise_level
 from tidelog.storage.broker import Broker
@@ -136,9 +136,9 @@ def test_a_seal_goes_up_to_the_damage_and_after_a_repair_beyond_it() -> None:
             assert await offsets(log) == [0, 1, 4, 5, 6, 7]
             report = await scrubbed(inner)
             assert report.is_whole
-            assert [finding.where for finding in report.findings if finding.kind == Kind.LOST] == [
-                "t-0"
-            ]
+            assert [
+                finding.where for finding in report.findings if finding.kind == FindingKind.LOST
+            ] == ["t-0"]
             assert await log.seal("t") == 4
             assert log.state.partition("t", 0).sealed_end == 8
             assert await offsets(log) == [0, 1, 4, 5, 6, 7]

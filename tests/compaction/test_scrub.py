@@ -13,7 +13,7 @@ from tidelog.compaction.collect import collect, plan
 from tidelog.compaction.garbage import Grace
 from tidelog.compaction.retention import delete_records
 from tidelog.compaction.scrub import ScrubReport, scrub
-from tidelog.compaction.scrub_checks import Kind
+from tidelog.compaction.scrub_checks import FindingKind
 from tidelog.storage.codec.entry import header_length
 from tidelog.storage.core import object_keys
 from tidelog.storage.core.errors import Corrupt, Unavailable, UnknownTopic
@@ -116,11 +116,11 @@ def test_a_damaged_object_is_named(how: str, what: str) -> None:
             assert {finding.where for finding in report.findings} == {key}
             kinds = {finding.kind for finding in report.findings}
             if how == "gone":
-                assert kinds == {Kind.MISSING}
+                assert kinds == {FindingKind.MISSING}
             elif what == "segment":
-                assert kinds == {Kind.SEGMENT}
+                assert kinds == {FindingKind.SEGMENT}
             else:
-                assert kinds <= {Kind.WAL, Kind.TAIL}
+                assert kinds <= {FindingKind.WAL, FindingKind.TAIL}
 
     run(main)
 
@@ -163,7 +163,7 @@ def test_a_damaged_checkpoint_is_named(how: str, which: int) -> None:
             await damage(inner, log, how, key)
             report = await scrubbed(inner)
             assert [(finding.kind, finding.where) for finding in report.findings] == [
-                (Kind.CHECKPOINT, key)
+                (FindingKind.CHECKPOINT, key)
             ]
 
     run(main)
@@ -208,7 +208,7 @@ def test_a_checkpoint_that_says_something_else_is_named() -> None:
             log.state.seq = seq
             report = await scrubbed(inner)
             assert [(finding.kind, finding.where) for finding in report.findings] == [
-                (Kind.CHECKPOINT, key)
+                (FindingKind.CHECKPOINT, key)
             ]
 
     run(main)
@@ -278,9 +278,9 @@ def test_scrub_lists_unnamed_objects_without_damage() -> None:
             inner.now_ms += GRACE.unnamed_ms
             report = await scrubbed(inner)
             kinds = {finding.where: finding.kind for finding in report.findings}
-            assert kinds == dict.fromkeys(foreign, Kind.FOREIGN) | {
-                orphan: Kind.ORPHAN,
-                forgotten: Kind.ORPHAN,
+            assert kinds == dict.fromkeys(foreign, FindingKind.FOREIGN) | {
+                orphan: FindingKind.ORPHAN,
+                forgotten: FindingKind.ORPHAN,
             }
             assert report.is_whole
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from tidelog.storage.core.errors import NotFound
+from tidelog.storage.core.errors import ObjectNotFound
 from tidelog.storage.runtime.clock import SystemClock
 from tidelog.storage.store.metered import MeteredStore
 from tidelog.storage.store.object_store import Created, ObjectInfo, ObjectStore
@@ -40,7 +40,7 @@ async def test_what_was_created_is_read(store: ObjectStore) -> None:
 
 async def test_a_missing_object_is_not_found(store: ObjectStore) -> None:
     for read in (store.get("wal/1"), store.get_range("wal/1", 0, 1)):
-        with pytest.raises(NotFound) as caught:
+        with pytest.raises(ObjectNotFound) as caught:
             await read
         assert caught.value.key == "wal/1"
 
@@ -48,7 +48,7 @@ async def test_a_missing_object_is_not_found(store: ObjectStore) -> None:
 async def test_a_directory_is_no_object(store: ObjectStore) -> None:
     await store.create("a/b/c", [b"1"])
     for key in ("a", "a/b", "a/b/c/d"):
-        with pytest.raises(NotFound):
+        with pytest.raises(ObjectNotFound):
             await store.get(key)
 
 
@@ -174,7 +174,7 @@ async def test_a_deleted_object_is_gone(store: ObjectStore) -> None:
     await fill(store, ["wal/1", "wal/2", "wal/3"])
     await store.delete(key for key in ["wal/1", "wal/3", "wal/missing", "nowhere/1"])
     assert await listed(store) == ["wal/2"]
-    with pytest.raises(NotFound):
+    with pytest.raises(ObjectNotFound):
         await store.get("wal/1")
     await store.delete(["wal/1"])
     await store.delete([])
@@ -209,7 +209,7 @@ async def test_losers_never_see_half_an_object(store: ObjectStore) -> None:
     while not first.done():
         try:
             assert await store.get("wal/1") == body
-        except NotFound:
+        except ObjectNotFound:
             await asyncio.sleep(0)
     assert await first is Created.DONE
     assert await store.get("wal/1") == body
@@ -228,7 +228,7 @@ async def test_a_cancelled_create_leaves_the_store_usable(store: ObjectStore, si
     for number in range(5):
         try:
             assert await store.get(f"wal/{number}") == body  # whole, or not there (yet)
-        except NotFound:
+        except ObjectNotFound:
             continue
 
 
@@ -259,7 +259,7 @@ async def test_the_stores_time_is_that_of_its_last_answer(store: ObjectStore) ->
     assert await store.create("o", [b"1"]) is Created.EXISTS
     assert first_ms <= store.seen_ms
     assert MeteredStore(store, SystemClock()).seen_ms == store.seen_ms
-    with pytest.raises(NotFound):
+    with pytest.raises(ObjectNotFound):
         await store.get("nothing")
     assert first_ms <= store.seen_ms <= info.modified_ms + 60_000
 

@@ -10,7 +10,7 @@ import pytest
 from tests.support.moto import Moto
 from tests.support.ports import free_port
 from tests.support.seaweed import REGION
-from tidelog.storage.core.errors import NotFound, StoreRefused, StoreUnfit, Unavailable
+from tidelog.storage.core.errors import ObjectNotFound, StoreRefused, StoreUnfit, Unavailable
 from tidelog.storage.core.model import Part
 from tidelog.storage.runtime.clock import SystemClock
 from tidelog.storage.store.folder import FolderStore
@@ -80,9 +80,9 @@ class RemembersMisses(MemoryStore):
     async def get(self, key: str) -> bytes:
         try:
             if key in self._misses:
-                raise NotFound(key)
+                raise ObjectNotFound(key)
             return await super().get(key)
-        except NotFound:
+        except ObjectNotFound:
             self._misses.add(key)
             raise
 

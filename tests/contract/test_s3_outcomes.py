@@ -16,7 +16,13 @@ from aiobotocore.httpsession import AIOHTTPSession
 
 import tidelog.storage.store.s3
 from tests.support.seaweed import REGION
-from tidelog.storage.core.errors import Corrupt, NotFound, StoreRefused, StoreUnfit, Unavailable
+from tidelog.storage.core.errors import (
+    Corrupt,
+    ObjectNotFound,
+    StoreRefused,
+    StoreUnfit,
+    Unavailable,
+)
 from tidelog.storage.store.object_store import Created
 from tidelog.storage.store.s3 import S3Store
 from tidelog.storage.store.s3_options import S3Options
@@ -292,7 +298,7 @@ async def test_reads_are_repeated_and_their_failures_named(
         assert await store.get("twice") == b""
         with pytest.raises(Unavailable, match="get cut"):
             await store.get("cut")
-        with pytest.raises(NotFound):
+        with pytest.raises(ObjectNotFound):
             await store.get("missing")
         with pytest.raises(Unavailable, match="create the bucket"):
             await store.get("nobucket")

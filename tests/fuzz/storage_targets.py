@@ -31,7 +31,7 @@ from tidelog.storage.codec import checksum
 from tidelog.storage.codec import chunk as chunks
 from tidelog.storage.codec import entry as entries
 from tidelog.storage.codec import segment as segments
-from tidelog.storage.codec.entry import Decoded, Entry
+from tidelog.storage.codec.entry import DecodedEntry, Entry
 from tidelog.storage.core import actions, levels, object_keys
 from tidelog.storage.core.actions import Chunk
 from tidelog.storage.core.errors import Corrupt, NewerLevel, StoreUnfit
@@ -145,7 +145,7 @@ def _apply(state: ClusterState, entry: Entry) -> None:
     fitting = msgspec.structs.replace(
         entry, level=state.level, seq=state.seq + 1, previous=state.hash
     )
-    decoded = Decoded(fitting, bytes(32), PREFIX_BYTES)
+    decoded = DecodedEntry(fitting, bytes(32), PREFIX_BYTES)
     outcomes = state.apply(decoded, object_keys.wal(fitting.seq)).outcomes
     assert len(outcomes) == len(entry.commits)
 

@@ -13,7 +13,7 @@ import pytest
 from fastapi import FastAPI
 
 from tests.support.held_loop import measured
-from tidelog.service.http.sockets import Server
+from tidelog.service.http.sockets import HttpServer
 from tidelog.service.security.authenticator import Security
 from tidelog.service.security.caller import topic_filter
 from tidelog.service.security.oidc import Issuer
@@ -152,8 +152,8 @@ async def listening(app: Any, **options: Any) -> AsyncIterator[int]:
 
 
 @asynccontextmanager
-async def listening_server(app: Any, **options: Any) -> AsyncIterator[Server]:
-    server = Server(app, "127.0.0.1", 0, lifespan="off", timeout_graceful_shutdown=5, **options)
+async def listening_server(app: Any, **options: Any) -> AsyncIterator[HttpServer]:
+    server = HttpServer(app, "127.0.0.1", 0, lifespan="off", timeout_graceful_shutdown=5, **options)
     running = asyncio.create_task(server.serve())
     while not server.started:
         assert not running.done()

@@ -25,7 +25,7 @@ from tidelog.service.telemetry.metrics import (
 )
 from tidelog.storage.broker import Broker as LogBroker
 from tidelog.storage.codec.chunk import Rows
-from tidelog.storage.core.errors import NotFound, Unavailable
+from tidelog.storage.core.errors import ObjectNotFound, Unavailable
 from tidelog.storage.log import Log
 from tidelog.storage.runtime.clock import SystemClock
 from tidelog.storage.store.memory import MemoryStore
@@ -229,7 +229,7 @@ async def test_a_store_is_counted_by_verb_and_failures_are_not_misses() -> None:
     store = MeteredStore(DarkStore(), SystemClock())
     await store.put("brokers/a", [b"12", b"3"])
     assert await store.get("brokers/a") == b"123"
-    with pytest.raises(NotFound):
+    with pytest.raises(ObjectNotFound):
         await store.get("brokers/b")
     store.inner.is_dark = True
     with pytest.raises(Unavailable):

@@ -9,7 +9,7 @@ import pytest
 
 from tests.service.conftest import listening_server
 from tidelog.service.http.call import HttpRequest, HttpResponse
-from tidelog.service.http.sockets import Server, begin_no_connections
+from tidelog.service.http.sockets import HttpServer, begin_no_connections
 
 REQUEST = b"GET %b HTTP/1.1\r\nhost: x\r\n\r\n"
 CLOSE = b"connection: close\r\n"
@@ -41,7 +41,7 @@ class Client:
         self._reader, self._writer = reader, writer
 
     @classmethod
-    async def of(cls, server: Server) -> "Client":
+    async def of(cls, server: HttpServer) -> "Client":
         port = server.servers[0].sockets[0].getsockname()[1]
         return cls(*await asyncio.open_connection("127.0.0.1", port))
 

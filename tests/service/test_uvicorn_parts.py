@@ -32,7 +32,7 @@ PARTS = {
     """,
     (response_writer.Flow, flow_control.FlowControl): "read_paused resume_reading",
     (protocol.Config, uvicorn.Config): "",
-    (sockets.Server, uvicorn.Server): """
+    (sockets.HttpServer, uvicorn.Server): """
         _log_started_message capture_signals config server_state servers should_exit shutdown
         startup
     """,

@@ -77,7 +77,7 @@ def _ack_before_the_put() -> list[Patch]:
             self._entry_put.put(object_keys.wal(entry.seq), parts, entry, entry_hash)
         )
         putting.add_done_callback(lambda done: done.cancelled() or done.exception())
-        outcomes = self._on_entry(entries.Decoded(entry, entry_hash, len(header)))
+        outcomes = self._on_entry(entries.DecodedEntry(entry, entry_hash, len(header)))
         return Committed(entry, header, draft.bodies, outcomes)
 
     return [(WalView, "_attempt", attempt)]

@@ -13,7 +13,7 @@ from tests.support.record_batches import CODECS, NO_PRODUCER, checked, consumed,
 from tests.support.records import TIME_MS
 from tests.support.vloop import run
 from tidelog.storage.broker import Broker
-from tidelog.storage.codec.batch_header import HEADER, HEADER_SIZE, Header, InvalidBatch
+from tidelog.storage.codec.batch_header import HEADER, HEADER_SIZE, BatchHeader, InvalidBatch
 from tidelog.storage.codec.chunk import Headers, Rows
 from tidelog.storage.codec.record_batch import Batch
 from tidelog.storage.core import object_keys
@@ -99,7 +99,7 @@ async def by_batches(
             return {place: record for place, record in record_by_offset.items() if place >= offset}
         start, position = 0, -1
         while start < len(body):
-            header = Header._make(HEADER.unpack_from(body, start))
+            header = BatchHeader._make(HEADER.unpack_from(body, start))
             end = start + 12 + header.length
             # Only the first batch may begin before the wanted offset. librdkafka would deliver the
             # records of another such batch twice.

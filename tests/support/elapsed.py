@@ -1,6 +1,6 @@
 """The cluster's elapsed time in tests of the state: one writer, whose clock is that time."""
 
-from tidelog.storage.codec.entry import Decoded, Entry
+from tidelog.storage.codec.entry import DecodedEntry, Entry
 from tidelog.storage.core import object_keys
 from tidelog.storage.state.cluster_state import ClusterState
 from tidelog.storage.state.elapsed import STEP_MS_MAX
@@ -15,5 +15,5 @@ def elapse(state: ClusterState, until_ms: int, writer: str = WRITER) -> int:
     for at_ms in range(state.elapsed_ms + STEP_MS_MAX, until_ms, STEP_MS_MAX):
         seq = state.seq + 1
         entry = Entry(state.level, seq, state.hash, b"id", writer, at_ms, [], [])
-        state.apply(Decoded(entry, seq.to_bytes(32, "big"), 0), object_keys.wal(seq))
+        state.apply(DecodedEntry(entry, seq.to_bytes(32, "big"), 0), object_keys.wal(seq))
     return until_ms

@@ -1,6 +1,6 @@
 """An object store that fails as S3 does: refusals, lost answers, 412 for one's own, slowness.
 
-It never lies about what is there: `NotFound` and listings are true. It hides the outcome of
+It never lies about what is there: `ObjectNotFound` and listings are true. It hides the outcome of
 a `create` (DESIGN 4), and the time at which a call takes effect.
 """
 

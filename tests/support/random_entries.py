@@ -9,7 +9,14 @@ from collections.abc import Callable, Collection
 from typing import get_args
 
 from tidelog.storage.codec import entry
-from tidelog.storage.codec.entry import Commit, Decoded, DraftId, Entry, HotMark, IdempotencyKey
+from tidelog.storage.codec.entry import (
+    Commit,
+    DecodedEntry,
+    DraftId,
+    Entry,
+    HotMark,
+    IdempotencyKey,
+)
 from tidelog.storage.core import acls, actions, levels
 from tidelog.storage.core.acls import Acl
 from tidelog.storage.core.actions import AnyAction, Chunk
@@ -45,7 +52,7 @@ class RandomEntries:
         self._kinds = kinds or KINDS.keys()
         self._clocks = dict.fromkeys(WRITERS, START_MS)
 
-    def next(self, state: ClusterState) -> Decoded:
+    def next(self, state: ClusterState) -> DecodedEntry:
         """Return an entry that follows the state's last entry. `apply` may apply it to this state,
         and to each equal state. The object's key is `entry_key`."""
         draw = self.draw
@@ -73,7 +80,7 @@ class RandomEntries:
         )
 
 
-def written(new: Entry) -> Decoded:
+def written(new: Entry) -> DecodedEntry:
     """Return the entry as a broker decodes it from its object."""
     head, _ = entry.encode_header(new)
     return entry.decode(head, entry_key(new.seq), seq=new.seq, previous=new.previous)

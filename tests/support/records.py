@@ -7,7 +7,7 @@ from tidelog.storage.codec.chunk import Rows
 from tidelog.storage.codec.entry import Draft, HotMark, IdempotencyKey
 from tidelog.storage.core import object_keys
 from tidelog.storage.core.actions import AnyAction, CreateTopic
-from tidelog.storage.core.errors import NotFound
+from tidelog.storage.core.errors import ObjectNotFound
 from tidelog.storage.runtime.clock import Clock, SystemClock
 from tidelog.storage.state.cluster_state import ClusterState
 from tidelog.storage.state.outcome import Outcome
@@ -59,15 +59,15 @@ def creating(clock: Clock, name: str = "t", partitions: int = 1, topic_id: str =
     return draft(AppendRequest((), 0, actions=[action]))
 
 
-async def entries_of(store: ObjectStore, first: int = 1) -> list[tuple[str, entries.Decoded]]:
+async def entries_of(store: ObjectStore, first: int = 1) -> list[tuple[str, entries.DecodedEntry]]:
     """Every entry from number `first` on, its chain verified."""
-    keyed_entries: list[tuple[str, entries.Decoded]] = []
+    keyed_entries: list[tuple[str, entries.DecodedEntry]] = []
     previous = entries.GENESIS if first == 1 else None
     while True:
         key = object_keys.wal(first + len(keyed_entries))
         try:
             body = await store.get(key)
-        except NotFound:
+        except ObjectNotFound:
             return keyed_entries
         decoded = entries.decode(body, key, seq=first + len(keyed_entries), previous=previous)
         previous = decoded.hash

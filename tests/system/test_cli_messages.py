@@ -22,8 +22,8 @@ from tests.repo.test_packaging import commands_of
 from tests.support.broker import Broker
 from tests.support.ports import free_port
 from tidelog.service.cli import main as cli
-from tidelog.service.cli.client import Client
-from tidelog.service.cli.results import NotReachable
+from tidelog.service.cli.client import CommandConnection
+from tidelog.service.cli.results import Unreachable
 from tidelog.service.secret_files import PRIVATE_UMASK
 from tidelog.storage.core.errors import StoreUnfit
 from tidelog.storage.store.folder import FolderStore
@@ -310,8 +310,8 @@ def test_a_host_without_an_address(tidelog: Command) -> None:
 async def test_a_server_that_accepts_and_says_nothing() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        async with Client(url) as client:
-            with pytest.raises(NotReachable, match=f"^cannot reach {url}: no response in time$"):
+        async with CommandConnection(url) as client:
+            with pytest.raises(Unreachable, match=f"^cannot reach {url}: no response in time$"):
                 await client.get("/v3/clusters", response_s=0.05)
 
 
@@ -333,8 +333,8 @@ async def test_a_server_that_closes_the_connection() -> None:
 
     server = await asyncio.start_server(close, "127.0.0.1", 0)
     url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    async with server, Client(url) as client:
-        with pytest.raises(NotReachable, match=r"no response: .* \(a port for Kafka clients\?\)$"):
+    async with server, CommandConnection(url) as client:
+        with pytest.raises(Unreachable, match=r"no response: .* \(a port for Kafka clients\?\)$"):
             await client.get("/v3/clusters")
 
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from multiprocessing.context import SpawnProcess
     from multiprocessing.synchronize import Event
 
-    from tidelog.service.cli.dev.departures import Member
+    from tidelog.service.cli.dev.departures import DepartureReader
 
 START_S = 240.0
 """A broker needs 1.5 s of CPU to start; a busy machine takes longer."""
@@ -85,7 +85,7 @@ def dev(
 async def _run(settings: Settings, rate: int, *, is_browser_wanted: bool) -> int:
     """Run the broker and its clients until SIGINT or SIGTERM, or until the broker ends. Return the
     exit status: that of the broker."""
-    from tidelog.service.cli.dev.departures import GROUPS, Member, live
+    from tidelog.service.cli.dev.departures import GROUPS, DepartureReader, live
     from tidelog.service.client.connection import Connection
     from tidelog.service.http.urls import host_of_url
 
@@ -98,7 +98,7 @@ async def _run(settings: Settings, rate: int, *, is_browser_wanted: bool) -> int
     async with _broker(settings, ended) as process:
         key, ca_file = client_key(), client_ca_file()
         async with Connection(url, key=key, retry_s=math.inf, ca_file=ca_file) as connection:
-            members = [Member(connection, group) for group in GROUPS]
+            members = [DepartureReader(connection, group) for group in GROUPS]
             work = asyncio.create_task(live(connection, members, rate))
             greeting = asyncio.create_task(
                 _greet(members, _banner(url, settings, rate), url if is_browser_wanted else "")
@@ -162,7 +162,7 @@ def _say(text: str) -> None:
     sys.stderr.write(f"tidelog dev: {text}\n")
 
 
-async def _greet(members: "Sequence[Member]", text: str, browser_url: str) -> None:
+async def _greet(members: "Sequence[DepartureReader]", text: str, browser_url: str) -> None:
     """Print the banner when each member has read. Then open the console, if `browser_url` is not
     empty and this is a terminal."""
     for member in members:

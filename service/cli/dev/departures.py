@@ -66,7 +66,7 @@ def departure(number: int) -> dict[str, Any]:
     return {"key": f"N{10_000 + plane}{carrier}", "value": value}
 
 
-async def live(connection: Connection, members: Sequence["Member"], rate: int) -> None:
+async def live(connection: Connection, members: Sequence["DepartureReader"], rate: int) -> None:
     """Produce and read without end. Raises ClientError. When the task is cancelled, the members
     leave their groups."""
     first = await _create(connection)
@@ -102,7 +102,7 @@ async def _produce(connection: Connection, number: int, rate: int) -> None:
         await asyncio.sleep(PRODUCE_S)
 
 
-class Member:
+class DepartureReader:
     """The member of one group. `has_read` is set after its first commit."""
 
     def __init__(self, connection: Connection, group: Group) -> None:

@@ -21,7 +21,7 @@ from tidelog.service.cli.results import SlowProgress, warn
 from tidelog.service.client.connection import Connection
 from tidelog.service.client.consumer import POLL_S, AsyncConsumer, DeadLetters
 from tidelog.service.client.producer import AsyncProducer
-from tidelog.service.client.records import Page
+from tidelog.service.client.records import PartitionPage
 from tidelog.storage.runtime.tasks import together
 
 Position: TypeAlias = str | int | dt.datetime | Last | PartitionOffsets
@@ -184,7 +184,7 @@ class Consuming:
         count_max = self._options.count_max
         return None if count_max is None else count_max - self._printed
 
-    async def _print(self, consumer: AsyncConsumer, page: Page) -> None:
+    async def _print(self, consumer: AsyncConsumer, page: PartitionPage) -> None:
         number = page.where.partition
         wanted = self._left.get(number)
         if wanted is None:

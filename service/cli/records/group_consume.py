@@ -11,10 +11,10 @@ import math
 
 from tidelog.service.cli.records.consume import ConsumeOptions, line_printer
 from tidelog.service.cli.records.output import Output
-from tidelog.service.cli.records.undecodable import LinePrinter, Shown, joined, read_format
+from tidelog.service.cli.records.undecodable import LinePrinter, ShownLines, joined, read_format
 from tidelog.service.client.connection import Connection
 from tidelog.service.client.consumer import POLL_S, AsyncConsumer
-from tidelog.service.client.records import Page
+from tidelog.service.client.records import PartitionPage
 
 WAIT_S = 2.0
 """Timeout of a read without --follow; an empty response means the end of this member's
@@ -76,10 +76,10 @@ async def _print(
     consumer: AsyncConsumer,
     printer: LinePrinter,
     output: Output,
-    pages: list[Page],
+    pages: list[PartitionPage],
     count_max: int | None,
     printed: int,
-) -> list[Shown]:
+) -> list[ShownLines]:
     """Print pages. The printed records are done, so the next read commits them. If a record does
     not decode, print the other pages, too."""
     done = {}

@@ -11,7 +11,7 @@ import math
 from collections import Counter
 from typing import Any, NamedTuple
 
-from tidelog.service.cli.client import Client
+from tidelog.service.cli.client import CommandConnection
 from tidelog.service.cli.requests import quoted
 from tidelog.storage.codec.murmur2 import partition_of
 from tidelog.storage.runtime.tasks import together
@@ -36,7 +36,7 @@ class Skew(NamedTuple):
     """(key, partition with most of its records, share, partitions)"""
 
 
-async def sampled(client: Client, topic: str, size: int) -> tuple[Sample, int]:
+async def sampled(client: CommandConnection, topic: str, size: int) -> tuple[Sample, int]:
     """Return a sample of about `size` of the newest records, and the number of partitions. Each
     partition has the same share of the sample as of the topic's records."""
     path = f"/topics/{quoted(topic)}/partitions"

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Raw
 
 from tidelog.service.cli.results import BadUsage, CommandError
-from tidelog.service.client.records import Encoded
+from tidelog.service.client.records import JsonRecord
 from tidelog.service.secret_files import why_not_read
 
 INPUT_READ_BYTES = 256 * 1024
@@ -29,7 +29,7 @@ class Parser(NamedTuple):
     all options that change the records: with an equal `form`, a line gives the same record."""
 
     embedded: str
-    record: Callable[[bytes], Encoded | None]
+    record: Callable[[bytes], JsonRecord | None]
     form: str
 
 
@@ -38,20 +38,20 @@ def text_parser(key_separator: str | None, *, is_crlf: bool = False) -> Parser:
     bytes are valid. With `is_crlf`, a carriage return at the end of a line is not part of it."""
     separator = None if key_separator is None else key_separator.encode()
 
-    def record(line: bytes) -> Encoded:
+    def record(line: bytes) -> JsonRecord:
         if is_crlf:
             line = line.removesuffix(b"\r")
         if separator is None:
-            return Encoded(b'"value":"%b"' % _base64(line), None, None)
+            return JsonRecord(b'"value":"%b"' % _base64(line), None, None)
         key, delimiter, value = line.partition(separator)
         if not delimiter:
             raise BadLine(f"no key separator {key_separator!r} in {_shown(line)}")
-        return Encoded(b'"key":"%b","value":"%b"' % (_base64(key), _base64(value)), key, None)
+        return JsonRecord(b'"key":"%b","value":"%b"' % (_base64(key), _base64(value)), key, None)
 
     return Parser("binary", record, f"text {key_separator!r} {is_crlf}")
 
 
-class _Header(msgspec.Struct, forbid_unknown_fields=True):
+class _LineHeader(msgspec.Struct, forbid_unknown_fields=True):
     """A header of a record. The value is base64."""
 
     key: str
@@ -71,7 +71,7 @@ class _InputLine(msgspec.Struct, forbid_unknown_fields=True):
 
 
 _decode_line = msgspec.json.Decoder(_InputLine).decode
-_decode_headers = msgspec.json.Decoder(list[_Header] | dict[str, str | None] | None).decode
+_decode_headers = msgspec.json.Decoder(list[_LineHeader] | dict[str, str | None] | None).decode
 _decode_value = msgspec.json.Decoder(Raw).decode
 
 
@@ -83,19 +83,19 @@ def json_parser(embedded: str, *, is_values: bool, has_partitions: bool = True) 
     return Parser(embedded, record, form)
 
 
-def _json_value(line: bytes) -> Encoded | None:
+def _json_value(line: bytes) -> JsonRecord | None:
     if not line.strip():
         return None
     try:
-        return Encoded(b'"value":%b' % bytes(_decode_value(line)), None, None)
+        return JsonRecord(b'"value":%b' % bytes(_decode_value(line)), None, None)
     except (msgspec.MsgspecError, RecursionError) as error:
         raise BadLine(f"not JSON: {error}: {_shown(line)}") from None
 
 
 def _json_record(
     octets: Callable[[bytes], bytes], has_partitions: bool
-) -> Callable[[bytes], Encoded | None]:
-    def record(line: bytes) -> Encoded | None:
+) -> Callable[[bytes], JsonRecord | None]:
+    def record(line: bytes) -> JsonRecord | None:
         if not line.strip():
             return None
         try:
@@ -110,7 +110,7 @@ def _json_record(
             members.append(b'"timestamp":%d' % parsed.timestamp)
         if parsed.headers:
             members.append(b'"headers":' + _headers(parsed.headers, line))
-        return Encoded(b",".join(members), key, parsed.partition if has_partitions else None)
+        return JsonRecord(b",".join(members), key, parsed.partition if has_partitions else None)
 
     return record
 
@@ -128,7 +128,7 @@ def _headers(headers: Raw, line: bytes) -> bytes:
         return bytes(headers)
     return msgspec.json.encode(
         [
-            _Header(name, None if value is None else value.encode())
+            _LineHeader(name, None if value is None else value.encode())
             for name, value in decoded_headers.items()
         ]
     )
@@ -151,7 +151,7 @@ def _shown(line: bytes) -> str:
     return repr(text if len(text) <= SHOWN_CHARS else text[:SHOWN_CHARS] + "...")
 
 
-class Source(NamedTuple):
+class LineSource(NamedTuple):
     """An open input; `size` is None if it is unknown before the end."""
 
     descriptor: int
@@ -167,10 +167,10 @@ class Source(NamedTuple):
 
 
 @contextlib.contextmanager
-def opened(file: str) -> Iterator[Source]:
+def opened(file: str) -> Iterator[LineSource]:
     """Open the file, or stdin for `-`."""
     if file == "-":
-        yield Source(sys.stdin.fileno(), None)
+        yield LineSource(sys.stdin.fileno(), None)
         return
     try:
         descriptor = os.open(file, os.O_RDONLY)
@@ -180,6 +180,6 @@ def opened(file: str) -> Iterator[Source]:
         status = os.fstat(descriptor)
         if stat.S_ISDIR(status.st_mode):  # a folder can be opened, but not read
             raise BadUsage(f"cannot read {file}: it is a folder")
-        yield Source(descriptor, status.st_size or None)
+        yield LineSource(descriptor, status.st_size or None)
     finally:
         os.close(descriptor)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from tidelog.service.cli.client import command_error
-from tidelog.service.cli.records.lines import BadLine, Parser, Source
+from tidelog.service.cli.records.lines import BadLine, LineSource, Parser
 from tidelog.service.cli.results import SlowProgress, plural, warn
 from tidelog.service.client.connection import Connection
 from tidelog.service.client.errors import ClientError
@@ -98,7 +98,7 @@ class _Line:
 
     __slots__ = ("_number", "_run")
 
-    def __init__(self, run: "_Run", number: int) -> None:
+    def __init__(self, run: "_ProduceRun", number: int) -> None:
         self._run = run
         self._number = number
 
@@ -114,16 +114,16 @@ class _Line:
 
 
 async def produce(
-    connection: Connection, topic: str, source: Source, options: ProduceOptions
+    connection: Connection, topic: str, source: LineSource, options: ProduceOptions
 ) -> ProduceSummary:
     """Produce all lines of `source`. The message of a CommandError has the number of acknowledged
     records."""
     async with connection:
         await connection.partitions(topic)
-        return await _Run(connection, topic, options).run(source)
+        return await _ProduceRun(connection, topic, options).run(source)
 
 
-class _Run:
+class _ProduceRun:
     """State of one run: the producer, the number of lines, the first failure."""
 
     def __init__(self, connection: Connection, topic: str, options: ProduceOptions) -> None:
@@ -140,7 +140,7 @@ class _Run:
     def _count(self, items: Sequence[Item], placed: Sequence[Delivered]) -> None:
         self._summary.add(placed, sum(item.tag for item in items))
 
-    async def run(self, source: Source) -> ProduceSummary:
+    async def run(self, source: LineSource) -> ProduceSummary:
         loop = asyncio.get_running_loop()
         started_s = loop.time()
         bad: BadLine | None = None
@@ -177,7 +177,7 @@ class _Run:
         if bad is not None:
             raise BadLine(f"{bad} (the lines before it are in the topic: {acked})")
 
-    async def _read_all(self, source: Source, progress: SlowProgress) -> None:
+    async def _read_all(self, source: LineSource, progress: SlowProgress) -> None:
         rest = b""
         while self.failure is None:
             chunk = await asyncio.to_thread(source.read, IDLE_S)

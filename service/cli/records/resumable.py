@@ -20,7 +20,7 @@ from typing import NamedTuple
 import msgspec
 
 from tidelog.service.cli.client import command_error
-from tidelog.service.cli.records.lines import BadLine, Source
+from tidelog.service.cli.records.lines import BadLine, LineSource
 from tidelog.service.cli.records.produce import IDLE_S, ProduceOptions, ProduceSummary
 from tidelog.service.cli.results import BadUsage, CommandError, SlowProgress, plural, warn
 from tidelog.service.client.connection import Connection
@@ -65,24 +65,24 @@ class _Batch(NamedTuple):
 async def produce_with_state(
     connection: Connection,
     topic: str,
-    source: Source,
+    source: LineSource,
     options: ProduceOptions,
     file: Path,
 ) -> ProduceSummary:
     """Produce the lines of `source` that are not in the topic. Raises CommandError."""
     async with connection:
         await connection.partitions(topic)
-        return await _Run(connection, topic, source, options, file).run()
+        return await _ResumableRun(connection, topic, source, options, file).run()
 
 
-class _Run:
+class _ResumableRun:
     """One run of the command, on one state file."""
 
     def __init__(
         self,
         connection: Connection,
         topic: str,
-        source: Source,
+        source: LineSource,
         options: ProduceOptions,
         file: Path,
     ) -> None:

@@ -16,10 +16,10 @@ from msgspec import Raw
 from tidelog.service.cli.results import CommandError, warn
 from tidelog.service.client.consumer import DeadLetters
 from tidelog.service.client.errors import UndecodableRecord
-from tidelog.service.client.records import Header, Page, ReadFormat, Record
+from tidelog.service.client.records import Header, PartitionPage, ReadFormat, Record
 
 
-class _Fields(msgspec.Struct):
+class _RecordFields(msgspec.Struct):
     topic: str
     partition: int
     offset: int
@@ -31,7 +31,7 @@ class _Fields(msgspec.Struct):
     value_base64: bytes | None = None
 
 
-class Line(_Fields):
+class Line(_RecordFields):
     """A record as a broker sends it. `key_base64` has the bytes of a key that does not decode,
     `value_base64` those of a value. `text` is the JSON of the whole record, on one line."""
 
@@ -74,7 +74,7 @@ class UndecodableLine(CommandError):
     """A record does not decode, and `--on-error stop` ends its partition."""
 
 
-class Shown(NamedTuple):
+class ShownLines(NamedTuple):
     """Lines to print, and the offset after those that are done. `failure` is the error of the
     record at that offset."""
 
@@ -103,28 +103,30 @@ class LinePrinter:
         self.skipped = 0
         self._first = ""
 
-    async def shown(self, page: Page, count_max: int | None, end: int | None = None) -> Shown:
+    async def shown(
+        self, page: PartitionPage, count_max: int | None, end: int | None = None
+    ) -> ShownLines:
         """Return the lines of at most `count_max` records of a page, below offset `end`. Send dead
         letters; they are acknowledged when this returns. Raises ClientError."""
         lines: list[bytes] = []
         for record in page.records:
             if end is not None and record.offset >= end:
-                return Shown(lines, end, None)
+                return ShownLines(lines, end, None)
             if count_max is not None and len(lines) >= count_max:
-                return Shown(lines, record.offset, None)
+                return ShownLines(lines, record.offset, None)
             if not record.is_undecodable or self._on_error == "raw":
                 lines.append(self._text(record))
             elif self._on_error == "escape":
                 lines.append(self._text(_escaped(record)))
             elif self._on_error == "stop":
-                return Shown(lines, record.offset, self._failure(record))
+                return ShownLines(lines, record.offset, self._failure(record))
             else:
                 if self._dead_letters is not None:
                     await self._dead_letters(*self._dead_letter(record))
                 self.skipped += 1
                 name = f"{record.topic}-{record.partition}@{record.offset}"
                 self._first = self._first or name
-        return Shown(lines, page.next_offset, None)
+        return ShownLines(lines, page.next_offset, None)
 
     def show_skipped(self) -> None:
         """If records were skipped, print their number and the first one on stderr."""

@@ -17,8 +17,8 @@ from tidelog.service.cli.requests import (
 )
 from tidelog.service.cli.results import (
     BadUsage,
-    NotReachable,
     SlowProgress,
+    Unreachable,
     show_json,
     show_line,
     show_rows,
@@ -28,7 +28,7 @@ from tidelog.service.cli.stores.on_store import DRY_RUN, table
 from tidelog.service.exit_status import EXIT_FAILED
 
 if TYPE_CHECKING:
-    from tidelog.service.cli.client import Client
+    from tidelog.service.cli.client import CommandConnection
 
 JOBS = "/tidelog/v1/compactions"
 RUNNING, DONE = "running", "done"
@@ -85,11 +85,11 @@ def compact(
     """Compact the topics, one after the other, and wait for the end of each."""
     if not topics:
         raise BadUsage("--server needs the names of the topics to compact")
-    from tidelog.service.cli.client import Client, with_client
+    from tidelog.service.cli.client import CommandConnection, with_client
 
     body = {"validate_only": not yes, "is_forced": force}
 
-    async def work(client: Client) -> list[dict[str, Any]]:
+    async def work(client: CommandConnection) -> list[dict[str, Any]]:
         jobs = []
         for topic in topics:
             path = f"/tidelog/v1/topics/{quoted(topic)}/compactions"
@@ -140,7 +140,7 @@ def list_compactions(
     show_rows(jobs, columns, rows, as_json=as_json)
 
 
-async def _ended(client: "Client", job: dict[str, Any]) -> dict[str, Any]:
+async def _ended(client: "CommandConnection", job: dict[str, Any]) -> dict[str, Any]:
     """Wait for the end of a job. Any broker may answer, because each asks the others."""
     unseen = 0
     with SlowProgress(f"compacting {job['topic']}") as progress:
@@ -152,7 +152,7 @@ async def _ended(client: "Client", job: dict[str, Any]) -> dict[str, Any]:
             )
             unseen = unseen + 1 if now is None else 0
             if unseen > UNSEEN_MAX:
-                raise NotReachable(
+                raise Unreachable(
                     f"the compaction of {job['topic']} is not in the answers any more: broker "
                     f"{job['broker']} has stopped or cannot be reached; run the command again"
                 )

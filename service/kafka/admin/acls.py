@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
 from tidelog.service.kafka.apis import Api
-from tidelog.service.kafka.client import Client, Encoded
+from tidelog.service.kafka.client import ApiClient, EncodedAnswer
 from tidelog.service.kafka.context import Context
 from tidelog.service.kafka.errors import Code
 from tidelog.service.kafka.failures import refused
@@ -39,8 +39,8 @@ def disabled_acl_apis(context: Context) -> Iterable[Api]:
 
 def _describe(
     context: Context,
-) -> Callable[[acls.DescribeAclsRequest, Client], acls.DescribeAclsResponse]:
-    def serve(request: acls.DescribeAclsRequest, client: Client) -> acls.DescribeAclsResponse:
+) -> Callable[[acls.DescribeAclsRequest, ApiClient], acls.DescribeAclsResponse]:
+    def serve(request: acls.DescribeAclsRequest, client: ApiClient) -> acls.DescribeAclsResponse:
         return acls.DescribeAclsResponse(
             throttle_time_ms=0,
             error_code=context.refusal("DescribeAcls", Code.SECURITY_DISABLED),
@@ -53,10 +53,10 @@ def _describe(
 
 def _change(
     context: Context, api: str, response: type[Message]
-) -> Callable[[Message, Client], Coroutine[Any, Any, Encoded]]:
+) -> Callable[[Message, ApiClient], Coroutine[Any, Any, EncodedAnswer]]:
     """Return a handler that refuses each item of a request. A request has up to 100,000 items."""
 
-    async def serve(request: Message, client: Client) -> Encoded:
+    async def serve(request: Message, client: ApiClient) -> EncodedAnswer:
         code = context.refusal(api, Code.SECURITY_DISABLED)
         encode = encoder(response, client.version)
         return await context.encoded(

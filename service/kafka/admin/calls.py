@@ -11,9 +11,9 @@ from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterable, 
 from typing import Any, NamedTuple, TypeVar
 
 from tidelog.service.http.paging import sliced
-from tidelog.service.kafka.client import Client
+from tidelog.service.kafka.client import ApiClient
 from tidelog.service.kafka.context import Context
-from tidelog.service.kafka.errors import Code, Kind, message_of
+from tidelog.service.kafka.errors import Code, RequestKind, message_of
 from tidelog.service.security.caller import Forbidden, QuotaExceeded, Unauthenticated
 from tidelog.storage.core.acls import TOPIC
 from tidelog.storage.core.errors import LogError
@@ -27,14 +27,14 @@ R = TypeVar("R")
 K = TypeVar("K", bound=Hashable)
 
 
-class Outcome(NamedTuple):
+class ChangeOutcome(NamedTuple):
     """The error of one change, or NONE without a message."""
 
     code: Code = Code.NONE
     message: str | None = None
 
 
-class Refused(Exception):
+class ChangeRefused(Exception):
     """A change that is refused with a code of Kafka's, where the log has no error of its own."""
 
     def __init__(self, code: Code, message: str) -> None:
@@ -45,7 +45,7 @@ class Refused(Exception):
 class AdminCall:
     """One request of an admin client."""
 
-    def __init__(self, context: Context, api: str, client: Client) -> None:
+    def __init__(self, context: Context, api: str, client: ApiClient) -> None:
         self.api = api
         self.client = client
         self.rights = client.rights
@@ -65,12 +65,12 @@ class AdminCall:
 
     async def outcome(
         self, change: Awaitable[None], forbidden: Code = Code.TOPIC_AUTHORIZATION_FAILED
-    ) -> Outcome:
+    ) -> ChangeOutcome:
         """Wait for a change. Return its error, with the code `forbidden` if the client may not do
         it. Raises Unauthenticated, which ends the connection."""
         try:
             await change
-        except Refused as error:
+        except ChangeRefused as error:
             code, message = self._context.refusal(self.api, error.code), str(error)
         except Unauthenticated:
             raise
@@ -78,10 +78,10 @@ class AdminCall:
             self._context.audit_refusal(self.api, self.client, error)
             code, message = self._context.refusal(self.api, forbidden), message_of(error)
         except LogError as error:
-            code, message = self._code(error, Kind.ADMIN), message_of(error)
+            code, message = self._code(error, RequestKind.ADMIN), message_of(error)
         else:
-            return Outcome()
-        return Outcome(code, message)
+            return ChangeOutcome()
+        return ChangeOutcome(code, message)
 
     async def begin(self, operation: str, topic: str) -> None:
         """Check that the client may do an operation on a topic, and charge one change. Raises
@@ -93,10 +93,12 @@ class AdminCall:
         """Charge one change to the quota of mutations. Raises QuotaExceeded; raises Refused if the
         broker is stopping."""
         if self._context.is_draining:
-            raise Refused(Code.REQUEST_TIMED_OUT, "the broker is stopping: ask another broker")
+            raise ChangeRefused(
+                Code.REQUEST_TIMED_OUT, "the broker is stopping: ask another broker"
+            )
         self.rights.charge(MUTATION_RATE, 1)
 
-    def quota_refusal(self, kind: Kind = Kind.ADMIN) -> Code:
+    def quota_refusal(self, kind: RequestKind = RequestKind.ADMIN) -> Code:
         """Charge one change to the quota of mutations. Return the code if the quota is used up."""
         try:
             self.rights.charge(MUTATION_RATE, 1)
@@ -104,7 +106,7 @@ class AdminCall:
             return self._code(error, kind)
         return Code.NONE
 
-    def _code(self, error: LogError, kind: Kind) -> Code:
+    def _code(self, error: LogError, kind: RequestKind) -> Code:
         """Return the code of an error. If a quota is used up, note how long the client waits."""
         if isinstance(error, QuotaExceeded):
             self.throttle_ms = max(self.throttle_ms, error.retry_after_ms)

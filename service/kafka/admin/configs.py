@@ -12,8 +12,8 @@ from operator import attrgetter
 from typing import Any, NamedTuple, cast
 
 from tidelog.service.http.paging import sliced
-from tidelog.service.kafka.admin.calls import AdminCall, Refused, distinct
-from tidelog.service.kafka.client import Client, Encoded
+from tidelog.service.kafka.admin.calls import AdminCall, ChangeRefused, distinct
+from tidelog.service.kafka.client import ApiClient, EncodedAnswer
 from tidelog.service.kafka.context import Context
 from tidelog.service.kafka.errors import Code
 from tidelog.service.kafka.messages.compiler import encoder
@@ -37,8 +37,8 @@ from tidelog.storage.core.acls import ALTER_CONFIGS, CLUSTER, CLUSTER_NAME, DESC
 from tidelog.storage.core.topic_configs import (
     MIN_INSYNC_REPLICAS,
     ConfigKey,
+    ConfigSource,
     ConfigValue,
-    Source,
     TopicDefaults,
 )
 from tidelog.storage.state.cluster_state import Topic
@@ -56,7 +56,7 @@ INLINE_MAX = 20
 """Resources of an answer that the event loop builds. Larger answers are built in a thread."""
 
 
-class Entry(NamedTuple):
+class ConfigEntry(NamedTuple):
     """One config of an answer. `values` has the effective value first, then the values of lower
     precedence."""
 
@@ -76,17 +76,17 @@ class Changed(NamedTuple):
     values: Callable[[str], Sequence[ConfigValue]]
 
 
-def entries_of(configs: Mapping[str, str], defaults: TopicDefaults) -> list[Entry]:
+def entries_of(configs: Mapping[str, str], defaults: TopicDefaults) -> list[ConfigEntry]:
     """Return the configs of a topic that sets `configs`: all configs with an effect, those without
     an effect that the topic sets, and `min.insync.replicas`, because kafka-topics needs it."""
     names = dict.fromkeys([*topic_configs.shown(configs), MIN_INSYNC_REPLICAS])
     return [_entry(name, configs, defaults) for name in names]
 
 
-def _entry(name: str, configs: Mapping[str, str], defaults: TopicDefaults) -> Entry:
+def _entry(name: str, configs: Mapping[str, str], defaults: TopicDefaults) -> ConfigEntry:
     key = topic_configs.KNOWN[name]
     values = defaults.values_of_topic(name, configs)
-    return Entry(name, values, _kind(name, key), key.doc)
+    return ConfigEntry(name, values, _kind(name, key), key.doc)
 
 
 def _kind(name: str, key: ConfigKey) -> int:
@@ -116,8 +116,8 @@ class Configs:
     # -- DescribeConfigs
 
     async def describe_configs(
-        self, request: DescribeConfigsRequest, client: Client
-    ) -> DescribeConfigsResponse | Encoded:
+        self, request: DescribeConfigsRequest, client: ApiClient
+    ) -> DescribeConfigsResponse | EncodedAnswer:
         """Answer DescribeConfigs."""
         call = AdminCall(self._context, "DescribeConfigs", client)
         topics = self._broker.state.topics
@@ -166,12 +166,12 @@ class Configs:
         if kind == OF_BROKER:
             self._check_node(name)
         elif kind not in (OF_CLIENT_METRICS, OF_GROUP):
-            raise Refused(Code.INVALID_REQUEST, f"resources of type {kind} have no configs")
+            raise ChangeRefused(Code.INVALID_REQUEST, f"resources of type {kind} have no configs")
 
     def _check_node(self, name: str) -> None:
         """Raise Refused unless the name is empty (all brokers), or this broker's node id."""
         if name not in ("", str(self._node_id)):
-            raise Refused(
+            raise ChangeRefused(
                 Code.INVALID_REQUEST, f"this broker has the node id {self._node_id}, not {name!r}"
             )
 
@@ -212,19 +212,19 @@ class Configs:
             for entry in entries
         ]
 
-    def _of_broker(self, *, is_cluster: bool) -> list[Entry]:
+    def _of_broker(self, *, is_cluster: bool) -> list[ConfigEntry]:
         """Return the defaults in effect at this broker. If `is_cluster`, as in Kafka, return only
         those that the cluster sets."""
         own = self._broker.state.defaults.values
         entries = [
-            Entry(name, self._default_values(name), _kind(name, key), key.doc)
+            ConfigEntry(name, self._default_values(name), _kind(name, key), key.doc)
             for name, key in topic_configs.DEFAULTS.items()
             if name in own or not is_cluster
         ]
         if not is_cluster:
             for name in ("default.replication.factor", MIN_INSYNC_REPLICAS):
-                value = ConfigValue(name, "1", Source.DEFAULT_CONFIG)
-                entries.append(Entry(name, [value], LONG, "the object store replicates"))
+                value = ConfigValue(name, "1", ConfigSource.DEFAULT_CONFIG)
+                entries.append(ConfigEntry(name, [value], LONG, "the object store replicates"))
         return entries
 
     def _default_values(self, name: str) -> Sequence[ConfigValue]:
@@ -237,7 +237,7 @@ class Configs:
     # -- AlterConfigs, IncrementalAlterConfigs
 
     async def alter_configs(
-        self, request: AlterConfigsRequest, client: Client
+        self, request: AlterConfigsRequest, client: ApiClient
     ) -> AlterConfigsResponse:
         """Answer AlterConfigs: configs that a resource does not name get their defaults."""
 
@@ -252,7 +252,7 @@ class Configs:
         return AlterConfigsResponse(throttle_time_ms=call.throttle_ms, responses=responses)
 
     async def incremental_alter_configs(
-        self, request: IncrementalAlterConfigsRequest, client: Client
+        self, request: IncrementalAlterConfigsRequest, client: ApiClient
     ) -> IncrementalAlterConfigsResponse:
         """Answer IncrementalAlterConfigs. If two clients append to a list at once, one of the two
         values may be lost."""
@@ -284,7 +284,9 @@ class Configs:
         async def change(resource: "AnyResource") -> None:
             kind, name = resource.resource_type, resource.resource_name
             if (kind, name) in twice:
-                raise Refused(Code.INVALID_REQUEST, f"resource {name!r} is in the request twice")
+                raise ChangeRefused(
+                    Code.INVALID_REQUEST, f"resource {name!r} is in the request twice"
+                )
             is_topic = kind == OF_TOPIC
             if is_topic:
                 await call.begin(ALTER_CONFIGS, name)
@@ -296,7 +298,7 @@ class Configs:
             await self._broker.refresh()
             _, again = await distinct(resource.configs, attrgetter("name"))
             if again:
-                raise Refused(Code.INVALID_REQUEST, f"config {min(again)!r} is given twice")
+                raise ChangeRefused(Code.INVALID_REQUEST, f"config {min(again)!r} is given twice")
             if is_topic:
                 await self._alter_topic(call, name, resource, changes_of, validate_only)
             else:
@@ -341,7 +343,7 @@ class Configs:
         name = resource.resource_name
         self._check_node(name)
         if any(getattr(config, "config_operation", SET) != DELETE for config in resource.configs):
-            raise Refused(
+            raise ChangeRefused(
                 Code.INVALID_CONFIG,
                 f"broker {name} has no configs of its own that a request can change: change its "
                 "settings, or the defaults of the cluster (the broker resource without a name, "
@@ -353,7 +355,7 @@ class Configs:
         Refused for every resource except the broker resource without a name."""
         await call.rights.check(ALTER_CONFIGS, CLUSTER, CLUSTER_NAME)
         if kind != OF_BROKER:
-            raise Refused(Code.INVALID_REQUEST, f"resources of type {kind} have no configs")
+            raise ChangeRefused(Code.INVALID_REQUEST, f"resources of type {kind} have no configs")
         call.charge()
 
     async def _alter_defaults(
@@ -393,7 +395,7 @@ def _undescribed(
     )
 
 
-def _synonyms(entry: Entry) -> list[DescribeConfigsSynonym]:
+def _synonyms(entry: ConfigEntry) -> list[DescribeConfigsSynonym]:
     return [
         DescribeConfigsSynonym(
             name=config_value.name, value=config_value.value, source=config_value.source
@@ -404,7 +406,7 @@ def _synonyms(entry: Entry) -> list[DescribeConfigsSynonym]:
 
 def _given(name: str, value: str | None) -> str:
     if value is None:
-        raise Refused(Code.INVALID_REQUEST, f"config {name!r} has no value")
+        raise ChangeRefused(Code.INVALID_REQUEST, f"config {name!r} has no value")
     return value
 
 
@@ -416,10 +418,12 @@ def _changed(changed: Changed, name: str, operation: int, value: str | None) -> 
     if operation == SET:
         return text
     if operation not in (APPEND, SUBTRACT):
-        raise Refused(Code.INVALID_REQUEST, f"config {name!r}: operation {operation} is unknown")
+        raise ChangeRefused(
+            Code.INVALID_REQUEST, f"config {name!r}: operation {operation} is unknown"
+        )
     key = changed.known.get(name)
     if key is None or _kind(name, key) != LIST:
-        raise Refused(
+        raise ChangeRefused(
             Code.INVALID_CONFIG, f"config {name!r} is no list: only lists take APPEND and SUBTRACT"
         )
     before = _listed(changed.values(name)[0].value)

@@ -8,9 +8,9 @@ partitions.
 from operator import attrgetter
 
 from tidelog.service.http.paging import sliced
-from tidelog.service.kafka.admin.calls import AdminCall, Refused, distinct
-from tidelog.service.kafka.admin.configs import Entry, entries_of
-from tidelog.service.kafka.client import Client
+from tidelog.service.kafka.admin.calls import AdminCall, ChangeRefused, distinct
+from tidelog.service.kafka.admin.configs import ConfigEntry, entries_of
+from tidelog.service.kafka.client import ApiClient
 from tidelog.service.kafka.context import Context
 from tidelog.service.kafka.errors import Code
 from tidelog.service.kafka.messages.primitives import ZERO_UUID
@@ -62,7 +62,7 @@ class Topics:
     # -- CreateTopics
 
     async def create_topics(
-        self, request: CreateTopicsRequest, client: Client
+        self, request: CreateTopicsRequest, client: ApiClient
     ) -> CreateTopicsResponse:
         """Answer CreateTopics. With `validate_only`, create nothing."""
         call = AdminCall(self._context, "CreateTopics", client)
@@ -88,10 +88,12 @@ class Topics:
         self, call: AdminCall, wanted: CreatableTopic, is_twice: bool, validate_only: bool
     ) -> None:
         if is_twice:
-            raise Refused(Code.INVALID_REQUEST, f"topic {wanted.name!r} is in the request twice")
+            raise ChangeRefused(
+                Code.INVALID_REQUEST, f"topic {wanted.name!r} is in the request twice"
+            )
         await check_creation(call.rights, wanted.name)
         if not is_new_topic_name(wanted.name):
-            raise Refused(
+            raise ChangeRefused(
                 Code.INVALID_TOPIC_EXCEPTION,
                 f"topic name {wanted.name[:TOPIC_NAME_MAX]!r} is illegal: use 1 to "
                 f"{TOPIC_NAME_MAX} characters of a-z A-Z 0-9 . _ - but not the name . or ..",
@@ -100,7 +102,7 @@ class Topics:
             await self._broker.refresh()  # another broker may have changed the default
         partitions = self._partitions(wanted)
         if wanted.replication_factor < 1 and wanted.replication_factor != DEFAULT:
-            raise Refused(
+            raise ChangeRefused(
                 Code.INVALID_REPLICATION_FACTOR,
                 f"replication factor {wanted.replication_factor}: use -1, or 1 or more",
             )
@@ -121,12 +123,12 @@ class Topics:
         if assigned:
             _check_assignments([assignment.broker_ids for assignment in assigned])
             if {assignment.partition_index for assignment in assigned} != {*range(len(assigned))}:
-                raise Refused(
+                raise ChangeRefused(
                     Code.INVALID_REPLICA_ASSIGNMENT,
                     "assignments must name the partitions 0, 1, 2, ... each once",
                 )
             if count not in (DEFAULT, len(assigned)):
-                raise Refused(
+                raise ChangeRefused(
                     Code.INVALID_REQUEST,
                     f"{count} partitions are wanted, but {len(assigned)} are assigned to brokers",
                 )
@@ -135,7 +137,7 @@ class Topics:
             setting = self._context.settings.default_partitions
             count = self._broker.state.defaults.partitions(setting)
         if not 1 <= count <= PARTITIONS_MAX:
-            raise Refused(
+            raise ChangeRefused(
                 Code.INVALID_PARTITIONS,
                 f"a topic has 1 to {PARTITIONS_MAX} partitions, not {count}",
             )
@@ -166,7 +168,7 @@ class Topics:
     # -- DeleteTopics
 
     async def delete_topics(
-        self, request: DeleteTopicsRequest, client: Client
+        self, request: DeleteTopicsRequest, client: ApiClient
     ) -> DeleteTopicsResponse:
         """Answer DeleteTopics, by names and by ids."""
         call = AdminCall(self._context, "DeleteTopics", client)
@@ -195,18 +197,20 @@ class Topics:
         """Delete a topic, and put its name and its id into the result."""
         name, topic_id = result.name, result.topic_id
         if is_twice or (name is None) == (topic_id == ZERO_UUID):
-            raise Refused(
+            raise ChangeRefused(
                 Code.INVALID_REQUEST, "each topic must be named once, by its name or by its id"
             )
         if name is None:
             topic = await self._topic_of_id(topic_id)
             if topic is None or not call.rights.may(DESCRIBE, TOPIC, topic.name):
-                raise Refused(Code.UNKNOWN_TOPIC_ID, f"there is no topic of id {topic_id.hex()}")
+                raise ChangeRefused(
+                    Code.UNKNOWN_TOPIC_ID, f"there is no topic of id {topic_id.hex()}"
+                )
             name = result.name = topic.name
         await call.begin(DELETE, name)
         topic = self._broker.state.topics.get(name)
         if topic_id != ZERO_UUID and (topic is None or topic.topic_id != topic_id.hex()):
-            raise Refused(Code.UNKNOWN_TOPIC_ID, f"there is no topic of id {topic_id.hex()}")
+            raise ChangeRefused(Code.UNKNOWN_TOPIC_ID, f"there is no topic of id {topic_id.hex()}")
         await call.commit(name, self._broker.delete_topic(name))
         if topic is not None:
             result.topic_id = bytes.fromhex(topic.topic_id)
@@ -219,7 +223,7 @@ class Topics:
     # -- CreatePartitions
 
     async def create_partitions(
-        self, request: CreatePartitionsRequest, client: Client
+        self, request: CreatePartitionsRequest, client: ApiClient
     ) -> CreatePartitionsResponse:
         """Answer CreatePartitions. With `validate_only`, change nothing."""
         call = AdminCall(self._context, "CreatePartitions", client)
@@ -241,12 +245,12 @@ class Topics:
     ) -> None:
         name, count = wanted.name, wanted.count
         if is_twice:
-            raise Refused(Code.INVALID_REQUEST, f"topic {name!r} is in the request twice")
+            raise ChangeRefused(Code.INVALID_REQUEST, f"topic {name!r} is in the request twice")
         await call.begin(ALTER, name)
         await self._broker.refresh()
         has = len(self._broker.state.topic(name).partitions)
         if not has < count <= PARTITIONS_MAX:
-            raise Refused(
+            raise ChangeRefused(
                 Code.INVALID_PARTITIONS,
                 f"topic {name!r} has {has} partitions: the number must be greater and at most "
                 f"{PARTITIONS_MAX}, not {count}",
@@ -254,7 +258,7 @@ class Topics:
         if wanted.assignments is not None:
             _check_assignments([assignment.broker_ids for assignment in wanted.assignments])
             if len(wanted.assignments) != count - has:
-                raise Refused(
+                raise ChangeRefused(
                     Code.INVALID_REPLICA_ASSIGNMENT,
                     f"{len(wanted.assignments)} assignments for {count - has} new partitions",
                 )
@@ -263,12 +267,12 @@ class Topics:
         try:
             await call.commit(name, self._broker.add_partitions(name, count))
         except InvalidRequest as error:  # another client has added partitions
-            raise Refused(Code.INVALID_PARTITIONS, str(error)) from error
+            raise ChangeRefused(Code.INVALID_PARTITIONS, str(error)) from error
 
     # -- DeleteRecords
 
     async def delete_records(
-        self, request: DeleteRecordsRequest, client: Client
+        self, request: DeleteRecordsRequest, client: ApiClient
     ) -> DeleteRecordsResponse:
         """Answer DeleteRecords: move log starts."""
         call = AdminCall(self._context, "DeleteRecords", client)
@@ -306,14 +310,14 @@ class Topics:
 
 
 async def _too_many() -> None:
-    raise Refused(
+    raise ChangeRefused(
         Code.INVALID_REQUEST, f"a request creates at most {CREATED_MAX} topics: send several"
     )
 
 
 def _check_assignments(brokers: list[list[int]]) -> None:
     if not all(brokers):
-        raise Refused(Code.INVALID_REPLICA_ASSIGNMENT, "each assignment must name a broker")
+        raise ChangeRefused(Code.INVALID_REPLICA_ASSIGNMENT, "each assignment must name a broker")
 
 
 def _configs(wanted: CreatableTopic) -> dict[str, str]:
@@ -321,14 +325,14 @@ def _configs(wanted: CreatableTopic) -> dict[str, str]:
     configs: dict[str, str] = {}
     for config in wanted.configs:
         if config.value is None:
-            raise Refused(
+            raise ChangeRefused(
                 Code.INVALID_CONFIG, f"config {config.name!r} of a new topic has no value"
             )
         configs[config.name] = config.value
     return configs
 
 
-def _creatable(entry: Entry) -> CreatableTopicConfigs:
+def _creatable(entry: ConfigEntry) -> CreatableTopicConfigs:
     return CreatableTopicConfigs(
         name=entry.name,
         value=entry.values[0].value,

@@ -20,11 +20,23 @@ from typing import Any
 
 from tidelog.service.http.admission import Phase
 from tidelog.service.kafka.apis import API_VERSIONS, SASL_KEYS, versions_answer
-from tidelog.service.kafka.client import REQUEST, Client, CloseConnection, Encoded, Later, fields_of
+from tidelog.service.kafka.client import (
+    REQUEST,
+    ApiClient,
+    CloseConnection,
+    EncodedAnswer,
+    Later,
+    fields_of,
+)
 from tidelog.service.kafka.connections.frame import DECODED_BYTES_MIN, FrameReader, FrameRefused
 from tidelog.service.kafka.connections.handshake import Handshake
-from tidelog.service.kafka.connections.outbox import Outbox, Transport
-from tidelog.service.kafka.connections.server import Pending, Server, served_large, throttle_s_of
+from tidelog.service.kafka.connections.outbox import ConnectionTransport, Outbox
+from tidelog.service.kafka.connections.server import (
+    ListenerParts,
+    Pending,
+    served_large,
+    throttle_s_of,
+)
 from tidelog.service.kafka.failures import called
 from tidelog.service.kafka.messages.header import decode_header, frame_response
 from tidelog.service.kafka.messages.primitives import MalformedMessage
@@ -50,17 +62,17 @@ MUTE_S_MAX = 30.0
 """Longest time for which a quota stops the reading of a connection."""
 
 
-class Connection:
+class KafkaConnection:
     """One connection. A subclass connects it with a socket (connections.listener)."""
 
     is_tls = False
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: ListenerParts) -> None:
         self._server = server
         self._context = server.context
         self._is_secured = server.security is not None
         self.frames = FrameReader(self._take, is_proved=not self._is_secured)
-        self._transport: Transport | None = None
+        self._transport: ConnectionTransport | None = None
         self._host = ""
         self._client_id = ""
         self._connected_s = 0.0
@@ -71,7 +83,7 @@ class Connection:
         )
         self._variables = contextvars.copy_context()
         """The context variables of this connection's requests: PRINCIPAL."""
-        self._clients: dict[tuple[int, str | None], Client] = {}
+        self._clients: dict[tuple[int, str | None], ApiClient] = {}
         self._waiting: deque[tuple[Pending, int]] = deque()
         self._begun: deque[Pending] = deque()
         self._gate: asyncio.Future[None] | None = None
@@ -84,7 +96,7 @@ class Connection:
 
     # -- the socket
 
-    def opened(self, transport: Transport, host: str) -> None:
+    def opened(self, transport: ConnectionTransport, host: str) -> None:
         """Begin to serve the socket. The caller closes connections above the bounds."""
         self._transport, self._host = transport, host
         self._connected_s = self._server.loop.time()
@@ -268,11 +280,13 @@ class Connection:
         if len(self._waiting) == 1 and not self._is_turn_due:
             self._begin_next()
 
-    def _client(self, version: int, client_id: str | None) -> Client:
+    def _client(self, version: int, client_id: str | None) -> ApiClient:
         if len(self._clients) >= UNANSWERED_MAX:
             self._clients.clear()
         handshake = self._handshake
-        client = Client(version, client_id or "", self._host, handshake.software, handshake.rights)
+        client = ApiClient(
+            version, client_id or "", self._host, handshake.software, handshake.rights
+        )
         self._clients[version, client_id] = client
         self._client_id = client.client_id
         return client
@@ -378,7 +392,7 @@ class Connection:
         error = result.exception()
         if self._is_closed:
             answer = None if error is not None else result.result()
-            if isinstance(answer, Encoded) and answer.release is not None:
+            if isinstance(answer, EncodedAnswer) and answer.release is not None:
                 answer.release()
             if error is not None:
                 self._refuse_by(pending, error)
@@ -410,8 +424,8 @@ class Connection:
         """Encode the answer of a request, and write all answers that are due."""
         throttle_s = self._charge(pending, response) if self._is_secured else 0.0
         if response is None:  # a Produce request with acks=0 gets no answer
-            pending.answer = Encoded([], None, throttle_s)
-        elif isinstance(response, Encoded):
+            pending.answer = EncodedAnswer([], None, throttle_s)
+        elif isinstance(response, EncodedAnswer):
             pending.answer = response._replace(throttle_s=throttle_s) if throttle_s else response
         else:
             try:
@@ -419,7 +433,7 @@ class Connection:
             except Exception as error:  # noqa: BLE001 no caller handles it
                 self._refuse_by(pending, error)
                 return
-            pending.answer = Encoded(pieces, None, throttle_s)
+            pending.answer = EncodedAnswer(pieces, None, throttle_s)
         self._write_answers()
 
     def _charge(self, pending: Pending, response: Any) -> float:

@@ -14,7 +14,7 @@ from typing import Any
 
 from tidelog.service.http.route import RouteAccess
 from tidelog.service.kafka.apis import API_VERSIONS, SASL_HANDSHAKE, Api, versions_answer
-from tidelog.service.kafka.client import Client
+from tidelog.service.kafka.client import ApiClient
 from tidelog.service.kafka.errors import Code
 from tidelog.service.kafka.messages.handshake import (
     ApiVersionsRequest,
@@ -44,7 +44,7 @@ class Handshake:
         apis: Mapping[int, Api],
         security: Security | None,
         on_change: Callable[[], object],
-        on_refusal: Callable[[str, Client, LogError], object],
+        on_refusal: Callable[[str, ApiClient, LogError], object],
     ) -> None:
         """`on_change` is called when the client has named its library, or proved its principal.
         `on_refusal` gets the API, the client and the error of a failed authentication."""
@@ -72,7 +72,7 @@ class Handshake:
         return not expires_ms or self._security.clock.now_ms() < expires_ms
 
     def serve(
-        self, api: Api, request: Any, client: Client
+        self, api: Api, request: Any, client: ApiClient
     ) -> ApiVersionsResponse | SaslHandshakeResponse | Coroutine[Any, Any, Any]:
         """Answer ApiVersions, SaslHandshake or SaslAuthenticate."""
         if api.key == API_VERSIONS:
@@ -81,7 +81,7 @@ class Handshake:
             return self._begin(request)
         return self._authenticate(request.auth_bytes, client)
 
-    def _versions(self, request: ApiVersionsRequest, client: Client) -> ApiVersionsResponse:
+    def _versions(self, request: ApiVersionsRequest, client: ApiClient) -> ApiVersionsResponse:
         if client.version >= FIRST_WITH_SOFTWARE:
             name, version = request.client_software_name, request.client_software_version
             if not (_is_software(name) and _is_software(version)):
@@ -97,7 +97,7 @@ class Handshake:
         code = Code.NONE if self._has_mechanism else Code.UNSUPPORTED_SASL_MECHANISM
         return SaslHandshakeResponse(error_code=code, mechanisms=[MECHANISM])
 
-    async def _authenticate(self, message: bytes, client: Client) -> SaslAuthenticateResponse:
+    async def _authenticate(self, message: bytes, client: ApiClient) -> SaslAuthenticateResponse:
         if self._security is None:
             return _failure(Code.ILLEGAL_SASL_STATE, "this broker needs no keys: do not use SASL")
         if not self._has_mechanism:

@@ -14,10 +14,10 @@ from tidelog.service.http.admission import Limits, Phase, address_max
 from tidelog.service.http.handshakes import Handshakes
 from tidelog.service.http.sockets import cannot_listen
 from tidelog.service.http.transports import TlsTransport
-from tidelog.service.kafka.connections.connection import Connection
+from tidelog.service.kafka.connections.connection import KafkaConnection
 from tidelog.service.kafka.connections.frame import SHARED_BYTES, UNPROVED_BYTES_MAX
 from tidelog.service.kafka.connections.outbox import UNSENT_BYTES_MAX
-from tidelog.service.kafka.connections.server import Server
+from tidelog.service.kafka.connections.server import ListenerParts
 from tidelog.storage.codec import loops
 
 log = logging.getLogger("tidelog.kafka")
@@ -47,7 +47,7 @@ def limits_of(connections_max: int) -> Limits:
     )
 
 
-class PlainConnection(Connection, asyncio.BufferedProtocol):
+class PlainConnection(KafkaConnection, asyncio.BufferedProtocol):
     """A connection without TLS. Bytes go from the kernel into the frame's memory."""
 
     def __init__(self, listener: "Listener") -> None:
@@ -81,7 +81,7 @@ class PlainConnection(Connection, asyncio.BufferedProtocol):
         self.set_writable(True)
 
 
-class TlsConnection(Connection, asyncio.Protocol):
+class TlsConnection(KafkaConnection, asyncio.Protocol):
     """A connection with TLS."""
 
     is_tls = True
@@ -162,7 +162,7 @@ class Listener:
 
     def __init__(
         self,
-        server: Server,
+        server: ListenerParts,
         tls: Callable[[], ssl.SSLContext] | None,
         handshakes: Handshakes,
     ) -> None:

@@ -20,7 +20,7 @@ PIECES_MAX = 100
 of 200 bytes for each piece, and most pieces are smaller."""
 
 
-class Transport(Protocol):
+class ConnectionTransport(Protocol):
     """The transport of a connection, with or without TLS."""
 
     def writelines(self, pieces: list[bytes | memoryview]) -> None: ...
@@ -118,13 +118,13 @@ class Outbox:
         self._receiver = receiver
         self._all_unsent = unsent
         self._shares = AnswerShares()
-        self._transport: Transport | None = None
+        self._transport: ConnectionTransport | None = None
         self._waiting: deque[bytes | memoryview] = deque()
         """Bytes that the transport has not received yet."""
         self._waiting_bytes = 0
         self._is_writable = True
 
-    def opened(self, transport: Transport) -> None:
+    def opened(self, transport: ConnectionTransport) -> None:
         """Begin. The transport calls `set_writable` when it keeps more than UNSENT_BYTES_MAX."""
         self._transport = transport
 

@@ -9,14 +9,14 @@ from typing import Any, NamedTuple
 from tidelog.service.http.admission import Admission
 from tidelog.service.http.turns import Turns
 from tidelog.service.kafka.apis import Api
-from tidelog.service.kafka.client import Client, Encoded
+from tidelog.service.kafka.client import ApiClient, EncodedAnswer
 from tidelog.service.kafka.connections.frame import RequestMemory
 from tidelog.service.kafka.connections.outbox import UnsentAnswers
 from tidelog.service.kafka.context import Context
 from tidelog.service.security.authenticator import Security
 
 
-class Server(NamedTuple):
+class ListenerParts(NamedTuple):
     """The parts that all connections of a listener share."""
 
     loop: asyncio.AbstractEventLoop
@@ -51,7 +51,7 @@ class Pending:
     def __init__(
         self,
         api: Api,
-        client: Client,
+        client: ApiClient,
         correlation_id: int,
         frame: bytes | bytearray,
         owner: str,
@@ -65,7 +65,7 @@ class Pending:
         self.correlation_id = correlation_id
         self.frame: bytes | bytearray = frame
         """Empty when the bytes were given back."""
-        self.answer: Encoded | None = None
+        self.answer: EncodedAnswer | None = None
         self.decoded_bytes = 0
         """The bytes that the request holds of `RequestMemory.decoded`."""
         self.task: asyncio.Task[Any] | None = None
@@ -87,7 +87,7 @@ async def served_large(
     result = call(pending, request)
     if isinstance(result, Awaitable):
         result = await result
-    if result is None or isinstance(result, Encoded):
+    if result is None or isinstance(result, EncodedAnswer):
         return result
     encoded = await context.encoded(rights, partial(api.encode, result, version))
     return encoded._replace(throttle_s=throttle_s_of(result))
@@ -95,7 +95,7 @@ async def served_large(
 
 def throttle_s_of(response: Any) -> float:
     """Return for how long the handler throttles the client."""
-    if isinstance(response, Encoded):
+    if isinstance(response, EncodedAnswer):
         return response.throttle_s
     throttle_ms: int = getattr(response, "throttle_time_ms", 0)
     return throttle_ms / 1000

@@ -5,7 +5,7 @@ from typing import Any
 
 from msgspec import NODEFAULT
 
-from tidelog.service.kafka.messages.schema import Member, Message, Structure, members_of
+from tidelog.service.kafka.messages.schema import CompiledField, Message, Structure, members_of
 
 _FIXED_MAX = 3
 """Most characters of a form of fixed size, such as "q" or "16s". Other forms are longer words."""
@@ -32,7 +32,7 @@ def smallest_size(structure: type[Structure], version: int, flexible: bool) -> i
     return max(size, 1)
 
 
-def _smallest_of(member: Member, version: int, flexible: bool) -> int:
+def _smallest_of(member: CompiledField, version: int, flexible: bool) -> int:
     if not member.is_array and isinstance(member.form, type):
         nullable = version in member.null_versions
         return 1 if nullable else smallest_size(member.form, version, flexible)
@@ -122,7 +122,7 @@ class _DecoderSource:
         made = self.constant(structure.__name__, structure)
         return f"{made}({', '.join(f'{member.name}={member.name}{depth}' for member in present)})"
 
-    def member(self, member: Member, depth: int) -> None:
+    def member(self, member: CompiledField, depth: int) -> None:
         target = f"{member.name}{depth}"
         if member.is_array:
             self.array(member, target, depth)
@@ -139,7 +139,7 @@ class _DecoderSource:
                 self.can_be_null(member),
             )
 
-    def can_be_null(self, member: Member) -> bool:
+    def can_be_null(self, member: CompiledField) -> bool:
         return self.version in member.null_versions
 
     def length(self, *, small: bool) -> None:
@@ -168,7 +168,7 @@ class _DecoderSource:
             self.line(f"elif n == {empty - 1}: {target} = None")
         self.line(f"else: raise MalformedMessage({fault!r})")
 
-    def array(self, member: Member, target: str, depth: int) -> None:
+    def array(self, member: CompiledField, target: str, depth: int) -> None:
         self.length(small=False)
         if self.flexible:
             self.line("n -= 1")
@@ -206,7 +206,7 @@ class _DecoderSource:
             self.line(f"elif n == -1: {target} = None")
         self.line(f"else: raise MalformedMessage(f'{member.name} has {{n}} elements')")
 
-    def single(self, member: Member, form: type[Structure], target: str, depth: int) -> None:
+    def single(self, member: CompiledField, form: type[Structure], target: str, depth: int) -> None:
         """Write the code that reads a structure that is not an element of an array.
 
         If the structure can be null, a signed byte is before it, which is negative for null.
@@ -224,7 +224,7 @@ class _DecoderSource:
         self.line(f"{target} = {made}")
         self.indent -= 1
 
-    def tags(self, structure: type[Structure], tagged: list[Member], depth: int) -> None:
+    def tags(self, structure: type[Structure], tagged: list[CompiledField], depth: int) -> None:
         for member in tagged:
             default = "[]" if member.is_array else repr(member.default)
             self.line(f"{member.name}{depth} = {default}")

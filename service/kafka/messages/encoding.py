@@ -4,7 +4,7 @@ import struct
 from typing import Any
 
 from tidelog.service.kafka.messages.decoding import is_fixed
-from tidelog.service.kafka.messages.schema import Member, Message, Structure, members_of
+from tidelog.service.kafka.messages.schema import CompiledField, Message, Structure, members_of
 
 
 def source(message: type[Message], version: int) -> tuple[str, dict[str, Any]]:
@@ -69,7 +69,7 @@ class _EncoderSource:
         if self.flexible:
             self.tags([member for member in present if member.tag is not None], depth)
 
-    def member(self, member: Member, value: str, depth: int) -> None:
+    def member(self, member: CompiledField, value: str, depth: int) -> None:
         nullable = self.version in member.null_versions
         if member.is_array:
             self.array(member, value, depth, nullable)
@@ -116,7 +116,7 @@ class _EncoderSource:
         if nullable:
             self.indent -= 1
 
-    def array(self, member: Member, value: str, depth: int, nullable: bool) -> None:
+    def array(self, member: CompiledField, value: str, depth: int, nullable: bool) -> None:
         form, values = member.form, f"a{depth}"
         self.line(f"{values} = {value}")
         if not self.flexible:
@@ -156,7 +156,7 @@ class _EncoderSource:
         if nullable:
             self.indent -= 1
 
-    def tags(self, tagged: list[Member], depth: int) -> None:
+    def tags(self, tagged: list[CompiledField], depth: int) -> None:
         if not tagged:
             self.fixed.append(("x", ""))
             return
@@ -179,7 +179,7 @@ class _EncoderSource:
         self.line("else: w(b'\\0')")
 
 
-def _is_set(member: Member, value: str) -> str:
+def _is_set(member: CompiledField, value: str) -> str:
     """Return the condition under which a tagged field is written."""
     if member.is_array:
         return value

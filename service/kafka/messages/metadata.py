@@ -184,7 +184,7 @@ class FindCoordinatorRequest(Message, api_key=10, versions="0-6", flexible="3+")
     coordinator_keys: Annotated[list[str], Field("4+")] = []
 
 
-class Coordinator(Structure):
+class KeyCoordinator(Structure):
     """The coordinator of one key."""
 
     key: str
@@ -204,4 +204,4 @@ class FindCoordinatorResponse(Message, api_key=10, versions="0-6", flexible="3+"
     node_id: Annotated[Int32, Field("0-3")] = 0
     host: Annotated[str, Field("0-3")] = ""
     port: Annotated[Int32, Field("0-3")] = 0
-    coordinators: Annotated[list[Coordinator], Field("4+")] = []
+    coordinators: Annotated[list[KeyCoordinator], Field("4+")] = []

@@ -98,7 +98,7 @@ class Message(Structure):
     flexible: ClassVar[range]
 
 
-class Member(NamedTuple):
+class CompiledField(NamedTuple):
     """A field as the compiler needs it."""
 
     name: str
@@ -122,7 +122,7 @@ def versions_of(text: str) -> range:
 
 
 @cache
-def members_of(structure: type[Structure]) -> tuple[Member, ...]:
+def members_of(structure: type[Structure]) -> tuple[CompiledField, ...]:
     """Return the fields of a structure in the order of the bytes.
 
     Raises `TypeError` if the notation is wrong.
@@ -130,7 +130,7 @@ def members_of(structure: type[Structure]) -> tuple[Member, ...]:
     return tuple(_members(structure))
 
 
-def _members(structure: type[Structure]) -> Iterator[Member]:
+def _members(structure: type[Structure]) -> Iterator[CompiledField]:
     for field in msgspec.structs.fields(structure):
         notes, inner, nullable = _parts(field.type)
         is_array = origin_of(inner) is list and not any(isinstance(note, Wire) for note in notes)
@@ -148,7 +148,7 @@ def _members(structure: type[Structure]) -> Iterator[Member]:
         if said.tag is not None and isinstance(forms[0], type) and not is_array:
             nullable = False  # None is an omitted field, see above
         default = field.default if field.default_factory is msgspec.NODEFAULT else ()
-        yield Member(
+        yield CompiledField(
             name=field.name,
             form=forms[0],
             is_array=is_array,

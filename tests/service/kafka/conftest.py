@@ -11,7 +11,7 @@ from aiokafka.record.default_records import DefaultRecordBatchBuilder
 
 from tests.service.conftest import QUIET
 from tests.service.kafka.wire import MemoryTransport, answer, framed
-from tidelog.service.kafka.connections.connection import Connection
+from tidelog.service.kafka.connections.connection import KafkaConnection
 from tidelog.service.kafka.messages.schema import Message
 from tidelog.service.security.authenticator import Security
 from tidelog.service.security.caller import topic_filter
@@ -52,7 +52,7 @@ class Client:
         self._answers: dict[int, asyncio.Future[bytes]] = {}
         self.transport = _Transport()
         self.transport.on_write = self._written
-        self.connection = Connection(server.listener.server)
+        self.connection = KafkaConnection(server.listener.server)
         self.connection.opened(self.transport, host)
         server.listener.server.admission.arrive(self.connection, host)
 

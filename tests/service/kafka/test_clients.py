@@ -18,8 +18,8 @@ from tidelog.service.telemetry.kafka_clients import (
     ROWS_MAX,
     BrokerClients,
     ClientRow,
+    ConnectedClients,
     ConnectionNow,
-    KafkaClients,
 )
 from tidelog.storage.cluster.liveness import Member
 from tidelog.storage.store.memory import MemoryStore
@@ -70,7 +70,7 @@ async def test_a_connection_has_its_principal_and_no_secret() -> None:
         await allow(kafka.log, "User:alice", "WRITE")
         client = await _client_of(kafka, "alice")
         await _produce(client, _request((0, batch(b"x"))))
-        clients = await KafkaClients(
+        clients = await ConnectedClients(
             kafka.log, [client.connection, kafka.client().connection]
         ).own()
         principals = [(row.principal, row.client_id, row.requests) for row in clients.rows]
@@ -81,7 +81,7 @@ async def test_ten_thousand_connections_are_rows_within_a_bound() -> None:
     async with broker() as kafka:
         many = [opened(f"c{number % 1500:04}") for number in range(9_000)]
         many += [opened("pool", age_s=number, software="kgo 1.2") for number in range(1_000)]
-        clients = KafkaClients(kafka.log, many)
+        clients = ConnectedClients(kafka.log, many)
         own = await clients.own()
         assert (own.connections, own.is_truncated, len(own.rows)) == (10_000, True, ROWS_MAX)
         first = own.rows[0]
@@ -106,7 +106,7 @@ async def test_what_differs_is_a_row_of_its_own() -> None:
             now._replace(host="192.0.2.2"),
             now._replace(is_tls=True),
         ]
-        clients = await KafkaClients(
+        clients = await ConnectedClients(
             kafka.log, [Open(state) for state in (now, now, *others)]
         ).own()
         assert [row.connections for row in clients.rows] == [2, 1, 1, 1, 1, 1]
@@ -116,7 +116,7 @@ async def test_what_differs_is_a_row_of_its_own() -> None:
 @pytest.mark.parametrize("hostile", ["\x1b[2J", "a\nb", "x" * 32_000, "\u202eabc"])
 async def test_a_clients_text_is_printable_and_bounded(hostile: str) -> None:
     async with broker() as kafka:
-        (row,) = (await KafkaClients(kafka.log, [opened(hostile)]).own()).rows
+        (row,) = (await ConnectedClients(kafka.log, [opened(hostile)]).own()).rows
         assert row.client_id.isprintable()
         assert len(row.client_id) <= 6 * kafka_clients.TEXT_CHARS_MAX
         assert not re.search(r"[\x00-\x1f]", row.client_id)
@@ -130,14 +130,14 @@ async def test_brokers_that_do_not_answer_are_named() -> None:
         bob = BrokerClients("bobid", "bob", 3, 7, False, [row])
         old = msgspec.msgpack.encode({"id": "oldid"})
         ask = answering(msgspec.msgpack.encode(bob), old, b"\xff", b"")
-        clients = await KafkaClients(kafka.log, [opened("near")], ask).all()
+        clients = await ConnectedClients(kafka.log, [opened("near")], ask).all()
         assert clients.missing == ["new", "old", "zoe"]
         assert (clients.connections, clients.is_truncated) == (8, False)
         shown = [(broker.name, row.client_id) for broker, row in clients.rows]
         assert shown == [("bob", "far"), ("broker-1", "near")]
         truncated = msgspec.msgpack.encode(msgspec.structs.replace(bob, is_truncated=True))
-        assert (await KafkaClients(kafka.log, (), answering(truncated)).all()).is_truncated
-        own = KafkaClients(kafka.log, [opened("near")])
+        assert (await ConnectedClients(kafka.log, (), answering(truncated)).all()).is_truncated
+        own = ConnectedClients(kafka.log, [opened("near")])
         before = await own.own()
         encoded = msgspec.msgpack.decode(await own.encoded(), type=BrokerClients)
         assert before.rows[0].connected_ms <= encoded.rows[0].connected_ms

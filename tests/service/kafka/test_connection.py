@@ -19,13 +19,17 @@ from tidelog.service.http.admission import Admission, Limits, Phase
 from tidelog.service.http.turns import TURN_S, Turns
 from tidelog.service.kafka.apis import Api
 from tidelog.service.kafka.client import (
-    Client,
+    ApiClient,
     CloseConnection,
-    Encoded,
+    EncodedAnswer,
     Later,
 )
 from tidelog.service.kafka.connections import connection as connections
-from tidelog.service.kafka.connections.connection import CLOSE_DELAY_S, UNANSWERED_MAX, Connection
+from tidelog.service.kafka.connections.connection import (
+    CLOSE_DELAY_S,
+    UNANSWERED_MAX,
+    KafkaConnection,
+)
 from tidelog.service.kafka.connections.frame import SMALL_BYTES_MAX, RequestMemory
 from tidelog.service.kafka.connections.outbox import (
     SLICE_BYTES,
@@ -33,7 +37,7 @@ from tidelog.service.kafka.connections.outbox import (
     Outbox,
     UnsentAnswers,
 )
-from tidelog.service.kafka.connections.server import Server
+from tidelog.service.kafka.connections.server import ListenerParts
 from tidelog.service.kafka.context import Context
 from tidelog.service.kafka.errors import Code
 from tidelog.service.kafka.messages.fetch import (
@@ -79,7 +83,7 @@ class Peer:
 
     def __init__(self, memory: int = 1 << 30, fetch: Callable[..., Any] | None = None) -> None:
         self.begun: list[str] = []
-        self.clients: list[Client] = []
+        self.clients: list[ApiClient] = []
         self.laters: list[Later] = []
         self.counters = KafkaCounters()
         self.threads = UnpackThreads()
@@ -106,7 +110,7 @@ class Peer:
         self.now_s = 0.0
         self.turns = Turns(self._clock_s)
         unsent = UnsentAnswers(1 << 20)
-        self.server = Server(
+        self.server = ListenerParts(
             loop, context, table, self.admission, self.memory, None, unsent, self.turns
         )
         self.transport, self.connection = self.connect()
@@ -115,8 +119,8 @@ class Peer:
         self.now_s += self.step_s
         return self.now_s
 
-    def connect(self, address: str = "192.0.2.1") -> tuple[MemoryTransport, Connection]:
-        transport, connection = MemoryTransport(), Connection(self.server)
+    def connect(self, address: str = "192.0.2.1") -> tuple[MemoryTransport, KafkaConnection]:
+        transport, connection = MemoryTransport(), KafkaConnection(self.server)
         connection.opened(transport, address)
         self.admission.arrive(connection, address)
         return transport, connection
@@ -125,7 +129,7 @@ class Peer:
         self.connection.frames.push(b"".join(frames))
         self.connection.advance()
 
-    def _produce(self, request: ProduceRequest, client: Client) -> Later | None:
+    def _produce(self, request: ProduceRequest, client: ApiClient) -> Later | None:
         self.begun.append("produce")
         self.clients.append(client)
         if request.acks == 0:
@@ -138,7 +142,7 @@ class Peer:
         self.laters.append(later)
         return later
 
-    async def _metadata(self, request: Any, client: Client) -> MetadataResponse:
+    async def _metadata(self, request: Any, client: ApiClient) -> MetadataResponse:
         self.begun.append("metadata")
         await asyncio.sleep(1)
         return CLOUD
@@ -387,7 +391,7 @@ def test_a_bad_request_ends_the_connection_later_and_is_logged_once(
 
 @virtual
 async def test_a_bug_in_a_handler_closes_the_connection() -> None:
-    async def broken(request: Any, client: Client) -> None:
+    async def broken(request: Any, client: ApiClient) -> None:
         raise ZeroDivisionError
 
     peer = Peer(fetch=broken)
@@ -413,7 +417,7 @@ async def test_no_answer_is_made_while_the_client_takes_none() -> None:
 async def test_a_wait_ends_with_its_connection() -> None:
     ended = asyncio.Event()
 
-    async def wait(request: Any, client: Client) -> None:
+    async def wait(request: Any, client: ApiClient) -> None:
         try:
             await asyncio.sleep(1000)
         finally:
@@ -433,8 +437,8 @@ async def test_a_wait_ends_with_its_connection() -> None:
 async def test_the_memory_of_an_answer_is_held_until_the_socket_has_taken_it() -> None:
     released: list[int] = []
 
-    async def fetched(request: Any, client: Client) -> Encoded:
-        return Encoded([b"records"], partial(released.append, 1))
+    async def fetched(request: Any, client: ApiClient) -> EncodedAnswer:
+        return EncodedAnswer([b"records"], partial(released.append, 1))
 
     peer = Peer(fetch=fetched)
     peer.transport.unsent = 5
@@ -454,9 +458,9 @@ def test_an_answer_whose_client_leaves_at_that_moment_holds_no_memory(iterations
     async def main() -> None:
         gate = asyncio.Event()
 
-        async def fetched(request: Any, client: Client) -> Encoded:
+        async def fetched(request: Any, client: ApiClient) -> EncodedAnswer:
             await gate.wait()
-            return Encoded([b"records"], partial(released.append, 1))
+            return EncodedAnswer([b"records"], partial(released.append, 1))
 
         peer = Peer(fetch=fetched)
         partition = FetchPartition(partition=0, fetch_offset=0, partition_max_bytes=1)
@@ -640,7 +644,7 @@ async def test_a_request_that_its_group_keeps_gives_its_memory_back_then() -> No
     ends = asyncio.Event()
 
     async def join(
-        request: Any, client: Client, on_kept: Callable[[], object]
+        request: Any, client: ApiClient, on_kept: Callable[[], object]
     ) -> JoinGroupResponse:
         callbacks.put_nowait(on_kept)
         await ends.wait()

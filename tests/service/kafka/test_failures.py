@@ -12,8 +12,8 @@ from tests.service.kafka.conftest import Kafka, broker
 from tests.service.kafka.definitions import Interpreter, load
 from tests.support.faults import Call, Fault, FaultyStore
 from tidelog.service.kafka.apis import Api
-from tidelog.service.kafka.client import Client
-from tidelog.service.kafka.errors import Code, Kind, code_of
+from tidelog.service.kafka.client import ApiClient
+from tidelog.service.kafka.errors import Code, RequestKind, code_of
 from tidelog.service.kafka.failures import called, kind_of
 from tidelog.service.kafka.messages import fetch, group_offsets, groups, metadata, produce, topics
 from tidelog.service.kafka.messages.compiler import decoder
@@ -56,7 +56,7 @@ def codes_of(answer: object, version: int) -> Iterator[int]:
 def refused(kafka: Kafka, api: Api, request: Message, version: int) -> Any:
     """Return the answer, through its bytes, to a request whose handler raises Unavailable."""
     context = kafka.server.listener.server.context
-    client = Client(version, "c", "192.0.2.1", "", ALL_RIGHTS)
+    client = ApiClient(version, "c", "192.0.2.1", "", ALL_RIGHTS)
     body = b"".join(api.encode(called(context, api, _raise, request, client), version))
     return decoder(api.response, version)(body, 0)
 
@@ -79,7 +79,7 @@ async def test_an_exception_in_a_coroutine_is_answered_alike(kafka: Kafka) -> No
     context = kafka.server.listener.server.context
     for api, version in apis_of(kafka):
         (request,) = invented(api, version)
-        client = Client(version, "c", "192.0.2.1", "", ALL_RIGHTS)
+        client = ApiClient(version, "c", "192.0.2.1", "", ALL_RIGHTS)
         answers = [
             called(context, api, _raise, request, client),
             await called(context, api, raises, request, client),
@@ -92,11 +92,11 @@ async def test_a_client_that_leaves_before_its_task_begins_calls_no_handler(kafk
     """A coroutine of the handler without an await would be a line in the broker's log."""
     requests: list[object] = []
 
-    async def serve(request: object, _: Client) -> None:
+    async def serve(request: object, _: ApiClient) -> None:
         requests.append(request)
 
     api, version = apis_of(kafka)[0]
-    client = Client(version, "c", "192.0.2.1", "", ALL_RIGHTS)
+    client = ApiClient(version, "c", "192.0.2.1", "", ALL_RIGHTS)
     with warnings.catch_warnings(record=True) as caught:
         called(kafka.server.listener.server.context, api, serve, None, client).close()
         gc.collect()
@@ -231,6 +231,6 @@ async def test_fetch_while_the_store_fails_reads_the_topics_that_are_known() -> 
 
 
 def test_each_request_has_a_kind() -> None:
-    assert kind_of(metadata.FindCoordinatorRequest) is Kind.GROUP
-    assert kind_of(metadata.MetadataRequest) is Kind.FETCH
-    assert kind_of(topics.CreateTopicsRequest) is Kind.ADMIN
+    assert kind_of(metadata.FindCoordinatorRequest) is RequestKind.GROUP
+    assert kind_of(metadata.MetadataRequest) is RequestKind.FETCH
+    assert kind_of(topics.CreateTopicsRequest) is RequestKind.ADMIN

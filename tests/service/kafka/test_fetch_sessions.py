@@ -10,7 +10,7 @@ from tests.service.kafka.test_fetch import _records, _wanted
 from tests.service.kafka.test_produce import _produce, _request
 from tidelog.service.kafka import fetch_sessions
 from tidelog.service.kafka.errors import Code
-from tidelog.service.kafka.fetch_sessions import FetchSessions, Session, SessionRefused
+from tidelog.service.kafka.fetch_sessions import FetchSession, FetchSessions, SessionRefused
 from tidelog.service.kafka.messages.fetch import (
     FetchablePartitionResponse,
     FetchableTopicResponse,
@@ -128,7 +128,7 @@ def _request_of(*numbers: int, session_id: int = 0, epoch: int = 0) -> FetchRequ
     )
 
 
-def _begun(sessions: FetchSessions, now_s: float, *numbers: int) -> Session | None:
+def _begun(sessions: FetchSessions, now_s: float, *numbers: int) -> FetchSession | None:
     return sessions.begin(_request_of(*numbers), "User:a", now_s, is_by_id=False)
 
 
@@ -182,7 +182,7 @@ def test_a_client_with_a_session_knows_what_one_without_knows() -> None:
     """Property: partitions that an answer leaves out are as the client has them."""
     rng = random.Random(11)
     for _ in range(200):
-        session = Session(1, "User:a", is_by_id=False)
+        session = FetchSession(1, "User:a", is_by_id=False)
         session.update(_request_of(*range(4)))
         truth = dict.fromkeys(range(4), (0, 0, 0))  # error, high watermark, log start offset
         client_state = dict(truth)

@@ -14,7 +14,7 @@ from tests.support import vloop
 from tidelog.service.http.admission import Admission
 from tidelog.service.http.handshakes import Handshakes
 from tidelog.service.http.sockets import bound_sockets
-from tidelog.service.kafka.client import Client, Encoded
+from tidelog.service.kafka.client import ApiClient, EncodedAnswer
 from tidelog.service.kafka.connections import listener as listeners
 from tidelog.service.kafka.connections.listener import (
     ANSWER_S,
@@ -109,10 +109,10 @@ def test_a_connection_that_waits_too_long_is_closed(sent: bytes, least_s: float)
 async def test_a_client_that_takes_no_answers_gets_no_more_and_is_closed() -> None:
     made = 0
 
-    async def large(request: Any, client: Client) -> Encoded:
+    async def large(request: Any, client: ApiClient) -> EncodedAnswer:
         nonlocal made
         made += 1
-        return Encoded([bytes(1 << 20)])
+        return EncodedAnswer([bytes(1 << 20)])
 
     async with _serving(large) as served:
         reader, writer = await served.connect()
@@ -146,7 +146,7 @@ async def test_connections_above_the_bound() -> None:
 
 @virtual
 async def test_a_drain_waits_for_requests_but_not_long() -> None:
-    async def slow(request: Any, client: Client) -> Any:
+    async def slow(request: Any, client: ApiClient) -> Any:
         await asyncio.sleep(1000)
 
     async with _serving(slow) as served:

@@ -19,7 +19,7 @@ from tidelog.service.kafka.messages.metadata import (
     MetadataResponse,
     TopicRequest,
 )
-from tidelog.service.kafka.routing import Node, Routing, nodes_of, zone_of
+from tidelog.service.kafka.routing import KafkaNode, Routing, nodes_of, zone_of
 from tidelog.storage.cluster.liveness import KafkaListener, Member
 from tidelog.storage.codec.batch_header import TRANSACTIONS_NOT_SERVED
 
@@ -117,7 +117,7 @@ def test_zones_of_client_ids() -> None:
 
 
 def test_of_two_brokers_with_one_node_id_the_first_is_named() -> None:
-    me = Node(1, "me", 1, "", "f" * 32)
+    me = KafkaNode(1, "me", 1, "", "f" * 32)
     peers = [_peer(2, 1, started_ms=5), _peer(3, 9, started_ms=5), _peer(4, 9, started_ms=4)]
     assert [node.host for node in nodes_of(me, 6, peers)] == ["h2", "h4"]
     assert [node.host for node in nodes_of(me, 4, peers)] == ["me", "h4"]

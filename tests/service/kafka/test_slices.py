@@ -9,7 +9,7 @@ from tests.service.kafka.test_security import _client_of
 from tests.service.keyed import SETTINGS, allow
 from tidelog.service.http import paging
 from tidelog.service.kafka import wide_answers
-from tidelog.service.kafka.client import Encoded
+from tidelog.service.kafka.client import EncodedAnswer
 from tidelog.service.kafka.context import Context
 from tidelog.service.kafka.messages import group_offsets, groups, metadata
 
@@ -71,7 +71,7 @@ def encoded_in_threads(monkeypatch: pytest.MonkeyPatch) -> list[None]:
     answers: list[None] = []
     encoded = Context.encoded
 
-    async def counted(*arguments: Any) -> Encoded:
+    async def counted(*arguments: Any) -> EncodedAnswer:
         answers.append(None)
         return await encoded(*arguments)
 

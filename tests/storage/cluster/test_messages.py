@@ -17,7 +17,7 @@ from tidelog.storage.cluster.messages import (
 )
 from tidelog.storage.codec import entry as entries
 from tidelog.storage.codec.checksum import crc32c
-from tidelog.storage.codec.entry import Commit, Decoded, Draft, DraftId, Entry
+from tidelog.storage.codec.entry import Commit, DecodedEntry, Draft, DraftId, Entry
 from tidelog.storage.core import levels, object_keys
 from tidelog.storage.core.actions import Append, Chunk, CreateTopic, ProducerAppend
 from tidelog.storage.core.errors import Corrupt
@@ -50,7 +50,7 @@ def entry_of(
     previous: bytes = b"",
     at_ms: int = 0,
     level: int = levels.NEWEST,
-) -> Decoded:
+) -> DecodedEntry:
     head = (level, seq, previous, b"", "w", at_ms)
     entry = Entry(*head, draft.chunks, draft.commits, list(draft.origins))
     header, digest = entries.encode_header(entry)

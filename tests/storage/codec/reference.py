@@ -9,7 +9,7 @@ import pytest
 from aiokafka.record.default_records import DefaultRecordBatchBuilder as AiokafkaBuilder
 
 from tidelog.storage.codec import loops, plain_loops
-from tidelog.storage.codec.batch_header import HEADER, HEADER_SIZE, TIMESTAMP_MS_MAX, Header
+from tidelog.storage.codec.batch_header import HEADER, HEADER_SIZE, TIMESTAMP_MS_MAX, BatchHeader
 
 if not loops.WHY_SLOW:
     from tidelog.storage.codec import _native
@@ -52,7 +52,7 @@ def sent(
 def with_header(batch: bytes, **fields: int) -> bytes:
     """The batch with other fields in its header, its length and its checksum right unless given."""
     fields = {"length": len(batch) - 12, **fields}
-    header = Header._make(HEADER.unpack_from(batch))._replace(**fields)
+    header = BatchHeader._make(HEADER.unpack_from(batch))._replace(**fields)
     changed = HEADER.pack(*header) + batch[HEADER_SIZE:]
     if "crc" in fields:
         return changed

@@ -28,8 +28,8 @@ from tidelog.storage.codec.batch_header import (
     HEADER,
     HEADER_SIZE,
     TRANSACTIONAL,
+    BatchHeader,
     CorruptBatch,
-    Header,
     InvalidBatch,
     TransactionalBatch,
 )
@@ -271,8 +271,8 @@ def test_a_batch_is_placed_without_a_copy() -> None:
     first, rest = record_batch.placed(view, 2**40)
     assert isinstance(rest, memoryview)
     assert rest.obj is PLAIN
-    header = Header._make(HEADER.unpack(bytes(first) + rest[: HEADER_SIZE - len(first)]))
-    assert header == Header._make(HEADER.unpack_from(PLAIN))._replace(
+    header = BatchHeader._make(HEADER.unpack(bytes(first) + rest[: HEADER_SIZE - len(first)]))
+    assert header == BatchHeader._make(HEADER.unpack_from(PLAIN))._replace(
         base_offset=2**40, leader_epoch=0
     )
     assert bytes(first) + rest == with_header(PLAIN, base_offset=2**40, leader_epoch=0)
@@ -470,13 +470,13 @@ def test_built_batches_have_the_offsets_of_the_rows(
 
 
 def is_control(item: bytes) -> bool:
-    return bool(Header._make(HEADER.unpack_from(item)).attributes & CONTROL)
+    return bool(BatchHeader._make(HEADER.unpack_from(item)).attributes & CONTROL)
 
 
 def reached(built: list[bytes], start: int) -> int:
     """Return the offset behind the batches, which must lie end to end from `start` on."""
     for item in built:
-        header = Header._make(HEADER.unpack_from(item))
+        header = BatchHeader._make(HEADER.unpack_from(item))
         assert header.base_offset == start
         start += header.last_offset_delta + 1
     return start
@@ -503,7 +503,7 @@ def test_built_batches_are_whole_and_lie_end_to_end() -> None:
     assert sorted(map(len, built))[-2] < record_batch.BATCH_BYTES
     offset = 10
     for item in built:
-        header = Header._make(HEADER.unpack_from(item))
+        header = BatchHeader._make(HEADER.unpack_from(item))
         assert header.base_offset == offset
         offset += header.last_offset_delta + 1
         again = check_one(with_header(item, base_offset=0))
@@ -514,7 +514,7 @@ def test_built_batches_are_whole_and_lie_end_to_end() -> None:
 def test_range_without_records_is_one_commit_marker() -> None:
     rows = chunk.with_offsets(rows_of(THREE), 0).slice(0, 0)
     (marker,) = record_batch.build(rows, 5, 9)
-    header = Header._make(HEADER.unpack_from(marker))
+    header = BatchHeader._make(HEADER.unpack_from(marker))
     assert (header.base_offset, header.last_offset_delta, header.count) == (5, 3, 1)
     assert header.attributes == TRANSACTIONAL | CONTROL
     ((offset, _, key, value, headers),) = read_with_aiokafka([marker])

@@ -10,7 +10,7 @@ from tests.support.vloop import run
 from tidelog.compaction.garbage import Grace
 from tidelog.storage.core import levels, object_keys
 from tidelog.storage.core.bounds import LEAST, Bounds, check
-from tidelog.storage.core.errors import NotFound, StoreUnfit
+from tidelog.storage.core.errors import ObjectNotFound, StoreUnfit
 from tidelog.storage.store.memory import MemoryStore
 from tidelog.storage.wal.wal_objects import WalObjects, WalSettings
 
@@ -115,7 +115,7 @@ def test_no_cluster_is_created_with_unsafe_bounds() -> None:
         inner = MemoryStore()
         with pytest.raises(StoreUnfit, match=r"gets no cluster: the WAL retention \(3999 ms\)"):
             await wal_on(inner, settings=WalSettings(Bounds(1000, 3999))).open()
-        with pytest.raises(NotFound):
+        with pytest.raises(ObjectNotFound):
             await inner.get(object_keys.CLUSTER)
 
     run(main)

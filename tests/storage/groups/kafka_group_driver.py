@@ -3,7 +3,7 @@
 from tidelog.storage.core.actions import SettleGroup
 from tidelog.storage.groups.kafka_rebalance import ClassicGroup
 from tidelog.storage.groups.kafka_requests import (
-    Code,
+    GroupCode,
     Identity,
     Joined,
     JoinRequest,
@@ -60,7 +60,7 @@ class Machine:
             self.joined[answer.member_id] = answer
 
         self.group.join(request(member_id, **more), reply, self.now_s)
-        if got and got[0].code is Code.MEMBER_ID_REQUIRED:
+        if got and got[0].code is GroupCode.MEMBER_ID_REQUIRED:
             return self.join(got[0].member_id, **more)
         return got[0] if got else None
 
@@ -79,16 +79,16 @@ class Machine:
         )
         return got[0] if got else None
 
-    def heartbeat(self, member_id: str, generation: int, instance_id: str = "") -> Code:
+    def heartbeat(self, member_id: str, generation: int, instance_id: str = "") -> GroupCode:
         return self.group.heartbeat(Identity(member_id, instance_id), generation, self.now_s)
 
-    def leave(self, member_id: str, instance_id: str = "") -> Code:
+    def leave(self, member_id: str, instance_id: str = "") -> GroupCode:
         return self.group.leave(Identity(member_id, instance_id), self.now_s)
 
-    def commit(self, member_id: str, generation: int) -> Code:
+    def commit(self, member_id: str, generation: int) -> GroupCode:
         return self.group.check_commit(Identity(member_id), generation, self.now_s)
 
-    def settle(self, code: Code = Code.NONE) -> None:
+    def settle(self, code: GroupCode = GroupCode.NONE) -> None:
         """Commit what waits."""
         while self.group.actions:
             action = self.group.actions.pop(0)

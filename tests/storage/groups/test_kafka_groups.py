@@ -26,7 +26,7 @@ from tidelog.storage.core.model import TopicIdPartition
 from tidelog.storage.groups import kafka_groups, kafka_rebalance
 from tidelog.storage.groups.kafka_groups import PROTOCOL_BYTES_MAX, TICKS_AT_ONCE, ClassicGroups
 from tidelog.storage.groups.kafka_rebalance import ClassicGroup
-from tidelog.storage.groups.kafka_requests import Code, Identity, Phase, SyncRequest
+from tidelog.storage.groups.kafka_requests import GroupCode, GroupPhase, Identity, SyncRequest
 from tidelog.storage.groups.rest_groups import Instances
 from tidelog.storage.state.shares import CLIENT_BYTES, MEMBERS
 from tidelog.storage.store.memory import MemoryStore
@@ -72,19 +72,19 @@ async def coordinator(delay_s: float = 0.0) -> AsyncIterator[Coordinator]:
 async def joined(groups: ClassicGroups, member_id: str = "", **more) -> str:
     """Join and sync as the only member; return the member id."""
     answer = await groups.join("g", request(member_id, **more))
-    if answer.code is Code.MEMBER_ID_REQUIRED:
+    if answer.code is GroupCode.MEMBER_ID_REQUIRED:
         return await joined(groups, answer.member_id, **more)
-    assert answer.code is Code.NONE
+    assert answer.code is GroupCode.NONE
     assignments = {member.member_id: member.member_id.encode() for member in answer.members}
     who = Identity(answer.member_id, more.get("instance_id", ""))
     synced = await groups.sync("g", SyncRequest(who, answer.generation, assignments))
-    assert synced.code is Code.NONE
+    assert synced.code is GroupCode.NONE
     return answer.member_id
 
 
 async def commit(
     groups: ClassicGroups, member_id: str, generation: int, offset: int = 5
-) -> Code | LogError:
+) -> GroupCode | LogError:
     topic_id = groups._log.state.topic("t").topic_id
     offsets = [GroupOffset(topic_id, 0, offset)]
     try:
@@ -99,23 +99,25 @@ async def test_principal_that_joins_many_groups_leaves_room_for_others() -> None
     metadata, members = b"x" * (PROTOCOL_BYTES_MAX // 16), list[tuple[str, str]]()
     async with coordinator() as broker:
 
-        async def join(group_id: str, principal: str) -> Code:
+        async def join(group_id: str, principal: str) -> GroupCode:
             asked = request(principal=principal, protocols=[("range", metadata)], version=3)
             answer = await broker.groups.join(group_id, asked)
-            if answer.code is Code.NONE:
+            if answer.code is GroupCode.NONE:
                 members.append((group_id, answer.member_id))
             return answer.code
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(kafka_rebalance, "PROTOCOL_BYTES_MAX", PROTOCOL_BYTES_MAX)
             codes = [await join(f"a{number}", "User:a") for number in range(16)]
-            assert codes == [Code.NONE] * 8 + [Code.GROUP_MAX_SIZE_REACHED] * 8
+            assert codes == [GroupCode.NONE] * 8 + [GroupCode.GROUP_MAX_SIZE_REACHED] * 8
             codes = [await join(f"b{number}", "User:b") for number in range(4)]
-            assert codes == [Code.NONE] * 4
+            assert codes == [GroupCode.NONE] * 4
             for group_id, member_id in members:
-                assert await broker.groups.leave(group_id, [Identity(member_id)]) == [Code.NONE]
+                assert await broker.groups.leave(group_id, [Identity(member_id)]) == [
+                    GroupCode.NONE
+                ]
             assert not broker.groups._used.total(CLIENT_BYTES)
-            assert await join("again", "User:a") is Code.NONE
+            assert await join("again", "User:a") is GroupCode.NONE
 
 
 @virtual
@@ -124,11 +126,13 @@ async def test_members_that_join_again_need_no_more_room() -> None:
     metadata, members = b"x" * (PROTOCOL_BYTES_MAX // 16), list[tuple[str, str, str]]()
     async with coordinator() as broker:
 
-        async def join(group_id: str, principal: str, member_id: str = "", size: int = 0) -> Code:
+        async def join(
+            group_id: str, principal: str, member_id: str = "", size: int = 0
+        ) -> GroupCode:
             protocols = [("range", metadata + b"x" * size)]
             asked = request(member_id, principal=principal, protocols=protocols, version=3)
             answer = await broker.groups.join(group_id, asked)
-            if answer.code is Code.NONE and not member_id:
+            if answer.code is GroupCode.NONE and not member_id:
                 members.append((group_id, principal, answer.member_id))
             return answer.code
 
@@ -136,15 +140,15 @@ async def test_members_that_join_again_need_no_more_room() -> None:
             patch.setattr(kafka_rebalance, "PROTOCOL_BYTES_MAX", PROTOCOL_BYTES_MAX)
             for principal in ("User:a", "User:b"):
                 number = 0
-                while await join(f"{principal}{number}", principal) is Code.NONE:
+                while await join(f"{principal}{number}", principal) is GroupCode.NONE:
                     number += 1
                 assert number
             assert len(members) >= 8
             again = [await join(*member) for member in members]
-            assert again == [Code.NONE] * len(members)
+            assert again == [GroupCode.NONE] * len(members)
             for group_id, principal, member_id in members:
                 code = await join(group_id, principal, member_id, size=PROTOCOL_BYTES_MAX // 2)
-                assert code is Code.GROUP_MAX_SIZE_REACHED
+                assert code is GroupCode.GROUP_MAX_SIZE_REACHED
 
 
 @virtual
@@ -156,30 +160,32 @@ async def test_principal_that_joins_many_members_leaves_room_for_others() -> Non
 
         async def join(
             group_id: str, principal: str, member_id: str = "", version: int = 3
-        ) -> Code:
+        ) -> GroupCode:
             asked = request(member_id, principal=principal, version=version)
             answer = await broker.groups.join(group_id, asked)
-            if answer.code in (Code.NONE, Code.MEMBER_ID_REQUIRED):
+            if answer.code in (GroupCode.NONE, GroupCode.MEMBER_ID_REQUIRED):
                 members.append((group_id, answer.member_id))
             return answer.code
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(kafka_groups, "MEMBERS_MAX", 16)
             codes = [await join(f"a{number}", "User:a") for number in range(7)]
-            assert codes == [Code.NONE] * 7
-            assert await join("a7", "User:a", version=4) is Code.MEMBER_ID_REQUIRED
+            assert codes == [GroupCode.NONE] * 7
+            assert await join("a7", "User:a", version=4) is GroupCode.MEMBER_ID_REQUIRED
             codes = [await join(f"a{number}", "User:a") for number in range(8, 40)]
-            assert codes == [Code.GROUP_MAX_SIZE_REACHED] * 32
+            assert codes == [GroupCode.GROUP_MAX_SIZE_REACHED] * 32
             codes = [await join(f"b{number}", "User:b") for number in range(4)]
-            assert codes == [Code.NONE] * 4
-            assert await join("a0", "User:a", members[0][1]) is Code.NONE
-            assert await join("a7", "User:a", members[7][1], version=4) is Code.NONE
+            assert codes == [GroupCode.NONE] * 4
+            assert await join("a0", "User:a", members[0][1]) is GroupCode.NONE
+            assert await join("a7", "User:a", members[7][1], version=4) is GroupCode.NONE
             assert len(broker.groups._held) == 12
             for group_id, member_id in dict(members).items():
-                assert await broker.groups.leave(group_id, [Identity(member_id)]) == [Code.NONE]
+                assert await broker.groups.leave(group_id, [Identity(member_id)]) == [
+                    GroupCode.NONE
+                ]
             assert not broker.groups._held
             assert not broker.groups._used.total(MEMBERS)
-            assert await join("again", "User:a") is Code.NONE
+            assert await join("again", "User:a") is GroupCode.NONE
 
 
 @virtual
@@ -229,32 +235,35 @@ async def test_the_assignments_are_in_the_state_before_the_answer() -> None:
         group = broker.log.state.members.get("g")
         assert group is not None
         assert (group.generation, list(group.members), group.term) == (1, [me], 1)
-        assert await broker.groups.heartbeat("g", Identity(me), 1) is Code.NONE
-        assert await commit(broker.groups, me, 1) is Code.NONE
-        assert await commit(broker.groups, me, 0) is Code.ILLEGAL_GENERATION
-        assert await commit(broker.groups, "", -1) is Code.UNKNOWN_MEMBER_ID
+        assert await broker.groups.heartbeat("g", Identity(me), 1) is GroupCode.NONE
+        assert await commit(broker.groups, me, 1) is GroupCode.NONE
+        assert await commit(broker.groups, me, 0) is GroupCode.ILLEGAL_GENERATION
+        assert await commit(broker.groups, "", -1) is GroupCode.UNKNOWN_MEMBER_ID
         described = broker.groups.describe("g")
         assert described is not None
-        assert (described.phase, described.members[0].assignment) == (Phase.STABLE, me.encode())
+        assert (described.phase, described.members[0].assignment) == (
+            GroupPhase.STABLE,
+            me.encode(),
+        )
         assert broker.groups.ids() == ["g"]
         with pytest.raises(GroupNotEmpty):
             await broker.groups.delete("g")
         assert await broker.groups.leave("g", [Identity("ghost"), Identity(me)]) == [
-            Code.UNKNOWN_MEMBER_ID,
-            Code.NONE,
+            GroupCode.UNKNOWN_MEMBER_ID,
+            GroupCode.NONE,
         ]
         assert not group.members
-        assert await commit(broker.groups, "", -1, 7) is Code.NONE
-        assert await commit(broker.groups, me, -1, 8) is Code.NONE
-        assert await commit(broker.groups, me, 1) is Code.UNKNOWN_MEMBER_ID
-        assert await broker.groups.leave("g", [Identity(me)]) == [Code.UNKNOWN_MEMBER_ID]
+        assert await commit(broker.groups, "", -1, 7) is GroupCode.NONE
+        assert await commit(broker.groups, me, -1, 8) is GroupCode.NONE
+        assert await commit(broker.groups, me, 1) is GroupCode.UNKNOWN_MEMBER_ID
+        assert await broker.groups.leave("g", [Identity(me)]) == [GroupCode.UNKNOWN_MEMBER_ID]
         await joined(broker.groups)
         assert group.generation == 2
         await asyncio.sleep(11)
         assert not group.members
         assert not broker.groups._held
         await broker.groups.delete("g")
-        assert await commit(broker.groups, "x", 1) is Code.ILLEGAL_GENERATION
+        assert await commit(broker.groups, "x", 1) is GroupCode.ILLEGAL_GENERATION
 
 
 @virtual
@@ -268,13 +277,13 @@ async def test_a_new_group_gets_a_greater_generation_if_another_group_is_deleted
         other = await broker.groups.join("other", request(other.member_id))
         who = Identity(other.member_id)
         synced = await broker.groups.sync("other", SyncRequest(who, 1, {other.member_id: b"x"}))
-        assert synced.code is Code.NONE
-        assert await broker.groups.leave("other", [who]) == [Code.NONE]
+        assert synced.code is GroupCode.NONE
+        assert await broker.groups.leave("other", [who]) == [GroupCode.NONE]
         await broker.groups.delete("other")
         assert broker.log.state.members.generation_floor == 1
         who = Identity(answer.member_id)
         synced = await broker.groups.sync("g", SyncRequest(who, 1, {answer.member_id: b"x"}))
-        assert synced.code is Code.REBALANCE_IN_PROGRESS
+        assert synced.code is GroupCode.REBALANCE_IN_PROGRESS
         assert await joined(broker.groups, answer.member_id) == answer.member_id
         group = broker.log.state.members.get("g")
         assert group is not None
@@ -287,8 +296,8 @@ async def test_a_group_of_rest_takes_no_members_of_kafka_and_the_other_way() -> 
         instances = await started(broker.log, Chosen("b1", ["b1"]))
         await instances.join("g", "r", CONFIG)
         answer = await broker.groups.join("g", request())
-        assert answer.code is Code.INCONSISTENT_GROUP_PROTOCOL
-        assert await broker.groups.heartbeat("g", Identity("r"), 0) is Code.UNKNOWN_MEMBER_ID
+        assert answer.code is GroupCode.INCONSISTENT_GROUP_PROTOCOL
+        assert await broker.groups.heartbeat("g", Identity("r"), 0) is GroupCode.UNKNOWN_MEMBER_ID
         await instances.leave("g", "r")
         me = await joined(broker.groups)
         with pytest.raises(InconsistentGroupProtocol):
@@ -296,7 +305,7 @@ async def test_a_group_of_rest_takes_no_members_of_kafka_and_the_other_way() -> 
         with pytest.raises(UnknownMember):
             await instances.heartbeat("g", me)
         await asyncio.sleep(3)
-        assert await broker.groups.heartbeat("g", Identity(me), 1) is Code.NONE
+        assert await broker.groups.heartbeat("g", Identity(me), 1) is GroupCode.NONE
         await instances.close()
 
 
@@ -307,7 +316,7 @@ async def test_a_group_that_rest_takes_during_the_rebalance() -> None:
         answer = await broker.groups.join("g", request(answer.member_id))
         await broker.log.submit(JoinGroup("g", "r", "b1", CONFIG))
         synced = await broker.groups.sync("g", SyncRequest(Identity(answer.member_id), 1, {}))
-        assert synced.code in (Code.INCONSISTENT_GROUP_PROTOCOL, Code.NOT_COORDINATOR)
+        assert synced.code in (GroupCode.INCONSISTENT_GROUP_PROTOCOL, GroupCode.NOT_COORDINATOR)
 
 
 @virtual
@@ -318,21 +327,21 @@ async def test_another_coordinator_continues_without_a_rebalance() -> None:
         await first.create_topic("t", PARTITIONS, {})
         broker_a, broker_b = Coordinator(first, "b1", live), Coordinator(second, "b2", live)
         me = await joined(broker_a.groups, instance_id="s")
-        assert await broker_b.groups.heartbeat("g", Identity(me), 1) is Code.NOT_COORDINATOR
+        assert await broker_b.groups.heartbeat("g", Identity(me), 1) is GroupCode.NOT_COORDINATOR
         await broker_a.crash()
         live.remove("b1")
         who = Identity(me, "s")
-        assert await broker_b.groups.heartbeat("g", who, 1) is Code.NONE
+        assert await broker_b.groups.heartbeat("g", who, 1) is GroupCode.NONE
         synced = await broker_b.groups.sync("g", SyncRequest(who, 1, {}))
-        assert (synced.code, synced.assignment) == (Code.NONE, me.encode())
-        assert await commit(broker_b.groups, me, 1) is Code.NONE
+        assert (synced.code, synced.assignment) == (GroupCode.NONE, me.encode())
+        assert await commit(broker_b.groups, me, 1) is GroupCode.NONE
         group = second.state.members.get("g")
         assert group is not None
         assert (group.generation, group.coordinator, group.term) == (1, "b2", 2)
         again = await broker_b.groups.join("g", request(instance_id="s"))
-        assert (again.code, again.generation, again.skip_assignment) == (Code.NONE, 1, True)
+        assert (again.code, again.generation, again.skip_assignment) == (GroupCode.NONE, 1, True)
         assert list(group.members) == [again.member_id]
-        assert isinstance(await commit(broker_b.groups, again.member_id, 1), Code)
+        assert isinstance(await commit(broker_b.groups, again.member_id, 1), GroupCode)
         await broker_b.close()
 
 
@@ -373,12 +382,12 @@ async def two_coordinators() -> AsyncIterator[tuple[Coordinator, Coordinator]]:
 async def test_a_replaced_coordinator_settles_nothing() -> None:
     async with two_coordinators() as (broker_a, broker_b):
         me = await joined(broker_a.groups)
-        assert await broker_b.groups.heartbeat("g", Identity(me), 1) is Code.NONE
+        assert await broker_b.groups.heartbeat("g", Identity(me), 1) is GroupCode.NONE
         broker_a.log.wal.subscribers.remove(broker_a.groups)  # it learns nothing by itself
         answer = await broker_a.groups.join("g", request(me, protocols=[("range", b"other")]))
         assert answer.generation == 2
         synced = await broker_a.groups.sync("g", SyncRequest(Identity(me), 2, {me: b"mine"}))
-        assert synced.code is Code.NOT_COORDINATOR
+        assert synced.code is GroupCode.NOT_COORDINATOR
         stale = CommitOffsets("g", 2, [], me)
         with pytest.raises(IllegalGeneration):
             await broker_a.log.submit(stale)
@@ -392,13 +401,13 @@ async def test_a_replaced_coordinator_releases_the_group_when_it_learns_of_it() 
         fresh = await broker_a.groups.join("g", request())
         waiting = asyncio.create_task(broker_a.groups.join("g", request(fresh.member_id)))
         await asyncio.sleep(0.1)
-        assert await broker_b.groups.heartbeat("g", Identity(me), 1) is Code.NONE
+        assert await broker_b.groups.heartbeat("g", Identity(me), 1) is GroupCode.NONE
         assert broker_a.groups.ids() == ["g"]
         assert not waiting.done()
         await broker_a.log.wal.refresh()
         await asyncio.sleep(0)
         assert waiting.done()
-        assert (await waiting).code is Code.NOT_COORDINATOR
+        assert (await waiting).code is GroupCode.NOT_COORDINATOR
         assert broker_a.groups.ids() == []
         assert broker_b.groups.ids() == ["g"]
 
@@ -408,9 +417,9 @@ async def test_a_replaced_coordinator_deletes_no_offset() -> None:
     """A commit of an older generation that resets a partition is refused as a whole."""
     async with two_coordinators() as (broker_a, broker_b):
         me = await joined(broker_a.groups)
-        assert await commit(broker_a.groups, me, 1, 5) is Code.NONE
+        assert await commit(broker_a.groups, me, 1, 5) is GroupCode.NONE
         broker_a.log.wal.subscribers.remove(broker_a.groups)  # it learns nothing by itself
-        assert await broker_b.groups.heartbeat("g", Identity(me), 1) is Code.NONE
+        assert await broker_b.groups.heartbeat("g", Identity(me), 1) is GroupCode.NONE
         assert await joined(broker_b.groups, me, protocols=[("range", b"other")]) == me
         topic_id = broker_a.log.state.topic("t").topic_id
         partition = TopicIdPartition(topic_id, 0)
@@ -431,11 +440,13 @@ async def test_requests_that_wait_are_answered_when_the_broker_drains() -> None:
         fresh = await broker.groups.join("g", request())
         waiting = asyncio.create_task(broker.groups.join("g", request(fresh.member_id)))
         await asyncio.sleep(0.1)
-        assert await broker.groups.heartbeat("g", Identity(me), 1) is Code.REBALANCE_IN_PROGRESS
+        assert (
+            await broker.groups.heartbeat("g", Identity(me), 1) is GroupCode.REBALANCE_IN_PROGRESS
+        )
         broker.groups.drain()
-        assert (await waiting).code is Code.NOT_COORDINATOR
-        assert (await broker.groups.join("g", request())).code is Code.NOT_COORDINATOR
-        assert await commit(broker.groups, me, 1) is Code.NOT_COORDINATOR
+        assert (await waiting).code is GroupCode.NOT_COORDINATOR
+        assert (await broker.groups.join("g", request())).code is GroupCode.NOT_COORDINATOR
+        assert await commit(broker.groups, me, 1) is GroupCode.NOT_COORDINATOR
 
 
 @virtual
@@ -450,8 +461,8 @@ async def test_a_store_that_refuses_lets_the_members_join_again() -> None:
 
         real, broker.log.submit = broker.log.submit, refused  # type: ignore[method-assign]
         synced = await broker.groups.sync("g", SyncRequest(who, 1, {}))
-        assert synced.code is Code.COORDINATOR_NOT_AVAILABLE
-        assert await broker.groups.leave("g", [who]) == [Code.NONE]
+        assert synced.code is GroupCode.COORDINATOR_NOT_AVAILABLE
+        assert await broker.groups.leave("g", [who]) == [GroupCode.NONE]
         broker.log.submit = real  # type: ignore[method-assign]
         me = await joined(broker.groups)
         assert me != answer.member_id
@@ -541,20 +552,20 @@ class Consumer:
             turn = asyncio.create_task(self.turn(broker.groups))
             try:
                 await asyncio.wait({turn, broker.dead}, return_when=asyncio.FIRST_COMPLETED)
-                code = turn.result() if turn.done() else Code.NOT_COORDINATOR
+                code = turn.result() if turn.done() else GroupCode.NOT_COORDINATOR
             except LogError:
-                code = Code.COORDINATOR_NOT_AVAILABLE
+                code = GroupCode.COORDINATOR_NOT_AVAILABLE
             finally:
                 turn.cancel()  # a dead broker answers nothing: the connection is lost
-            if code in (Code.UNKNOWN_MEMBER_ID, Code.ILLEGAL_GENERATION):
-                self.member_id = "" if code is Code.UNKNOWN_MEMBER_ID else self.member_id
+            if code in (GroupCode.UNKNOWN_MEMBER_ID, GroupCode.ILLEGAL_GENERATION):
+                self.member_id = "" if code is GroupCode.UNKNOWN_MEMBER_ID else self.member_id
                 self.owned = None
-            elif code is Code.REBALANCE_IN_PROGRESS:
+            elif code is GroupCode.REBALANCE_IN_PROGRESS:
                 self.owned = None
-            elif code is not Code.NONE:
+            elif code is not GroupCode.NONE:
                 await asyncio.sleep(0.1)
 
-    async def turn(self, groups: ClassicGroups) -> Code:
+    async def turn(self, groups: ClassicGroups) -> GroupCode:
         if self.owned is None:
             return await self.join(groups)
         await asyncio.sleep(1)
@@ -566,9 +577,9 @@ class Consumer:
         try:
             code = await groups.commit_offsets("g", who, self.generation, offsets, ())
         except IllegalGeneration:
-            return Code.ILLEGAL_GENERATION
+            return GroupCode.ILLEGAL_GENERATION
         except UnknownMember:
-            return Code.UNKNOWN_MEMBER_ID
+            return GroupCode.UNKNOWN_MEMBER_ID
         return code
 
     async def lossy(self, request) -> object:
@@ -581,17 +592,17 @@ class Consumer:
         async with asyncio.timeout(30):
             return await request
 
-    async def join(self, groups: ClassicGroups) -> Code:
+    async def join(self, groups: ClassicGroups) -> GroupCode:
         try:
             answer = await self.lossy(groups.join("g", request(self.member_id, rebalance_ms=8_000)))
         except TimeoutError:
             raise AssertionError("a member waits without end") from None
         if answer is None:
-            return Code.COORDINATOR_NOT_AVAILABLE
-        if answer.code is Code.MEMBER_ID_REQUIRED:
+            return GroupCode.COORDINATOR_NOT_AVAILABLE
+        if answer.code is GroupCode.MEMBER_ID_REQUIRED:
             self.member_id = answer.member_id
-        if answer.code is not Code.NONE:
-            return Code.NONE if answer.code is Code.MEMBER_ID_REQUIRED else answer.code
+        if answer.code is not GroupCode.NONE:
+            return GroupCode.NONE if answer.code is GroupCode.MEMBER_ID_REQUIRED else answer.code
         self.member_id, self.generation = answer.member_id, answer.generation
         assignments: dict[str, bytes] = {}
         for number in range(PARTITIONS if answer.members else 0):
@@ -600,8 +611,8 @@ class Consumer:
         syncing = SyncRequest(Identity(self.member_id), self.generation, assignments)
         synced = await self.lossy(groups.sync("g", syncing))
         if synced is None:
-            return Code.COORDINATOR_NOT_AVAILABLE
-        if synced.code is Code.NONE:
+            return GroupCode.COORDINATOR_NOT_AVAILABLE
+        if synced.code is GroupCode.NONE:
             self.owned = synced.assignment
             self.world.own(self.generation, self.member_id, synced.assignment)
         return synced.code

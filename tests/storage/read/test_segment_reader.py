@@ -10,7 +10,7 @@ import pytest
 from tests.support.vloop import run
 from tidelog.storage.codec import segment
 from tidelog.storage.codec.chunk import HEADERS_TYPE, RECORD_SCHEMA, TIMESTAMP_TYPE
-from tidelog.storage.core.errors import Corrupt, NotFound
+from tidelog.storage.core.errors import Corrupt, ObjectNotFound
 from tidelog.storage.core.model import SegmentFile
 from tidelog.storage.read.plan import SegmentRange
 from tidelog.storage.read.segment_reader import (
@@ -132,7 +132,7 @@ async def test_ranges_and_mapped_files_give_the_same(body: bytes, tmp_path: Path
     assert isinstance(source_of(folder), MappedFiles)
     assert isinstance(source_of(memory), StoreRanges)
     for store in (folder, memory):
-        with pytest.raises(NotFound):
+        with pytest.raises(ObjectNotFound):
             await decoded(store, len(body))
         await store.put(KEY, [body])
         assert await decoded(store, len(body)) == [b"%d" % n for n in range(15, 38)]

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from tests.support.properties import examples
 from tidelog.storage.codec import entry as entries
-from tidelog.storage.codec.entry import Commit, Decoded, Entry, HotMark, IdempotencyKey
+from tidelog.storage.codec.entry import Commit, DecodedEntry, Entry, HotMark, IdempotencyKey
 from tidelog.storage.core import object_keys
 from tidelog.storage.core.actions import (
     AddPartitions,
@@ -149,7 +149,7 @@ histories = st.integers(0, 2**32).map(lambda seed: Dice(seed).history())
 random_histories = examples(200)
 
 
-def encoded(state: ClusterState, spec: Spec) -> Decoded:
+def encoded(state: ClusterState, spec: Spec) -> DecodedEntry:
     """The spec as the entry that comes next, through its bytes."""
     number = state.seq + 1
     entry = Entry(
@@ -293,7 +293,7 @@ def test_i4_a_refused_commit_changes_nothing(history: list[Spec]) -> None:
         entry = Entry(
             entry.level, entry.seq, clean.hash, b"id", "b", spec.at_ms, spec.chunks, commits
         )
-        clean.apply(Decoded(entry, decoded.hash, decoded.body_start), key)
+        clean.apply(DecodedEntry(entry, decoded.hash, decoded.body_start), key)
         assert clean.encode() == state.encode()
 
 

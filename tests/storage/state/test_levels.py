@@ -17,7 +17,7 @@ from tests.storage.state.test_cluster_state import (
     random_histories,
 )
 from tidelog.storage.codec import entry as entries
-from tidelog.storage.codec.entry import Commit, Decoded, Entry
+from tidelog.storage.codec.entry import Commit, DecodedEntry, Entry
 from tidelog.storage.core import levels, object_keys
 from tidelog.storage.core.actions import Chunk, DeleteTopic, SetTopicDefaults
 from tidelog.storage.core.errors import Corrupt, NewerLevel
@@ -58,7 +58,7 @@ def test_an_element_that_a_checkpoints_level_does_not_have_is_corrupt(level: int
             ClusterState.decode(msgspec.msgpack.encode(raw), "checkpoints/7")
 
 
-def raising(state: ClusterState, level: int, **changed: object) -> Decoded:
+def raising(state: ClusterState, level: int, **changed: object) -> DecodedEntry:
     """The next entry, which has nothing but another level."""
     seq = state.seq + 1
     entry = Entry(level, seq, state.hash, b"id", "b", 5, [], [])

@@ -20,7 +20,7 @@ from tests.support.elapsed import elapse
 from tests.support.properties import examples
 from tidelog.storage.codec.entry import (
     Commit,
-    Decoded,
+    DecodedEntry,
     Entry,
     HotMark,
     IdempotencyKey,
@@ -108,7 +108,7 @@ def test_i4_a_refused_commit_changes_nothing(history: list[Spec]) -> None:
         ]
         number = decoded.entry.seq
         left = Entry(levels.NEWEST, number, clean.hash, b"", "b", spec.at_ms, spec.chunks, commits)
-        clean.apply(Decoded(left, decoded.hash, decoded.body_start), key)
+        clean.apply(DecodedEntry(left, decoded.hash, decoded.body_start), key)
         assert clean.encode() == state.encode()
 
 

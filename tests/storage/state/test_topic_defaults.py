@@ -16,7 +16,7 @@ from tidelog.storage.codec.entry import Commit, Entry, encode_header
 from tidelog.storage.core import levels, topic_configs
 from tidelog.storage.core.actions import AlterTopic, AnyAction, DeleteTopic, SetTopicDefaults
 from tidelog.storage.core.errors import Corrupt, InvalidConfig, InvalidRequest, LogError
-from tidelog.storage.core.topic_configs import BROKER_NAMES, CONFIGS, DEFAULTS, Source
+from tidelog.storage.core.topic_configs import BROKER_NAMES, CONFIGS, DEFAULTS, ConfigSource
 from tidelog.storage.state.cluster_state import ClusterState
 
 
@@ -49,9 +49,9 @@ def test_the_topics_value_precedes_the_clusters_and_that_the_built_in_one() -> N
     assert beta.config.segment_bytes == int(CONFIGS["segment.bytes"].default)
     values = state.defaults.values_of_topic("segment.ms", alpha.configs)
     assert [tuple(value) for value in values] == [
-        ("segment.ms", "1000", Source.DYNAMIC_TOPIC_CONFIG),
-        ("log.roll.ms", "2000", Source.DYNAMIC_DEFAULT_BROKER_CONFIG),
-        ("log.roll.ms", CONFIGS["segment.ms"].default, Source.DEFAULT_CONFIG),
+        ("segment.ms", "1000", ConfigSource.DYNAMIC_TOPIC_CONFIG),
+        ("log.roll.ms", "2000", ConfigSource.DYNAMIC_DEFAULT_BROKER_CONFIG),
+        ("log.roll.ms", CONFIGS["segment.ms"].default, ConfigSource.DEFAULT_CONFIG),
     ]
     assert do(state, AlterTopic(IDS[0], {"segment.ms": None})) is None
     assert alpha.config.segment_ms == 2000

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tidelog.storage.core.errors import NotFound, StoreRefused, StoreUnfit, Unavailable
+from tidelog.storage.core.errors import ObjectNotFound, StoreRefused, StoreUnfit, Unavailable
 from tidelog.storage.store.folder import FolderStore
 from tidelog.storage.store.object_store import Created
 
@@ -106,7 +106,7 @@ async def test_a_full_disk_is_a_definite_no(small_disk: Path, is_named: bool) ->
             await store.create("wal/1", [b"x" * 100_000] * 5)
         with pytest.raises(StoreRefused, match="ENOSPC"):
             await store.put("brokers/1", [b"x" * 500_000])
-        with pytest.raises(NotFound):
+        with pytest.raises(ObjectNotFound):
             await store.get("wal/1")
         assert await listed(store) == []
         assert os.listdir(small_disk / ".tmp") == []
@@ -242,9 +242,9 @@ async def test_a_key_that_no_file_can_have_is_absent_and_refused(
         for call in (store.create, store.put):
             with pytest.raises(StoreRefused, match="longer than a file's name may be"):
                 await call(key, [b"1"])
-        with pytest.raises(NotFound):
+        with pytest.raises(ObjectNotFound):
             await store.get(key)
-        with pytest.raises(NotFound):
+        with pytest.raises(ObjectNotFound):
             await store.get_range(key, 0, 1)
         await store.delete([key])
         assert await listed(store, f"{key}/") == await listed(store) == []
