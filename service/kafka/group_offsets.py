@@ -376,10 +376,11 @@ class KafkaGroupOffsets:
                 change = self._broker.submit(DeleteOffsets(group_id, gone_partitions))
                 await call.commit(group_id, change)
         except LogError as error:
-            code = context.code(api, error, RequestKind.GROUP)
-            return messages.OffsetDeleteResponse(error_code=code, throttle_time_ms=0, topics=[])
+            code, answers = context.code(api, error, RequestKind.GROUP), []
+        else:
+            code = Code.NONE
         return messages.OffsetDeleteResponse(
-            error_code=Code.NONE, throttle_time_ms=0, topics=answers
+            error_code=code, throttle_time_ms=call.throttle_ms, topics=answers
         )
 
     def _subscribed(self, group_id: str) -> tuple[Code, set[str] | None]:

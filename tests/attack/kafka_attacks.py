@@ -206,7 +206,9 @@ def joins(scale: float, broker: Broker) -> str:
     count = scaled(1_000, scale, 3)
     lines = []
     for size, of_group in ((10, 1), (10, 1000), (200_000, 10)):
-        data = [joined(f"g{n // of_group}-{size}", size, **timeouts) for n in range(count)]
+        data = [
+            joined(f"g{n // of_group}-{size}-{of_group}", size, **timeouts) for n in range(count)
+        ]
         held(scale / 2, broker, data)
         lines.append(f"{len(data)} joins of {size} bytes")
     return "; ".join(lines)
