@@ -388,7 +388,7 @@ class Instances:
     ) -> AsyncIterator[Read]:
         """Yield the next records of the member's partitions within the bounds, but at least one
         record if there is any. Waits up to `wait_s` for the first record. If the context ends
-        without an error, and the records then arrive (groups.deliveries), they are not
+        without an error, and the records then arrive (groups.rest_groups), they are not
         returned again. `received` is the `read_id` of the last records that the member has.
         One read of a member runs at a time; a second one waits, within `wait_s`. The wait
         for the previous response is not part of `wait_s`, because the client may have this

@@ -2,7 +2,7 @@
 
 Each of the three steps may be repeated (DESIGN 8):
 
-1. Upload the segments under unique names (tail_segments, uploads).
+1. Upload the segments under unique names (encode, uploads).
 2. Add them in one Delta commit, together with the application transaction (app id = the partition's
    seal, version = end offset).
 3. Trim the tail by an action in the WAL.
@@ -23,7 +23,7 @@ segment, however slow the store is.
 
 **If the process is suspended**, more than `UPLOAD_AGE_MAX_S` may pass: then the sealer commits
 nothing. If it finds this only after the commit, it does not trim the tail. A sealer that finds the
-table ahead (table_ahead) replaces segments of that age by new ones with the same records, and then
+table ahead (verify_ahead) replaces segments of that age by new ones with the same records, and then
 trims the tail. It does not only remove them: another sealer may have verified them, and may trim
 the tail at any later time.
 
