@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+from httpx._config import DEFAULT_TIMEOUT_CONFIG
 
 from tests.support.moto import Moto, running_moto
 from tests.support.properties import load_profile
@@ -18,6 +19,8 @@ from tidelog.storage.store.s3 import S3Store
 from tidelog.storage.store.s3_options import S3Options
 
 load_profile()
+# httpx waits for 5 s by default. On a busy machine, a first seal takes longer.
+DEFAULT_TIMEOUT_CONFIG.read = DEFAULT_TIMEOUT_CONFIG.connect = 60.0
 
 STORES = ("memory", "folder", "moto", pytest.param("seaweed", marks=pytest.mark.seaweed))
 ID_BYTES_MAX = 24
