@@ -67,6 +67,8 @@ class TablesAhead:
         cleaned = await table.transaction_version(clean_app_id(number)) or 0
         if cleaned > base:  # compacted at a later moment than that of this WAL
             why = f"key compaction ran up to {cleaned}, the WAL is sealed to {base}"
+        # Records below the log start are deleted: a new segment needs only the others.
+        is_log_start = base <= topic.partitions[number].log_start_offset
         old: list[SegmentFile] = []
         for file in index:
             if why is not None or file.end_offset <= base or file.base_offset >= end:
@@ -79,14 +81,17 @@ class TablesAhead:
                 if not is_equal:
                     why = f"{file.path} has other records than the WAL at these offsets"
                     continue
-            if (has_lost or age_ms > uploads.UPLOAD_AGE_MAX_S * 1000) and file.base_offset >= base:
+            is_old = has_lost or age_ms > uploads.UPLOAD_AGE_MAX_S * 1000
+            if is_old and (file.base_offset >= base or is_log_start):
                 old.append(file)
             elif is_deleted:
                 why = f"{file.path} was deleted, and has records below offset {base}"
             elif has_lost:
                 why = f"{file.path} has lost records, and records below offset {base}"
         if why is None:
-            await self._renew(topic, table, number, old)
+            for file in old:  # one commit each: no upload gets old while the next segment is read
+                below = [other for other in index if other.end_offset <= base]
+                await self._renew(topic, table, file, base, below)
             return
         await self._tables.refresh()
         current = self._tables.topic_of_id(topic.topic_id)
@@ -138,38 +143,43 @@ class TablesAhead:
         return math.inf
 
     async def _renew(
-        self, topic: Topic, table: Table, number: int, old: Sequence[SegmentFile]
+        self, topic: Topic, table: Table, file: SegmentFile, base: int, below: Sequence[SegmentFile]
     ) -> None:
-        """In the table, replace segments of the tail's records by new ones. **On a crash** before
-        the commit, files that nothing names are left. After it, the next sealer finds young
-        segments."""
+        """In the table, replace a segment of the tail's records by new ones, from `base` on. If
+        `base` cuts the segment, it is the log start: then the segments below leave the table with
+        it, because a hole would be behind them.
+
+        **On a crash** before the commit, files that nothing names are left. After it, the next
+        sealer finds young segments."""
+        number = file.partition
         app_id = maintenance_app_id(number)
-        for file in old:  # one commit each: no upload gets old while the next segment is read
-            work, damage = CommitUploads(), dict[int, Corrupt]()
-            ranges = {number: (file.base_offset, file.end_offset)}
-            encoded = self._segments.encoded(topic, ranges, damage)
-            segments = [segment async for segment in encoded]
-            for error in damage.values():
-                raise error
-            async with self._uploader.uploading(topic, work) as start:
-                for segment in segments:
-                    await start(segment)
-            added = [upload.file for upload in work.take_done()]
-            if not added or added[-1].end_offset != file.end_offset:
-                raise Corrupt(
-                    f"{topic.prefix}/{file.path}",
-                    "has records that an operator has given up since (tidelog repair --lost)",
-                )
-            self._uploader.check_age(topic, work.started)
-            locked = {app_id: (await table.transaction_version(app_id) or 0) + 1}
-            lost = topic.partitions[number].lost(file.base_offset, file.end_offset)
-            if lost and lost[-1][1] > (await table.transaction_version(lost_app_id(number)) or 0):
-                locked[lost_app_id(number)] = lost[-1][1]
-            try:
-                await table.replace([file], added, locked, data_change=False)
-            except ManifestConflict as conflict:
-                raise Unavailable(f"sealing {topic.name}: {conflict}: retry") from conflict
-            self._uploader.check_age(topic, work.started)
+        start = max(file.base_offset, base)
+        work, damage = CommitUploads(), dict[int, Corrupt]()
+        encoded = self._segments.encoded(topic, {number: (start, file.end_offset)}, damage)
+        segments = [segment async for segment in encoded]
+        for error in damage.values():
+            raise error
+        async with self._uploader.uploading(topic, work) as upload:
+            for segment in segments:
+                await upload(segment)
+        added = [done.file for done in work.take_done()]
+        if not added or added[-1].end_offset != file.end_offset:
+            raise Corrupt(
+                f"{topic.prefix}/{file.path}",
+                "has records that an operator has given up since (tidelog repair --lost)",
+            )
+        self._uploader.check_age(topic, work.started)
+        locked = {app_id: (await table.transaction_version(app_id) or 0) + 1}
+        lost = topic.partitions[number].lost(start, file.end_offset)
+        if lost and lost[-1][1] > (await table.transaction_version(lost_app_id(number)) or 0):
+            locked[lost_app_id(number)] = lost[-1][1]
+        is_cut = start > file.base_offset
+        removed = [*below, file] if is_cut else [file]
+        try:
+            await table.replace(removed, added, locked, data_change=is_cut)
+        except ManifestConflict as conflict:
+            raise Unavailable(f"sealing {topic.name}: {conflict}: retry") from conflict
+        self._uploader.check_age(topic, work.started)
 
 
 def _without(rows: pa.RecordBatch, ranges: Sequence[tuple[int, int]]) -> pa.RecordBatch:

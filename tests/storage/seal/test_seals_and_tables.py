@@ -10,6 +10,7 @@ from tests.support.vloop import run
 from tidelog.storage.codec import segment as segments
 from tidelog.storage.codec.chunk import RECORD_SCHEMA
 from tidelog.storage.core import object_keys
+from tidelog.storage.core.actions import LoseRecords
 from tidelog.storage.core.errors import Corrupt, TableInDoubt
 from tidelog.storage.core.model import SegmentFile
 from tidelog.storage.log import Log
@@ -29,18 +30,19 @@ async def with_tail(inner: MemoryStore) -> Log:
 
 
 async def put_ahead(log: Log, values: Sequence[bytes], **transactions: int) -> None:
-    """Another sealer's commit of [2, 4) with these values, before the WAL says so."""
-    rows = (await read_table(log)).slice(2, 2).combine_chunks()
+    """Another sealer's commit of these values, from offset 2 on, before the WAL says so."""
+    end = 2 + len(values)
+    rows = (await read_table(log)).slice(2, len(values)).combine_chunks()
     rows = rows.set_column(2 + 1, RECORD_SCHEMA.field("value"), [list(values)])
     written = segments.write(rows.cast(RECORD_SCHEMA).to_batches(), codec="none", is_json=False)
-    path = object_keys.segment(0, 2, 4, "ab")
+    path = object_keys.segment(0, 2, end, "ab")
     topic = log.state.topic("t")
     await log.store.create(f"{topic.prefix}/{path}", [memoryview(written.body)])
     stamps = written.timestamp_min, written.timestamp_max
-    file = SegmentFile(path, 0, 2, 4, written.size, 2, *stamps)
+    file = SegmentFile(path, 0, 2, end, written.size, len(values), *stamps)
     table = await log.tables.of(topic)
     await table.refresh()
-    await table.add([file], {seal_app_id(0): 4} | transactions)
+    await table.add([file], {seal_app_id(0): end} | transactions)
 
 
 def test_i7_a_table_ahead_is_not_read_beyond_the_sealed_end() -> None:
@@ -77,6 +79,35 @@ def test_i1_a_table_ahead_is_sealed_only_with_the_records_of_the_tail(
                 assert log.tables.doubts
             assert bool(log.state.partition("t", 0).tail) != is_sealed
             assert await read_values(log) == ["a", "b", "c", "d"]
+
+    run(main)
+
+
+@pytest.mark.parametrize("log_start", [2, 3])
+def test_a_segment_ahead_with_lost_records_is_replaced_from_the_log_start_on(
+    log_start: int,
+) -> None:
+    """A sealer crashed before its action in the WAL; then records of its segment were given up, and
+    others deleted. No segment stays below the log start: behind it would be a hole."""
+
+    async def main() -> None:
+        log = await with_tail(MemoryStore())
+        async with closing(log):
+            await append(log, "e")
+            await append(log, "f")
+            await put_ahead(log, [b"c", b"d", b"e", b"f"])
+            topic = log.state.topic("t")
+            await log.submit(LoseRecords(topic.topic_id, 0, 4, 5))
+            await log.delete_records("t", 0, log_start)
+            await log.seal("t")
+            assert not log.tables.doubts
+            assert log.state.partition("t", 0).sealed_end == 6
+            rows = await read_table(log, offset=log_start)
+            assert rows.column("offset").to_pylist() == [2, 3, 5][log_start - 2 :]
+            table = await log.tables.checked(log.state.topic("t"))
+            segment_file = list(await table.segments(0))[-1]
+            assert segment_file.base_offset == log_start
+            assert (segment_file.end_offset, segment_file.rows) == (6, 5 - log_start)
 
     run(main)
 
