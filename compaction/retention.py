@@ -198,7 +198,7 @@ async def _remove(cluster: MaintenanceSession, topic: Topic, numbers: Sequence[i
     cuts would leave a hole between them and the rewritten segment.
     """
     conflict: ManifestConflict | None = None
-    for _ in range(TRIES):
+    for attempt in range(TRIES + 1):
         current = cluster.state.topic_of_id(topic.topic_id)
         if current is None:
             return  # deleted meanwhile: collection deletes all of it
@@ -215,6 +215,8 @@ async def _remove(cluster: MaintenanceSession, topic: Topic, numbers: Sequence[i
                 transactions[app_id] = (await table.transaction_version(app_id) or 0) + 1
         if not removed:
             return
+        if attempt == TRIES:
+            break
         try:
             await table.replace(removed, [], transactions, data_change=True)
         except ManifestConflict as error:
@@ -227,8 +229,9 @@ def _changed_too_often(topic: Topic) -> ManifestConflict:
 
 
 async def _rewrite(cluster: MaintenanceSession, topic: Topic, number: int) -> None:
-    """Replace the segment that the log start cuts by one that begins at the log start. The
-    segments entirely below the log start are removed already."""
+    """Replace the segment that the log start cuts by one that begins at the log start. Segments
+    entirely below the log start are removed before: a client may have moved the log start since
+    `_remove`, and they would lie before a hole."""
     for _ in range(TRIES):
         current = cluster.state.topic_of_id(topic.topic_id)
         if current is None:
@@ -239,6 +242,9 @@ async def _rewrite(cluster: MaintenanceSession, topic: Topic, number: int) -> No
         position = cut_by(work.segments.columns, current.partitions[number], start)
         if position is None:
             return  # another run was faster
+        if position:
+            await _remove(cluster, current, [number])
+            continue
         file = work.segments[position]
         rows = await _rows_from(cluster, f"{topic.prefix}/{file.path}", file.size, start)
         if not rows:  # no segment may be empty, so remove it

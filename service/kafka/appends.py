@@ -34,7 +34,7 @@ from tidelog.service.kafka.messages.produce import (
 )
 from tidelog.service.security.caller import ALL_RIGHTS, forbidden
 from tidelog.service.telemetry.metrics import KAFKA
-from tidelog.storage.codec import compression, loops
+from tidelog.storage.codec import byte_loops, compression
 from tidelog.storage.codec.batch_header import HEADER_SIZE
 from tidelog.storage.codec.record_batch import (
     ANY,
@@ -70,7 +70,7 @@ UNPACKED_BYTES_MAX = 128 << 20
 """The most bytes that a batch of a producer may unpack to."""
 SLICE_S = 0.02
 """Time after which a slice of checks in a thread ends. One batch may take longer."""
-BYTE_COSTS = (loops.BYTE_COST, 256, 21, 8, 32, 32, 32, 32)
+BYTE_COSTS = (byte_loops.BYTE_COST, 256, 21, 8, 32, 32, 32, 32)
 """Cost of a byte by codec (none, gzip, snappy, lz4, zstd), because packed bytes take more time."""
 PART_COST = 2_000
 PARTS_MAX = 256
@@ -233,7 +233,7 @@ class KafkaAppend(Later):
                 cost += _cost(part.records)
         if cost > INLINE_COST:
             return False
-        effort = Effort(loops.INLINE_UNPACKED, loops.INLINE_HEADERS)
+        effort = Effort(byte_loops.INLINE_UNPACKED, byte_loops.INLINE_HEADERS)
         try:
             while self._checked < len(self.parts):
                 self._check_next(effort)
@@ -451,4 +451,4 @@ def _cost(records: memoryview | None) -> int:
         return PART_COST
     (count,) = _COUNT.unpack_from(records)
     unpacking = int(records.nbytes * BYTE_COSTS[records[_CODEC_AT] & 7])
-    return PART_COST + unpacking + max(count, 0) * loops.RECORD_COST
+    return PART_COST + unpacking + max(count, 0) * byte_loops.RECORD_COST

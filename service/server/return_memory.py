@@ -1,6 +1,6 @@
 """After a peak, a broker returns freed memory to the kernel, so that its resident memory falls.
 
-malloc keeps the memory that the process frees (storage.runtime.allocator), because the next request
+malloc keeps the memory that the process frees (storage.runtime.malloc), because the next request
 needs it. In three cases the next request needs much less: after an outage during which requests
 filled the write buffer, after a flood of TLS handshakes, and on a broker without load.
 """
@@ -10,7 +10,7 @@ import logging
 
 from tidelog.service.http.handshakes import Handshakes
 from tidelog.storage.broker import Broker
-from tidelog.storage.runtime.allocator import return_freed
+from tidelog.storage.runtime.malloc import return_freed
 
 log = logging.getLogger("tidelog.memory")
 

@@ -59,8 +59,8 @@ from tidelog.storage.broker import BACKGROUND_STOP_S, NO_OBSERVER, NO_PEERS, Bro
 from tidelog.storage.cluster.liveness import KafkaListener, Member
 from tidelog.storage.core.errors import LogError, StoreUnfit, Unavailable
 from tidelog.storage.core.topic_configs import of_settings
-from tidelog.storage.runtime.allocator import keep_freed
 from tidelog.storage.runtime.clock import SystemClock
+from tidelog.storage.runtime.malloc import keep_freed
 from tidelog.storage.store.metered import MeteredStore
 from tidelog.storage.store.open import open_store
 from tidelog.storage.store.probe import probe

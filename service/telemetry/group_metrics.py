@@ -22,7 +22,7 @@ from tidelog.service.telemetry.group_lags import (
 )
 from tidelog.service.telemetry.log_metrics import Labelled, counter, gauge
 from tidelog.storage.broker import Broker
-from tidelog.storage.groups.rebalances import REASONS
+from tidelog.storage.groups.rebalance_counts import REASONS
 
 GROUP = ["group"]
 REST = f"; `group` has the first {METRIC_GROUPS_MAX} groups, {OTHER_GROUPS} has "

@@ -1,4 +1,4 @@
-"""The functions of native.c, and of plain_loops.py, which has the same ones.
+"""The functions of native.c, and of plain_byte_loops.py, which has the same ones.
 
 `raw` and the arrays are contiguous buffers.
 """

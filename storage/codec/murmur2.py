@@ -1,12 +1,12 @@
 """Kafka's murmur2 hash of a key, and the partition that follows from it. Without numpy, because the
 client uses it too, and may be installed without numpy. Pure."""
 
-from tidelog.storage.codec import loops
+from tidelog.storage.codec import byte_loops
 
 
 def murmur2(key: bytes) -> int:
     """Return Kafka's `Utils.murmur2`: a signed 32-bit hash."""
-    h = loops.murmur2(key)
+    h = byte_loops.murmur2(key)
     return h - (1 << 32) if h >> 31 else h
 
 

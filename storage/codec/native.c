@@ -1,7 +1,7 @@
 /* The loops over bytes, in C (_native.pyi): over the records of a batch `walk`, `fields`, `headers`
 and `write`, over keys `murmur2` and `murmur2_column`.
 
-plain_loops.py has the same functions in Python, for an installation without a C compiler; tests
+plain_byte_loops.py has the same functions in Python, for an installation without a C compiler; tests
 compare each result of the two. For bytes that are no records, a function returns the reason, and
 records.py raises the error: nothing reads the bytes again, because any client may send such bytes.
 
@@ -674,7 +674,7 @@ static PyMethodDef methods[] = {
 };
 
 /* Add 1 with each change of this file that changes what a function takes, returns or accepts, and
-the same in loops.py: a build of other code is then not used. */
+the same in byte_loops.py: a build of other code is then not used. */
 #define VERSION 3
 
 static int execute(PyObject *self) { return PyModule_AddIntConstant(self, "VERSION", VERSION); }

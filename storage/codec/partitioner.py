@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from tidelog.storage.codec import loops
+from tidelog.storage.codec import byte_loops
 from tidelog.storage.codec.chunk import Rows, octets_before
 from tidelog.storage.codec.murmur2 import partition_of
 from tidelog.storage.core.errors import InvalidRequest
@@ -100,7 +100,7 @@ def _hashes(keys: pa.BinaryArray) -> npt.NDArray[np.uint32]:
     bounds = np.frombuffer(memoryview(offset_buffer), np.int32)
     hashes = np.empty(len(keys), np.uint32)
     bounds = bounds[keys.offset : keys.offset + len(keys) + 1]
-    loops.murmur2_column(hashes, bounds, memoryview(data_buffer or b""))
+    byte_loops.murmur2_column(hashes, bounds, memoryview(data_buffer or b""))
     return hashes
 
 

@@ -80,7 +80,8 @@ class KeptBatches:
 
 
 def undecodable(rows: pa.RecordBatch) -> int:
-    """Return how many of these records are of batches that did not decode (`batch.decode`)."""
+    """Return how many of these records are of batches that did not decode
+    (`record_batch.decode`)."""
     headers: Any = rows.column("headers")
     if headers.null_count == len(headers):
         return 0

@@ -6,8 +6,9 @@ value. A length of -1 is a null. All numbers are zigzag varints of at most 5 byt
 delta has at most 10. A broker serves a batch as it came, so it refuses each batch that some client
 cannot read.
 
-`loops` reads and writes the bytes. All of this is linear in the bytes. A number of records or
-headers in the bytes is compared with the bytes that are left before an array has this size.
+`byte_loops` reads and writes the bytes, except headers that are written. All of this is linear in
+the bytes. A number of records or headers in the bytes is compared with the bytes that are left
+before an array has this size.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,7 +17,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from tidelog.storage.codec import chunk, loops, plain_loops
+from tidelog.storage.codec import byte_loops, chunk, plain_byte_loops
 from tidelog.storage.codec.batch_header import TIMESTAMP_MS_MAX, InvalidBatch
 from tidelog.storage.codec.chunk import CHUNK_SCHEMA, HEADER_BYTES, HEADERS_TYPE, RECORD_BYTES
 
@@ -62,11 +63,11 @@ def walk(
     raw: Raw, start: int, count: int, base_timestamp: int, headers_max: int = HEADERS_MAX
 ) -> Walked:
     """Check the `count` records from `start` to the end of `raw`; raises InvalidBatch, and before
-    the headers are read, TooManyHeaders.
+    more than `headers_max` headers are read, TooManyHeaders.
 
     Their offset deltas must be 0, 1, 2 and so on, and their headers' names UTF-8.
     """
-    facts = loops.walk(raw, start, count, headers_max)
+    facts = byte_loops.walk(raw, start, count, headers_max)
     if len(facts) == 2:
         raise _refusal(*facts)
     first, last, content, headers, has_null_key = facts
@@ -93,11 +94,12 @@ def read(
 ) -> pa.RecordBatch:
     """Return the records of one or more batches as columns of CHUNK_SCHEMA; raises InvalidBatch.
 
-    Batch i has `counts[i]` records, which fill `raw[starts[i]:ends[i]]`. `raw` is under 2 GiB.
+    Batch i has `counts[i]` records, which fill `raw[starts[i]:ends[i]]`. The batches are in the
+    order of their bytes. `raw` is under 2 GiB.
     """
     fields = _fields(raw, starts, ends, counts)
     if int(fields.headers.sum()) > HEADERS_MAX * len(counts):
-        raise _refusal(plain_loops.TOO_MANY_HEADERS, 0)
+        raise _refusal(plain_byte_loops.TOO_MANY_HEADERS, 0)
     stamps = _timestamps(fields.deltas, counts, base_timestamps)
     keys, values = _pairs(raw, fields.key_at, fields.key_size, fields.value_at, fields.value_size)
     columns = [chunk.timestamps(stamps), keys, values, _header_column(raw, fields)]
@@ -122,7 +124,7 @@ def _fields(raw: Raw, starts: Sequence[int], ends: Sequence[int], counts: Sequen
     deltas = np.empty(sum(counts), dtype=np.int64)
     places = np.empty((7, len(deltas)), dtype=np.int32)
     batches = [np.array(numbers, dtype=np.int64) for numbers in (starts, ends, counts)]
-    _check(loops.fields(deltas, places, raw, *batches))
+    _check(byte_loops.fields(deltas, places, raw, *batches))
     return _Fields(deltas, *places)
 
 
@@ -160,7 +162,7 @@ def _pairs(
     bounds[3::4], bounds[4::4] = second_at, second_at + np.maximum(second_size, 0)
     # Arrow does not check these bounds, so with forged bounds it would read outside of `raw`.
     if int(bounds[-1]) > len(raw) or (bounds[1:] < bounds[:-1]).any():
-        raise _refusal(plain_loops.CUT_OFF, 0)
+        raise _refusal(plain_byte_loops.CUT_OFF, 0)
     buffers = [None, pa.py_buffer(bounds.data), pa.py_buffer(raw)]
     pieces: Any = pa.Array.from_buffers(pa.binary(), 4 * rows, buffers)
     numbers = np.arange(0, 4 * rows, 4, dtype=np.int32)
@@ -178,7 +180,7 @@ def _header_column(raw: bytes, fields: _Fields) -> pa.Array:
     before[1:] = np.cumsum(fields.headers)
     places = np.empty((4, int(before[-1])), dtype=np.int32)
     spans = (column[with_headers] for column in (fields.headers_at, fields.headers, fields.stops))
-    _check(loops.headers(places, raw, *spans))
+    _check(byte_loops.headers(places, raw, *spans))
     names, values = _pairs(raw, *places)
     valid = np.packbits(fields.headers > 0, bitorder="little")
     children: Any = [names.cast(pa.string()), values]
@@ -197,7 +199,7 @@ def _refusal(reason: int, number: int) -> InvalidBatch:
 
 
 def _is_large(numbers: np.ndarray) -> bool:
-    return bool(len(numbers)) and (int(numbers.max()) >= 1 << 62 or int(numbers.min()) < -(1 << 62))
+    return int(numbers.max()) >= 1 << 62 or int(numbers.min()) < -(1 << 62)
 
 
 def _check_timestamp(timestamp: int) -> None:
@@ -223,10 +225,10 @@ def write(
     for column in (keys, values) if headers is None else (keys, values, headers):
         ends = chunk.bounds_of(column)
         content += int(ends[-1]) - int(ends[0])
-    size = rows.num_rows * plain_loops.NUMBERS_BYTES_MAX + content
+    size = rows.num_rows * plain_byte_loops.NUMBERS_BYTES_MAX + content
     out = np.empty(size, dtype=np.uint8)
     bounds = np.empty(rows.num_rows + 1, dtype=np.int32)
-    written = loops.write(
+    written = byte_loops.write(
         out,
         bounds,
         np.ascontiguousarray(timestamp_deltas),
@@ -240,9 +242,9 @@ def write(
 
 def record(timestamp_delta: int, offset_delta: int, key: bytes, value: bytes) -> bytes:
     """Return the bytes of one record without headers."""
-    numbers = plain_loops.varint(timestamp_delta) + plain_loops.varint(offset_delta)
-    content = plain_loops.octets(key) + plain_loops.octets(value)
-    return plain_loops.octets(b"\0" + numbers + content + b"\0")
+    numbers = plain_byte_loops.varint(timestamp_delta) + plain_byte_loops.varint(offset_delta)
+    content = plain_byte_loops.octets(key) + plain_byte_loops.octets(value)
+    return plain_byte_loops.octets(b"\0" + numbers + content + b"\0")
 
 
 def _buffers(column: Any) -> tuple[Any, Any, Any, int]:
@@ -253,11 +255,11 @@ def _written_headers(headers: pa.Array) -> Any:
     """Return the bytes behind the value of each record, or None if no record has headers."""
     if headers.null_count == len(headers):
         return None
-    written = [_written_pairs(pairs) if pairs else b"\0" for pairs in headers.to_pylist()]
+    written = [_written_pairs(pairs or []) for pairs in headers.to_pylist()]
     return pa.array(written, pa.binary())
 
 
 def _written_pairs(pairs: list[dict[str, Any]]) -> bytes:
-    octets = plain_loops.octets
+    octets = plain_byte_loops.octets
     headers = (octets((pair["key"] or "").encode()) + octets(pair["value"]) for pair in pairs)
-    return plain_loops.varint(len(pairs)) + b"".join(headers)
+    return plain_byte_loops.varint(len(pairs)) + b"".join(headers)

@@ -51,7 +51,7 @@ from tidelog.storage.groups.join_limit import (
 )
 from tidelog.storage.groups.portions import SentRead
 from tidelog.storage.groups.positions import Positions
-from tidelog.storage.groups.rebalances import Rebalances
+from tidelog.storage.groups.rebalance_counts import Rebalances
 from tidelog.storage.groups.rendezvous import Coordinators
 from tidelog.storage.log import Log
 from tidelog.storage.runtime.tasks import retrieve_exception

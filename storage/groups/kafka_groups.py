@@ -1,7 +1,7 @@
 """The groups of Kafka's classic protocol that this broker coordinates.
 
-`classic_group` is the protocol of one group. This module takes a group over (`TakeGroup`), sets its
-timers, commits its actions one after the other, and lets requests wait for their answers.
+`kafka_rebalance` is the protocol of one group. This module takes a group over (`TakeGroup`), sets
+its timers, commits its actions one after the other, and lets requests wait for their answers.
 
 **On a crash** of the coordinator: another broker takes the group and continues from the cluster
 state: the same generation, members and assignments, a whole session for each member. A rebalance in

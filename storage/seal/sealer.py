@@ -23,7 +23,7 @@ segment, however slow the store is.
 
 **If the process is suspended**, more than `UPLOAD_AGE_MAX_S` may pass: then the sealer commits
 nothing. If it finds this only after the commit, it does not trim the tail. A sealer that finds the
-table ahead (verify_ahead) replaces segments of that age by new ones with the same records, and then
+table ahead (tables_ahead) replaces segments of that age by new ones with the same records, and then
 trims the tail. It does not only remove them: another sealer may have verified them, and may trim
 the tail at any later time.
 
@@ -49,8 +49,8 @@ from tidelog.storage.read.reader import Reader
 from tidelog.storage.read.tail_cache import TailCache
 from tidelog.storage.runtime.tasks import TASK_ENDS, surviving
 from tidelog.storage.seal.encode import TailSegments
+from tidelog.storage.seal.tables_ahead import TablesAhead
 from tidelog.storage.seal.uploads import CommitUploads, Uploader
-from tidelog.storage.seal.verify_ahead import TablesAhead
 from tidelog.storage.state.cluster_state import ClusterState, Topic
 from tidelog.storage.state.partition import Partition
 from tidelog.storage.tables.manifest import ManifestConflict, Table, lost_app_id, seal_app_id

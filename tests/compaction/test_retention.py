@@ -347,6 +347,34 @@ def test_rewrite_of_another_run_leaves_no_hole_below_the_log_start() -> None:
     run(main)
 
 
+def test_a_log_start_that_a_client_moves_meanwhile_leaves_no_hole() -> None:
+    """After the segments below the log start are removed, a client deletes more records: the
+    segment that is cut now is not the first one."""
+
+    async def main() -> None:
+        inner = MemoryStore()
+        log = await log_with(inner, SEGMENTS)
+        async with closing(log), caring(inner) as cluster:
+            await log.delete_records("t", 0, 1)
+            table = await cluster.table(cluster.state.topic("t"))
+            transaction_version = table.transaction_version
+
+            async def with_a_client(app_id: str) -> int | None:
+                table.transaction_version = transaction_version
+                await log.delete_records("t", 0, 5)
+                await cluster.refresh()
+                return await transaction_version(app_id)
+
+            table.transaction_version = with_a_client  # `_rewrite` calls it, as it loads its work
+            await retain(cluster, None, is_dry=False)
+            assert await starts(log) == [5]
+            assert await bases(log) == [5]
+            await log.tables.checked(log.state.topic("t"))
+            assert await read_values(log, offset=5) == VALUES[5:]
+
+    run(main)
+
+
 @pytest.mark.parametrize("fault", [Fault.ABSENT, Fault.STORED, Fault.OWN_412, Fault.LATE])
 def test_an_unknown_outcome_is_waited_for(fault: Fault) -> None:
     async def main() -> None:

@@ -21,7 +21,7 @@ from typer.main import get_command
 from tests.repo.test_house_rules import MODULES, PACKAGES, PACKED, ROOT
 from tests.support.ports import free_port
 from tidelog.service.cli.main import app
-from tidelog.storage.codec import loops
+from tidelog.storage.codec import byte_loops
 
 with open(ROOT / "pyproject.toml", "rb") as file:
     PROJECT = tomllib.load(file)
@@ -185,7 +185,7 @@ def test_a_wheel_has_code_in_c_if_there_is_a_compiler(wheel: Path, tmp_path: Pat
     without = built(tmp_path, CC="false")
     names = [zipfile.ZipFile(archive).namelist() for archive in (wheel, without)]
     has_code = [any(name.endswith(".so") for name in of_one) for of_one in names]
-    assert has_code == [not loops.WHY_SLOW, False]
+    assert has_code == [not byte_loops.WHY_SLOW, False]
 
 
 @pytest.mark.xdist_group("wheel")

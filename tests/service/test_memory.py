@@ -3,7 +3,7 @@
 import resource
 
 from tidelog.service.server.return_memory import PEAK_BYTES_MIN, PeakWatch
-from tidelog.storage.runtime.allocator import keep_freed, return_freed
+from tidelog.storage.runtime.malloc import keep_freed, return_freed
 
 MIB = 1024 * 1024
 

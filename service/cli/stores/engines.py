@@ -67,7 +67,7 @@ async def started(
 ) -> AsyncIterator["Engine"]:
     """Start the engine for `size` bytes; stop it at the end of the block."""
     from tidelog.compaction.engine import KEYS_PART, InProcess
-    from tidelog.storage.runtime.allocator import keep_freed_columns
+    from tidelog.storage.runtime.malloc import keep_freed_columns
 
     keep_freed_columns()
     keys_bytes_max = choice.settings.compact_memory_bytes // KEYS_PART

@@ -18,7 +18,7 @@ from tidelog.service.kafka.connections.connection import KafkaConnection
 from tidelog.service.kafka.connections.frame import SHARED_BYTES, UNPROVED_BYTES_MAX
 from tidelog.service.kafka.connections.outbox import UNSENT_BYTES_MAX
 from tidelog.service.kafka.connections.server import ListenerParts
-from tidelog.storage.codec import loops
+from tidelog.storage.codec import byte_loops
 
 log = logging.getLogger("tidelog.kafka")
 
@@ -179,11 +179,11 @@ class Listener:
 
     async def listen(self, sockets: "list[Any]", backlog: int) -> None:
         """Accept connections on bound sockets. Raises LogError."""
-        if loops.WHY_SLOW:
+        if byte_loops.WHY_SLOW:
             log.info(
                 "tidelog's code in C is not used: %s. Record batches of Kafka clients cost many "
                 "times the CPU",
-                loops.WHY_SLOW,
+                byte_loops.WHY_SLOW,
             )
         loop = self.server.loop
         for sock in sockets:

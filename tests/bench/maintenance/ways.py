@@ -48,8 +48,8 @@ def ours(folder: Path, _: list[str], __: Path) -> int:
     """Merging or compaction, whichever the topic wants."""
     from tidelog.compaction.compact import compact
     from tidelog.compaction.session import MaintenanceSession
-    from tidelog.storage.runtime.allocator import keep_freed_columns
     from tidelog.storage.runtime.clock import SystemClock
+    from tidelog.storage.runtime.malloc import keep_freed_columns
     from tidelog.storage.store.folder import FolderStore
 
     keep_freed_columns()  # as the command line does

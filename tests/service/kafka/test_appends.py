@@ -15,7 +15,7 @@ from tests.support.faults import FaultyStore, Gate
 from tidelog.service.kafka import appends
 from tidelog.service.kafka.errors import Code
 from tidelog.storage.broker import LogSettings, WriterSettings
-from tidelog.storage.codec import compression, loops
+from tidelog.storage.codec import byte_loops, compression
 from tidelog.storage.codec.batch_header import HEADER_SIZE
 from tidelog.storage.codec.record_batch import ANY, Batch, Effort, Rules
 from tidelog.storage.core import object_keys
@@ -107,7 +107,7 @@ def checks(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
 def heavy() -> bytes:
     """Return a batch of few bytes with more headers than the event loop checks."""
-    count = loops.INLINE_HEADERS + 1
+    count = byte_loops.INLINE_HEADERS + 1
     body = b"\0\0\0\x01\x01" + varint(count) + b"\0\x01" * count
     packed = pa.Codec("zstd").compress(varint(len(body)) + body, asbytes=True)
     usual = batch(SMALL)

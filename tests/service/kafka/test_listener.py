@@ -25,7 +25,7 @@ from tidelog.service.kafka.connections.listener import (
     Listener,
     limits_of,
 )
-from tidelog.storage.codec import loops
+from tidelog.storage.codec import byte_loops
 
 
 class _Served:
@@ -67,7 +67,7 @@ def test_a_broker_says_once_why_it_does_not_use_the_code_in_c(
         async with _serving():
             pass
 
-    monkeypatch.setattr(loops, "WHY_SLOW", "its version is 0, not 1: install tidelog again")
+    monkeypatch.setattr(byte_loops, "WHY_SLOW", "its version is 0, not 1: install tidelog again")
     with caplog.at_level(logging.INFO, "tidelog"):
         vloop.run(main)
     (line,) = [text for text in caplog.messages if "code in C" in text]

@@ -17,7 +17,7 @@ import pytest
 
 from tests.storage.codec.reference import sent
 from tests.storage.codec.test_mutations import drawn, mutated
-from tidelog.storage.codec import plain_loops
+from tidelog.storage.codec import plain_byte_loops
 from tidelog.storage.codec.batch_header import HEADER_SIZE
 
 MOVED = [0] * 20 + [1, 99, sys.maxsize - 100]
@@ -40,7 +40,7 @@ def read(native: Any, raw: bytes, original: bytes, rng: random.Random) -> bool:
     start = rng.choice([0, 0, 0, 1, len(raw), len(raw) + 1])
     headers_max = rng.choice([100_000, 100_000, 1])
     walked = native.walk(alone(raw), start, claimed, headers_max)
-    assert walked == plain_loops.walk(raw, start, claimed, headers_max)
+    assert walked == plain_byte_loops.walk(raw, start, claimed, headers_max)
     is_accepted = len(walked) == 5
     pieces = [raw, *[original[HEADER_SIZE:]] * rng.choice([1, 10]), raw][: rng.choice([1, 2, 12])]
     ends = np.cumsum([len(piece) for piece in pieces])
@@ -55,7 +55,7 @@ def read(native: Any, raw: bytes, original: bytes, rng: random.Random) -> bool:
     joined = alone(b"".join(pieces))
     refusal = native.fields(deltas, places, joined, starts, ends, counts)
     oracle = np.empty_like(deltas), np.empty_like(places)
-    plain = plain_loops.fields(*oracle, joined, starts, ends, counts)
+    plain = plain_byte_loops.fields(*oracle, joined, starts, ends, counts)
     assert refusal == plain, (refusal, plain)
     if refusal is None:
         assert (deltas == oracle[0]).all()
@@ -72,7 +72,7 @@ def read_headers(native: Any, raw: Any, fields: np.ndarray, rng: random.Random) 
         array[rng.randrange(len(array))] += rng.choice([-1, 1, 5, 2**30])
     places, oracle = np.empty((4, total), np.int32), np.empty((4, total), np.int32)
     refusal = native.headers(places, raw, *spans)
-    assert refusal == plain_loops.headers(oracle, raw, *spans)
+    assert refusal == plain_byte_loops.headers(oracle, raw, *spans)
     if refusal is None:
         assert (places == oracle).all()
 
@@ -98,7 +98,7 @@ def write(native: Any, rng: random.Random) -> None:
     ]
     behind = rng.choice([None, parts[2]])
     results = []
-    for way in (native, plain_loops):
+    for way in (native, plain_byte_loops):
         out[:], bounds[:] = 0, 0
         try:
             written = way.write(
@@ -120,7 +120,7 @@ def hash_keys(native: Any, rng: random.Random) -> None:
         native.murmur2_column(hashes, bounds, alone(data))
     except ValueError:
         with pytest.raises(ValueError, match="bounds of the keys"):
-            plain_loops.murmur2_column(hashes, bounds, alone(data))
+            plain_byte_loops.murmur2_column(hashes, bounds, alone(data))
         return
     keys = [data[start:end] for start, end in itertools.pairwise(bounds.tolist())]
     assert hashes.tolist() == [native.murmur2(alone(key)) for key in keys]

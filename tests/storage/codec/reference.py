@@ -8,10 +8,10 @@ import google_crc32c
 import pytest
 from aiokafka.record.default_records import DefaultRecordBatchBuilder as AiokafkaBuilder
 
-from tidelog.storage.codec import loops, plain_loops
+from tidelog.storage.codec import byte_loops, plain_byte_loops
 from tidelog.storage.codec.batch_header import HEADER, HEADER_SIZE, TIMESTAMP_MS_MAX, BatchHeader
 
-if not loops.WHY_SLOW:
+if not byte_loops.WHY_SLOW:
     from tidelog.storage.codec import _native
 
 with warnings.catch_warnings(action="ignore"):  # kafka-python reads its schemas the old way
@@ -21,7 +21,7 @@ BUILDERS = (AiokafkaBuilder, KafkaPythonBuilder)
 Record = tuple[int, bytes | None, bytes | None, list[tuple[str, bytes | None]]]
 """Timestamp in ms, key, value, headers."""
 
-WAYS = {"Python": plain_loops, **({} if loops.WHY_SLOW else {"C": _native})}
+WAYS = {"Python": plain_byte_loops, **({} if byte_loops.WHY_SLOW else {"C": _native})}
 """The loops that read and write the records of batches."""
 FUNCTIONS = ("walk", "fields", "headers", "write", "murmur2", "murmur2_column")
 
@@ -29,7 +29,7 @@ FUNCTIONS = ("walk", "fields", "headers", "write", "murmur2", "murmur2_column")
 def use(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Read and write all records in this way."""
     for name in FUNCTIONS:
-        monkeypatch.setattr(loops, name, getattr(WAYS[way], name))
+        monkeypatch.setattr(byte_loops, name, getattr(WAYS[way], name))
 
 
 class Refused(Exception):

@@ -13,7 +13,7 @@ import pytest
 
 from tests.repo.test_house_rules import ROOT
 from tidelog.storage import codec
-from tidelog.storage.codec import loops, plain_loops
+from tidelog.storage.codec import byte_loops, plain_byte_loops
 
 SOURCE = ROOT / "storage/codec/native.c"
 HEADERS = Path(sysconfig.get_paths()["include"])
@@ -28,10 +28,12 @@ pytestmark = pytest.mark.skipif(
 
 
 def test_where_a_compiler_is_the_code_in_c_is_used() -> None:
-    assert not loops.WHY_SLOW, f"{loops.WHY_SLOW}: pip install --editable ."
+    assert not byte_loops.WHY_SLOW, f"{byte_loops.WHY_SLOW}: pip install --editable ."
 
 
-@pytest.mark.parametrize("version", [None, plain_loops.VERSION - 1, plain_loops.VERSION + 1])
+@pytest.mark.parametrize(
+    "version", [None, plain_byte_loops.VERSION - 1, plain_byte_loops.VERSION + 1]
+)
 def test_a_build_of_other_code_is_not_used(
     version: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -40,12 +42,12 @@ def test_a_build_of_other_code_is_not_used(
     if version is not None:
         vars(build)["VERSION"] = version
     monkeypatch.setattr(codec, "_native", build)
-    loaded = runpy.run_path(loops.__file__)
-    newest = plain_loops.VERSION
+    loaded = runpy.run_path(byte_loops.__file__)
+    newest = plain_byte_loops.VERSION
     assert (
         loaded["WHY_SLOW"] == f"its version is {version or 0}, not {newest}: install tidelog again"
     )
-    assert loaded["walk"] is plain_loops.walk
+    assert loaded["walk"] is plain_byte_loops.walk
 
 
 def test_the_code_in_c_reads_and_writes_only_its_buffers(tmp_path: Path) -> None:

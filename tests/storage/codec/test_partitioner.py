@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.storage.codec.reference import WAYS, use
 from tests.support.properties import examples
-from tidelog.storage.codec import loops
+from tidelog.storage.codec import byte_loops
 from tidelog.storage.codec.chunk import Rows, batch_of_rows
 from tidelog.storage.codec.murmur2 import murmur2, partition_of
 from tidelog.storage.codec.partitioner import (
@@ -51,7 +51,7 @@ def way(request: pytest.FixtureRequest) -> Iterator[None]:
 
 def test_all_ways_hash_alike() -> None:
     keys = [bytes((i * 31 + j * 7) % 256 for j in range(i)) for i in range(300)]
-    assert loops.murmur2(b"21") == VECTORS[b"21"] & 0xFFFFFFFF
+    assert byte_loops.murmur2(b"21") == VECTORS[b"21"] & 0xFFFFFFFF
     hashes = [murmur2(key) & 0xFFFFFFFF for key in keys]
     for way in WAYS.values():
         assert hashes == [way.murmur2(key) for key in keys]

@@ -1,4 +1,4 @@
-"""The loops over bytes of clients: in C (native.c), or else in Python (plain_loops), if the
+"""The loops over bytes of clients: in C (native.c), or else in Python (plain_byte_loops), if the
 installation had no compiler. Their contracts are in _native.pyi. Callers do not know which run; the
 costs say how long they take.
 
@@ -8,17 +8,17 @@ something else.
 
 from typing import TYPE_CHECKING
 
-from tidelog.storage.codec.plain_loops import VERSION
+from tidelog.storage.codec.plain_byte_loops import VERSION
 
 try:
     from tidelog.storage.codec import _native
 except ImportError:
     WHY_SLOW = "the installation had no C compiler"
 else:
-    _version = getattr(_native, "VERSION", 0)
-    _why = f"its version is {_version}, not {VERSION}: install tidelog again"
-    WHY_SLOW = "" if _version == VERSION else _why
-"""Why the loops in C are not used; empty if they are."""
+    WHY_SLOW = ""
+    if (_version := getattr(_native, "VERSION", 0)) != VERSION:
+        WHY_SLOW = f"its version is {_version}, not {VERSION}: install tidelog again"
+# WHY_SLOW: why the loops in C are not used; empty if they are.
 
 if TYPE_CHECKING or not WHY_SLOW:
     from tidelog.storage.codec._native import (
@@ -30,7 +30,7 @@ if TYPE_CHECKING or not WHY_SLOW:
         write,
     )
 else:
-    from tidelog.storage.codec.plain_loops import (
+    from tidelog.storage.codec.plain_byte_loops import (
         fields,
         headers,
         murmur2,

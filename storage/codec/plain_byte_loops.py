@@ -1,6 +1,7 @@
 """The loops over bytes in Python: the functions of native.c, with the same results (_native.pyi has
-their contracts). They run where tidelog was installed without a C compiler, and are the oracle of
-the tests.
+their contracts). They run where tidelog was installed without a C compiler, and where the code
+in C is another version's; and they are the oracle of the tests. `varint` and `octets` write what
+is not written in C.
 
 One plain way for all bytes: a record takes about 6 us, in C 0.01 to 0.05 us. All loops are linear
 in the bytes. Without numpy, because the client hashes keys too, and may be installed without it.
@@ -25,9 +26,10 @@ HEADER_BYTES_MIN = 2
 """A header has at least the sizes of its name and its value."""
 NUMBERS_BYTES_MAX = 5 + 1 + 10 + 10 + 5 + 5
 """The most bytes of the numbers of a record that `write` writes."""
-SEED = 0x9747B28C
-M = 0x5BD1E995
+_SEED = 0x9747B28C
+_FACTOR = 0x5BD1E995
 _MASK = 0xFFFFFFFF
+_MISFIT = "columns and buffers do not fit each other"
 
 
 class _Refused(Exception):
@@ -229,7 +231,7 @@ def write(
 ) -> int:
     columns = [_Column(column) for column in (keys, values, headers) if column is not None]
     if len(offset_deltas) != len(timestamp_deltas) or len(bounds) != len(offset_deltas) + 1:
-        raise ValueError("columns and buffers do not fit each other")
+        raise ValueError(_MISFIT)
     written, ends = bytearray(), [0]
     for row, (timestamp_delta, offset_delta) in enumerate(
         zip(_numbers(timestamp_deltas), _numbers(offset_deltas), strict=True)
@@ -238,7 +240,7 @@ def write(
         added = b"\0" if not behind else behind[0]
         content = len(key or b"") + len(value or b"") + len(added or b"")
         if not added or content > len(out) - len(written) - NUMBERS_BYTES_MAX:
-            raise ValueError("columns and buffers do not fit each other")
+            raise ValueError(_MISFIT)
         numbers = varint(timestamp_delta) + varint(offset_delta)
         written += octets(b"\0" + numbers + octets(key) + octets(value) + added)
         ends.append(len(written))
@@ -263,14 +265,14 @@ class _Column:
         place = self._first + row
         if self._valid is not None:
             if place >= 8 * self._valid.nbytes:
-                raise ValueError("columns and buffers do not fit each other")
+                raise ValueError(_MISFIT)
             if not self._valid[place >> 3] >> (place & 7) & 1:
                 return None
         if place + 1 >= self._bounds.nbytes // 4:
-            raise ValueError("columns and buffers do not fit each other")
+            raise ValueError(_MISFIT)
         start, end = struct.unpack_from("=2i", self._bounds, 4 * place)
         if not 0 <= start <= end <= self._data.nbytes:
-            raise ValueError("columns and buffers do not fit each other")
+            raise ValueError(_MISFIT)
         return bytes(self._data[start:end])
 
 
@@ -296,13 +298,13 @@ def octets(content: bytes | None) -> bytes:
 def murmur2(key: Any) -> int:
     key = memoryview(key)
     words = len(key) >> 2
-    h = SEED ^ len(key)
+    h = _SEED ^ len(key)
     for word in struct.unpack_from(f"<{words}I", key):
-        k = word * M & _MASK
-        h = (h * M ^ (k ^ (k >> 24)) * M) & _MASK
+        k = word * _FACTOR & _MASK
+        h = (h * _FACTOR ^ (k ^ (k >> 24)) * _FACTOR) & _MASK
     if len(key) & 3:
-        h = (h ^ int.from_bytes(key[words << 2 :], "little")) * M & _MASK
-    h = (h ^ (h >> 13)) * M & _MASK
+        h = (h ^ int.from_bytes(key[words << 2 :], "little")) * _FACTOR & _MASK
+    h = (h ^ (h >> 13)) * _FACTOR & _MASK
     return h ^ h >> 15
 
 
