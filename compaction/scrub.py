@@ -253,7 +253,7 @@ class _Scrub:
     async def tails(self, topic: Topic, verified: frozenset[Place]) -> None:
         """Verify a topic's tails: no hole, every chunk intact. Skip chunks that were verified with
         their WAL entries."""
-        left: list[TailChunk] = []
+        left: list[tuple[int, TailChunk]] = []
         for number, partition in enumerate(topic.partitions):
             for what in scrub_checks.tail(partition):
                 self._find(FindingKind.TAIL, f"{topic.name}-{number}", what)
@@ -264,21 +264,24 @@ class _Scrub:
                     continue
                 self._report.rows += run.count
                 if (run.object_key, run.position) not in verified:
-                    left.append(run)
-        await together(*(self._run(run) for run in left))
+                    left.append((number, run))
+        await together(*(self._run(topic, number, run) for number, run in left))
 
     def _find_lost(self, name: str, run: TailChunk) -> None:
         what = f"records {run.base_offset} to {run.end_offset - 1} were given up by a repair"
         self._report.findings.append(Finding(FindingKind.LOST, name, what, is_damage=False))
 
-    async def _run(self, run: TailChunk) -> None:
+    async def _run(self, topic: Topic, number: int, run: TailChunk) -> None:
         async with self._runs:
             try:
                 run.decode(await self._ranges.read(run.object_key, run.position, run.size))
             except ObjectNotFound:
-                self._find(
-                    FindingKind.MISSING, run.object_key, "has chunks of a tail but does not exist"
-                )
+                # It may have been sealed, and collected, since this scrub began.
+                current = (await self._newest_state()).topic_of_id(topic.topic_id)
+                tail = () if current is None else current.partitions[number].tail
+                if any(chunk.object_key == run.object_key for chunk in tail):
+                    what = "has chunks of a tail but does not exist"
+                    self._find(FindingKind.MISSING, run.object_key, what)
             except Corrupt as error:
                 self._find(FindingKind.TAIL, run.object_key, str(error))
 

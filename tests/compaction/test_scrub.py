@@ -1,6 +1,7 @@
 """Scrub: clean on every log that is whole, and each kind of damage by name."""
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -9,6 +10,7 @@ from tests.support.logs import COLD, append, closing, opened
 from tests.support.maintenance import caring, log_with, way_of
 from tests.support.views import flip
 from tests.support.vloop import run
+from tidelog.compaction import scrub as scrub_module
 from tidelog.compaction.collect import collect, plan
 from tidelog.compaction.garbage import Grace
 from tidelog.compaction.retention import delete_records
@@ -332,6 +334,34 @@ def test_a_log_that_is_written_meanwhile_is_clean() -> None:
                 await asyncio.sleep(0.1)
             report = await task
             assert report.findings == []
+
+    run(main)
+
+
+@pytest.mark.parametrize("is_sealed", [True, False])
+def test_a_tail_that_is_sealed_and_collected_meanwhile_is_no_damage(
+    is_sealed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A scrub may take longer than collection waits."""
+
+    async def main() -> None:
+        inner = MemoryStore()
+        log = await log_with(inner, SEGMENTS)
+        async with closing(log):
+            await append(log, "g")
+            (chunk,) = log.state.partition("t", 0).tail
+            look = scrub_module._Scrub.tails
+
+            async def look_late(self: Any, topic: Any, verified: Any) -> None:
+                if is_sealed:
+                    await log.seal("t")
+                await inner.delete([chunk.object_key])
+                await look(self, topic, frozenset())
+
+            monkeypatch.setattr(scrub_module._Scrub, "tails", look_late)
+            findings = (await scrubbed(inner)).findings
+            missing = [finding.where for finding in findings if finding.is_damage]
+            assert missing == ([] if is_sealed else [chunk.object_key])
 
     run(main)
 
