@@ -85,6 +85,8 @@ RENEWALS = 5
 twelve minutes."""
 RELEASE_S = 30.0
 TRIES = 3
+WITHDRAW_TRIES = 6
+"""Tries to delete a manifest, in about a minute."""
 OVERWRITTEN = "/_delta_log/_last_checkpoint"
 """The only object of a table that engines overwrite. If it is missing, engines list the log."""
 
@@ -185,7 +187,7 @@ class _Hold:
         renewing = asyncio.create_task(self._renew_often())
         try:
             await asyncio.wait({working, renewing}, return_when=asyncio.FIRST_COMPLETED)
-            if renewing.done():
+            if not working.done():  # work that is done has confirmed the hold at its end
                 renewing.result()
             return working.result()
         finally:
@@ -278,9 +280,28 @@ class _Copy:
         except BaseException:  # also if the task is cancelled, because the hold has expired
             # Another backup may have deleted objects of this backup, so its manifest must not stay.
             # The key of the manifest has the number of M, so no other backup has this key.
-            await place.delete([manifest.name.key])
+            withdrawing = asyncio.create_task(self._withdraw(manifest.name.key))
+            while not withdrawing.done():  # a cancellation does not end it
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.shield(withdrawing)
             raise
         return BackedUp(manifest, self.copied_objects, self.copied_bytes)
+
+    async def _withdraw(self, manifest_key: str) -> None:
+        """Delete a manifest. If the store does not delete it, say who has to."""
+        for attempt in range(WITHDRAW_TRIES):
+            try:
+                await self.place.delete([manifest_key])
+            except LogError as error:
+                log.warning("the manifest %s was not deleted: %s", manifest_key, error)
+                await asyncio.sleep(2**attempt)
+            else:
+                return
+        log.error(
+            "delete %s in %s: its backup may lack objects, because its hold ended early",
+            manifest_key,
+            self.place.url,
+        )
 
     def _check_cluster(self, cluster_id: str) -> None:
         """Raise InvalidRequest if the place has backups of another cluster, whose id is

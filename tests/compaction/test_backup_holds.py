@@ -1,5 +1,6 @@
 """The hold of a backup ends early, because a clock jumps twice by the most that one entry adds."""
 
+import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 import pytest
@@ -8,11 +9,11 @@ from tests.support.clock import ManualClock
 from tests.support.logs import append
 from tests.support.maintenance import caring, log_with
 from tests.support.vloop import run
-from tidelog.compaction.backups.backup import BackedUp, backup
+from tidelog.compaction.backups.backup import HOLD_MS, BackedUp, backup
 from tidelog.compaction.backups.place import BACKUPS, OBJECTS, PRUNED
 from tidelog.compaction.collect import collect, plan
 from tidelog.compaction.garbage import Grace
-from tidelog.storage.core.errors import InvalidRequest
+from tidelog.storage.core.errors import InvalidRequest, Unavailable
 from tidelog.storage.core.model import Part
 from tidelog.storage.log import Log
 from tidelog.storage.state.elapsed import STEP_MS_MAX
@@ -90,6 +91,49 @@ def test_a_backup_whose_hold_ended_early_fails_and_leaves_no_manifest(when: str)
         with pytest.raises(InvalidRequest, match=r"hold 'backup-.* is over.*run the backup again"):
             await backed_up(place, 2)
         assert place.jump is None, "the clock has jumped"
+        return await place.keys(BACKUPS)
+
+    assert run(story) == []
+
+
+def test_a_manifest_is_deleted_although_the_store_refuses_twice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def story() -> list[str]:
+        place = Place(created=BACKUPS)
+        delete, refusals = place.delete, iter(range(2))
+
+        async def refused_twice(keys: Iterable[str]) -> None:
+            if next(refusals, None) is not None:
+                raise Unavailable("no answer")
+            await delete(keys)
+
+        monkeypatch.setattr(place, "delete", refused_twice)
+        with pytest.raises(InvalidRequest, match="is over"):
+            await backed_up(place, 2)
+        assert next(refusals, None) is None, "it was tried"
+        return await place.keys(BACKUPS)
+
+    assert run(story) == []
+
+
+def test_a_manifest_is_deleted_although_the_backup_is_cancelled_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The periodic renewal of the hold fails, and cancels the work, while the manifest is
+    deleted."""
+
+    async def story() -> list[str]:
+        place = Place(created=BACKUPS)
+        delete = place.delete
+
+        async def deleted_late(keys: Iterable[str]) -> None:
+            await asyncio.sleep(HOLD_MS / 1000)
+            await delete(keys)
+
+        monkeypatch.setattr(place, "delete", deleted_late)
+        with pytest.raises(InvalidRequest, match="is over"):
+            await backed_up(place, 2)
         return await place.keys(BACKUPS)
 
     assert run(story) == []
