@@ -10,7 +10,7 @@ Heartbeats never reach the WAL.
 Session timeouts use the coordinator's boot clock and pause while its process is suspended, so a
 resumed broker does not expire members at once. **On a crash**: another broker takes the group
 (`TakeGroup`) on the next request, or within a tick after it sees the coordinator gone. Session
-timers start again. A broker that stops releases its groups before (groups.rest_groups), so the next
+timers start again. A broker that stops releases its groups before (groups.release), so the next
 coordinator does not wait for HANDOVER_S.
 
 A live coordinator that was replaced learns of its successor at its next refresh of the WAL. Until
@@ -72,7 +72,7 @@ wait for HANDOVER_S when their coordinator is replaced."""
 class Instance:
     """A coordinator's soft state of a member. `lock` serialises reads, `finding` serialises
     searches for start positions. `sending` is done when the last response is sent or lost. `sent`
-    is the last response with records until its arrival is decided (groups.rest_groups). A result of
+    is the last response with records until its arrival is decided (groups.deliveries). A result of
     `waiter` makes a waiting read look for records again. From `alone_s` on, no other broker serves
     the member. `damaged` are the partitions whose last read found damage. `client` is
     None if this broker did not take the join. `is_awaited` is True if the member has not read since

@@ -9,25 +9,13 @@ members bounds the instances, the callers' memory budget bounds the reads.
 offset, else where `auto.offset.reset` says. Records returned after the last commit are returned
 again; no record is skipped. Each second, up to AUTO_COMMITS_MAX instances are auto-committed
 together. So with at most that many instances, a crash repeats the records of one second.
-
-**Deliveries**: a response is sent, and then it has arrived or is lost. Until this is decided, its
-records are neither committed nor passed over: the member's next read, commit or departure decides.
-If the member names the last read that it has, this decides, else the caller's `Arrival`. Without a
-proof, the records are read again, because they may not be passed over. So delivery is at least
-once. A member that commits an offset has the records before it, of this partition and in whichever
-response (Rejected: the whole response has arrived then. The member may know the offset from an
-earlier response, or from another coordinator).
-
-**Release**, by a broker that stops (`GroupRequests`): the requests under way end, and new ones
-wait. Afterwards, no member has a request at this broker, so the next coordinator can serve the
-members at once.
 """
 
 import asyncio
 import contextlib
 import itertools
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 
 from tidelog.storage.core.actions import (
     AssignByHand,
@@ -48,115 +36,22 @@ from tidelog.storage.core.errors import (
     UnknownTopic,
 )
 from tidelog.storage.core.model import ReadBounds, TopicIdPartition, TopicPartition
+from tidelog.storage.groups import deliveries
 from tidelog.storage.groups.coordinator import Coordinator, Instance, MemberSession
 from tidelog.storage.groups.join_limit import client_of
 from tidelog.storage.groups.offset_commits import OffsetCommits
 from tidelog.storage.groups.pattern_topics import PatternTopics
 from tidelog.storage.groups.portions import Portion, PortionCheck, Read, SentRead
+from tidelog.storage.groups.release import GroupRequests
 from tidelog.storage.groups.rendezvous import Coordinators
 from tidelog.storage.log import Log
 from tidelog.storage.runtime.tasks import surviving
 from tidelog.storage.state.access import TopicFilter, all_topics
 from tidelog.storage.state.group_types import GroupMember
 
-log = logging.getLogger("tidelog.groups")
-
-SENDING_S = 10.0
-"""Longest wait of a request until the previous response is sent or lost (I10). Brokers confirm
-an arrival to each other in less time (service/peers/forwarding.py)."""
-
-
-async def until_sent(instance: Instance) -> None:
-    """Wait for a response under way. A response whose client reads is soon sent or lost."""
-    if instance.sending is not None:
-        await asyncio.wait([instance.sending], timeout=SENDING_S)
-
-
-async def decide(instance: Instance, read_id: str | None = None) -> None:
-    """Mark the records of the last response as delivered, or return to the first of them.
-    `read_id` is the last read whose response the member has, None if the member does not say."""
-    sent, positions = instance.sent, instance.positions
-    if sent is None or not positions.has_undelivered:
-        has_arrived = True
-    elif read_id is not None:
-        has_arrived = read_id == sent.read_id
-    else:
-        has_arrived = sent.arrival is None or await sent.arrival.has_arrived()
-    if instance.sent is not sent:
-        return  # another request of the member has decided
-    instance.sent = None
-    if has_arrived or sent is None:
-        positions.acknowledge()
-    else:
-        log.info("a response with %d records was lost: they are read again", sent.records)
-        positions.rewind()
-
-
-async def acknowledge(instance: Instance) -> None:
-    """Decide about the last response, after a short wait for a response under way."""
-    await until_sent(instance)
-    await decide(instance)
-
-
-RELEASE_S = 2.0
-"""Longest wait for the requests under way. A request needs this time only if its client does not
-take the answer."""
-COMMIT_S = 1.0
-"""Longest wait for the commit of offsets. Without the commit, members read some records again."""
-
-
-class GroupRequests:
-    """The requests for groups that this broker serves now. Owned by one event loop."""
-
-    def __init__(self) -> None:
-        self.is_released = False
-        """Whether this broker has given up its groups: other brokers coordinate them."""
-        self._under_way = 0
-        self._is_releasing = False
-        self._is_idle = asyncio.Event()
-        self._is_decided = asyncio.Event()
-
-    @contextlib.contextmanager
-    def serving(self) -> Iterator[None]:
-        """Count a request as under way until the context ends."""
-        self._under_way += 1
-        try:
-            yield
-        finally:
-            self._under_way -= 1
-            if not self._under_way:
-                self._is_idle.set()
-
-    async def until_decided(self) -> None:
-        """If the release has begun, wait until it has ended."""
-        if self._is_releasing:
-            await self._is_decided.wait()
-
-    def begin_release(self) -> None:
-        """Let new requests wait in `until_decided` from now on."""
-        self._is_releasing = True
-        self._is_idle.clear()
-
-    async def finish(self, commit_delivered: Callable[[], Awaitable[None]]) -> bool:
-        """Wait up to RELEASE_S for the requests under way, then commit the delivered offsets.
-        Return whether all requests ended."""
-        if self._under_way:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(RELEASE_S):
-                    await self._is_idle.wait()
-        is_idle = not self._under_way
-        with contextlib.suppress(LogError, TimeoutError):
-            async with asyncio.timeout(COMMIT_S):
-                await commit_delivered()
-        return is_idle
-
-    def end_release(self) -> None:
-        """Let the requests go on that wait in `until_decided`."""
-        self.is_released = True
-        self._is_decided.set()
-
-
 __all__ = ["Instances", "MemberSession"]
+
+log = logging.getLogger("tidelog.consumers")
 
 TICK_S = 1.0
 """Period of auto-commits, of taking groups, and of matching patterns against topics."""
@@ -231,7 +126,7 @@ class Instances:
         UnknownMember."""
         session = await self.coordinator.heartbeat(group_id, member_id)
         if session.member.config.auto_commit:
-            await acknowledge(session.instance)
+            await deliveries.acknowledge(session.instance)
             with contextlib.suppress(LogError):  # another member may own the partitions
                 await self.commits.commit_due(session)
         await self._log.submit(LeaveGroup(group_id, member_id))
@@ -388,7 +283,7 @@ class Instances:
     ) -> AsyncIterator[Read]:
         """Yield the next records of the member's partitions within the bounds, but at least one
         record if there is any. Waits up to `wait_s` for the first record. If the context ends
-        without an error, and the records then arrive (groups.rest_groups), they are not
+        without an error, and the records then arrive (groups.deliveries), they are not
         returned again. `received` is the `read_id` of the last records that the member has.
         One read of a member runs at a time; a second one waits, within `wait_s`. The wait
         for the previous response is not part of `wait_s`, because the client may have this
@@ -402,7 +297,7 @@ class Instances:
         try:
             # Without this wait, a read with `wait_s` 0 would return nothing and acknowledge
             # nothing, so the last records of a partition would never be committed.
-            await until_sent(instance)
+            await deliveries.until_sent(instance)
             try:
                 async with asyncio.timeout_at(deadline):
                     await instance.lock.acquire()
@@ -411,7 +306,7 @@ class Instances:
                 return
             try:
                 instance.polled_s = self._log.clock.boot_s()
-                await decide(instance, received)
+                await deliveries.decide(instance, received)
                 read = await self._read(session, bounds, deadline, check)
                 if read.portions:
                     read.read_id = self._log.clock.new_id().hex()
@@ -554,7 +449,7 @@ class Instances:
         None, commit all records that were returned. Raises UnknownTopic, UnknownPartition,
         UnknownMember, IllegalGeneration."""
         if offsets is None:
-            await acknowledge(session.instance)
+            await deliveries.acknowledge(session.instance)
             await self.commits.commit_due(session)
             return
         commits = [

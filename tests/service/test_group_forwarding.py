@@ -240,7 +240,7 @@ async def test_an_answer_that_did_not_arrive_is_returned_again(
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A read that waits for what never comes fails its test."""
     monkeypatch.setattr("tidelog.service.peers.forwarding.SETTLED_S", 600.0)
-    monkeypatch.setattr("tidelog.storage.groups.rest_groups.SENDING_S", 600.0)
+    monkeypatch.setattr("tidelog.storage.groups.deliveries.SENDING_S", 600.0)
 
 
 async def subscribed(cluster: Cluster) -> tuple[str, str, str]:

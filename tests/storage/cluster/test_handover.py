@@ -13,7 +13,7 @@ from tidelog.storage.broker import Broker
 from tidelog.storage.cluster.liveness import MembershipSettings
 from tidelog.storage.core.errors import Unavailable
 from tidelog.storage.groups.coordinator import HANDOVER_S
-from tidelog.storage.groups.rest_groups import RELEASE_S
+from tidelog.storage.groups.release import RELEASE_S
 
 SLOW_BEATS = SETTINGS._replace(
     membership=MembershipSettings(heartbeat_interval_s=60.0, member_timeout_s=180.0)

@@ -10,7 +10,7 @@ from tests.support.vloop import run
 from tidelog.storage.cluster.liveness import Member, MembershipSettings
 from tidelog.storage.cluster.membership import Membership
 from tidelog.storage.cluster.messages import EntryAnnouncement, ForwardRefused, encode_announcements
-from tidelog.storage.cluster.sequencer import ANSWER_S, BEAT_S, PeerBeats
+from tidelog.storage.cluster.peer_beats import ANSWER_S, BEAT_S, PeerBeats
 from tidelog.storage.store.memory import MemoryStore
 
 STEP_S = 0.01

@@ -30,7 +30,8 @@ from tidelog.storage.core.errors import (
     UnknownMember,
 )
 from tidelog.storage.core.model import ReadBounds, TopicPartition
-from tidelog.storage.groups.rest_groups import SENDING_S, TICK_S, Instances
+from tidelog.storage.groups.deliveries import SENDING_S
+from tidelog.storage.groups.rest_groups import TICK_S, Instances
 from tidelog.storage.log import FetchResult, Log
 
 
