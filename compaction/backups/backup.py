@@ -85,8 +85,8 @@ RENEWALS = 5
 twelve minutes."""
 RELEASE_S = 30.0
 TRIES = 3
-WITHDRAW_TRIES = 6
-"""Tries to delete a manifest, in about a minute."""
+WITHDRAW_PAUSES_S = (0, 1, 2, 4, 8, 16, 32)
+"""Pauses before the tries to delete a manifest."""
 OVERWRITTEN = "/_delta_log/_last_checkpoint"
 """The only object of a table that engines overwrite. If it is missing, engines list the log."""
 
@@ -289,12 +289,12 @@ class _Copy:
 
     async def _withdraw(self, manifest_key: str) -> None:
         """Delete a manifest. If the store does not delete it, say who has to."""
-        for attempt in range(WITHDRAW_TRIES):
+        for pause_s in WITHDRAW_PAUSES_S:
+            await asyncio.sleep(pause_s)
             try:
                 await self.place.delete([manifest_key])
             except LogError as error:
                 log.warning("the manifest %s was not deleted: %s", manifest_key, error)
-                await asyncio.sleep(2**attempt)
             else:
                 return
         log.error(

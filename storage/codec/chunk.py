@@ -92,17 +92,17 @@ def _binary_column(items: Sequence[bytes | None]) -> pa.Array:
     size = sum(map(len, filter(None, items)))
     if size < max(JOINED_BYTES_MIN, JOINED_MEAN_BYTES_MIN * len(items)):
         return pa.array(items, pa.binary())
-    buffers = _buffers_of([None if item is None else len(item) for item in items])
+    is_valid = np.array([item is not None for item in items], dtype=np.bool_)
+    buffers = _buffers_of([len(item or b"") for item in items], is_valid)
     data = pa.py_buffer(b"".join(item or b"" for item in items))
     return pa.Array.from_buffers(pa.binary(), len(items), [*buffers, data])
 
 
-def _buffers_of(lengths: Sequence[int | None]) -> list[Any]:
-    """Return the validity and the offsets of a column whose elements have these lengths, None for
+def _buffers_of(lengths: Sequence[int] | np.ndarray, is_valid: np.ndarray) -> list[Any]:
+    """Return the validity and the offsets of a column whose elements have these lengths, 0 for
     null."""
     offsets = np.zeros(len(lengths) + 1, dtype=np.int32)
-    np.cumsum([length or 0 for length in lengths], out=offsets[1:])
-    is_valid = np.array([length is not None for length in lengths], dtype=np.bool_)
+    np.cumsum(lengths, out=offsets[1:])
     valid = np.packbits(is_valid, bitorder="little")
     return [pa.py_buffer(valid.data), pa.py_buffer(offsets.data)]
 
@@ -122,10 +122,19 @@ def headers_column(
     """Return the headers of all records, in order, as a column. `lengths` has the number of each
     record's headers, or None for null. An object for each header would take ten times the memory of
     the column."""
-    columns: list[Any] = [pa.array(names, pa.string()), pa.array(values, pa.binary())]
+    columns = pa.array(names, pa.string()), pa.array(values, pa.binary())
+    is_valid = np.array([length is not None for length in lengths], dtype=np.bool_)
+    return headers_of_columns(*columns, [length or 0 for length in lengths], is_valid)
+
+
+def headers_of_columns(
+    names: pa.Array, values: pa.Array, lengths: Sequence[int] | np.ndarray, is_valid: np.ndarray
+) -> pa.Array:
+    """Do `headers_column` for names and values that are columns; a null has the length 0."""
+    columns: list[Any] = [names, values]
     # From buffers, because for a few rows the functions of pyarrow take four times as long.
     pairs = pa.Array.from_buffers(HEADERS_TYPE.value_type, len(names), [None], children=columns)
-    buffers = _buffers_of(lengths)
+    buffers = _buffers_of(lengths, is_valid)
     return pa.Array.from_buffers(HEADERS_TYPE, len(lengths), buffers, children=[pairs])
 
 

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from tidelog.storage.codec import byte_loops, chunk, plain_byte_loops
 from tidelog.storage.codec.batch_header import TIMESTAMP_MS_MAX, InvalidBatch
-from tidelog.storage.codec.chunk import CHUNK_SCHEMA, HEADER_BYTES, HEADERS_TYPE, RECORD_BYTES
+from tidelog.storage.codec.chunk import CHUNK_SCHEMA, HEADER_BYTES, RECORD_BYTES
 
 HEADERS_MAX = 100_000
 """Bound of the headers in a batch, like RECORDS_MAX: a header costs CPU, but only two bytes."""
@@ -172,21 +172,16 @@ def _pairs(
 
 def _header_column(raw: bytes, fields: _Fields) -> pa.Array:
     """Return the headers of all records; a record without headers has a null."""
-    rows = len(fields.headers)
     with_headers = np.flatnonzero(fields.headers)
     if not len(with_headers):
-        return chunk.no_headers(rows)
-    before = np.zeros(rows + 1, dtype=np.int32)
-    before[1:] = np.cumsum(fields.headers)
-    places = np.empty((4, int(before[-1])), dtype=np.int32)
+        return chunk.no_headers(len(fields.headers))
+    places = np.empty((4, int(fields.headers.sum())), dtype=np.int32)
     spans = (column[with_headers] for column in (fields.headers_at, fields.headers, fields.stops))
     _check(byte_loops.headers(places, raw, *spans))
     names, values = _pairs(raw, *places)
-    valid = np.packbits(fields.headers > 0, bitorder="little")
-    children: Any = [names.cast(pa.string()), values]
-    pairs = pa.StructArray.from_arrays(children, fields=list(HEADERS_TYPE.value_type))
-    buffers: list[pa.Buffer | None] = [pa.py_buffer(valid.data), pa.py_buffer(before.data)]
-    return pa.Array.from_buffers(HEADERS_TYPE, rows, buffers, children=[pairs])
+    return chunk.headers_of_columns(
+        names.cast(pa.string()), values, fields.headers, fields.headers > 0
+    )
 
 
 def _check(refusal: tuple[int, int] | None) -> None:

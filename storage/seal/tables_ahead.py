@@ -89,8 +89,8 @@ class TablesAhead:
             elif has_lost:
                 why = f"{file.path} has lost records, and records below offset {base}"
         if why is None:
+            below = [file for file in index if file.end_offset <= base]
             for file in old:  # one commit each: no upload gets old while the next segment is read
-                below = [other for other in index if other.end_offset <= base]
                 await self._renew(topic, table, file, base, below)
             return
         await self._tables.refresh()
