@@ -460,8 +460,9 @@ class Sealer:
                     # Not `base`: it may be of an older view, and maintenance may have removed
                     # records from the table since.
                     start = max(partition.sealed_end, partition.log_start_offset)
-                    await self._ahead.check(topic, table, number, start, done)
-                    work.actions.append(Sealed(topic.topic_id, number, done))
+                    reached = await self._ahead.check(topic, table, number, start, done)
+                    if reached > start:
+                        work.actions.append(Sealed(topic.topic_id, number, reached))
             except TableInDoubt:
                 raise
             except Corrupt as error:

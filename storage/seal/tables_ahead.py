@@ -9,6 +9,7 @@ the tail.
 import logging
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -20,8 +21,9 @@ from tidelog.storage.read.segment_reader import between
 from tidelog.storage.runtime.clock import Clock
 from tidelog.storage.seal import uploads
 from tidelog.storage.seal.encode import TailSegments
-from tidelog.storage.seal.uploads import CommitUploads, Uploader
+from tidelog.storage.seal.uploads import CommitUploads, SegmentUpload, Uploader
 from tidelog.storage.state.cluster_state import Topic
+from tidelog.storage.state.partition import Partition
 from tidelog.storage.tables.foreign_commits import hole
 from tidelog.storage.tables.manifest import (
     ManifestConflict,
@@ -30,6 +32,7 @@ from tidelog.storage.tables.manifest import (
     in_no_segment,
     lost_app_id,
     maintenance_app_id,
+    seal_app_id,
 )
 from tidelog.storage.tables.open_tables import OpenTables
 
@@ -56,11 +59,15 @@ class TablesAhead:
         self._segments = segments
         self._uploader = uploader
 
-    async def check(self, topic: Topic, table: Table, number: int, base: int, end: int) -> None:
+    async def check(self, topic: Topic, table: Table, number: int, base: int, end: int) -> int:
         """Verify [base, end), which the table has and the WAL does not call sealed. If another
         sealer, or a sealer that crashed, put these records there, they equal the tail. If the table
         is from another moment than the WAL, they differ. Replace old segments (see the module
-        docstring)."""
+        docstring).
+
+        Return the offset to which the tail is sealed now. It is `base` if the tail has only lost
+        records from some segment on: these are sealed with the next records.
+        """
         index = await table.segments(number)
         missing_span = hole(index, base, end)
         why = None if missing_span is None else in_no_segment(*missing_span)
@@ -89,17 +96,14 @@ class TablesAhead:
             elif has_lost:
                 why = f"{file.path} has lost records, and records below offset {base}"
         if why is None:
-            below = [file for file in index if file.end_offset <= base]
-            for file in old:  # one commit each: no upload gets old while the next segment is read
-                await self._renew(topic, table, file, base, below)
-            return
+            return await self._renew_all(topic, table, number, base, end, old)
         await self._tables.refresh()
         current = self._tables.topic_of_id(topic.topic_id)
         if current is None or current.partitions[number].sealed_end >= end:
-            return  # `Sealed` was written meanwhile: they may be compacted or removed since
+            return end  # `Sealed` was written meanwhile: they may be compacted or removed since
         if (start := current.partitions[number].log_start_offset) > base:
-            await self.check(current, table, number, start, end)  # those below may be removed since
-            return
+            # those below may be removed since
+            return await self.check(current, table, number, start, end)
         doubt = TableInDoubt(topic.prefix, table.version, f"partition {number}: {why}")
         self._tables.doubt(topic, doubt)
         raise doubt
@@ -142,44 +146,105 @@ class TablesAhead:
         log.warning("%s was deleted before its table named it; its records are in the tail", key)
         return math.inf
 
-    async def _renew(
-        self, topic: Topic, table: Table, file: SegmentFile, base: int, below: Sequence[SegmentFile]
-    ) -> None:
-        """In the table, replace a segment of the tail's records by new ones, from `base` on. If
-        `base` cuts the segment, it is the log start: then the segments below leave the table with
-        it, because a hole would be behind them.
+    async def _renew_all(
+        self,
+        topic: Topic,
+        table: Table,
+        number: int,
+        base: int,
+        end: int,
+        old: Sequence[SegmentFile],
+    ) -> int:
+        """Replace each old segment in a commit of its own, so that no upload gets old while the
+        next segment is read. Return as `check`."""
+        ahead = [file for file in await table.segments(number) if file.end_offset > base]
+        reached = base
+        for file in old:
+            if file.end_offset <= reached:
+                continue  # replaced together with the segment before it
+            renewal = _renewal(topic.partitions[number], ahead, file, base)
+            if renewal is None:
+                return base
+            await self._renew(topic, table, number, renewal)
+            reached = renewal.end
+        return max(reached, end)
+
+    async def _renew(self, topic: Topic, table: Table, number: int, renewal: "_Renewal") -> None:
+        """In the table, replace segments of the tail's records by new ones. If they are cut, it is
+        at the log start: then the segments below leave the table with them, because a hole would be
+        behind them.
 
         **On a crash** before the commit, files that nothing names are left. After it, the next
         sealer finds young segments."""
-        number = file.partition
-        app_id = maintenance_app_id(number)
-        start = max(file.base_offset, base)
         work, damage = CommitUploads(), dict[int, Corrupt]()
-        encoded = self._segments.encoded(topic, {number: (start, file.end_offset)}, damage)
+        encoded = self._segments.encoded(topic, {number: (renewal.start, renewal.end)}, damage)
         segments = [segment async for segment in encoded]
         for error in damage.values():
             raise error
         async with self._uploader.uploading(topic, work) as upload:
             for segment in segments:
                 await upload(segment)
-        added = [done.file for done in work.take_done()]
-        if not added or added[-1].end_offset != file.end_offset:
-            raise Corrupt(
-                f"{topic.prefix}/{file.path}",
-                "has records that an operator has given up since (tidelog repair --lost)",
-            )
+        uploads_done = work.take_done()
+        added = [done.file for done in uploads_done]
+        await self._tables.refresh()
+        current = self._tables.topic_of_id(topic.topic_id)
+        is_changed = current is None or current.partitions[number].sealed_end > renewal.start
+        if is_changed or not added or added[-1].end_offset != renewal.end:
+            await self._uploader.remove(topic, added)
+            raise Unavailable(f"sealing {topic.name}: partition {number} has changed: retry")
+        index = await table.segments(number)
+        is_cut = renewal.start > renewal.files[0].base_offset
+        below = [file for file in index if is_cut and file.end_offset <= renewal.start]
+        transactions = await _transactions(table, number, uploads_done[-1])
         self._uploader.check_age(topic, work.started)
-        locked = {app_id: (await table.transaction_version(app_id) or 0) + 1}
-        lost = topic.partitions[number].lost(start, file.end_offset)
-        if lost and lost[-1][1] > (await table.transaction_version(lost_app_id(number)) or 0):
-            locked[lost_app_id(number)] = lost[-1][1]
-        is_cut = start > file.base_offset
-        removed = [*below, file] if is_cut else [file]
+        has_lost = any(done.lost_end > renewal.start for done in uploads_done)
         try:
-            await table.replace(removed, added, locked, data_change=is_cut)
+            await table.replace(
+                [*below, *renewal.files], added, transactions, data_change=is_cut or has_lost
+            )
         except ManifestConflict as conflict:
             raise Unavailable(f"sealing {topic.name}: {conflict}: retry") from conflict
         self._uploader.check_age(topic, work.started)
+
+
+class _Renewal(NamedTuple):
+    """The replacement of consecutive segments by the records [start, end) of the tail."""
+
+    files: Sequence[SegmentFile]
+    start: int
+    end: int
+
+
+def _renewal(
+    partition: Partition, ahead: Sequence[SegmentFile], file: SegmentFile, base: int
+) -> _Renewal | None:
+    """Return how to replace a segment: from `base` on, alone if possible. A segment has at least
+    one record: if all those of `file` are lost, the next segment of `ahead` is replaced with it, or
+    else the next records of the tail are added. Return None if the tail has no other records."""
+    start = max(file.base_offset, base)
+    kept_chunks = (
+        chunk for chunk in partition.tail if chunk.end_offset > start and not chunk.is_lost
+    )
+    if (chunk := next(kept_chunks, None)) is None:
+        return None
+    files = [file]
+    for following in ahead:
+        if files[-1].end_offset <= min(chunk.base_offset, following.base_offset):
+            files.append(following)
+    end = files[-1].end_offset
+    return _Renewal(files, start, end if chunk.base_offset < end else chunk.end_offset)
+
+
+async def _transactions(table: Table, number: int, last: SegmentUpload) -> dict[str, int]:
+    """Return the transactions of a replacement up to the end of its last segment."""
+    app_ids = maintenance_app_id(number), lost_app_id(number), seal_app_id(number)
+    versions = [await table.transaction_version(app_id) or 0 for app_id in app_ids]
+    new_versions = versions[0] + 1, last.lost_end, last.file.end_offset
+    return {
+        app_id: new_version
+        for app_id, version, new_version in zip(app_ids, versions, new_versions, strict=True)
+        if new_version > version
+    }
 
 
 def _without(rows: pa.RecordBatch, ranges: Sequence[tuple[int, int]]) -> pa.RecordBatch:

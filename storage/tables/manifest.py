@@ -448,8 +448,9 @@ def check_transactions(
     assert transactions, "a commit without a transaction could be applied twice"
     ranges: dict[str, list[tuple[int, int]]] = {}
     for file in files:
-        span = (file.base_offset, file.end_offset)
-        ranges.setdefault(seal_app_id(file.partition), []).append(span)
+        if maintenance_app_id(file.partition) not in transactions:  # else it replaces segments
+            span = (file.base_offset, file.end_offset)
+            ranges.setdefault(seal_app_id(file.partition), []).append(span)
     for app_id, version in transactions.items():
         now = versions[app_id] or 0
         reached = None

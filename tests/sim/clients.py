@@ -381,6 +381,28 @@ async def by_batches(log: Log, topic: str, number: int, offset: int, bytes_max: 
     return Answer(pieces, read.next_offset, read.log_start_offset, read.high_watermark)
 
 
+class Deleter(Client):
+    """Moves the log start of one partition, some times in a row, by a broker's DeleteRecords."""
+
+    async def run(self) -> None:
+        draws = self.world.draws
+        number = draws.randrange(self.load.partitions)
+        for _ in range(draws.choice([1, 6])):
+            await self.pause(0.1)
+            await self._delete(number, draws.choice([1, 1, 4]))
+
+    async def _delete(self, number: int, count: int) -> None:
+        async def delete(broker: Broker) -> None:
+            start = broker.log.state.partition(TOPIC, number).log_start_offset
+            _ = await broker.log.delete_records(TOPIC, number, start + count)
+            self.world.count("log starts moved by a client")
+
+        broker = self.world.anyone()
+        if broker is not None:
+            with contextlib.suppress(LogError, Refusal, Silence):
+                await self.world.ask(broker.address, delete, timeout_s=self.load.patience_s)
+
+
 class Reader(Client):
     """Follows one partition from where it begins, any broker each time; and looks at others."""
 

@@ -120,7 +120,7 @@ def _tell(world: str, result: Result) -> None:
 
 def _one(world: str, seed: int) -> int:
     lines: list[str] = []
-    result = WORLDS[world](seed, lines=lines)
+    result = WORLDS[world](seed, lines=lines)._replace(seed=seed)
     told, lived = Path(f"sim-{seed}.jsonl"), Path(f"sim-{seed}.log")
     history.write(told, result.events)
     lived.write_text("\n".join(lines), encoding="utf-8")

@@ -28,6 +28,9 @@ FEATURES = ("static", "seeks", "workers", "garden")
 """Of worlds of groups: members that come again in their own place; that read again what they have
 read; that produce what they make of records; topics that come, grow and go."""
 
+DELETIONS = 0.25
+"""In how many worlds with maintenance clients move log starts too."""
+
 FIRST_LEVEL = 0.25
 """How many worlds begin at level 1. Some of them are raised, at any moment."""
 
@@ -76,6 +79,8 @@ class Plan(NamedTuple):
     """Of the format, at which the cluster begins."""
     command_grace: Grace | None = None
     """The grace of maintenance commands; None: that of the cluster."""
+    is_deleted: bool = False
+    """While retention runs, clients move log starts."""
     has_guests: bool = False
     """A stop is a pause of the broker's machine, which its boot time misses."""
 
@@ -215,6 +220,8 @@ def plan_of(seed: int) -> Plan:
                 wal=often, writer=settings.writer._replace(answer_timeout_s=100.0)
             ),
         )
+    if has_tables and random.Random(f"deletions {seed}").random() < DELETIONS:
+        plan = plan._replace(is_deleted=True)
     if kind != "groups":
         return plan
     return plan._replace(

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from tests.sim import history, machine
 from tests.sim.checker import Violation
-from tests.sim.clients import TOPIC, Client, Producer, Reader, Witness
+from tests.sim.clients import TOPIC, Client, Deleter, Producer, Reader, Witness
 from tests.sim.finish import finish, scan
 from tests.sim.groupcheck import check_all
 from tests.sim.members import RESULTS, Asker, Gardener, Habits, Member, Worker
@@ -284,6 +284,8 @@ class Run:
             await asyncio.sleep(draws.expovariate(1.0))
             try:
                 cluster = await world.cluster()
+                if self.plan.is_deleted and draws.random() < 0.3:
+                    self._client(Deleter(world, "d", self.plan.load))
                 await retain(cluster, None, is_dry=False)
                 if draws.random() < 0.1:
                     partition = cluster.state.topic(TOPIC).partitions[0]

@@ -1,6 +1,8 @@
 """A seal does not trust a table: on a store in memory."""
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -10,12 +12,13 @@ from tests.support.vloop import run
 from tidelog.storage.codec import segment as segments
 from tidelog.storage.codec.chunk import RECORD_SCHEMA
 from tidelog.storage.core import object_keys
-from tidelog.storage.core.actions import LoseRecords
-from tidelog.storage.core.errors import Corrupt, TableInDoubt
+from tidelog.storage.core.actions import LoseRecords, Sealed
+from tidelog.storage.core.errors import Corrupt, TableInDoubt, Unavailable
 from tidelog.storage.core.model import SegmentFile
 from tidelog.storage.log import Log
+from tidelog.storage.seal.uploads import Start, Uploader
 from tidelog.storage.store.memory import MemoryStore
-from tidelog.storage.tables.manifest import clean_app_id, seal_app_id
+from tidelog.storage.tables.manifest import clean_app_id, lost_app_id, seal_app_id
 from tidelog.storage.tables.memory import MemoryCommit, MemoryManifest
 
 
@@ -29,17 +32,17 @@ async def with_tail(inner: MemoryStore) -> Log:
     return log
 
 
-async def put_ahead(log: Log, values: Sequence[bytes], **transactions: int) -> None:
-    """Another sealer's commit of these values, from offset 2 on, before the WAL says so."""
-    end = 2 + len(values)
-    rows = (await read_table(log)).slice(2, len(values)).combine_chunks()
+async def put_ahead(log: Log, values: Sequence[bytes], base: int = 2, **transactions: int) -> None:
+    """Another sealer's commit of these values, from an offset on, before the WAL says so."""
+    end = base + len(values)
+    rows = (await read_table(log)).slice(base, len(values)).combine_chunks()
     rows = rows.set_column(2 + 1, RECORD_SCHEMA.field("value"), [list(values)])
     written = segments.write(rows.cast(RECORD_SCHEMA).to_batches(), codec="none", is_json=False)
-    path = object_keys.segment(0, 2, end, "ab")
+    path = object_keys.segment(0, base, end, "ab")
     topic = log.state.topic("t")
     await log.store.create(f"{topic.prefix}/{path}", [memoryview(written.body)])
     stamps = written.timestamp_min, written.timestamp_max
-    file = SegmentFile(path, 0, 2, end, written.size, len(values), *stamps)
+    file = SegmentFile(path, 0, base, end, written.size, len(values), *stamps)
     table = await log.tables.of(topic)
     await table.refresh()
     await table.add([file], {seal_app_id(0): end} | transactions)
@@ -108,6 +111,88 @@ def test_a_segment_ahead_with_lost_records_is_replaced_from_the_log_start_on(
             segment_file = list(await table.segments(0))[-1]
             assert segment_file.base_offset == log_start
             assert (segment_file.end_offset, segment_file.rows) == (6, 5 - log_start)
+
+    run(main)
+
+
+async def spans(log: Log) -> list[tuple[int, int, int]]:
+    """Base, end and rows of each segment of `t`-0."""
+    table = await log.tables.checked(log.state.topic("t"))
+    return [(file.base_offset, file.end_offset, file.rows) for file in await table.segments(0)]
+
+
+@pytest.mark.parametrize("has_more", [True, False])
+def test_a_segment_ahead_whose_records_are_all_lost_is_sealed_with_the_next_record(
+    *, has_more: bool
+) -> None:
+    """A segment has at least one record, and no segment may be left out: behind it would be a
+    hole."""
+
+    async def main() -> None:
+        log = await with_tail(MemoryStore())
+        async with closing(log):
+            await put_ahead(log, [b"c", b"d"])
+            await log.submit(LoseRecords(log.state.topic("t").topic_id, 0, 2, 4))
+            if not has_more:
+                assert await log.seal("t") == 0
+                assert log.state.partition("t", 0).sealed_end == 2
+            await append(log, "e", "f")
+            await append(log, "g")
+            await log.seal("t")
+            await log.seal("t")
+            assert not log.tables.doubts
+            assert log.state.partition("t", 0).sealed_end == 7
+            assert (await read_table(log)).column("offset").to_pylist() == [0, 1, 4, 5, 6]
+            assert await spans(log) == [(0, 2, 2), (2, 6, 2), (6, 7, 1)]
+            table = await log.tables.checked(log.state.topic("t"))
+            assert await table.transaction_version(lost_app_id(0)) == 4
+
+    run(main)
+
+
+def test_segments_ahead_whose_records_are_all_lost_are_replaced_with_the_next_segment() -> None:
+    async def main() -> None:
+        log = await with_tail(MemoryStore())
+        async with closing(log):
+            await append(log, "e", "f")
+            await put_ahead(log, [b"c"])
+            await put_ahead(log, [b"d"], base=3)
+            await put_ahead(log, [b"e", b"f"], base=4)
+            await log.submit(LoseRecords(log.state.topic("t").topic_id, 0, 2, 4))
+            await log.seal("t")
+            assert not log.tables.doubts
+            assert log.state.partition("t", 0).sealed_end == 6
+            assert await spans(log) == [(0, 2, 2), (2, 6, 2)]
+            assert (await read_table(log)).column("offset").to_pylist() == [0, 1, 4, 5]
+
+    run(main)
+
+
+def test_a_segment_is_not_replaced_when_another_sealer_has_trimmed_its_tail(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its records may be served from the table since: none may vanish."""
+
+    async def main() -> None:
+        log = await with_tail(MemoryStore())
+        async with closing(log):
+            await put_ahead(log, [b"c", b"d"])
+            topic = log.state.topic("t")
+            await log.submit(LoseRecords(topic.topic_id, 0, 3, 4))
+            real = Uploader.uploading
+
+            @contextlib.asynccontextmanager
+            async def uploading(self: Uploader, *arguments: Any) -> AsyncIterator[Start]:
+                async with real(self, *arguments) as start:
+                    yield start
+                await log.submit(Sealed(topic.topic_id, 0, 4))
+
+            monkeypatch.setattr(Uploader, "uploading", uploading)
+            with pytest.raises(Unavailable, match="has changed: retry"):
+                await log.seal("t")
+            assert await spans(log) == [(0, 2, 2), (2, 4, 2)]
+            await log.seal("t")
+            assert await read_values(log) == ["a", "b", "c", "d"]
 
     run(main)
 
