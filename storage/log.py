@@ -168,13 +168,13 @@ class Log:
         self, name: str, partitions: int, configs: dict[str, str], *, validate_only: bool = False
     ) -> Topic | None:
         """Create and return a topic. If `validate_only`, only check the request and return None.
-        Raises TopicExists, InvalidConfig, InvalidRequest."""
+        Raises TopicExists, InvalidTopicName, InvalidPartitions, InvalidConfig."""
+        check_new_name(name)
+        check_partitions(partitions)
         configs = {
             key: topic_configs.canonical(key, value, self.state.level)
             for key, value in configs.items()
         }
-        check_new_name(name)
-        check_partitions(partitions)
         if name in self.state.topics:
             await self.wal.refresh()  # another broker may have just deleted it
         if name in self.state.topics:
@@ -202,7 +202,7 @@ class Log:
             await self.submit(SetTopicDefaults(changes))
 
     async def add_partitions(self, name: str, partitions: int) -> None:
-        """Grow the topic to `partitions`. Raises InvalidRequest if it has that many or more."""
+        """Grow the topic to `partitions`. Raises InvalidPartitions if it has that many or more."""
         check_partitions(partitions)
         await self.submit(AddPartitions((await self._topic(name)).topic_id, partitions))
 

@@ -14,7 +14,8 @@ from tidelog.service.kafka.errors import Code, RequestKind, code_of
 from tidelog.service.kafka.refusal_lines import RefusalLines
 from tidelog.service.kafka.refused_batches import RefusedBatches
 from tidelog.service.memory_pool import MemoryPool
-from tidelog.service.routes.dependencies import decided
+from tidelog.service.operations.change import decided
+from tidelog.service.operations.operations import Operations
 from tidelog.service.security.caller import CallerRights, Unauthenticated
 from tidelog.service.settings.settings import Settings
 from tidelog.service.telemetry.kafka_counters import KafkaCounters
@@ -52,6 +53,7 @@ class Context:
     ) -> None:
         self.broker = broker
         self.batches = broker.kafka
+        self.operations = Operations.of(broker, settings.topic_defaults)
         self.settings = settings
         self.counters = counters
         self.traffic = traffic

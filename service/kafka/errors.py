@@ -9,6 +9,7 @@ it is only for requests that a client must not repeat.
 from collections.abc import Mapping
 from enum import IntEnum
 
+from tidelog.service.operations.topics import InvalidAssignment, UnknownTopicId
 from tidelog.service.security.caller import Forbidden, Unauthenticated
 from tidelog.storage.codec.batch_header import CorruptBatch, TransactionalBatch
 from tidelog.storage.core.errors import (
@@ -18,8 +19,10 @@ from tidelog.storage.core.errors import (
     IllegalGeneration,
     InconsistentGroupProtocol,
     InvalidConfig,
+    InvalidPartitions,
     InvalidRequest,
     InvalidTimestamp,
+    InvalidTopicName,
     LogError,
     OffsetMetadataTooLarge,
     OffsetOutOfRange,
@@ -110,6 +113,9 @@ _TABLE: Mapping[type[LogError], tuple[Code, Code, Code, Code]] = {
     LogError: (Code.UNKNOWN_SERVER_ERROR,) * 4,
     InvalidRequest: _BAD,
     TopicExists: (*_BAD[:3], Code.TOPIC_ALREADY_EXISTS),
+    InvalidTopicName: (*_BAD[:3], Code.INVALID_TOPIC_EXCEPTION),
+    InvalidPartitions: (*_BAD[:3], Code.INVALID_PARTITIONS),
+    InvalidAssignment: (*_BAD[:3], Code.INVALID_REPLICA_ASSIGNMENT),
     InvalidConfig: (*_BAD[:3], Code.INVALID_CONFIG),
     RecordTooLarge: (Code.MESSAGE_TOO_LARGE, *_BAD[1:]),
     InvalidTimestamp: (Code.INVALID_TIMESTAMP, *_BAD[1:]),
@@ -117,6 +123,7 @@ _TABLE: Mapping[type[LogError], tuple[Code, Code, Code, Code]] = {
     TransactionalBatch: (Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, *_BAD[1:]),
     CorruptBatch: (Code.CORRUPT_MESSAGE,) * 4,
     UnknownTopic: (Code.UNKNOWN_TOPIC_OR_PARTITION,) * 4,
+    UnknownTopicId: (Code.UNKNOWN_TOPIC_ID,) * 4,
     UnknownPartition: (Code.UNKNOWN_TOPIC_OR_PARTITION,) * 4,
     OffsetOutOfRange: (Code.UNKNOWN_SERVER_ERROR, *(Code.OFFSET_OUT_OF_RANGE,) * 3),
     ProducerFenced: (Code.INVALID_PRODUCER_EPOCH,) * 4,

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from tidelog.service.http.paging import Slices, in_order, sliced
+from tidelog.service.kafka.admin.calls import AdminCall
 from tidelog.service.kafka.client import ApiClient, EncodedAnswer
 from tidelog.service.kafka.context import Context
 from tidelog.service.kafka.errors import Code, RequestKind
@@ -40,7 +41,7 @@ from tidelog.service.kafka.messages.metadata import (
     MetadataResponseTopic,
 )
 from tidelog.service.kafka.messages.primitives import ZERO_UUID
-from tidelog.service.security.caller import CallerRights, Forbidden, check_creation
+from tidelog.service.security.caller import CallerRights, Forbidden
 from tidelog.storage.cluster.liveness import KafkaListener, Member, weight
 from tidelog.storage.codec.batch_header import TRANSACTIONS_NOT_SERVED
 from tidelog.storage.core.acls import (
@@ -51,7 +52,7 @@ from tidelog.storage.core.acls import (
     OPERATIONS_OF,
     TOPIC,
 )
-from tidelog.storage.core.errors import LogError, TopicExists
+from tidelog.storage.core.errors import LogError
 from tidelog.storage.state.cluster_state import Topic
 from tidelog.storage.state.topic_checks import is_new_topic_name
 
@@ -272,25 +273,16 @@ class Routing:
             return self._unknown(Code.INVALID_TOPIC_EXCEPTION, name)
         if unread:
             return self._unknown(Code.UNKNOWN_TOPIC_OR_PARTITION, name, unread=unread)
-        settings, defaults = context.settings, state.defaults
-        is_auto = defaults.is_auto_create(settings.auto_create_topics)
-        if not (request.allow_auto_topic_creation and is_auto):
+        if not request.allow_auto_topic_creation:
             return self._unknown(Code.UNKNOWN_TOPIC_OR_PARTITION, name)
+        change = AdminCall(context, "Metadata", client)
         try:
-            await check_creation(rights, name)
-            partitions = defaults.partitions(settings.default_partitions)
-            creation = self._broker.create_topic(name, partitions, {})
-            created = await context.commit("Metadata", client, name, creation)
-        except TopicExists:  # another client has created it just now
-            return state.topic(name)
+            return await context.operations.topics.create_on_demand(change, name)
         except Forbidden as error:
             code = context.denial("Metadata", client, error, RequestKind.FETCH)
-            return MetadataResponseTopic(error_code=code, name=name, partitions=[])
         except LogError as error:
             code = context.code("Metadata", error, RequestKind.ADMIN)
-            return MetadataResponseTopic(error_code=code, name=name, partitions=[])
-        assert created is not None, "the topic is not only checked"
-        return created
+        return MetadataResponseTopic(error_code=code, name=name, partitions=[])
 
     def _unknown(
         self,

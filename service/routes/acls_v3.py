@@ -17,6 +17,7 @@ from tidelog.service.formats.resources_v3 import Resource, ResourceFactory, Reso
 from tidelog.service.http.body_limit import SMALL_BODY
 from tidelog.service.http.paging import WHOLE, WantedPage, answer_page, in_order, sliced
 from tidelog.service.http.route import V3, Permission, Route, RouteDoc
+from tidelog.service.operations.change import decided
 from tidelog.service.routes.dependencies import (
     CHANGE_ERRORS,
     ERRORS,
@@ -24,7 +25,6 @@ from tidelog.service.routes.dependencies import (
     RequiredSecurity,
     Resources,
     Rights,
-    decided,
 )
 from tidelog.service.security.audit import note
 from tidelog.service.security.caller import CallerRights

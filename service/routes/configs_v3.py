@@ -22,23 +22,25 @@ from tidelog.service.formats.resources_v3 import (
 from tidelog.service.http.errors import NoSuchResource
 from tidelog.service.http.paging import WantedPage, answer_page
 from tidelog.service.http.route import V3, Permission, Route, RouteAccess, RouteDoc
+from tidelog.service.operations.change import HttpChange
+from tidelog.service.operations.operations import Operations
 from tidelog.service.routes.cluster_v3 import LiveBroker, broker_number
 from tidelog.service.routes.dependencies import (
     CREATE_ERRORS,
     ERRORS,
+    BrokerOperations,
+    CallerChange,
     ConfigValue,
     FreshLog,
     PathTopic,
     Resources,
     Rights,
-    TopicContext,
     TopicName,
     config_text,
-    decided,
+    hosted_topic,
     keys_of_topics,
 )
 from tidelog.service.security.audit import note
-from tidelog.service.security.caller import CallerRights
 from tidelog.storage.broker import Broker
 from tidelog.storage.cluster.liveness import Member
 from tidelog.storage.core import topic_configs
@@ -116,28 +118,43 @@ async def get_config(name: str, context: PathTopic) -> TopicConfigData:
     return context.make.config(topic.name, name, topic.configs, defaults)
 
 
-async def set_config(name: str, body: NewValue, context: PathTopic) -> None:
+async def set_config(
+    name: str,
+    body: NewValue,
+    topic_name: TopicName,
+    operations: BrokerOperations,
+    change: CallerChange,
+) -> None:
     """Set one config."""
-    await _alter(context, [ConfigChange(name=name, value=body.value)])
+    await _alter(operations, change, topic_name, [ConfigChange(name=name, value=body.value)])
 
 
-async def reset_config(name: str, context: PathTopic) -> None:
+async def reset_config(
+    name: str, topic_name: TopicName, operations: BrokerOperations, change: CallerChange
+) -> None:
     """Return one config to its default."""
-    await _alter(context, [ConfigChange(name=name, operation="DELETE")])
+    await _alter(operations, change, topic_name, [ConfigChange(name=name, operation="DELETE")])
 
 
-async def alter_configs(body: ConfigChanges, context: PathTopic) -> None:
+async def alter_configs(
+    body: ConfigChanges, topic_name: TopicName, operations: BrokerOperations, change: CallerChange
+) -> None:
     """Set and reset several configs together, all or none."""
-    await _alter(context, body.data, validate_only=body.validate_only)
+    await _alter(operations, change, topic_name, body.data, validate_only=body.validate_only)
 
 
 async def _alter(
-    context: TopicContext, requested: list[ConfigChange], *, validate_only: bool = False
+    operations: Operations,
+    change: HttpChange,
+    topic_name: str,
+    requested: list[ConfigChange],
+    *,
+    validate_only: bool = False,
 ) -> None:
-    changes = changed_texts(requested)
-    topic_configs.canonical_changes(changes, context.log.state.level)
-    if changes and not validate_only:
-        await decided(context.log.alter_topic(context.topic.name, changes))
+    with hosted_topic():
+        await operations.configs.alter_topic(
+            change, topic_name, lambda _: changed_texts(requested), validate_only=validate_only
+        )
 
 
 def changed_texts(requested: list[ConfigChange]) -> dict[str, str | None]:
@@ -178,28 +195,40 @@ async def get_cluster_config(
     return make.cluster_config(name, _values(request, log, name))
 
 
-async def set_cluster_config(name: str, body: NewValue, log: FreshLog, rights: Rights) -> None:
+async def set_cluster_config(
+    name: str, body: NewValue, operations: BrokerOperations, change: CallerChange
+) -> None:
     """Set one default of the cluster. It is in effect for existing topics, too."""
-    await _alter_defaults(log, rights, [ConfigChange(name=name, value=body.value)])
+    await _alter_defaults(operations, change, [ConfigChange(name=name, value=body.value)])
 
 
-async def reset_cluster_config(name: str, log: FreshLog, rights: Rights) -> None:
+async def reset_cluster_config(
+    name: str, operations: BrokerOperations, change: CallerChange
+) -> None:
     """Remove one default of the cluster. Then the built-in default is in effect."""
-    await _alter_defaults(log, rights, [ConfigChange(name=name, operation="DELETE")])
+    await _alter_defaults(operations, change, [ConfigChange(name=name, operation="DELETE")])
 
 
-async def alter_cluster_configs(body: ConfigChanges, log: FreshLog, rights: Rights) -> None:
+async def alter_cluster_configs(
+    body: ConfigChanges, operations: BrokerOperations, change: CallerChange
+) -> None:
     """Set and remove several defaults of the cluster together, all or none."""
-    await _alter_defaults(log, rights, body.data, validate_only=body.validate_only)
+    await _alter_defaults(operations, change, body.data, validate_only=body.validate_only)
 
 
 async def _alter_defaults(
-    log: Broker, rights: CallerRights, requested: list[ConfigChange], *, validate_only: bool = False
+    operations: Operations,
+    change: HttpChange,
+    requested: list[ConfigChange],
+    *,
+    validate_only: bool = False,
 ) -> None:
-    changes = topic_configs.canonical_defaults(changed_texts(requested), log.state.level)
-    if changes and not validate_only:
-        await decided(log.set_topic_defaults(changes))
-        note("%s changed defaults: %s", rights.principal, topic_configs.in_words(changes))
+    texts = await operations.configs.alter_defaults(
+        change, lambda _: changed_texts(requested), validate_only=validate_only
+    )
+    if texts and not validate_only:
+        principal = change.rights.principal
+        note("%s changed defaults: %s", principal, topic_configs.in_words(texts))
 
 
 def _values(

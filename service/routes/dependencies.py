@@ -5,8 +5,8 @@ acknowledged before the request arrived (I3). So it takes the log from `FreshLog
 the view. Handlers change the state only through Broker.
 """
 
-import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
 from typing import Annotated, Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 from fastapi import Depends, Path, Query, Request
@@ -20,16 +20,14 @@ from tidelog.service.http.media_types import JSON_V2
 from tidelog.service.http.paging import in_order
 from tidelog.service.http.route import V3
 from tidelog.service.http.urls import ADVERTISED, client_url
+from tidelog.service.operations.change import HttpChange
+from tidelog.service.operations.operations import Operations
 from tidelog.service.security.authenticator import Security
 from tidelog.service.security.caller import ALL_RIGHTS, CallerRights, rights_of
 from tidelog.storage.broker import Broker
-from tidelog.storage.core.errors import CommitUnknown, InvalidRequest
-from tidelog.storage.core.topic_configs import NUM_PARTITIONS
+from tidelog.storage.core.errors import InvalidRequest, UnknownTopic
 from tidelog.storage.state.cluster_state import Topic
 
-DECISION_S_MAX = 30.0
-"""Maximum time that a request waits for a change of the cluster. After this time, the client gets
-the error that the outcome is unknown."""
 SECURITY_IS_OFF = "SecurityDisabledException: No Authorizer is configured on the broker."
 
 T = TypeVar("T")
@@ -90,7 +88,20 @@ async def required_security(request: Request) -> Security:
     return security
 
 
+async def operations_of_broker(request: Request) -> Operations:
+    """Return the broker's operations."""
+    operations: Operations = request.app.state.operations
+    return operations
+
+
+async def change_of_caller(request: Request) -> HttpChange:
+    """Return the change that the request makes."""
+    return HttpChange(await rights_of_caller(request))
+
+
 FreshLog = Annotated[Broker, Depends(fresh_log)]
+BrokerOperations = Annotated[Operations, Depends(operations_of_broker)]
+CallerChange = Annotated[HttpChange, Depends(change_of_caller)]
 Rights = Annotated[CallerRights, Depends(rights_of_caller)]
 RequiredSecurity = Annotated[Security, Depends(required_security)]
 TopicName = Annotated[str, Path(examples=["flights"])]
@@ -178,6 +189,15 @@ class TopicContext(NamedTuple):
     make: ResourceFactory
 
 
+@contextlib.contextmanager
+def hosted_topic() -> Iterator[None]:
+    """Raise TopicNotHosted for UnknownTopic."""
+    try:
+        yield
+    except UnknownTopic as error:
+        raise TopicNotHosted(error.topic) from error
+
+
 async def topic_of_path(topic_name: TopicName, log: FreshLog, make: Resources) -> TopicContext:
     """Return the topic of the path. Raises TopicNotHosted."""
     topic = log.state.topics.get(topic_name)
@@ -206,12 +226,9 @@ class TopicCreation(StrictModel):
     )
 
 
-def partitions_wanted(request: Request, count: int | None) -> int:
-    """Return the number of partitions of a new topic. For -1 and None, return the default."""
-    if count is not None and count != -1:
-        return count
-    setting = int(request.app.state.default_settings[NUM_PARTITIONS])
-    return broker_log(request).state.defaults.partitions(setting)
+def partitions_wanted(body: TopicCreation) -> int | None:
+    """Return the number of partitions that a request gives, None for the default."""
+    return None if body.partitions_count == -1 else body.partitions_count
 
 
 def config_text(value: str | int | float | bool) -> str:
@@ -219,18 +236,3 @@ def config_text(value: str | int | float | bool) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     return str(value)
-
-
-async def decided(change: Coroutine[Any, Any, T]) -> T:
-    """Wait for a change of the cluster, and return its result.
-
-    Raises CommitUnknown after DECISION_S_MAX. The commit continues, because Broker shields it from
-    the timeout.
-    """
-    try:
-        async with asyncio.timeout(DECISION_S_MAX):
-            return await change
-    except TimeoutError:
-        raise CommitUnknown(
-            f"commit outcome unknown after {DECISION_S_MAX:.0f} s: check before you repeat it"
-        ) from None

@@ -20,6 +20,7 @@ from tidelog.service.http.errors import NoSuchResource
 from tidelog.service.http.paging import WHOLE, Slices, WantedPage, answer_page, in_order, sliced
 from tidelog.service.http.parameters import partition_number
 from tidelog.service.http.route import V3, Permission, Route, RouteAccess, RouteDoc
+from tidelog.service.operations.change import decided
 from tidelog.service.peers.held_members import HELD_MEMBERS, HeldMembers
 from tidelog.service.routes.dependencies import (
     CHANGE_ERRORS,
@@ -27,7 +28,6 @@ from tidelog.service.routes.dependencies import (
     FreshLog,
     Resources,
     Rights,
-    decided,
 )
 from tidelog.service.routes.group_resources_v3 import (
     AssignmentData,

@@ -19,6 +19,7 @@ from tidelog.service.http.errors import NoSuchResource
 from tidelog.service.http.paging import WantedPage, answer_page, in_order
 from tidelog.service.http.route import TIDELOG, Permission, Route, RouteAccess, RouteDoc
 from tidelog.service.http.urls import client_url
+from tidelog.service.operations.change import decided
 from tidelog.service.routes.dependencies import (
     CHANGE_ERRORS,
     ERRORS,
@@ -27,7 +28,6 @@ from tidelog.service.routes.dependencies import (
     Listing,
     RequiredSecurity,
     Rights,
-    decided,
 )
 from tidelog.service.security.audit import note
 from tidelog.service.security.authenticator import Caller

@@ -6,7 +6,6 @@ The broker checks the whole request before the log gets any part of it, so a req
 writes nothing (I6). The response has the order of the request.
 """
 
-import contextlib
 import hashlib
 from collections.abc import Callable
 from functools import partial
@@ -39,7 +38,9 @@ from tidelog.service.http.route import (
     Route,
     RouteDoc,
 )
-from tidelog.service.security.caller import ALL_RIGHTS, CallerRights, check_creation, rights_of
+from tidelog.service.operations.change import HttpChange
+from tidelog.service.operations.topics import TopicOperations
+from tidelog.service.security.caller import ALL_RIGHTS, CallerRights, rights_of
 from tidelog.service.settings.settings import Settings
 from tidelog.service.telemetry.metrics import HttpCounters
 from tidelog.service.unpacking import UnpackThreads
@@ -58,7 +59,6 @@ from tidelog.storage.core.acls import TOPIC, WRITE
 from tidelog.storage.core.errors import (
     InvalidRequest,
     RecordTooLarge,
-    TopicExists,
     UnknownPartition,
     UnknownTopic,
 )
@@ -137,6 +137,7 @@ class Produce:
         self, broker: Broker, settings: Settings, counters: HttpCounters, threads: UnpackThreads
     ) -> None:
         self._log = broker
+        self._topics = TopicOperations(broker, settings.topic_defaults)
         self._settings = settings
         self._counters = counters
         self._threads = threads
@@ -220,14 +221,8 @@ class Produce:
         except UnknownTopic:
             check_printable("topic_name", name)
             await self._log.refresh()
-        defaults = self._log.state.defaults
-        is_auto = defaults.is_auto_create(self._settings.auto_create_topics)
-        if name not in self._log.state.topics and is_auto:
-            await check_creation(rights, name)
-            partitions = defaults.partitions(self._settings.default_partitions)
-            with contextlib.suppress(TopicExists):  # another broker has created it just now
-                await self._log.create_topic(name, partitions, {})
-        return self._log.state.topic(name)
+        topic = self._log.state.topics.get(name)
+        return topic or await self._topics.create_on_demand(HttpChange(rights), name)
 
     async def newest(self, topic: Topic) -> Topic:
         """Return the topic with partitions that other brokers may have added (I3)."""

@@ -11,20 +11,21 @@ from tidelog.service.formats.bodies import Items, StrictModel, WholeNumber
 from tidelog.service.http.body_limit import SMALL_BODY
 from tidelog.service.http.parameters import partition_number
 from tidelog.service.http.route import TIDELOG, Permission, Route, RouteAccess, RouteDoc
+from tidelog.service.operations.topics import END
 from tidelog.service.routes.dependencies import (
     CHANGE_ERRORS,
     ERRORS,
+    BrokerOperations,
+    CallerChange,
     FreshLog,
     Rights,
     TopicName,
-    decided,
 )
 from tidelog.service.telemetry.compactions import CompactionJob, Compactions
 from tidelog.storage.core.acls import ALTER, DELETE, DESCRIBE, TOPIC
-from tidelog.storage.core.errors import InvalidRequest
+from tidelog.storage.core.errors import InvalidRequest, LogError
 from tidelog.storage.core.topic_configs import PARTITIONS_MAX
-
-END = -1
+from tidelog.storage.state.cluster_state import Topic
 
 
 class RecordsBefore(StrictModel):
@@ -83,34 +84,40 @@ class CompactionList(BaseModel):
 
 
 async def delete_records(
-    topic_name: TopicName, body: DeleteRecords, log: FreshLog
+    topic_name: TopicName,
+    body: DeleteRecords,
+    log: FreshLog,
+    operations: BrokerOperations,
+    change: CallerChange,
 ) -> DeletedRecords:
     """Delete the records before given offsets, as Kafka's DeleteRecords does. Consumers see the
     change at once; retention removes the records from the table within minutes.
 
-    All offsets are checked before the first change. The partitions change one after the other; if
-    an error comes between, send the request again: a log start never moves back."""
-    topic = log.state.topic(topic_name)
-    wanted: dict[int, int] = {}
+    All offsets are checked before the first change. The partitions change independently; after an
+    error, send the request again: a log start never moves back."""
+    offsets = _offsets(log.state.topic(topic_name), body)
+    moves = await operations.topics.planned_deletion(change.rights, topic_name, offsets)
+    if not body.validate_only:
+        outcomes = await operations.topics.delete_records(change, topic_name, [*offsets.items()])
+        for number, outcome in zip(offsets, outcomes, strict=True):
+            if isinstance(outcome, LogError):
+                raise outcome
+            moves[number] = outcome
+    moved = [
+        MovedLogStart(partition_id=number, was=move.was, log_start_offset=move.log_start_offset)
+        for number, move in moves.items()
+    ]
+    return DeletedRecords(topic_name=topic_name, validate_only=body.validate_only, partitions=moved)
+
+
+def _offsets(topic: Topic, body: DeleteRecords) -> dict[int, int]:
+    offsets: dict[int, int] = {}
     for records_before in body.partitions:
         number = partition_number(topic, str(records_before.partition_id))
-        if number in wanted:
+        if number in offsets:
             raise InvalidRequest(f"partition {number} is given twice")
-        partition = topic.partitions[number]
-        end = partition.high_watermark if records_before.offset == END else records_before.offset
-        if end > partition.log_start_offset:
-            log.check_range(topic_name, number, end, partition)
-        wanted[number] = records_before.offset
-    moved = []
-    for number, offset in wanted.items():
-        partition = topic.partitions[number]
-        was = partition.log_start_offset
-        if body.validate_only:
-            start = max(was, partition.high_watermark if offset == END else offset)
-        else:
-            start = await decided(log.delete_records(topic_name, number, offset))
-        moved.append(MovedLogStart(partition_id=number, was=was, log_start_offset=start))
-    return DeletedRecords(topic_name=topic_name, validate_only=body.validate_only, partitions=moved)
+        offsets[number] = records_before.offset
+    return offsets
 
 
 async def start_compaction(

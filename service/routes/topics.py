@@ -17,9 +17,12 @@ from tidelog.service.http.parameters import (
     partition_number,
 )
 from tidelog.service.http.route import V2, Permission, Route, RouteAccess, RouteDoc
+from tidelog.service.operations.topics import NewTopic
 from tidelog.service.routes.dependencies import (
     CREATE_ERRORS,
     ERRORS,
+    BrokerOperations,
+    CallerChange,
     ConfigValue,
     FreshLog,
     PartitionId,
@@ -29,10 +32,8 @@ from tidelog.service.routes.dependencies import (
     V2Response,
     broker_log,
     config_text,
-    decided,
     partitions_wanted,
 )
-from tidelog.service.security.caller import check_creation
 from tidelog.storage.broker import Broker
 from tidelog.storage.core import topic_configs
 from tidelog.storage.core.acls import ALTER, DESCRIBE, DESCRIBE_CONFIGS, TOPIC
@@ -74,7 +75,7 @@ class Brokers(BaseModel):
     brokers: list[int] = [BROKER_ID]
 
 
-class NewTopic(TopicCreation):
+class NewTopicV2(TopicCreation):
     """The body of Strimzi's bridge, with `configs` added."""
 
     model_config = ConfigDict(
@@ -159,14 +160,13 @@ async def list_brokers(request: Request) -> Brokers:
 
 
 async def create_topic(
-    request: Request, body: NewTopic, log: FreshLog, rights: Rights
+    body: NewTopicV2, operations: BrokerOperations, change: CallerChange
 ) -> dict[str, str]:
     """Create a topic."""
     check_printable_field(body.topic_name)
-    await check_creation(rights, body.topic_name)
     configs = {k: config_text(v) for k, v in body.configs.items() if v is not None}
-    partitions = partitions_wanted(request, body.partitions_count)
-    await decided(log.create_topic(body.topic_name, partitions, configs))
+    topic = NewTopic(body.topic_name, partitions_wanted(body), configs)
+    await operations.topics.create(change, topic)
     return {}
 
 

@@ -6,7 +6,7 @@ partitions are not on brokers.
 
 from typing import Annotated
 
-from fastapi import Depends, Query, Request, Response
+from fastapi import Depends, Query, Response
 from pydantic import ConfigDict, Field
 
 from tidelog.service.formats.bodies import Items, StrictModel, WholeNumber
@@ -29,10 +29,13 @@ from tidelog.service.http.parameters import (
     partition_number,
 )
 from tidelog.service.http.route import V3, Permission, Route, RouteAccess, RouteDoc
+from tidelog.service.operations.topics import NewTopic
 from tidelog.service.routes.dependencies import (
     CHANGE_ERRORS,
     CREATE_ERRORS,
     ERRORS,
+    BrokerOperations,
+    CallerChange,
     ConfigValue,
     FreshLog,
     PartitionId,
@@ -40,14 +43,14 @@ from tidelog.service.routes.dependencies import (
     Resources,
     Rights,
     TopicCreation,
+    TopicName,
     WithOperations,
     config_text,
-    decided,
+    hosted_topic,
     partitions_wanted,
 )
-from tidelog.service.security.caller import CallerRights, check_creation
+from tidelog.service.security.caller import CallerRights
 from tidelog.storage.core.acls import ALTER, DELETE, DESCRIBE, OPERATIONS_OF, TOPIC
-from tidelog.storage.core.errors import InvalidRequest
 from tidelog.storage.core.topic_configs import PARTITIONS_MAX
 
 CONFIGS_MAX = 1_000
@@ -118,26 +121,22 @@ async def list_topics(
 
 
 async def create_topic(
-    request: Request,
     response: Response,
     body: NewTopicV3,
-    log: FreshLog,
     make: Resources,
-    rights: Rights,
+    operations: BrokerOperations,
+    change: CallerChange,
 ) -> TopicData:
     """Create a topic; with `validate_only`, respond 200 and create nothing."""
     check_printable_field(body.topic_name)
-    await check_creation(rights, body.topic_name)
-    partitions = partitions_wanted(request, _partitions(body))
     configs = {
         config.name: config_text(config.value)
         for config in body.configs or []
         if config.value is not None
     }
-    creation = log.create_topic(
-        body.topic_name, partitions, configs, validate_only=body.validate_only
-    )
-    await decided(creation)
+    assigned = tuple(body.replicas_assignments or ())
+    topic = NewTopic(body.topic_name, partitions_wanted(body), configs, assigned)
+    partitions = await operations.topics.create(change, topic, validate_only=body.validate_only)
     data = make.topic(body.topic_name, partitions)
     if body.validate_only:
         response.status_code = 200
@@ -156,25 +155,27 @@ async def get_topic(
     return topic
 
 
-async def add_partitions(body: MorePartitions, context: PathTopic) -> TopicData:
+async def add_partitions(
+    body: MorePartitions,
+    topic_name: TopicName,
+    make: Resources,
+    operations: BrokerOperations,
+    change: CallerChange,
+) -> TopicData:
     """Add partitions to a topic. Records stay in their partitions; new records with the same key
     may go to another partition."""
-    name, has, wanted = context.topic.name, len(context.topic.partitions), body.partitions_count
-    if wanted <= has:
-        is_same = f"Topic already has {has} partition(s)."
-        is_less = (
-            f"Topic currently has {has} partitions, which is higher than the requested {wanted}."
-        )
-        raise InvalidRequest(is_same if wanted == has else is_less)
-    if wanted > PARTITIONS_MAX:
-        raise InvalidRequest(f"a topic has 1 to {PARTITIONS_MAX} partitions, not {wanted}")
-    await decided(context.log.add_partitions(name, wanted))
-    return context.make.topic(name, wanted)
+    count = body.partitions_count
+    with hosted_topic():
+        await operations.topics.add_partitions(change, topic_name, count)
+    return make.topic(topic_name, count)
 
 
-async def delete_topic(context: PathTopic) -> None:
+async def delete_topic(
+    topic_name: TopicName, operations: BrokerOperations, change: CallerChange
+) -> None:
     """Delete a topic with all its records."""
-    await decided(context.log.delete_topic(context.topic.name))
+    with hosted_topic():
+        await operations.topics.delete(change, topic_name)
 
 
 async def list_partitions(context: PathTopic, page: WantedPage) -> PartitionList:
@@ -241,19 +242,6 @@ async def get_reassignment(partition_id: PartitionId, context: PathTopic) -> Non
 
 def _operations(rights: CallerRights, topic: str) -> list[str]:
     return [operation for operation in OPERATIONS_OF[TOPIC] if rights.may(operation, TOPIC, topic)]
-
-
-def _partitions(body: NewTopicV3) -> int | None:
-    assigned = body.replicas_assignments
-    if not assigned:
-        return body.partitions_count
-    if set(assigned) != set(range(len(assigned))):
-        raise InvalidRequest("replicas_assignments must name the partitions 0, 1, 2, ... each once")
-    if body.partitions_count not in {None, -1, len(assigned)}:
-        raise InvalidRequest(
-            f"partitions_count is {body.partitions_count}, replicas_assignments has {len(assigned)}"
-        )
-    return len(assigned)
 
 
 _TOPICS = "/clusters/{cluster_id}/topics"

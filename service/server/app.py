@@ -39,6 +39,7 @@ from tidelog.service.http.parameters import SHOWN_MAX, InvalidParameter
 from tidelog.service.http.request_id import REQUEST_ID, echo, id_of_error
 from tidelog.service.http.route import V2, Access, Route
 from tidelog.service.http.urls import clean_path
+from tidelog.service.operations.operations import Operations
 from tidelog.service.routes.dependencies import V2Response, check_cluster_id
 from tidelog.service.routes.health import VERSION
 from tidelog.service.security.authenticator import Security
@@ -134,6 +135,7 @@ def build_app(
     app.state.log = broker
     app.state.document, app.state.making = None, asyncio.Lock()
     app.state.default_settings = default_settings
+    app.state.operations = Operations.of(broker, default_settings)
     app.state.counters = counters
     app.state.security = security
     app.state.telemetry = telemetry = Telemetry(broker, counters, VERSION, maintenance, worker)

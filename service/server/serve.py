@@ -58,7 +58,6 @@ from tidelog.service.unpacking import UNPACKED_ALL_BYTES_MAX, UnpackThreads
 from tidelog.storage.broker import BACKGROUND_STOP_S, NO_OBSERVER, NO_PEERS, Broker
 from tidelog.storage.cluster.liveness import KafkaListener, Member
 from tidelog.storage.core.errors import LogError, StoreUnfit, Unavailable
-from tidelog.storage.core.topic_configs import of_settings
 from tidelog.storage.runtime.clock import SystemClock
 from tidelog.storage.runtime.malloc import keep_freed
 from tidelog.storage.store.metered import MeteredStore
@@ -304,9 +303,7 @@ async def _build_apps(
     app = build_app(
         broker,
         http=counters,
-        default_settings=of_settings(
-            settings.default_partitions, is_auto_create=settings.auto_create_topics
-        ),
+        default_settings=settings.topic_defaults,
         maintenance=maintenance,
         worker=_worker(settings, serving),
         peers=lambda: ask(VITALS),

@@ -17,6 +17,7 @@ from tidelog.service.settings import kafka, trust
 from tidelog.service.settings.fields import BOOLEANS, BadSettings, check, setting, whole_number
 from tidelog.storage.core.bounds import LEAST, MOST, RETENTION_FACTOR_MIN, Bounds
 from tidelog.storage.core.errors import StoreUnfit
+from tidelog.storage.core.topic_configs import of_settings
 from tidelog.storage.store.open import check_endpoint, check_url
 from tidelog.storage.store.s3_options import S3Options
 
@@ -352,6 +353,11 @@ class Settings:
     @property
     def cors_origin_names(self) -> list[str]:
         return [name.strip() for name in self.cors_origins.split(";") if name.strip()]
+
+    @property
+    def topic_defaults(self) -> dict[str, str]:
+        """Defaults of topics that these settings give, by Kafka's names for configs of brokers."""
+        return of_settings(self.default_partitions, is_auto_create=self.auto_create_topics)
 
     @property
     def s3(self) -> S3Options:

@@ -47,6 +47,15 @@ class TopicExists(InvalidRequest):
     """A topic of that name exists."""
 
 
+class InvalidTopicName(InvalidRequest):
+    """No topic may have this name: Kafka's INVALID_TOPIC_EXCEPTION."""
+
+
+class InvalidPartitions(InvalidRequest):
+    """A topic cannot have, or cannot grow to, this number of partitions: Kafka's
+    INVALID_PARTITIONS."""
+
+
 class MemberExists(InvalidRequest):
     """The group has a member of that name."""
 

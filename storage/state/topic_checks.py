@@ -18,7 +18,9 @@ from tidelog.storage.core.actions import (
     SetTopicDefaults,
 )
 from tidelog.storage.core.errors import (
+    InvalidPartitions,
     InvalidRequest,
+    InvalidTopicName,
     LogError,
     UnknownPartition,
     UnknownTopic,
@@ -51,22 +53,22 @@ def is_new_topic_name(name: str) -> bool:
     return is_topic_name(name) and len(name) <= TOPIC_NAME_MAX
 
 
-def _check_name(name: str) -> InvalidRequest | None:
+def _check_name(name: str) -> InvalidTopicName | None:
     """Return why the name is no valid topic name. If it is valid, return None."""
     if is_topic_name(name):
         return None
-    return InvalidRequest(
+    return InvalidTopicName(
         f"topic name {name!r} is illegal: use 1 to 249 characters of a-z A-Z 0-9 . _ - "
         "but not the name . or .."
     )
 
 
 def check_new_name(name: str) -> None:
-    """Raise InvalidRequest unless a new topic may have this name. A folder store cannot have the
+    """Raise InvalidTopicName unless a new topic may have this name. A folder store cannot have the
     table of a topic with a longer name. The limit is the same on every store, so that a cluster can
     be copied to any store."""
     if not is_new_topic_name(name):
-        raise InvalidRequest(
+        raise InvalidTopicName(
             f"topic name {name!r} is illegal: use 1 to {TOPIC_NAME_MAX} characters of "
             "a-z A-Z 0-9 . _ - but not the name . or .."
         )
@@ -75,7 +77,7 @@ def check_new_name(name: str) -> None:
 def check_create(action: CreateTopic, level: int) -> LogError | None:
     """Return why the topic cannot be created, or None. The caller checks that the name is free."""
     if not 1 <= action.partitions <= PARTITIONS_MAX:
-        return InvalidRequest(
+        return InvalidPartitions(
             f"a topic has 1 to {PARTITIONS_MAX} partitions, not {action.partitions}"
         )
     return _check_name(action.name) or topic_configs.check_all(action.configs, level)
@@ -84,7 +86,7 @@ def check_create(action: CreateTopic, level: int) -> LogError | None:
 def check_growth(action: AddPartitions, name: str, partitions: int) -> LogError | None:
     """Return why the topic `name` with `partitions` partitions cannot grow, or None."""
     if not partitions < action.partitions <= PARTITIONS_MAX:
-        return InvalidRequest(
+        return InvalidPartitions(
             f"topic {name!r} has {partitions} partitions: the number must be greater and at most "
             f"{PARTITIONS_MAX}, not {action.partitions}"
         )
@@ -270,6 +272,6 @@ class TopicOwners:
 
 
 def check_partitions(partitions: int) -> None:
-    """Raise InvalidRequest if a topic cannot have this number of partitions."""
+    """Raise InvalidPartitions if a topic cannot have this number of partitions."""
     if not 1 <= partitions <= PARTITIONS_MAX:
-        raise InvalidRequest(f"a topic has 1 to {PARTITIONS_MAX} partitions, not {partitions}")
+        raise InvalidPartitions(f"a topic has 1 to {PARTITIONS_MAX} partitions, not {partitions}")

@@ -22,7 +22,7 @@ from tidelog.service.http.errors import (
     error_response,
 )
 from tidelog.service.http.route import HIDDEN, PLAIN, V2, V3, Route, RouteAccess
-from tidelog.service.routes import dependencies
+from tidelog.service.operations import change
 from tidelog.service.server.app import build_app
 from tidelog.storage.broker import Broker
 from tidelog.storage.core.errors import (
@@ -37,8 +37,10 @@ from tidelog.storage.core.errors import (
     IllegalGeneration,
     InconsistentGroupProtocol,
     InvalidConfig,
+    InvalidPartitions,
     InvalidRequest,
     InvalidTimestamp,
+    InvalidTopicName,
     LogError,
     MemberExists,
     NewerLevel,
@@ -81,6 +83,8 @@ TABLE = [
     (TopicNotHosted("t"), 404, 40403),
     (UnknownPartition("t", 3, 2), 404, 40402),
     (TopicExists("t"), 400, 40002),
+    (InvalidTopicName("n"), 400, 40002),
+    (InvalidPartitions("p"), 400, 40002),
     (InvalidConfig("c"), 400, 40002),
     (InvalidRequest("r"), 400, 40002),
     (OffsetOutOfRange("t", 0, 9, log_start_offset=3, high_watermark=7), 400, 40002),
@@ -283,7 +287,7 @@ class SilentStore(MemoryStore):
 
 
 async def test_a_change_that_does_not_end_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dependencies, "DECISION_S_MAX", 0.05)
+    monkeypatch.setattr(change, "DECISION_S_MAX", 0.05)
     store = SilentStore()
     log = await Broker.open(store, QUIET, clock=SystemClock(), name="broker-1")
     transport = httpx.ASGITransport(app=build_app(log))

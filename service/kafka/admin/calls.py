@@ -15,7 +15,6 @@ from tidelog.service.kafka.client import ApiClient
 from tidelog.service.kafka.context import Context
 from tidelog.service.kafka.errors import Code, RequestKind, message_of
 from tidelog.service.security.caller import Forbidden, QuotaExceeded, Unauthenticated
-from tidelog.storage.core.acls import TOPIC
 from tidelog.storage.core.errors import LogError
 from tidelog.storage.state.access import MUTATION_RATE
 
@@ -43,7 +42,7 @@ class ChangeRefused(Exception):
 
 
 class AdminCall:
-    """One request of an admin client."""
+    """One request of an admin client; a `Change` of operations."""
 
     def __init__(self, context: Context, api: str, client: ApiClient) -> None:
         self.api = api
@@ -82,12 +81,6 @@ class AdminCall:
         else:
             return ChangeOutcome()
         return ChangeOutcome(code, message)
-
-    async def begin(self, operation: str, topic: str) -> None:
-        """Check that the client may do an operation on a topic, and charge one change. Raises
-        Refused, Forbidden, QuotaExceeded."""
-        await self.rights.check(operation, TOPIC, topic)
-        self.charge()
 
     def charge(self) -> None:
         """Charge one change to the quota of mutations. Raises QuotaExceeded; raises Refused if the

@@ -32,6 +32,7 @@ from tidelog.service.kafka.messages.configs import (
     IncrementalAlterConfigsResource,
     IncrementalAlterConfigsResponse,
 )
+from tidelog.service.operations.configs import ConfigTexts
 from tidelog.storage.core import topic_configs
 from tidelog.storage.core.acls import ALTER_CONFIGS, CLUSTER, CLUSTER_NAME, DESCRIBE_CONFIGS, TOPIC
 from tidelog.storage.core.topic_configs import (
@@ -228,10 +229,7 @@ class Configs:
         return entries
 
     def _default_values(self, name: str) -> Sequence[ConfigValue]:
-        settings = self._context.settings
-        values = topic_configs.of_settings(
-            settings.default_partitions, is_auto_create=settings.auto_create_topics
-        )
+        values = self._context.settings.topic_defaults
         return self._broker.state.defaults.values_of_default(name, values)
 
     # -- AlterConfigs, IncrementalAlterConfigs
@@ -287,19 +285,13 @@ class Configs:
                 raise ChangeRefused(
                     Code.INVALID_REQUEST, f"resource {name!r} is in the request twice"
                 )
-            is_topic = kind == OF_TOPIC
-            if is_topic:
-                await call.begin(ALTER_CONFIGS, name)
-            elif kind == OF_BROKER and name:
+            if kind == OF_BROKER and name:
                 await self._reset_broker(call, resource)
                 return
-            else:
-                await self._begin_defaults(call, kind)
-            await self._broker.refresh()
             _, again = await distinct(resource.configs, attrgetter("name"))
             if again:
                 raise ChangeRefused(Code.INVALID_REQUEST, f"config {min(again)!r} is given twice")
-            if is_topic:
+            if kind == OF_TOPIC:
                 await self._alter_topic(call, name, resource, changes_of, validate_only)
             else:
                 await self._alter_defaults(call, resource, changes_of, validate_only)
@@ -324,16 +316,18 @@ class Configs:
         changes_of: "Callable[[Changed, Any], dict[str, str | None]]",
         validate_only: bool,
     ) -> None:
-        topic, state = self._broker.state.topic(name), self._broker.state
+        def texts_of(topic: Topic) -> ConfigTexts:
+            defaults = self._broker.state.defaults
 
-        def values(config: str) -> list[ConfigValue]:
-            return state.defaults.values_of_topic(config, topic.configs)
+            def values(config: str) -> list[ConfigValue]:
+                return defaults.values_of_topic(config, topic.configs)
 
-        changes = changes_of(Changed(topic_configs.KNOWN, topic.configs, values), resource)
-        topic_configs.canonical_changes(changes, state.level)
-        if changes and not validate_only:
-            await call.commit(name, self._broker.alter_topic(name, changes))
-            call.warn_of_configs(name, changes)
+            return changes_of(Changed(topic_configs.KNOWN, topic.configs, values), resource)
+
+        configs = self._context.operations.configs
+        texts = await configs.alter_topic(call, name, texts_of, validate_only=validate_only)
+        if not validate_only:
+            call.warn_of_configs(name, texts)
 
     async def _reset_broker(self, call: AdminCall, resource: "AnyResource") -> None:
         """Take a request that only deletes configs of this broker, and do nothing: a broker has
@@ -350,14 +344,6 @@ class Configs:
                 "--entity-default)",
             )
 
-    async def _begin_defaults(self, call: AdminCall, kind: int) -> None:
-        """Check that the client may change the cluster's defaults, and charge one change. Raise
-        Refused for every resource except the broker resource without a name."""
-        await call.rights.check(ALTER_CONFIGS, CLUSTER, CLUSTER_NAME)
-        if kind != OF_BROKER:
-            raise ChangeRefused(Code.INVALID_REQUEST, f"resources of type {kind} have no configs")
-        call.charge()
-
     async def _alter_defaults(
         self,
         call: AdminCall,
@@ -365,13 +351,17 @@ class Configs:
         changes_of: "Callable[[Changed, Any], dict[str, str | None]]",
         validate_only: bool,
     ) -> None:
-        state = self._broker.state
-        defaults = Changed(topic_configs.DEFAULTS, state.defaults.values, self._default_values)
-        changes = changes_of(defaults, resource)
-        topic_configs.canonical_defaults(changes, state.level)
-        if changes and not validate_only:
-            label = f"defaults: {topic_configs.in_words(changes)}"
-            await call.commit(label, self._broker.set_topic_defaults(changes))
+        if resource.resource_type != OF_BROKER:
+            await call.rights.check(ALTER_CONFIGS, CLUSTER, CLUSTER_NAME)
+            kind = resource.resource_type
+            raise ChangeRefused(Code.INVALID_REQUEST, f"resources of type {kind} have no configs")
+
+        def texts_of(defaults: TopicDefaults) -> ConfigTexts:
+            known = Changed(topic_configs.DEFAULTS, defaults.values, self._default_values)
+            return changes_of(known, resource)
+
+        configs = self._context.operations.configs
+        await configs.alter_defaults(call, texts_of, validate_only=validate_only)
 
 
 AnyResource = AlterConfigsResource | IncrementalAlterConfigsResource

@@ -1,0 +1,5 @@
+"""Requests to a broker, in no protocol. The routes of REST and the handlers of Kafka parse a
+request, call an operation, and render its result. An operation checks the caller's rights, charges
+the change, reads the state that is fresh enough (I3), and waits for the commit within a bound. It
+raises a `LogError`, which each protocol has a table for.
+"""

@@ -1,0 +1,60 @@
+"""Operations on the configs of topics, and on the cluster's defaults of them. A change is one
+action of the log, so several configs change together or not at all (I4)."""
+
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
+
+from tidelog.service.operations.change import Change, begin
+from tidelog.storage.broker import Broker
+from tidelog.storage.core import topic_configs
+from tidelog.storage.core.acls import ALTER_CONFIGS, CLUSTER, CLUSTER_NAME
+from tidelog.storage.core.topic_configs import TopicDefaults
+from tidelog.storage.state.cluster_state import Topic
+
+ConfigTexts: TypeAlias = Mapping[str, str | None]
+"""By name of a config: its new text, None to remove it."""
+
+
+class ConfigOperations:
+    """One per protocol of a broker."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+
+    async def alter_topic(
+        self,
+        change: Change,
+        name: str,
+        texts_of: Callable[[Topic], ConfigTexts],
+        *,
+        validate_only: bool = False,
+    ) -> ConfigTexts:
+        """Set and reset configs of a topic. `texts_of` gets the newest state of the topic. Return
+        what was changed. Raises Forbidden, QuotaExceeded, UnknownTopic, InvalidConfig, the errors
+        of `texts_of`, and those of a commit."""
+        await begin(change, ALTER_CONFIGS, name)
+        await self._broker.refresh()
+        state = self._broker.state
+        texts = topic_configs.canonical_changes(texts_of(state.topic(name)), state.level)
+        if texts and not validate_only:
+            await change.commit(name, self._broker.alter_topic(name, texts))
+        return texts
+
+    async def alter_defaults(
+        self,
+        change: Change,
+        texts_of: Callable[[TopicDefaults], ConfigTexts],
+        *,
+        validate_only: bool = False,
+    ) -> ConfigTexts:
+        """Set and remove defaults of the cluster, by Kafka's names for configs of brokers. The rest
+        is as in `alter_topic`."""
+        await change.rights.check(ALTER_CONFIGS, CLUSTER, CLUSTER_NAME)
+        change.charge()
+        await self._broker.refresh()
+        state = self._broker.state
+        texts = topic_configs.canonical_defaults(texts_of(state.defaults), state.level)
+        if texts and not validate_only:
+            label = f"defaults: {topic_configs.in_words(texts)}"
+            await change.commit(label, self._broker.set_topic_defaults(texts))
+        return texts

@@ -1,0 +1,21 @@
+"""All operations of a broker, for one protocol."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from tidelog.service.operations.configs import ConfigOperations
+from tidelog.service.operations.topics import TopicOperations
+from tidelog.storage.broker import Broker
+
+
+class Operations(NamedTuple):
+    """The operations by what they are about."""
+
+    topics: TopicOperations
+    configs: ConfigOperations
+
+    @classmethod
+    def of(cls, broker: Broker, settings: Mapping[str, str]) -> "Operations":
+        """Return the operations of a broker. `settings` are the defaults of topics that the
+        broker's settings give (`topic_configs.of_settings`)."""
+        return cls(TopicOperations(broker, settings), ConfigOperations(broker))

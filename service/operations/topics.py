@@ -1,0 +1,211 @@
+"""Operations on topics: create, delete, grow, and delete records.
+
+The object store replicates, so an assignment of partitions to brokers only gives the number of
+these partitions.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from tidelog.service.operations.change import Change, begin, decided
+from tidelog.service.security.caller import CallerRights, check_creation
+from tidelog.storage.broker import Broker
+from tidelog.storage.core.acls import ALTER, DELETE, DESCRIBE, TOPIC
+from tidelog.storage.core.errors import (
+    InvalidPartitions,
+    InvalidRequest,
+    LogError,
+    TopicExists,
+    UnknownTopic,
+)
+from tidelog.storage.core.topic_configs import AUTO_CREATE, NUM_PARTITIONS
+from tidelog.storage.state.cluster_state import Topic
+from tidelog.storage.state.topic_checks import check_partitions
+
+END = -1
+"""As an offset: the end of the partition."""
+CHANGES_AT_ONCE = 100
+"""Partitions of one topic that change at the same time, so that they share commits."""
+
+
+class NewTopic(NamedTuple):
+    """A topic to create. If `partitions` is None, it gets the default number. `assigned` are the
+    partitions that the request assigns to brokers."""
+
+    name: str
+    partitions: int | None
+    configs: Mapping[str, str]
+    assigned: Sequence[int] = ()
+
+
+class LogStartMove(NamedTuple):
+    """The log start of a partition before and after a deletion of records."""
+
+    was: int
+    log_start_offset: int
+
+
+class InvalidAssignment(InvalidRequest):
+    """Partitions are assigned to brokers that are not those of the request."""
+
+
+class UnknownTopicId(UnknownTopic):
+    """No topic of that id, or the caller may not describe it."""
+
+    def __init__(self, topic_id: str) -> None:
+        super().__init__(topic_id)
+        self.args = (f"there is no topic of id {topic_id}",)
+
+
+class TopicOperations:
+    """One per protocol of a broker. `settings` are the defaults that the broker's settings give
+    (`topic_configs.of_settings`)."""
+
+    def __init__(self, broker: Broker, settings: Mapping[str, str]) -> None:
+        self._broker = broker
+        self._settings = settings
+
+    async def create(self, change: Change, topic: NewTopic, *, validate_only: bool = False) -> int:
+        """Create a topic; with `validate_only`, only check the request. Return the number of its
+        partitions. Raises Forbidden, QuotaExceeded, InvalidTopicName, InvalidPartitions,
+        InvalidAssignment, InvalidConfig, TopicExists, and the errors of a commit."""
+        await check_creation(change.rights, topic.name)
+        change.charge()
+        count = _count(topic)
+        if count is None or validate_only:
+            await self._broker.refresh()  # another broker may have changed the default
+        partitions = self._default_partitions() if count is None else count
+        creation = self._broker.create_topic(
+            topic.name, partitions, dict(topic.configs), validate_only=validate_only
+        )
+        await (decided(creation) if validate_only else change.commit(topic.name, creation))
+        return partitions
+
+    async def create_on_demand(self, change: Change, name: str) -> Topic:
+        """Create a topic that a client writes to or looks up, if `auto.create.topics.enable` is on.
+        The caller has read the newest state, which has no such topic. Raises UnknownTopic if it is
+        off, and the errors of `create`; TopicExists is none, because another client may create the
+        same topic."""
+        defaults = self._broker.state.defaults
+        if not defaults.is_auto_create(self._settings[AUTO_CREATE] == "true"):
+            raise UnknownTopic(name)
+        await check_creation(change.rights, name)
+        creation = self._broker.create_topic(name, self._default_partitions(), {})
+        try:
+            topic = await change.commit(name, creation)
+        except TopicExists:
+            return self._broker.state.topic(name)
+        assert topic is not None, "the topic is not only checked"
+        return topic
+
+    async def of_id(self, rights: CallerRights, topic_id: str) -> Topic:
+        """Return the topic of an id. Raises UnknownTopicId also if the caller may not describe the
+        topic."""
+        if self._broker.state.topic_of_id(topic_id) is None:
+            await self._broker.refresh()
+        topic = self._broker.state.topic_of_id(topic_id)
+        if topic is None or not rights.may(DESCRIBE, TOPIC, topic.name):
+            raise UnknownTopicId(topic_id)
+        return topic
+
+    async def delete(self, change: Change, name: str, topic_id: str = "") -> Topic:
+        """Delete the topic of this name, and of this id if one is given. Return the topic. Raises
+        Forbidden, QuotaExceeded, UnknownTopic, UnknownTopicId, and the errors of a commit."""
+        await begin(change, DELETE, name)
+        if name not in self._broker.state.topics:
+            await self._broker.refresh()
+        topic = self._broker.state.topics.get(name)
+        if topic_id and (topic is None or topic.topic_id != topic_id):
+            raise UnknownTopicId(topic_id)
+        if topic is None:
+            raise UnknownTopic(name)
+        await change.commit(name, self._broker.delete_topic(name))
+        return topic
+
+    async def add_partitions(
+        self,
+        change: Change,
+        name: str,
+        count: int,
+        *,
+        assigned: int | None = None,
+        validate_only: bool = False,
+    ) -> None:
+        """Grow a topic to `count` partitions. `assigned` is the number of new partitions that the
+        request assigns to brokers. Raises Forbidden, QuotaExceeded, UnknownTopic,
+        InvalidPartitions, InvalidAssignment, and the errors of a commit."""
+        await begin(change, ALTER, name)
+        await self._broker.refresh()
+        current = len(self._broker.state.topic(name).partitions)
+        if count == current:
+            raise InvalidPartitions(f"Topic already has {count} partition(s).")
+        if count < current:
+            raise InvalidPartitions(
+                f"Topic currently has {current} partitions, which is higher than the requested "
+                f"{count}."
+            )
+        check_partitions(count)
+        if assigned not in {None, count - current}:
+            raise InvalidAssignment(f"{assigned} assignments for {count - current} new partitions")
+        if not validate_only:
+            await change.commit(name, self._broker.add_partitions(name, count))
+
+    async def delete_records(
+        self, change: Change, name: str, offsets: Sequence[tuple[int, int]]
+    ) -> list[LogStartMove | LogError]:
+        """Move the log start of each partition up to an offset, END for the end. Return the log
+        start or the error, in the order of `offsets`. Raises Forbidden, QuotaExceeded,
+        Unavailable."""
+        await begin(change, DELETE, name)
+        await self._broker.refresh()
+        outcomes: list[LogStartMove | LogError] = []
+        for first in range(0, len(offsets), CHANGES_AT_ONCE):
+            some = offsets[first : first + CHANGES_AT_ONCE]
+            outcomes += await asyncio.gather(*(self._move(change, name, *pair) for pair in some))
+        return outcomes
+
+    async def planned_deletion(
+        self, rights: CallerRights, name: str, offsets: Mapping[int, int]
+    ) -> dict[int, LogStartMove]:
+        """Return what `delete_records` would do now. Raises Forbidden, UnknownTopic,
+        UnknownPartition, OffsetOutOfRange."""
+        await rights.check(DELETE, TOPIC, name)
+        await self._broker.refresh()
+        moves: dict[int, LogStartMove] = {}
+        for number, offset in offsets.items():
+            partition = self._broker.state.partition(name, number)
+            start = partition.log_start_offset
+            end = partition.high_watermark if offset == END else offset
+            if end > start:
+                self._broker.check_range(name, number, end, partition)
+            moves[number] = LogStartMove(start, max(start, end))
+        return moves
+
+    async def _move(
+        self, change: Change, name: str, number: int, offset: int
+    ) -> LogStartMove | LogError:
+        label = f"{name}-{number} below {offset}"
+        try:
+            before = self._broker.state.partition(name, number).log_start_offset
+            deletion = self._broker.delete_records(name, number, offset)
+            return LogStartMove(before, await change.commit(label, deletion))
+        except LogError as error:
+            return error
+
+    def _default_partitions(self) -> int:
+        return self._broker.state.defaults.partitions(int(self._settings[NUM_PARTITIONS]))
+
+
+def _count(topic: NewTopic) -> int | None:
+    """Return the number of partitions that a request gives, or None."""
+    if not topic.assigned:
+        return topic.partitions
+    if {*topic.assigned} != {*range(len(topic.assigned))}:
+        raise InvalidAssignment("assignments must name the partitions 0, 1, 2, ... each once")
+    if topic.partitions not in {None, len(topic.assigned)}:
+        raise InvalidRequest(
+            f"{topic.partitions} partitions are wanted, but {len(topic.assigned)} are assigned to "
+            "brokers"
+        )
+    return len(topic.assigned)

@@ -1,0 +1,257 @@
+"""Each operation checks the rights of its caller before all else: on a broker in memory, as each
+kind of principal."""
+
+import inspect
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, NamedTuple, TypeVar
+
+import pytest
+
+from tests.support.logs import MANUAL, append, closing, opened
+from tests.support.vloop import run
+from tidelog.service.operations.change import Change
+from tidelog.service.operations.operations import Operations
+from tidelog.service.operations.topics import NewTopic
+from tidelog.service.security.caller import (
+    ALL_RIGHTS,
+    NO_RIGHTS,
+    CallerRights,
+    Forbidden,
+    QuotaExceeded,
+    forbidden,
+)
+from tidelog.storage.broker import Broker
+from tidelog.storage.core.acls import (
+    ALTER,
+    ALTER_CONFIGS,
+    CLUSTER,
+    CLUSTER_NAME,
+    CREATE,
+    DELETE,
+    DESCRIBE,
+    OPERATIONS_OF,
+    TOPIC,
+)
+from tidelog.storage.core.errors import LogError, UnknownTopic
+from tidelog.storage.core.topic_configs import of_settings
+from tidelog.storage.state.access import MUTATION_RATE
+from tidelog.storage.state.cluster_state import Topic
+from tidelog.storage.store.memory import MemoryStore
+
+T = TypeVar("T")
+Right = tuple[str, str, str]
+
+
+class GrantedRights:
+    """The rights of a principal with these permissions, and no others."""
+
+    principal, host, proof = "alice", "127.0.0.1", ("k", "", 0)
+
+    def __init__(self, granted: frozenset[Right]) -> None:
+        self._granted = granted
+
+    def check_valid(self) -> None:
+        return
+
+    def may(self, operation: str, resource_type: str, name: str) -> bool:
+        return (operation, resource_type, name) in self._granted
+
+    async def check(self, operation: str, resource_type: str, name: str) -> None:
+        if not self.may(operation, resource_type, name):
+            raise forbidden(self.principal, operation, resource_type, name)
+
+    def charge(self, quota: str, size: int = 0) -> None:
+        return
+
+    def record(self, quota: str, size: float) -> None:
+        return
+
+    def has_quota(self, quota: str) -> bool:
+        return False
+
+    def throttle_s(self, quota: str) -> float:
+        return 0.0
+
+
+class RecordedChange:
+    """A change that counts its charges, and has the names of what it commits."""
+
+    def __init__(self, rights: CallerRights, *, is_throttled: bool = False) -> None:
+        self.rights = rights
+        self.charges = 0
+        self.committed: list[str] = []
+        self._is_throttled = is_throttled
+
+    def charge(self) -> None:
+        self.charges += 1
+        if self._is_throttled:
+            raise QuotaExceeded("alice", MUTATION_RATE, 1.0, 1.0)
+
+    async def commit(self, name: str, change: Coroutine[Any, Any, T]) -> T:
+        self.committed.append(name)
+        return await change
+
+
+class Operation(NamedTuple):
+    """A call, the sets of rights of which each suffices, and whether a call is one change."""
+
+    call: Callable[[Operations, Change, Topic], Awaitable[object]]
+    sufficient: tuple[frozenset[Right], ...]
+    is_charged: bool = True
+
+
+def topic_rights(*operations: str, name: str = "t") -> frozenset[Right]:
+    return frozenset((operation, TOPIC, name) for operation in operations)
+
+
+def cluster_right(operation: str) -> frozenset[Right]:
+    return frozenset({(operation, CLUSTER, CLUSTER_NAME)})
+
+
+CREATION = (topic_rights(CREATE, name="new"), cluster_right(CREATE))
+OPERATIONS = {
+    "topics.create": Operation(
+        lambda operations, change, _: operations.topics.create(change, NewTopic("new", 1, {})),
+        CREATION,
+    ),
+    "topics.create_on_demand": Operation(
+        lambda operations, change, _: operations.topics.create_on_demand(change, "new"),
+        CREATION,
+        is_charged=False,
+    ),
+    "topics.of_id": Operation(
+        lambda operations, change, topic: operations.topics.of_id(change.rights, topic.topic_id),
+        (topic_rights(DESCRIBE),),
+        is_charged=False,
+    ),
+    "topics.delete": Operation(
+        lambda operations, change, _: operations.topics.delete(change, "t"), (topic_rights(DELETE),)
+    ),
+    "topics.add_partitions": Operation(
+        lambda operations, change, _: operations.topics.add_partitions(change, "t", 3),
+        (topic_rights(ALTER),),
+    ),
+    "topics.delete_records": Operation(
+        lambda operations, change, _: operations.topics.delete_records(change, "t", [(0, 1)]),
+        (topic_rights(DELETE),),
+    ),
+    "topics.planned_deletion": Operation(
+        lambda operations, change, _: operations.topics.planned_deletion(
+            change.rights, "t", {0: 1}
+        ),
+        (topic_rights(DELETE),),
+        is_charged=False,
+    ),
+    "configs.alter_topic": Operation(
+        lambda operations, change, _: operations.configs.alter_topic(
+            change, "t", lambda _: {"retention.ms": "1000"}
+        ),
+        (topic_rights(ALTER_CONFIGS),),
+    ),
+    "configs.alter_defaults": Operation(
+        lambda operations, change, _: operations.configs.alter_defaults(
+            change, lambda _: {"log.retention.ms": "1000"}
+        ),
+        (cluster_right(ALTER_CONFIGS),),
+    ),
+}
+READS = ("topics.of_id", "topics.planned_deletion")
+ALL = frozenset(
+    (operation, kind, name)
+    for kind, names in ((TOPIC, ("t", "new")), (CLUSTER, (CLUSTER_NAME,)))
+    for operation in OPERATIONS_OF[kind]
+    for name in names
+)
+STRANGER = frozenset((operation, TOPIC, "u") for operation in OPERATIONS_OF[TOPIC])
+
+
+async def broker_with_topic(store: MemoryStore) -> Broker:
+    """`t`-0 and -1, with two records in `t`-0."""
+    broker = await opened(store, MANUAL)
+    await broker.create_topic("t", 2, {})
+    await append(broker, "a", "b")
+    return broker
+
+
+def operations_on(broker: Broker) -> Operations:
+    return Operations.of(broker, of_settings(1, is_auto_create=True))
+
+
+def fingerprint(broker: Broker) -> object:
+    """Configs and log starts of all topics, and the defaults."""
+    topics = {
+        name: (topic.configs, [partition.log_start_offset for partition in topic.partitions])
+        for name, topic in broker.state.topics.items()
+    }
+    return topics, dict(broker.state.defaults.values)
+
+
+async def outcome(name: str, broker: Broker, change: Change) -> LogError | None:
+    try:
+        await OPERATIONS[name].call(operations_on(broker), change, broker.state.topic("t"))
+    except LogError as error:
+        return error
+    return None
+
+
+def test_every_operation_is_tried() -> None:
+    names = {
+        f"{part}.{name}"
+        for part, kind in Operations.__annotations__.items()
+        for name, method in inspect.getmembers(kind, inspect.iscoroutinefunction)
+        if not name.startswith("_")
+    }
+    assert names == OPERATIONS.keys()
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_a_caller_without_the_right_changes_nothing_and_is_not_charged(name: str) -> None:
+    """Each right alone, all but the sufficient ones, those of another tenant, and none."""
+    sufficient = OPERATIONS[name].sufficient
+    beside = ALL.difference(*sufficient)
+    principals = [frozenset({right}) for right in sorted(beside)]
+    principals += [beside, STRANGER, frozenset()]
+
+    async def main() -> None:
+        broker = await broker_with_topic(MemoryStore())
+        async with closing(broker):
+            before = fingerprint(broker)
+            rights: list[CallerRights] = [GrantedRights(granted) for granted in principals]
+            for caller in [NO_RIGHTS, *rights]:
+                change = RecordedChange(caller)
+                error = await outcome(name, broker, change)
+                assert isinstance(error, UnknownTopic if name == "topics.of_id" else Forbidden)
+                assert (change.charges, change.committed) == (0, [])
+                assert fingerprint(broker) == before
+
+    run(main)
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_each_sufficient_right_suffices(name: str) -> None:
+    async def main() -> None:
+        rights: list[CallerRights] = [GrantedRights(set_) for set_ in OPERATIONS[name].sufficient]
+        for caller in [ALL_RIGHTS, *rights]:
+            broker = await broker_with_topic(MemoryStore())
+            async with closing(broker):
+                before = fingerprint(broker)
+                change = RecordedChange(caller)
+                assert await outcome(name, broker, change) is None
+                assert change.charges == OPERATIONS[name].is_charged
+                assert (fingerprint(broker) != before) == bool(change.committed)
+                assert bool(change.committed) == (name not in READS)
+
+    run(main)
+
+
+@pytest.mark.parametrize("name", [name for name, op in OPERATIONS.items() if op.is_charged])
+def test_a_throttled_caller_changes_nothing(name: str) -> None:
+    async def main() -> None:
+        broker = await broker_with_topic(MemoryStore())
+        async with closing(broker):
+            before = fingerprint(broker)
+            change = RecordedChange(ALL_RIGHTS, is_throttled=True)
+            assert isinstance(await outcome(name, broker, change), QuotaExceeded)
+            assert (fingerprint(broker), change.committed) == (before, [])
+
+    run(main)
