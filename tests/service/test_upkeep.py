@@ -46,9 +46,9 @@ async def held(broker: Broker) -> AsyncIterator[tuple[Held, Compactions]]:
 
 
 async def ended(jobs: Compactions) -> CompactionJob:
-    for _ in range(100):
+    while (job := (await jobs.all())[0]).ended_ms is None:
         await asyncio.sleep(0)
-    return (await jobs.all())[0]
+    return job
 
 
 async def test_one_at_a_time_with_progress_and_result(held: tuple[Held, Compactions]) -> None:
