@@ -45,9 +45,10 @@ async def held(broker: Broker) -> AsyncIterator[tuple[Held, Compactions]]:
     await jobs.close(1.0)
 
 
-async def ended(jobs: Compactions) -> CompactionJob:
-    while (job := (await jobs.all())[0]).ended_ms is None:
+async def ended(job: CompactionJob) -> CompactionJob:
+    while job.ended_ms is None:
         await asyncio.sleep(0)
+    await asyncio.sleep(0)  # its task ends
     return job
 
 
@@ -60,7 +61,7 @@ async def test_one_at_a_time_with_progress_and_result(held: tuple[Held, Compacti
     assert (job.state, job.rows_read, job.ended_ms) == ("running", 7, None)
     work.results = [{"is_damaged": False}] * (ROWS_MAX + 1)
     work.may_end.set()
-    done = await ended(jobs)
+    done = await ended(job)
     assert (done.state, done.rows_read, len(done.results)) == ("done", 12, ROWS_MAX)
     assert done.has_more_results
     assert done.ended_ms is not None
@@ -74,21 +75,19 @@ async def test_a_failure_is_kept(held: tuple[Held, Compactions]) -> None:
         (ZeroDivisionError(), "internal"),
     ):
         work.error = error
-        jobs.start("t", is_dry_run=True, is_forced=False)
-        job = await ended(jobs)
+        job = await ended(jobs.start("t", is_dry_run=True, is_forced=False))
         assert job.state == "failed"
         assert words in job.error
     work.error, work.results = None, [{"is_damaged": True}]
-    jobs.start("t", is_dry_run=True, is_forced=False)
-    assert (await ended(jobs)).state == "failed"
+    job = await ended(jobs.start("t", is_dry_run=True, is_forced=False))
+    assert job.state == "failed"
 
 
 async def test_the_last_jobs_are_kept(held: tuple[Held, Compactions]) -> None:
     work, jobs = held
     work.may_end.set()
     for _ in range(JOBS_MAX + 3):
-        jobs.start("t", is_dry_run=True, is_forced=False)
-        await ended(jobs)
+        await ended(jobs.start("t", is_dry_run=True, is_forced=False))
     assert len(await jobs.all()) == JOBS_MAX
 
 
@@ -113,8 +112,8 @@ async def test_the_jobs_of_peers_are_listed_and_other_versions_are_left_out(brok
 
 async def test_a_store_in_memory_is_not_compacted(broker: Broker) -> None:
     jobs = Compactions(broker.log, compactions.no_store)
-    jobs.start("t", is_dry_run=True, is_forced=False)
-    assert "the store is in memory" in (await ended(jobs)).error
+    job = await ended(jobs.start("t", is_dry_run=True, is_forced=False))
+    assert "the store is in memory" in job.error
 
 
 async def test_routes_of_a_topic_that_is_not_there(broker: Broker) -> None:

@@ -35,6 +35,7 @@ from tidelog.storage.core.errors import (
     Corrupt,
     DamagedRecords,
     LogError,
+    OffsetOutOfRange,
     StoreUnfit,
     TableInDoubt,
     Unavailable,
@@ -364,6 +365,13 @@ class DamageRun(Run):
             )
             try:
                 fetched = await fresh.log.fetch(topic, number, offset, bytes_max=1 << 20)
+            except OffsetOutOfRange as error:  # a client has moved the log start meanwhile
+                world.record(history.Refused(world.now_s, op, str(error)))
+                if error.log_start_offset <= offset:
+                    world.bug(f"{topic}-{number} at {offset} beside damage: {error!r}")
+                    return
+                offset = error.log_start_offset
+                continue
             except LogError as error:
                 beyond = self._costs(topic, number, offset, partition.sealed_end)
                 world.record(history.Refused(world.now_s, op, str(error)))
