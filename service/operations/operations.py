@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from tidelog.service.operations.access import AccessOperations
 from tidelog.service.operations.configs import ConfigOperations
 from tidelog.service.operations.topics import TopicOperations
 from tidelog.storage.broker import Broker
@@ -13,9 +14,12 @@ class Operations(NamedTuple):
 
     topics: TopicOperations
     configs: ConfigOperations
+    access: AccessOperations
 
     @classmethod
     def of(cls, broker: Broker, settings: Mapping[str, str]) -> "Operations":
         """Return the operations of a broker. `settings` are the defaults of topics that the
         broker's settings give (`topic_configs.of_settings`)."""
-        return cls(TopicOperations(broker, settings), ConfigOperations(broker))
+        return cls(
+            TopicOperations(broker, settings), ConfigOperations(broker), AccessOperations(broker)
+        )

@@ -17,21 +17,17 @@ from tidelog.service.formats.resources_v3 import Resource, ResourceFactory, Reso
 from tidelog.service.http.body_limit import SMALL_BODY
 from tidelog.service.http.paging import WHOLE, WantedPage, answer_page, in_order, sliced
 from tidelog.service.http.route import V3, Permission, Route, RouteDoc
-from tidelog.service.operations.change import decided
 from tidelog.service.routes.dependencies import (
     CHANGE_ERRORS,
     ERRORS,
-    FreshLog,
+    BrokerOperations,
+    CallerChange,
     RequiredSecurity,
     Resources,
     Rights,
 )
-from tidelog.service.security.audit import note
-from tidelog.service.security.caller import CallerRights
-from tidelog.storage.broker import Broker
 from tidelog.storage.core import acls
 from tidelog.storage.core.acls import ALTER, ANY, CLUSTER, DESCRIBE, Acl, AclFilter
-from tidelog.storage.core.actions import CreateAcls, DeleteAcls
 from tidelog.storage.core.errors import InvalidRequest
 from tidelog.storage.state.access import ACLS_AT_ONCE_MAX
 
@@ -162,69 +158,58 @@ DeletionFilter = Annotated[AclFilter, Depends(deletion_filter)]
 async def list_acls(
     _: RequiredSecurity,
     wanted: SearchFilter,
-    broker: FreshLog,
+    operations: BrokerOperations,
+    rights: Rights,
     make: Resources,
     page: WantedPage,
 ) -> AclList:
     """The ACLs that match a filter. If security is off, the response is 400/40002."""
     after = page.position(*[str] * len(Acl.__struct_fields__))
-    keys = await _in_order(await _matching(broker, wanted), after)
+    keys = await _in_order(await operations.access.acls(rights, wanted), after)
     shell = AclList(metadata=make.listed("acls"), data=[])
     response: AclList = await answer_page(page, shell, keys, lambda key: _resource(make, key))
     return response
 
 
 async def create_acl(
-    _: RequiredSecurity, body: NewAcl, broker: FreshLog, make: Resources, rights: Rights
+    _: RequiredSecurity,
+    body: NewAcl,
+    operations: BrokerOperations,
+    change: CallerChange,
+    make: Resources,
 ) -> Response:
     """Allow or deny an operation to a principal. A principal is `User:` and a name."""
     acl = body.acl()
-    await decided(broker.change_access(CreateAcls([acl])))
-    await _log_changes(rights, "added", [acl])
+    await operations.access.create_acls(change, [acl])
     return Response(status_code=201, headers={"Location": make.url(_path(_fields(acl)))})
 
 
 async def create_acls(
-    _: RequiredSecurity, body: NewAcls, broker: FreshLog, rights: Rights
+    _: RequiredSecurity, body: NewAcls, operations: BrokerOperations, change: CallerChange
 ) -> Response:
     """Create several ACLs, all or none."""
-    created = [new_acl.acl() for new_acl in body.data]
-    await decided(broker.change_access(CreateAcls(created)))
-    await _log_changes(rights, "added", created)
+    await operations.access.create_acls(change, [new_acl.acl() for new_acl in body.data])
     return Response(status_code=201)
 
 
 async def delete_acls(
     _: RequiredSecurity,
     wanted: DeletionFilter,
-    broker: FreshLog,
+    operations: BrokerOperations,
+    change: CallerChange,
     make: Resources,
-    rights: Rights,
 ) -> DeletedAcls:
     """Delete the ACLs that match a filter. `resource_type`, `pattern_type`, `operation` and
     `permission` are required: without one of them, the response is 400. Each may be ANY."""
-    matching_acls = await _matching(broker, wanted)
-    if matching_acls:
-        await decided(broker.change_access(DeleteAcls(matching_acls)))
-        await _log_changes(rights, "removed", matching_acls)
-    keys = await _in_order(matching_acls)
+    keys = await _in_order(await operations.access.delete_acls(change, wanted))
     deleted: DeletedAcls = await answer_page(
         WHOLE, DeletedAcls(data=[]), keys, lambda key: _resource(make, key)
     )
     return deleted
 
 
-async def _matching(broker: Broker, wanted: AclFilter) -> list[Acl]:
-    return [acl async for acl in sliced(list(broker.state.access.acls)) if wanted.matches(acl)]
-
-
 async def _in_order(matching_acls: list[Acl], after: AclKey | None = None) -> Iterator[AclKey]:
     return await in_order([_key(acl) async for acl in sliced(matching_acls)], after)
-
-
-async def _log_changes(rights: CallerRights, change: str, acls: list[Acl]) -> None:
-    async for acl in sliced(acls):
-        note("%s %s ACL %s", rights.principal, change, " ".join(_fields(acl).values()))
 
 
 def _resource(make: ResourceFactory, key: AclKey) -> AclData:

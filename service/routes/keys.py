@@ -6,7 +6,6 @@ except `/me` responds as a Kafka cluster without an authorizer does. The routes 
 """
 
 import asyncio
-import hashlib
 from http.cookies import Morsel
 from typing import Annotated, Any, Literal
 
@@ -23,16 +22,15 @@ from tidelog.service.operations.change import decided
 from tidelog.service.routes.dependencies import (
     CHANGE_ERRORS,
     ERRORS,
+    BrokerOperations,
+    CallerChange,
     EmptyListing,
     FreshLog,
     Listing,
     RequiredSecurity,
-    Rights,
 )
-from tidelog.service.security.audit import note
 from tidelog.service.security.authenticator import Caller
 from tidelog.service.security.caller import Unauthenticated, rights_of
-from tidelog.storage.broker import KEY_ID_BYTES
 from tidelog.storage.core.acls import (
     ALTER,
     ALTER_CONFIGS,
@@ -42,16 +40,12 @@ from tidelog.storage.core.acls import (
     DESCRIBE,
     DESCRIBE_CONFIGS,
 )
-from tidelog.storage.core.actions import DeleteKey, SetQuotas
-from tidelog.storage.core.errors import IdempotencyMismatch
 from tidelog.storage.runtime.observer import PRINCIPAL
 from tidelog.storage.state.access import Key
 
 WRONG_LOGIN_S = 1.0
 """Time that the broker waits before it refuses a login with an invalid key."""
 TTL_S_MAX = 100 * 365 * 86_400
-REPEAT_MS_MAX = 600_000
-"""A later creation with the same Idempotency-Key is no repetition, and the broker refuses it."""
 
 # -- the console's session
 
@@ -172,9 +166,9 @@ async def list_keys(
 async def create_key(
     response: Response,
     body: NewKey,
-    broker: FreshLog,
+    operations: BrokerOperations,
+    change: CallerChange,
     security: RequiredSecurity,
-    rights: Rights,
     idempotency_key: Annotated[
         str | None,
         Header(
@@ -185,50 +179,20 @@ async def create_key(
     ] = None,
 ) -> CreatedKey:
     """Create a key of a principal. Only this response has its secret."""
-    now_ms = security.clock.now_ms()
-    expires_ms = 0 if body.ttl_s is None else now_ms + body.ttl_s * 1000
-    key_id = ""
-    if idempotency_key is not None:
-        named = f"{rights.principal}\0{idempotency_key}".encode()
-        key_id = hashlib.sha256(named).hexdigest()[: 2 * KEY_ID_BYTES]
-        if (before := broker.state.access.keys.get(key_id)) is not None:
-            _check_repetition(before, body, now_ms)
-            # If the process ends after this commit, the next repetition creates the key.
-            await decided(broker.change_access(DeleteKey(key_id)))
-            note("%s replaces key %s of %s", rights.principal, key_id, before.principal)
-    key, secret = await decided(
-        broker.create_key(body.principal, expires_ms=expires_ms, note=body.note, key_id=key_id)
+    key, secret = await operations.access.create_key(
+        change, body.principal, body.ttl_s, body.note, idempotency_key
     )
-    note("%s created key %s of %s", rights.principal, key.key_id, key.principal)
     response.headers["Cache-Control"] = "no-store"
-    return CreatedKey(**_fields(key, now_ms), secret=secret)
-
-
-def _check_repetition(before: Key, body: NewKey, now_ms: int) -> None:
-    """Raise IdempotencyMismatch if this request does not repeat the one that created the key."""
-    is_same = (before.principal, before.note) == (body.principal, body.note)
-    if not is_same or bool(before.expires_ms) != (body.ttl_s is not None):
-        raise IdempotencyMismatch(
-            f"the Idempotency-Key was used for key {before.key_id} of {before.principal} with "
-            "other content: use a new Idempotency-Key"
-        )
-    if now_ms - before.created_ms > REPEAT_MS_MAX:
-        raise IdempotencyMismatch(
-            f"the Idempotency-Key was used for key {before.key_id} more than "
-            f"{REPEAT_MS_MAX // 60_000} minutes ago: use a new Idempotency-Key"
-        )
+    return CreatedKey(**_fields(key, security.clock.now_ms()), secret=secret)
 
 
 async def delete_key(
-    key_id: str, broker: FreshLog, _: RequiredSecurity, rights: Rights
+    key_id: str, operations: BrokerOperations, change: CallerChange, _: RequiredSecurity
 ) -> Response:
     """Revoke a key and its sessions. This broker refuses them at once, other brokers when they
     apply the commit, after `poll_interval_ms` at most."""
-    key = broker.state.access.keys.get(key_id)
-    if key is None:
+    if await operations.access.delete_key(change, key_id) is None:
         raise NoSuchResource(f"Key {key_id} cannot be found.")
-    await decided(broker.change_access(DeleteKey(key_id)))
-    note("%s deleted key %s of %s", rights.principal, key_id, key.principal)
     return Response(status_code=204)
 
 
@@ -323,25 +287,25 @@ async def list_quotas(
 
 
 async def set_quotas(
-    principal: str, body: QuotaRates, broker: FreshLog, _: RequiredSecurity, rights: Rights
+    principal: str,
+    body: QuotaRates,
+    operations: BrokerOperations,
+    change: CallerChange,
+    _: RequiredSecurity,
 ) -> QuotaData:
     """Set quotas of a principal. A quota that the body omits does not change. The value null
     removes a quota."""
     rates: dict[str, int | None] = body.model_dump(exclude_unset=True)
-    await decided(broker.change_access(SetQuotas(principal, rates)))
-    note("%s set quotas of %s: %s", rights.principal, principal, rates)
-    return QuotaData(principal=principal, **broker.state.access.quotas.get(principal, {}))
+    quotas = await operations.access.set_quotas(change, principal, rates)
+    return QuotaData(principal=principal, **quotas)
 
 
 async def delete_quotas(
-    principal: str, broker: FreshLog, _: RequiredSecurity, rights: Rights
+    principal: str, operations: BrokerOperations, change: CallerChange, _: RequiredSecurity
 ) -> Response:
     """Remove the quotas of a principal, so that the default quotas apply to it again."""
-    quotas = broker.state.access.quotas.get(principal)
-    if quotas is None:
+    if not await operations.access.delete_quotas(change, principal):
         raise NoSuchResource(f"Quotas of {principal} cannot be found.")
-    await decided(broker.change_access(SetQuotas(principal, dict.fromkeys(quotas))))
-    note("%s removed the quotas of %s", rights.principal, principal)
     return Response(status_code=204)
 
 

@@ -23,7 +23,7 @@ from tests.service.keyed import (
     refill_nothing,
     secured,
 )
-from tidelog.service.routes import keys
+from tidelog.service.operations import access
 from tidelog.service.security import session_cookie
 from tidelog.service.security.authenticator import REFRESHES_PER_S
 from tidelog.service.settings.fields import BadSettings
@@ -138,7 +138,7 @@ async def test_a_repeated_creation_leaves_one_key_with_a_known_secret(
         refused = await create(**changed)
         assert (refused.status_code, refused.json()["error_code"]) == (422, 422)
     assert (await me_of(broker, second["secret"])).status_code == 200
-    monkeypatch.setattr(keys, "REPEAT_MS_MAX", -600_000)
+    monkeypatch.setattr(access, "REPEAT_MS_MAX", -600_000)
     assert "minutes ago" in (await create()).text
     assert (await me_of(broker, second["secret"])).status_code == 200
 

@@ -30,8 +30,12 @@ from tidelog.storage.core.acls import (
     DELETE,
     DESCRIBE,
     OPERATIONS_OF,
+    READ,
     TOPIC,
+    Acl,
+    AclFilter,
 )
+from tidelog.storage.core.actions import CreateAcls, SetQuotas
 from tidelog.storage.core.errors import LogError, UnknownTopic
 from tidelog.storage.core.topic_configs import of_settings
 from tidelog.storage.state.access import MUTATION_RATE
@@ -108,6 +112,7 @@ def cluster_right(operation: str) -> frozenset[Right]:
     return frozenset({(operation, CLUSTER, CLUSTER_NAME)})
 
 
+KEY_ID = "ab" * 8
 CREATION = (topic_rights(CREATE, name="new"), cluster_right(CREATE))
 OPERATIONS = {
     "topics.create": Operation(
@@ -154,8 +159,43 @@ OPERATIONS = {
         ),
         (cluster_right(ALTER_CONFIGS),),
     ),
+    "access.acls": Operation(
+        lambda operations, change, _: operations.access.acls(change.rights, AclFilter()),
+        (cluster_right(DESCRIBE),),
+        is_charged=False,
+    ),
+    "access.create_acls": Operation(
+        lambda operations, change, _: operations.access.create_acls(
+            change, [Acl(TOPIC, "u", "LITERAL", "User:bob", "*", READ, "ALLOW")]
+        ),
+        (cluster_right(ALTER),),
+    ),
+    "access.delete_acls": Operation(
+        lambda operations, change, _: operations.access.delete_acls(change, AclFilter()),
+        (cluster_right(ALTER),),
+    ),
+    "access.create_key": Operation(
+        lambda operations, change, _: operations.access.create_key(
+            change, "User:bob", None, "", None
+        ),
+        (cluster_right(ALTER),),
+    ),
+    "access.delete_key": Operation(
+        lambda operations, change, _: operations.access.delete_key(change, KEY_ID),
+        (cluster_right(ALTER),),
+    ),
+    "access.set_quotas": Operation(
+        lambda operations, change, _: operations.access.set_quotas(
+            change, "User:bob", {"request_rate": 7}
+        ),
+        (cluster_right(ALTER_CONFIGS),),
+    ),
+    "access.delete_quotas": Operation(
+        lambda operations, change, _: operations.access.delete_quotas(change, "User:carol"),
+        (cluster_right(ALTER_CONFIGS),),
+    ),
 }
-READS = ("topics.of_id", "topics.planned_deletion")
+READS = ("topics.of_id", "topics.planned_deletion", "access.acls")
 ALL = frozenset(
     (operation, kind, name)
     for kind, names in ((TOPIC, ("t", "new")), (CLUSTER, (CLUSTER_NAME,)))
@@ -166,10 +206,13 @@ STRANGER = frozenset((operation, TOPIC, "u") for operation in OPERATIONS_OF[TOPI
 
 
 async def broker_with_topic(store: MemoryStore) -> Broker:
-    """`t`-0 and -1, with two records in `t`-0."""
+    """`t`-0 and -1, with two records in `t`-0; an ACL, a key and a principal with quotas."""
     broker = await opened(store, MANUAL)
     await broker.create_topic("t", 2, {})
     await append(broker, "a", "b")
+    await broker.create_key("User:carol", key_id=KEY_ID)
+    acl = Acl(TOPIC, "t", "LITERAL", "User:carol", "*", READ, "ALLOW")
+    await broker.change_access(CreateAcls([acl]), SetQuotas("User:carol", {"request_rate": 5}))
     return broker
 
 
@@ -178,12 +221,14 @@ def operations_on(broker: Broker) -> Operations:
 
 
 def fingerprint(broker: Broker) -> object:
-    """Configs and log starts of all topics, and the defaults."""
+    """Configs and log starts of all topics, the defaults, and access."""
     topics = {
         name: (topic.configs, [partition.log_start_offset for partition in topic.partitions])
         for name, topic in broker.state.topics.items()
     }
-    return topics, dict(broker.state.defaults.values)
+    access = broker.state.access
+    lists = [*access.acls], [*access.keys], dict(access.quotas)
+    return topics, dict(broker.state.defaults.values), lists
 
 
 async def outcome(name: str, broker: Broker, change: Change) -> LogError | None:

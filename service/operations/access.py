@@ -1,0 +1,154 @@
+"""Operations on access: ACLs, keys and quotas. Each change adds a line about it to the audit log
+and to the log of access."""
+
+import hashlib
+
+from tidelog.service.http.paging import sliced
+from tidelog.service.operations.change import Change
+from tidelog.service.security.audit import note
+from tidelog.service.security.caller import CallerRights
+from tidelog.storage.broker import KEY_ID_BYTES, Broker
+from tidelog.storage.core.acls import (
+    ALTER,
+    ALTER_CONFIGS,
+    CLUSTER,
+    CLUSTER_NAME,
+    DESCRIBE,
+    Acl,
+    AclFilter,
+)
+from tidelog.storage.core.actions import CreateAcls, DeleteAcls, DeleteKey, SetQuotas
+from tidelog.storage.core.errors import IdempotencyMismatch
+from tidelog.storage.state.access import Key
+
+REPEAT_MS_MAX = 600_000
+"""A later creation with the same Idempotency-Key is no repetition, and the broker refuses it."""
+
+
+class AccessOperations:
+    """One per protocol of a broker."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+
+    # -- ACLs
+
+    async def acls(self, rights: CallerRights, wanted: AclFilter) -> list[Acl]:
+        """Return the ACLs that match a filter. Raises Forbidden."""
+        await rights.check(DESCRIBE, CLUSTER, CLUSTER_NAME)
+        await self._broker.refresh()
+        return await self._matching(wanted)
+
+    async def create_acls(self, change: Change, acls: list[Acl]) -> None:
+        """Create ACLs, all or none. Raises Forbidden, QuotaExceeded, InvalidRequest, and the errors
+        of a commit."""
+        await _begin(change, ALTER)
+        await change.commit("ACLs", self._broker.change_access(CreateAcls(acls)))
+        await _note_acls(change.rights, "added", acls)
+
+    async def delete_acls(self, change: Change, wanted: AclFilter) -> list[Acl]:
+        """Delete the ACLs that match a filter, and return them. Raises Forbidden, QuotaExceeded,
+        and the errors of a commit."""
+        await _begin(change, ALTER)
+        await self._broker.refresh()
+        acls = await self._matching(wanted)
+        if acls:
+            await change.commit("ACLs", self._broker.change_access(DeleteAcls(acls)))
+            await _note_acls(change.rights, "removed", acls)
+        return acls
+
+    async def _matching(self, wanted: AclFilter) -> list[Acl]:
+        acls = list(self._broker.state.access.acls)
+        return [acl async for acl in sliced(acls) if wanted.matches(acl)]
+
+    # -- keys
+
+    async def create_key(
+        self, change: Change, principal: str, ttl_s: int | None, text: str, repeat_key: str | None
+    ) -> tuple[Key, str]:
+        """Create a key of a principal; return it with its secret. `text` is its note. A request
+        with the same `repeat_key` within REPEAT_MS_MAX replaces the key of the first one. Raises
+        Forbidden, QuotaExceeded, InvalidRequest, IdempotencyMismatch, and the errors of a commit.
+        """
+        await _begin(change, ALTER)
+        await self._broker.refresh()
+        rights, now_ms = change.rights, self._broker.clock.now_ms()
+        expires_ms = 0 if ttl_s is None else now_ms + ttl_s * 1000
+        key_id = ""
+        if repeat_key is not None:
+            named = f"{rights.principal}\0{repeat_key}".encode()
+            key_id = hashlib.sha256(named).hexdigest()[: 2 * KEY_ID_BYTES]
+            if (before := self._broker.state.access.keys.get(key_id)) is not None:
+                content = principal, text, bool(expires_ms)
+                _check_repetition(before, content, now_ms)
+                # If the process ends after this commit, the next repetition creates the key.
+                await change.commit(key_id, self._broker.change_access(DeleteKey(key_id)))
+                note("%s replaces key %s of %s", rights.principal, key_id, before.principal)
+        creation = self._broker.create_key(
+            principal, expires_ms=expires_ms, note=text, key_id=key_id
+        )
+        key, secret = await change.commit(f"a key of {principal}", creation)
+        note("%s created key %s of %s", rights.principal, key.key_id, key.principal)
+        return key, secret
+
+    async def delete_key(self, change: Change, key_id: str) -> Key | None:
+        """Delete a key and its sessions. Return the key, or None if there is no such key. Raises
+        Forbidden, QuotaExceeded, and the errors of a commit."""
+        await _begin(change, ALTER)
+        await self._broker.refresh()
+        key = self._broker.state.access.keys.get(key_id)
+        if key is not None:
+            await change.commit(key_id, self._broker.change_access(DeleteKey(key_id)))
+            note("%s deleted key %s of %s", change.rights.principal, key_id, key.principal)
+        return key
+
+    # -- quotas
+
+    async def set_quotas(
+        self, change: Change, principal: str, quotas: dict[str, int | None]
+    ) -> dict[str, int]:
+        """Set quotas of a principal, None to remove one. Return its quotas. Raises Forbidden,
+        QuotaExceeded, InvalidRequest, and the errors of a commit."""
+        await _begin(change, ALTER_CONFIGS)
+        await change.commit(principal, self._broker.change_access(SetQuotas(principal, quotas)))
+        note("%s set quotas of %s: %s", change.rights.principal, principal, quotas)
+        return self._broker.state.access.quotas.get(principal, {})
+
+    async def delete_quotas(self, change: Change, principal: str) -> bool:
+        """Remove the quotas of a principal. Return whether it had any. Raises Forbidden,
+        QuotaExceeded, and the errors of a commit."""
+        await _begin(change, ALTER_CONFIGS)
+        await self._broker.refresh()
+        quotas = self._broker.state.access.quotas.get(principal)
+        if quotas is None:
+            return False
+        removal = SetQuotas(principal, dict.fromkeys(quotas))
+        await change.commit(principal, self._broker.change_access(removal))
+        note("%s removed the quotas of %s", change.rights.principal, principal)
+        return True
+
+
+async def _begin(change: Change, operation: str) -> None:
+    await change.rights.check(operation, CLUSTER, CLUSTER_NAME)
+    change.charge()
+
+
+async def _note_acls(rights: CallerRights, verb: str, acls: list[Acl]) -> None:
+    async for acl in sliced(acls):
+        values = (getattr(acl, name) for name in Acl.__struct_fields__)
+        note("%s %s ACL %s", rights.principal, verb, " ".join(values))
+
+
+def _check_repetition(before: Key, content: tuple[str, str, bool], now_ms: int) -> None:
+    """Raise IdempotencyMismatch if a request with this principal, note and expiry does not repeat
+    the one that created the key."""
+    if (before.principal, before.note, bool(before.expires_ms)) != content:
+        raise IdempotencyMismatch(
+            f"the Idempotency-Key was used for key {before.key_id} of {before.principal} with "
+            "other content: use a new Idempotency-Key"
+        )
+    if now_ms - before.created_ms > REPEAT_MS_MAX:
+        raise IdempotencyMismatch(
+            f"the Idempotency-Key was used for key {before.key_id} more than "
+            f"{REPEAT_MS_MAX // 60_000} minutes ago: use a new Idempotency-Key"
+        )
