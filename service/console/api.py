@@ -161,7 +161,7 @@ async def get_overview(
 ) -> Overview:
     """Return the brokers, their rates per second, and the size of the cluster."""
     log = broker_log(request)
-    rates: RateSampler = request.app.state.vitals
+    rates: RateSampler = request.app.state.reports.rates
     answered, sizes, state = await rates.all(), await _sizes(log), log.state
     absent = rates.absent(answered)
     return Overview(

@@ -125,8 +125,8 @@ async def get_health(request: Request, rights: Rights) -> ClusterHealth:
     """Whether the cluster is well, and if not, each problem with its runbook: brokers, store,
     sealing, maintenance and groups. This route answers while the store does not."""
     log, state = broker_log(request), request.app.state
-    telemetry: Telemetry = state.telemetry
-    sampler: RateSampler = state.vitals
+    telemetry: Telemetry = state.reports.telemetry
+    sampler: RateSampler = state.reports.rates
     answered = await sampler.all()
     groups = await _groups(log, telemetry, rights)
     tails, late = await _tails(log, rights)

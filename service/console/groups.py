@@ -43,7 +43,7 @@ async def list_group_summaries(
     request: Request, log: FreshLog, rights: Rights, empty: EmptyListing, page: WantedPage
 ) -> Listing[GroupSummary]:
     """List every group that the caller may describe, with its members and its lag."""
-    totals: LagTotals = request.app.state.telemetry.lags
+    totals: LagTotals = request.app.state.reports.telemetry.lags
     await totals.refresh_and_look()
 
     def summary(group_id: str) -> Awaitable[GroupSummary] | None:
@@ -78,7 +78,7 @@ async def get_lag_history(
 ) -> GroupLagHistory:
     """Return the group's lag in each topic over the last half hour, as this broker measured it
     since its start."""
-    rates: RateSampler = request.app.state.vitals
+    rates: RateSampler = request.app.state.reports.rates
     past = rates.lag_history(consumer_group_id)
     count = max((len(values) for values in past.topics.values()), default=0)
     first_ms = past.end_ms - (count - 1) * past.step_ms

@@ -47,7 +47,7 @@ class KafkaClients(BaseModel):
 async def list_kafka_clients(request: Request) -> KafkaClients:
     """List the Kafka clients that are connected to the brokers of the cluster, those with the most
     connections first. The broker asks the other brokers."""
-    source: kafka_clients.ConnectedClients = request.app.state.kafka_clients
+    source: kafka_clients.ConnectedClients = request.app.state.reports.kafka_clients
     clients = await source.all()
     return KafkaClients(
         now_ms=broker_log(request).clock.now_ms(),

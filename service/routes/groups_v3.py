@@ -153,7 +153,7 @@ async def group_of_path(
     if not has_members and consumer_group_id not in log.state.committed_offsets:
         raise NoSuchResource(f"Consumer group {consumer_group_id} cannot be found.")
     resources = GroupResources(log, make, consumer_group_id)
-    times: LagTimes = request.app.state.telemetry.lags.times
+    times: LagTimes = request.app.state.reports.telemetry.lags.times
     return GroupContext(log, consumer_group_id, resources, rights, times)
 
 

@@ -87,7 +87,7 @@ async def get_ready(request: Request) -> Readiness:
 async def get_metrics(request: Request) -> Response:
     """Metrics as Prometheus text: of this broker, or of all workers that share its port, with the
     label `worker`."""
-    telemetry: Telemetry = request.app.state.telemetry
+    telemetry: Telemetry = request.app.state.reports.telemetry
     body = await telemetry.text_of_all()
     return Response(body, headers={"Content-Type": CONTENT_TYPE_LATEST})
 

@@ -127,7 +127,7 @@ async def start_compaction(
     cleanup.policy has `compact`, keep the newest record of each key. The job goes on after the
     response. A broker runs one job at a time."""
     log.state.topic(topic_name)  # raises UnknownTopic
-    jobs: Compactions = request.app.state.compactions
+    jobs: Compactions = request.app.state.reports.compactions
     job = jobs.start(topic_name, is_dry_run=body.validate_only, is_forced=body.is_forced)
     return _data(job)
 
@@ -135,7 +135,7 @@ async def start_compaction(
 async def list_compactions(request: Request, rights: Rights) -> CompactionList:
     """The last compactions that clients have started, of all brokers that answer within a second,
     the newest first. A broker keeps its last 20 until it stops."""
-    jobs: Compactions = request.app.state.compactions
+    jobs: Compactions = request.app.state.reports.compactions
     shown = [job for job in await jobs.all() if rights.may(DESCRIBE, TOPIC, job.topic)]
     return CompactionList(data=[_data(job) for job in shown])
 

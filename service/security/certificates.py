@@ -117,6 +117,9 @@ class Certificates(NamedTuple):
         return {port: certificate for port, certificate in ports if certificate is not None}
 
 
+NO_CERTIFICATES = Certificates(None, None)
+
+
 def certificates(settings: Settings, peer_host: str, clock: Clock) -> Certificates:
     """Return the certificates that the settings name. `peer_host` is the host name or address at
     which other brokers reach this one. Raises LogError."""

@@ -6,7 +6,6 @@ application has no durable state, so a crash loses nothing.
 """
 
 import asyncio
-import functools
 import json
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -43,12 +42,9 @@ from tidelog.service.operations.operations import Operations
 from tidelog.service.routes.dependencies import V2Response, check_cluster_id
 from tidelog.service.routes.health import VERSION
 from tidelog.service.security.authenticator import Security
-from tidelog.service.server.router import ACK_LABELS, APP_ROUTES, HOT_ROUTES
-from tidelog.service.telemetry.compactions import Compactions
-from tidelog.service.telemetry.kafka_clients import ConnectedClients
-from tidelog.service.telemetry.maintenance_metrics import MaintenanceCounters
-from tidelog.service.telemetry.metrics import HttpCounters, Telemetry, Worker
-from tidelog.service.telemetry.rates import Ask, RateSampler, no_answers
+from tidelog.service.server.reports import Reports
+from tidelog.service.server.router import APP_ROUTES, HOT_ROUTES
+from tidelog.service.telemetry.metrics import HttpCounters
 from tidelog.storage.broker import Broker
 from tidelog.storage.core.errors import LogError
 from tidelog.storage.core.topic_configs import of_settings
@@ -112,10 +108,8 @@ def build_app(
     http: HttpCounters | None = None,
     default_settings: Mapping[str, str] = DEFAULT_SETTINGS,
     routes: Sequence[Route] = (),
-    maintenance: MaintenanceCounters | None = None,
-    worker: Worker | None = None,
-    peers: Ask = no_answers,
     security: Security | None = None,
+    reports: Reports | None = None,
 ) -> FastAPI:
     """Build the application on an open log. `routes` are served beside APP_ROUTES.
     `default_settings` are defaults of topics that the broker's settings give (`of_settings`)."""
@@ -138,38 +132,17 @@ def build_app(
     app.state.operations = Operations.of(broker, default_settings)
     app.state.counters = counters
     app.state.security = security
-    app.state.telemetry = telemetry = Telemetry(broker, counters, VERSION, maintenance, worker)
-    number = 0 if worker is None else worker.number
-    app.state.vitals = RateSampler(
-        broker,
-        counters,
-        VERSION,
-        number,
-        peers,
-        ack_labels=ACK_LABELS,
-        telemetry=telemetry,
-    )
-    app.state.kafka_clients = ConnectedClients(broker)
-    app.state.compactions = Compactions(broker)
+    app.state.reports = reports or Reports.of(broker, counters)
     app.state.layouts = TopicLayouts(broker)
     app.state.wal_page = WalPage(broker)
     app.state.started_s = broker.clock.boot_s()
     for kind in (LogError, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, _on_error)
     app.add_middleware(Edge, counters=counters)
-    app.router.routes.extend(_app_routes())
+    app.router.routes.extend(_APP_ROUTES)
     for route in routes:
         _add(app.router, route)
     return app
-
-
-@functools.cache
-def _app_routes() -> tuple[BaseRoute, ...]:
-    """Return APP_ROUTES as FastAPI's routes. These have no state, so a process makes them once."""
-    router = APIRouter(redirect_slashes=False)
-    for route in APP_ROUTES:
-        _add(router, route)
-    return tuple(router.routes)
 
 
 def _add(router: APIRouter, route: Route) -> None:
@@ -218,6 +191,18 @@ class _CheckedRoute(APIRoute):
             return await serve(request)
 
         return checked
+
+
+def _app_routes() -> tuple[BaseRoute, ...]:
+    router = APIRouter(redirect_slashes=False)
+    for route in APP_ROUTES:
+        _add(router, route)
+    return tuple(router.routes)
+
+
+_APP_ROUTES = _app_routes()
+"""APP_ROUTES as FastAPI's routes. They have no state, so a process makes them once, at its imports:
+FastAPI needs 0.15 s of CPU for them."""
 
 
 def _check_query(request: Request) -> None:

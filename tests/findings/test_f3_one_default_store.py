@@ -13,7 +13,7 @@ import pytest
 from tests.service.conftest import broker_on
 from tests.support.broker import environment, error_line, tidelog, until
 from tidelog.service.http.turns import Turns
-from tidelog.service.server.serve import _security
+from tidelog.service.server.service import security_of
 from tidelog.service.settings.settings import Settings, load
 from tidelog.service.telemetry.metrics import HttpCounters
 from tidelog.storage.core.errors import StoreUnfit
@@ -156,7 +156,7 @@ async def test_f3_a_broker_that_others_reach_without_keys_says_so(
 ) -> None:
     async with broker_on(MemoryStore()) as broker:
         caplog.clear()
-        assert await _security(Settings(host=host), broker.log, HttpCounters(), Turns()) is None
+        assert await security_of(Settings(host=host), broker.log, HttpCounters(), Turns()) is None
     assert caplog.text.count(f"every client that reaches {host} may do all") == warnings
 
 

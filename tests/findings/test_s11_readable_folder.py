@@ -16,7 +16,7 @@ from tests.service.keyed import ADMIN_KEY, allow, key_of, secured
 from tests.support.broker import Broker
 from tidelog.service.http.turns import Turns
 from tidelog.service.peers.forwarding import _Request, _Response
-from tidelog.service.server.serve import _security
+from tidelog.service.server.service import security_of
 from tidelog.service.settings.settings import Settings
 from tidelog.service.telemetry.metrics import HttpCounters
 from tidelog.storage.broker import Broker as LogBroker
@@ -79,7 +79,7 @@ async def test_s11_all_addresses_without_security_are_warned_of(
     async with broker_on(MemoryStore()) as broker:
         settings = Settings(store="memory://", host="0.0.0.0")
         with caplog.at_level(logging.WARNING):
-            await _security(settings, broker.log, HttpCounters(), Turns())
+            await security_of(settings, broker.log, HttpCounters(), Turns())
     assert "security" in caplog.text
 
 

@@ -15,10 +15,10 @@ from fastapi import FastAPI
 from tests.support.held_loop import measured
 from tidelog.service.http.sockets import HttpServer
 from tidelog.service.security.authenticator import Security
-from tidelog.service.security.caller import topic_filter
 from tidelog.service.security.oidc import Issuer
 from tidelog.service.server.app import build_app
 from tidelog.service.server.router import Router
+from tidelog.service.server.service import Service
 from tidelog.service.settings.settings import Settings
 from tidelog.service.telemetry.metrics import HttpCounters
 from tidelog.storage.broker import Broker as LogBroker
@@ -114,20 +114,18 @@ async def broker_on(
 ) -> AsyncIterator[Broker]:
     """A quiet broker with these settings, closed at the end; another `kind` has other limits."""
     quiet = {"store": "memory://", "seal_enabled": False, "poll_interval_ms": 60_000}
-    chosen = kind(**{**quiet, **settings})
-    log = await LogBroker.open(
-        store,
-        chosen.log_settings(),
-        clock=SystemClock(),
-        name=name,
-        hot_dir=hot_dir,
-        may_describe=topic_filter(chosen),
-    )
-    try:
-        async with serving(log, chosen) as broker:
-            yield broker
-    finally:
-        await log.close()
+    hot = {} if hot_dir is None else {"hot_dir": str(hot_dir)}
+    chosen = kind(**{**quiet, "broker_id": name, **hot, **settings})
+    async with Service.open(chosen, store=store) as service, http_client(service.app) as client:
+        yield Broker(service.broker, service.app, client, service.broker.groups)
+
+
+@asynccontextmanager
+async def http_client(app: Any) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of an application."""
+    transport = httpx.ASGITransport(app=app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://tide:8082") as client:
+        yield client
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ from tidelog.service.peers.listener import PEER_BODY_BYTES_MAX
 from tidelog.service.server.kafka import UNSENT_ALL_BYTES_MAX
 from tidelog.service.server.open_files import KEPT_FILES, connection_limits
 from tidelog.service.server.router import limits_of
-from tidelog.service.server.serve import other_bounds
+from tidelog.service.server.service import other_bounds
 from tidelog.service.settings.settings import Settings
 
 

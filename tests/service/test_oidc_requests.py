@@ -28,7 +28,7 @@ from tidelog.service.peers.forwarding import _Request, _Response
 from tidelog.service.security.authenticator import HEADER_BYTES_MAX, TOKEN_BYTES_MAX, TOKEN_ID
 from tidelog.service.security.caller import Unauthenticated
 from tidelog.service.security.oidc import REFRESH_S
-from tidelog.service.server import serve
+from tidelog.service.server import service
 from tidelog.service.settings.settings import Settings
 from tidelog.service.telemetry.metrics import HttpCounters
 from tidelog.storage.core.errors import LogError
@@ -119,7 +119,7 @@ async def test_keys_work_beside_tokens(far: FakeIssuer) -> None:
     far.answers["/jwks"] = (500, b"", {})
     async with broker_on(MemoryStore(), **settings) as broker:
         assert (await broker.http.get("/topics", headers=bearer(key))).status_code == 200
-        assert far.asked == []
+        assert len(far.asked) <= 2, "only the fetch of the keys at the start"
         assert_unknown(await broker.http.get("/topics", headers=bearer("no-key")))
         answer = await broker.http.get("/topics", headers=bearer(far.token()))
         assert answer.status_code == 503
@@ -131,6 +131,7 @@ async def test_a_token_begins_no_session_and_is_not_longer_than_the_bound(
     broker: Broker, far: FakeIssuer
 ) -> None:
     token = far.token()
+    await until(lambda: len(far.asked) == 2)  # the fetch of the keys at the start
     assert_unknown(await broker.http.post("/tidelog/v1/login", json={"key": token}))
     basic = {"authorization": f"Basic {token}"}
     assert_unknown(await broker.http.get("/topics", headers=basic))
@@ -138,7 +139,7 @@ async def test_a_token_begins_no_session_and_is_not_longer_than_the_bound(
     assert "neither Basic nor Bearer" in assert_unknown(
         await broker.http.get("/topics", headers=long)
     )
-    assert far.asked == []
+    assert len(far.asked) == 2
 
 
 async def test_refused_tokens_are_audited_without_the_token(
@@ -274,4 +275,4 @@ async def test_a_broker_without_the_package_says_so_in_a_line(
     monkeypatch.delitem(sys.modules, "tidelog.service.security.oidc")
     settings = Settings(security="keys", **far.settings)
     with pytest.raises(LogError, match=r"oidc_issuer needs tidelog\[oidc\]: "):
-        serve._issuer(settings, broker.log, HttpCounters())
+        service.issuer_of(settings, broker.log, HttpCounters())

@@ -9,7 +9,7 @@ from tests.service.conftest import broker_on
 from tests.service.keyed import ADMIN_KEY, SETTINGS
 from tidelog.service.http.turns import Turns
 from tidelog.service.secret_files import secret_of, why_exposed
-from tidelog.service.server.serve import _security
+from tidelog.service.server.service import security_of
 from tidelog.service.settings.fields import BadSettings
 from tidelog.service.settings.settings import Settings, load
 from tidelog.service.telemetry.metrics import HttpCounters
@@ -79,11 +79,11 @@ async def test_a_clusters_secret_that_others_can_read_is_refused(
     settings = Settings(store=str(folder), **SETTINGS)
     try:
         async with broker_on(store, **SETTINGS) as broker:
-            await _security(settings, broker.log, HttpCounters(), Turns())
+            await security_of(settings, broker.log, HttpCounters(), Turns())
             assert f"chmod -R go= {folder}" in caplog.text
             (folder / object_keys.SECRET).chmod(0o640)
             with pytest.raises(LogError, match="chmod 0600"):
-                await _security(settings, broker.log, HttpCounters(), Turns())
+                await security_of(settings, broker.log, HttpCounters(), Turns())
     finally:
         await store.close()
 
@@ -94,8 +94,8 @@ async def test_keys_or_acls_are_served_without_security_only_if_told() -> None:
         await broker.log.create_key("User:alice")
         off = Settings(store="memory://")
         with pytest.raises(LogError, match="has keys or ACLs, but security is off"):
-            await _security(off, broker.log, HttpCounters(), Turns())
+            await security_of(off, broker.log, HttpCounters(), Turns())
         allowing = Settings(store="memory://", security_off_with_keys=True)
-        assert await _security(allowing, broker.log, HttpCounters(), Turns()) is None
+        assert await security_of(allowing, broker.log, HttpCounters(), Turns()) is None
     with pytest.raises(BadSettings, match="security_off_with_keys"):
         Settings(store="memory://", security_off_with_keys=True, **SETTINGS)

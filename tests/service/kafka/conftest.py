@@ -13,13 +13,10 @@ from tests.service.conftest import QUIET
 from tests.service.kafka.wire import MemoryTransport, answer, framed
 from tidelog.service.kafka.connections.connection import KafkaConnection
 from tidelog.service.kafka.messages.schema import Message
-from tidelog.service.security.authenticator import Security
-from tidelog.service.security.caller import topic_filter
-from tidelog.service.server.kafka import KafkaServer, counters_of
+from tidelog.service.server.kafka import KafkaPorts, KafkaServer
+from tidelog.service.server.service import Ports, Service
 from tidelog.service.settings.settings import Settings
-from tidelog.service.telemetry.metrics import HttpCounters
-from tidelog.service.unpacking import UnpackThreads
-from tidelog.storage.broker import Broker, LogSettings
+from tidelog.storage.broker import LogSettings
 from tidelog.storage.cluster.liveness import KafkaListener
 from tidelog.storage.runtime.clock import SystemClock
 from tidelog.storage.store.memory import MemoryStore
@@ -87,12 +84,9 @@ class Client:
 class Kafka:
     """A broker with a listener. `client()` connects."""
 
-    def __init__(self, log: Broker, settings: Settings, security: Security | None) -> None:
-        self.log = log
-        self.counters = HttpCounters(None, counters_of(100))
-        if security is not None:
-            security.counters = self.counters
-        self.server = KafkaServer(settings, log, self.counters, security, NODE, UnpackThreads())
+    def __init__(self, service: Service) -> None:
+        assert service.kafka is not None
+        self.log, self.counters, self.server = service.broker, service.counters, service.kafka
         self._clients: list[Client] = []
 
     def client(self, host: str = "192.0.2.1") -> Client:
@@ -113,37 +107,20 @@ class Kafka:
 
 
 @asynccontextmanager
-async def kafka_on(log: Broker, **settings: Any) -> AsyncIterator[Kafka]:
-    """The listener on an open broker, with these settings."""
-    chosen = Settings(**{"store": "memory://", **settings})
-    security = None
-    if chosen.security == "keys":
-        security = Security(log, chosen, await log.secret(), HttpCounters())
-    made = Kafka(log, chosen, security)
-    try:
-        yield made
-    finally:
-        await made.close()
-
-
-@asynccontextmanager
 async def broker(
     log_settings: LogSettings = QUIET, *, object_store: ObjectStore | None = None, **settings: Any
 ) -> AsyncIterator[Kafka]:
     """A broker of its own in memory or on `object_store`, with a listener."""
-    chosen = Settings(**{"store": "memory://", **settings})
-    log = await Broker.open(
-        object_store or MemoryStore(),
-        log_settings,
-        clock=SystemClock(),
-        name="broker-1",
-        may_describe=topic_filter(chosen),
-    )
-    try:
-        async with kafka_on(log, **settings) as made:
+    kind = type("TunedSettings", (Settings,), {"log_settings": lambda _: log_settings})
+    own = {"store": "memory://", "broker_id": "broker-1", "kafka_port": NODE.port}
+    chosen = kind(**own, kafka_node_id=NODE.node_id, zone=NODE.zone, **settings)
+    ports = Ports(connections_max=100, kafka=KafkaPorts([], NODE.host, NODE.port))
+    async with Service.open(chosen, store=object_store or MemoryStore(), ports=ports) as service:
+        made = Kafka(service)
+        try:
             yield made
-    finally:
-        await log.close()
+        finally:
+            await made.close()
 
 
 @pytest.fixture
