@@ -1,7 +1,7 @@
 """The attacks: each attacks a broker and returns the broker's answers, counted by status.
 
 `scale` is 1 for the full size, and less for a test. Counts and sizes are bounded; each attack ends
-by itself. Bodies and heads are those of tests in tests/findings and tests/system.
+by itself. Bodies and heads are those of tests in tests/service and tests/system.
 """
 
 import functools
@@ -31,11 +31,11 @@ from tests.attack.probes import TYPE
 from tests.attack.produce_attacks import produce_attacks
 from tests.attack.read_attacks import read_attacks
 from tests.attack.share_attacks import share_attacks
-from tests.findings.test_s1_views_behind_nulls import SLOTS, WAYS, views
-from tests.findings.test_s3_unpacked_bytes import TYPE as ARROW_TYPE
-from tests.findings.test_s3_unpacked_bytes import packed
 from tests.fuzz.arrow_bodies import BODIES as ARROW_BODIES
+from tests.service.formats.test_views_behind_nulls import SLOTS, WAYS, views
 from tests.service.test_http import zstd
+from tests.service.test_unpacked_bytes import TYPE as ARROW_TYPE
+from tests.service.test_unpacked_bytes import packed
 from tests.support.broker import Broker
 from tests.system.test_admission import ATTACKS as CONNECTIONS
 from tests.system.test_admission import attacked

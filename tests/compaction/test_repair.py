@@ -6,8 +6,8 @@ from pathlib import Path
 import deltalake
 import pytest
 
-from tests.findings.foreign import END, batch_offsets, broker_records, caring, filled, table
 from tests.support.broker_log import BrokerLog
+from tests.support.foreign_engines import END, batch_offsets, broker_records, caring, filled, table
 from tidelog.compaction.garbage import Grace
 from tidelog.compaction.repair_tables import (
     ADOPT,

@@ -8,10 +8,10 @@ import asyncio
 import re
 from typing import Any
 
-from tests.findings.connections import Connection, client_port
 from tests.fuzz import http_target
 from tests.fuzz.target import Target
 from tests.service.conftest import Broker
+from tests.service.virtual_connections import Connection, client_port
 from tidelog.service.formats.json_text import to_json
 
 ANSWER_S = 60.0

@@ -135,6 +135,14 @@ async def broker(log: Log) -> AsyncIterator[Broker]:
 
 
 @pytest.fixture
+async def topic_broker(store: MemoryStore) -> AsyncIterator[Broker]:
+    """A quiet broker with the topic `t` of one partition."""
+    async with broker_on(store) as broker:
+        await broker.log.create_topic("t", 1, {})
+        yield broker
+
+
+@pytest.fixture
 async def topic(broker: Broker) -> str:
     """A topic of three partitions."""
     await broker.log.create_topic("t", 3, {})

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.findings.connections import Transport
+from tests.service.virtual_connections import Transport
 from tests.support.certificates import Authority, Pair
 from tests.support.tls_client import TlsClient, client_context
 from tidelog.service.http.handshakes import (

@@ -12,7 +12,6 @@ import jwt
 import msgspec
 import pytest
 
-from tests.findings.test_s12_revoked_streams import ANSWER_S, LATE, WAYS, read
 from tests.service.conftest import V2, Broker, append, broker_on, until
 from tests.service.issuer import FakeIssuer, bearer, jwk, rsa_key, running_issuer
 from tests.service.keyed import (
@@ -24,6 +23,7 @@ from tests.service.keyed import (
     assert_unknown,
     key_of,
 )
+from tests.service.test_revoked_streams import ANSWER_S, LATE, WAYS, read
 from tidelog.service.peers.forwarding import _Request, _Response
 from tidelog.service.security.authenticator import HEADER_BYTES_MAX, TOKEN_BYTES_MAX, TOKEN_ID
 from tidelog.service.security.caller import Unauthenticated

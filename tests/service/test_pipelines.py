@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from tests.findings.connections import Connection, client_port, served
 from tests.service.conftest import ends
+from tests.service.virtual_connections import Connection, client_port, served
 from tests.support.vloop import run
 from tidelog.service.http.admission import HEAD_BYTES_MAX, PIPELINED_FIELDS_MAX, PIPELINED_MAX
 from tidelog.service.http.call import HttpRequest, HttpResponse

@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import httpx
 import pytest
 
-from tests.findings.test_s12_revoked_streams import ANSWER_S, LATE, WAYS, read
 from tests.service.conftest import V2, Broker, append, until
 from tests.service.keyed import ADMIN_KEY, allow, assert_denied, assert_unknown, key_of, secured
+from tests.service.test_revoked_streams import ANSWER_S, LATE, WAYS, read
 from tidelog.service.security.authenticator import CONSOLE_HEADER
 from tidelog.storage.core.actions import DeleteKey
 from tidelog.storage.store.memory import MemoryStore

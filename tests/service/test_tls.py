@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.findings.connections import Connection
 from tests.service import conftest
+from tests.service.virtual_connections import Connection
 from tests.support.certificates import Authority, Pair
 from tidelog.service.http.admission import Admission, Limits, Phase
 from tidelog.service.http.protocol import Config

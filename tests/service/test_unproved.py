@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from tests.findings.connections import Connection, Transport, client_port, served
 from tests.service.keyed import ADMIN_KEY, SETTINGS, allow, key_of
+from tests.service.virtual_connections import Connection, Transport, client_port, served
 from tests.support.vloop import run
 from tidelog.service.http.protocol import UNPROVED_BYTES_MAX
 

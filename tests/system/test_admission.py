@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.findings.test_s8_connections import produce
+from tests.service.test_idle_connections import produce
 from tests.support.broker import Broker
 
 MIB = 1 << 20

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.findings.test_d1_cloned_machine import three_brokers
+from tests.storage.cluster.test_cloned_machine import three_brokers
 from tests.support.cluster import Cluster
 from tests.support.logs import append, read_values
 from tests.support.vloop import run

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.findings.brokers import loop_clock, served, way
 from tests.support.cluster import SETTINGS as CLUSTER
 from tests.support.cluster import Broken, Cluster
 from tests.support.hotlogs import CLUSTER_ID, names
 from tests.support.logs import append, read_values
+from tests.support.loop_brokers import loop_clock, served, way
 from tests.support.vloop import run
 from tidelog.storage.broker import Broker
 from tidelog.storage.codec.chunk import Rows

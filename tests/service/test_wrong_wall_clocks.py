@@ -1,0 +1,121 @@
+"""One broker with a wrong wall clock changes what all brokers remember, seal and retain."""
+
+import asyncio
+import contextlib
+
+from tests.service.conftest import post, serving
+from tests.support.clock import ManualClock
+from tests.support.loop_brokers import LoopStore, broker, ending, given, loop_clock, produce, way
+from tests.support.records import rows
+from tests.support.vloop import run
+from tidelog.compaction.retention import retain
+from tidelog.compaction.session import MaintenanceSession
+from tidelog.service.settings.settings import Settings
+from tidelog.storage.codec.entry import IdempotencyKey
+from tidelog.storage.core.actions import CommitOffsets, GroupOffset
+from tidelog.storage.core.errors import LogError
+from tidelog.storage.core.model import TopicPartition
+from tidelog.storage.log import Log
+from tidelog.storage.store.memory import MemoryStore
+
+HOUR_MS = 3_600_000
+DAY_MS = 24 * HOUR_MS
+
+
+async def two_brokers(store: MemoryStore) -> tuple[Log, Log, ManualClock]:
+    """One whose clock is right, one whose clock a test sets, and that clock."""
+    wrong = loop_clock(2)
+    right, other = await broker(store, loop_clock(1), "right"), await broker(store, wrong, "wrong")
+    await right.create_topic("t", 1, {"segment.ms": "1000"})
+    await other.wal.refresh()
+    return right, other, wrong
+
+
+async def keyed(log: Log) -> int:
+    """Produce with an idempotency key; where the record lies."""
+    topic = log.state.topic("t")
+    key = IdempotencyKey("k1", b"f" * 16, 1)
+    placed = await log.append(topic, [(0, rows("once"))], size=4, is_json=False, key=key)
+    given(placed, "the broker answers where the record lies")
+    return placed[0].base_offset if placed else -1
+
+
+async def commit_ahead(log: Log, clock: ManualClock, *ahead_ms: int) -> None:
+    """The broker commits a record with each of these errors of its clock; it may refuse."""
+    for skew_ms in ahead_ms:
+        clock.skew_ms = skew_ms
+        await produce(log, "x", {})
+    clock.skew_ms = 0
+
+
+def test_a_clock_ahead_forgets_no_idempotency_key() -> None:
+    async def main() -> None:
+        store = LoopStore()
+        right, other, wrong = await two_brokers(store)
+        async with ending(right, other):
+            first = await keyed(right)
+            await other.wal.refresh()
+            await commit_ahead(other, wrong, 2 * HOUR_MS)
+            await right.wal.refresh()
+            assert await keyed(right) == first
+
+    run(main)
+
+
+def test_a_clock_ahead_forgets_no_offset_of_a_group() -> None:
+    async def main() -> None:
+        store = LoopStore()
+        right, other, wrong = await two_brokers(store)
+        async with ending(right, other):
+            await produce(right, "x", {})
+            offset = GroupOffset(right.state.topic("t").topic_id, 0, 1)
+            await right.submit(CommitOffsets("g", -1, [offset]))
+            given(right.committed_offsets("g"), "the group has an offset")
+            await other.wal.refresh()
+            await commit_ahead(other, wrong, 15 * DAY_MS, 16 * DAY_MS)
+            await right.wal.refresh()
+            offsets = right.committed_offsets("g")
+            assert list(offsets) == [TopicPartition("t", 0)]
+
+    run(main)
+
+
+def test_after_a_clock_was_ahead_tails_are_sealed_by_their_age() -> None:
+    async def main() -> None:
+        store = LoopStore()
+        right, other, wrong = await two_brokers(store)
+        async with ending(right, other):
+            await commit_ahead(other, wrong, 400 * DAY_MS)
+            await right.wal.refresh()
+            if right.state.partition("t", 0).tail:
+                await right.seal("t")
+            await produce(right, "y", {})
+            await asyncio.sleep(2.5)
+            topic = right.state.topic("t")
+            assert right.sealer.due(right.state) == {topic.topic_id: [0]}
+
+    run(main)
+
+
+async def test_a_clock_behind_stamps_no_record_that_retention_deletes() -> None:
+    clock = ManualClock(1)
+    store = MemoryStore(now_ms=clock.now_ms())
+    log = await broker(store, clock)
+    try:
+        await log.create_topic("t", 1, {})
+        clock.skew_ms = 10**9 - clock.now_ms()
+        is_acked = False
+        async with serving(log, Settings(store="memory://")) as served:
+            with contextlib.suppress(LogError):
+                answer = await post(served.http, [{"value": 1}, {"value": 2}])
+                is_acked = answer.status_code == 200
+        clock.skew_ms = 0
+        if is_acked:
+            await log.seal("t")
+        cluster = await MaintenanceSession.open(way(store), ManualClock(2))
+        await retain(cluster, None, is_dry=False)
+        await cluster.close()
+        await log.wal.refresh()
+        assert log.state.partition("t", 0).log_start_offset == 0
+    finally:
+        await log.close()
