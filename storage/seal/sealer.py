@@ -461,7 +461,7 @@ class Sealer:
                     # records from the table since.
                     start = max(partition.sealed_end, partition.log_start_offset)
                     reached = await self._ahead.check(topic, table, number, start, done)
-                    if reached > start:
+                    if reached is not None:
                         work.actions.append(Sealed(topic.topic_id, number, reached))
             except TableInDoubt:
                 raise

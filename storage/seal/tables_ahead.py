@@ -59,13 +59,15 @@ class TablesAhead:
         self._segments = segments
         self._uploader = uploader
 
-    async def check(self, topic: Topic, table: Table, number: int, base: int, end: int) -> int:
+    async def check(
+        self, topic: Topic, table: Table, number: int, base: int, end: int
+    ) -> int | None:
         """Verify [base, end), which the table has and the WAL does not call sealed. If another
         sealer, or a sealer that crashed, put these records there, they equal the tail. If the table
         is from another moment than the WAL, they differ. Replace old segments (see the module
         docstring).
 
-        Return the offset to which the tail is sealed now. It is `base` if the tail has only lost
+        Return the offset to which the tail is sealed now. Return None if the tail has only lost
         records from some segment on: these are sealed with the next records.
         """
         index = await table.segments(number)
@@ -154,20 +156,21 @@ class TablesAhead:
         base: int,
         end: int,
         old: Sequence[SegmentFile],
-    ) -> int:
+    ) -> int | None:
         """Replace each old segment in a commit of its own, so that no upload gets old while the
         next segment is read. Return as `check`."""
         ahead = [file for file in await table.segments(number) if file.end_offset > base]
-        reached = base
+        sealed_to, renewed_to = end, base
         for file in old:
-            if file.end_offset <= reached:
+            if file.end_offset <= renewed_to:
                 continue  # replaced together with the segment before it
             renewal = _renewal(topic.partitions[number], ahead, file, base)
             if renewal is None:
-                return base
+                return None
             await self._renew(topic, table, number, renewal)
-            reached = renewal.end
-        return max(reached, end)
+            renewed_to = renewal.end
+            sealed_to = max(sealed_to, renewed_to)
+        return sealed_to
 
     async def _renew(self, topic: Topic, table: Table, number: int, renewal: "_Renewal") -> None:
         """In the table, replace segments of the tail's records by new ones. If they are cut, it is

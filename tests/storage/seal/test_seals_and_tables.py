@@ -150,6 +150,25 @@ def test_a_segment_ahead_whose_records_are_all_lost_is_sealed_with_the_next_reco
     run(main)
 
 
+@pytest.mark.parametrize("log_start", [4, 5])
+def test_a_table_ahead_below_the_log_start_is_sealed(log_start: int) -> None:
+    """A sealer crashed before its action in the WAL, then all records of its segment, and more,
+    were deleted."""
+
+    async def main() -> None:
+        log = await with_tail(MemoryStore())
+        async with closing(log):
+            await append(log, "e", "f")
+            await put_ahead(log, [b"c", b"d"])
+            await log.delete_records("t", 0, log_start)
+            await log.seal("t")
+            await log.seal("t")
+            assert log.state.partition("t", 0).sealed_end == 6
+            assert await read_values(log, offset=log_start) == ["e", "f"][log_start - 4 :]
+
+    run(main)
+
+
 def test_segments_ahead_whose_records_are_all_lost_are_replaced_with_the_next_segment() -> None:
     async def main() -> None:
         log = await with_tail(MemoryStore())
