@@ -20,11 +20,11 @@ import datetime as dt
 import json
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from typing import Any
 
-from tidelog.service.http.call import Receive, Scope, Send
+from tidelog.service.http.call import HttpRequest, Scope
 from tidelog.service.security.caller import rights_of
 from tidelog.service.security.token_bucket import Bucket
 from tidelog.service.settings.settings import Settings
@@ -107,24 +107,12 @@ class Audit:
         self._refusals.charge(1.0)
         self._event(REFUSALS[status], scope, {"status": status, "reason": _cut(str(error))})
 
-    async def change(
-        self,
-        app: Callable[[Scope, Receive, Send], Any],
-        scope: Scope,
-        receive: Receive,
-        send: Send,
-    ) -> None:
+    async def change(self, work: Awaitable[None], call: HttpRequest) -> None:
         """Serve a request that may change the cluster, and write a line about the change."""
-        status, details = 0, list[str]()
+        details: list[str] = []
         _details.set(details)
-
-        async def watched(message: Any) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-            await send(message)
-
-        await app(scope, receive, watched)
+        await work
+        scope, status = call.scope, call.status
         if 400 <= status < 500:
             return
         event = SESSION_EVENTS.get(scope["path"], "change")

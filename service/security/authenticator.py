@@ -285,17 +285,6 @@ class Security:
             return error
         return None
 
-    async def check_access(
-        self, scope: MutableMapping[str, Any], access: Access, parameters: Mapping[str, str]
-    ) -> None:
-        """Check the access to a route that FastAPI serves. Raises Forbidden, Unauthenticated."""
-        rights = scope.get("rights")
-        if rights is None:
-            if not _needs_no_key(scope, access):
-                raise self.refused("missing", "authentication required")
-        elif isinstance(access, Permission):
-            await rights.check(access.operation, access.resource_type, access.name(parameters))
-
     async def _identify(
         self, scope: MutableMapping[str, Any], access: Access, header: bytes | None, host: str
     ) -> Caller | None:

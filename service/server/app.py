@@ -1,54 +1,51 @@
-"""The FastAPI application: every route that is not hot, the OpenAPI document, and the limits of
-every request that reaches it.
+"""The FastAPI application: it declares every route that is not hot, and makes the OpenAPI document.
 
-A request first gets to the router (service.server.router), which serves the hot routes itself. The
-application has no durable state, so a crash loses nothing.
+The router (service.server.router) finds the route of a request, admits the request and answers its
+errors. FastAPI parses and validates the parameters and the body, calls the handler, and encodes its
+result. The application has no durable state, so a crash loses nothing.
 """
 
 import asyncio
 import json
-import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Mapping, Sequence
+from typing import Any
 from urllib.parse import quote_from_bytes
 
-from fastapi import APIRouter, Depends, FastAPI, Request, Response
+from fastapi import Depends, FastAPI, Response
 from fastapi.dependencies.models import Dependant
 from fastapi.exceptions import RequestValidationError
+from fastapi.middleware.asyncexitstack import AsyncExitStackMiddleware
 from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
-from starlette.exceptions import HTTPException
-from starlette.routing import BaseRoute
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.datastructures import QueryParams
+from starlette.types import Message, Receive, Scope, Send
 
 from tidelog.service.console.topic_layout import TopicLayouts
 from tidelog.service.console.wal_entries import WalPage
 from tidelog.service.http import openapi
 from tidelog.service.http.body_limit import limited_body
-from tidelog.service.http.call import UNSTORED, HttpRequest
+from tidelog.service.http.call import UNSTORED, HttpRequest, received_again
 from tidelog.service.http.content_coding import (
     PACKED_BYTES_MIN,
     coding_of_answer,
     headers_of,
     packed,
 )
-from tidelog.service.http.errors import answered, error_response
 from tidelog.service.http.media_types import UnsupportedMediaType, media_type
 from tidelog.service.http.parameters import SHOWN_MAX, InvalidParameter
-from tidelog.service.http.request_id import REQUEST_ID, echo, id_of_error
-from tidelog.service.http.route import V2, Access, Route
+from tidelog.service.http.request_id import REQUEST_ID, echo
+from tidelog.service.http.route import V2, Route
 from tidelog.service.http.urls import clean_path
 from tidelog.service.operations.operations import Operations
 from tidelog.service.routes.dependencies import V2Response, check_cluster_id
 from tidelog.service.routes.health import VERSION
 from tidelog.service.security.authenticator import Security
+from tidelog.service.security.caller import Forbidden
 from tidelog.service.server.reports import Reports
-from tidelog.service.server.router import APP_ROUTES, HOT_ROUTES
+from tidelog.service.server.router import APP_ROUTES, HOT_ROUTES, Handler
 from tidelog.service.telemetry.metrics import HttpCounters
 from tidelog.storage.broker import Broker
-from tidelog.storage.core.errors import LogError
 from tidelog.storage.core.topic_configs import of_settings
-from tidelog.storage.runtime.tasks import TASK_ENDS
 
 _ASCII = bytes(range(128))
 
@@ -78,7 +75,27 @@ TAGS = {
 
 
 class Application(FastAPI):
-    """FastAPI with the hot routes in its OpenAPI document."""
+    """The routes that FastAPI declares: APP_ROUTES and `more_routes`. The router
+    (service.server.router) finds the route of a request and calls its handler, so FastAPI neither
+    matches nor answers errors. The OpenAPI document has the hot routes, too."""
+
+    def __init__(self, more_routes: Sequence[Route] = (), **options: Any) -> None:
+        super().__init__(**options)
+        self.declared = (*APP_ROUTES, *more_routes)
+        self.router.routes += [*_APP_ROUTES, *map(_api_route, more_routes)]
+        self._api_routes = dict(zip(map(id, self.declared), self.router.routes, strict=True))
+
+    def bound(self, route: Route) -> Handler:
+        """Return the handler of a declared route. It takes a request and the path's parameters."""
+        api_route = self._api_routes[id(route)]
+        assert isinstance(api_route, APIRoute)
+        return DeclaredRoute(self, route, api_route).serve
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve what is no HTTP request. Only the router admits requests."""
+        if scope["type"] == "http":
+            raise Forbidden("not authorized: the request did not come through the router")
+        await super().__call__(scope, receive, send)
 
     async def document(self) -> bytes:
         """Return the OpenAPI document as JSON. The first call makes it in a thread, in ~0.7 s."""
@@ -110,11 +127,12 @@ def build_app(
     routes: Sequence[Route] = (),
     security: Security | None = None,
     reports: Reports | None = None,
-) -> FastAPI:
+) -> Application:
     """Build the application on an open log. `routes` are served beside APP_ROUTES.
     `default_settings` are defaults of topics that the broker's settings give (`of_settings`)."""
     counters = HttpCounters() if http is None else http
     app = Application(
+        routes,
         title="tidelog",
         version=VERSION,
         summary="A log service on object storage",
@@ -136,106 +154,109 @@ def build_app(
     app.state.layouts = TopicLayouts(broker)
     app.state.wal_page = WalPage(broker)
     app.state.started_s = broker.clock.boot_s()
-    for kind in (LogError, RequestValidationError, HTTPException):
-        app.add_exception_handler(kind, _on_error)
-    app.add_middleware(Edge, counters=counters)
-    app.router.routes.extend(_APP_ROUTES)
-    for route in routes:
-        _add(app.router, route)
     return app
 
 
-def _add(router: APIRouter, route: Route) -> None:
-    """Give a route to FastAPI, under each mount. Only the first mount is documented."""
+def _api_route(route: Route) -> APIRoute:
+    """Return a route as FastAPI declares it, under its first mount."""
     doc = route.doc
+    path = route.paths[0]
     dependencies = [Depends(check_cluster_id)] if "{cluster_id}" in route.path else []
     response_class = V2Response if route.dialect is V2 else JSONResponse
-    kind = type("_RouteWithAccess", (_CheckedRoute,), {"access": route.access})
     is_plain = route.serve.__annotations__.get("return") is Response
-    for number, path in enumerate(route.paths):
-        router.add_api_route(
-            path,
-            route.serve,
-            methods=[route.method],
-            tags=[route.label],
-            status_code=doc.status,
-            dependencies=dependencies,
-            responses={
-                status: openapi.error_answer(path, description)
-                for status, description in doc.errors.items()
-            },
-            response_class=Response if is_plain else response_class,
-            include_in_schema=not (number or doc.is_hidden),
-            response_model_exclude_none=doc.omit == "none",
-            response_model_exclude_unset=doc.omit == "unset",
-            route_class_override=kind,
-        )
-
-
-class _CheckedRoute(APIRoute):
-    """A route that checks each request before FastAPI reads and parses its body: the caller has
-    access, and a DELETE or PUT has no query parameter that the route ignores. The router has
-    checked the names in the path."""
-
-    access: ClassVar[Access]
-
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        serve = super().get_route_handler()
-
-        async def checked(request: Request) -> Response:
-            security: Security | None = request.app.state.security
-            if security is not None:
-                await security.check_access(request.scope, self.access, request.path_params)
-            if request.method in ("DELETE", "PUT"):
-                _check_query(request)
-            return await serve(request)
-
-        return checked
-
-
-def _app_routes() -> tuple[BaseRoute, ...]:
-    router = APIRouter(redirect_slashes=False)
-    for route in APP_ROUTES:
-        _add(router, route)
-    return tuple(router.routes)
-
-
-_APP_ROUTES = _app_routes()
-"""APP_ROUTES as FastAPI's routes. They have no state, so a process makes them once, at its imports:
-FastAPI needs 0.15 s of CPU for them."""
-
-
-def _check_query(request: Request) -> None:
-    """Raise InvalidParameter for a parameter that the route does not have, or that is repeated. If
-    the route ignored it, the request could change more than its client wants."""
-    own: Dependant = request.scope["route"].dependant
-    parameters = {field.alias for part in (own, *own.dependencies) for field in part.query_params}
-    names = [name for name, _ in request.query_params.multi_items()]
-    for name in names:
-        if name not in parameters:
-            takes = ", ".join(sorted(parameters)) or "none"
-            raise InvalidParameter(
-                f"parameter {name[:SHOWN_MAX]!r} is unknown: the parameters of this route: {takes}"
-            )
-        if names.count(name) > 1:
-            raise InvalidParameter(f"parameter {name} is given more than once")
-
-
-async def _on_error(request: Request, error: Exception) -> Response:
-    if isinstance(error, RequestValidationError) and _is_no_json(error):
-        header = request.headers.get("content-type", "").encode("latin-1")
-        sent = media_type(header).decode("latin-1")
-        error = UnsupportedMediaType(
-            f"HTTP 415 Unsupported Media Type: send application/json, not {sent!r}"
-        )
-    path = request.url.path
-    request_id = id_of_error(request.headers.get("x-request-id", ""), request.app.state.log.clock)
-    answer = answered(error, request.scope, request.app.state.counters, request_id)
-    response = answer.response(path)
-    headers = {**answer.headers, "X-Request-Id": request_id}
-    return Response(
-        response.body, response.status, headers, media_type=response.media_type.decode()
+    return APIRoute(
+        path,
+        route.serve,
+        methods=[route.method],
+        tags=[route.label],
+        status_code=doc.status,
+        dependencies=dependencies,
+        responses={
+            status: openapi.error_answer(path, description)
+            for status, description in doc.errors.items()
+        },
+        response_class=Response if is_plain else response_class,
+        include_in_schema=not doc.is_hidden,
+        response_model_exclude_none=doc.omit == "none",
+        response_model_exclude_unset=doc.omit == "unset",
     )
+
+
+_APP_ROUTES = [_api_route(route) for route in APP_ROUTES]
+"""APP_ROUTES as FastAPI's routes. They have no state, so a process makes them once, at its imports:
+FastAPI needs 0.1 s of CPU for them."""
+
+
+class DeclaredRoute:
+    """A route whose parameters, body and answer FastAPI parses, validates and encodes. Its errors
+    leave it as exceptions, as those of the hot routes do."""
+
+    def __init__(self, app: Application, route: Route, api_route: APIRoute) -> None:
+        self._app = app
+        self._names = [*api_route.param_convertors]
+        self._api_route = api_route
+        self._checks_query = route.method in ("DELETE", "PUT")
+        self._serve = AsyncExitStackMiddleware(api_route.app)
+
+    async def serve(self, call: HttpRequest, *parameters: str) -> None:
+        """Answer a request with these parameters of the path."""
+        scope = {
+            **call.scope,
+            "app": self._app,
+            "path": clean_path(call.scope["path"]),
+            "path_params": dict(zip(self._names, parameters, strict=True)),
+            "query_string": _ascii(call.scope["query_string"]),
+            "headers": _typed(call.scope["headers"]),
+        }
+        if scope["method"] == "HEAD":
+            scope["method"] = "GET"
+        if self._checks_query:
+            self._check_query(QueryParams(scope["query_string"]))
+        receive = _limited(call)
+        if self._api_route.body_field is not None:  # else FastAPI would answer its errors with 400
+            receive = received_again(await limited_body(call), call.receive)
+            scope["headers"] = _typed(call.scope["headers"])  # without a Content-Encoding
+        try:
+            await self._serve(scope, receive, _completing(call))
+        except RequestValidationError as error:
+            if not _is_no_json(error):
+                raise
+            sent = media_type(call.headers.get(b"content-type", b"")).decode("latin-1")
+            raise UnsupportedMediaType(
+                f"HTTP 415 Unsupported Media Type: send application/json, not {sent!r}"
+            ) from error
+
+    def _check_query(self, query: QueryParams) -> None:
+        """Raise InvalidParameter for a parameter that the route does not have, or that is repeated.
+        If the route ignored it, the request could change more than its client wants."""
+        own: Dependant = self._api_route.dependant
+        parameters = {
+            field.alias for part in (own, *own.dependencies) for field in part.query_params
+        }
+        names = [name for name, _ in query.multi_items()]
+        for name in names:
+            if name not in parameters:
+                takes = ", ".join(sorted(parameters)) or "none"
+                raise InvalidParameter(
+                    f"parameter {name[:SHOWN_MAX]!r} is unknown: the parameters of this route: "
+                    f"{takes}"
+                )
+            if names.count(name) > 1:
+                raise InvalidParameter(f"parameter {name} is given more than once")
+
+
+def _limited(call: HttpRequest) -> Receive:
+    """Return a `receive` that gives the whole body at once, and refuses a body over the limit of
+    its route."""
+    then: Receive | None = None
+
+    async def receive() -> Message:
+        nonlocal then
+        if then is None:
+            then = received_again(await limited_body(call), call.receive)
+        return await then()
+
+    return receive
 
 
 def _is_no_json(error: RequestValidationError) -> bool:
@@ -244,76 +265,24 @@ def _is_no_json(error: RequestValidationError) -> bool:
     return first["loc"] == ("body",) and isinstance(first["input"], bytes)
 
 
-class Edge:
-    """The outermost layer of the application: it normalizes the path, limits the body, counts the
-    request, and answers after an unexpected exception."""
+def _completing(call: HttpRequest) -> Send:
+    """Return a `send` that completes the head of the answer, when it has the first part of its
+    body."""
+    head: Message = {}
 
-    def __init__(self, app: ASGIApp, counters: HttpCounters) -> None:
-        self._app = app
-        self._counters = counters
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
+    async def send(message: Message) -> None:
+        nonlocal head
+        if message["type"] == "http.response.start":
+            head = message
             return
-        started = time.perf_counter()
-        scope = {
-            **scope,
-            "path": clean_path(scope["path"]),
-            "query_string": _ascii(scope["query_string"]),
-            "headers": _typed(scope["headers"]),
-        }
-        call = HttpRequest(scope, receive, send, scope.get("bodies"))
-        status = 0
-        head: Message = {}
+        if head:
+            head, message = await _completed(call, head, message)
+            call.status = head["status"]
+            await call.send(head)
+            head = {}
+        await call.send(message)
 
-        async def watched(message: Message) -> None:
-            nonlocal status, head
-            if message["type"] == "http.response.start":
-                status, head = message["status"], message
-                return
-            if head:
-                head, message = await _completed(call, head, message)
-                await send(head)
-                head = {}
-            await send(message)
-
-        try:
-            await self._app(scope, _whole_body(call), watched)
-        except TASK_ENDS:
-            raise
-        except BaseException as error:  # no caller handles it
-            sent_id, clock = call.headers.get(REQUEST_ID, b""), scope["app"].state.log.clock
-            call.headers[REQUEST_ID] = request_id = id_of_error(sent_id, clock).encode()
-            answer = answered(error, scope, self._counters, request_id.decode())
-            if status:
-                raise  # half a response is sent: the server closes the connection
-            await call.answer(answer.response(scope["path"]))
-        finally:
-            call.release()
-        # FastAPI's tag is the label of the route. Routes share labels, because a histogram for each
-        # of 80 routes would be too much.
-        tags = getattr(scope.get("route"), "tags", None) or ["other"]
-        self._counters.observe(str(tags[0]), call.status or status, time.perf_counter() - started)
-
-
-def _whole_body(call: HttpRequest) -> Receive:
-    """Return a `receive` that gives the whole body at once, and refuses a body over the limit of
-    its route."""
-    body: bytes | None = None
-
-    async def receive() -> Message:
-        nonlocal body
-        if body is not None:
-            return await call.receive()
-        try:
-            body = await limited_body(call)
-        except LogError as error:  # FastAPI would answer every other exception with 400
-            refusal = error_response(error)
-            raise HTTPException(refusal.status, str(error), refusal.headers) from error
-        return {"type": "http.request", "body": body, "more_body": False}
-
-    return receive
+    return send
 
 
 async def _completed(call: HttpRequest, head: Message, body: Message) -> tuple[Message, Message]:

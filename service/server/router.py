@@ -1,9 +1,9 @@
-"""The broker's ASGI application: it matches every request against the table of routes, and serves
-the hot routes itself.
+"""The broker's ASGI application, one way for every request: find its route, admit it, check the
+caller's right, call the handler, answer, count.
 
-FastAPI costs about three times as much per request as the same work here (storage/DESIGN.md section
-12), and most requests are for produce, fetch and consumer instances. The router passes all other
-requests to the FastAPI application, which has its routes from the same table.
+A handler of a hot route (produce, fetch, consumer instances) takes the request as it is, because
+FastAPI costs about three times as much per request (storage/DESIGN.md section 12). FastAPI declares
+the other routes (service.server.app); their handlers are called in the same way.
 """
 
 import time
@@ -15,9 +15,10 @@ from collections.abc import (
     Iterator,
     Mapping,
     MutableMapping,
+    Sequence,
 )
 from types import MethodType
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from starlette.exceptions import HTTPException
 
@@ -103,7 +104,6 @@ broker closes at this moment, and answer 502."""
 NAMES_IN_ERRORS = {"consumer_group_id": "group_name"}
 """The names of path parameters in Redpanda's messages, where these names are not the path's."""
 
-AsgiApp: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 Handler: TypeAlias = Callable[..., Coroutine[Any, Any, HttpResponse | None]]
 T = TypeVar("T")
 
@@ -124,12 +124,24 @@ def limits_of(settings: Settings, connections_max: int | None = None) -> Limits:
     )
 
 
+class DeclaredRoutes(Protocol):
+    """The application with the routes that FastAPI declares (service.server.app)."""
+
+    @property
+    def declared(self) -> Sequence[Route]: ...
+
+    def bound(self, route: Route) -> Handler:
+        """Return the handler of a declared route."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve what is no HTTP request."""
+
+
 class Target(NamedTuple):
     """A route in the tree."""
 
     route: Route
-    serve: Handler | None
-    """None if the FastAPI application serves the route."""
+    serve: Handler
     positions: tuple[int, ...]
     """The positions of the path's parameters among its segments."""
     names: tuple[str, ...]
@@ -137,6 +149,17 @@ class Target(NamedTuple):
     name_at: int | None
     """The position of the name of the resource that the route's permission is for. None if this
     resource is the cluster."""
+    has_rest: bool
+    """Whether the last parameter is the rest of the path."""
+    is_declared: bool
+    """Whether FastAPI declares the route."""
+
+    def parameters(self, segments: list[str]) -> list[str]:
+        """Return the path's parameters."""
+        if self.has_rest:
+            first = self.positions[-1]
+            segments = [*segments[:first], "/".join(segments[first:])]
+        return [segments[position] for position in self.positions]
 
 
 _Paths: TypeAlias = list[tuple[list[str], Target]]
@@ -202,11 +225,13 @@ class Limiters(NamedTuple):
 
 
 class Router:
-    """The ASGI application of one broker process. `app` serves the routes that are not hot."""
+    """The ASGI application of one broker process: it finds the route of a request, admits the
+    request, calls the handler, and answers errors. `app` has the handlers of the routes that are
+    not hot."""
 
     def __init__(
         self,
-        app: AsgiApp,
+        app: DeclaredRoutes,
         broker: Broker,
         settings: Settings,
         counters: HttpCounters,
@@ -247,7 +272,7 @@ class Router:
                 *_paths(produce_v3.ROUTES, lambda route: MethodType(route.serve, producer_v3)),
                 *_paths(transactions.ROUTES, lambda route: MethodType(route.serve, transactor)),
                 *_paths(consumer_routes.ROUTES, self.consumers.bound),
-                *_paths(APP_ROUTES, lambda _: None),
+                *_paths(app.declared, self._declared, is_declared=True),
             ]
         )
         for_peers = (*consumer_routes.ROUTES, *consumer_routes.PEER_ROUTES)
@@ -290,16 +315,16 @@ class Router:
             refusal = _refusal_of_accept(target, headers)
         if refusal is not None:
             await self._refuse(target, call, refusal)
-            return
-        if target is not None:
-            set_limit(scope, target.route.body)
-        if target is not None and target.serve is not None:
-            await self._measured(call, self._serve(target, segments, call))
-        elif target is None and node is not None and node.methods and method == "OPTIONS":
+        elif target is None:
+            assert node is not None, "else the path is refused"
             allow = ((b"allow", ", ".join(node.allowed).encode()),)
             await call.answer(HttpResponse(204, b"", JSON, allow))
         else:
-            await self._measured(call, self._serve_by_app(call))
+            set_limit(scope, target.route.body)
+            work = self._serve(target, segments, call)
+            if self._audit is not None and target.is_declared and method not in READING:
+                work = self._audit.change(work, call)
+            await self._measured(call, work)
 
     def _measured(self, call: HttpRequest, work: Coroutine[Any, Any, T]) -> Awaitable[T]:
         return work if self._security is None else measured(rights_of(call.scope), work)
@@ -317,26 +342,22 @@ class Router:
         has_effects = (not is_reading or is_instance) and not is_allowed
         return self._sites.refusal(call.scope, call.headers, has_effects=has_effects)
 
-    async def _serve_by_app(self, call: HttpRequest) -> None:
-        scope = call.scope
-        scope["bodies"] = self._bodies
-        scope[HELD_MEMBERS] = self.consumers.held_members
-        if self._advertised_url:
-            scope = {**scope, ADVERTISED: self._advertised_url}
-        if scope["method"] == "HEAD":
-            scope = {**scope, "method": "GET"}
-        if self._audit is None or scope["method"] in READING:
-            await self._app(scope, call.receive, call.send)
-        else:
-            await self._audit.change(self._app, scope, call.receive, call.send)
+    def _declared(self, route: Route) -> Handler:
+        """Return the handler of a declared route, which gets the parts of this broker."""
+        serve = self._app.bound(route)
+
+        async def served(call: HttpRequest, *parameters: str) -> HttpResponse | None:
+            call.scope[HELD_MEMBERS] = self.consumers.held_members
+            if self._advertised_url:
+                call.scope[ADVERTISED] = self._advertised_url
+            return await serve(call, *parameters)
+
+        return served
 
     async def _serve(self, target: Target, segments: list[str], call: HttpRequest) -> None:
-        assert target.serve is not None, "FastAPI serves the others"
         started = time.perf_counter()
         try:
-            response = await target.serve(
-                call, *[segments[position] for position in target.positions]
-            )
+            response = await target.serve(call, *target.parameters(segments))
             if response is not None:
                 await call.answer(response)
         except TASK_ENDS:
@@ -363,7 +384,7 @@ class Router:
         node, segments = self._forwarded_root.find(call.scope["path"])
         target = None if node is None else node.methods.get(call.scope["method"])
         try:
-            if target is None or target.serve is None:
+            if target is None:
                 raise HTTPException(404)
             if self._security is None:
                 call.scope["rights"] = ALL_RIGHTS
@@ -375,7 +396,7 @@ class Router:
                 PRINCIPAL.set(call.scope["rights"].principal)
                 rights.charge(REQUEST_PERCENTAGE)
             set_limit(call.scope, target.route.body)
-            serving = target.serve(call, *[segments[position] for position in target.positions])
+            serving = target.serve(call, *target.parameters(segments))
             response = await self._measured(call, serving)
             if response is not None:
                 await call.answer(response)
@@ -406,7 +427,9 @@ def _refusal_of_path(
 ) -> Exception | None:
     """Return the error if the path cannot be served with this method. The body is not read yet."""
     if target is None:
-        if node is None or not node.methods or method == "OPTIONS":
+        if node is None or not node.methods:
+            return HTTPException(404)
+        if method == "OPTIONS":
             return None
         return HTTPException(405, headers={"Allow": ", ".join(node.allowed)})
     try:
@@ -443,14 +466,12 @@ async def _refusal(
     target: Target | None,
     segments: list[str],
 ) -> LogError | None:
-    """Return the error if the caller has no access. FastAPI's routes check their permissions
-    themselves (_Check in service.server.app), so that the check is for the route that FastAPI
-    serves."""
+    """Return the error if the caller has no access."""
     name: str | None = None
     access: Access = RouteAccess.ANY_KEY
     if target is not None:
         access = target.route.access
-        if target.serve is not None and isinstance(access, Permission):
+        if isinstance(access, Permission):
             name = CLUSTER_NAME if target.name_at is None else segments[target.name_at]
     elif node is not None and node.methods:
         # A public path shows its methods to every client.
@@ -474,7 +495,7 @@ def _is_health(target: Target | None) -> bool:
 
 
 def _paths(
-    routes: Iterable[Route], bind: Callable[[Route], Handler | None]
+    routes: Iterable[Route], bind: Callable[[Route], Handler], *, is_declared: bool = False
 ) -> Iterator[tuple[list[str], Target]]:
     """Iterate over the paths of routes, under every mount. `bind` returns a route's handler."""
     for route in routes:
@@ -489,7 +510,8 @@ def _paths(
             name_at = None
             if isinstance(route.access, Permission) and route.access.parameter:
                 name_at = segments.index(f"{{{route.access.parameter}}}")
-            yield segments, Target(route, serve, positions, shown, name_at)
+            has_rest = path.endswith(":path}")
+            yield segments, Target(route, serve, positions, shown, name_at, has_rest, is_declared)
 
 
 def _is_parameter(segment: str) -> bool:

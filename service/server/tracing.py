@@ -142,6 +142,9 @@ class TracedRouter(Router):
     tracer: Tracer
 
     async def _serve(self, target: Target, segments: list[str], call: HttpRequest) -> None:
+        if target.is_declared:
+            await super()._serve(target, segments, call)
+            return
         scope = call.scope
         carrier = {
             name: call.headers[name.encode()].decode("latin-1")

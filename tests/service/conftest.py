@@ -10,13 +10,12 @@ from typing import Any, NamedTuple
 import httpx
 import pyarrow as pa
 import pytest
-from fastapi import FastAPI
 
 from tests.support.held_loop import measured
 from tidelog.service.http.sockets import HttpServer
 from tidelog.service.security.authenticator import Security
 from tidelog.service.security.oidc import Issuer
-from tidelog.service.server.app import build_app
+from tidelog.service.server.app import Application, build_app
 from tidelog.service.server.router import Router
 from tidelog.service.server.service import Service
 from tidelog.service.settings.settings import Settings
@@ -57,14 +56,19 @@ async def log(store: MemoryStore) -> AsyncIterator[Log]:
 
 
 @pytest.fixture
-def app(log: Log) -> FastAPI:
+def app(log: Log) -> Application:
     return build_app(log)
 
 
+def routed(app: Application) -> Router:
+    """The application as a broker serves it, with the hot routes."""
+    broker, settings = app.state.log, Settings(store="memory://")
+    return Router(app, broker, settings, app.state.counters, broker.groups)
+
+
 @pytest.fixture
-async def client(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
-    transport = httpx.ASGITransport(app=app)
-    async with httpx.AsyncClient(transport=transport, base_url="http://tide:8082") as client:
+async def client(app: Application) -> AsyncIterator[httpx.AsyncClient]:
+    async with http_client(routed(app)) as client:
         yield client
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from tests.service.conftest import Broker, broker_on, until
 from tests.service.keyed import ADMIN, ADMIN_KEY, JSON_TYPE, SETTINGS, key_of, secured
+from tidelog.service.http.call import HttpRequest, HttpResponse
 from tidelog.service.security import audit
 from tidelog.service.security.authenticator import CONSOLE_HEADER
 from tidelog.service.server.log_lines import LINES_MAX, WINDOW_S, Bounded, JsonFormatter
@@ -143,13 +144,15 @@ async def test_changes_of_unknown_outcome_are_written(
     own = audit.Audit(broker.log, broker.app.counters, written.append)
     scope = {"method": "POST", "path": "/admin/topics", "query_string": b"", "headers": []}
 
-    async def app(_scope: Any, _receive: Any, send: Any) -> None:
-        await send({"type": "http.response.start", "status": 504, "headers": []})
-
-    async def nothing(*_: Any) -> None:
+    async def nothing(*_: Any) -> Any:
         await asyncio.sleep(0)
 
-    await own.change(app, scope, nothing, nothing)
+    call = HttpRequest(scope, nothing, nothing)
+
+    async def work() -> None:
+        await call.answer(HttpResponse(504, b""))
+
+    await own.change(work(), call)
     assert [event["status"] for event in written] == [504]
 
 

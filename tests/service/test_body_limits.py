@@ -8,7 +8,6 @@ from typing import Any
 
 import httpx
 import pytest
-from fastapi.routing import APIRoute
 
 from tests.service.conftest import V2, Broker, broker_on
 from tests.service.keyed import key_of, secured
@@ -19,7 +18,7 @@ from tidelog.service.http.errors import VALIDATION_ERRORS_MAX
 from tidelog.service.http.route import V3, Route
 from tidelog.service.routes import consumer_routes
 from tidelog.service.routes.groups_v3 import OFFSETS_MAX
-from tidelog.service.server.app import _app_routes
+from tidelog.service.server.app import _APP_ROUTES
 from tidelog.service.server.router import APP_ROUTES, HOT_ROUTES
 from tidelog.storage.core.topic_configs import PARTITIONS_MAX
 from tidelog.storage.state.access import ACLS_AT_ONCE_MAX
@@ -31,16 +30,14 @@ VALUES_MAX = 110_000
 MANY = 1_000
 ERRORS_MAX = 20
 """A body of one object, or one item of a list, has less fields."""
-PARSED = {
-    (method, route.path): route
-    for route in _app_routes()
-    if isinstance(route, APIRoute) and route.body_field is not None
-    for method in route.methods or ()
-}
+PARSED = [
+    (route, api_route.body_field)
+    for route, api_route in zip(APP_ROUTES, _APP_ROUTES, strict=True)
+    if api_route.body_field is not None
+]
 """The routes whose bodies FastAPI parses."""
-MOUNTED = [(route.method, path, route) for route in APP_ROUTES for path in route.paths]
 WITH_BODY: list[tuple[str, str, Route]] = [
-    each for each in MOUNTED if (each[0], each[1]) in PARSED
+    (route.method, path, route) for route, _ in PARSED for path in route.paths
 ] + [
     (route.method, path, route)
     for route in HOT_ROUTES
@@ -145,13 +142,12 @@ def hostile(fields: list[str]) -> Iterator[Any]:
 
 def test_pydantic_makes_few_errors_for_a_body() -> None:
     assert PARSED
-    for name, route in PARSED.items():
-        field = route.body_field
+    for route, field in PARSED:
         assert field is not None
         model: Any = field.field_info.annotation
         for body in hostile(list(model.model_fields)):
             _, errors = field.validate(body, {}, loc=("body",))
-            assert len(errors) <= ERRORS_MAX, (name, len(errors))
+            assert len(errors) <= ERRORS_MAX, (route.path, len(errors))
 
 
 async def test_a_login_without_a_key_reads_four_kib() -> None:

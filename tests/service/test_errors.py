@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from tests.service.conftest import QUIET
+from tests.service.conftest import QUIET, http_client, routed
 from tidelog.service.http.body_limit import SMALL_BODY
 from tidelog.service.http.errors import (
     MESSAGE_CHARS_MAX,
@@ -290,8 +290,7 @@ async def test_a_change_that_does_not_end_is_answered(monkeypatch: pytest.Monkey
     monkeypatch.setattr(change, "DECISION_S_MAX", 0.05)
     store = SilentStore()
     log = await Broker.open(store, QUIET, clock=SystemClock(), name="broker-1")
-    transport = httpx.ASGITransport(app=build_app(log))
-    async with httpx.AsyncClient(transport=transport, base_url="http://tide") as client:
+    async with http_client(routed(build_app(log))) as client:
         store.is_silent = True
         answer = await client.post("/admin/topics", json={"topic_name": "t"})
         assert (answer.status_code, answer.json()["error_code"]) == (504, 50003)

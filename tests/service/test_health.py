@@ -12,7 +12,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.service.conftest import QUIET, Broker, append
+from tests.service.conftest import QUIET, Broker, append, http_client, routed
 from tidelog.service.routes.health import VERSION
 from tidelog.service.server.app import TAGS, build_app
 from tidelog.service.telemetry.log_metrics import SERIES_MAX
@@ -160,8 +160,7 @@ async def test_hot_counters_reach_the_metrics(log: Log) -> None:
     http.observe("produce", 503, 99.0)
     http.add_records_in(10, 1000)
     http.add_records_out(5, 500)
-    transport = httpx.ASGITransport(app=build_app(log, http=http))
-    async with httpx.AsyncClient(transport=transport, base_url="http://tide") as client:
+    async with http_client(routed(build_app(log, http=http))) as client:
         samples = await scrape(client)
     name = "tidelog_http_request_seconds"
     assert samples[f"{name}_bucket", (("le", "0.001"), ("route", "produce"))] == 2
@@ -209,8 +208,7 @@ async def test_what_a_flush_was_and_what_the_store_was_asked() -> None:
         await log.create_topic("t", 1, {})
         asked = log.store.counters.requests.copy()
         await append(log, b"v", b"w")
-        transport = httpx.ASGITransport(app=build_app(log))
-        async with httpx.AsyncClient(transport=transport, base_url="http://tide") as client:
+        async with http_client(routed(build_app(log))) as client:
             samples = await scrape(client)
     assert samples["tidelog_batch_records_bucket", (("le", "10.0"),)] == 2
     assert samples["tidelog_batch_records_sum", ()] == 2

@@ -3,7 +3,7 @@
 import httpx
 import pytest
 
-from tests.service.conftest import QUIET
+from tests.service.conftest import QUIET, http_client, routed
 from tests.service.conftest import Broker as Served
 from tidelog.service.server.app import build_app
 from tidelog.storage.broker import Broker
@@ -130,10 +130,8 @@ async def test_strimzi_creates_topics(client: httpx.AsyncClient, log: Log) -> No
 
 @pytest.mark.parametrize("count", [{}, {"partitions_count": None}, {"partitions_count": -1}])
 async def test_the_number_of_partitions_has_a_default(log: Log, count: dict[str, object]) -> None:
-    transport = httpx.ASGITransport(
-        app=build_app(log, default_settings=of_settings(4, is_auto_create=False))
-    )
-    async with httpx.AsyncClient(transport=transport, base_url="http://tide") as client:
+    app = build_app(log, default_settings=of_settings(4, is_auto_create=False))
+    async with http_client(routed(app)) as client:
         answer = await client.post("/admin/topics", json={"topic_name": "t", **count})
     assert answer.status_code == 201
     assert len(log.state.topic("t").partitions) == 4
