@@ -1,8 +1,8 @@
 """The OpenAPI document: FastAPI's part, the hot routes, and the security schemes.
 
-FastAPI documents the routes that it serves. The router (service.server.router) serves the hot
-routes in front of FastAPI, so `completed` adds the hot routes from their declarations. `completed`
-also gives every operation the `security` that follows from the access of its route.
+FastAPI documents the routes that it declares. The hot routes are declared without it, so
+`completed` adds them from their declarations. `completed` also gives every operation the `security`
+that follows from the access of its route.
 """
 
 import re
