@@ -192,13 +192,11 @@ class Log:
         changes = topic_configs.canonical_changes(configs, self.state.level)
         await self.submit(AlterTopic((await self._topic(name)).topic_id, changes))
 
-    async def set_topic_defaults(
-        self, values: dict[str, str | None], *, validate_only: bool = False
-    ) -> None:
+    async def set_topic_defaults(self, values: dict[str, str | None]) -> None:
         """Set defaults of topics, by the names of `topic_configs.DEFAULTS`. None removes a default.
         Other defaults stay, so two callers at once lose no change. Raises InvalidConfig."""
         changes = topic_configs.canonical_defaults(values, self.state.level)
-        if changes and not validate_only:
+        if changes:
             await self.submit(SetTopicDefaults(changes))
 
     async def add_partitions(self, name: str, partitions: int) -> None:

@@ -1,4 +1,4 @@
-"""A request and a response of the hot routes, without a framework: headers, query, body, stream."""
+"""A request and a response without a framework: headers, query, body, stream."""
 
 import sys
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping

@@ -71,6 +71,7 @@ class Config(uvicorn.Config):
             app,
             http=Protocol if tls is None else TlsProtocol,
             ws="none",
+            lifespan="off",
             access_log=False,
             log_config=None,
             server_header=False,

@@ -18,7 +18,6 @@ from tidelog.service.http.media_types import (
     SCHEMA_FORMATS,
     types_of_formats,
 )
-from tidelog.storage.core.acls import CLUSTER_NAME
 
 # -- access
 
@@ -30,10 +29,6 @@ class Permission(NamedTuple):
     operation: str
     resource_type: str
     parameter: str = ""
-
-    def name(self, parameters: Mapping[str, str]) -> str:
-        """Return the name of the resource in a request with these path parameters."""
-        return parameters[self.parameter] if self.parameter else CLUSTER_NAME
 
 
 class RouteAccess(Enum):
@@ -120,7 +115,7 @@ class Answer(NamedTuple):
 class RouteDoc(NamedTuple):
     """A route in the OpenAPI document.
 
-    For a route that FastAPI serves, only the first four fields are set, because FastAPI reads the
+    For a route that FastAPI declares, only the first four fields are set, because FastAPI reads the
     others from the handler's signature and docstring.
     """
 

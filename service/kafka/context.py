@@ -6,7 +6,7 @@ configs, records and groups. The audit log of REST writes these lines, within th
 """
 
 import logging
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 from tidelog.service.kafka.client import REQUEST, ApiClient, EncodedAnswer, fields_of
@@ -14,8 +14,8 @@ from tidelog.service.kafka.errors import Code, RequestKind, code_of
 from tidelog.service.kafka.refusal_lines import RefusalLines
 from tidelog.service.kafka.refused_batches import RefusedBatches
 from tidelog.service.memory_pool import MemoryPool
-from tidelog.service.operations.change import decided
 from tidelog.service.operations.operations import Operations
+from tidelog.service.security.audit import audited_scope
 from tidelog.service.security.caller import CallerRights, Unauthenticated
 from tidelog.service.settings.settings import Settings
 from tidelog.service.telemetry.kafka_counters import KafkaCounters
@@ -24,8 +24,7 @@ from tidelog.service.unpacking import UnpackThreads
 from tidelog.storage.broker import Broker
 from tidelog.storage.codec.batch_header import TRANSACTIONS_NOT_SERVED
 from tidelog.storage.core.acls import CLUSTER, GROUP, TOPIC
-from tidelog.storage.core.errors import CommitUnknown, Corrupt, LogError
-from tidelog.storage.core.topic_configs import without_effect
+from tidelog.storage.core.errors import Corrupt, LogError
 from tidelog.storage.state.cluster_state import Topic
 from tidelog.storage.state.committed_offsets import check_group_id
 
@@ -94,16 +93,12 @@ class Context:
     def not_served(self, api: str, client: ApiClient, code: Code, why: str) -> Code:
         """Count a request for a function that brokers do not have, and return the code. The first
         such request of a client is logged."""
-        self.refusal_lines.warn(client, f"refused {api}: {why}", _fields(api))
+        self.warn(api, client, f"refused {api}: {why}")
         return self.refusal(api, code)
 
-    def warn_of_configs(
-        self, api: str, client: ApiClient, topic: str, changes: Mapping[str, str | None]
-    ) -> None:
-        """Log the configs that a client has set, but that have no effect. The answer cannot say so:
-        an answer without an error has no text."""
-        for text in without_effect(changes):
-            self.refusal_lines.warn(client, f"topic {topic!r}: {text}", _fields(api))
+    def warn(self, api: str, client: ApiClient, text: str) -> None:
+        """Log a line about a request of a client, within the bound of such lines."""
+        self.refusal_lines.warn(client, text, _fields(api))
 
     def no_transactions(
         self, api: str, client: ApiClient, code: Code, transactional_id: str
@@ -198,30 +193,9 @@ class Context:
         if self.traffic.on_change is not None:
             self.traffic.on_change(_scope(api, client, name), int(code))
 
-    async def commit(
-        self, api: str, client: ApiClient, name: str, change: Coroutine[Any, Any, T]
-    ) -> T:
-        """Wait for the commit of a change of `name`, and write an audit line. **On a crash** before
-        the line, the line is missing, but the change may be in the WAL."""
-        try:
-            result = await decided(change)
-        except CommitUnknown:
-            self.audit_change(api, client, name, Code.REQUEST_TIMED_OUT)
-            raise
-        self.audit_change(api, client, name)
-        return result
-
 
 def _scope(api: str, client: ApiClient, name: str) -> dict[str, Any]:
-    """Return a request as the audit log takes it."""
-    return {
-        "method": api,
-        "path": name,
-        "query_string": b"",
-        "headers": (),
-        "client": (client.host, 0),
-        "rights": client.rights,
-    }
+    return audited_scope(api, name, client.rights, client.host)
 
 
 def _fields(api: str) -> dict[str, str | int]:

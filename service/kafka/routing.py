@@ -41,7 +41,7 @@ from tidelog.service.kafka.messages.metadata import (
     MetadataResponseTopic,
 )
 from tidelog.service.kafka.messages.primitives import ZERO_UUID
-from tidelog.service.security.caller import CallerRights, Forbidden
+from tidelog.service.security.caller import CallerRights, Forbidden, allowed_operations
 from tidelog.storage.cluster.liveness import KafkaListener, Member, weight
 from tidelog.storage.codec.batch_header import TRANSACTIONS_NOT_SERVED
 from tidelog.storage.core.acls import (
@@ -49,7 +49,6 @@ from tidelog.storage.core.acls import (
     CLUSTER_NAME,
     DESCRIBE,
     GROUP,
-    OPERATIONS_OF,
     TOPIC,
 )
 from tidelog.storage.core.errors import LogError
@@ -478,9 +477,5 @@ def _transactions_code(version: int) -> Code:
 
 def operations_of(rights: CallerRights, resource_type: str, name: str) -> int:
     """Return the operations that the client may do, as Kafka's bits."""
-    operations = OPERATIONS_OF[resource_type]
-    return sum(
-        _OPERATION_BITS[operation]
-        for operation in operations
-        if rights.may(operation, resource_type, name)
-    )
+    operations = allowed_operations(rights, resource_type, name)
+    return sum(_OPERATION_BITS[operation] for operation in operations)

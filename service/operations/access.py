@@ -3,8 +3,10 @@ and to the log of access."""
 
 import hashlib
 
+import msgspec
+
 from tidelog.service.http.paging import sliced
-from tidelog.service.operations.change import Change
+from tidelog.service.operations.change import Change, begin
 from tidelog.service.security.audit import note
 from tidelog.service.security.caller import CallerRights
 from tidelog.storage.broker import KEY_ID_BYTES, Broker
@@ -26,7 +28,7 @@ REPEAT_MS_MAX = 600_000
 
 
 class AccessOperations:
-    """One per protocol of a broker."""
+    """Stateless."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
@@ -42,14 +44,14 @@ class AccessOperations:
     async def create_acls(self, change: Change, acls: list[Acl]) -> None:
         """Create ACLs, all or none. Raises Forbidden, QuotaExceeded, InvalidRequest, and the errors
         of a commit."""
-        await _begin(change, ALTER)
+        await begin(change, ALTER, CLUSTER, CLUSTER_NAME)
         await change.commit("ACLs", self._broker.change_access(CreateAcls(acls)))
         await _note_acls(change.rights, "added", acls)
 
     async def delete_acls(self, change: Change, wanted: AclFilter) -> list[Acl]:
         """Delete the ACLs that match a filter, and return them. Raises Forbidden, QuotaExceeded,
         and the errors of a commit."""
-        await _begin(change, ALTER)
+        await begin(change, ALTER, CLUSTER, CLUSTER_NAME)
         await self._broker.refresh()
         acls = await self._matching(wanted)
         if acls:
@@ -70,7 +72,7 @@ class AccessOperations:
         with the same `repeat_key` within REPEAT_MS_MAX replaces the key of the first one. Raises
         Forbidden, QuotaExceeded, InvalidRequest, IdempotencyMismatch, and the errors of a commit.
         """
-        await _begin(change, ALTER)
+        await begin(change, ALTER, CLUSTER, CLUSTER_NAME)
         await self._broker.refresh()
         rights, now_ms = change.rights, self._broker.clock.now_ms()
         expires_ms = 0 if ttl_s is None else now_ms + ttl_s * 1000
@@ -94,7 +96,7 @@ class AccessOperations:
     async def delete_key(self, change: Change, key_id: str) -> Key | None:
         """Delete a key and its sessions. Return the key, or None if there is no such key. Raises
         Forbidden, QuotaExceeded, and the errors of a commit."""
-        await _begin(change, ALTER)
+        await begin(change, ALTER, CLUSTER, CLUSTER_NAME)
         await self._broker.refresh()
         key = self._broker.state.access.keys.get(key_id)
         if key is not None:
@@ -109,7 +111,7 @@ class AccessOperations:
     ) -> dict[str, int]:
         """Set quotas of a principal, None to remove one. Return its quotas. Raises Forbidden,
         QuotaExceeded, InvalidRequest, and the errors of a commit."""
-        await _begin(change, ALTER_CONFIGS)
+        await begin(change, ALTER_CONFIGS, CLUSTER, CLUSTER_NAME)
         await change.commit(principal, self._broker.change_access(SetQuotas(principal, quotas)))
         note("%s set quotas of %s: %s", change.rights.principal, principal, quotas)
         return self._broker.state.access.quotas.get(principal, {})
@@ -117,7 +119,7 @@ class AccessOperations:
     async def delete_quotas(self, change: Change, principal: str) -> bool:
         """Remove the quotas of a principal. Return whether it had any. Raises Forbidden,
         QuotaExceeded, and the errors of a commit."""
-        await _begin(change, ALTER_CONFIGS)
+        await begin(change, ALTER_CONFIGS, CLUSTER, CLUSTER_NAME)
         await self._broker.refresh()
         quotas = self._broker.state.access.quotas.get(principal)
         if quotas is None:
@@ -128,15 +130,9 @@ class AccessOperations:
         return True
 
 
-async def _begin(change: Change, operation: str) -> None:
-    await change.rights.check(operation, CLUSTER, CLUSTER_NAME)
-    change.charge()
-
-
 async def _note_acls(rights: CallerRights, verb: str, acls: list[Acl]) -> None:
     async for acl in sliced(acls):
-        values = (getattr(acl, name) for name in Acl.__struct_fields__)
-        note("%s %s ACL %s", rights.principal, verb, " ".join(values))
+        note("%s %s ACL %s", rights.principal, verb, " ".join(msgspec.structs.astuple(acl)))
 
 
 def _check_repetition(before: Key, content: tuple[str, str, bool], now_ms: int) -> None:

@@ -1,11 +1,11 @@
 """A request that changes the cluster, as operations see it."""
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from http import HTTPStatus
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from tidelog.service.security.caller import CallerRights
-from tidelog.storage.core.acls import TOPIC
 from tidelog.storage.core.errors import CommitUnknown
 
 DECISION_S_MAX = 30.0
@@ -31,23 +31,35 @@ class Change(Protocol):
         crash** before the line, the line is missing, but the change may be in the WAL."""
 
 
+def no_line(_name: str, _status: int) -> None:
+    """Write no audit line."""
+
+
 class HttpChange(NamedTuple):
-    """The change of a REST request. The router has charged the request, and writes its audit line
-    after the response."""
+    """The change of a REST request, which the router has charged. The router also writes the audit
+    line of a request that changes the cluster, after its response. A request for records may create
+    a topic: then `audit` writes a line about the name of the topic and a status."""
 
     rights: CallerRights
+    audit: Callable[[str, int], None] = no_line
 
     def charge(self) -> None:
         return
 
     async def commit(self, name: str, change: Coroutine[Any, Any, T]) -> T:
-        return await decided(change)
+        try:
+            result = await decided(change)
+        except CommitUnknown:
+            self.audit(name, HTTPStatus.GATEWAY_TIMEOUT)
+            raise
+        self.audit(name, HTTPStatus.CREATED)
+        return result
 
 
-async def begin(change: Change, operation: str, topic: str) -> None:
-    """Check that the caller may do an operation on a topic, and charge one change. Raises
+async def begin(change: Change, operation: str, resource_type: str, name: str) -> None:
+    """Check that the caller may do an operation on a resource, and charge one change. Raises
     Forbidden, QuotaExceeded."""
-    await change.rights.check(operation, TOPIC, topic)
+    await change.rights.check(operation, resource_type, name)
     change.charge()
 
 

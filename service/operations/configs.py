@@ -7,7 +7,7 @@ from typing import TypeAlias
 from tidelog.service.operations.change import Change, begin
 from tidelog.storage.broker import Broker
 from tidelog.storage.core import topic_configs
-from tidelog.storage.core.acls import ALTER_CONFIGS, CLUSTER, CLUSTER_NAME
+from tidelog.storage.core.acls import ALTER_CONFIGS, CLUSTER, CLUSTER_NAME, TOPIC
 from tidelog.storage.core.topic_configs import TopicDefaults
 from tidelog.storage.state.cluster_state import Topic
 
@@ -16,7 +16,7 @@ ConfigTexts: TypeAlias = Mapping[str, str | None]
 
 
 class ConfigOperations:
-    """One per protocol of a broker."""
+    """Stateless."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
@@ -32,7 +32,7 @@ class ConfigOperations:
         """Set and reset configs of a topic. `texts_of` gets the newest state of the topic. Return
         what was changed. Raises Forbidden, QuotaExceeded, UnknownTopic, InvalidConfig, the errors
         of `texts_of`, and those of a commit."""
-        await begin(change, ALTER_CONFIGS, name)
+        await begin(change, ALTER_CONFIGS, TOPIC, name)
         await self._broker.refresh()
         state = self._broker.state
         texts = topic_configs.canonical_changes(texts_of(state.topic(name)), state.level)
@@ -49,8 +49,7 @@ class ConfigOperations:
     ) -> ConfigTexts:
         """Set and remove defaults of the cluster, by Kafka's names for configs of brokers. The rest
         is as in `alter_topic`."""
-        await change.rights.check(ALTER_CONFIGS, CLUSTER, CLUSTER_NAME)
-        change.charge()
+        await begin(change, ALTER_CONFIGS, CLUSTER, CLUSTER_NAME)
         await self._broker.refresh()
         state = self._broker.state
         texts = topic_configs.canonical_defaults(texts_of(state.defaults), state.level)

@@ -1,4 +1,4 @@
-"""All operations of a broker, for one protocol."""
+"""All operations of a broker."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -17,9 +17,8 @@ class Operations(NamedTuple):
     access: AccessOperations
 
     @classmethod
-    def of(cls, broker: Broker, settings: Mapping[str, str]) -> "Operations":
-        """Return the operations of a broker. `settings` are the defaults of topics that the
-        broker's settings give (`topic_configs.of_settings`)."""
-        return cls(
-            TopicOperations(broker, settings), ConfigOperations(broker), AccessOperations(broker)
-        )
+    def of(cls, broker: Broker, topic_defaults: Mapping[str, str]) -> "Operations":
+        """Return the operations of a broker. `topic_defaults` are those that the broker's
+        settings give (`topic_configs.of_settings`)."""
+        topics = TopicOperations(broker, topic_defaults)
+        return cls(topics, ConfigOperations(broker), AccessOperations(broker))

@@ -59,12 +59,12 @@ class UnknownTopicId(UnknownTopic):
 
 
 class TopicOperations:
-    """One per protocol of a broker. `settings` are the defaults that the broker's settings give
+    """Stateless. `topic_defaults` are the defaults that the broker's settings give
     (`topic_configs.of_settings`)."""
 
-    def __init__(self, broker: Broker, settings: Mapping[str, str]) -> None:
+    def __init__(self, broker: Broker, topic_defaults: Mapping[str, str]) -> None:
         self._broker = broker
-        self._settings = settings
+        self._topic_defaults = topic_defaults
 
     async def create(self, change: Change, topic: NewTopic, *, validate_only: bool = False) -> int:
         """Create a topic; with `validate_only`, only check the request. Return the number of its
@@ -85,10 +85,9 @@ class TopicOperations:
     async def create_on_demand(self, change: Change, name: str) -> Topic:
         """Create a topic that a client writes to or looks up, if `auto.create.topics.enable` is on.
         The caller has read the newest state, which has no such topic. Raises UnknownTopic if it is
-        off, and the errors of `create`; TopicExists is none, because another client may create the
-        same topic."""
+        off, Forbidden, and the errors of a commit. Another client may create the same topic."""
         defaults = self._broker.state.defaults
-        if not defaults.is_auto_create(self._settings[AUTO_CREATE] == "true"):
+        if not defaults.is_auto_create(self._topic_defaults[AUTO_CREATE] == "true"):
             raise UnknownTopic(name)
         await check_creation(change.rights, name)
         creation = self._broker.create_topic(name, self._default_partitions(), {})
@@ -112,7 +111,7 @@ class TopicOperations:
     async def delete(self, change: Change, name: str, topic_id: str = "") -> Topic:
         """Delete the topic of this name, and of this id if one is given. Return the topic. Raises
         Forbidden, QuotaExceeded, UnknownTopic, UnknownTopicId, and the errors of a commit."""
-        await begin(change, DELETE, name)
+        await begin(change, DELETE, TOPIC, name)
         if name not in self._broker.state.topics:
             await self._broker.refresh()
         topic = self._broker.state.topics.get(name)
@@ -135,7 +134,7 @@ class TopicOperations:
         """Grow a topic to `count` partitions. `assigned` is the number of new partitions that the
         request assigns to brokers. Raises Forbidden, QuotaExceeded, UnknownTopic,
         InvalidPartitions, InvalidAssignment, and the errors of a commit."""
-        await begin(change, ALTER, name)
+        await begin(change, ALTER, TOPIC, name)
         await self._broker.refresh()
         current = len(self._broker.state.topic(name).partitions)
         if count == current:
@@ -157,7 +156,7 @@ class TopicOperations:
         """Move the log start of each partition up to an offset, END for the end. Return the log
         start or the error, in the order of `offsets`. Raises Forbidden, QuotaExceeded,
         Unavailable."""
-        await begin(change, DELETE, name)
+        await begin(change, DELETE, TOPIC, name)
         await self._broker.refresh()
         outcomes: list[LogStartMove | LogError] = []
         for first in range(0, len(offsets), CHANGES_AT_ONCE):
@@ -194,7 +193,7 @@ class TopicOperations:
             return error
 
     def _default_partitions(self) -> int:
-        return self._broker.state.defaults.partitions(int(self._settings[NUM_PARTITIONS]))
+        return self._broker.state.defaults.partitions(int(self._topic_defaults[NUM_PARTITIONS]))
 
 
 def _count(topic: NewTopic) -> int | None:

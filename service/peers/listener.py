@@ -228,7 +228,6 @@ class PeerListener:
             host,
             port,
             role="for peers ",
-            lifespan="off",
             date_header=False,
             admission=self.admission,
             proves_by_head=False,

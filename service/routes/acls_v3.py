@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Annotated, Literal, TypeAlias
 from urllib.parse import urlencode
 
+import msgspec
 from fastapi import Depends, Query, Response
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
@@ -218,11 +219,11 @@ def _resource(make: ResourceFactory, key: AclKey) -> AclData:
 
 
 def _key(acl: Acl) -> AclKey:
-    return tuple(getattr(acl, name) for name in Acl.__struct_fields__)
+    return msgspec.structs.astuple(acl)
 
 
 def _fields(acl: Acl) -> dict[str, str]:
-    return {name: getattr(acl, name) for name in Acl.__struct_fields__}
+    return msgspec.structs.asdict(acl)
 
 
 def _path(fields: dict[str, str]) -> str:

@@ -23,7 +23,7 @@ from tidelog.service.http.urls import ADVERTISED, client_url
 from tidelog.service.operations.change import HttpChange
 from tidelog.service.operations.operations import Operations
 from tidelog.service.security.authenticator import Security
-from tidelog.service.security.caller import ALL_RIGHTS, CallerRights, rights_of
+from tidelog.service.security.caller import CallerRights, rights_of
 from tidelog.storage.broker import Broker
 from tidelog.storage.core.errors import InvalidRequest, UnknownTopic
 from tidelog.storage.state.cluster_state import Topic
@@ -76,7 +76,7 @@ async def fresh_log(request: Request) -> Broker:
 
 async def rights_of_caller(request: Request) -> CallerRights:
     """Return the caller's rights. If security is off, they allow everything."""
-    return ALL_RIGHTS if request.app.state.security is None else rights_of(request.scope)
+    return rights_of(request.scope)
 
 
 async def required_security(request: Request) -> Security:

@@ -40,6 +40,7 @@ from tidelog.service.http.route import (
 )
 from tidelog.service.operations.change import HttpChange
 from tidelog.service.operations.topics import TopicOperations
+from tidelog.service.security.audit import audited_scope
 from tidelog.service.security.caller import ALL_RIGHTS, CallerRights, rights_of
 from tidelog.service.settings.settings import Settings
 from tidelog.service.telemetry.metrics import HttpCounters
@@ -222,7 +223,14 @@ class Produce:
             check_printable("topic_name", name)
             await self._log.refresh()
         topic = self._log.state.topics.get(name)
-        return topic or await self._topics.create_on_demand(HttpChange(rights), name)
+        return topic or await self._topics.create_on_demand(
+            HttpChange(rights, partial(self._audit_creation, rights)), name
+        )
+
+    def _audit_creation(self, rights: CallerRights, name: str, status: int) -> None:
+        if self._counters.on_change is not None:
+            scope = audited_scope("auto.create.topics", name, rights, rights.host)
+            self._counters.on_change(scope, status)
 
     async def newest(self, topic: Topic) -> Topic:
         """Return the topic with partitions that other brokers may have added (I3)."""

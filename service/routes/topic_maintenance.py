@@ -9,7 +9,6 @@ from pydantic import BaseModel, Field
 
 from tidelog.service.formats.bodies import Items, StrictModel, WholeNumber
 from tidelog.service.http.body_limit import SMALL_BODY
-from tidelog.service.http.parameters import partition_number
 from tidelog.service.http.route import TIDELOG, Permission, Route, RouteAccess, RouteDoc
 from tidelog.service.operations.topics import END
 from tidelog.service.routes.dependencies import (
@@ -25,7 +24,6 @@ from tidelog.service.telemetry.compactions import CompactionJob, Compactions
 from tidelog.storage.core.acls import ALTER, DELETE, DESCRIBE, TOPIC
 from tidelog.storage.core.errors import InvalidRequest, LogError
 from tidelog.storage.core.topic_configs import PARTITIONS_MAX
-from tidelog.storage.state.cluster_state import Topic
 
 
 class RecordsBefore(StrictModel):
@@ -86,7 +84,6 @@ class CompactionList(BaseModel):
 async def delete_records(
     topic_name: TopicName,
     body: DeleteRecords,
-    log: FreshLog,
     operations: BrokerOperations,
     change: CallerChange,
 ) -> DeletedRecords:
@@ -95,7 +92,7 @@ async def delete_records(
 
     All offsets are checked before the first change. The partitions change independently; after an
     error, send the request again: a log start never moves back."""
-    offsets = _offsets(log.state.topic(topic_name), body)
+    offsets = _offsets(body)
     moves = await operations.topics.planned_deletion(change.rights, topic_name, offsets)
     if not body.validate_only:
         outcomes = await operations.topics.delete_records(change, topic_name, [*offsets.items()])
@@ -110,10 +107,10 @@ async def delete_records(
     return DeletedRecords(topic_name=topic_name, validate_only=body.validate_only, partitions=moved)
 
 
-def _offsets(topic: Topic, body: DeleteRecords) -> dict[int, int]:
+def _offsets(body: DeleteRecords) -> dict[int, int]:
     offsets: dict[int, int] = {}
     for records_before in body.partitions:
-        number = partition_number(topic, str(records_before.partition_id))
+        number = records_before.partition_id
         if number in offsets:
             raise InvalidRequest(f"partition {number} is given twice")
         offsets[number] = records_before.offset

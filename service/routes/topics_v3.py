@@ -49,8 +49,8 @@ from tidelog.service.routes.dependencies import (
     hosted_topic,
     partitions_wanted,
 )
-from tidelog.service.security.caller import CallerRights
-from tidelog.storage.core.acls import ALTER, DELETE, DESCRIBE, OPERATIONS_OF, TOPIC
+from tidelog.service.security.caller import allowed_operations
+from tidelog.storage.core.acls import ALTER, DELETE, DESCRIBE, TOPIC
 from tidelog.storage.core.topic_configs import PARTITIONS_MAX
 
 CONFIGS_MAX = 1_000
@@ -111,7 +111,7 @@ async def list_topics(
             return None
         data = make.topic(name, len(topic.partitions))
         if include_authorized_operations:
-            data.authorized_operations = _operations(rights, name)
+            data.authorized_operations = allowed_operations(rights, TOPIC, name)
         return data
 
     names = await in_order(log.state.topics, page.key(str))
@@ -151,7 +151,7 @@ async def get_topic(
     """A topic."""
     topic = context.make.topic(context.topic.name, len(context.topic.partitions))
     if include_authorized_operations:
-        topic.authorized_operations = _operations(rights, context.topic.name)
+        topic.authorized_operations = allowed_operations(rights, TOPIC, context.topic.name)
     return topic
 
 
@@ -238,10 +238,6 @@ async def get_reassignment(partition_id: PartitionId, context: PathTopic) -> Non
     """Always 404, because partitions never move."""
     number = partition_number(context.topic, partition_id)
     raise NoSuchResource(f"Partition {number} of {context.topic.name} is not being reassigned.")
-
-
-def _operations(rights: CallerRights, topic: str) -> list[str]:
-    return [operation for operation in OPERATIONS_OF[TOPIC] if rights.may(operation, TOPIC, topic)]
 
 
 _TOPICS = "/clusters/{cluster_id}/topics"

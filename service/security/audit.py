@@ -6,7 +6,8 @@ connects), `forwarded_for` (X-Forwarded-For, which a proxy or the client wrote),
 `unauthenticated`, `denied`, `wrong_host`; `login`, `logout`, `change` (with a status of 5xx, the
 outcome of the change may be unknown); `left_out`. No line has a secret. Requests for records and
 requests of consumer instances have a line only if they are refused. The `request` of a Kafka client
-is an API and a topic, or the changed defaults; the `status` of its change is Kafka's error code.
+is an API and a topic, or the changed defaults; the `status` of its change is Kafka's error code. A
+topic that a REST producer creates has the `request` `auto.create.topics` and its name.
 
 Any client can cause refusals, so at most LINES_PER_S refusals a second have a line. The event
 `left_out` has the number of refusals without a line. Changes need a permission, and are never left
@@ -25,7 +26,7 @@ from contextvars import ContextVar
 from typing import Any
 
 from tidelog.service.http.call import HttpRequest, Scope
-from tidelog.service.security.caller import rights_of
+from tidelog.service.security.caller import CallerRights, address_of, rights_of
 from tidelog.service.security.token_bucket import Bucket
 from tidelog.service.settings.settings import Settings
 from tidelog.service.settings.trust import AUDIT_AUTO, AUDIT_OFF, AUDIT_STDERR
@@ -58,6 +59,18 @@ def note(message: str, *values: object) -> None:
     details = _details.get()
     if details is not None:
         details.append(message % values)
+
+
+def audited_scope(action: str, name: str, rights: CallerRights, host: str) -> dict[str, Any]:
+    """Return a change of `name` that is no request of its own, as the audit log takes a request."""
+    return {
+        "method": action,
+        "path": name,
+        "query_string": b"",
+        "headers": (),
+        "client": (host, 0),
+        "rights": rights,
+    }
 
 
 def open_audit(settings: Settings, broker: Broker, counters: HttpCounters) -> "Audit | None":
@@ -134,12 +147,12 @@ class Audit:
 
     def _event(self, event: str, scope: Scope, more: Fields) -> None:
         headers = dict(scope["headers"])
-        rights, client = rights_of(scope), scope.get("client")
+        rights = rights_of(scope)
         query = scope["query_string"].decode("latin-1")
         path = f"{scope['path']}?{query}" if query else scope["path"]
         who = {
             "principal": rights.principal,
-            "client": rights.host or (client[0] if client else ""),
+            "client": address_of(scope),
             "forwarded_for": _cut(headers.get(b"x-forwarded-for", b"").decode("latin-1")),
             "request": _cut(f"{scope['method']} {path}".rstrip()),
         }

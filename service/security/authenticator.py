@@ -31,6 +31,7 @@ from tidelog.service.security.caller import (
     Credential,
     QuotaExceeded,
     Unauthenticated,
+    allowed_operations,
     charge_request,
     forbidden,
     super_users_of,
@@ -40,7 +41,7 @@ from tidelog.service.security.token_bucket import Bucket
 from tidelog.service.settings.settings import Settings
 from tidelog.service.telemetry.metrics import HttpCounters
 from tidelog.storage.broker import Broker
-from tidelog.storage.core.acls import ADMIN, OPERATIONS_OF, TEXT_BYTES_MAX
+from tidelog.storage.core.acls import ADMIN, TEXT_BYTES_MAX
 from tidelog.storage.core.actions import DeleteKey
 from tidelog.storage.core.errors import LogError
 from tidelog.storage.runtime.observer import PRINCIPAL
@@ -198,8 +199,7 @@ class Caller:
         return bucket
 
     def operations(self, resource_type: str, name: str) -> list[str]:
-        operations = OPERATIONS_OF[resource_type]
-        return [operation for operation in operations if self.may(operation, resource_type, name)]
+        return allowed_operations(self, resource_type, name)
 
     def _renew(self, access: AccessState) -> None:
         self._access, self._version = access, access.version

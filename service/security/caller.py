@@ -18,6 +18,7 @@ from tidelog.storage.core.acls import (
     CREATE,
     DESCRIBE,
     GROUP,
+    OPERATIONS_OF,
     READ,
     TOPIC,
 )
@@ -201,6 +202,12 @@ def topic_filter(settings: Settings) -> TopicFilter:
         return principal in super_users or access.acls.allows(principal, "", DESCRIBE, TOPIC, topic)
 
     return may_describe
+
+
+def allowed_operations(rights: CallerRights, resource_type: str, name: str) -> list[str]:
+    """Return the operations that the caller may do on a resource."""
+    operations = OPERATIONS_OF[resource_type]
+    return [operation for operation in operations if rights.may(operation, resource_type, name)]
 
 
 def may_describe_group(rights: CallerRights, group: str) -> bool:

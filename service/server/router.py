@@ -133,9 +133,6 @@ class DeclaredRoutes(Protocol):
     def bound(self, route: Route) -> Handler:
         """Return the handler of a declared route."""
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve what is no HTTP request."""
-
 
 class Target(NamedTuple):
     """A route in the tree."""
@@ -279,9 +276,6 @@ class Router:
         self._forwarded_root = PathNode([*_paths(for_peers, self.consumers.bound_here)])
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
         if self._security is None:
             scope["rights"] = ALL_RIGHTS
         node, segments = self._root.find(scope["path"])

@@ -13,11 +13,10 @@ import pytest
 
 from tests.support.held_loop import measured
 from tidelog.service.http.sockets import HttpServer
-from tidelog.service.security.authenticator import Security
-from tidelog.service.security.oidc import Issuer
+from tidelog.service.http.turns import Turns
 from tidelog.service.server.app import Application, build_app
 from tidelog.service.server.router import Router
-from tidelog.service.server.service import Service
+from tidelog.service.server.service import Service, security_of
 from tidelog.service.settings.settings import Settings
 from tidelog.service.telemetry.metrics import HttpCounters
 from tidelog.storage.broker import Broker as LogBroker
@@ -94,16 +93,10 @@ class Broker(NamedTuple):
 async def serving(log: LogBroker, settings: Settings) -> AsyncIterator[Broker]:
     """The application on an open log."""
     counters = HttpCounters()
-    security = None
-    if settings.security == "keys":
-        issuer = None
-        if settings.oidc_issuer:
-            issuer = Issuer(settings, log.clock, counters.auth_failures)
-        security = Security(log, settings, await log.secret(), counters, issuer)
+    security = await security_of(settings, log, counters, Turns())
     inner = build_app(log, http=counters, security=security)
     app = Router(inner, log, settings, counters, log.groups, security=security)
-    transport = httpx.ASGITransport(app=app)  # type: ignore[arg-type]
-    async with httpx.AsyncClient(transport=transport, base_url="http://tide:8082") as client:
+    async with http_client(app) as client:
         yield Broker(log, app, client, log.groups)
 
 
@@ -163,7 +156,7 @@ async def listening(app: Any, **options: Any) -> AsyncIterator[int]:
 
 @asynccontextmanager
 async def listening_server(app: Any, **options: Any) -> AsyncIterator[HttpServer]:
-    server = HttpServer(app, "127.0.0.1", 0, lifespan="off", timeout_graceful_shutdown=5, **options)
+    server = HttpServer(app, "127.0.0.1", 0, timeout_graceful_shutdown=5, **options)
     running = asyncio.create_task(server.serve())
     while not server.started:
         assert not running.done()

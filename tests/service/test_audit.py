@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.service.conftest import Broker, broker_on, until
-from tests.service.keyed import ADMIN, ADMIN_KEY, JSON_TYPE, SETTINGS, key_of, secured
+from tests.service.keyed import ADMIN, ADMIN_KEY, JSON_TYPE, RECORDS, SETTINGS, key_of, secured
 from tidelog.service.http.call import HttpRequest, HttpResponse
 from tidelog.service.security import audit
 from tidelog.service.security.authenticator import CONSOLE_HEADER
@@ -135,6 +135,18 @@ async def test_what_a_client_chooses_is_cut_and_stays_one_line(
 async def test_it_is_on_where_security_is(settings: dict[str, Any], is_on: bool) -> None:
     async with broker_on(MemoryStore(), **settings) as broker:
         assert (broker.app._audit is not None) is is_on
+
+
+async def test_a_topic_that_a_producer_creates_has_a_line(tmp_path: Path) -> None:
+    file = tmp_path / "audit.log"
+    settings = {**SETTINGS, "auto_create_topics": True, "audit_log": str(file)}
+    async with broker_on(MemoryStore(), **settings) as broker:
+        for _ in range(2):
+            sent = await broker.http.post("/topics/new", content=RECORDS, headers=ADMIN | JSON_TYPE)
+            assert sent.status_code == 200
+    assert [(event["event"], event["request"], event["status"]) for event in events(file)] == [
+        ("change", "auto.create.topics new", 201)
+    ]
 
 
 async def test_changes_of_unknown_outcome_are_written(

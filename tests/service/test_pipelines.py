@@ -34,7 +34,7 @@ def test_trailers_are_no_fields_of_a_head(piece: int) -> None:
         await call.answer(HttpResponse(200, b"{}"))
 
     async def main() -> None:
-        connection = Connection(Config(app, lifespan="off"))
+        connection = Connection(Config(app))
         trailers = b"Authorization: Bearer stolen\r\nHost: evil\r\nX-Last: 1\r\n\r\n"
         await connection.send(CHUNKED + CHUNK + b"0\r\n" + trailers, piece)
         await connection.send(b"GET /b HTTP/1.1\r\nHost: x\r\n\r\n", piece)
@@ -151,7 +151,7 @@ def test_heads_that_wait_are_bounded(fields: int, served_most: int) -> None:
         await HttpRequest(scope, receive, send).answer(HttpResponse(200, b"{}"))
 
     async def main() -> None:
-        connection = Connection(Config(app, lifespan="off"))
+        connection = Connection(Config(app))
         heads = [
             b"GET /%d HTTP/1.1\r\nHost: x\r\n%b\r\n" % (number, b"a:\r\n" * fields)
             for number in range(100)

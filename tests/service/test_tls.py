@@ -153,7 +153,7 @@ class Handshake:
 
     def __init__(self, pair: Pair, admission: Admission[Any] | None = None) -> None:
         used = certificate(pair)
-        config = Config(app, admission, lifespan="off", tls=used.server)
+        config = Config(app, admission, tls=used.server)
         self.connection = Connection(config)
         self.incoming, self.outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self.tls = used.client().wrap_bio(self.incoming, self.outgoing)

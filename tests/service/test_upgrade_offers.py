@@ -122,7 +122,7 @@ class Echo:
 async def answers(packets: Iterable[bytes]) -> tuple[bytes, bool, list[str]]:
     """The bytes written to a connection, whether it is closed then, and the paths served."""
     app, state, wire = Echo(), ServerState(), Wire()
-    config = Config(app, lifespan="off")
+    config = Config(app)
     protocol = Protocol(config, state, {}, asyncio.get_running_loop())
     protocol.connection_made(wire)
     for packet in packets:

@@ -115,7 +115,7 @@ class Connection:
 def client_port(broker: Broker) -> uvicorn.Config:
     """As a broker configures it."""
     app = broker.app
-    return Config(app, app.admission, proves_by_head=app.proves_by_head, lifespan="off")
+    return Config(app, app.admission, proves_by_head=app.proves_by_head)
 
 
 def peer_port(broker: Broker) -> uvicorn.Config:

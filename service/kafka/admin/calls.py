@@ -14,8 +14,10 @@ from tidelog.service.http.paging import sliced
 from tidelog.service.kafka.client import ApiClient
 from tidelog.service.kafka.context import Context
 from tidelog.service.kafka.errors import Code, RequestKind, message_of
+from tidelog.service.operations.change import decided
 from tidelog.service.security.caller import Forbidden, QuotaExceeded, Unauthenticated
-from tidelog.storage.core.errors import LogError
+from tidelog.storage.core.errors import CommitUnknown, LogError
+from tidelog.storage.core.topic_configs import without_effect
 from tidelog.storage.state.access import MUTATION_RATE
 
 CHANGES_AT_ONCE = 100
@@ -83,8 +85,8 @@ class AdminCall:
         return ChangeOutcome(code, message)
 
     def charge(self) -> None:
-        """Charge one change to the quota of mutations. Raises QuotaExceeded; raises Refused if the
-        broker is stopping."""
+        """Charge one change to the quota of mutations. Raises QuotaExceeded, and ChangeRefused if
+        the broker is stopping."""
         if self._context.is_draining:
             raise ChangeRefused(
                 Code.REQUEST_TIMED_OUT, "the broker is stopping: ask another broker"
@@ -106,12 +108,21 @@ class AdminCall:
         return self._context.code(self.api, error, kind)
 
     async def commit(self, name: str, change: Coroutine[Any, Any, R]) -> R:
-        """Wait for the commit of a change of the topic or group `name`, and write an audit line."""
-        return await self._context.commit(self.api, self.client, name, change)
+        """Wait for the commit of a change of the topic or group `name`, and write an audit line.
+        **On a crash** before the line, the line is missing, but the change may be in the WAL."""
+        try:
+            result = await decided(change)
+        except CommitUnknown:
+            self._context.audit_change(self.api, self.client, name, Code.REQUEST_TIMED_OUT)
+            raise
+        self._context.audit_change(self.api, self.client, name)
+        return result
 
     def warn_of_configs(self, topic: str, changes: Mapping[str, str | None]) -> None:
-        """Log the configs that the client has set, but that have no effect."""
-        self._context.warn_of_configs(self.api, self.client, topic, changes)
+        """Log the configs that the client has set, but that have no effect. The answer cannot say
+        so: an answer without an error has no text."""
+        for text in without_effect(changes):
+            self._context.warn(self.api, self.client, f"topic {topic!r}: {text}")
 
 
 async def distinct(items: Iterable[T], key_of: Callable[[T], K]) -> tuple[list[T], set[K]]:

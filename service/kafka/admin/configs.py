@@ -69,8 +69,8 @@ class ConfigEntry(NamedTuple):
 
 class Changed(NamedTuple):
     """The target of a request: the configs of a topic, or the defaults of the cluster. `own` are
-    the texts that the target sets now; `values` returns the values of a known name, as an Entry has
-    them."""
+    the texts that the target sets now; `values` returns the values of a known name, as a
+    ConfigEntry has them."""
 
     known: Mapping[str, ConfigKey]
     own: Mapping[str, str]
@@ -170,7 +170,7 @@ class Configs:
             raise ChangeRefused(Code.INVALID_REQUEST, f"resources of type {kind} have no configs")
 
     def _check_node(self, name: str) -> None:
-        """Raise Refused unless the name is empty (all brokers), or this broker's node id."""
+        """Raise ChangeRefused unless the name is empty (all brokers), or this broker's node id."""
         if name not in ("", str(self._node_id)):
             raise ChangeRefused(
                 Code.INVALID_REQUEST, f"this broker has the node id {self._node_id}, not {name!r}"
@@ -331,8 +331,8 @@ class Configs:
 
     async def _reset_broker(self, call: AdminCall, resource: "AnyResource") -> None:
         """Take a request that only deletes configs of this broker, and do nothing: a broker has
-        none. kafka-reassign-partitions deletes its throttles in this way. Raise Refused for every
-        other request."""
+        none. kafka-reassign-partitions deletes its throttles in this way. Raise ChangeRefused for
+        every other request."""
         await call.rights.check(ALTER_CONFIGS, CLUSTER, CLUSTER_NAME)
         name = resource.resource_name
         self._check_node(name)
@@ -401,7 +401,8 @@ def _given(name: str, value: str | None) -> str:
 
 
 def _changed(changed: Changed, name: str, operation: int, value: str | None) -> str | None:
-    """Return the new value of a config, None for its default. Raises Refused, InvalidConfig."""
+    """Return the new value of a config, None for its default. Raises ChangeRefused and
+    InvalidConfig."""
     if operation == DELETE:
         return None
     text = _given(name, value)

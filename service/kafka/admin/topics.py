@@ -249,7 +249,7 @@ def _new_topic(wanted: CreatableTopic) -> NewTopic:
 
 
 def _configs(wanted: CreatableTopic) -> dict[str, str]:
-    """Return the configs of a new topic. Raises Refused."""
+    """Return the configs of a new topic. Raises ChangeRefused."""
     configs: dict[str, str] = {}
     for config in wanted.configs:
         if config.value is None:
