@@ -44,15 +44,14 @@ class AccessOperations:
     async def create_acls(self, change: Change, acls: list[Acl]) -> None:
         """Create ACLs, all or none. Raises Forbidden, QuotaExceeded, InvalidRequest, and the errors
         of a commit."""
-        await begin(change, ALTER, CLUSTER, CLUSTER_NAME)
+        await begin(self._broker, change, ALTER, CLUSTER, CLUSTER_NAME)
         await change.commit("ACLs", self._broker.change_access(CreateAcls(acls)))
         await _note_acls(change.rights, "added", acls)
 
     async def delete_acls(self, change: Change, wanted: AclFilter) -> list[Acl]:
         """Delete the ACLs that match a filter, and return them. Raises Forbidden, QuotaExceeded,
         and the errors of a commit."""
-        await begin(change, ALTER, CLUSTER, CLUSTER_NAME)
-        await self._broker.refresh()
+        await begin(self._broker, change, ALTER, CLUSTER, CLUSTER_NAME)
         acls = await self._matching(wanted)
         if acls:
             await change.commit("ACLs", self._broker.change_access(DeleteAcls(acls)))
@@ -72,8 +71,7 @@ class AccessOperations:
         with the same `repeat_key` within REPEAT_MS_MAX replaces the key of the first one. Raises
         Forbidden, QuotaExceeded, InvalidRequest, IdempotencyMismatch, and the errors of a commit.
         """
-        await begin(change, ALTER, CLUSTER, CLUSTER_NAME)
-        await self._broker.refresh()
+        await begin(self._broker, change, ALTER, CLUSTER, CLUSTER_NAME)
         rights, now_ms = change.rights, self._broker.clock.now_ms()
         expires_ms = 0 if ttl_s is None else now_ms + ttl_s * 1000
         key_id = ""
@@ -96,8 +94,7 @@ class AccessOperations:
     async def delete_key(self, change: Change, key_id: str) -> Key | None:
         """Delete a key and its sessions. Return the key, or None if there is no such key. Raises
         Forbidden, QuotaExceeded, and the errors of a commit."""
-        await begin(change, ALTER, CLUSTER, CLUSTER_NAME)
-        await self._broker.refresh()
+        await begin(self._broker, change, ALTER, CLUSTER, CLUSTER_NAME)
         key = self._broker.state.access.keys.get(key_id)
         if key is not None:
             await change.commit(key_id, self._broker.change_access(DeleteKey(key_id)))
@@ -111,7 +108,7 @@ class AccessOperations:
     ) -> dict[str, int]:
         """Set quotas of a principal, None to remove one. Return its quotas. Raises Forbidden,
         QuotaExceeded, InvalidRequest, and the errors of a commit."""
-        await begin(change, ALTER_CONFIGS, CLUSTER, CLUSTER_NAME)
+        await begin(self._broker, change, ALTER_CONFIGS, CLUSTER, CLUSTER_NAME)
         await change.commit(principal, self._broker.change_access(SetQuotas(principal, quotas)))
         note("%s set quotas of %s: %s", change.rights.principal, principal, quotas)
         return self._broker.state.access.quotas.get(principal, {})
@@ -119,8 +116,7 @@ class AccessOperations:
     async def delete_quotas(self, change: Change, principal: str) -> bool:
         """Remove the quotas of a principal. Return whether it had any. Raises Forbidden,
         QuotaExceeded, and the errors of a commit."""
-        await begin(change, ALTER_CONFIGS, CLUSTER, CLUSTER_NAME)
-        await self._broker.refresh()
+        await begin(self._broker, change, ALTER_CONFIGS, CLUSTER, CLUSTER_NAME)
         quotas = self._broker.state.access.quotas.get(principal)
         if quotas is None:
             return False

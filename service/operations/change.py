@@ -1,11 +1,12 @@
 """A request that changes the cluster, as operations see it."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from http import HTTPStatus
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from tidelog.service.security.caller import CallerRights
+from tidelog.storage.broker import Broker
 from tidelog.storage.core.errors import CommitUnknown
 
 DECISION_S_MAX = 30.0
@@ -56,11 +57,22 @@ class HttpChange(NamedTuple):
         return result
 
 
-async def begin(change: Change, operation: str, resource_type: str, name: str) -> None:
-    """Check that the caller may do an operation on a resource, and charge one change. Raises
-    Forbidden, QuotaExceeded."""
-    await change.rights.check(operation, resource_type, name)
+async def begin(
+    broker: Broker, change: Change, operation: str, resource_type: str, name: str
+) -> None:
+    """Begin a change, as `begin_checked`, by a caller who may do an operation on a resource."""
+    await begin_checked(broker, change, lambda: change.rights.check(operation, resource_type, name))
+
+
+async def begin_checked(
+    broker: Broker, change: Change, check: Callable[[], Awaitable[None]]
+) -> None:
+    """Check the caller's right, charge one change, read the newest state (I3), and check the right
+    again, because it may have been taken away. Raises Forbidden, QuotaExceeded, Unavailable."""
+    await check()
     change.charge()
+    await broker.refresh()
+    await check()
 
 
 async def decided(change: Coroutine[Any, Any, T]) -> T:

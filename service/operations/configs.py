@@ -32,8 +32,7 @@ class ConfigOperations:
         """Set and reset configs of a topic. `texts_of` gets the newest state of the topic. Return
         what was changed. Raises Forbidden, QuotaExceeded, UnknownTopic, InvalidConfig, the errors
         of `texts_of`, and those of a commit."""
-        await begin(change, ALTER_CONFIGS, TOPIC, name)
-        await self._broker.refresh()
+        await begin(self._broker, change, ALTER_CONFIGS, TOPIC, name)
         state = self._broker.state
         texts = topic_configs.canonical_changes(texts_of(state.topic(name)), state.level)
         if texts and not validate_only:
@@ -49,8 +48,7 @@ class ConfigOperations:
     ) -> ConfigTexts:
         """Set and remove defaults of the cluster, by Kafka's names for configs of brokers. The rest
         is as in `alter_topic`."""
-        await begin(change, ALTER_CONFIGS, CLUSTER, CLUSTER_NAME)
-        await self._broker.refresh()
+        await begin(self._broker, change, ALTER_CONFIGS, CLUSTER, CLUSTER_NAME)
         state = self._broker.state
         texts = topic_configs.canonical_defaults(texts_of(state.defaults), state.level)
         if texts and not validate_only:

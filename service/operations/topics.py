@@ -5,10 +5,10 @@ these partitions.
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from tidelog.service.operations.change import Change, begin, decided
+from tidelog.service.operations.change import Change, begin, begin_checked, decided
 from tidelog.service.security.caller import CallerRights, check_creation
 from tidelog.storage.broker import Broker
 from tidelog.storage.core.acls import ALTER, DELETE, DESCRIBE, TOPIC
@@ -33,7 +33,6 @@ class NewTopic(NamedTuple):
     """A topic to create. If `partitions` is None, it gets the default number. `assigned` are the
     partitions that the request assigns to brokers."""
 
-    name: str
     partitions: int | None
     configs: Mapping[str, str]
     assigned: Sequence[int] = ()
@@ -66,20 +65,26 @@ class TopicOperations:
         self._broker = broker
         self._topic_defaults = topic_defaults
 
-    async def create(self, change: Change, topic: NewTopic, *, validate_only: bool = False) -> int:
-        """Create a topic; with `validate_only`, only check the request. Return the number of its
-        partitions. Raises Forbidden, QuotaExceeded, InvalidTopicName, InvalidPartitions,
-        InvalidAssignment, InvalidConfig, TopicExists, and the errors of a commit."""
-        await check_creation(change.rights, topic.name)
-        change.charge()
+    async def create(
+        self,
+        change: Change,
+        name: str,
+        topic_of: Callable[[], NewTopic],
+        *,
+        validate_only: bool = False,
+    ) -> int:
+        """Create the topic of this name that `topic_of` returns; with `validate_only`, only check
+        the request. Return the number of its partitions. Raises Forbidden, QuotaExceeded, the
+        errors of `topic_of`, InvalidTopicName, InvalidPartitions, InvalidAssignment, InvalidConfig,
+        TopicExists, and the errors of a commit."""
+        await begin_checked(self._broker, change, lambda: check_creation(change.rights, name))
+        topic = topic_of()
         count = _count(topic)
-        if count is None or validate_only:
-            await self._broker.refresh()  # another broker may have changed the default
         partitions = self._default_partitions() if count is None else count
         creation = self._broker.create_topic(
-            topic.name, partitions, dict(topic.configs), validate_only=validate_only
+            name, partitions, dict(topic.configs), validate_only=validate_only
         )
-        await (decided(creation) if validate_only else change.commit(topic.name, creation))
+        await (decided(creation) if validate_only else change.commit(name, creation))
         return partitions
 
     async def create_on_demand(self, change: Change, name: str) -> Topic:
@@ -111,9 +116,7 @@ class TopicOperations:
     async def delete(self, change: Change, name: str, topic_id: str = "") -> Topic:
         """Delete the topic of this name, and of this id if one is given. Return the topic. Raises
         Forbidden, QuotaExceeded, UnknownTopic, UnknownTopicId, and the errors of a commit."""
-        await begin(change, DELETE, TOPIC, name)
-        if name not in self._broker.state.topics:
-            await self._broker.refresh()
+        await begin(self._broker, change, DELETE, TOPIC, name)
         topic = self._broker.state.topics.get(name)
         if topic_id and (topic is None or topic.topic_id != topic_id):
             raise UnknownTopicId(topic_id)
@@ -134,8 +137,7 @@ class TopicOperations:
         """Grow a topic to `count` partitions. `assigned` is the number of new partitions that the
         request assigns to brokers. Raises Forbidden, QuotaExceeded, UnknownTopic,
         InvalidPartitions, InvalidAssignment, and the errors of a commit."""
-        await begin(change, ALTER, TOPIC, name)
-        await self._broker.refresh()
+        await begin(self._broker, change, ALTER, TOPIC, name)
         current = len(self._broker.state.topic(name).partitions)
         if count == current:
             raise InvalidPartitions(f"Topic already has {count} partition(s).")
@@ -156,8 +158,7 @@ class TopicOperations:
         """Move the log start of each partition up to an offset, END for the end. Return the log
         start or the error, in the order of `offsets`. Raises Forbidden, QuotaExceeded,
         Unavailable."""
-        await begin(change, DELETE, TOPIC, name)
-        await self._broker.refresh()
+        await begin(self._broker, change, DELETE, TOPIC, name)
         outcomes: list[LogStartMove | LogError] = []
         for first in range(0, len(offsets), CHANGES_AT_ONCE):
             some = offsets[first : first + CHANGES_AT_ONCE]

@@ -165,8 +165,8 @@ async def create_topic(
     """Create a topic."""
     check_printable_field(body.topic_name)
     configs = {k: config_text(v) for k, v in body.configs.items() if v is not None}
-    topic = NewTopic(body.topic_name, partitions_wanted(body), configs)
-    await operations.topics.create(change, topic)
+    topic = NewTopic(partitions_wanted(body), configs)
+    await operations.topics.create(change, body.topic_name, lambda: topic)
     return {}
 
 

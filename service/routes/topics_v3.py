@@ -135,8 +135,10 @@ async def create_topic(
         if config.value is not None
     }
     assigned = tuple(body.replicas_assignments or ())
-    topic = NewTopic(body.topic_name, partitions_wanted(body), configs, assigned)
-    partitions = await operations.topics.create(change, topic, validate_only=body.validate_only)
+    topic = NewTopic(partitions_wanted(body), configs, assigned)
+    partitions = await operations.topics.create(
+        change, body.topic_name, lambda: topic, validate_only=body.validate_only
+    )
     data = make.topic(body.topic_name, partitions)
     if body.validate_only:
         response.status_code = 200

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakSet, WeakValueDictionary
 
 from tidelog.service.http.errors import CrossSite
-from tidelog.service.http.route import Access, Permission, RouteAccess
+from tidelog.service.http.route import Access, RouteAccess
 from tidelog.service.http.turns import Turns
 from tidelog.service.security import session_cookie
 from tidelog.service.security.caller import (
@@ -252,14 +252,9 @@ class Security:
 
     # -- admission
 
-    async def admit(
-        self, scope: MutableMapping[str, Any], access: Access, name: str | None
-    ) -> LogError | None:
-        """Authenticate a request and put the caller's rights into its scope. If the caller has no
-        access, return the error.
-
-        `name` is the resource of a Permission. If `name` is None, no permission is checked here.
-        """
+    async def admit(self, scope: MutableMapping[str, Any], access: Access) -> LogError | None:
+        """Authenticate a request and put the caller's rights into its scope. If the access needs a
+        caller and there is none, return the error. The caller of this method checks permissions."""
         try:
             header = None
             for key, value in scope["headers"]:
@@ -275,12 +270,6 @@ class Security:
                     return None
             scope["rights"] = caller
             PRINCIPAL.set(caller.principal)  # of this request's task
-            if (
-                name is not None
-                and isinstance(access, Permission)
-                and not caller.may(access.operation, access.resource_type, name)
-            ):
-                await caller.check(access.operation, access.resource_type, name)
         except LogError as error:
             return error
         return None

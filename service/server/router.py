@@ -32,7 +32,7 @@ from tidelog.service.http.media_types import JSON, NotAcceptable, is_served, not
 from tidelog.service.http.parameters import InvalidParameter, check_printable
 from tidelog.service.http.request_id import REQUEST_ID, id_of_error
 from tidelog.service.http.route import Access, Permission, Route, RouteAccess
-from tidelog.service.http.urls import ADVERTISED
+from tidelog.service.http.urls import ADVERTISED, clean_path
 from tidelog.service.peers.forwarding import Forwarded, ForwardedCall, Forwarder
 from tidelog.service.peers.held_members import HELD_MEMBERS
 from tidelog.service.routes import (
@@ -403,7 +403,7 @@ class Router:
         answer = answered(error, scope, self.counters, request_id)
         if not call.status:  # with a status, half a response is sent already
             call.headers[REQUEST_ID] = request_id.encode()
-            await call.answer(answer.response(scope["path"]))
+            await call.answer(answer.response(clean_path(scope["path"])))
 
 
 def _refusal_of_accept(target: Target, headers: Mapping[bytes, bytes]) -> NotAcceptable | None:
@@ -461,23 +461,31 @@ async def _refusal(
     segments: list[str],
 ) -> LogError | None:
     """Return the error if the caller has no access."""
-    name: str | None = None
     access: Access = RouteAccess.ANY_KEY
     if target is not None:
         access = target.route.access
-        if isinstance(access, Permission):
-            name = CLUSTER_NAME if target.name_at is None else segments[target.name_at]
     elif node is not None and node.methods:
         # A public path shows its methods to every client.
         accesses = {method_target.route.access for method_target in node.methods.values()}
         access = RouteAccess.PUBLIC if accesses == {RouteAccess.PUBLIC} else access
-    refusal = await security.admit(scope, access, name)
+    refusal = await security.admit(scope, access)
     if refusal is not None:
         return refusal
     if "rights" not in scope:
         return None  # a public route
+    rights = rights_of(scope)
     is_reading = scope["method"] in READING or (target is not None and target.route.is_ack)
-    return charge_request(rights_of(scope), is_mutation=not is_reading)
+    if (refusal := charge_request(rights, is_mutation=not is_reading)) is not None:
+        return refusal
+    if target is None or not isinstance(access, Permission):
+        return None
+    name = CLUSTER_NAME if target.name_at is None else segments[target.name_at]
+    if not rights.may(access.operation, access.resource_type, name):
+        try:
+            await rights.check(access.operation, access.resource_type, name)
+        except LogError as error:
+            return error
+    return None
 
 
 def _is_health(target: Target | None) -> bool:

@@ -276,6 +276,8 @@ async def security_of(
     secret = await broker.secret()
     check_files(broker)
     issuer = issuer_of(settings, broker, counters)
+    if not (issuer or settings.admin_key or broker.state.access.keys):
+        log.warning("security=keys, but no key exists: set admin_key and create keys with it")
     if settings.host not in LOOPBACK and not settings.tls_cert_file:
         log.warning(
             "keys are sent unencrypted: set tls_cert_file, or put a TLS proxy before %s",

@@ -67,8 +67,8 @@ class TablesAhead:
         is from another moment than the WAL, they differ. Replace old segments (see the module
         docstring).
 
-        Return the offset to which the tail is sealed now. Return None if the tail has only lost
-        records from some segment on: these are sealed with the next records.
+        Return the offset to which the tail is sealed now, or None if no record of it is. Segments
+        of lost records at the end of the tail are sealed with the next records.
         """
         index = await table.segments(number)
         missing_span = hole(index, base, end)
@@ -166,7 +166,7 @@ class TablesAhead:
                 continue  # replaced together with the segment before it
             renewal = _renewal(topic.partitions[number], ahead, file, base)
             if renewal is None:
-                return None
+                return file.base_offset if file.base_offset > base else None
             await self._renew(topic, table, number, renewal)
             renewed_to = renewal.end
             sealed_to = max(sealed_to, renewed_to)
@@ -198,7 +198,7 @@ class TablesAhead:
         index = await table.segments(number)
         is_cut = renewal.start > renewal.files[0].base_offset
         below = [file for file in index if is_cut and file.end_offset <= renewal.start]
-        transactions = await _transactions(table, number, uploads_done[-1])
+        transactions = await _transactions(table, number, renewal, uploads_done[-1])
         self._uploader.check_age(topic, work.started)
         has_lost = any(done.lost_end > renewal.start for done in uploads_done)
         try:
@@ -238,11 +238,17 @@ def _renewal(
     return _Renewal(files, start, end if chunk.base_offset < end else chunk.end_offset)
 
 
-async def _transactions(table: Table, number: int, last: SegmentUpload) -> dict[str, int]:
-    """Return the transactions of a replacement up to the end of its last segment."""
+async def _transactions(
+    table: Table, number: int, renewal: _Renewal, last: SegmentUpload
+) -> dict[str, int]:
+    """Return the transactions of a replacement. If it adds records after the replaced segments, it
+    is a seal, too. Raises Unavailable if another sealer has sealed these records meanwhile."""
     app_ids = maintenance_app_id(number), lost_app_id(number), seal_app_id(number)
     versions = [await table.transaction_version(app_id) or 0 for app_id in app_ids]
-    new_versions = versions[0] + 1, last.lost_end, last.file.end_offset
+    replaced_to = renewal.files[-1].end_offset
+    if renewal.end > replaced_to and versions[-1] != replaced_to:
+        raise Unavailable(f"sealing partition {number}: another sealer was faster: retry")
+    new_versions = versions[0] + 1, last.lost_end, renewal.end
     return {
         app_id: new_version
         for app_id, version, new_version in zip(app_ids, versions, new_versions, strict=True)

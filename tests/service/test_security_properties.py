@@ -11,6 +11,7 @@ from tests.fuzz.http_target import Served
 from tests.service import keyed
 from tests.support.properties import examples
 from tidelog.service.http.errors import CrossSite
+from tidelog.service.http.route import RouteAccess
 from tidelog.service.security import session_cookie
 from tidelog.service.security.authenticator import Caller
 from tidelog.service.security.caller import Unauthenticated
@@ -34,7 +35,7 @@ def admitted(served: Served, *headers: tuple[bytes, bytes]) -> Any:
         "headers": list(headers),
         "client": ("10.1.2.3", 4),
     }
-    refusal = served._runner.run(security.admit(scope, None, ""))
+    refusal = served._runner.run(security.admit(scope, RouteAccess.ANY_KEY))
     return scope.get("rights") if refusal is None else refusal
 
 

@@ -65,3 +65,11 @@ async def test_a_service_with_ports_for_kafka_has_a_listener() -> None:
         (listener,) = service.advertised
         assert (listener.host, listener.port) == ("broker.example", 9092)
         await service.kafka.close()
+
+
+@pytest.mark.parametrize(("admin_key", "is_warned"), [("", True), ("k" * 40, False)])
+async def test_security_without_any_key_is_warned_of(
+    caplog: pytest.LogCaptureFixture, admin_key: str, *, is_warned: bool
+) -> None:
+    async with Service.open(settings(security="keys", admin_key=admin_key)):
+        assert ("no key exists: set admin_key" in caplog.text) is is_warned

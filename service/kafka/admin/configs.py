@@ -7,6 +7,7 @@ brokers. A request may change these defaults. The resource of one broker shows t
 in effect at this broker. A request that sets a config of one broker is refused.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, NamedTuple, cast
@@ -240,6 +241,7 @@ class Configs:
         """Answer AlterConfigs: configs that a resource does not name get their defaults."""
 
         def changes_of(changed: Changed, resource: AlterConfigsResource) -> dict[str, str | None]:
+            _check_once(resource)
             changes: dict[str, str | None] = dict.fromkeys(changed.own)
             for config in resource.configs:
                 changes[config.name] = _given(config.name, config.value)
@@ -258,6 +260,7 @@ class Configs:
         def changes_of(
             changed: Changed, resource: IncrementalAlterConfigsResource
         ) -> dict[str, str | None]:
+            _check_once(resource)
             return {
                 config.name: _changed(changed, config.name, config.config_operation, config.value)
                 for config in resource.configs
@@ -288,9 +291,6 @@ class Configs:
             if kind == OF_BROKER and name:
                 await self._reset_broker(call, resource)
                 return
-            _, again = await distinct(resource.configs, attrgetter("name"))
-            if again:
-                raise ChangeRefused(Code.INVALID_REQUEST, f"config {min(again)!r} is given twice")
             if kind == OF_TOPIC:
                 await self._alter_topic(call, name, resource, changes_of, validate_only)
             else:
@@ -365,6 +365,12 @@ class Configs:
 
 
 AnyResource = AlterConfigsResource | IncrementalAlterConfigsResource
+
+
+def _check_once(resource: AnyResource) -> None:
+    names = Counter(config.name for config in resource.configs)
+    if again := [name for name, count in names.items() if count > 1]:
+        raise ChangeRefused(Code.INVALID_REQUEST, f"config {min(again)!r} is given twice")
 
 
 def _forbidden(kind: int) -> Code:

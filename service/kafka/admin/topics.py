@@ -5,6 +5,7 @@ factor 1. If a request assigns partitions to brokers, a broker uses only the num
 partitions.
 """
 
+from collections.abc import Mapping
 from operator import attrgetter
 
 from tidelog.service.http.paging import sliced
@@ -90,18 +91,18 @@ class Topics:
         validate_only: bool,
     ) -> None:
         """Create a topic, or only check the request, and describe the topic in the result."""
+        name = wanted.name
         if is_twice:
-            raise ChangeRefused(
-                Code.INVALID_REQUEST, f"topic {wanted.name!r} is in the request twice"
-            )
-        topic = _new_topic(wanted)
-        partitions = await self._topics.create(call, topic, validate_only=validate_only)
-        configs = topic.configs
+            raise ChangeRefused(Code.INVALID_REQUEST, f"topic {name!r} is in the request twice")
+        partitions = await self._topics.create(
+            call, name, lambda: _new_topic(wanted), validate_only=validate_only
+        )
+        configs: Mapping[str, str] = _configs(wanted)
         if not validate_only:
-            call.warn_of_configs(topic.name, configs)
-            if (created := self._broker.state.topics.get(topic.name)) is not None:
+            call.warn_of_configs(name, configs)
+            if (created := self._broker.state.topics.get(name)) is not None:
                 result.topic_id, configs = bytes.fromhex(created.topic_id), created.configs
-        if not call.rights.may(DESCRIBE_CONFIGS, TOPIC, topic.name):
+        if not call.rights.may(DESCRIBE_CONFIGS, TOPIC, name):
             result.topic_config_error_code = Code.TOPIC_AUTHORIZATION_FAILED
             return
         result.num_partitions = partitions
@@ -214,9 +215,9 @@ class Topics:
             DeleteRecordsPartitionResult(
                 partition_index=number, low_watermark=NO_OFFSET, error_code=refusal.code
             )
-            for number, _ in offsets
+            async for number, _ in sliced(offsets)
         ]
-        for result, outcome in zip(results, outcomes, strict=False):
+        async for result, outcome in sliced(zip(results, outcomes, strict=False)):
             if isinstance(outcome, LogError):
                 result.error_code = self._context.code(call.api, outcome, RequestKind.ADMIN)
             else:
@@ -245,7 +246,7 @@ def _new_topic(wanted: CreatableTopic) -> NewTopic:
         )
     count = None if wanted.num_partitions == DEFAULT else wanted.num_partitions
     assigned = [assignment.partition_index for assignment in wanted.assignments]
-    return NewTopic(wanted.name, count, _configs(wanted), assigned)
+    return NewTopic(count, _configs(wanted), assigned)
 
 
 def _configs(wanted: CreatableTopic) -> dict[str, str]:

@@ -134,7 +134,7 @@ class Handshake:
             raise security.refused("malformed", why)
         header = b"Basic " + base64.b64encode(user + b":" + secret)
         scope: dict[str, Any] = {"headers": [(b"authorization", header)], "client": (host, 0)}
-        refusal = await security.admit(scope, RouteAccess.ANY_KEY, None)
+        refusal = await security.admit(scope, RouteAccess.ANY_KEY)
         if refusal is not None:
             raise refusal
         rights: CallerRights = scope["rights"]

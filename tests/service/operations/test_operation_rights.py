@@ -116,7 +116,9 @@ KEY_ID = "ab" * 8
 CREATION = (topic_rights(CREATE, name="new"), cluster_right(CREATE))
 OPERATIONS = {
     "topics.create": Operation(
-        lambda operations, change, _: operations.topics.create(change, NewTopic("new", 1, {})),
+        lambda operations, change, _: operations.topics.create(
+            change, "new", lambda: NewTopic(1, {})
+        ),
         CREATION,
     ),
     "topics.create_on_demand": Operation(

@@ -16,6 +16,7 @@ from tidelog.storage.core.actions import LoseRecords, Sealed
 from tidelog.storage.core.errors import Corrupt, TableInDoubt, Unavailable
 from tidelog.storage.core.model import SegmentFile
 from tidelog.storage.log import Log
+from tidelog.storage.seal import tables_ahead
 from tidelog.storage.seal.uploads import Start, Uploader
 from tidelog.storage.store.memory import MemoryStore
 from tidelog.storage.tables.manifest import clean_app_id, lost_app_id, seal_app_id
@@ -35,7 +36,9 @@ async def with_tail(inner: MemoryStore) -> Log:
 async def put_ahead(log: Log, values: Sequence[bytes], base: int = 2, **transactions: int) -> None:
     """Another sealer's commit of these values, from an offset on, before the WAL says so."""
     end = base + len(values)
-    rows = (await read_table(log)).slice(base, len(values)).combine_chunks()
+    rows = await read_table(log)
+    offsets = rows.column("offset").to_numpy()
+    rows = rows.filter(pa.array((offsets >= base) & (offsets < end))).combine_chunks()
     rows = rows.set_column(2 + 1, RECORD_SCHEMA.field("value"), [list(values)])
     written = segments.write(rows.cast(RECORD_SCHEMA).to_batches(), codec="none", is_json=False)
     path = object_keys.segment(0, base, end, "ab")
@@ -183,6 +186,57 @@ def test_segments_ahead_whose_records_are_all_lost_are_replaced_with_the_next_se
             assert log.state.partition("t", 0).sealed_end == 6
             assert await spans(log) == [(0, 2, 2), (2, 6, 2)]
             assert (await read_table(log)).column("offset").to_pylist() == [0, 1, 4, 5]
+
+    run(main)
+
+
+def test_segments_ahead_before_lost_ones_at_the_end_of_the_tail_are_sealed() -> None:
+    """The lost ones wait for the next record, and are not read again and again."""
+
+    async def main() -> None:
+        log = await with_tail(MemoryStore())
+        async with closing(log):
+            await put_ahead(log, [b"c"])
+            await put_ahead(log, [b"d"], base=3)
+            await log.submit(LoseRecords(log.state.topic("t").topic_id, 0, 3, 4))
+            await log.seal("t")
+            partition = log.state.partition("t", 0)
+            assert partition.sealed_end == 3
+            assert [(chunk.base_offset, chunk.is_lost) for chunk in partition.tail] == [(3, True)]
+            assert log.sealer.due(log.state) == {}
+            await append(log, "e")
+            await log.seal("t")
+            assert log.state.partition("t", 0).sealed_end == 5
+            assert await spans(log) == [(0, 2, 2), (2, 3, 1), (3, 5, 1)]
+
+    run(main)
+
+
+def test_lost_segments_are_not_sealed_over_the_segment_of_another_sealer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It has sealed the next records of the tail, which a replacement would have, too."""
+
+    async def main() -> None:
+        log = await with_tail(MemoryStore())
+        async with closing(log):
+            await put_ahead(log, [b"c", b"d"])
+            await append(log, "e")
+            await log.submit(LoseRecords(log.state.topic("t").topic_id, 0, 2, 4))
+            real = tables_ahead._transactions
+
+            async def late(*arguments: Any) -> dict[str, int]:
+                monkeypatch.setattr(tables_ahead, "_transactions", real)
+                await put_ahead(log, [b"e"], base=4)
+                return await real(*arguments)
+
+            monkeypatch.setattr(tables_ahead, "_transactions", late)
+            with pytest.raises(Unavailable, match="another sealer was faster"):
+                await log.seal("t")
+            await log.seal("t")
+            assert not log.tables.doubts
+            assert log.state.partition("t", 0).sealed_end == 5
+            assert await spans(log) == [(0, 2, 2), (2, 5, 1)]
 
     run(main)
 
