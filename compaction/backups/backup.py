@@ -16,7 +16,8 @@
 6. If the caller asked for it, remove old backups (backups/prune.py). Release the hold.
 
 The hold does not decide which objects are copied. It only keeps these objects until they are
-copied. If an object that the backup needs is gone nevertheless, the backup ends with an error.
+copied. If an object that the backup needs is gone nevertheless, the backup ends with an error: that
+the hold is over, or else that the object is damaged.
 While the hold is in force, no other backup deletes objects in the place. A hold may end early
 (storage/state/holds.py), but then no later renewal succeeds.
 
@@ -59,6 +60,7 @@ from tidelog.storage.codec.checksum import crc32c
 from tidelog.storage.core import levels, object_keys
 from tidelog.storage.core.actions import ReleaseHold, RenewHold, TakeHold
 from tidelog.storage.core.errors import (
+    CommitUnknown,
     Corrupt,
     InvalidRequest,
     LogError,
@@ -146,7 +148,13 @@ async def backup(
             except Corrupt as error:
                 log.error("old backups were not removed: %s", error)
         copy = _Copy(cluster, place, hold, Pace(cluster.clock, bytes_per_s), on_bytes)
-        done = await hold.during(copy.run(is_verified=is_verified))
+        try:
+            done = await hold.during(copy.run(is_verified=is_verified))
+        except Corrupt:
+            # If the hold is over, collection may have deleted the object: nothing is damaged.
+            with contextlib.suppress(Unavailable, CommitUnknown):
+                await hold.renew()
+            raise
         if keep is None:
             return done
 

@@ -13,7 +13,8 @@ from tidelog.compaction.backups.backup import HOLD_MS, BackedUp, backup
 from tidelog.compaction.backups.place import BACKUPS, OBJECTS, PRUNED
 from tidelog.compaction.collect import collect, plan
 from tidelog.compaction.garbage import Grace
-from tidelog.storage.core.errors import InvalidRequest, Unavailable
+from tidelog.storage.core import object_keys
+from tidelog.storage.core.errors import Corrupt, InvalidRequest, LogError, Unavailable
 from tidelog.storage.core.model import Part
 from tidelog.storage.log import Log
 from tidelog.storage.state.elapsed import STEP_MS_MAX
@@ -62,9 +63,12 @@ async def jumps(log: Log, count: int) -> None:
         await append(log, "after", topic="u")
 
 
-async def backed_up(place: Place, count: int, keep: int | None = None) -> BackedUp:
-    """Make a backup during which a broker's clock jumps so often. If `keep` is given, make one
-    backup before, without jumps, and delete an object that only this backup has."""
+async def backed_up(
+    place: Place, count: int, keep: int | None = None, removed: str = ""
+) -> BackedUp:
+    """Make a backup during which a broker's clock jumps so often, and an object is removed. If
+    `keep` is given, make one backup before, without jumps, and delete an object that only this
+    backup has."""
     inner = MemoryStore()
     log = await log_with(inner, [["a"], ["b"]])
     try:
@@ -75,7 +79,12 @@ async def backed_up(place: Place, count: int, keep: int | None = None) -> Backed
                 await log.delete_topic("t")
                 inner.now_ms += 100 * 3_600_000
                 await collect(cluster, await plan(cluster, Grace(wal_ms=0, table_ms=0)))
-            place.jump = lambda: jumps(log, count)
+
+            async def jump() -> None:
+                await jumps(log, count)
+                await inner.delete([removed] if removed else [])
+
+            place.jump = jump
             done = await backup(cluster, place, keep=keep)
             assert place.jump is None, "the clock has jumped"
             assert not list(cluster.state.holds)
@@ -94,6 +103,20 @@ def test_a_backup_whose_hold_ended_early_fails_and_leaves_no_manifest(when: str)
         return await place.keys(BACKUPS)
 
     assert run(story) == []
+
+
+@pytest.mark.parametrize(
+    ("count", "error", "words"),
+    [(2, InvalidRequest, "hold 'backup-.* is over"), (0, Corrupt, "is gone: it was deleted")],
+)
+def test_an_object_that_is_gone_is_damage_only_while_the_hold_is_in_force(
+    count: int, error: type[LogError], words: str
+) -> None:
+    async def story() -> None:
+        with pytest.raises(error, match=words):
+            await backed_up(Place(created=OBJECTS), count, removed=object_keys.wal(2))
+
+    run(story)
 
 
 def test_a_manifest_is_deleted_although_the_store_refuses_twice(
