@@ -73,8 +73,9 @@ from tidelog.storage.state.cluster_state import ClusterState, Topic
 from tidelog.storage.store.object_store import ObjectInfo, ObjectStore
 from tidelog.storage.tables.delta import open_table
 from tidelog.storage.tables.delta_json import removed_of
+from tidelog.storage.tables.delta_log import transactions_at
 from tidelog.storage.tables.foreign_commits import doubt_of
-from tidelog.storage.tables.manifest import ManifestVersion
+from tidelog.storage.tables.manifest import ManifestVersion, seal_app_id
 from tidelog.storage.wal.wal_objects import empty_state
 
 T = TypeVar("T")
@@ -416,11 +417,10 @@ class _Copy:
 
     async def _version(self, topic: Topic, loaded: ManifestVersion | None) -> ManifestVersion:
         """Return the oldest version, from the loaded version on, that is not in doubt at the moment
-        M. Raises Corrupt if there is none."""
-        sealed_ends = [partition.sealed_end for partition in topic.partitions]
+        M and has each seal before M. Raises Corrupt if there is none."""
         why = "it has no version"
         if loaded is not None:
-            why = doubt_of(loaded, topic.partitions, sealed_ends) or ""
+            why = await self._fault(topic, loaded)
             if not why:
                 return loaded
         table = open_table(self.cluster.store, topic.prefix, topic.name)
@@ -430,10 +430,36 @@ class _Copy:
             columns = await table.files_at(number)
             if columns is not None:
                 version = ManifestVersion(number, topic.prefix, columns)
-                why = doubt_of(version, topic.partitions, sealed_ends) or ""
+                why = await self._fault(topic, version)
                 if not why:
                     return version
         raise Corrupt(topic.prefix, why)
+
+    async def _fault(self, topic: Topic, version: ManifestVersion) -> str:
+        """Return why a version is not one of the moment M, or an empty text.
+
+        The rows of a version show its seals, unless all rows below the sealed end are deleted. Then
+        its transactions show them. A restored cluster without the transaction of a seal would not
+        seal the partition any more."""
+        sealed_ends = [partition.sealed_end for partition in topic.partitions]
+        if why := doubt_of(version, topic.partitions, sealed_ends):
+            return why
+        spans = version.spans()
+        unseen = {
+            number: end
+            for number, end in enumerate(sealed_ends)
+            if end and (number not in spans or spans[number][1] < end)
+        }
+        if not unseen:
+            return ""
+        store = self.cluster.store
+        transactions = await transactions_at(store, topic.prefix, version.version)
+        if transactions is None:
+            return ""  # another engine wrote the log: the rows must do
+        for number, end in unseen.items():
+            if (done := transactions.get(seal_app_id(number), 0)) < end:
+                return f"partition {number} is sealed to {end}, the table only to {done}"
+        return ""
 
     async def _log(
         self, prefix: str, infos: list[ObjectInfo], version: ManifestVersion, since_ms: int

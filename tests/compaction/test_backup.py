@@ -16,12 +16,13 @@ from tests.support.logs import COLD, append, closing, opened, read_values
 from tests.support.maintenance import caring, log_with
 from tests.support.records import TIME_MS
 from tests.support.vloop import run
-from tidelog.compaction.backups.backup import BackedUp, backup
+from tidelog.compaction.backups.backup import BackedUp, _Copy, backup
 from tidelog.compaction.backups.place import BACKUPS, OBJECTS
 from tidelog.compaction.backups.restore import Restored, restore
 from tidelog.compaction.collect import collect, plan
 from tidelog.compaction.compact import compact
 from tidelog.compaction.garbage import Grace
+from tidelog.compaction.retention import delete_records
 from tidelog.compaction.scrub import scrub
 from tidelog.compaction.session import MaintenanceSession
 from tidelog.compaction.upgrade import change_bounds
@@ -35,7 +36,7 @@ from tidelog.storage.state.cluster_state import Topic
 from tidelog.storage.state.elapsed import STEP_MS_MAX
 from tidelog.storage.store.folder import FolderStore
 from tidelog.storage.store.memory import MemoryStore
-from tidelog.storage.tables.manifest import Table
+from tidelog.storage.tables.manifest import ManifestVersion, Table
 from tidelog.storage.wal.wal_objects import WalSettings
 
 T = TypeVar("T")
@@ -361,6 +362,43 @@ def test_a_table_in_doubt_is_copied_as_it_is_and_named(root: Path, tmp_path: Pat
     made = restored(tmp_path / "place", tmp_path / "new")
     assert made.doubts == [doubt]
     assert records(tmp_path / "new", "u") == records(root, "u")
+
+
+def test_a_backup_has_a_seal_whose_records_were_deleted_before_its_moment(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the backup has looked at the tables, `u` is sealed and all its records are deleted: the
+    version before the seal has all rows that are left, but not the seal."""
+    real = _Copy._load_tables
+
+    async def loaded(self: _Copy) -> dict[str, ManifestVersion]:
+        versions = await real(self)
+
+        async def deleted(cluster: MaintenanceSession) -> None:
+            await delete_records(cluster, "u", {0: 3}, is_dry=False)
+
+        def delete() -> None:
+            broker = BrokerLog(root)
+            broker.append("u", {0: [b"second"]})
+            broker.seal("u")
+            broker.close()
+            on(root, deleted)
+
+        await asyncio.to_thread(delete)
+        return versions
+
+    broker = BrokerLog(root)
+    broker.append("u", {0: [b"first"]})
+    broker.seal("u")
+    broker.close()
+    monkeypatch.setattr(_Copy, "_load_tables", loaded)
+    assert not backed_up(root, tmp_path / "place").doubts
+    restored(tmp_path / "place", tmp_path / "new")
+    assert damage_of(tmp_path / "new") == []
+    broker = BrokerLog(tmp_path / "new")
+    broker.append("u", {0: [b"third"]})
+    assert broker.seal("u") == 1
+    broker.close()
 
 
 async def log_with_garbage(inner: MemoryStore) -> Log:
