@@ -1,7 +1,7 @@
 """A request that changes the cluster, as operations see it."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from http import HTTPStatus
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -13,7 +13,11 @@ DECISION_S_MAX = 30.0
 """Maximum time that a request waits for a change of the cluster. After this time, the client gets
 the error that the outcome is unknown."""
 
+CHANGES_AT_ONCE = 100
+"""Changes of one request that run at the same time, so that they share commits."""
+
 T = TypeVar("T")
+R = TypeVar("R")
 
 
 class Change(Protocol):
@@ -48,13 +52,12 @@ class HttpChange(NamedTuple):
         return
 
     async def commit(self, name: str, change: Coroutine[Any, Any, T]) -> T:
-        try:
-            result = await decided(change)
-        except CommitUnknown:
-            self.audit(name, HTTPStatus.GATEWAY_TIMEOUT)
-            raise
-        self.audit(name, HTTPStatus.CREATED)
-        return result
+        return await audited(
+            change,
+            lambda is_done: self.audit(
+                name, HTTPStatus.CREATED if is_done else HTTPStatus.GATEWAY_TIMEOUT
+            ),
+        )
 
 
 async def begin(
@@ -73,6 +76,27 @@ async def begin_checked(
     change.charge()
     await broker.refresh()
     await check()
+
+
+async def audited(change: Coroutine[Any, Any, T], write_line: Callable[[bool], None]) -> T:
+    """Wait for a change, as `decided`. Write an audit line, with True if the change is done, and
+    with False if its outcome is unknown."""
+    try:
+        result = await decided(change)
+    except CommitUnknown:
+        write_line(False)
+        raise
+    write_line(True)
+    return result
+
+
+async def for_each(items: Sequence[T], serve: Callable[[T], Coroutine[Any, Any, R]]) -> list[R]:
+    """Serve the items of a request, up to CHANGES_AT_ONCE at a time. Return the results in the
+    order of the items."""
+    results: list[R] = []
+    for start in range(0, len(items), CHANGES_AT_ONCE):
+        results += await asyncio.gather(*map(serve, items[start : start + CHANGES_AT_ONCE]))
+    return results
 
 
 async def decided(change: Coroutine[Any, Any, T]) -> T:

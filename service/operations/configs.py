@@ -1,7 +1,7 @@
 """Operations on the configs of topics, and on the cluster's defaults of them. A change is one
 action of the log, so several configs change together or not at all (I4)."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TypeAlias
 
 from tidelog.service.operations.change import Change, begin
@@ -25,7 +25,7 @@ class ConfigOperations:
         self,
         change: Change,
         name: str,
-        texts_of: Callable[[Topic], ConfigTexts],
+        texts_of: Callable[[Topic], Awaitable[ConfigTexts]],
         *,
         validate_only: bool = False,
     ) -> ConfigTexts:
@@ -34,7 +34,8 @@ class ConfigOperations:
         of `texts_of`, and those of a commit."""
         await begin(self._broker, change, ALTER_CONFIGS, TOPIC, name)
         state = self._broker.state
-        texts = topic_configs.canonical_changes(texts_of(state.topic(name)), state.level)
+        wanted = await texts_of(state.topic(name))
+        texts = topic_configs.canonical_changes(wanted, state.level)
         if texts and not validate_only:
             await change.commit(name, self._broker.alter_topic(name, texts))
         return texts
@@ -42,7 +43,7 @@ class ConfigOperations:
     async def alter_defaults(
         self,
         change: Change,
-        texts_of: Callable[[TopicDefaults], ConfigTexts],
+        texts_of: Callable[[TopicDefaults], Awaitable[ConfigTexts]],
         *,
         validate_only: bool = False,
     ) -> ConfigTexts:
@@ -50,7 +51,8 @@ class ConfigOperations:
         is as in `alter_topic`."""
         await begin(self._broker, change, ALTER_CONFIGS, CLUSTER, CLUSTER_NAME)
         state = self._broker.state
-        texts = topic_configs.canonical_defaults(texts_of(state.defaults), state.level)
+        wanted = await texts_of(state.defaults)
+        texts = topic_configs.canonical_defaults(wanted, state.level)
         if texts and not validate_only:
             label = f"defaults: {topic_configs.in_words(texts)}"
             await change.commit(label, self._broker.set_topic_defaults(texts))

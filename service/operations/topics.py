@@ -4,11 +4,10 @@ The object store replicates, so an assignment of partitions to brokers only give
 these partitions.
 """
 
-import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from tidelog.service.operations.change import Change, begin, begin_checked, decided
+from tidelog.service.operations.change import Change, begin, begin_checked, decided, for_each
 from tidelog.service.security.caller import CallerRights, check_creation
 from tidelog.storage.broker import Broker
 from tidelog.storage.core.acls import ALTER, DELETE, DESCRIBE, TOPIC
@@ -25,8 +24,6 @@ from tidelog.storage.state.topic_checks import check_partitions
 
 END = -1
 """As an offset: the end of the partition."""
-CHANGES_AT_ONCE = 100
-"""Partitions of one topic that change at the same time, so that they share commits."""
 
 
 class NewTopic(NamedTuple):
@@ -159,11 +156,7 @@ class TopicOperations:
         start or the error, in the order of `offsets`. Raises Forbidden, QuotaExceeded,
         Unavailable."""
         await begin(self._broker, change, DELETE, TOPIC, name)
-        outcomes: list[LogStartMove | LogError] = []
-        for first in range(0, len(offsets), CHANGES_AT_ONCE):
-            some = offsets[first : first + CHANGES_AT_ONCE]
-            outcomes += await asyncio.gather(*(self._move(change, name, *pair) for pair in some))
-        return outcomes
+        return await for_each(offsets, lambda pair: self._move(change, name, *pair))
 
     async def planned_deletion(
         self, rights: CallerRights, name: str, offsets: Mapping[int, int]

@@ -23,6 +23,7 @@ from tidelog.service.http.errors import NoSuchResource
 from tidelog.service.http.paging import WantedPage, answer_page
 from tidelog.service.http.route import V3, Permission, Route, RouteAccess, RouteDoc
 from tidelog.service.operations.change import HttpChange
+from tidelog.service.operations.configs import ConfigTexts
 from tidelog.service.operations.operations import Operations
 from tidelog.service.routes.cluster_v3 import LiveBroker, broker_number
 from tidelog.service.routes.dependencies import (
@@ -46,7 +47,7 @@ from tidelog.storage.cluster.liveness import Member
 from tidelog.storage.core import topic_configs
 from tidelog.storage.core.acls import ALTER_CONFIGS, CLUSTER, DESCRIBE_CONFIGS, TOPIC
 from tidelog.storage.core.errors import InvalidRequest
-from tidelog.storage.core.topic_configs import DEFAULTS
+from tidelog.storage.core.topic_configs import DEFAULTS, TopicDefaults
 from tidelog.storage.state.cluster_state import Topic
 
 READ_ONLY = (
@@ -151,9 +152,12 @@ async def _alter(
     *,
     validate_only: bool = False,
 ) -> None:
+    async def texts_of(_: Topic) -> ConfigTexts:
+        return changed_texts(requested)
+
     with hosted_topic():
         await operations.configs.alter_topic(
-            change, topic_name, lambda _: changed_texts(requested), validate_only=validate_only
+            change, topic_name, texts_of, validate_only=validate_only
         )
 
 
@@ -223,9 +227,10 @@ async def _alter_defaults(
     *,
     validate_only: bool = False,
 ) -> None:
-    texts = await operations.configs.alter_defaults(
-        change, lambda _: changed_texts(requested), validate_only=validate_only
-    )
+    async def texts_of(_: TopicDefaults) -> ConfigTexts:
+        return changed_texts(requested)
+
+    texts = await operations.configs.alter_defaults(change, texts_of, validate_only=validate_only)
     if texts and not validate_only:
         principal = change.rights.principal
         note("%s changed defaults: %s", principal, topic_configs.in_words(texts))

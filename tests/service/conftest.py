@@ -59,10 +59,14 @@ def app(log: Log) -> Application:
     return build_app(log)
 
 
-def routed(app: Application) -> Router:
+MEMORY = Settings(store="memory://")
+
+
+def routed(app: Application, settings: Settings = MEMORY) -> Router:
     """The application as a broker serves it, with the hot routes."""
-    broker, settings = app.state.log, Settings(store="memory://")
-    return Router(app, broker, settings, app.state.counters, broker.groups)
+    state = app.state
+    groups = state.log.groups
+    return Router(app, state.log, settings, state.counters, groups, security=state.security)
 
 
 @pytest.fixture
@@ -94,8 +98,7 @@ async def serving(log: LogBroker, settings: Settings) -> AsyncIterator[Broker]:
     """The application on an open log."""
     counters = HttpCounters()
     security = await security_of(settings, log, counters, Turns())
-    inner = build_app(log, http=counters, security=security)
-    app = Router(inner, log, settings, counters, log.groups, security=security)
+    app = routed(build_app(log, http=counters, security=security), settings)
     async with http_client(app) as client:
         yield Broker(log, app, client, log.groups)
 

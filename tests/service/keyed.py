@@ -20,7 +20,7 @@ ADMIN = {"authorization": f"Bearer {ADMIN_KEY}"}
 SETTINGS: Mapping[str, Any] = {"security": "keys", "admin_key": ADMIN_KEY}
 RECORDS = b'{"records":[{"value":1}]}'
 JSON_TYPE = {"content-type": JSON}
-MALLORY = "User:mallory"
+ALICE, MALLORY = "User:alice", "User:mallory"
 
 
 @asynccontextmanager
@@ -42,6 +42,16 @@ async def open_to_mallory() -> AsyncIterator[Broker]:
         await broker.log.create_topic("m.t", 1, {})
         for resource_type in ("TOPIC", "GROUP"):
             await allow(broker.log, MALLORY, "ALL", resource_type, "m.", "PREFIXED")
+        yield broker
+
+
+@asynccontextmanager
+async def open_to_alice() -> AsyncIterator[Broker]:
+    """A broker with the topic t. Alice may do everything with it and with the group g."""
+    async with secured(MemoryStore()) as broker:
+        await broker.log.create_topic("t", 1, {})
+        await allow(broker.log, ALICE, "ALL")
+        await allow(broker.log, ALICE, "ALL", "GROUP", "g")
         yield broker
 
 

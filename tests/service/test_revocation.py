@@ -7,23 +7,26 @@ import httpx
 import pytest
 
 from tests.service.conftest import V2, Broker, append, until
-from tests.service.keyed import ADMIN_KEY, allow, assert_denied, assert_unknown, key_of, secured
+from tests.service.keyed import (
+    ADMIN_KEY,
+    ALICE,
+    allow,
+    assert_denied,
+    assert_unknown,
+    key_of,
+    open_to_alice,
+)
 from tests.service.test_revoked_streams import ANSWER_S, LATE, WAYS, read
 from tidelog.service.security.authenticator import CONSOLE_HEADER
 from tidelog.storage.core.actions import DeleteKey
-from tidelog.storage.store.memory import MemoryStore
 
-ALICE = "User:alice"
 CONSOLE = {CONSOLE_HEADER.decode(): "1"}
 INSTANCE = "/consumers/g/instances/i"
 
 
 @pytest.fixture
 async def broker() -> AsyncIterator[Broker]:
-    async with secured(MemoryStore()) as broker:
-        await broker.log.create_topic("t", 1, {})
-        await allow(broker.log, ALICE, "ALL")
-        await allow(broker.log, ALICE, "ALL", "GROUP", "g")
+    async with open_to_alice() as broker:
         yield broker
 
 

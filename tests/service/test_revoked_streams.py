@@ -9,13 +9,11 @@ import msgspec
 import pytest
 
 from tests.service.conftest import V2, Broker, append, until
-from tests.service.keyed import allow, key_of, secured
+from tests.service.keyed import ALICE, allow, key_of, open_to_alice
 from tidelog.service.peers.forwarding import _Request, _Response
 from tidelog.storage.core.actions import DeleteKey
-from tidelog.storage.store.memory import MemoryStore
 
 LATE = b'"late"'
-ALICE = "User:alice"
 PATH = "/topics/t/partitions/0/records"
 ANSWER_S = 60.0
 WAYS = {
@@ -27,10 +25,7 @@ WAYS = {
 
 @pytest.fixture
 async def broker() -> AsyncIterator[Broker]:
-    async with secured(MemoryStore()) as broker:
-        await broker.log.create_topic("t", 1, {})
-        await allow(broker.log, ALICE, "ALL")
-        await allow(broker.log, ALICE, "ALL", "GROUP", "g")
+    async with open_to_alice() as broker:
         yield broker
 
 

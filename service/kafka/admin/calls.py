@@ -1,27 +1,22 @@
 """A request that changes the cluster: rights, quota, outcomes by topic, audit lines.
 
 Each change of a request has an outcome of its own, and each counts once in the quota of mutations,
-as one request of REST does. The changes of a request run together, up to CHANGES_AT_ONCE, so that
-they share commits. **On a crash** during a request, some of its changes may be committed; the
-client gets no answer and sends the request again.
+as one request of REST does. **On a crash** during a request, some of its changes may be committed;
+the client gets no answer and sends the request again.
 """
 
-import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 from tidelog.service.http.paging import sliced
 from tidelog.service.kafka.client import ApiClient
 from tidelog.service.kafka.context import Context
 from tidelog.service.kafka.errors import Code, RequestKind, message_of
-from tidelog.service.operations.change import decided
+from tidelog.service.operations.change import audited
 from tidelog.service.security.caller import Forbidden, QuotaExceeded, Unauthenticated
-from tidelog.storage.core.errors import CommitUnknown, LogError
+from tidelog.storage.core.errors import LogError
 from tidelog.storage.core.topic_configs import without_effect
 from tidelog.storage.state.access import MUTATION_RATE
-
-CHANGES_AT_ONCE = 100
-"""Changes of one request that run at the same time."""
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -53,16 +48,6 @@ class AdminCall:
         self.throttle_ms = 0
         """For the answer: how long the client waits before its next request."""
         self._context = context
-
-    async def for_each(
-        self, items: Sequence[T], serve: Callable[[T], Coroutine[Any, Any, R]]
-    ) -> list[R]:
-        """Serve the items of the request, up to CHANGES_AT_ONCE at a time. Return the results in
-        the order of the items."""
-        results: list[R] = []
-        for start in range(0, len(items), CHANGES_AT_ONCE):
-            results += await asyncio.gather(*map(serve, items[start : start + CHANGES_AT_ONCE]))
-        return results
 
     async def outcome(
         self, change: Awaitable[None], forbidden: Code = Code.TOPIC_AUTHORIZATION_FAILED
@@ -110,13 +95,12 @@ class AdminCall:
     async def commit(self, name: str, change: Coroutine[Any, Any, R]) -> R:
         """Wait for the commit of a change of the topic or group `name`, and write an audit line.
         **On a crash** before the line, the line is missing, but the change may be in the WAL."""
-        try:
-            result = await decided(change)
-        except CommitUnknown:
-            self._context.audit_change(self.api, self.client, name, Code.REQUEST_TIMED_OUT)
-            raise
-        self._context.audit_change(self.api, self.client, name)
-        return result
+
+        def write_line(is_done: bool) -> None:
+            code = Code.NONE if is_done else Code.REQUEST_TIMED_OUT
+            self._context.audit_change(self.api, self.client, name, code)
+
+        return await audited(change, write_line)
 
     def warn_of_configs(self, topic: str, changes: Mapping[str, str | None]) -> None:
         """Log the configs that the client has set, but that have no effect. The answer cannot say

@@ -7,7 +7,6 @@ brokers. A request may change these defaults. The resource of one broker shows t
 in effect at this broker. A request that sets a config of one broker is refused.
 """
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, NamedTuple, cast
@@ -33,6 +32,7 @@ from tidelog.service.kafka.messages.configs import (
     IncrementalAlterConfigsResource,
     IncrementalAlterConfigsResponse,
 )
+from tidelog.service.operations.change import for_each
 from tidelog.service.operations.configs import ConfigTexts
 from tidelog.storage.core import topic_configs
 from tidelog.storage.core.acls import ALTER_CONFIGS, CLUSTER, CLUSTER_NAME, DESCRIBE_CONFIGS, TOPIC
@@ -241,7 +241,6 @@ class Configs:
         """Answer AlterConfigs: configs that a resource does not name get their defaults."""
 
         def changes_of(changed: Changed, resource: AlterConfigsResource) -> dict[str, str | None]:
-            _check_once(resource)
             changes: dict[str, str | None] = dict.fromkeys(changed.own)
             for config in resource.configs:
                 changes[config.name] = _given(config.name, config.value)
@@ -260,7 +259,6 @@ class Configs:
         def changes_of(
             changed: Changed, resource: IncrementalAlterConfigsResource
         ) -> dict[str, str | None]:
-            _check_once(resource)
             return {
                 config.name: _changed(changed, config.name, config.config_operation, config.value)
                 for config in resource.configs
@@ -306,7 +304,7 @@ class Configs:
                 resource_name=resource.resource_name,
             )
 
-        return await call.for_each(changed, serve)
+        return await for_each(changed, serve)
 
     async def _alter_topic(
         self,
@@ -316,7 +314,8 @@ class Configs:
         changes_of: "Callable[[Changed, Any], dict[str, str | None]]",
         validate_only: bool,
     ) -> None:
-        def texts_of(topic: Topic) -> ConfigTexts:
+        async def texts_of(topic: Topic) -> ConfigTexts:
+            await _check_once(resource)
             defaults = self._broker.state.defaults
 
             def values(config: str) -> list[ConfigValue]:
@@ -356,9 +355,10 @@ class Configs:
             kind = resource.resource_type
             raise ChangeRefused(Code.INVALID_REQUEST, f"resources of type {kind} have no configs")
 
-        def texts_of(defaults: TopicDefaults) -> ConfigTexts:
-            known = Changed(topic_configs.DEFAULTS, defaults.values, self._default_values)
-            return changes_of(known, resource)
+        async def texts_of(defaults: TopicDefaults) -> ConfigTexts:
+            await _check_once(resource)
+            target = Changed(topic_configs.DEFAULTS, defaults.values, self._default_values)
+            return changes_of(target, resource)
 
         configs = self._context.operations.configs
         await configs.alter_defaults(call, texts_of, validate_only=validate_only)
@@ -367,9 +367,10 @@ class Configs:
 AnyResource = AlterConfigsResource | IncrementalAlterConfigsResource
 
 
-def _check_once(resource: AnyResource) -> None:
-    names = Counter(config.name for config in resource.configs)
-    if again := [name for name, count in names.items() if count > 1]:
+async def _check_once(resource: AnyResource) -> None:
+    """Raise ChangeRefused if a config is given twice."""
+    _, again = await distinct(resource.configs, attrgetter("name"))
+    if again:
         raise ChangeRefused(Code.INVALID_REQUEST, f"config {min(again)!r} is given twice")
 
 

@@ -35,6 +35,7 @@ from tidelog.service.kafka.messages.topics import (
     DeleteTopicsResponse,
     DeleteTopicState,
 )
+from tidelog.service.operations.change import for_each
 from tidelog.service.operations.topics import LogStartMove, NewTopic
 from tidelog.storage.core.acls import DESCRIBE_CONFIGS, TOPIC
 from tidelog.storage.core.errors import LogError
@@ -79,7 +80,7 @@ class Topics:
             result.error_code, result.error_message = outcome
             return result
 
-        results = await call.for_each(topics, serve)
+        results = await for_each(topics, serve)
         return CreateTopicsResponse(throttle_time_ms=call.throttle_ms, topics=results)
 
     async def _create(
@@ -136,7 +137,7 @@ class Topics:
             result.error_code, result.error_message = outcome
             return result
 
-        results = await call.for_each(topics, serve)
+        results = await for_each(topics, serve)
         return DeleteTopicsResponse(throttle_time_ms=call.throttle_ms, responses=results)
 
     async def _delete(self, call: AdminCall, result: DeletableTopicResult, is_twice: bool) -> None:
@@ -171,7 +172,7 @@ class Topics:
                 name=wanted.name, error_code=code, error_message=message
             )
 
-        results = await call.for_each(topics, serve)
+        results = await for_each(topics, serve)
         return CreatePartitionsResponse(throttle_time_ms=call.throttle_ms, results=results)
 
     async def _grow(

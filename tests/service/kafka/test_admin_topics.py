@@ -19,11 +19,11 @@ from tests.service.kafka.conftest import Kafka
 from tests.service.kafka.test_security import _client_of as client_of
 from tests.service.kafka.test_security import secured
 from tests.service.keyed import allow, refill_nothing
-from tidelog.service.kafka.admin.calls import CHANGES_AT_ONCE
 from tidelog.service.kafka.admin.configs import OF_BROKER, OF_TOPIC
 from tidelog.service.kafka.errors import Code
 from tidelog.service.kafka.messages import topics
 from tidelog.service.kafka.messages.primitives import ZERO_UUID
+from tidelog.service.operations.change import CHANGES_AT_ONCE
 from tidelog.storage.core.actions import SetQuotas
 from tidelog.storage.core.errors import CommitUnknown, OffsetOutOfRange
 from tidelog.storage.log import Log

@@ -10,6 +10,7 @@ import pytest
 from tests.support.logs import MANUAL, append, closing, opened
 from tests.support.vloop import run
 from tidelog.service.operations.change import Change
+from tidelog.service.operations.configs import ConfigTexts
 from tidelog.service.operations.operations import Operations
 from tidelog.service.operations.topics import NewTopic
 from tidelog.service.security.caller import (
@@ -18,6 +19,7 @@ from tidelog.service.security.caller import (
     CallerRights,
     Forbidden,
     QuotaExceeded,
+    _AllRights,
     forbidden,
 )
 from tidelog.storage.broker import Broker
@@ -46,7 +48,7 @@ T = TypeVar("T")
 Right = tuple[str, str, str]
 
 
-class GrantedRights:
+class GrantedRights(_AllRights):
     """The rights of a principal with these permissions, and no others."""
 
     principal, host, proof = "alice", "127.0.0.1", ("k", "", 0)
@@ -54,27 +56,12 @@ class GrantedRights:
     def __init__(self, granted: frozenset[Right]) -> None:
         self._granted = granted
 
-    def check_valid(self) -> None:
-        return
-
     def may(self, operation: str, resource_type: str, name: str) -> bool:
         return (operation, resource_type, name) in self._granted
 
     async def check(self, operation: str, resource_type: str, name: str) -> None:
         if not self.may(operation, resource_type, name):
             raise forbidden(self.principal, operation, resource_type, name)
-
-    def charge(self, quota: str, size: int = 0) -> None:
-        return
-
-    def record(self, quota: str, size: float) -> None:
-        return
-
-    def has_quota(self, quota: str) -> bool:
-        return False
-
-    def throttle_s(self, quota: str) -> float:
-        return 0.0
 
 
 class RecordedChange:
@@ -110,6 +97,13 @@ def topic_rights(*operations: str, name: str = "t") -> frozenset[Right]:
 
 def cluster_right(operation: str) -> frozenset[Right]:
     return frozenset({(operation, CLUSTER, CLUSTER_NAME)})
+
+
+def texts(name: str) -> Callable[[object], Awaitable[ConfigTexts]]:
+    async def texts_of(_: object) -> ConfigTexts:
+        return {name: "1000"}
+
+    return texts_of
 
 
 KEY_ID = "ab" * 8
@@ -151,13 +145,13 @@ OPERATIONS = {
     ),
     "configs.alter_topic": Operation(
         lambda operations, change, _: operations.configs.alter_topic(
-            change, "t", lambda _: {"retention.ms": "1000"}
+            change, "t", texts("retention.ms")
         ),
         (topic_rights(ALTER_CONFIGS),),
     ),
     "configs.alter_defaults": Operation(
         lambda operations, change, _: operations.configs.alter_defaults(
-            change, lambda _: {"log.retention.ms": "1000"}
+            change, texts("log.retention.ms")
         ),
         (cluster_right(ALTER_CONFIGS),),
     ),
