@@ -385,14 +385,7 @@ class Sealer:
         work = _Commit(CommitUploads(limit))
         damage_by_number: dict[int, Corrupt] = {}
         try:
-            async with limit:
-                await self._plan(topic, table, bases, left, work, damage_by_number)
-                await self._upload(topic, work, damage_by_number)
-        except Exception as error:
-            if not (isinstance(error, TimeoutError) and limit.expired()):
-                await self._uploader.remove(topic, work.uploads.files())
-                raise
-        try:
+            await self._prepare(topic, table, bases, left, work, limit, damage_by_number)
             files = await self._commit(topic, table, work)
         except ManifestConflict as conflict:
             self.counters.conflicts += 1
@@ -412,6 +405,26 @@ class Sealer:
         self.counters.rows += rows
         self.counters.bytes += sum(file.size for file in files)
         return rows
+
+    async def _prepare(
+        self,
+        topic: Topic,
+        table: Table,
+        bases: Mapping[int, int],
+        ends: Mapping[int, int],
+        work: _Commit,
+        limit: asyncio.Timeout,
+        damage: dict[int, Corrupt],
+    ) -> None:
+        """Plan `work` and upload its segments, until `limit` ends. After an error, delete them."""
+        try:
+            async with limit:
+                await self._plan(topic, table, bases, ends, work, damage)
+                await self._upload(topic, work, damage)
+        except Exception as error:
+            if not (isinstance(error, TimeoutError) and limit.expired()):
+                await self._uploader.remove(topic, work.uploads.files())
+                raise
 
     async def _commit(self, topic: Topic, table: Table, work: _Commit) -> list[SegmentFile]:
         """Commit the uploaded segments to the table, then the actions to the WAL. Delete uploads

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from tidelog.storage.core.errors import Corrupt, TableInDoubt, Unavailable
+from tidelog.storage.core.errors import Corrupt, TableInDoubt
 from tidelog.storage.core.model import ReadBounds, SegmentFile
 from tidelog.storage.read.reader import Reader
 from tidelog.storage.read.segment_reader import between
@@ -68,7 +68,8 @@ class TablesAhead:
         docstring).
 
         Return the offset to which the tail is sealed now, or None if no record of it is. Segments
-        of lost records at the end of the tail are sealed with the next records.
+        of lost records at the end of the tail are sealed with the next records. Raises
+        ManifestConflict if another sealer was faster.
         """
         index = await table.segments(number)
         missing_span = hole(index, base, end)
@@ -194,19 +195,15 @@ class TablesAhead:
         is_changed = current is None or current.partitions[number].sealed_end > renewal.start
         if is_changed or not added or added[-1].end_offset != renewal.end:
             await self._uploader.remove(topic, added)
-            raise Unavailable(f"sealing {topic.name}: partition {number} has changed: retry")
+            raise ManifestConflict(f"the tail of partition {number} has changed")
         index = await table.segments(number)
         is_cut = renewal.start > renewal.files[0].base_offset
         below = [file for file in index if is_cut and file.end_offset <= renewal.start]
         transactions = await _transactions(table, number, renewal, uploads_done[-1])
         self._uploader.check_age(topic, work.started)
         has_lost = any(done.lost_end > renewal.start for done in uploads_done)
-        try:
-            await table.replace(
-                [*below, *renewal.files], added, transactions, data_change=is_cut or has_lost
-            )
-        except ManifestConflict as conflict:
-            raise Unavailable(f"sealing {topic.name}: {conflict}: retry") from conflict
+        removed = [*below, *renewal.files]
+        await table.replace(removed, added, transactions, data_change=is_cut or has_lost)
         self._uploader.check_age(topic, work.started)
 
 
@@ -242,12 +239,12 @@ async def _transactions(
     table: Table, number: int, renewal: _Renewal, last: SegmentUpload
 ) -> dict[str, int]:
     """Return the transactions of a replacement. If it adds records after the replaced segments, it
-    is a seal, too. Raises Unavailable if another sealer has sealed these records meanwhile."""
+    is a seal, too. Raises ManifestConflict if another sealer has sealed these records meanwhile."""
     app_ids = maintenance_app_id(number), lost_app_id(number), seal_app_id(number)
     versions = [await table.transaction_version(app_id) or 0 for app_id in app_ids]
     replaced_to = renewal.files[-1].end_offset
     if renewal.end > replaced_to and versions[-1] != replaced_to:
-        raise Unavailable(f"sealing partition {number}: another sealer was faster: retry")
+        raise ManifestConflict(f"partition {number} is sealed to {versions[-1]}")
     new_versions = versions[0] + 1, last.lost_end, renewal.end
     return {
         app_id: new_version
