@@ -38,9 +38,11 @@ from tidelog.storage.core.errors import (
     UnknownTopic,
 )
 from tidelog.storage.core.model import TopicPartition
-from tidelog.storage.groups.kafka_groups import ClassicGroups
+from tidelog.storage.groups.coordinator import Coordinator
+from tidelog.storage.groups.kafka_groups import KafkaGroups
+from tidelog.storage.groups.offset_commits import OffsetCommits
 from tidelog.storage.groups.rendezvous import Rendezvous
-from tidelog.storage.groups.rest_groups import Instances
+from tidelog.storage.groups.rest_groups import RestGroups
 from tidelog.storage.kafka_log import KafkaLog
 from tidelog.storage.log import Log, LogSettings
 from tidelog.storage.read.cache import Cache
@@ -193,8 +195,10 @@ class Broker(Log):
         coordinators = Rendezvous(
             cluster.me.id, cluster.reached_ids, lambda: cluster.is_leaving, cluster.has_released
         )
-        self.groups = Instances(self, coordinators, may_describe)
-        self.classic_groups = ClassicGroups(self, self.groups, settings.group_delay_s)
+        self.coordinator = Coordinator(self, coordinators)
+        commits = OffsetCommits(self)
+        self.rest_groups = RestGroups(self, self.coordinator, commits, may_describe)
+        self.kafka_groups = KafkaGroups(self, self.coordinator, commits, settings.group_delay_s)
         self.kafka = KafkaLog(self)
         self.name = name
         self._has_peers = peers is not NO_PEERS
@@ -296,14 +300,14 @@ class Broker(Log):
 
     def _start_groups(self) -> None:
         if self.settings.is_coordinating:
-            self.groups.start()
-            self._tasks.append(asyncio.create_task(self.classic_groups.run()))
+            run = self.coordinator.run(self.rest_groups.do_duties)
+            self._tasks.append(asyncio.create_task(run, name="tidelog-groups"))
 
     async def run_until_failed(self) -> None:
         """Wait until a background task fails (a bug), or until a copy of this process writes to the
         log (Fenced). Then raise the exception."""
         fenced = asyncio.create_task(self.wal.copy_fence.until_fenced(), name="tidelog-fence")
-        tasks = [fenced, self.writer.task, self.groups.task, *self._tasks]
+        tasks = [fenced, self.writer.task, *self._tasks]
         running = [task for task in tasks if task is not None]
         try:
             done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
@@ -326,17 +330,17 @@ class Broker(Log):
         if not self.membership.reached:
             self.end_waits()
             return
-        requests = self.groups.requests
+        requests = self.rest_groups.requests
         requests.begin_release()
         self.end_waits()
         try:
-            is_idle = await requests.finish(self.groups.commit_delivered)
-            self.groups.coordinator.release()
+            is_idle = await requests.finish(self.rest_groups.commit_delivered)
+            self.rest_groups.release()
             self.membership.begin_leaving()
             notice = Notice(self.membership.me.id, is_leaving=True, has_released=is_idle)
             await self.sequencer.announcer.notify(notice, NOTICE_S)
         finally:
-            self.classic_groups.drain()
+            self.kafka_groups.release()
             requests.end_release()
 
     def drain(self) -> None:
@@ -344,14 +348,16 @@ class Broker(Log):
         self._is_stopping = True
         self.sequencer.refuse()
         self.writer.flush_without_delay()
-        self.classic_groups.drain()
+        self.kafka_groups.release()
         self.end_waits(is_last=True)
 
     async def close(self) -> None:
         """Flush all requests, stop the tasks, free files and threads. Acknowledged records are safe
         without this call, too."""
-        await self.classic_groups.close()
-        await self.groups.close()
+        self.kafka_groups.release()
+        with contextlib.suppress(LogError):
+            await self.rest_groups.commit_delivered()
+        await asyncio.gather(*self.coordinator.stop(), return_exceptions=True)
         for task in self._tasks:
             task.cancel()
         ended = asyncio.gather(*self._tasks, return_exceptions=True)
@@ -384,7 +390,7 @@ class Broker(Log):
 
     async def release(self) -> None:
         """Free tasks, threads and file locks without a flush, as the end of a process does."""
-        tasks = [t for t in (*self._tasks, self.groups.task, *self.classic_groups.stop()) if t]
+        tasks = [*self._tasks, *self.coordinator.stop()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,6 +1,6 @@
 """Groups of Kafka's classic protocol, and the lists and descriptions of all groups.
 
-The protocol itself is in storage.groups.kafka_rebalance; these handlers check the rights and turn
+The protocol itself is in storage.groups.classic_protocol; these handlers check the rights and turn
 its answers into messages. Kafka's clients see REST's groups too: as groups of type classic, whose
 members have assignments in the format of Kafka's consumers.
 """
@@ -52,7 +52,7 @@ class Groups:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._broker = context.broker
-        self._groups = context.broker.classic_groups
+        self._groups = context.broker.kafka_groups
 
     # -- members
 

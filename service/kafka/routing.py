@@ -448,7 +448,7 @@ class Routing:
             return KeyCoordinator(
                 key=key, node_id=-1, host="", port=-1, error_code=code, error_message=why
             )
-        coordinator = self._broker.groups.coordinator_of(key)
+        coordinator = self._broker.coordinator.broker_of(key)
         nodes = {node.broker_id: node for node in self.nodes()}
         node = nodes.get(coordinator) or self._next_coordinator(key)
         return KeyCoordinator(

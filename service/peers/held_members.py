@@ -9,7 +9,7 @@ from tidelog.service.peers.forwarding import Forwarder, Unreached
 from tidelog.service.security.caller import CallerRights
 from tidelog.storage.core.errors import LogError
 from tidelog.storage.groups.join_limit import HeldMember
-from tidelog.storage.groups.rest_groups import Instances
+from tidelog.storage.groups.rest_groups import RestGroups
 
 log = logging.getLogger("tidelog.groups")
 
@@ -21,22 +21,22 @@ HELD_MEMBERS = "held_members"
 class HeldMembers:
     """Finds the held members of a group, here or at the broker that coordinates it."""
 
-    def __init__(self, instances: Instances, forwarder: Forwarder | None) -> None:
-        self._instances = instances
+    def __init__(self, groups: RestGroups, forwarder: Forwarder | None) -> None:
+        self._groups = groups
         self._forwarder = forwarder
 
     def here(self, group_id: str) -> bytes:
         """Return the held members of a group that this broker coordinates, encoded for `of`."""
-        return msgspec.json.encode(self._instances.coordinator.held(group_id))
+        return msgspec.json.encode(self._groups.members.held(group_id))
 
     async def of(self, group_id: str, rights: CallerRights) -> list[HeldMember] | None:
         """Return the held members of a group. If its coordinator does not answer, return None."""
-        coordinator = self._instances.coordinator_of(group_id)
-        if self._forwarder is None or coordinator == self._instances.coordinators.me:
-            return self._instances.coordinator.held(group_id)
+        coordinator = self._groups.coordinator
+        if self._forwarder is None or coordinator.is_here(group_id):
+            return self._groups.members.held(group_id)
         try:
             path = f"/consumers/{group_id}/held-members"
-            answer = await self._forwarder.get(rights, coordinator, path)
+            answer = await self._forwarder.get(rights, coordinator.broker_of(group_id), path)
             return msgspec.json.decode(answer, type=list[HeldMember])
         except (Unreached, LogError, msgspec.MsgspecError) as error:
             log.info("held members of group %s are unknown: %s", group_id, error)

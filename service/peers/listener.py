@@ -108,7 +108,7 @@ class PeerApp:
         self._api = broker.peer_api
         self._new_id = broker.clock.new_id
         self._groups = groups
-        self._requests = broker.groups.requests
+        self._requests = broker.rest_groups.requests
         self._reports = reports or {}
         self.bodies: BodyMemory | None = None
         """The memory of the bodies of requests. PeerListener sets it."""

@@ -66,7 +66,8 @@ from tidelog.storage.core.errors import (
 )
 from tidelog.storage.core.model import ReadBounds, TopicPartition
 from tidelog.storage.groups.portions import Read
-from tidelog.storage.groups.rest_groups import Instances, MemberSession
+from tidelog.storage.groups.rest_groups import RestGroups
+from tidelog.storage.groups.rest_members import MemberSession
 from tidelog.storage.state.access import CONSUMER_BYTE_RATE
 from tidelog.storage.state.committed_offsets import check_group_id
 
@@ -108,7 +109,7 @@ class ConsumerHandlers:
         self,
         broker: Broker,
         settings: Settings,
-        consumers: Instances,
+        consumers: RestGroups,
         fetch: Fetch,
         forwarder: Forwarder | None = None,
     ) -> None:
@@ -182,8 +183,8 @@ class ConsumerHandlers:
         """Return the group's coordinator if it is another broker, else None."""
         if self._forwarder is None:
             return None
-        coordinator = self._consumers.coordinator_of(group)
-        return None if coordinator == self._consumers.coordinators.me else coordinator
+        coordinator = self._consumers.coordinator
+        return None if coordinator.is_here(group) else coordinator.broker_of(group)
 
     async def _serve_here(
         self, handler: Handler, call: HttpRequest, group: str, *instance: str

@@ -227,7 +227,7 @@ class GroupResources:
     def _coordinator(self) -> int:
         """Return the id of the group's coordinator. If the group has no members, return the id of
         the broker that would become its coordinator. The broker that answers has the id 1."""
-        broker = self._log.groups.coordinator_of(self._group_id)
+        broker = self._log.coordinator.broker_of(self._group_id)
         peers = self._log.members().peers
         return next((peer.number for peer in peers if peer.id == broker), BROKER_ID)
 

@@ -65,7 +65,7 @@ from tidelog.service.unpacking import UnpackThreads
 from tidelog.storage.broker import Broker
 from tidelog.storage.core.acls import CLUSTER_NAME
 from tidelog.storage.core.errors import LogError
-from tidelog.storage.groups.rest_groups import Instances
+from tidelog.storage.groups.rest_groups import RestGroups
 from tidelog.storage.runtime.observer import PRINCIPAL
 from tidelog.storage.runtime.tasks import TASK_ENDS
 from tidelog.storage.state.access import REQUEST_PERCENTAGE
@@ -232,7 +232,7 @@ class Router:
         broker: Broker,
         settings: Settings,
         counters: HttpCounters,
-        instances: Instances,
+        instances: RestGroups,
         forwarder: Forwarder | None = None,
         security: Security | None = None,
         limiters: Limiters | None = None,

@@ -179,7 +179,7 @@ class Service:
             broker,
             settings,
             self.counters,
-            broker.groups,
+            broker.rest_groups,
             forwarder,
             security,
             Limiters(self.admission, self._threads),

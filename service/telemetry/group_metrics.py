@@ -67,10 +67,13 @@ class GroupCollector(Collector):
     def _of_coordinator(self) -> Iterator[Metric]:
         """Yield the metrics of the groups that this broker coordinates."""
         now_s = self._broker.clock.boot_s()
-        groups = [(group.group_id, led) for group, led in self._broker.groups.coordinator.ours()]
+        groups = [
+            (group.group_id, rest_group)
+            for group, rest_group in self._broker.rest_groups.members.groups()
+        ]
         rebalances: list[Labelled] = []
         for reason in REASONS:
-            counts = ((name, led.rebalances.counts[reason]) for name, led in groups)
+            counts = ((name, group.rebalances.counts[reason]) for name, group in groups)
             values = self._by_group((name, count) for name, count in counts if count)
             rebalances += (([*labels, reason], count) for labels, count in values)
         doc = (
@@ -78,13 +81,13 @@ class GroupCollector(Collector):
             f"{REST}the sum of all others"
         )
         yield counter("group_rebalances", doc, ["group", "reason"], rebalances)
-        durations_s = ((name, led.rebalances.seconds(now_s)) for name, led in groups)
+        durations_s = ((name, group.rebalances.seconds(now_s)) for name, group in groups)
         doc = (
             "time from the group's last rebalance until all members had read again, or until now "
             f"if some have not; only its coordinator exports it{REST}the longest of all others"
         )
         yield gauge("group_rebalance_seconds", doc, GROUP, self._by_group(durations_s, max))
-        refused = ((name, led.short_lives.refused) for name, led in groups)
+        refused = ((name, group.short_lives.refused) for name, group in groups)
         doc = (
             "joins refused because too many of the client's members had short lives; only the "
             f"group's coordinator counts them{REST}the sum of all others"

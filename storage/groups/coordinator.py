@@ -1,35 +1,29 @@
-"""The coordinator of groups: it tracks the heartbeats of members and expires silent members.
-`Instance` is its soft state of one member.
+"""The groups that this broker coordinates, of every kind.
 
-Each group has one coordinator, a broker, which holds soft state: each member's last heartbeat and
-its instance's positions (groups.positions). The cluster state names the coordinator and its term.
-Brokers may disagree on which brokers are live, but only one can act as coordinator. The reason is
-that `ExpireMember` carries the term, and that a broker drops its soft state of an older term.
-Heartbeats never reach the WAL.
+Each group has one coordinator, a broker, which holds soft state: a `CoordinatedGroup`. The cluster
+state names the coordinator and its term. Brokers may disagree on which brokers are live, but only
+one can act as coordinator. The reason is that the actions of a coordinator carry the term, and that
+a broker drops its soft state of an older term. Heartbeats never reach the WAL.
 
-Session timeouts use the coordinator's boot clock and pause while its process is suspended, so a
-resumed broker does not expire members at once. **On a crash**: another broker takes the group
-(`TakeGroup`) on the next request, or within a tick after it sees the coordinator gone. Session
-timers start again. A broker that stops releases its groups before (groups.release), so the next
-coordinator does not wait for HANDOVER_S.
+This module takes groups (`TakeGroup`), calls their timers, and drops them when another broker has
+taken them. It does not know what a group does: each kind of groups is a `GroupKind`, in one module.
 
-A live coordinator that was replaced learns of its successor at its next refresh of the WAL. Until
-then, both could serve a member, from different positions. A client could then get records again
-whose offsets are committed, and commit the results of these records in a second transaction. So a
-coordinator returns records only if its view of the WAL is younger than `VIEW_AGE_MAX_S`, and its
-successor reads a member's position only `HANDOVER_S` after it took the group. (Rejected: a refresh
-of the WAL at each read, because it costs a GET and the time of the GET. Rejected: a new generation
-for each new coordinator, because after a crash of a broker all commits under way would be refused.)
+Session timeouts use the boot clock and pause while the process is suspended, so a resumed broker
+does not expire members at once. **On a crash**: another broker takes the group on the next request,
+or within ADOPT_S after it sees the coordinator gone. Session timers start again.
 """
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple
+import math
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextvars import copy_context
+from typing import Protocol
 
 from tidelog.storage.codec.entry import Entry
-from tidelog.storage.core.actions import AnyAction, ExpireMember, TakeGroup
+from tidelog.storage.core.actions import AnyAction, TakeGroup
 from tidelog.storage.core.errors import (
     BoundReached,
     CommitUnknown,
@@ -40,233 +34,169 @@ from tidelog.storage.core.errors import (
     Unavailable,
     UnknownMember,
 )
-from tidelog.storage.core.model import TopicIdPartition
-from tidelog.storage.groups.join_limit import (
-    SILENT_S,
-    ClientId,
-    HeldMember,
-    Life,
-    ShortLives,
-    refusal,
-)
-from tidelog.storage.groups.portions import SentRead
-from tidelog.storage.groups.positions import Positions
-from tidelog.storage.groups.rebalance_counts import Rebalances
 from tidelog.storage.groups.rendezvous import Coordinators
 from tidelog.storage.log import Log
-from tidelog.storage.runtime.tasks import retrieve_exception
+from tidelog.storage.runtime.tasks import retrieve_exception, surviving
 from tidelog.storage.state.cluster_state import Applied
-from tidelog.storage.state.group_types import ConsumerGroup, GroupMember
+from tidelog.storage.state.group_types import ConsumerGroup
 
 log = logging.getLogger("tidelog.groups")
 
-VIEW_AGE_MAX_S = 1.5
-"""Above the default of `poll_interval_ms`, so while the store answers, the check causes no
-refresh."""
-HANDOVER_S = 2.0
-"""Exceeds VIEW_AGE_MAX_S by more than the clocks of two brokers drift apart in that time. Members
-wait for HANDOVER_S when their coordinator is replaced."""
+TICK_S = 0.25
+"""The shortest time until a group whose members have changed looks for sessions that have ended.
+Also the period in which a suspension of the process is noticed."""
+ADOPT_S = 1.0
+"""Period in which the broker takes the groups whose coordinator is gone."""
+ADOPTS_AT_ONCE = 1_000
+"""Groups that the broker compares with its own in one step of the event loop."""
+TICKS_AT_ONCE = 50
+"""Groups that have their timers in one step of the event loop. Clients can let many end at one
+time."""
+AWAKE_S = 5.0
+"""If two rounds of the background task are further apart, the process was suspended or blocked: all
+sessions begin again."""
+TIMER_S = 0.001
+"""The shortest timer. Timers of 0 s would occupy the loop if its clock is ahead of `boot_s`."""
 
 
-@dataclass(slots=True, eq=False)
-class Instance:
-    """A coordinator's soft state of a member. `lock` serialises reads, `finding` serialises
-    searches for start positions. `sending` is done when the last response is sent or lost. `sent`
-    is the last response with records until its arrival is decided (groups.deliveries). A result of
-    `waiter` makes a waiting read look for records again. From `alone_s` on, no other broker serves
-    the member. `damaged` are the partitions whose last read found damage. `client` is
-    None if this broker did not take the join. `is_awaited` is True if the member has not read since
-    the last rebalance."""
+class GroupKind(Protocol):
+    """A kind of groups. All methods but `open` are pure."""
 
-    heard_s: float
-    polled_s: float
-    client: ClientId | None = None
-    joined_s: float = 0.0
-    subscribed_s: float = 0.0
-    has_subscribed: bool = False
-    is_awaited: bool = False
-    alone_s: float = 0.0
-    under_way: int = 0
-    turn: int = 0
-    damaged: set[TopicIdPartition] = field(default_factory=set)
-    positions: Positions = field(default_factory=Positions)
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    finding: asyncio.Lock = field(default_factory=asyncio.Lock)
-    sending: "asyncio.Future[None] | None" = None
-    sent: SentRead | None = None
-    waiter: "asyncio.Future[None] | None" = None
+    def serves(self, group: ConsumerGroup) -> bool:
+        """Return whether the group, which has members, is of this kind."""
 
-    def wake(self) -> None:
-        if self.waiter is not None and not self.waiter.done():
-            self.waiter.set_result(None)
+    def open(
+        self, group_id: str, group: ConsumerGroup | None, *, is_alone: bool
+    ) -> "CoordinatedGroup":
+        """Return the soft state of a group at the begin of this broker's term. `group` is None if
+        the cluster state does not have the group yet. If `is_alone`, no other broker serves its
+        members since. Raises UnknownMember if a group of this kind cannot be new."""
 
 
-@dataclass(slots=True, eq=False)
-class CoordinatedGroup:
-    """A group that this broker coordinates, in one term. From `alone_s` on, no other broker serves
-    its members. No session can end before `look_s`; the expiry check skips the group until
-    then."""
+class CoordinatedGroup(ABC):
+    """A group that this broker coordinates, in one term: the soft state of its members."""
 
-    term: int
-    since_s: float
-    alone_s: float
-    rebalances: Rebalances
-    short_lives: ShortLives = field(default_factory=ShortLives)
-    look_s: float = 0.0
-    instances: dict[str, Instance] = field(default_factory=dict)
+    def __init__(self, group_id: str, kind: GroupKind) -> None:
+        self.group_id = group_id
+        self.kind = kind
+        self.timer: asyncio.TimerHandle | None = None
+        self.timer_s = math.inf
+        """The boot time at which `timer` ends."""
 
+    @property
+    @abstractmethod
+    def term(self) -> int:
+        """The term, or 0 until the cluster state has the group."""
 
-class MemberSession(NamedTuple):
-    """A member after its heartbeat, in a term of its group."""
+    @property
+    def wake_s(self) -> float:
+        """The boot time at which `tick` must be called."""
+        return math.inf
 
-    group: ConsumerGroup
-    member: GroupMember
-    instance: Instance
-    term: int
+    @property
+    @abstractmethod
+    def look_s(self) -> float:
+        """No session ends before this boot time. Requests may move the first end to a later
+        time."""
+
+    @property
+    @abstractmethod
+    def is_idle(self) -> bool:
+        """Whether the coordinator may drop this soft state."""
+
+    @abstractmethod
+    def tick(self, now_s: float) -> None:
+        """End what ends at this boot time."""
+
+    @abstractmethod
+    def restart_sessions(self, began_s: float) -> None:
+        """Let each session begin at `began_s`, unless its member sent a request later."""
+
+    @abstractmethod
+    def follow(self, group: ConsumerGroup | None, actions: Sequence[AnyAction]) -> None:
+        """Follow the cluster state, in which the group has changed. `actions` are the actions on
+        the group in the entry that changed it."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End all waits, because this broker does not coordinate the group any more."""
 
 
 class Coordinator:
-    """The groups that this broker coordinates; owned by the log's event loop. A call takes the
-    group over from another coordinator, so callers ask `coordinators` first."""
+    """The groups that this broker coordinates; owned by the log's event loop. `run` is its
+    background task; requests also work without it."""
 
     def __init__(self, broker: Log, coordinators: Coordinators) -> None:
         self.coordinators = coordinators
-        self.led: dict[str, CoordinatedGroup] = {}
+        self.groups: dict[str, CoordinatedGroup] = {}
         self._log = broker
+        self._kinds: list[GroupKind] = []
+        self._released_kinds: list[GroupKind] = []
+        self._tasks: set[asyncio.Task[None]] = set()
         self._taking: dict[str, asyncio.Task[None]] = {}
-        self._is_released = False
         # By group: the term in which no other broker serves members, if this broker begins it.
         self._handed_over: dict[str, int] = {}
+        self._due: deque[CoordinatedGroup] = deque()
+        self._context = copy_context()  # timers are in no client's name
+        self._looked_s = math.inf
+        """When `run` looked at the clock last."""
+        self._awake_s = -math.inf
+        """When the process was awake again after it was suspended."""
         broker.wal.subscribers.append(self)
 
-    async def heartbeat(self, group_id: str, member_id: str) -> MemberSession:
-        """Record a heartbeat of the member. Raises UnknownMember."""
-        session = self._known(group_id, member_id)
-        if session is not None:
-            return session
-        member = self._log.state.members.member(group_id, member_id)
-        if member is None:
-            await self._log.wal.refresh()  # another broker may have just created the member (I3)
-        self.look(group_id, member_id)
-        led = await self.coordinate(group_id)
-        group, member = self.look(group_id, member_id)
-        instance = led.instances.get(member_id)
-        if instance is None:
-            instance = led.instances[member_id] = self.new_instance()
-            instance.is_awaited = member_id in led.rebalances.waiting
-            instance.alone_s = led.alone_s
-        instance.heard_s = self._log.clock.boot_s()
-        return MemberSession(group, member, instance, led.term)
+    def add_kind(self, kind: GroupKind) -> None:
+        self._kinds.append(kind)
 
-    def _known(self, group_id: str, member_id: str) -> MemberSession | None:
-        """If the member is known in this term (the usual case), record its heartbeat. If not,
-        return None."""
-        group, led = self._log.state.members.get(group_id), self.led.get(group_id)
-        if group is None or led is None or group.term != led.term:
-            return None
-        member, instance = group.members.get(member_id), led.instances.get(member_id)
-        if member is None or instance is None or group.coordinator != self.coordinators.me:
-            return None
-        instance.heard_s = self._log.clock.boot_s()
-        return MemberSession(group, member, instance, led.term)
+    # -- which broker
 
-    def look(self, group_id: str, member_id: str) -> tuple[ConsumerGroup, GroupMember]:
+    def broker_of(self, group_id: str) -> str:
+        """Return the broker that coordinates the group, or that would coordinate it."""
         group = self._log.state.members.get(group_id)
-        member = None if group is None else group.members.get(member_id)
-        if group is None or member is None or group.is_assigned_by_clients:
-            raise UnknownMember(f"group {group_id!r} has no member {member_id!r}")
-        return group, member
+        return self.coordinators.of(group_id, "" if group is None else group.coordinator)
 
-    def revalidate(self, session: MemberSession) -> MemberSession:
-        """Return the member's current state. Raises UnknownMember, or Unavailable if the group has
-        moved to another coordinator."""
-        group, member = self.look(session.group.group_id, session.member.member_id)
-        if group.term != session.term or self._is_released:
-            raise _another(group.group_id)
-        return session._replace(group=group, member=member)
+    def is_here(self, group_id: str) -> bool:
+        """Return whether this broker is, or would become, the coordinator of the group."""
+        return self.broker_of(group_id) == self.coordinators.me
 
-    async def wait_for_exclusive(self, session: MemberSession) -> MemberSession:
-        """Wait until no other broker serves the member. The state then has all offsets that the
-        member committed before. Raises the errors of `revalidate`."""
-        left_s = session.instance.alone_s - self._log.clock.boot_s()
-        if left_s > 0:
-            await asyncio.sleep(left_s)
-        await self._log.wal.refresh()
-        return self.revalidate(session)
+    def is_released(self, kind: GroupKind) -> bool:
+        return kind in self._released_kinds
 
-    async def refresh(self, session: MemberSession) -> MemberSession:
-        """Return the member, from a view that is at most VIEW_AGE_MAX_S old. Raises the errors of
-        `revalidate`, and Unavailable if the store answers too slowly."""
-        if self._log.wal.view_age_s > VIEW_AGE_MAX_S:
-            await self._log.wal.refresh()
-            if self._log.wal.view_age_s > VIEW_AGE_MAX_S:
-                raise Unavailable("the store answers too slowly: retry")
-        return self.revalidate(session)
+    def check_serving(self, kind: GroupKind) -> None:
+        """Raise Unavailable after `release`."""
+        if kind in self._released_kinds:
+            raise Unavailable("this broker is shutting down: retry at another broker")
 
-    def new_instance(self, client: ClientId | None = None) -> Instance:
-        now_s = self._log.clock.boot_s()
-        return Instance(now_s, now_s, client, now_s)
-
-    def admit(self, group_id: str, member_id: str, client: ClientId) -> None:
-        """Accept a join. Raises MemberHeld if the client had too many short lives. In a group
-        without other members, every join is accepted. Takes ~0.1 us for each member of the
-        group."""
-        led, group = self.led.get(group_id), self._log.state.members.get(group_id)
-        if led is None or group is None:
-            return
-        now_s = self._log.clock.boot_s()
-        silent = sum(_is_gone(instance, client, now_s) for instance in led.instances.values())
-        if len(group.members) == silent:
-            return
-        held_member = led.short_lives.hold(client, member_id, now_s, silent=silent)
-        if held_member is None:
-            return
-        error = refusal(held_member, group_id)
-        if led.short_lives.is_to_be_named(client, now_s):
-            log.warning("%s", error)
-        raise error
-
-    def admit_change(self, session: MemberSession, topics: Sequence[str], pattern: str) -> None:
-        """Accept a subscription. If the member changes a subscription after less than LIFE_S, the
-        change counts as a short life, because a change also rebalances the other members. Raises
-        MemberHeld."""
-        group, member, instance, _ = session
-        client, led = instance.client, self.led.get(group.group_id)
-        if client is None or led is None:
-            return
-        now_s = self._log.clock.boot_s()
-        if instance.has_subscribed:
-            if (sorted(set(topics)), pattern) == (member.topics, member.pattern):
-                return
-            self.admit(group.group_id, member.member_id, client)
-            led.short_lives.ended(client, Life(instance.subscribed_s, now_s))
-        instance.has_subscribed, instance.subscribed_s = True, now_s
-
-    def held(self, group_id: str) -> list[HeldMember]:
-        """Return the clients whose joins to a group of this broker must wait."""
-        led = self.led.get(group_id)
-        return [] if led is None else led.short_lives.held(self._log.clock.boot_s())
-
-    async def coordinate(self, group_id: str) -> CoordinatedGroup:
-        """Make this broker the group's coordinator, unless it already is."""
-        self.check_serving()
+    async def coordinate(self, group_id: str, kind: GroupKind) -> CoordinatedGroup:
+        """Return the group, after this broker has become its coordinator. Callers ask `is_here`
+        first. Raises UnknownMember if the group has members of another kind, and Unavailable if
+        another broker has the group now."""
+        self.check_serving(kind)
         group = self._log.state.members.get(group_id)
         if group is not None and group.coordinator != self.coordinators.me:
             await self.take(group_id)
+            self.check_serving(kind)
             group = self._log.state.members.get(group_id)
-        if group is None:
-            raise UnknownMember(f"group {group_id!r} has no members")
-        if group.coordinator != self.coordinators.me:
-            raise _another(group_id)
-        led = self.led.get(group_id)
-        if led is None or led.term != group.term:
-            rebalances, now_s = Rebalances(group.inputs, group.generation), self._log.clock.boot_s()
-            # In the first term, no other coordinator served the members before.
-            is_alone = group.term in (1, self._handed_over.pop(group_id, 1))
-            alone_s = now_s if is_alone else now_s + HANDOVER_S
-            led = CoordinatedGroup(group.term, now_s, alone_s, rebalances)
-            self.led[group_id] = led
-        return led
+        if group is not None and group.coordinator != self.coordinators.me:
+            raise moved(group_id)
+        if group is not None and group.members and not kind.serves(group):
+            raise UnknownMember(f"group {group_id!r} has members of another kind")
+        coordinated_group = self.groups.get(group_id)
+        if coordinated_group is not None and coordinated_group.kind is kind:
+            return coordinated_group
+        return self._open(group_id, group, kind)
+
+    def _open(
+        self, group_id: str, group: ConsumerGroup | None, kind: GroupKind
+    ) -> CoordinatedGroup:
+        term = 1 if group is None else group.term
+        # In the first term, no other coordinator served the members before.
+        is_alone = term in (1, self._handed_over.pop(group_id, 1))
+        coordinated_group = kind.open(group_id, group, is_alone=is_alone)
+        if (former_group := self.groups.get(group_id)) is not None:
+            self.drop(former_group)
+        self.groups[group_id] = coordinated_group
+        self.set_timer(coordinated_group)
+        return coordinated_group
 
     async def take(self, group_id: str) -> None:
         """Commit that this broker coordinates the group from now on."""
@@ -284,133 +214,160 @@ class Coordinator:
             taking.add_done_callback(retrieve_exception)
         await asyncio.shield(taking)
 
-    def release(self) -> None:
-        """Drop all groups. From now on, this broker serves no member."""
-        self._is_released = True
-        for led in self.led.values():
-            for instance in led.instances.values():
-                instance.wake()
-        self.led.clear()
+    def drop(self, coordinated_group: CoordinatedGroup) -> None:
+        """Forget the group."""
+        if self.groups.get(coordinated_group.group_id) is coordinated_group:
+            del self.groups[coordinated_group.group_id]
+        if coordinated_group.timer is not None:
+            coordinated_group.timer.cancel()
+        coordinated_group.close()
 
-    def check_serving(self) -> None:
-        """Raise Unavailable after `release`."""
-        if self._is_released:
-            raise Unavailable("this broker is shutting down: retry at another broker")
+    def release(self, kind: GroupKind) -> None:
+        """Drop all groups of a kind. From now on, this broker serves none of them."""
+        if not self.is_released(kind):
+            self._released_kinds.append(kind)
+        for coordinated_group in list(self.groups.values()):
+            if coordinated_group.kind is kind:
+                self.drop(coordinated_group)
 
-    def drop(self, group_id: str, member_id: str) -> None:
-        led = self.led.get(group_id)
-        instance = None if led is None else led.instances.pop(member_id, None)
-        if instance is not None:
-            instance.wake()
+    def start(self, commits: Coroutine[None, None, None]) -> None:
+        """Start the commits of a group in a task, which `stop` ends."""
+        task = asyncio.create_task(commits, name="tidelog-group")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
-    def ours(self) -> list[tuple[ConsumerGroup, CoordinatedGroup]]:
-        """Return the groups that this broker has taken and still coordinates."""
-        groups = []
-        for group_id, led in list(self.led.items()):
-            group = self._log.state.members.get(group_id)
-            if (
-                group is None
-                or group.is_assigned_by_clients
-                or (group.coordinator, group.term) != (self.coordinators.me, led.term)
-            ):
-                for instance in self.led.pop(group_id).instances.values():
-                    instance.wake()
-            else:
-                groups.append((group, led))
-        return groups
+    def stop(self) -> list[asyncio.Task[None]]:
+        """Release all groups. Cancel the commits under way, and return their tasks."""
+        tasks = list(self._tasks)
+        for kind in self._kinds:
+            self.release(kind)
+        for task in tasks:
+            task.cancel()
+        return tasks
 
-    # -- background work
+    # -- events of the log
 
     def on_applied(self, entry: Entry, applied: Applied) -> None:
         actions_by_group: dict[str, list[AnyAction]] = {
-            group_id: [] for group_id in applied.groups if group_id in self.led
+            group_id: [] for group_id in applied.groups if group_id in self.groups
         }
         if actions_by_group:
             for commit in entry.commits:
                 for action in commit.actions:
-                    of = actions_by_group.get(getattr(action, "group_id", ""))
-                    if of is not None:
-                        of.append(action)
+                    actions = actions_by_group.get(getattr(action, "group_id", ""))
+                    if actions is not None:
+                        actions.append(action)
         for group_id, actions in actions_by_group.items():
-            self._follow(group_id, actions)
+            self._follow(self.groups[group_id], actions)
 
     def on_reset(self) -> None:
-        for group_id in list(self.led):
-            self._follow(group_id, [])
+        for coordinated_group in list(self.groups.values()):
+            self._follow(coordinated_group, [])
 
-    def _follow(self, group_id: str, actions: Sequence[AnyAction]) -> None:
-        """Drop the state of removed members and of partitions that members lost. Wake the reads.
-        `actions` are the entry's actions on the group."""
-        led, group = self.led[group_id], self._log.state.members.get(group_id)
-        led.look_s = 0.0
-        now_s = self._log.clock.boot_s()
-        if group is not None:
-            subscribed = (
-                member.member_id for member in group.members.values() if member.is_subscribed
-            )
-            led.rebalances.see(group.inputs, group.generation, subscribed, actions, now_s)
-        for member_id, instance in list(led.instances.items()):
-            member = None if group is None else group.members.get(member_id)
-            if member is None:
-                del led.instances[member_id]
-                _count_life(led.short_lives, group, instance)
-            else:
-                instance.positions.retain(member.owned)
-                instance.is_awaited = member_id in led.rebalances.waiting
-            instance.wake()
-
-    def has_read(self, session: MemberSession) -> None:
-        """Note the first read of the member after a rebalance."""
-        session.instance.is_awaited = False
-        led = self.led.get(session.group.group_id)
-        if led is not None:
-            led.rebalances.has_read(session.member.member_id, self._log.clock.boot_s())
-
-    def restart_session_timers(self, now_s: float) -> None:
-        for led in self.led.values():
-            led.since_s = now_s
-            for instance in led.instances.values():
-                instance.heard_s = instance.polled_s = now_s
-
-    async def adopt_groups(self) -> None:
-        """Take groups whose coordinator is gone and that this broker should coordinate."""
-        if self._is_released:
+    def _follow(self, coordinated_group: CoordinatedGroup, actions: Sequence[AnyAction]) -> None:
+        group = self._log.state.members.get(coordinated_group.group_id)
+        if group is not None and (
+            group.coordinator != self.coordinators.me
+            or coordinated_group.term not in (0, group.term)
+            or (group.members and not coordinated_group.kind.serves(group))
+        ):
+            self.drop(coordinated_group)
             return
-        me = self.coordinators.me
-        orphans = [
-            self.coordinate(group.group_id)
-            for group in self._log.state.members
-            if group.members
-            and not group.is_assigned_by_clients
-            and self.coordinators.of(group.group_id, group.coordinator) == me
-            and (group.coordinator != me or group.group_id not in self.led)
-        ]
-        await all_of(orphans)
+        coordinated_group.follow(group, actions)
+        self.go_on(coordinated_group)
 
-    async def expire(self, now_s: float) -> None:
-        silent = []
-        for group, led in self.ours():
-            if now_s < led.look_s:
-                continue
-            ends = {
-                member.member_id: _silent_at(member, led, now_s)
-                for member in group.members.values()
-            }
-            led.look_s = min(ends.values(), default=0.0)
-            silent += [
-                (group, led, group.members[who]) for who, end_s in ends.items() if end_s < now_s
-            ]
-        for group, _, member in silent:
-            log.info("member %s of group %s has expired", member.member_id, group.group_id)
-        await all_of(
-            [
-                self._log.submit(ExpireMember(group.group_id, member.member_id, led.term))
-                for group, led, member in silent
-            ]
+    # -- timers
+
+    def go_on(self, coordinated_group: CoordinatedGroup) -> None:
+        """Drop the group if it is idle, or else set its timer."""
+        if self.groups.get(coordinated_group.group_id) is not coordinated_group:
+            return
+        if coordinated_group.is_idle:
+            self.drop(coordinated_group)
+        else:
+            self.set_timer(coordinated_group)
+
+    def set_timer(self, coordinated_group: CoordinatedGroup) -> None:
+        """Let the group tick when it must, and when a session may end. If its timer ends before, it
+        is set again then."""
+        now_s = self._log.clock.boot_s()
+        wake_s = min(coordinated_group.wake_s, max(coordinated_group.look_s, now_s + TICK_S))
+        if wake_s >= coordinated_group.timer_s:
+            return
+        if coordinated_group.timer is not None:
+            coordinated_group.timer.cancel()
+        coordinated_group.timer_s = wake_s
+        coordinated_group.timer = asyncio.get_running_loop().call_later(
+            max(wake_s - now_s, TIMER_S), self._add_due, coordinated_group, context=self._context
         )
 
+    def _add_due(self, coordinated_group: CoordinatedGroup) -> None:
+        self._due.append(coordinated_group)
+        if len(self._due) == 1:
+            asyncio.get_running_loop().call_soon(self._tick_due)
 
-def _another(group_id: str) -> Unavailable:
+    def _tick_due(self) -> None:
+        self._look_at_clock()
+        for _ in range(min(TICKS_AT_ONCE, len(self._due))):
+            with surviving(log, "the timer of a group"):
+                self._tick(self._due.popleft())
+        if self._due:
+            asyncio.get_running_loop().call_soon(self._tick_due)
+
+    def _tick(self, coordinated_group: CoordinatedGroup) -> None:
+        if self.groups.get(coordinated_group.group_id) is not coordinated_group:
+            return
+        coordinated_group.timer_s = math.inf
+        coordinated_group.restart_sessions(self._awake_s)
+        coordinated_group.tick(self._log.clock.boot_s())
+        self.go_on(coordinated_group)
+
+    def _look_at_clock(self) -> None:
+        now_s = self._log.clock.boot_s()
+        if now_s - self._looked_s > AWAKE_S:
+            self._awake_s = now_s
+
+    # -- background work
+
+    async def run(self, duties: Callable[[], Awaitable[None]]) -> None:
+        """Each ADOPT_S, do the `duties` and take the groups whose coordinator is gone. Meanwhile,
+        note whether the process was suspended."""
+        await asyncio.gather(self._watch_clock(), self._work(duties))
+
+    async def _watch_clock(self) -> None:
+        while True:
+            self._looked_s = self._log.clock.boot_s()
+            await asyncio.sleep(TICK_S)
+            self._look_at_clock()
+
+    async def _work(self, duties: Callable[[], Awaitable[None]]) -> None:
+        while True:
+            await asyncio.sleep(ADOPT_S)
+            with surviving(log, "the duties of groups"):
+                await duties()
+            with surviving(log, "the takeover of groups"):
+                await self.adopt()
+
+    async def adopt(self) -> None:
+        """Take groups whose coordinator is gone and that this broker should coordinate."""
+        groups = list(self._log.state.members)
+        for first in range(0, len(groups), ADOPTS_AT_ONCE):
+            orphans = [
+                self.coordinate(group.group_id, kind)
+                for group in groups[first : first + ADOPTS_AT_ONCE]
+                if group.members
+                and group.group_id not in self.groups
+                and self.is_here(group.group_id)
+                for kind in self._kinds
+                if kind.serves(group) and not self.is_released(kind)
+            ]
+            with surviving(log, "the takeover of some groups"):
+                await all_of(orphans)
+            await asyncio.sleep(0)
+
+
+def moved(group_id: str) -> Unavailable:
+    """Return the error of a request for a group that another broker coordinates now."""
     return Unavailable(f"group {group_id!r} has moved to another coordinator: retry")
 
 
@@ -429,40 +386,3 @@ def is_of_all(error: LogError) -> bool:
     if isinstance(error, BoundReached):  # another commit may need no more of the bound
         return False
     return isinstance(error, (Unavailable, CommitUnknown, Throttled, Corrupt, StoreUnfit))
-
-
-def _is_gone(instance: Instance, client: ClientId, now_s: float) -> bool:
-    """Return whether the instance's member, created by this client, had a short life and has sent
-    no request for SILENT_S."""
-    return (
-        instance.client == client
-        and now_s - instance.heard_s > SILENT_S
-        and not instance.under_way
-        and Life(instance.joined_s, instance.heard_s).is_short
-    )
-
-
-def _count_life(lives: ShortLives, group: ConsumerGroup | None, instance: Instance) -> None:
-    """Count the life of a removed member. A static member that another member replaced is not
-    counted, because the group was not rebalanced."""
-    client = instance.client
-    if client is None or not instance.has_subscribed:
-        return
-    place = client.instance_id
-    if group is None or not place or group.member_of_instance(place) is None:
-        lives.ended(client, Life(instance.joined_s, instance.heard_s))
-
-
-def _silent_at(member: GroupMember, led: CoordinatedGroup, now_s: float) -> float:
-    """Return the boot time at which the member's session ends if no heartbeat arrives."""
-    instance = led.instances.get(member.member_id)
-    if instance is None:
-        heard_s = polled_s = led.since_s
-    elif instance.under_way:
-        heard_s = polled_s = now_s
-    else:
-        heard_s, polled_s = instance.heard_s, instance.polled_s
-    at_s = heard_s + member.config.session_timeout_ms / 1000
-    if member.is_subscribed:
-        at_s = min(at_s, polled_s + member.config.max_poll_interval_ms / 1000)
-    return at_s

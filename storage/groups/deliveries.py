@@ -18,7 +18,7 @@ again.
 import asyncio
 import logging
 
-from tidelog.storage.groups.coordinator import Instance
+from tidelog.storage.groups.rest_members import Instance
 
 log = logging.getLogger("tidelog.groups")
 

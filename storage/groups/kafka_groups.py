@@ -1,7 +1,8 @@
 """The groups of Kafka's classic protocol that this broker coordinates.
 
-`kafka_rebalance` is the protocol of one group. This module takes a group over (`TakeGroup`), sets
-its timers, commits its actions one after the other, and lets requests wait for their answers.
+`classic_protocol` is the protocol of one group, `coordinator` takes groups over and calls their
+timers. This module commits the actions of a group one after the other, and lets requests wait for
+their answers.
 
 **On a crash** of the coordinator: another broker takes the group and continues from the cluster
 state: the same generation, members and assignments, a whole session for each member. A rebalance in
@@ -16,18 +17,16 @@ such a broker accepts.
 import asyncio
 import itertools
 import logging
-import math
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeAlias, TypeVar
 
 import msgspec
 
-from tidelog.storage.codec.entry import Entry
 from tidelog.storage.core import levels
 from tidelog.storage.core.actions import (
+    AnyAction,
     CommitOffsets,
     DeleteOffsets,
     ExpireMember,
@@ -43,10 +42,11 @@ from tidelog.storage.core.errors import (
     InvalidRequest,
     LogError,
     StaleCommit,
+    UnknownMember,
 )
 from tidelog.storage.core.model import TopicIdPartition
-from tidelog.storage.groups.coordinator import all_of
-from tidelog.storage.groups.kafka_rebalance import ClassicGroup
+from tidelog.storage.groups.classic_protocol import ClassicGroup
+from tidelog.storage.groups.coordinator import CoordinatedGroup, Coordinator
 from tidelog.storage.groups.kafka_requests import (
     DescribedMember,
     Description,
@@ -59,10 +59,9 @@ from tidelog.storage.groups.kafka_requests import (
     SyncRequest,
 )
 from tidelog.storage.groups.kafka_roster import Roster
-from tidelog.storage.groups.rest_groups import Instances
+from tidelog.storage.groups.offset_commits import OffsetCommits
 from tidelog.storage.log import Log
-from tidelog.storage.runtime.tasks import TASK_ENDS, surviving
-from tidelog.storage.state.cluster_state import Applied
+from tidelog.storage.runtime.tasks import TASK_ENDS
 from tidelog.storage.state.group_members import CLIENT_BYTES_MAX, MEMBERS_MAX
 from tidelog.storage.state.group_types import NO_GENERATION, ClientMember, ConsumerGroup
 from tidelog.storage.state.shares import CLIENT_BYTES, MEMBERS, WITHOUT_SHARE, Shares
@@ -73,63 +72,237 @@ A = TypeVar("A")
 Gone: TypeAlias = Sequence[TopicIdPartition]
 """Partitions whose committed offsets are deleted."""
 
-TICK_S = 0.25
-"""Period of the background task. Also the shortest time until a group whose members have changed
-looks for sessions that have ended."""
-ADOPT_TICKS = 4
-"""After this number of ticks, the broker takes the groups whose coordinator is gone."""
-ADOPTS_AT_ONCE = 1_000
-"""Groups that the broker compares with its own in one step of the event loop."""
-AWAKE_S = 5.0
-"""If two rounds of the background task are further apart, the process was suspended: all sessions
-begin again."""
-TIMER_S = 0.001
-"""The shortest timer. Timers of 0 s would occupy the loop if its clock is ahead of `boot_s`."""
 RETRY_S = 1.0
 """Time until a failed removal of members is committed again."""
 PROTOCOL_BYTES_MAX = 4 * CLIENT_BYTES_MAX
 """Bound of the metadata that the members of all groups sent (I10). A principal adds metadata or
 members only while it then has at most as much as is free, so a new principal always finds room."""
-TICKS_AT_ONCE = 50
-"""Groups that have their timers in one step of the event loop."""
 
 
-@dataclass(slots=True, eq=False)
-class _Held:
-    """A group, the task that commits its actions, and its timer, which ends at `wake_s`. A future
-    in `removals` is done when the broker has tried to commit the removals of members that were
-    requested before it."""
+class KafkaGroup(CoordinatedGroup):
+    """A classic group at its coordinator: it commits the actions of `classic`, one after the other,
+    and counts the members. `go_on` follows each event."""
 
-    group: ClassicGroup
-    task: asyncio.Task[None] | None = None
-    timer: asyncio.TimerHandle | None = None
-    wake_s: float = math.inf
-    counts: Counter[str] = field(default_factory=Counter)
-    sizes: Counter[str] = field(default_factory=Counter)
-    """Members and their bytes by principal that this broker has counted."""
-    removals: list["asyncio.Future[None]"] = field(default_factory=list)
+    def __init__(self, groups: "KafkaGroups", classic: ClassicGroup) -> None:
+        super().__init__(classic.group_id, groups)
+        self.classic = classic
+        self._groups = groups
+        self._log = groups.log
+        self._is_committing = False
+        self._counts: Counter[str] = Counter()
+        self._sizes: Counter[str] = Counter()
+        """Members and their bytes by principal that `groups` has counted."""
+        self._removals: list[asyncio.Future[None]] = []
+        """Each is done when the broker has tried to commit the removals of members that were
+        requested before it."""
+
+    @property
+    def term(self) -> int:
+        return self.classic.term
+
+    @property
+    def wake_s(self) -> float:
+        return self.classic.wake_s
+
+    @property
+    def look_s(self) -> float:
+        return self.classic.look_s
+
+    @property
+    def is_idle(self) -> bool:
+        return self.classic.is_idle and not self._is_committing
+
+    def tick(self, now_s: float) -> None:
+        self.classic.tick(now_s)
+        self._take_up()
+
+    def restart_sessions(self, began_s: float) -> None:
+        self.classic.restart_sessions(began_s)
+
+    def follow(self, group: ConsumerGroup | None, actions: Sequence[AnyAction]) -> None:
+        self.classic.term = 0 if group is None else group.term
+
+    def close(self) -> None:
+        self.close_with(GroupCode.NOT_COORDINATOR)
+
+    def close_with(self, code: GroupCode) -> None:
+        """Answer the waiting requests with this code."""
+        self._count(Counter(), Counter())
+        self.classic.actions.clear()
+        self.classic.close(code)
+        self._end_removals()
+
+    def go_on(self) -> None:
+        """Do what the last event of the group requires: commits and timers."""
+        self._take_up()
+        self._groups.coordinator.go_on(self)
+
+    def _take_up(self) -> None:
+        if self._groups.coordinator.groups.get(self.group_id) is not self:
+            return  # another broker has the group
+        self._count(self.classic.members.counts, self.classic.members.sizes)
+        if self.classic.actions and not self._is_committing:
+            self._is_committing = True
+            self._groups.coordinator.start(self._commit())
+
+    def _count(self, counts: Counter[str], sizes: Counter[str]) -> None:
+        """Count the members, and their bytes, by principal."""
+        changes = (MEMBERS, self._counts, counts), (CLIENT_BYTES, self._sizes, sizes)
+        for bound, before, after in changes:
+            if before != after:
+                self._groups.used.change(bound, before, after)
+                before.clear()
+                before.update(after)
+
+    # -- requests
+
+    async def reply(
+        self,
+        handle: Callable[[Callable[[A], None], float], None],
+        on_counted: Callable[[], object] | None = None,
+    ) -> A:
+        """Let the group handle a request, and wait for its reply. If the caller is cancelled, the
+        group drops the reply."""
+        answer: asyncio.Future[A] = asyncio.get_running_loop().create_future()
+        reply = partial(_answer, answer)
+        handle(reply, self._log.clock.boot_s())
+        self.go_on()
+        try:
+            if on_counted is not None and not answer.done():
+                on_counted()
+            return await answer
+        except asyncio.CancelledError:
+            self.classic.lose(reply, self._log.clock.boot_s())
+            self.go_on()
+            raise
+
+    async def leave(self, members: Sequence[Identity]) -> list[GroupCode]:
+        codes = [self.classic.leave(who, self._log.clock.boot_s()) for who in members]
+        self._removals.append(removal := asyncio.get_running_loop().create_future())
+        self.go_on()
+        if self._is_committing:
+            await removal
+        return codes
+
+    # -- commits
+
+    async def _commit(self) -> None:
+        """Commit the group's actions in their order, until there are none.
+
+        **On a crash** before a SettleGroup: the members got no assignments and join again. Before
+        a removal: the members' sessions end at the next coordinator."""
+        actions = self.classic.actions
+        try:
+            while actions:
+                first = actions[0]
+                if isinstance(first, SettleGroup):
+                    del actions[0]
+                    await self._settle(first)
+                else:
+                    await self._remove()
+        except TASK_ENDS:
+            raise
+        except BaseException as error:  # without an answer, the members would wait forever
+            log.critical("bug in the group %s", self.group_id, exc_info=error)
+            self.close_with(GroupCode.COORDINATOR_NOT_AVAILABLE)
+            self._groups.coordinator.drop(self)
+        finally:
+            self._is_committing = False
+            self._end_removals()
+        self.go_on()
+
+    async def _settle(self, action: SettleGroup) -> None:
+        code = GroupCode.NONE
+        try:  # the group may have got its term since the action was made, by the commit before
+            await self._log.submit(msgspec.structs.replace(action, term=self.term))
+        except LogError as error:
+            code = _code_of(error)
+            log.info("generation %d of group %s: %s", action.generation, action.group_id, error)
+        members = self._log.state.members
+        if code is GroupCode.NOT_COORDINATOR and members.get(action.group_id) is None:
+            # The group is new, and a deleted group had this generation: take a greater one.
+            self.classic.generation_floor = members.generation_floor
+            code = GroupCode.REBALANCE_IN_PROGRESS
+        if code is GroupCode.NOT_COORDINATOR:
+            self._groups.coordinator.drop(self)
+            return
+        self.classic.settled(action, code, self._log.clock.boot_s())
+        self.go_on()
+
+    async def _remove(self) -> None:
+        """Commit the removals up to the next SettleGroup."""
+        actions = self.classic.actions
+        removals = [
+            removal
+            for removal in itertools.takewhile(
+                lambda action: not isinstance(action, SettleGroup), actions
+            )
+            if isinstance(removal, LeaveGroup | ExpireMember)
+        ]
+        waiting = len(self._removals)
+        try:
+            in_state = self._log.state.members.get(self.group_id)
+            members = {} if in_state is None else in_state.members
+            left = {
+                removal.member_id: removal for removal in removals if removal.member_id in members
+            }
+            for removal in left.values():
+                log.info("member %s of group %s leaves", removal.member_id, self.group_id)
+            if left:
+                await self._log.submit(*left.values())
+        except StaleCommit as error:  # another broker has the group, or has removed a member
+            log.info("members of group %s: %s", self.group_id, error)
+        except LogError as error:
+            log.info("members of group %s are not removed yet: %s", self.group_id, error)
+            if len(actions) == len(removals):  # else the next SettleGroup removes them too
+                self._end_removals(waiting)
+                await asyncio.sleep(RETRY_S)
+                return
+        self._end_removals(waiting)
+        del actions[: len(removals)]
+
+    def _end_removals(self, count: int | None = None) -> None:
+        ended = self._removals[:count]
+        del self._removals[: len(ended)]
+        for removal in ended:
+            _answer(removal, None)
 
 
-class ClassicGroups:
-    """The classic groups of one broker. Owned by the log's event loop. `run` is its background
-    task; requests also work without it."""
+class KafkaGroups:
+    """The classic groups that this broker coordinates: a kind of groups. Owned by the log's event
+    loop."""
 
-    def __init__(self, broker: Log, instances: Instances, delay_s: float) -> None:
-        """`instances` are the REST groups. Groups of both kinds have the same coordinators."""
-        self._log = broker
-        self._coordinator = instances.coordinator
-        self._commits = instances.commits
-        self._delay_s = delay_s
-        self._held: dict[str, _Held] = {}
-        self._is_draining = False
-        self._used = Shares()
+    def __init__(
+        self, broker: Log, coordinator: Coordinator, commits: OffsetCommits, delay_s: float
+    ) -> None:
+        """The first rebalance of an empty group waits `delay_s` for more members."""
+        self.log = broker
+        self.coordinator = coordinator
+        self.used = Shares()
         """All members, and the bytes of their metadata, by principal."""
-        self._due: deque[_Held] = deque()
-        self._looked_s = math.inf
-        """When `run` looked at the clock last."""
-        self._awake_s = -math.inf
-        """When the process was awake again after it was suspended."""
-        broker.wal.subscribers.append(self)
+        self._commits = commits
+        self._delay_s = delay_s
+        coordinator.add_kind(self)
+
+    def serves(self, group: ConsumerGroup) -> bool:
+        return group.is_assigned_by_clients
+
+    def open(self, group_id: str, group: ConsumerGroup | None, *, is_alone: bool) -> KafkaGroup:
+        if group is None:
+            me, floor = self.coordinator.coordinators.me, self.log.state.members.generation_floor
+            classic = ClassicGroup(group_id, me, 0, floor, self._new_id, self._delay_s)
+        else:
+            now_s = self.log.clock.boot_s()
+            classic = ClassicGroup.restored(group, self._new_id, self._delay_s, now_s)
+        return KafkaGroup(self, classic)
+
+    def _new_id(self) -> str:
+        return self.log.clock.new_id().hex()
+
+    def release(self) -> None:
+        """Answer all waiting requests, and refuse new ones, so that clients go to another
+        broker."""
+        self.coordinator.release(self)
 
     # -- requests
 
@@ -138,13 +311,13 @@ class ClassicGroups:
     ) -> Joined:
         """Handle JoinGroup. Returns at the end of the join phase. `on_counted` is called when the
         request is counted among the bytes of members, if it then waits."""
-        held_group = await self._hold(group_id, is_new=True)
-        if isinstance(held_group, GroupCode):
-            return Joined(held_group, request.who.member_id)
-        if not self._has_room(held_group.group.members, request):
-            self._follow_up(held_group)  # to release a group that is new
+        group = await self._coordinate(group_id, is_new=True)
+        if isinstance(group, GroupCode):
+            return Joined(group, request.who.member_id)
+        if not self._has_room(group.classic.members, request):
+            group.go_on()  # to drop a group that is new
             return Joined(GroupCode.GROUP_MAX_SIZE_REACHED, request.who.member_id)
-        return await self._reply(held_group, partial(held_group.group.join, request), on_counted)
+        return await group.reply(partial(group.classic.join, request), on_counted)
 
     def _has_room(self, roster: Roster, request: JoinRequest) -> bool:
         members, size = roster.growth(request)
@@ -153,60 +326,30 @@ class ClassicGroups:
         )
 
     def _has_free(self, bound: str, principal: str, more: int, maximum: int) -> bool:
-        used = 0 if principal in WITHOUT_SHARE else self._used.used(bound, principal)
-        return more <= 0 or used + more <= maximum - self._used.total(bound)
+        used = 0 if principal in WITHOUT_SHARE else self.used.used(bound, principal)
+        return more <= 0 or used + more <= maximum - self.used.total(bound)
 
     async def sync(self, group_id: str, request: SyncRequest) -> Synced:
         """Handle SyncGroup. Returns when the assignments are committed."""
-        held_group = await self._hold(group_id)
-        if isinstance(held_group, GroupCode):
-            return Synced(held_group)
-        return await self._reply(held_group, partial(held_group.group.sync, request))
-
-    async def _reply(
-        self,
-        held_group: _Held,
-        handle: Callable[[Callable[[A], None], float], None],
-        on_counted: Callable[[], object] | None = None,
-    ) -> A:
-        """Let the group handle a request, and wait for its reply. If the caller is cancelled, the
-        group drops the reply."""
-        answer: asyncio.Future[A] = asyncio.get_running_loop().create_future()
-        reply = partial(_answer, answer)
-        handle(reply, self._now_s)
-        self._follow_up(held_group)
-        try:
-            if on_counted is not None and not answer.done():
-                on_counted()
-            return await answer
-        except asyncio.CancelledError:
-            held_group.group.lose(reply, self._now_s)
-            self._follow_up(held_group)
-            raise
+        group = await self._coordinate(group_id)
+        if isinstance(group, GroupCode):
+            return Synced(group)
+        return await group.reply(partial(group.classic.sync, request))
 
     async def heartbeat(self, group_id: str, who: Identity, generation: int) -> GroupCode:
-        held_group = await self._hold(group_id)
-        if isinstance(held_group, GroupCode):
-            return held_group
-        return held_group.group.heartbeat(who, generation, self._now_s)
+        group = await self._coordinate(group_id)
+        if isinstance(group, GroupCode):
+            return group
+        return group.classic.heartbeat(who, generation, self.log.clock.boot_s())
 
     async def leave(
         self, group_id: str, members: Sequence[Identity]
     ) -> list[GroupCode] | GroupCode:
         """Handle LeaveGroup. Returns a code for each member, or one for the request."""
-        held_group = await self._hold(group_id)
-        if isinstance(held_group, GroupCode):
-            return (
-                [held_group] * len(members)
-                if held_group is GroupCode.UNKNOWN_MEMBER_ID
-                else held_group
-            )
-        codes = [held_group.group.leave(who, self._now_s) for who in members]
-        held_group.removals.append(removal := asyncio.get_running_loop().create_future())
-        self._follow_up(held_group)
-        if held_group.task is not None:
-            await removal
-        return codes
+        group = await self._coordinate(group_id)
+        if isinstance(group, GroupCode):
+            return [group] * len(members) if group is GroupCode.UNKNOWN_MEMBER_ID else group
+        return await group.leave(members)
 
     async def commit_offsets(
         self,
@@ -218,44 +361,46 @@ class ClassicGroups:
     ) -> GroupCode:
         """Commit offsets of a member, or of any client while the group has no members, and delete
         those of `gone_partitions`. Raises the errors of a commit."""
-        members = self._log.state.members
-        held_group: _Held | GroupCode | None = self._held.get(group_id)
-        if held_group is None and generation < 0 and not members.has_members(group_id):
-            code = GroupCode.NONE if self.is_coordinator(group_id) else GroupCode.NOT_COORDINATOR
-        elif isinstance(held_group := await self._hold(group_id), _Held):
-            code = held_group.group.check_commit(who, generation, self._now_s)
-        elif held_group is GroupCode.UNKNOWN_MEMBER_ID and members.get(group_id) is None:
-            code = GroupCode.ILLEGAL_GENERATION
-        else:
-            code = held_group
+        code = await self._check_commit(group_id, who, generation)
         if code is not GroupCode.NONE or not (offsets or gone_partitions):
             return code
         member_id = who.member_id if generation >= 0 else ""
         try:
             commit = CommitOffsets(group_id, max(generation, NO_GENERATION), offsets, member_id)
             if gone_partitions:  # one commit: `apply` refuses both actions of an older generation
-                await self._log.submit(commit, DeleteOffsets(group_id, list(gone_partitions)))
+                await self.log.submit(commit, DeleteOffsets(group_id, list(gone_partitions)))
             else:
                 await self._commits.add(commit)
         except GroupNotEmpty:
             return GroupCode.UNKNOWN_MEMBER_ID
         return GroupCode.NONE
 
+    async def _check_commit(self, group_id: str, who: Identity, generation: int) -> GroupCode:
+        members = self.log.state.members
+        if generation < 0 and self.group(group_id) is None and not members.has_members(group_id):
+            return GroupCode.NONE if self.is_coordinator(group_id) else GroupCode.NOT_COORDINATOR
+        group = await self._coordinate(group_id)
+        if isinstance(group, KafkaGroup):
+            return group.classic.check_commit(who, generation, self.log.clock.boot_s())
+        if group is GroupCode.UNKNOWN_MEMBER_ID and members.get(group_id) is None:
+            return GroupCode.ILLEGAL_GENERATION
+        return group
+
     async def delete(self, group_id: str) -> None:
         """Delete a group. Raises GroupNotEmpty."""
-        held_group = self._held.get(group_id)
-        if held_group is not None and held_group.group.members:
+        group = self.group(group_id)
+        if group is not None and group.classic.members:
             raise GroupNotEmpty(f"group {group_id!r} has members")
-        await self._log.delete_group(group_id)
+        await self.log.delete_group(group_id)
 
     # -- reading
 
     def describe(self, group_id: str) -> Description | None:
         """Return the group, or None if this broker has no member of the group and the cluster state
         has no client group of this name."""
-        held_group, group = self._held.get(group_id), self._log.state.members.get(group_id)
-        if held_group is not None and held_group.group.members:
-            own = held_group.group
+        kafka_group, group = self.group(group_id), self.log.state.members.get(group_id)
+        if kafka_group is not None and kafka_group.classic.members:
+            own = kafka_group.classic
             settled = own.members.settled(
                 own.protocol, {member.member_id: member.assignment for member in own.members}
             )
@@ -286,294 +431,44 @@ class ClassicGroups:
 
     def ids(self) -> list[str]:
         """Return the ids of the groups that have members on this broker."""
-        return [group_id for group_id, held_group in self._held.items() if held_group.group.members]
+        return [
+            group_id
+            for group_id, group in self.coordinator.groups.items()
+            if isinstance(group, KafkaGroup) and group.classic.members
+        ]
+
+    def group(self, group_id: str) -> KafkaGroup | None:
+        """Return the group if this broker coordinates it."""
+        group = self.coordinator.groups.get(group_id)
+        return group if isinstance(group, KafkaGroup) else None
 
     def is_coordinator(self, group_id: str) -> bool:
         """Return whether this broker is, or would become, the coordinator of the group."""
-        group = self._log.state.members.get(group_id)
-        holder = "" if group is None else group.coordinator
-        coordinators = self._coordinator.coordinators
-        return not self._is_draining and coordinators.of(group_id, holder) == coordinators.me
+        return not self.coordinator.is_released(self) and self.coordinator.is_here(group_id)
 
-    # -- the groups of this broker
-
-    @property
-    def _now_s(self) -> float:
-        return self._log.clock.boot_s()
-
-    async def _hold(self, group_id: str, *, is_new: bool = False) -> "_Held | GroupCode":
+    async def _coordinate(self, group_id: str, *, is_new: bool = False) -> KafkaGroup | GroupCode:
         """Return the group, after this broker has become its coordinator. Without `is_new`, return
         UNKNOWN_MEMBER_ID for a group without members."""
         if not self.is_coordinator(group_id):
             return GroupCode.NOT_COORDINATOR
-        held_group = self._held.get(group_id)
-        if held_group is not None:
-            return held_group
-        group = self._log.state.members.get(group_id)
-        me = self._coordinator.coordinators.me
-        if not is_new and (group is None or not group.members):
-            await self._log.wal.refresh()  # another broker may have just settled the group (I3)
-            group = self._log.state.members.get(group_id)
-        if not is_new and (group is None or not group.members):
-            return GroupCode.UNKNOWN_MEMBER_ID
-        if group is not None and group.coordinator != me:
-            try:
-                await self._coordinator.take(group_id)
-            except LogError as error:
-                log.info("group %s cannot be taken: %s", group_id, error)
-                return GroupCode.COORDINATOR_NOT_AVAILABLE
-            group = self._log.state.members.get(group_id)
-            if group is not None and group.coordinator != me:
-                return GroupCode.NOT_COORDINATOR
-        if group is not None and group.members and not group.is_assigned_by_clients:
-            return GroupCode.INCONSISTENT_GROUP_PROTOCOL if is_new else GroupCode.UNKNOWN_MEMBER_ID
-        if self._log.state.level < levels.KAFKA:
+        if (kafka_group := self.group(group_id)) is not None:
+            return kafka_group
+        if not is_new and not self.log.state.members.has_members(group_id):
+            await self.log.wal.refresh()  # another broker may have just settled the group (I3)
+            if not self.log.state.members.has_members(group_id):
+                return GroupCode.UNKNOWN_MEMBER_ID
+        if self.log.state.level < levels.KAFKA:
             return GroupCode.UNSUPPORTED_VERSION
-        return self._held.get(group_id) or self._open(group_id, group)
-
-    def _open(self, group_id: str, group: ConsumerGroup | None) -> _Held:
-        if group is None:
-            me, floor = self._coordinator.coordinators.me, self._log.state.members.generation_floor
-            made = ClassicGroup(group_id, me, 0, floor, self._new_id, self._delay_s)
-        else:
-            made = ClassicGroup.restored(group, self._new_id, self._delay_s, self._now_s)
-        held_group = self._held[group_id] = _Held(made)
-        if made.members:
-            self._follow_up(held_group)
-        return held_group
-
-    def _new_id(self) -> str:
-        return self._log.clock.new_id().hex()
-
-    def _follow_up(self, held_group: _Held) -> None:
-        """Do what the last event of the group requires: commits and timers."""
-        group = held_group.group
-        if self._held.get(group.group_id) is not held_group:
-            return  # another broker has the group
-        self._count(held_group, group.members.counts, group.members.sizes)
-        if group.actions and held_group.task is None:
-            held_group.task = asyncio.create_task(
-                self._commit(held_group), name="tidelog-classic-group"
-            )
-        if group.is_idle and held_group.task is None:
-            self._release(held_group)
-        else:
-            self._set_timer(held_group)
-
-    def _count(self, held_group: _Held, counts: Counter[str], sizes: Counter[str]) -> None:
-        """Count the members of a group, and their bytes, by principal."""
-        changes = (MEMBERS, held_group.counts, counts), (CLIENT_BYTES, held_group.sizes, sizes)
-        for bound, before, after in changes:
-            if before != after:
-                self._used.change(bound, before, after)
-                before.clear()
-                before.update(after)
-
-    def _set_timer(self, held_group: _Held) -> None:
-        """Let the group tick when a phase ends, and when a session may end. If its timer ends
-        before, it is set again then."""
-        now_s = self._now_s
-        wake_s = min(held_group.group.wake_s, max(held_group.group.look_s, now_s + TICK_S))
-        if wake_s >= held_group.wake_s:
-            return
-        if held_group.timer is not None:
-            held_group.timer.cancel()
-        held_group.wake_s = wake_s
-        delay_s = max(wake_s - now_s, TIMER_S)
-        held_group.timer = asyncio.get_running_loop().call_later(delay_s, self._add_due, held_group)
-
-    def _add_due(self, held_group: _Held) -> None:
-        self._due.append(held_group)
-        if len(self._due) == 1:
-            asyncio.get_running_loop().call_soon(self._tick_due)
-
-    def _tick_due(self) -> None:
-        """Let some groups tick whose timers have ended. Clients can let many end at one time."""
-        if self._now_s - self._looked_s > AWAKE_S:
-            self._awake_s = self._now_s
-        for held_group in [self._due.popleft() for _ in range(min(TICKS_AT_ONCE, len(self._due)))]:
-            with surviving(log, "the timer of a group"):
-                self._tick(held_group)
-        if self._due:
-            asyncio.get_running_loop().call_soon(self._tick_due)
-
-    def _tick(self, held_group: _Held) -> None:
-        if self._held.get(held_group.group.group_id) is not held_group:
-            return
-        held_group.wake_s = math.inf
-        held_group.group.restart_sessions(self._awake_s)
-        held_group.group.tick(self._now_s)
-        self._follow_up(held_group)
-
-    def _release(self, held_group: _Held, code: GroupCode | None = None) -> None:
-        """Forget the group. If there is a code, answer the waiting requests with it."""
-        if self._held.get(held_group.group.group_id) is held_group:
-            del self._held[held_group.group.group_id]
-            self._count(held_group, Counter(), Counter())
-        if held_group.timer is not None:
-            held_group.timer.cancel()
-        held_group.group.actions.clear()
-        if code is not None:
-            held_group.group.close(code)
-        self._end_removals(held_group)
-
-    # -- commits
-
-    async def _commit(self, held_group: _Held) -> None:
-        """Commit the group's actions in their order, until there are none.
-
-        **On a crash** before a SettleGroup: the members got no assignments and join again. Before
-        a removal: the members' sessions end at the next coordinator."""
-        actions = held_group.group.actions
         try:
-            while actions:
-                first = actions[0]
-                if isinstance(first, SettleGroup):
-                    del actions[0]
-                    await self._settle(held_group, first)
-                else:
-                    await self._remove(held_group)
-        except TASK_ENDS:
-            raise
-        except BaseException as error:  # without an answer, the members would wait forever
-            log.critical("bug in the group %s", held_group.group.group_id, exc_info=error)
-            self._release(held_group, GroupCode.COORDINATOR_NOT_AVAILABLE)
-        finally:
-            held_group.task = None
-            self._end_removals(held_group)
-        self._follow_up(held_group)
-
-    async def _settle(self, held_group: _Held, action: SettleGroup) -> None:
-        code = GroupCode.NONE
-        try:  # the group may have got its term since the action was made, by the commit before
-            await self._log.submit(msgspec.structs.replace(action, term=held_group.group.term))
+            group = await self.coordinator.coordinate(group_id, self)
+        except UnknownMember:
+            return GroupCode.INCONSISTENT_GROUP_PROTOCOL if is_new else GroupCode.UNKNOWN_MEMBER_ID
         except LogError as error:
-            code = _code_of(error)
-            log.info("generation %d of group %s: %s", action.generation, action.group_id, error)
-        members = self._log.state.members
-        if code is GroupCode.NOT_COORDINATOR and members.get(action.group_id) is None:
-            # The group is new, and a deleted group had this generation: take a greater one.
-            held_group.group.generation_floor = members.generation_floor
-            code = GroupCode.REBALANCE_IN_PROGRESS
-        if code is GroupCode.NOT_COORDINATOR:
-            self._release(held_group, code)
-            return
-        held_group.group.settled(action, code, self._now_s)
-        self._follow_up(held_group)
-
-    async def _remove(self, held_group: _Held) -> None:
-        """Commit the removals up to the next SettleGroup."""
-        group, actions = held_group.group, held_group.group.actions
-        removals = [
-            removal
-            for removal in itertools.takewhile(
-                lambda action: not isinstance(action, SettleGroup), actions
-            )
-            if isinstance(removal, LeaveGroup | ExpireMember)
-        ]
-        waiting = len(held_group.removals)
-        try:
-            in_state = self._log.state.members.get(group.group_id)
-            members = {} if in_state is None else in_state.members
-            left = {
-                removal.member_id: removal for removal in removals if removal.member_id in members
-            }
-            for removal in left.values():
-                log.info("member %s of group %s leaves", removal.member_id, group.group_id)
-            if left:
-                await self._log.submit(*left.values())
-        except StaleCommit as error:  # another broker has the group, or has removed a member
-            log.info("members of group %s: %s", group.group_id, error)
-        except LogError as error:
-            log.info("members of group %s are not removed yet: %s", group.group_id, error)
-            if len(actions) == len(removals):  # else the next SettleGroup removes them too
-                self._end_removals(held_group, waiting)
-                await asyncio.sleep(RETRY_S)
-                return
-        self._end_removals(held_group, waiting)
-        del actions[: len(removals)]
-
-    def _end_removals(self, held_group: _Held, count: int | None = None) -> None:
-        ended, held_group.removals = (
-            held_group.removals[:count],
-            held_group.removals[len(held_group.removals[:count]) :],
-        )
-        for removal in ended:
-            _answer(removal, None)
-
-    # -- events of the log
-
-    def on_applied(self, entry: Entry, applied: Applied) -> None:
-        for group_id in applied.groups:
-            held_group = self._held.get(group_id)
-            if held_group is not None:
-                self._check(held_group)
-
-    def on_reset(self) -> None:
-        for held_group in list(self._held.values()):
-            self._check(held_group)
-
-    def _check(self, held_group: _Held) -> None:
-        """Release the group if another broker coordinates it now."""
-        own = held_group.group
-        group = self._log.state.members.get(own.group_id)
-        if group is None:
-            own.term = 0
-        elif group.coordinator == own.coordinator and own.term in (0, group.term):
-            own.term = group.term
-        else:
-            self._release(held_group, GroupCode.NOT_COORDINATOR)
-
-    # -- background work
-
-    async def run(self) -> None:
-        """Take groups whose coordinator is gone, and note whether the process was suspended."""
-        self._looked_s = self._now_s
-        for number in itertools.count(1):
-            await asyncio.sleep(TICK_S)
-            now_s = self._now_s
-            if now_s - self._looked_s > AWAKE_S:
-                self._awake_s = now_s
-            self._looked_s = now_s
-            if number % ADOPT_TICKS == 0:
-                with surviving(log, "the takeover of groups"):
-                    await self._adopt()
-
-    async def _adopt(self) -> None:
-        groups = list(self._log.state.members)
-        for first in range(0, len(groups), ADOPTS_AT_ONCE):
-            orphans = [
-                self._hold(group.group_id)
-                for group in groups[first : first + ADOPTS_AT_ONCE]
-                if group.is_assigned_by_clients
-                and group.members
-                and group.group_id not in self._held
-                and self.is_coordinator(group.group_id)
-            ]
-            with surviving(log, "the takeover of some groups"):
-                await all_of(orphans)
-            await asyncio.sleep(0)
-
-    def drain(self) -> None:
-        """Answer all waiting requests, and refuse new ones, so that clients go to another
-        broker."""
-        self._is_draining = True
-        for held_group in list(self._held.values()):
-            self._release(held_group, GroupCode.NOT_COORDINATOR)
-
-    async def close(self) -> None:
-        """Drain, and stop the commits under way."""
-        await asyncio.gather(*self.stop(), return_exceptions=True)
-
-    def stop(self) -> list[asyncio.Task[None]]:
-        """Drain. Cancel the commits under way, and return their tasks."""
-        tasks = [
-            held_group.task for held_group in self._held.values() if held_group.task is not None
-        ]
-        self.drain()
-        for task in tasks:
-            task.cancel()
-        return tasks
+            log.info("group %s cannot be taken: %s", group_id, error)
+            is_here = self.is_coordinator(group_id)
+            return GroupCode.COORDINATOR_NOT_AVAILABLE if is_here else GroupCode.NOT_COORDINATOR
+        assert isinstance(group, KafkaGroup)
+        return group
 
 
 def _answer(future: "asyncio.Future[A]", answer: A) -> None:

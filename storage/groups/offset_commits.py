@@ -25,13 +25,8 @@ from msgspec import structs
 from tidelog.storage.core.actions import CommitOffsets, GroupOffset
 from tidelog.storage.core.errors import CommitUnknown, IllegalGeneration, LogError
 from tidelog.storage.core.model import TopicIdPartition
-from tidelog.storage.groups.coordinator import (
-    CoordinatedGroup,
-    Coordinator,
-    MemberSession,
-    all_of,
-    is_of_all,
-)
+from tidelog.storage.groups.coordinator import all_of, is_of_all
+from tidelog.storage.groups.rest_members import MemberSession, RestGroup
 from tidelog.storage.log import Log
 from tidelog.storage.runtime.observer import PRINCIPAL
 from tidelog.storage.runtime.tasks import TASK_ENDS
@@ -61,9 +56,8 @@ class _WaitingCommit(NamedTuple):
 class OffsetCommits:
     """Offset commits of this broker's groups. Owned by the log's event loop; needs no start."""
 
-    def __init__(self, broker: Log, coordinator: Coordinator) -> None:
+    def __init__(self, broker: Log) -> None:
         self._log = broker
-        self._coordinator = coordinator
         self._turn = 0
         self._open: list[_WaitingCommit] = []
         self._tasks: set[asyncio.Task[None]] = set()
@@ -107,16 +101,16 @@ class OffsetCommits:
             await self.commit(session, _rows(due))
 
     async def commit_delivered(
-        self, groups: Sequence[tuple[ConsumerGroup, CoordinatedGroup]], most: int | None = None
+        self, groups: Sequence[tuple[ConsumerGroup, RestGroup]], most: int | None = None
     ) -> None:
         """Auto-commit delivered offsets of members of these groups. Each commit is in the name of
         the client that created the member, because the first commit of a group decides for whose
         share the group's offsets count. At most `most` members commit; the next call begins with
         the member after them."""
         due = [
-            MemberSession(group, member, instance, led.term)
-            for group, led in groups
-            for member_id, instance in led.instances.items()
+            MemberSession(group, member, instance, rest_group.term)
+            for group, rest_group in groups
+            for member_id, instance in rest_group.instances.items()
             if (member := group.members.get(member_id)) is not None
             and member.config.auto_commit
             and instance.positions.is_due

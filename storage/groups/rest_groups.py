@@ -1,8 +1,8 @@
-"""Consumer instances: how a group's coordinator serves them, on top of the log.
+"""REST groups: how a group's coordinator serves their members, which are consumer instances.
 
 Members, generations and committed offsets are in the cluster state (state.group_members,
 state.committed_offsets), so every broker has them. An instance's positions are soft state of the
-group's coordinator alone (groups.coordinator, groups.positions). I10: the bound of the state's
+group's coordinator alone (groups.rest_members, groups.positions). I10: the bound of the state's
 members bounds the instances, the callers' memory budget bounds the reads.
 
 **On a coordinator crash**: the next coordinator resumes at the last `Seek`, else at the committed
@@ -13,7 +13,6 @@ together. So with at most that many instances, a crash repeats the records of on
 
 import asyncio
 import contextlib
-import itertools
 import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 
@@ -37,65 +36,46 @@ from tidelog.storage.core.errors import (
 )
 from tidelog.storage.core.model import ReadBounds, TopicIdPartition, TopicPartition
 from tidelog.storage.groups import deliveries
-from tidelog.storage.groups.coordinator import Coordinator, Instance, MemberSession
+from tidelog.storage.groups.coordinator import Coordinator
 from tidelog.storage.groups.join_limit import client_of
 from tidelog.storage.groups.offset_commits import OffsetCommits
 from tidelog.storage.groups.pattern_topics import PatternTopics
 from tidelog.storage.groups.portions import Portion, PortionCheck, Read, SentRead
 from tidelog.storage.groups.release import GroupRequests
-from tidelog.storage.groups.rendezvous import Coordinators
+from tidelog.storage.groups.rest_members import Instance, MemberSession, RestMembers
 from tidelog.storage.log import Log
-from tidelog.storage.runtime.tasks import surviving
 from tidelog.storage.state.access import TopicFilter, all_topics
 from tidelog.storage.state.group_types import GroupMember
 
-__all__ = ["Instances", "MemberSession"]
-
 log = logging.getLogger("tidelog.consumers")
 
-TICK_S = 1.0
-"""Period of auto-commits, of taking groups, and of matching patterns against topics."""
-LOOKS = 4
-"""Number of expiry checks in a tick. A silent member must expire soon, because other members wait
-for its partitions."""
-AWAKE_FACTOR = 5
-"""If two checks are more than this many ticks apart, the process was suspended or blocked."""
 AUTO_COMMITS_MAX = 2000
-"""Most auto-commits in a tick, ~25 us each. The members that a tick leaves out come first in the
-next tick. So 10,000 instances that read all the time commit every five seconds, which is Kafka's
+"""Most auto-commits in a second, ~25 us each. The members that are left out come first in the next
+second. So 10,000 instances that read all the time commit every five seconds, which is Kafka's
 default."""
 
 
-class Instances:
-    """Instances of the groups that this broker coordinates, owned by the log's event loop between
-    `start` and `close`. A call takes the group over from another coordinator."""
+class RestGroups:
+    """The REST groups that this broker coordinates, owned by the log's event loop. A call takes the
+    group over from another coordinator."""
 
     def __init__(
-        self, broker: Log, coordinators: Coordinators, may_describe: TopicFilter = all_topics
+        self,
+        broker: Log,
+        coordinator: Coordinator,
+        commits: OffsetCommits,
+        may_describe: TopicFilter = all_topics,
     ) -> None:
-        self.coordinators = coordinators
-        self._log = broker
-        self.coordinator = Coordinator(broker, coordinators)
-        self.commits = OffsetCommits(broker, self.coordinator)
+        self.coordinator = coordinator
+        self.members = RestMembers(broker, coordinator)
         self.requests = GroupRequests()
-        self.task: asyncio.Task[None] | None = None
+        self._log = broker
+        self._commits = commits
         self._patterns = PatternTopics(broker, may_describe)
 
-    def start(self) -> None:
-        self.task = asyncio.create_task(self._run(), name="tidelog-consumers")
-
-    async def close(self) -> None:
-        """Stop, and commit delivered offsets."""
-        if self.task is not None:
-            self.task.cancel()
-            await asyncio.gather(self.task, return_exceptions=True)
-        with contextlib.suppress(LogError):
-            await self.commit_delivered()
-
-    def coordinator_of(self, group_id: str) -> str:
-        """Return the broker that coordinates the group, or that would coordinate it."""
-        group = self._log.state.members.get(group_id)
-        return self.coordinators.of(group_id, "" if group is None else group.coordinator)
+    def release(self) -> None:
+        """Serve no member from now on."""
+        self.coordinator.release(self.members)
 
     # -- membership
 
@@ -111,26 +91,22 @@ class Instances:
     ) -> None:
         """Create the instance. `host` is the client's address; if it is None, the join is not held.
         Raises MemberExists, InvalidRequest, Throttled (also as MemberHeld)."""
-        client = None
-        self.coordinator.check_serving()
-        if host is not None:
-            client = client_of(config, instance_id, host)
-            self.coordinator.admit(group_id, member_id, client)
-        me = self.coordinators.me
+        client = None if host is None else client_of(config, instance_id, host)
+        self.members.admit(group_id, member_id, client)
+        me = self.coordinator.coordinators.me
         await self._log.submit(JoinGroup(group_id, member_id, me, config, instance_id, assignor))
-        led = await self.coordinator.coordinate(group_id)
-        led.instances[member_id] = self.coordinator.new_instance(client)
+        rest_group = await self.members.coordinate(group_id)
+        rest_group.instances[member_id] = self.members.new_instance(client)
 
     async def leave(self, group_id: str, member_id: str) -> None:
         """Commit what the member read, if it has auto-commit. Then remove it. Raises
         UnknownMember."""
-        session = await self.coordinator.heartbeat(group_id, member_id)
+        session = await self.members.heartbeat(group_id, member_id)
         if session.member.config.auto_commit:
             await deliveries.acknowledge(session.instance)
             with contextlib.suppress(LogError):  # another member may own the partitions
-                await self.commits.commit_due(session)
+                await self._commits.commit_due(session)
         await self._log.submit(LeaveGroup(group_id, member_id))
-        self.coordinator.drop(group_id, member_id)
 
     async def subscribe(
         self, group_id: str, member_id: str, topics: Sequence[str], pattern: str = ""
@@ -146,7 +122,7 @@ class Instances:
             self._patterns.add_new_names()
             topics = await self._patterns.find(pattern, principal)
         if topics or pattern:
-            self.coordinator.admit_change(session, topics, pattern)
+            self.members.admit_change(session, topics, pattern)
         await self._hand_in(group_id)
         await self._log.submit(Subscribe(group_id, member_id, list(topics), pattern))
         session.instance.polled_s = self._log.clock.boot_s()
@@ -157,14 +133,14 @@ class Instances:
     ) -> None:
         """Assign partitions manually; other members may read them too. Raises UnknownTopic,
         UnknownPartition, AssignedOtherwise, UnknownMember."""
-        session = await self.coordinator.heartbeat(group_id, member_id)
+        session = await self.members.heartbeat(group_id, member_id)
         owned = [await self._owned(topic_partition) for topic_partition in partitions]
         await self._log.submit(AssignByHand(group_id, member_id, owned))
         await self._settle(session)
 
     async def heartbeat(self, group_id: str, member_id: str) -> MemberSession:
         """Record a heartbeat of the member. Raises UnknownMember."""
-        return await self.coordinator.heartbeat(group_id, member_id)
+        return await self.members.heartbeat(group_id, member_id)
 
     # -- positions
 
@@ -173,7 +149,7 @@ class Instances:
     ) -> None:
         """Set positions. They are in the WAL, so the next coordinator has them too. Raises
         NotAssigned, UnknownMember."""
-        session = await self.coordinator.heartbeat(group_id, member_id)
+        session = await self.members.heartbeat(group_id, member_id)
         await self._seek(
             session,
             {await self._owned(topic_partition): to for topic_partition, to in positions.items()},
@@ -200,7 +176,7 @@ class Instances:
     async def _seek(
         self, session: MemberSession, positions: Mapping[TopicIdPartition, int]
     ) -> None:
-        session = await self.coordinator.wait_for_exclusive(session)
+        session = await self.members.wait_for_exclusive(session)
         seeks = [SeekPosition(*partition, offset) for partition, offset in positions.items()]
         await self._log.submit(Seek(session.group.group_id, session.member.member_id, seeks))
         self._begin(session, positions)
@@ -210,7 +186,7 @@ class Instances:
         """Set positions, but not of partitions that the member lost, because the member would read
         from these positions when it gets the partitions back. Raises UnknownMember, or Unavailable
         if the group has moved to another coordinator, which may have read the old positions."""
-        _, member, instance, _ = self.coordinator.revalidate(session)
+        _, member, instance, _ = self.members.revalidate(session)
         owned = set(member.owned)
         for partition, offset in positions.items():
             if partition in owned:
@@ -219,7 +195,7 @@ class Instances:
     async def _settle(self, session: MemberSession) -> None:
         """Find the start positions after the member changed its own assignment."""
         session.instance.wake()
-        _ = await self._position(self.coordinator.revalidate(session))
+        _ = await self._position(self.members.revalidate(session))
 
     async def _position(self, session: MemberSession) -> MemberSession:
         """Find unknown positions of the member's partitions. A start at the end of the log is
@@ -228,9 +204,9 @@ class Instances:
         if not _unknown(session):
             return session
         async with session.instance.finding:
-            session = await self.coordinator.wait_for_exclusive(session)
+            session = await self.members.wait_for_exclusive(session)
             await self._find(session)
-        return self.coordinator.revalidate(session)
+        return self.members.revalidate(session)
 
     async def _find(self, session: MemberSession) -> None:
         _, member, instance, _ = session
@@ -291,7 +267,7 @@ class Instances:
         partition (Corrupt, or from `check`) is raised only if no other partition has
         records."""
         deadline = asyncio.get_running_loop().time() + wait_s
-        session = await self.coordinator.heartbeat(group_id, member_id)
+        session = await self.members.heartbeat(group_id, member_id)
         instance = session.instance
         instance.under_way += 1
         try:
@@ -336,11 +312,11 @@ class Instances:
         loop = asyncio.get_running_loop()
         is_fresh = False
         while True:
-            session = await self._position(self.coordinator.revalidate(session))
+            session = await self._position(self.members.revalidate(session))
             if session.instance.is_awaited:
-                self.coordinator.has_read(session)
+                self.members.has_read(session)
             portions, failure = await self._take_records(session, bounds, check)
-            session = await self.coordinator.refresh(session)
+            session = await self.members.refresh(session)
             owned = set(session.member.owned)
             # I8: the current owner
             portions = [portion for portion in portions if portion.where in owned]
@@ -450,7 +426,7 @@ class Instances:
         UnknownMember, IllegalGeneration."""
         if offsets is None:
             await deliveries.acknowledge(session.instance)
-            await self.commits.commit_due(session)
+            await self._commits.commit_due(session)
             return
         commits = [
             GroupOffset(*owned, offset, metadata=metadata)
@@ -461,37 +437,23 @@ class Instances:
             for commit in commits:
                 topic_partition = TopicIdPartition(commit.topic_id, commit.partition)
                 session.instance.positions.deliver(topic_partition, commit.offset)
-            await self.commits.commit(session, commits)
+            await self._commits.commit(session, commits)
 
     async def _hand_in(self, group_id: str) -> None:
         """Commit delivered offsets before the assignment changes, while the members own them."""
-        group, led = self._log.state.members.get(group_id), self.coordinator.led.get(group_id)
-        if group is not None and led is not None:
-            await self.commits.commit_delivered([(group, led)])
+        group, rest_group = self._log.state.members.get(group_id), self.members.group(group_id)
+        if group is not None and rest_group is not None:
+            await self._commits.commit_delivered([(group, rest_group)])
 
     async def commit_delivered(self) -> None:
         """Auto-commit delivered offsets of all instances in few flushes."""
-        await self.commits.commit_delivered(self.coordinator.ours())
+        await self._commits.commit_delivered(self.members.groups())
 
-    # -- background work
-
-    async def _run(self) -> None:
-        looked_s = self._log.clock.boot_s()
-        for number in itertools.count(1):
-            await asyncio.sleep(TICK_S / LOOKS)
-            now_s = self._log.clock.boot_s()
-            if now_s - looked_s > AWAKE_FACTOR * TICK_S:
-                self.coordinator.restart_session_timers(now_s)
-            looked_s = now_s
-            with surviving(log, "the duties of groups"):
-                if number % LOOKS == 0:
-                    await self._tick()
-                await self.coordinator.expire(now_s)
-
-    async def _tick(self) -> None:
-        await self.commits.commit_delivered(self.coordinator.ours(), AUTO_COMMITS_MAX)
-        await self.coordinator.adopt_groups()
-        await self._patterns.update([group for group, _ in self.coordinator.ours()])
+    async def do_duties(self) -> None:
+        """Auto-commit, and match patterns against topics. Called once a second."""
+        groups = self.members.groups()
+        await self._commits.commit_delivered(groups, AUTO_COMMITS_MAX)
+        await self._patterns.update([group for group, _ in self.members.groups()])
 
     def _known(self, topic_partition: TopicPartition) -> TopicIdPartition | None:
         topic = self._log.state.topics.get(topic_partition.topic)

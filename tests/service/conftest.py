@@ -21,7 +21,7 @@ from tidelog.service.settings.settings import Settings
 from tidelog.service.telemetry.metrics import HttpCounters
 from tidelog.storage.broker import Broker as LogBroker
 from tidelog.storage.codec.chunk import Rows
-from tidelog.storage.groups.rest_groups import Instances
+from tidelog.storage.groups.rest_groups import RestGroups
 from tidelog.storage.log import Log, LogSettings
 from tidelog.storage.runtime.clock import SystemClock
 from tidelog.storage.store.memory import MemoryStore
@@ -65,7 +65,7 @@ MEMORY = Settings(store="memory://")
 def routed(app: Application, settings: Settings = MEMORY) -> Router:
     """The application as a broker serves it, with the hot routes."""
     state = app.state
-    groups = state.log.groups
+    groups = state.log.rest_groups
     return Router(app, state.log, settings, state.counters, groups, security=state.security)
 
 
@@ -90,7 +90,7 @@ class Broker(NamedTuple):
     log: LogBroker
     app: Router
     http: httpx.AsyncClient
-    consumers: Instances
+    consumers: RestGroups
 
 
 @asynccontextmanager
@@ -100,7 +100,7 @@ async def serving(log: LogBroker, settings: Settings) -> AsyncIterator[Broker]:
     security = await security_of(settings, log, counters, Turns())
     app = routed(build_app(log, http=counters, security=security), settings)
     async with http_client(app) as client:
-        yield Broker(log, app, client, log.groups)
+        yield Broker(log, app, client, log.rest_groups)
 
 
 @asynccontextmanager
@@ -117,7 +117,7 @@ async def broker_on(
     hot = {} if hot_dir is None else {"hot_dir": str(hot_dir)}
     chosen = kind(**{**quiet, "broker_id": name, **hot, **settings})
     async with Service.open(chosen, store=store) as service, http_client(service.app) as client:
-        yield Broker(service.broker, service.app, client, service.broker.groups)
+        yield Broker(service.broker, service.app, client, service.broker.rest_groups)
 
 
 @asynccontextmanager

@@ -225,7 +225,7 @@ async def test_a_pattern_finds_what_its_owner_may_see(
     assert answer.status_code == 204
 
     async def read() -> httpx.Response:
-        await broker.consumers._tick()  # as each second
+        await broker.consumers.do_duties()  # as each second
         return await broker.http.get(f"{path}/records?timeout=0", headers=alice | {"accept": JSON})
 
     assert (await read()).json() == []
@@ -295,7 +295,9 @@ async def test_a_request_that_is_handed_over_keeps_its_rights_and_not_its_secret
         between = Between(far)
         routes = near.app.consumers
         routes._forwarder = Forwarder(between)
-        routes._consumers.coordinators = Rendezvous("near", lambda: [far.consumers.coordinators.me])
+        routes._consumers.coordinator.coordinators = Rendezvous(
+            "near", lambda: [far.consumers.coordinator.coordinators.me]
+        )
         group = next(
             name for name in map("g{}".format, range(99)) if routes._elsewhere(name) is not None
         )

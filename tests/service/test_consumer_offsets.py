@@ -172,7 +172,7 @@ async def test_any_broker_serves_an_instance(
 ) -> None:
     """Any broker that gets a request adopts the group: commits and seeks are kept."""
     monkeypatch.setattr(
-        "tidelog.storage.groups.coordinator.HANDOVER_S", 0.0
+        "tidelog.storage.groups.rest_members.HANDOVER_S", 0.0
     )  # each knows of the other
     async with broker_on(store, "a") as a, broker_on(store, "b") as b:
         await a.log.create_topic("t", 1, {})

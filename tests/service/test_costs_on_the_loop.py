@@ -68,7 +68,7 @@ async def test_a_new_topic_is_the_only_name_that_is_matched(
         await broker.log.create_topic(f"t{number}", 1, {})
     for number in range(GROUPS):
         await subscribe(broker, f"g{number}", "i", f"t{number}.*")
-    await broker.consumers._tick()
+    await broker.consumers.do_duties()
     matching = patterns.matching
     matched: list[str] = []
 
@@ -78,20 +78,20 @@ async def test_a_new_topic_is_the_only_name_that_is_matched(
         return matching(pattern, seen)
 
     monkeypatch.setattr(patterns, "matching", counted)
-    await broker.consumers._tick()
+    await broker.consumers.do_duties()
     assert matched == []
     await broker.log.create_topic("t-new", 1, {})
-    await broker.consumers._tick()
+    await broker.consumers.do_duties()
     assert set(matched) <= {"t-new"}
     assert len(matched) <= GROUPS
 
 
 async def test_a_pattern_is_compiled_once(broker: Broker) -> None:
     for number in range(PATTERNS):
-        await subscribe(broker, "g", f"i{number}", f"t{number}")
+        await subscribe(broker, f"g{number}", "i", f"t{number}")
     compiled = patterns._compiled.cache_info().misses
     await broker.log.create_topic("t1", 1, {})
-    await broker.consumers._tick()
+    await broker.consumers.do_duties()
     assert patterns._compiled.cache_info().misses == compiled
 
 

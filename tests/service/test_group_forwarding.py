@@ -17,6 +17,7 @@ import msgspec
 import pytest
 
 from tests.service.conftest import FIRST_MS, QUIET, V2, append, assert_refused, until
+from tests.support.instances import RunningGroups
 from tidelog.service.http.call import ClientGone, HttpRequest, HttpResponse
 from tidelog.service.peers import forwarding
 from tidelog.service.peers.client import Room
@@ -35,7 +36,6 @@ from tidelog.storage.broker import Broker
 from tidelog.storage.core.errors import Unavailable
 from tidelog.storage.groups.join_limit import SHORT_LIVES_MAX
 from tidelog.storage.groups.rendezvous import Rendezvous
-from tidelog.storage.groups.rest_groups import Instances
 from tidelog.storage.log import Log
 from tidelog.storage.runtime.clock import SystemClock
 from tidelog.storage.store.memory import MemoryStore
@@ -96,14 +96,13 @@ class Cluster:
         self.leaving: set[str] = set()
         self.draw = random.Random(seed)
         self._clients: dict[str, httpx.AsyncClient] = {}
-        self._consumers: dict[str, Instances] = {}
+        self._consumers: dict[str, RunningGroups] = {}
 
     @asynccontextmanager
     async def broker(self, store: MemoryStore, name: str) -> AsyncIterator[None]:
         log = await Broker.open(store, POLLING, clock=SystemClock(), name=name)
         others = Rendezvous(name, lambda: self.network.apps, lambda: name in self.leaving)
-        consumers = Instances(log, others)
-        consumers.start()
+        consumers = RunningGroups(log, others)
         counters = HttpCounters()
         app = Router(
             build_app(log, http=counters),
@@ -136,7 +135,7 @@ class Cluster:
         consumers = self._consumers[name]
         consumers.requests.begin_release()
         await consumers.requests.finish(consumers.commit_delivered)
-        consumers.coordinator.release()
+        consumers.release()
         self.leaving.add(name)
         consumers.requests.end_release()
 
@@ -256,7 +255,7 @@ async def test_a_client_that_leaves_another_broker_ends_its_read_at_the_coordina
     cluster: Cluster,
 ) -> None:
     path, coordinator, other = await subscribed(cluster)
-    (instance,) = cluster._consumers[coordinator].coordinator.led["g"].instances.values()
+    (instance,) = cluster._consumers[coordinator].members.group("g").instances.values()
     reading = asyncio.create_task(cluster._clients[other].get(f"{path}/records?timeout=60000"))
     await until(instance.lock.locked, 20)
     reading.cancel()
@@ -313,7 +312,7 @@ async def test_too_many_forwarded_requests_are_refused_and_the_group_stays(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, coordinator, other = await subscribed(cluster)
-    (instance,) = cluster._consumers[coordinator].coordinator.led["g"].instances.values()
+    (instance,) = cluster._consumers[coordinator].members.group("g").instances.values()
     client = cluster._clients[other]
     requests_pool = cluster.network.apps[coordinator].forwarded._under_way
     for bounded, name in ((forwarding, "FORWARDED_MAX"), (requests_pool, "limit")):

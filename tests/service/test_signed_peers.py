@@ -58,7 +58,7 @@ async def process(store: MemoryStore, name: str) -> AsyncIterator[Process]:
     )
     forwarder = Forwarder(GroupPeers(log.members, peers))
     inner = build_app(log, http=counters, security=security)
-    app = Router(inner, log, settings, counters, log.groups, forwarder, security)
+    app = Router(inner, log, settings, counters, log.rest_groups, forwarder, security)
     peer_app = PeerApp(log, app.forwarded, {METRICS: lambda: b"metrics"}, peers.signatures)
     listener = PeerListener(peer_app, "127.0.0.1", 0)
     await log.join(await listener.start(""))
@@ -125,7 +125,7 @@ async def test_a_read_ends_when_its_peer_waits_for_it_no_more(pair: list[Process
     topics = {"path": "/instances/i/subscription", "body": b'{"topics": ["t"]}'}
     for message in (forwarded(ADMIN, ADMIN_ID), forwarded(ADMIN, ADMIN_ID, **topics)):
         assert status(await a.peers.post(to, GROUP_REQUEST, message)) in (200, 204)
-    (instance,) = b.log.groups.coordinator.led["g"].instances.values()
+    (instance,) = b.log.rest_groups.members.group("g").instances.values()
     read = forwarded(
         ADMIN, ADMIN_ID, method="GET", path="/instances/i/records", query=b"timeout=60000"
     )

@@ -145,9 +145,7 @@ class Member(Client):
 
     async def _forward(self, broker: Broker, call: Callable[[Broker], Awaitable[T]]) -> T:
         await broker.consumers.requests.until_decided()
-        group = broker.log.state.members.get(self.group)
-        coordinators = broker.consumers.coordinators
-        to = coordinators.of(self.group, "" if group is None else group.coordinator)
+        to = broker.consumers.coordinator.broker_of(self.group)
         for peer in broker.log.membership.others:
             if peer.id == to:
                 with contextlib.suppress(Refusal):  # it has not got it: this broker takes over

@@ -16,7 +16,7 @@ import numpy as np
 
 import tidelog.compaction.garbage
 import tidelog.storage.cluster.sequencer
-import tidelog.storage.groups.coordinator
+import tidelog.storage.groups.rest_members
 import tidelog.storage.tables.delta
 import tidelog.storage.tables.manifest
 import tidelog.storage.write.writer
@@ -47,9 +47,9 @@ from tidelog.storage.core import object_keys
 from tidelog.storage.core.actions import MoveLogStart, Sealed
 from tidelog.storage.core.errors import Unavailable
 from tidelog.storage.core.model import Acks
-from tidelog.storage.groups.coordinator import Coordinator, MemberSession
 from tidelog.storage.groups.positions import Positions
-from tidelog.storage.groups.rest_groups import Instances
+from tidelog.storage.groups.rest_groups import RestGroups
+from tidelog.storage.groups.rest_members import MemberSession, RestMembers
 from tidelog.storage.log import Log
 from tidelog.storage.seal.encode import TailSegments
 from tidelog.storage.seal.sealer import Sealer
@@ -355,21 +355,21 @@ def _everybody_owns() -> list[Patch]:
 
 
 def _replaced_serves_on() -> list[Patch]:
-    async def alone(self: Coordinator, heard: MemberSession) -> MemberSession:
+    async def alone(self: RestMembers, heard: MemberSession) -> MemberSession:
         return self.revalidate(heard)
 
     return [
-        (Coordinator, "wait_for_exclusive", alone),
-        (tidelog.storage.groups.coordinator, "VIEW_AGE_MAX_S", math.inf),
-        (tidelog.storage.groups.coordinator, "HANDOVER_S", 0.0),
+        (RestMembers, "wait_for_exclusive", alone),
+        (tidelog.storage.groups.rest_members, "VIEW_AGE_MAX_S", math.inf),
+        (tidelog.storage.groups.rest_members, "HANDOVER_S", 0.0),
     ]
 
 
 def _seeks_are_lost() -> list[Patch]:
-    async def seek(self: Instances, heard: MemberSession, positions: Any) -> None:
+    async def seek(self: RestGroups, heard: MemberSession, positions: Any) -> None:
         heard.instance.wake()
 
-    return [(Instances, "_seek", seek)]
+    return [(RestGroups, "_seek", seek)]
 
 
 def _results_before_offsets() -> list[Patch]:

@@ -41,7 +41,7 @@ from tidelog.storage.cluster.announcer import PeerTransport
 from tidelog.storage.codec import entry as entries
 from tidelog.storage.core import object_keys
 from tidelog.storage.core.errors import Corrupt, Fenced, LogError, StoreUnfit, Unavailable
-from tidelog.storage.groups.rest_groups import Instances
+from tidelog.storage.groups.rest_groups import RestGroups
 from tidelog.storage.log import LogSettings
 from tidelog.storage.state.cluster_state import ClusterState
 from tidelog.storage.wal.wal_objects import ClusterIdentity
@@ -73,8 +73,8 @@ class Broker:
     """Descriptors and paths of hot logs that it has made, or recovers."""
 
     @property
-    def consumers(self) -> Instances:
-        return self.log.groups
+    def consumers(self) -> RestGroups:
+        return self.log.rest_groups
 
     def close_files(self) -> None:
         """Release what the operating system releases for a process that ends."""

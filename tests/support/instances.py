@@ -1,14 +1,20 @@
 """Consumer instances without HTTP, as tests use them; and who coordinates their groups."""
 
+import asyncio
 import contextlib
 from typing import NamedTuple
 
 from tests.support import vloop
 from tests.support.logs import closing, opened
 from tidelog.storage.core.actions import MemberConfig
+from tidelog.storage.core.errors import LogError
 from tidelog.storage.core.model import ReadBounds
-from tidelog.storage.groups.rest_groups import Instances
+from tidelog.storage.groups.coordinator import Coordinator
+from tidelog.storage.groups.offset_commits import OffsetCommits
+from tidelog.storage.groups.rendezvous import Coordinators
+from tidelog.storage.groups.rest_groups import RestGroups
 from tidelog.storage.log import Log
+from tidelog.storage.state.access import TopicFilter, all_topics
 from tidelog.storage.store.memory import MemoryStore
 
 CONFIG = MemberConfig(
@@ -48,14 +54,30 @@ class Chosen:
         return False
 
 
-async def started(log: Log, coordinators: Chosen | None = None) -> Instances:
-    consumers = Instances(log, coordinators or SingleBroker(log.clock.new_id().hex()))
-    consumers.start()
-    return consumers
+class RunningGroups(RestGroups):
+    """REST groups alone, with the background task of their coordinator."""
+
+    def __init__(
+        self, log: Log, coordinators: Coordinators, may_describe: TopicFilter = all_topics
+    ) -> None:
+        self.commits = OffsetCommits(log)
+        super().__init__(log, Coordinator(log, coordinators), self.commits, may_describe)
+        self.task = asyncio.create_task(self.coordinator.run(self.do_duties))
+
+    async def close(self) -> None:
+        self.task.cancel()
+        await asyncio.gather(self.task, return_exceptions=True)
+        with contextlib.suppress(LogError):
+            await self.commit_delivered()
+        await asyncio.gather(*self.coordinator.stop(), return_exceptions=True)
+
+
+async def started(log: Log, coordinators: Chosen | None = None) -> RunningGroups:
+    return RunningGroups(log, coordinators or SingleBroker(log.clock.new_id().hex()))
 
 
 async def joined(
-    consumers: Instances, *members: str, topics: tuple[str, ...] = ("t",), config=CONFIG
+    consumers: RestGroups, *members: str, topics: tuple[str, ...] = ("t",), config=CONFIG
 ) -> None:
     for member in members:
         await consumers.join("g", member, config)
@@ -75,7 +97,7 @@ async def group_of(partitions: int = 1, *members: str):
 
 
 async def read(
-    consumers: Instances, member: str, wait_s: float = 0.0, bytes_max: int = 1 << 20
+    consumers: RestGroups, member: str, wait_s: float = 0.0, bytes_max: int = 1 << 20
 ) -> list[str]:
     async with consumers.reading(
         "g", member, bounds=ReadBounds(bytes_max), wait_s=wait_s

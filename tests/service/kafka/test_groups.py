@@ -162,7 +162,7 @@ async def test_the_last_offset_of_a_repeated_partition_counts(
     topics = [offsets.OffsetCommitRequestTopic(name="t", partitions=made)]
     asked = offsets.OffsetCommitRequest(group_id="g", member_id="", topics=topics)
     entries = []
-    commit_offsets = kafka.log.classic_groups.commit_offsets
+    commit_offsets = kafka.log.kafka_groups.commit_offsets
 
     async def counted(
         group: str, who: Any, generation: int, offsets: Any, gone_partitions: Any
@@ -170,7 +170,7 @@ async def test_the_last_offset_of_a_repeated_partition_counts(
         entries.append(len(offsets) + len(gone_partitions))
         return await commit_offsets(group, who, generation, offsets, gone_partitions)
 
-    kafka.log.classic_groups.commit_offsets = counted
+    kafka.log.kafka_groups.commit_offsets = counted
     answer = await kafka.client().ask(asked, offsets.OffsetCommitResponse, 8)
     assert [partition.error_code for partition in answer.topics[0].partitions] == [0] * len(
         repeated
@@ -299,8 +299,8 @@ async def test_describe_groups_in_each_version(kafka: Kafka, version: int) -> No
 
 
 async def test_groups_of_rest_are_described_as_consumers(kafka: Kafka) -> None:
-    await kafka.log.groups.join("rest", "r", MemberConfig(client_id="curl"))
-    await kafka.log.groups.subscribe("rest", "r", ["t"])
+    await kafka.log.rest_groups.join("rest", "r", MemberConfig(client_id="curl"))
+    await kafka.log.rest_groups.subscribe("rest", "r", ["t"])
     client = kafka.client()
     group = await described(client, "rest")
     assert (group.group_state, group.protocol_data) == ("Stable", "sticky")
@@ -313,7 +313,7 @@ async def test_groups_of_rest_are_described_as_consumers(kafka: Kafka) -> None:
 async def test_list_groups_in_each_version(kafka: Kafka, version: int) -> None:
     client = kafka.client()
     await member(client)
-    await kafka.log.groups.join("rest", "r", MemberConfig())
+    await kafka.log.rest_groups.join("rest", "r", MemberConfig())
     answer = await client.ask(messages.ListGroupsRequest(), messages.ListGroupsResponse, version)
     assert [(group.group_id, group.protocol_type) for group in answer.groups] == [
         ("g", "consumer"),
@@ -401,7 +401,7 @@ async def test_members_that_wait_for_others_hold_no_memory_of_requests() -> None
     members, size = 5, 70_000
     settings = QUIET._replace(group_delay_s=60.0)
     async with broker(settings, buffer_bytes_max=8 << 20, request_bytes_max=1 << 20) as made:
-        memory, groups = made.server.listener.server.memory, made.log.classic_groups
+        memory, groups = made.server.listener.server.memory, made.log.kafka_groups
         asked = messages.JoinGroupRequest(
             group_id="g",
             session_timeout_ms=10_000,
@@ -415,9 +415,9 @@ async def test_members_that_wait_for_others_hold_no_memory_of_requests() -> None
         for _ in range(members):
             client = made.client()
             client.send(asked, 3)
-        await until(lambda: groups._used.total(CLIENT_BYTES) > members * size)
+        await until(lambda: groups.used.total(CLIENT_BYTES) > members * size)
         assert (memory.used, memory.decoded.used) == (0, 0)
-        assert groups._used.total(CLIENT_BYTES) < members * (size + 1_000)
+        assert groups.used.total(CLIENT_BYTES) < members * (size + 1_000)
         made.log.drain()
         await asyncio.sleep(0)
 

@@ -12,8 +12,8 @@ from tests.support.vloop import run
 from tidelog.storage.broker import Broker
 from tidelog.storage.cluster.liveness import MembershipSettings
 from tidelog.storage.core.errors import Unavailable
-from tidelog.storage.groups.coordinator import HANDOVER_S
 from tidelog.storage.groups.release import RELEASE_S
+from tidelog.storage.groups.rest_members import HANDOVER_S
 
 SLOW_BEATS = SETTINGS._replace(
     membership=MembershipSettings(heartbeat_interval_s=60.0, member_timeout_s=180.0)
@@ -86,15 +86,15 @@ def test_the_last_broker_hands_nothing_over() -> None:
             await only.hand_over()
             assert only.members().is_sequencer
             await append(only, "a")
-            assert await read(only.groups, "m") == ["a"]
+            assert await read(only.rest_groups, "m") == ["a"]
 
     run(main)
 
 
 async def joined(log: Broker, config=CONFIG) -> None:
     """A member of group `g` that has found its position."""
-    await log.groups.join("g", "m", config)
-    await log.groups.subscribe("g", "m", ["t"])
+    await log.rest_groups.join("g", "m", config)
+    await log.rest_groups.subscribe("g", "m", ["t"])
 
 
 async def of_group(cluster: Cluster, config=CONFIG) -> tuple[Broker, Broker]:
@@ -103,15 +103,15 @@ async def of_group(cluster: Cluster, config=CONFIG) -> tuple[Broker, Broker]:
     await made[0].create_topic("t", 1, {})
     await append(made[0], "a")
     await joined(made[0], config)
-    assert await read(made[0].groups, "m") == ["a"]
-    assert await read(made[0].groups, "m") == []  # the first read is delivered
+    assert await read(made[0].rest_groups, "m") == ["a"]
+    assert await read(made[0].rest_groups, "m") == []  # the first read is delivered
     for log in made[1:]:
         await log.refresh()
     return made[0], made[1]
 
 
 def heirs(log: Broker, cluster: Cluster) -> list[str]:
-    return [broker.groups.coordinator_of("g") for broker in cluster.logs if broker is not log]
+    return [broker.coordinator.broker_of("g") for broker in cluster.logs if broker is not log]
 
 
 def test_a_group_moves_with_its_offsets_and_its_members_wait_for_nothing() -> None:
@@ -120,13 +120,13 @@ def test_a_group_moves_with_its_offsets_and_its_members_wait_for_nothing() -> No
             first, _ = await of_group(cluster)
             generation = first.state.members.get("g").generation
             await first.hand_over()
-            (heir,) = {*heirs(first, cluster), first.groups.coordinator_of("g")}
+            (heir,) = {*heirs(first, cluster), first.coordinator.broker_of("g")}
             assert heir != first.membership.me.id
             after = next(log for log in cluster.logs if log.membership.me.id == heir)
             await after.refresh()
             began_s = asyncio.get_running_loop().time()
             await append(after, "b")
-            assert await read(after.groups, "m") == ["b"], "what was delivered is committed"
+            assert await read(after.rest_groups, "m") == ["b"], "what was delivered is committed"
             assert asyncio.get_running_loop().time() - began_s < HANDOVER_S / 4
             assert after.state.members.get("g").generation == generation
 
@@ -139,13 +139,13 @@ def test_a_broker_that_has_released_its_groups_takes_none_again() -> None:
             first, _ = await of_group(cluster)
             await first.hand_over()
             for refused in (
-                first.groups.heartbeat("g", "m"),
-                first.groups.join("g", "another", CONFIG),
-                first.groups.join("new", "m", CONFIG),
+                first.rest_groups.heartbeat("g", "m"),
+                first.rest_groups.join("g", "another", CONFIG),
+                first.rest_groups.join("new", "m", CONFIG),
             ):
                 with pytest.raises(Unavailable, match="shutting down"):
                     await refused
-            await first.groups.coordinator.adopt_groups()
+            await first.coordinator.adopt()
             assert first.state.members.get("g").coordinator == first.membership.me.id
 
     run(main)
@@ -155,11 +155,11 @@ def test_new_requests_wait_until_those_under_way_have_ended() -> None:
     async def main() -> None:
         async with Cluster(SLOW_BEATS) as cluster:
             first, _ = await of_group(cluster)
-            requests, loop = first.groups.requests, asyncio.get_running_loop()
+            requests, loop = first.rest_groups.requests, asyncio.get_running_loop()
 
             async def polling() -> list[str]:
                 with requests.serving():
-                    return await read(first.groups, "m", wait_s=30.0)
+                    return await read(first.rest_groups, "m", wait_s=30.0)
 
             poll = asyncio.create_task(polling())
             await asyncio.sleep(SOON_S)
@@ -181,15 +181,15 @@ def test_a_request_that_does_not_end_makes_the_next_coordinator_wait() -> None:
         async with Cluster(SLOW_BEATS) as cluster:
             first, _ = await of_group(cluster, BY_HAND)
             loop = asyncio.get_running_loop()
-            with first.groups.requests.serving():
+            with first.rest_groups.requests.serving():
                 began_s = loop.time()
                 await first.hand_over()
                 assert loop.time() - began_s == pytest.approx(RELEASE_S, abs=SOON_S)
-            heir = first.groups.coordinator_of("g")
+            heir = first.coordinator.broker_of("g")
             after = next(log for log in cluster.logs if log.membership.me.id == heir)
             await after.refresh()
             began_s = loop.time()
-            assert await read(after.groups, "m") == ["a"]
+            assert await read(after.rest_groups, "m") == ["a"]
             assert loop.time() - began_s >= HANDOVER_S
 
     run(main)
@@ -201,17 +201,15 @@ def test_a_group_that_a_third_broker_had_between_makes_the_next_coordinator_wait
     async def main() -> None:
         async with Cluster(SLOW_BEATS) as cluster:
             first, _ = await of_group(cluster, BY_HAND)
-            heir = first.groups.coordinator_of("g")
+            heir = first.coordinator.broker_of("g")
             await first.hand_over()
-            heir = first.groups.coordinator_of("g")
+            heir = first.coordinator.broker_of("g")
             after = next(log for log in cluster.logs if log.membership.me.id == heir)
             between = next(log for log in cluster.logs if log not in (first, after))
             await after.refresh()
             loop = asyncio.get_running_loop()
             # Both take the group in the same moment.
-            await asyncio.gather(
-                between.groups.coordinator.take("g"), after.groups.coordinator.take("g")
-            )
+            await asyncio.gather(between.coordinator.take("g"), after.coordinator.take("g"))
             await after.refresh()
             last = next(
                 log
@@ -219,7 +217,7 @@ def test_a_group_that_a_third_broker_had_between_makes_the_next_coordinator_wait
                 if log.membership.me.id == log.state.members.get("g").coordinator
             )
             began_s = loop.time()
-            assert await read(last.groups, "m") == ["a"]
+            assert await read(last.rest_groups, "m") == ["a"]
             assert loop.time() - began_s >= HANDOVER_S / 2
 
     run(main)

@@ -1,7 +1,7 @@
 """Members of classic groups as Kafka's clients behave, without a network: used by several tests."""
 
 from tidelog.storage.core.actions import SettleGroup
-from tidelog.storage.groups.kafka_rebalance import ClassicGroup
+from tidelog.storage.groups.classic_protocol import ClassicGroup
 from tidelog.storage.groups.kafka_requests import (
     GroupCode,
     Identity,

@@ -19,8 +19,8 @@ from tests.support.logs import MANUAL, append, closing, kill, opened
 from tidelog.storage.codec.entry import Entry
 from tidelog.storage.core.actions import CommitOffsets, ExpireMember, GroupOffset, LeaveGroup
 from tidelog.storage.core.errors import IllegalGeneration, Unavailable
-from tidelog.storage.groups.coordinator import HANDOVER_S, VIEW_AGE_MAX_S
-from tidelog.storage.groups.rest_groups import TICK_S
+from tidelog.storage.groups.coordinator import ADOPT_S
+from tidelog.storage.groups.rest_members import HANDOVER_S, VIEW_AGE_MAX_S
 from tidelog.storage.log import Log
 from tidelog.storage.state.cluster_state import Applied
 from tidelog.storage.store.memory import MemoryStore
@@ -41,7 +41,7 @@ async def test_members_keep_session_and_positions_when_the_coordinator_crashes()
         owner = next(m for m in "xy" if first.state.members.member("g", m).owned)  # type: ignore[union-attr]
         assert await read(first_consumers, owner, bytes_max=1) == ["a"]
         assert await read(first_consumers, owner, bytes_max=1) == ["b"]
-        await asyncio.sleep(2 * TICK_S)  # a is committed; b was returned, and may be lost
+        await asyncio.sleep(2 * ADOPT_S)  # a is committed; b was returned, and may be lost
         assert first_consumers.task is not None
         first_consumers.task.cancel()
         await kill(first)
@@ -173,11 +173,11 @@ async def test_a_member_that_left_while_the_view_was_expired_is_forgotten() -> N
         await second.refresh()
         await second.submit(LeaveGroup("g", "x"))
         await second.wal.checkpoint()
-        assert set(consumers.coordinator.led["g"].instances) == {"x", "y"}
+        assert set(consumers.members.group("g").instances) == {"x", "y"}
         assert isinstance(first.clock, ManualClock)
         first.clock.advance(first.wal.view_age_max_s + 1)
         await first.wal.ensure_view()
-        assert set(consumers.coordinator.led["g"].instances) == {"y"}
+        assert set(consumers.members.group("g").instances) == {"y"}
         await consumers.close()
 
 

@@ -11,8 +11,9 @@ from tests.support import vloop
 from tests.support.instances import BY_HAND, CONFIG, group_of, virtual
 from tests.support.logs import append
 from tidelog.storage.core.model import ReadBounds, TopicPartition
+from tidelog.storage.groups.coordinator import ADOPT_S
 from tidelog.storage.groups.portions import Read
-from tidelog.storage.groups.rest_groups import TICK_S, Instances
+from tidelog.storage.groups.rest_groups import RestGroups
 from tidelog.storage.log import Log
 
 PARTITIONS = 3
@@ -32,7 +33,7 @@ class Known:
 
 
 async def read_offsets(
-    consumers: Instances, arrival: Known | None, received: str | None = None
+    consumers: RestGroups, arrival: Known | None, received: str | None = None
 ) -> tuple[str, list[tuple[int, int]]]:
     """Read as the member "x". Return the read's id, and partition and offset of each record."""
     reading = consumers.reading("g", "x", bounds=ReadBounds(200), wait_s=0.1, received=received)
@@ -60,7 +61,7 @@ def committed(log: Log) -> dict[int, int]:
 class Careless:
     """A member that reads on after each outcome, and never seeks."""
 
-    def __init__(self, log: Log, consumers: Instances, draws: random.Random) -> None:
+    def __init__(self, log: Log, consumers: RestGroups, draws: random.Random) -> None:
         self._log = log
         self._consumers = consumers
         self._draws = draws
@@ -89,7 +90,7 @@ class Careless:
                 self.next[partition] = max(self.next[partition], offset + 1)
         match draws.choice(["wait", "commit", "commit all", "read on", "read on"]):
             case "wait":
-                await asyncio.sleep(2.5 * TICK_S)
+                await asyncio.sleep(2.5 * ADOPT_S)
             case "commit" if self.next:
                 partition = draws.choice(list(self.next))
                 offset = draws.randint(0, self.next[partition])
@@ -155,10 +156,10 @@ async def test_auto_commit_waits_for_the_proof_of_the_arrival() -> None:
         await append(log, "a", "b")
         await read_offsets(consumers, Known(has_arrived=False))
         await read_offsets(consumers, Known(has_arrived=True))
-        await asyncio.sleep(3 * TICK_S)
+        await asyncio.sleep(3 * ADOPT_S)
         assert committed(log) == {}
         await read_offsets(consumers, None)
-        await asyncio.sleep(3 * TICK_S)
+        await asyncio.sleep(3 * ADOPT_S)
         assert committed(log) == {0: 2}
 
 

@@ -23,7 +23,7 @@ from tidelog.storage.groups.join_limit import (
     ShortLives,
     client_of,
 )
-from tidelog.storage.groups.rest_groups import Instances
+from tidelog.storage.groups.rest_groups import RestGroups
 
 HOST = "10.0.0.7"
 LOOP = ClientId("", "User:etl", "loop", HOST)
@@ -113,7 +113,7 @@ def test_a_static_id_identifies_a_client_wherever_it_runs() -> None:
 # -- at the coordinator
 
 
-async def life(consumers: Instances, member: str, *, leaves: bool = True, **more: str) -> None:
+async def life(consumers: RestGroups, member: str, *, leaves: bool = True, **more: str) -> None:
     await consumers.join("g", member, CONFIG, host=HOST, **more)
     await consumers.subscribe("g", member, ["t"])
     await read(consumers, member)
@@ -121,7 +121,7 @@ async def life(consumers: Instances, member: str, *, leaves: bool = True, **more
         await consumers.leave("g", member)
 
 
-async def churn(consumers: Instances, seconds: int, *, leaves: bool = True) -> int:
+async def churn(consumers: RestGroups, seconds: int, *, leaves: bool = True) -> int:
     """A crash loop that tries each second, beside a member that reads; the refused joins."""
     refused = 0
     for number in range(seconds):
@@ -159,7 +159,7 @@ async def _one_loop() -> None:
             f"the client at {HOST} (no client.id) joined and left "
         )
         assert 0 < refusal.value.retry_after_ms <= PAUSE_S * 1000
-        (held_member,) = consumers.coordinator.held("g")
+        (held_member,) = consumers.members.held("g")
         assert (held_member.client.host, held_member.member_id) == (HOST, "m9")
 
 
@@ -193,7 +193,7 @@ async def test_fifty_members_that_start_together_and_a_roll_out_are_not_held() -
         for number, name in enumerate(names):
             await consumers.leave("g", name)
             await life(consumers, f"new{number}", leaves=False)
-        assert consumers.coordinator.held("g") == []
+        assert consumers.members.held("g") == []
 
 
 @virtual
@@ -254,7 +254,7 @@ async def test_the_next_coordinator_counts_from_zero() -> None:
             await life(consumers, f"m{number}")
         with pytest.raises(MemberHeld):
             await life(consumers, "b")
-        del consumers.coordinator.led["g"]
+        del consumers.coordinator.groups["g"]
         await read(consumers, "steady")
         await life(consumers, "b")
 

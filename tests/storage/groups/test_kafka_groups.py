@@ -23,11 +23,14 @@ from tidelog.storage.core.errors import (
     UnknownMember,
 )
 from tidelog.storage.core.model import TopicIdPartition
-from tidelog.storage.groups import kafka_groups, kafka_rebalance
-from tidelog.storage.groups.kafka_groups import PROTOCOL_BYTES_MAX, TICKS_AT_ONCE, ClassicGroups
-from tidelog.storage.groups.kafka_rebalance import ClassicGroup
+from tidelog.storage.groups import classic_protocol, kafka_groups
+from tidelog.storage.groups import coordinator as coordinators
+from tidelog.storage.groups.classic_protocol import ClassicGroup
+from tidelog.storage.groups.coordinator import TICKS_AT_ONCE
+from tidelog.storage.groups.kafka_groups import PROTOCOL_BYTES_MAX, KafkaGroups
 from tidelog.storage.groups.kafka_requests import GroupCode, GroupPhase, Identity, SyncRequest
-from tidelog.storage.groups.rest_groups import Instances
+from tidelog.storage.groups.offset_commits import OffsetCommits
+from tidelog.storage.groups.rest_groups import RestGroups
 from tidelog.storage.state.shares import CLIENT_BYTES, MEMBERS
 from tidelog.storage.store.memory import MemoryStore
 
@@ -40,19 +43,21 @@ class Coordinator:
     def __init__(self, log: Broker, name: str, live: list[str], delay_s: float = 0.05) -> None:
         self.log = log
         self.name = name
-        self.instances = Instances(log, Chosen(name, live))
-        self.groups = ClassicGroups(log, self.instances, delay_s)
-        self.task = asyncio.create_task(self.groups.run())
+        self.coordinator = coordinators.Coordinator(log, Chosen(name, live))
+        self.commits = OffsetCommits(log)
+        self.rest_groups = RestGroups(log, self.coordinator, self.commits)
+        self.groups = KafkaGroups(log, self.coordinator, self.commits, delay_s)
+        self.task = asyncio.create_task(self.coordinator.run(self.rest_groups.do_duties))
         self.dead: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def close(self) -> None:
         self.task.cancel()
-        await self.groups.close()
+        await asyncio.gather(*self.coordinator.stop(), return_exceptions=True)
 
     async def crash(self) -> None:
         self.task.cancel()
         self.dead.set_result(None)
-        tasks = [*self.groups.stop(), *self.instances.commits._tasks]
+        tasks = [*self.coordinator.stop(), *self.commits._tasks]
         for task in tasks:
             task.cancel()
         await kill(self.log)
@@ -69,7 +74,7 @@ async def coordinator(delay_s: float = 0.0) -> AsyncIterator[Coordinator]:
         await broker.close()
 
 
-async def joined(groups: ClassicGroups, member_id: str = "", **more) -> str:
+async def joined(groups: KafkaGroups, member_id: str = "", **more) -> str:
     """Join and sync as the only member; return the member id."""
     answer = await groups.join("g", request(member_id, **more))
     if answer.code is GroupCode.MEMBER_ID_REQUIRED:
@@ -83,9 +88,9 @@ async def joined(groups: ClassicGroups, member_id: str = "", **more) -> str:
 
 
 async def commit(
-    groups: ClassicGroups, member_id: str, generation: int, offset: int = 5
+    groups: KafkaGroups, member_id: str, generation: int, offset: int = 5
 ) -> GroupCode | LogError:
-    topic_id = groups._log.state.topic("t").topic_id
+    topic_id = groups.log.state.topic("t").topic_id
     offsets = [GroupOffset(topic_id, 0, offset)]
     try:
         return await groups.commit_offsets("g", Identity(member_id), generation, offsets, ())
@@ -107,7 +112,7 @@ async def test_principal_that_joins_many_groups_leaves_room_for_others() -> None
             return answer.code
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(kafka_rebalance, "PROTOCOL_BYTES_MAX", PROTOCOL_BYTES_MAX)
+            patch.setattr(classic_protocol, "PROTOCOL_BYTES_MAX", PROTOCOL_BYTES_MAX)
             codes = [await join(f"a{number}", "User:a") for number in range(16)]
             assert codes == [GroupCode.NONE] * 8 + [GroupCode.GROUP_MAX_SIZE_REACHED] * 8
             codes = [await join(f"b{number}", "User:b") for number in range(4)]
@@ -116,7 +121,7 @@ async def test_principal_that_joins_many_groups_leaves_room_for_others() -> None
                 assert await broker.groups.leave(group_id, [Identity(member_id)]) == [
                     GroupCode.NONE
                 ]
-            assert not broker.groups._used.total(CLIENT_BYTES)
+            assert not broker.groups.used.total(CLIENT_BYTES)
             assert await join("again", "User:a") is GroupCode.NONE
 
 
@@ -137,7 +142,7 @@ async def test_members_that_join_again_need_no_more_room() -> None:
             return answer.code
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(kafka_rebalance, "PROTOCOL_BYTES_MAX", PROTOCOL_BYTES_MAX)
+            patch.setattr(classic_protocol, "PROTOCOL_BYTES_MAX", PROTOCOL_BYTES_MAX)
             for principal in ("User:a", "User:b"):
                 number = 0
                 while await join(f"{principal}{number}", principal) is GroupCode.NONE:
@@ -178,13 +183,13 @@ async def test_principal_that_joins_many_members_leaves_room_for_others() -> Non
             assert codes == [GroupCode.NONE] * 4
             assert await join("a0", "User:a", members[0][1]) is GroupCode.NONE
             assert await join("a7", "User:a", members[7][1], version=4) is GroupCode.NONE
-            assert len(broker.groups._held) == 12
+            assert len(broker.coordinator.groups) == 12
             for group_id, member_id in dict(members).items():
                 assert await broker.groups.leave(group_id, [Identity(member_id)]) == [
                     GroupCode.NONE
                 ]
-            assert not broker.groups._held
-            assert not broker.groups._used.total(MEMBERS)
+            assert not broker.coordinator.groups
+            assert not broker.groups.used.total(MEMBERS)
             assert await join("again", "User:a") is GroupCode.NONE
 
 
@@ -210,7 +215,7 @@ async def test_sessions_that_end_at_one_time_end_in_steps() -> None:
             await asyncio.sleep(50)
             assert not steps
             await asyncio.sleep(10)
-        assert not broker.groups._held
+        assert not broker.coordinator.groups
         assert [len(step) for step in steps] == [TICKS_AT_ONCE + 1] * 4
 
 
@@ -261,7 +266,7 @@ async def test_the_assignments_are_in_the_state_before_the_answer() -> None:
         assert group.generation == 2
         await asyncio.sleep(11)
         assert not group.members
-        assert not broker.groups._held
+        assert not broker.coordinator.groups
         await broker.groups.delete("g")
         assert await commit(broker.groups, "x", 1) is GroupCode.ILLEGAL_GENERATION
 
@@ -316,7 +321,9 @@ async def test_a_group_that_rest_takes_during_the_rebalance() -> None:
         answer = await broker.groups.join("g", request(answer.member_id))
         await broker.log.submit(JoinGroup("g", "r", "b1", CONFIG))
         synced = await broker.groups.sync("g", SyncRequest(Identity(answer.member_id), 1, {}))
-        assert synced.code in (GroupCode.INCONSISTENT_GROUP_PROTOCOL, GroupCode.NOT_COORDINATOR)
+        assert synced.code is GroupCode.UNKNOWN_MEMBER_ID
+        again = await broker.groups.join("g", request())
+        assert again.code is GroupCode.INCONSISTENT_GROUP_PROTOCOL
 
 
 @virtual
@@ -383,7 +390,7 @@ async def test_a_replaced_coordinator_settles_nothing() -> None:
     async with two_coordinators() as (broker_a, broker_b):
         me = await joined(broker_a.groups)
         assert await broker_b.groups.heartbeat("g", Identity(me), 1) is GroupCode.NONE
-        broker_a.log.wal.subscribers.remove(broker_a.groups)  # it learns nothing by itself
+        broker_a.log.wal.subscribers.remove(broker_a.coordinator)  # it learns nothing by itself
         answer = await broker_a.groups.join("g", request(me, protocols=[("range", b"other")]))
         assert answer.generation == 2
         synced = await broker_a.groups.sync("g", SyncRequest(Identity(me), 2, {me: b"mine"}))
@@ -418,7 +425,7 @@ async def test_a_replaced_coordinator_deletes_no_offset() -> None:
     async with two_coordinators() as (broker_a, broker_b):
         me = await joined(broker_a.groups)
         assert await commit(broker_a.groups, me, 1, 5) is GroupCode.NONE
-        broker_a.log.wal.subscribers.remove(broker_a.groups)  # it learns nothing by itself
+        broker_a.log.wal.subscribers.remove(broker_a.coordinator)  # it learns nothing by itself
         assert await broker_b.groups.heartbeat("g", Identity(me), 1) is GroupCode.NONE
         assert await joined(broker_b.groups, me, protocols=[("range", b"other")]) == me
         topic_id = broker_a.log.state.topic("t").topic_id
@@ -443,7 +450,7 @@ async def test_requests_that_wait_are_answered_when_the_broker_drains() -> None:
         assert (
             await broker.groups.heartbeat("g", Identity(me), 1) is GroupCode.REBALANCE_IN_PROGRESS
         )
-        broker.groups.drain()
+        broker.groups.release()
         assert (await waiting).code is GroupCode.NOT_COORDINATOR
         assert (await broker.groups.join("g", request())).code is GroupCode.NOT_COORDINATOR
         assert await commit(broker.groups, me, 1) is GroupCode.NOT_COORDINATOR
@@ -565,14 +572,14 @@ class Consumer:
             elif code is not GroupCode.NONE:
                 await asyncio.sleep(0.1)
 
-    async def turn(self, groups: ClassicGroups) -> GroupCode:
+    async def turn(self, groups: KafkaGroups) -> GroupCode:
         if self.owned is None:
             return await self.join(groups)
         await asyncio.sleep(1)
         who = Identity(self.member_id)
         if self.world.draw.random() < 0.5:
             return await groups.heartbeat("g", who, self.generation)
-        topic_id = groups._log.state.topic("t").topic_id
+        topic_id = groups.log.state.topic("t").topic_id
         offsets = [GroupOffset(topic_id, partition, 1) for partition in self.owned]
         try:
             code = await groups.commit_offsets("g", who, self.generation, offsets, ())
@@ -592,7 +599,7 @@ class Consumer:
         async with asyncio.timeout(30):
             return await request
 
-    async def join(self, groups: ClassicGroups) -> GroupCode:
+    async def join(self, groups: KafkaGroups) -> GroupCode:
         try:
             answer = await self.lossy(groups.join("g", request(self.member_id, rebalance_ms=8_000)))
         except TimeoutError:

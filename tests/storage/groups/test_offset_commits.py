@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import pytest
 
 from tests.support import vloop
-from tests.support.instances import SingleBroker, joined
+from tests.support.instances import RunningGroups, SingleBroker, joined
 from tests.support.logs import append, closing, opened, store_of
 from tidelog.storage.core import object_keys
 from tidelog.storage.core.actions import (
@@ -27,7 +27,6 @@ from tidelog.storage.core.errors import (
 from tidelog.storage.core.model import ReadBounds, TopicPartition
 from tidelog.storage.groups import offset_commits
 from tidelog.storage.groups.offset_commits import BUSY_MEMBERS, PAUSE_S
-from tidelog.storage.groups.rest_groups import Instances
 from tidelog.storage.log import Log
 from tidelog.storage.runtime.observer import PRINCIPAL
 from tidelog.storage.store.memory import MemoryStore
@@ -35,14 +34,14 @@ from tidelog.storage.store.memory import MemoryStore
 BY_HAND = MemberConfig(auto_commit=False)
 
 
-async def _started(log: Log, partitions: int) -> Instances:
+async def _started(log: Log, partitions: int) -> RunningGroups:
     await log.create_topic("t", partitions, {})
-    consumers = Instances(log, SingleBroker("me"))
-    consumers.start()
-    return consumers
+    return RunningGroups(log, SingleBroker("me"))
 
 
-async def _members(consumers: Instances, count: int, config: MemberConfig = BY_HAND) -> list[str]:
+async def _members(
+    consumers: RunningGroups, count: int, config: MemberConfig = BY_HAND
+) -> list[str]:
     """Members of groups of their own, each with one partition."""
     names = [f"m{n}" for n in range(count)]
     await asyncio.gather(*(consumers.join(name, name, config) for name in names))
@@ -51,7 +50,7 @@ async def _members(consumers: Instances, count: int, config: MemberConfig = BY_H
     return names
 
 
-async def _commit(consumers: Instances, name: str, partition: int, offset: int, note: str = ""):
+async def _commit(consumers: RunningGroups, name: str, partition: int, offset: int, note: str = ""):
     session = await consumers.heartbeat(name, name)
     await consumers.commit(session, {TopicPartition("t", partition): (offset, note)})
 
@@ -161,7 +160,7 @@ async def test_what_is_refused_together_is_tried_one_by_one() -> None:
 
 
 async def _overtaken(
-    log: Log, consumers: Instances, change: MemberAction, partitions: Iterable[int]
+    log: Log, consumers: RunningGroups, change: MemberAction, partitions: Iterable[int]
 ) -> None:
     """Commit offset 5 for member "a" while the WAL entry of `change` is under way. `change` begins
     the next generation of the group "g"."""
@@ -315,7 +314,7 @@ async def test_commits_are_spread_over_ticks_and_each_member_has_a_turn() -> Non
                     pass
         turns = []
         for _ in range(3):
-            await consumers.commits.commit_delivered(consumers.coordinator.ours(), 10)
+            await consumers.commits.commit_delivered(consumers.members.groups(), 10)
             turns.append(sum(committed(log, name, n) == 1 for n, name in enumerate(names)))
         assert turns == [10, 20, 30]
         await consumers.close()

@@ -5,10 +5,10 @@ import asyncio
 import pytest
 
 from tests.support import vloop
-from tests.support.instances import SingleBroker
+from tests.support.instances import RunningGroups, SingleBroker
 from tests.support.logs import closing, opened
 from tidelog.storage.core.actions import MemberConfig
-from tidelog.storage.groups.rest_groups import TICK_S, Instances
+from tidelog.storage.groups.coordinator import ADOPT_S
 from tidelog.storage.state import group_members
 from tidelog.storage.store.memory import MemoryStore
 
@@ -21,14 +21,13 @@ def test_a_pattern_with_too_many_partitions_does_not_stop_the_others(
     async def main() -> None:
         log = await opened(MemoryStore())
         async with closing(log):
-            consumers = Instances(log, SingleBroker("me"))
-            consumers.start()
+            consumers = RunningGroups(log, SingleBroker("me"))
             for name, pattern in (("a", "big.*"), ("b", "new.*")):
                 await consumers.join(name, name, MemberConfig())
                 await consumers.subscribe(name, name, [], pattern)
             await log.create_topic("big", 3, {})
             await log.create_topic("new", 1, {})
-            await asyncio.sleep(2 * TICK_S)
+            await asyncio.sleep(2 * ADOPT_S)
             topics_by_member = {
                 name: member.topics
                 for name in ("a", "b")

@@ -55,7 +55,7 @@ def test_the_time_lasts_until_the_last_member_has_read() -> None:
 @virtual
 async def test_a_coordinator_counts_the_rebalances_of_its_groups() -> None:
     async with group_of(4, "x") as (log, consumers):
-        led = consumers.coordinator.led["g"].rebalances
+        led = consumers.members.group("g").rebalances
         await joined(consumers, "y")
         assert led.waiting == {"x", "y"}
         await asyncio.sleep(1)

@@ -1,4 +1,4 @@
-"""Instances over time: a silent member expires, undelivered records are not committed, and a
+"""RestGroups over time: a silent member expires, undelivered records are not committed, and a
 crash of the coordinator costs time only. In virtual time."""
 
 import asyncio
@@ -30,8 +30,9 @@ from tidelog.storage.core.errors import (
     UnknownMember,
 )
 from tidelog.storage.core.model import ReadBounds, TopicPartition
+from tidelog.storage.groups.coordinator import ADOPT_S
 from tidelog.storage.groups.deliveries import SENDING_S
-from tidelog.storage.groups.rest_groups import TICK_S, Instances
+from tidelog.storage.groups.rest_groups import RestGroups
 from tidelog.storage.log import FetchResult, Log
 
 
@@ -99,14 +100,14 @@ async def test_what_was_not_sent_is_returned_again_and_not_committed() -> None:
         await consumers.commit(await consumers.heartbeat("g", "x"))
         assert log.committed_offsets("g") == {}
         assert await read(consumers, "x") == ["a", "b"]
-        await asyncio.sleep(3 * TICK_S)
+        await asyncio.sleep(3 * ADOPT_S)
         assert log.committed_offsets("g") == {}
         await read(consumers, "x")
-        await asyncio.sleep(2 * TICK_S)
+        await asyncio.sleep(2 * ADOPT_S)
         assert log.committed_offsets("g")[TopicPartition("t", 0)].offset == 2
 
 
-async def _lose_an_answer(consumers: Instances) -> None:
+async def _lose_an_answer(consumers: RestGroups) -> None:
     async with consumers.reading("g", "x", bounds=ReadBounds(100), wait_s=0) as result:
         assert result.portions
         raise ConnectionError
@@ -124,7 +125,7 @@ async def test_the_last_records_are_committed_though_the_next_read_waits_for_not
             await asyncio.sleep(3)
             assert not reading_on.done()
         assert await reading_on == []
-        await asyncio.sleep(2 * TICK_S)
+        await asyncio.sleep(2 * ADOPT_S)
         assert log.committed_offsets("g")[TopicPartition("t", 0)].offset == 2
 
 

@@ -7,8 +7,8 @@ import pytest
 
 from tests.storage.groups.kafka_group_driver import BOTH, Machine, request
 from tidelog.storage.core.actions import ExpireMember, LeaveGroup, SettleGroup
-from tidelog.storage.groups import kafka_rebalance
-from tidelog.storage.groups.kafka_rebalance import ClassicGroup
+from tidelog.storage.groups import classic_protocol
+from tidelog.storage.groups.classic_protocol import ClassicGroup
 from tidelog.storage.groups.kafka_requests import GroupCode, GroupPhase, Identity, SyncRequest
 
 
@@ -187,7 +187,7 @@ def test_a_new_id_that_leaves_is_forgotten() -> None:
     assert state_machine.leave(replies[0].member_id) is GroupCode.NONE
     assert state_machine.group.is_idle
     state_machine.group.join(request(), replies.append, 0.0)
-    state_machine.wait(kafka_rebalance.MEMBER_ID_S)
+    state_machine.wait(classic_protocol.MEMBER_ID_S)
     state_machine.group.join(request(replies[1].member_id), replies.append, 0.0)
     assert replies[2].code is GroupCode.UNKNOWN_MEMBER_ID
 
@@ -379,8 +379,8 @@ def test_the_first_rebalance_waits_for_more_members() -> None:
 
 
 def test_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kafka_rebalance, "MEMBERS_OF_GROUP_MAX", 2)
-    monkeypatch.setattr(kafka_rebalance, "PROTOCOL_BYTES_MAX", 100)
+    monkeypatch.setattr(classic_protocol, "MEMBERS_OF_GROUP_MAX", 2)
+    monkeypatch.setattr(classic_protocol, "PROTOCOL_BYTES_MAX", 100)
     state_machine = machine(0.1)
     state_machine.join()
     state_machine.join()
