@@ -263,4 +263,4 @@ def test_i1_i7_i9_a_log_that_is_cared_for_is_the_log(seed: int) -> None:
 
     world = run(main)
     assert len(world.acked) > 100
-    assert min(world.done.get(what, 0) for what in WORK) > 1
+    assert min(world.done.get(what, 0) for what in WORK) > 0
