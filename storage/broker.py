@@ -357,7 +357,7 @@ class Broker(Log):
         self.kafka_groups.release()
         with contextlib.suppress(LogError):
             await self.rest_groups.commit_delivered()
-        await asyncio.gather(*self.coordinator.stop(), return_exceptions=True)
+        await self.coordinator.close()
         for task in self._tasks:
             task.cancel()
         ended = asyncio.gather(*self._tasks, return_exceptions=True)

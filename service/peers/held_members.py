@@ -31,12 +31,12 @@ class HeldMembers:
 
     async def of(self, group_id: str, rights: CallerRights) -> list[HeldMember] | None:
         """Return the held members of a group. If its coordinator does not answer, return None."""
-        coordinator = self._groups.coordinator
-        if self._forwarder is None or coordinator.is_here(group_id):
+        coordinator = self._groups.coordinator.other_broker_of(group_id)
+        if self._forwarder is None or coordinator is None:
             return self._groups.members.held(group_id)
         try:
             path = f"/consumers/{group_id}/held-members"
-            answer = await self._forwarder.get(rights, coordinator.broker_of(group_id), path)
+            answer = await self._forwarder.get(rights, coordinator, path)
             return msgspec.json.decode(answer, type=list[HeldMember])
         except (Unreached, LogError, msgspec.MsgspecError) as error:
             log.info("held members of group %s are unknown: %s", group_id, error)

@@ -183,8 +183,7 @@ class ConsumerHandlers:
         """Return the group's coordinator if it is another broker, else None."""
         if self._forwarder is None:
             return None
-        coordinator = self._consumers.coordinator
-        return None if coordinator.is_here(group) else coordinator.broker_of(group)
+        return self._consumers.coordinator.other_broker_of(group)
 
     async def _serve_here(
         self, handler: Handler, call: HttpRequest, group: str, *instance: str

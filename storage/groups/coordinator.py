@@ -57,10 +57,12 @@ AWAKE_S = 5.0
 sessions begin again."""
 TIMER_S = 0.001
 """The shortest timer. Timers of 0 s would occupy the loop if its clock is ahead of `boot_s`."""
+RETRY_S = 1.0
+"""Time until a failed removal of members is committed again."""
 
 
 class GroupKind(Protocol):
-    """A kind of groups. All methods but `open` are pure."""
+    """A kind of groups."""
 
     def serves(self, group: ConsumerGroup) -> bool:
         """Return whether the group, which has members, is of this kind."""
@@ -68,9 +70,9 @@ class GroupKind(Protocol):
     def open(
         self, group_id: str, group: ConsumerGroup | None, *, is_alone: bool
     ) -> "CoordinatedGroup":
-        """Return the soft state of a group at the begin of this broker's term. `group` is None if
-        the cluster state does not have the group yet. If `is_alone`, no other broker serves its
-        members since. Raises UnknownMember if a group of this kind cannot be new."""
+        """Return the soft state of a group at the beginning of this broker's term. `group` is None
+        if the cluster state does not have the group yet. If `is_alone`, no other broker serves its
+        members any more. Raises UnknownMember if a group of this kind cannot be new."""
 
 
 class CoordinatedGroup(ABC):
@@ -154,20 +156,21 @@ class Coordinator:
         group = self._log.state.members.get(group_id)
         return self.coordinators.of(group_id, "" if group is None else group.coordinator)
 
-    def is_here(self, group_id: str) -> bool:
-        """Return whether this broker is, or would become, the coordinator of the group."""
-        return self.broker_of(group_id) == self.coordinators.me
+    def other_broker_of(self, group_id: str) -> str | None:
+        """Return the broker that coordinates the group if it is not this one, else None."""
+        broker = self.broker_of(group_id)
+        return None if broker == self.coordinators.me else broker
 
     def is_released(self, kind: GroupKind) -> bool:
         return kind in self._released_kinds
 
     def check_serving(self, kind: GroupKind) -> None:
         """Raise Unavailable after `release`."""
-        if kind in self._released_kinds:
+        if self.is_released(kind):
             raise Unavailable("this broker is shutting down: retry at another broker")
 
     async def coordinate(self, group_id: str, kind: GroupKind) -> CoordinatedGroup:
-        """Return the group, after this broker has become its coordinator. Callers ask `is_here`
+        """Return the group, after this broker has become its coordinator. Callers ask `broker_of`
         first. Raises UnknownMember if the group has members of another kind, and Unavailable if
         another broker has the group now."""
         self.check_serving(kind)
@@ -214,9 +217,13 @@ class Coordinator:
             taking.add_done_callback(retrieve_exception)
         await asyncio.shield(taking)
 
+    def has(self, coordinated_group: CoordinatedGroup) -> bool:
+        """Return whether the group is not dropped."""
+        return self.groups.get(coordinated_group.group_id) is coordinated_group
+
     def drop(self, coordinated_group: CoordinatedGroup) -> None:
         """Forget the group."""
-        if self.groups.get(coordinated_group.group_id) is coordinated_group:
+        if self.has(coordinated_group):
             del self.groups[coordinated_group.group_id]
         if coordinated_group.timer is not None:
             coordinated_group.timer.cancel()
@@ -244,6 +251,10 @@ class Coordinator:
         for task in tasks:
             task.cancel()
         return tasks
+
+    async def close(self) -> None:
+        """Release all groups, and end the commits under way."""
+        await asyncio.gather(*self.stop(), return_exceptions=True)
 
     # -- events of the log
 
@@ -280,7 +291,7 @@ class Coordinator:
 
     def go_on(self, coordinated_group: CoordinatedGroup) -> None:
         """Drop the group if it is idle, or else set its timer."""
-        if self.groups.get(coordinated_group.group_id) is not coordinated_group:
+        if not self.has(coordinated_group):
             return
         if coordinated_group.is_idle:
             self.drop(coordinated_group)
@@ -315,7 +326,7 @@ class Coordinator:
             asyncio.get_running_loop().call_soon(self._tick_due)
 
     def _tick(self, coordinated_group: CoordinatedGroup) -> None:
-        if self.groups.get(coordinated_group.group_id) is not coordinated_group:
+        if not self.has(coordinated_group):
             return
         coordinated_group.timer_s = math.inf
         coordinated_group.restart_sessions(self._awake_s)
@@ -357,7 +368,7 @@ class Coordinator:
                 for group in groups[first : first + ADOPTS_AT_ONCE]
                 if group.members
                 and group.group_id not in self.groups
-                and self.is_here(group.group_id)
+                and self.other_broker_of(group.group_id) is None
                 for kind in self._kinds
                 if kind.serves(group) and not self.is_released(kind)
             ]

@@ -46,7 +46,7 @@ from tidelog.storage.core.errors import (
 )
 from tidelog.storage.core.model import TopicIdPartition
 from tidelog.storage.groups.classic_protocol import ClassicGroup
-from tidelog.storage.groups.coordinator import CoordinatedGroup, Coordinator
+from tidelog.storage.groups.coordinator import RETRY_S, CoordinatedGroup, Coordinator
 from tidelog.storage.groups.kafka_requests import (
     DescribedMember,
     Description,
@@ -72,8 +72,6 @@ A = TypeVar("A")
 Gone: TypeAlias = Sequence[TopicIdPartition]
 """Partitions whose committed offsets are deleted."""
 
-RETRY_S = 1.0
-"""Time until a failed removal of members is committed again."""
 PROTOCOL_BYTES_MAX = 4 * CLIENT_BYTES_MAX
 """Bound of the metadata that the members of all groups sent (I10). A principal adds metadata or
 members only while it then has at most as much as is free, so a new principal always finds room."""
@@ -138,7 +136,7 @@ class KafkaGroup(CoordinatedGroup):
         self._groups.coordinator.go_on(self)
 
     def _take_up(self) -> None:
-        if self._groups.coordinator.groups.get(self.group_id) is not self:
+        if not self._groups.coordinator.has(self):
             return  # another broker has the group
         self._count(self.classic.members.counts, self.classic.members.sizes)
         if self.classic.actions and not self._is_committing:
@@ -444,7 +442,9 @@ class KafkaGroups:
 
     def is_coordinator(self, group_id: str) -> bool:
         """Return whether this broker is, or would become, the coordinator of the group."""
-        return not self.coordinator.is_released(self) and self.coordinator.is_here(group_id)
+        if self.coordinator.is_released(self):
+            return False
+        return self.coordinator.other_broker_of(group_id) is None
 
     async def _coordinate(self, group_id: str, *, is_new: bool = False) -> KafkaGroup | GroupCode:
         """Return the group, after this broker has become its coordinator. Without `is_new`, return

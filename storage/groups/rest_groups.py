@@ -115,7 +115,7 @@ class RestGroups:
         neither topics nor a pattern, the member reads nothing. Return when the assignment is made
         and its start positions are found, so a start at the end of the log means the end at this
         time. Raises UnknownMember, AssignedOtherwise, InvalidRequest, MemberHeld."""
-        session = await self.heartbeat(group_id, member_id)
+        session = await self.members.heartbeat(group_id, member_id)
         if pattern:
             await self._log.wal.refresh()
             principal = session.member.config.principal
@@ -451,8 +451,7 @@ class RestGroups:
 
     async def do_duties(self) -> None:
         """Auto-commit, and match patterns against topics. Called once a second."""
-        groups = self.members.groups()
-        await self._commits.commit_delivered(groups, AUTO_COMMITS_MAX)
+        await self._commits.commit_delivered(self.members.groups(), AUTO_COMMITS_MAX)
         await self._patterns.update([group for group, _ in self.members.groups()])
 
     def _known(self, topic_partition: TopicPartition) -> TopicIdPartition | None:

@@ -22,7 +22,13 @@ from typing import NamedTuple
 from tidelog.storage.core.actions import AnyAction, ExpireMember
 from tidelog.storage.core.errors import Unavailable, UnknownMember
 from tidelog.storage.core.model import TopicIdPartition
-from tidelog.storage.groups.coordinator import CoordinatedGroup, Coordinator, all_of, moved
+from tidelog.storage.groups.coordinator import (
+    RETRY_S,
+    CoordinatedGroup,
+    Coordinator,
+    all_of,
+    moved,
+)
 from tidelog.storage.groups.join_limit import (
     SILENT_S,
     ClientId,
@@ -46,8 +52,6 @@ refresh."""
 HANDOVER_S = 2.0
 """Exceeds VIEW_AGE_MAX_S by more than the clocks of two brokers drift apart in that time. Members
 wait for HANDOVER_S when their coordinator is replaced."""
-RETRY_S = 1.0
-"""Time until silent members whose expiry was not committed are looked for again."""
 
 
 @dataclass(slots=True, eq=False)
@@ -87,10 +91,15 @@ class RestGroup(CoordinatedGroup):
     """A REST group at its coordinator. From `alone_s` on, no other broker serves its members."""
 
     def __init__(
-        self, broker: Log, coordinator: Coordinator, group: ConsumerGroup, kind: "RestMembers"
+        self,
+        broker: Log,
+        coordinator: Coordinator,
+        kind: "RestMembers",
+        group: ConsumerGroup,
+        *,
+        is_alone: bool,
     ) -> None:
         super().__init__(group.group_id, kind)
-        self.alone_s = 0.0
         self.rebalances = Rebalances(group.inputs, group.generation)
         self.short_lives = ShortLives()
         self.instances: dict[str, Instance] = {}
@@ -98,6 +107,7 @@ class RestGroup(CoordinatedGroup):
         self._coordinator = coordinator
         self._term = group.term
         self._since_s = broker.clock.boot_s()
+        self.alone_s = self._since_s + (0.0 if is_alone else HANDOVER_S)
         self._look_s = 0.0
         self._is_expiring = False
 
@@ -207,9 +217,7 @@ class RestMembers:
     def open(self, group_id: str, group: ConsumerGroup | None, *, is_alone: bool) -> RestGroup:
         if group is None:
             raise UnknownMember(f"group {group_id!r} has no members")
-        rest_group = RestGroup(self._log, self._coordinator, group, self)
-        rest_group.alone_s = self._log.clock.boot_s() + (0.0 if is_alone else HANDOVER_S)
-        return rest_group
+        return RestGroup(self._log, self._coordinator, self, group, is_alone=is_alone)
 
     # -- heartbeats
 

@@ -34,7 +34,7 @@ import asyncio
 import contextlib
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 from weakref import WeakValueDictionary
@@ -385,7 +385,9 @@ class Sealer:
         work = _Commit(CommitUploads(limit))
         damage_by_number: dict[int, Corrupt] = {}
         try:
-            await self._prepare(topic, table, bases, left, work, limit, damage_by_number)
+            async with self._preparing(topic, work.uploads, limit):
+                await self._plan(topic, table, bases, left, work, damage_by_number)
+                await self._upload(topic, work, damage_by_number)
             files = await self._commit(topic, table, work)
         except ManifestConflict as conflict:
             self.counters.conflicts += 1
@@ -406,24 +408,17 @@ class Sealer:
         self.counters.bytes += sum(file.size for file in files)
         return rows
 
-    async def _prepare(
-        self,
-        topic: Topic,
-        table: Table,
-        bases: Mapping[int, int],
-        ends: Mapping[int, int],
-        work: _Commit,
-        limit: asyncio.Timeout,
-        damage: dict[int, Corrupt],
-    ) -> None:
-        """Plan `work` and upload its segments, until `limit` ends. After an error, delete them."""
+    @contextlib.asynccontextmanager
+    async def _preparing(
+        self, topic: Topic, uploads: CommitUploads, limit: asyncio.Timeout
+    ) -> AsyncIterator[None]:
+        """End the uploads when `limit` ends. After an error, delete them."""
         try:
             async with limit:
-                await self._plan(topic, table, bases, ends, work, damage)
-                await self._upload(topic, work, damage)
+                yield
         except Exception as error:
             if not (isinstance(error, TimeoutError) and limit.expired()):
-                await self._uploader.remove(topic, work.uploads.files())
+                await self._uploader.remove(topic, uploads.files())
                 raise
 
     async def _commit(self, topic: Topic, table: Table, work: _Commit) -> list[SegmentFile]:

@@ -69,7 +69,7 @@ class RunningGroups(RestGroups):
         await asyncio.gather(self.task, return_exceptions=True)
         with contextlib.suppress(LogError):
             await self.commit_delivered()
-        await asyncio.gather(*self.coordinator.stop(), return_exceptions=True)
+        await self.coordinator.close()
 
 
 async def started(log: Log, coordinators: Chosen | None = None) -> RunningGroups:

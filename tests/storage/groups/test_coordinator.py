@@ -9,6 +9,7 @@ from tests.support.instances import (
     BY_HAND,
     CONFIG,
     Chosen,
+    SingleBroker,
     joined,
     members_of,
     read,
@@ -19,7 +20,9 @@ from tests.support.logs import MANUAL, append, closing, kill, opened
 from tidelog.storage.codec.entry import Entry
 from tidelog.storage.core.actions import CommitOffsets, ExpireMember, GroupOffset, LeaveGroup
 from tidelog.storage.core.errors import IllegalGeneration, Unavailable
-from tidelog.storage.groups.coordinator import ADOPT_S
+from tidelog.storage.groups.coordinator import ADOPT_S, Coordinator
+from tidelog.storage.groups.offset_commits import OffsetCommits
+from tidelog.storage.groups.rest_groups import RestGroups
 from tidelog.storage.groups.rest_members import HANDOVER_S, VIEW_AGE_MAX_S
 from tidelog.storage.log import Log
 from tidelog.storage.state.cluster_state import Applied
@@ -75,6 +78,25 @@ async def test_a_coordinator_that_was_replaced_neither_expires_nor_serves() -> N
             await first_consumers._log.submit(ExpireMember("g", "x", term))
         await first_consumers.close()
         await second_consumers.close()
+
+
+@virtual
+async def test_sessions_end_while_a_duty_waits_for_the_store() -> None:
+    """A slow duty is no suspension of the process."""
+    log = await opened(MemoryStore())
+    async with closing(log):
+        await log.create_topic("t", 1, {})
+        coordinator = Coordinator(log, SingleBroker("b1"))
+        groups = RestGroups(log, coordinator, OffsetCommits(log))
+        running = asyncio.create_task(coordinator.run(lambda: asyncio.sleep(600)))
+        await joined(groups, "x", "y")
+        for _ in range(12):
+            await asyncio.sleep(1)
+            await groups.heartbeat("g", "y")
+        assert members_of(log) == {"y"}
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await coordinator.close()
 
 
 SLOW = MANUAL._replace(poll_interval_s=600.0)

@@ -52,7 +52,7 @@ class Coordinator:
 
     async def close(self) -> None:
         self.task.cancel()
-        await asyncio.gather(*self.coordinator.stop(), return_exceptions=True)
+        await self.coordinator.close()
 
     async def crash(self) -> None:
         self.task.cancel()

@@ -1,4 +1,4 @@
-"""RestGroups over time: a silent member expires, undelivered records are not committed, and a
+"""Instances over time: a silent member expires, undelivered records are not committed, and a
 crash of the coordinator costs time only. In virtual time."""
 
 import asyncio
