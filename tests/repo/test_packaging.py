@@ -279,6 +279,9 @@ def _site_packages() -> Path:
 
 
 def run(program: Path, *arguments: str, cwd: Path, env: dict[str, str] | None = None) -> str:
+    """Return what the program says. Without `env`, it finds no module by this process's path."""
+    if env is None:
+        env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     words = [program, *arguments]
     done = subprocess.run(
         words, cwd=cwd, env=env, capture_output=True, text=True, timeout=60, check=False

@@ -49,10 +49,10 @@ def spark(
             .config("spark.local.dir", str(scratch))
             .getOrCreate()
         )
-        session.sparkContext.setLogLevel("OFF")
-        register(session)
-        yield session
-        session.stop()
+    session.sparkContext.setLogLevel("OFF")
+    register(session)
+    yield session
+    session.stop()
 
 
 class History:
