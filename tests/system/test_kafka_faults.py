@@ -43,6 +43,11 @@ class Cluster:
             AdminClient({"bootstrap.servers": f"127.0.0.1:{port}", **QUIET}) for port in ports
         ]
 
+    def connect(self) -> None:
+        """Connect every admin client. A new client of librdkafka that learns of a broker which is
+        then killed sends its first request there, again and again until the timeout."""
+        self.wait_until_named(self.ports, list(range(len(self.ports))))
+
     def named(self, number: int) -> set[int]:
         """The ports of the brokers that Metadata of one broker names."""
         brokers = self._admins[number].list_topics(timeout=60).brokers
@@ -114,6 +119,7 @@ def under_load(
         group = running.enter_context(KafkaGroup(cluster.addresses, topic, "g"))
         for producer in producers:
             running.enter_context(producer).wait_for_acks(ACKS)
+        cluster.connect()
         yield cluster, Clients(topic, producers, group)
 
 
