@@ -21,6 +21,7 @@ from tidelog.compaction.newest_per_key import UNLIMITED, Kept, Latest, Seen, Too
 from tidelog.compaction.rewrite import Rewrite, pieces, pump, rewrite
 from tidelog.compaction.session import MaintenanceSession
 from tidelog.storage.core.errors import LogError, ObjectNotFound, TableInDoubt, Unavailable
+from tidelog.storage.core.log_settings import COMPACT_MEMORY_BYTES
 from tidelog.storage.core.model import SegmentFile
 from tidelog.storage.core.topic_configs import TopicConfig
 from tidelog.storage.read.segment_reader import FetchedGroups
@@ -39,12 +40,12 @@ log = logging.getLogger("tidelog.compact")
 
 OnRows = Callable[[int], None]
 
-KEYS_BYTES_MAX = 256 * 1024 * 1024
-"""Memory for keys and offsets. To group new rows with the known rows takes about four times this
-memory."""
 KEYS_PART = 4
 """Divisor of `compact_memory_bytes`. A pass has the known keys, the new keys and their union in
 memory. The known keys may take one part, the new keys one part, and the union two parts."""
+KEYS_BYTES_MAX = COMPACT_MEMORY_BYTES // KEYS_PART
+"""Memory for keys and offsets. To group new rows with the known rows takes about four times this
+memory."""
 MORE_SHARES = 4
 """Factor by which the number of shares grows after TooManyKeys. A share is a part of the keys, by
 their murmur2. For each share, `newest` reads the segments once."""

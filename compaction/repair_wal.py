@@ -19,12 +19,12 @@ from typing import NamedTuple
 
 from tidelog.compaction.session import MaintenanceSession, topics_of
 from tidelog.compaction.upgrade import live_brokers
-from tidelog.storage.cluster.liveness import MembershipSettings
 from tidelog.storage.codec import entry as entries
 from tidelog.storage.codec.entry import Entry
 from tidelog.storage.core import levels, object_keys
 from tidelog.storage.core.actions import Append, LoseRecords
 from tidelog.storage.core.errors import Corrupt, InvalidRequest, ObjectNotFound, Unavailable
+from tidelog.storage.core.log_settings import MembershipSettings
 from tidelog.storage.runtime.tasks import together
 from tidelog.storage.state.cluster_state import ClusterState
 from tidelog.storage.state.partition import TailChunk

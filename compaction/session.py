@@ -21,6 +21,7 @@ from tidelog.storage.core.errors import (
     Unavailable,
     UnknownTopic,
 )
+from tidelog.storage.core.log_settings import WalSettings
 from tidelog.storage.log import Log
 from tidelog.storage.runtime.clock import Clock
 from tidelog.storage.state.cluster_state import ClusterState, Topic
@@ -29,7 +30,7 @@ from tidelog.storage.tables.delta import open_table
 from tidelog.storage.tables.foreign_commits import check
 from tidelog.storage.tables.manifest import Table
 from tidelog.storage.wal.view import WalView
-from tidelog.storage.wal.wal_objects import WalObjects, WalSettings, decode_checkpoint
+from tidelog.storage.wal.wal_objects import WalObjects, decode_checkpoint
 
 log = logging.getLogger("tidelog.care")
 

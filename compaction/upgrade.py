@@ -14,12 +14,13 @@ from typing import NamedTuple
 import msgspec
 
 from tidelog.compaction.session import MaintenanceSession
-from tidelog.storage.cluster.liveness import LivenessTracker, Member, MembershipSettings
+from tidelog.storage.cluster.liveness import LivenessTracker, Member
 from tidelog.storage.codec.entry import Draft
 from tidelog.storage.core import levels, object_keys
 from tidelog.storage.core.actions import SetBounds
 from tidelog.storage.core.bounds import Bounds
 from tidelog.storage.core.errors import InvalidRequest, ObjectNotFound, Unavailable
+from tidelog.storage.core.log_settings import MembershipSettings
 from tidelog.storage.state.cluster_bounds import ClusterBounds
 from tidelog.storage.wal.view import WalView
 

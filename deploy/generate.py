@@ -22,7 +22,7 @@ from tidelog.service.server.app import build_app
 from tidelog.service.settings.settings import PREFIX, RENAMED, Settings
 from tidelog.service.telemetry.metrics import HttpCounters, Telemetry
 from tidelog.storage.broker import Broker
-from tidelog.storage.log import LogSettings
+from tidelog.storage.core.log_settings import LogSettings
 from tidelog.storage.runtime.clock import SystemClock
 from tidelog.storage.store.memory import MemoryStore
 from tidelog.storage.store.metered import MeteredStore

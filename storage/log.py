@@ -11,12 +11,10 @@ import math
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import pyarrow as pa
 
-from tidelog.storage.cluster.liveness import MembershipSettings
-from tidelog.storage.cluster.sequencer import SequencerSettings
 from tidelog.storage.codec.chunk import RECORDS_MAX, Rows
 from tidelog.storage.codec.entry import Entry, IdempotencyKey
 from tidelog.storage.codec.partitioner import RecordPartitions
@@ -43,50 +41,31 @@ from tidelog.storage.core.errors import (
     UnknownPartition,
     UnknownTopic,
 )
+from tidelog.storage.core.log_settings import LogSettings
 from tidelog.storage.core.model import OFFSET_MAX, Acks, AppendedRange, ReadBounds, TopicPartition
 from tidelog.storage.read.long_polls import ANY_PARTITION, LongPolls, TopicChanges
-from tidelog.storage.read.reader import FetchResult, Reader, ReaderSettings
+from tidelog.storage.read.reader import FetchResult, Reader
 from tidelog.storage.read.tail_cache import TailCache
 from tidelog.storage.runtime.observer import Observer
 from tidelog.storage.runtime.tasks import surviving
-from tidelog.storage.seal.sealer import Sealer, SealerSettings
+from tidelog.storage.seal.sealer import Sealer
 from tidelog.storage.state.cluster_state import Applied, ClusterState, Topic
 from tidelog.storage.state.committed_offsets import CommittedOffset
 from tidelog.storage.state.partition import Partition
 from tidelog.storage.state.producers import ProducerEpoch
 from tidelog.storage.state.topic_checks import check_new_name, check_partitions
-from tidelog.storage.store.start_retry import START_RETRY_S
 from tidelog.storage.tables.open_tables import OpenTables
 from tidelog.storage.wal.announced import AnnouncedChunks
 from tidelog.storage.wal.view import Committer, WalView
-from tidelog.storage.wal.wal_objects import WalSettings
 from tidelog.storage.write.committed_tail import CommittedTail
 from tidelog.storage.write.requests import AppendRequest, part_rows
-from tidelog.storage.write.writer import Writer, WriterSettings
+from tidelog.storage.write.writer import Writer
 
 __all__ = ["FetchResult", "Log", "LogSettings"]
 
 T = TypeVar("T")
 
 log = logging.getLogger("tidelog.log")
-
-
-class LogSettings(NamedTuple):
-    """Settings of all parts of a broker; the service sets them."""
-
-    wal: WalSettings = WalSettings()
-    writer: WriterSettings = WriterSettings()
-    reader: ReaderSettings = ReaderSettings()
-    sealer: SealerSettings = SealerSettings()
-    membership: MembershipSettings = MembershipSettings()
-    sequencer: SequencerSettings = SequencerSettings()
-    tail_cache_bytes: int = 256 * 1024 * 1024
-    poll_interval_s: float = 1.0
-    """Time between two calls of `refresh` by `poll`, which keeps an idle broker's view fresh."""
-    is_sealing: bool = True
-    start_retry_s: float = START_RETRY_S
-    is_coordinating: bool = True  # run the background work of consumer groups
-    group_delay_s: float = 0.05  # the wait of an empty classic group for more members
 
 
 class Log:

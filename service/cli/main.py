@@ -40,6 +40,7 @@ from tidelog.service.cli.results import (
     warn,
 )
 from tidelog.service.cli.stores import maintenance, repair, replay, scrub, upkeep
+from tidelog.service.cli.stores.store_options import load_settings
 from tidelog.service.exit_status import (
     EXIT_FAILED,
     EXIT_INTERRUPTED,
@@ -50,8 +51,7 @@ from tidelog.service.exit_status import (
 )
 from tidelog.service.secret_files import PRIVATE_UMASK
 from tidelog.service.server.log_lines import log_to_stderr
-from tidelog.service.settings.fields import BadSettings
-from tidelog.service.settings.settings import PREFIX, RENAMED, Settings, load
+from tidelog.service.settings.settings import PREFIX, RENAMED, Settings
 
 USAGE_ERROR: Any = typer.BadParameter.__mro__[1]
 """The base class of click's usage errors. It comes from typer, because newer versions of typer
@@ -211,19 +211,15 @@ def _serve(**given: Any) -> None:
     flags = {
         name: ("true" if value else "false") if isinstance(value, bool) else value
         for name, value in given.items()
-        if value is not None
     }
     if url is not None:
-        if "store" in flags:
+        if flags["store"] is not None:
             raise BadUsage("the store is given twice: remove the argument or --store")
         flags["store"] = url
     warnings: list[str] = []
-    try:
-        settings = load(flags, warn=warnings.append)
-    except BadSettings as error:
-        raise BadUsage(str(error)) from None
+    settings = load_settings(flags, warnings.append)
     if warnings:
-        log_to_stderr(settings.log_level.upper(), settings.log_format)
+        log_to_stderr(settings)
     for text in warnings:
         logging.getLogger("tidelog").warning("%s", text)
 

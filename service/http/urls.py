@@ -16,8 +16,6 @@ from tidelog.service.http.call import Scope
 _HOST = re.compile(r"([A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(?::([0-9]{1,5}))?")
 _PREFIX = re.compile(r"(?:/[A-Za-z0-9._~!$&'()*+,;=:@%-]+)*")
 _SLASHES = re.compile(r"/{2,}")
-ADVERTISED = "tidelog.advertised_url"
-"""Key of the setting `advertised_url` in the scope of a request that FastAPI serves."""
 _PORTS = {"http": 80, "https": 443}
 
 

@@ -13,12 +13,10 @@ from tidelog.service.kafka.client import REQUEST, ApiClient, EncodedAnswer, fiel
 from tidelog.service.kafka.errors import Code, RequestKind, code_of
 from tidelog.service.kafka.refusal_lines import RefusalLines
 from tidelog.service.kafka.refused_batches import RefusedBatches
-from tidelog.service.memory_pool import MemoryPool
 from tidelog.service.operations.operations import Operations
 from tidelog.service.security.audit import audited_scope
 from tidelog.service.security.caller import CallerRights, Unauthenticated
-from tidelog.service.settings.settings import Settings
-from tidelog.service.telemetry.kafka_counters import KafkaCounters
+from tidelog.service.settings.requests import RequestSettings
 from tidelog.service.telemetry.metrics import HttpCounters
 from tidelog.service.unpacking import UnpackThreads
 from tidelog.storage.broker import Broker
@@ -44,22 +42,20 @@ class Context:
     def __init__(
         self,
         broker: Broker,
-        settings: Settings,
-        counters: KafkaCounters,
+        settings: RequestSettings,
         traffic: HttpCounters,
-        answers: MemoryPool,
         threads: UnpackThreads,
     ) -> None:
         self.broker = broker
         self.batches = broker.kafka
         self.operations = Operations.of(broker, settings.topic_defaults)
         self.settings = settings
-        self.counters = counters
+        self.counters = traffic.kafka
         self.traffic = traffic
         """Counts the records and bytes of topics, over all protocols."""
         self.refused_batches = RefusedBatches()
-        self.refusal_lines = RefusalLines(counters.admission)
-        self.answers = answers
+        self.refusal_lines = RefusalLines(traffic.kafka.admission)
+        self.answers = traffic.admission.answers
         """The memory of the answers with records, over all protocols."""
         self.threads = threads
         self.is_draining = False

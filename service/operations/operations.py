@@ -19,6 +19,6 @@ class Operations(NamedTuple):
     @classmethod
     def of(cls, broker: Broker, topic_defaults: Mapping[str, str]) -> "Operations":
         """Return the operations of a broker. `topic_defaults` are those that the broker's
-        settings give (`topic_configs.of_settings`)."""
+        settings give (`RequestSettings.topic_defaults`)."""
         topics = TopicOperations(broker, topic_defaults)
         return cls(topics, ConfigOperations(broker), AccessOperations(broker))

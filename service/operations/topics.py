@@ -56,7 +56,7 @@ class UnknownTopicId(UnknownTopic):
 
 class TopicOperations:
     """Stateless. `topic_defaults` are the defaults that the broker's settings give
-    (`topic_configs.of_settings`)."""
+    (`RequestSettings.topic_defaults`)."""
 
     def __init__(self, broker: Broker, topic_defaults: Mapping[str, str]) -> None:
         self._broker = broker

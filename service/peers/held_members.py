@@ -14,10 +14,6 @@ from tidelog.storage.groups.rest_groups import RestGroups
 log = logging.getLogger("tidelog.groups")
 
 
-HELD_MEMBERS = "held_members"
-"""The key of a HeldMembers in the scope of FastAPI's requests."""
-
-
 class HeldMembers:
     """Finds the held members of a group, here or at the broker that coordinates it."""
 

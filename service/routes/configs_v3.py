@@ -241,7 +241,7 @@ def _values(
 ) -> list[topic_configs.ConfigValue]:
     """Return the values of a default at a live broker, None for this one. This broker does not know
     the settings of the others."""
-    settings = {} if member is not None else request.app.state.default_settings
+    settings = {} if member is not None else request.app.state.settings.topic_defaults
     return log.state.defaults.values_of_default(name, settings)
 
 

@@ -51,7 +51,7 @@ from tidelog.service.security.caller import (
     check_topics,
     rights_of,
 )
-from tidelog.service.settings.settings import Settings
+from tidelog.service.settings.requests import RequestSettings
 from tidelog.storage.broker import Broker
 from tidelog.storage.core.acls import DESCRIBE, GROUP, READ, TOPIC
 from tidelog.storage.core.errors import (
@@ -108,7 +108,7 @@ class ConsumerHandlers:
     def __init__(
         self,
         broker: Broker,
-        settings: Settings,
+        settings: RequestSettings,
         consumers: RestGroups,
         fetch: Fetch,
         forwarder: Forwarder | None = None,

@@ -19,7 +19,7 @@ from tidelog.service.http.errors import NoSuchResource, TopicNotHosted
 from tidelog.service.http.media_types import JSON_V2
 from tidelog.service.http.paging import in_order
 from tidelog.service.http.route import V3
-from tidelog.service.http.urls import ADVERTISED, client_url
+from tidelog.service.http.urls import client_url
 from tidelog.service.operations.change import HttpChange
 from tidelog.service.operations.operations import Operations
 from tidelog.service.security.authenticator import Security
@@ -120,7 +120,7 @@ class Listing(BaseModel, Generic[Item]):
 async def empty_listing(request: Request) -> Listing[BaseModel]:
     """Return a list without data for the request's path. Its URL is one that this client can
     reach."""
-    url = client_url(request.scope, request.scope.get(ADVERTISED, "")).url
+    url = client_url(request.scope, request.app.state.settings.advertised_url).url
     return Listing(metadata=ListMetadata(self_url=f"{url}{request.url.path}"), data=[])
 
 
@@ -164,7 +164,7 @@ async def resource_factory(request: Request) -> ResourceFactory:
     path = request.url.path
     mount = next(mount for mount in V3.mounts if path.startswith(f"{mount}/"))
     cluster_id = broker_log(request).identity.cluster_id
-    url = client_url(request.scope, request.scope.get(ADVERTISED, ""))
+    url = client_url(request.scope, request.app.state.settings.advertised_url)
     return ResourceFactory(url, mount, cluster_id)
 
 

@@ -41,7 +41,7 @@ from tidelog.service.memory_pool import MemoryPool, Share
 from tidelog.service.routes.follower_bounds import Followers
 from tidelog.service.security.caller import CallerRights, rights_of
 from tidelog.service.security.request_time import measured
-from tidelog.service.settings.settings import Settings
+from tidelog.service.settings.requests import RequestSettings
 from tidelog.service.telemetry.metrics import HttpCounters
 from tidelog.service.unpacking import UnpackThreads
 from tidelog.storage.codec.chunk import RECORDS_MAX
@@ -78,7 +78,7 @@ class Fetch:
     def __init__(
         self,
         broker: Log,
-        settings: Settings,
+        settings: RequestSettings,
         counters: HttpCounters,
         answers: MemoryPool,
         threads: UnpackThreads,

@@ -21,7 +21,7 @@ from tidelog.service.http.paging import WHOLE, Slices, WantedPage, answer_page, 
 from tidelog.service.http.parameters import partition_number
 from tidelog.service.http.route import V3, Permission, Route, RouteAccess, RouteDoc
 from tidelog.service.operations.change import decided
-from tidelog.service.peers.held_members import HELD_MEMBERS, HeldMembers
+from tidelog.service.peers.held_members import HeldMembers
 from tidelog.service.routes.dependencies import (
     CHANGE_ERRORS,
     ERRORS,
@@ -356,7 +356,7 @@ async def list_groups(
 
 async def get_group(request: Request, group: PathGroup) -> GroupDescription:
     """A group, and its held members: clients whose next join must wait."""
-    held_members: HeldMembers = request.scope[HELD_MEMBERS]
+    held_members: HeldMembers = request.app.state.held_members
     members = await held_members.of(group.group_id, group.rights)
     return group.make.description(members)
 

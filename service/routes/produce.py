@@ -42,7 +42,7 @@ from tidelog.service.operations.change import HttpChange
 from tidelog.service.operations.topics import TopicOperations
 from tidelog.service.security.audit import audited_scope
 from tidelog.service.security.caller import ALL_RIGHTS, CallerRights, rights_of
-from tidelog.service.settings.settings import Settings
+from tidelog.service.settings.requests import RequestSettings
 from tidelog.service.telemetry.metrics import HttpCounters
 from tidelog.service.unpacking import UnpackThreads
 from tidelog.storage.broker import Broker
@@ -135,7 +135,11 @@ class Produce:
     """The v2 produce routes. One per broker."""
 
     def __init__(
-        self, broker: Broker, settings: Settings, counters: HttpCounters, threads: UnpackThreads
+        self,
+        broker: Broker,
+        settings: RequestSettings,
+        counters: HttpCounters,
+        threads: UnpackThreads,
     ) -> None:
         self._log = broker
         self._topics = TopicOperations(broker, settings.topic_defaults)

@@ -29,7 +29,7 @@ from tidelog.service.routes.produce import (
 )
 from tidelog.service.security.caller import CallerRights, rights_of
 from tidelog.service.security.request_time import measured
-from tidelog.service.settings.settings import Settings
+from tidelog.service.settings.requests import RequestSettings
 from tidelog.service.telemetry.metrics import HttpCounters
 from tidelog.storage.broker import Broker
 from tidelog.storage.codec.chunk import RECORDS_MAX, weight
@@ -123,7 +123,7 @@ class ProduceV3:
     """The v3 produce routes. One per broker."""
 
     def __init__(
-        self, broker: Broker, settings: Settings, produce: Produce, counters: HttpCounters
+        self, broker: Broker, settings: RequestSettings, produce: Produce, counters: HttpCounters
     ) -> None:
         self._log = broker
         self._settings = settings

@@ -38,7 +38,7 @@ from tidelog.service.routes.produce import (
     client_key,
 )
 from tidelog.service.security.caller import CallerRights, rights_of
-from tidelog.service.settings.settings import Settings
+from tidelog.service.settings.requests import RequestSettings
 from tidelog.service.telemetry.metrics import HttpCounters
 from tidelog.storage.broker import Broker
 from tidelog.storage.codec.entry import IdempotencyKey
@@ -80,7 +80,7 @@ class Transactions:
     """The route of transactions. One per broker."""
 
     def __init__(
-        self, broker: Broker, settings: Settings, produce: Produce, counters: HttpCounters
+        self, broker: Broker, settings: RequestSettings, produce: Produce, counters: HttpCounters
     ) -> None:
         self._log = broker
         self._settings = settings

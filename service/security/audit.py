@@ -28,8 +28,7 @@ from typing import Any
 from tidelog.service.http.call import HttpRequest, Scope
 from tidelog.service.security.caller import CallerRights, address_of, rights_of
 from tidelog.service.security.token_bucket import Bucket
-from tidelog.service.settings.settings import Settings
-from tidelog.service.settings.trust import AUDIT_AUTO, AUDIT_OFF, AUDIT_STDERR
+from tidelog.service.settings.security import AUDIT_AUTO, AUDIT_OFF, AUDIT_STDERR, SecuritySettings
 from tidelog.service.telemetry.metrics import HttpCounters
 from tidelog.storage.broker import Broker
 from tidelog.storage.core.errors import LogError
@@ -73,7 +72,9 @@ def audited_scope(action: str, name: str, rights: CallerRights, host: str) -> di
     }
 
 
-def open_audit(settings: Settings, broker: Broker, counters: HttpCounters) -> "Audit | None":
+def open_audit(
+    settings: SecuritySettings, broker: Broker, counters: HttpCounters
+) -> "Audit | None":
     """Return the audit log of the settings. If it is off, return None. Raises LogError if the file
     cannot be written."""
     destination = settings.audit_log

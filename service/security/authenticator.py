@@ -38,7 +38,7 @@ from tidelog.service.security.caller import (
 )
 from tidelog.service.security.signatures import SIGNED_LEVEL
 from tidelog.service.security.token_bucket import Bucket
-from tidelog.service.settings.settings import Settings
+from tidelog.service.settings.security import SecuritySettings
 from tidelog.service.telemetry.metrics import HttpCounters
 from tidelog.storage.broker import Broker
 from tidelog.storage.core.acls import ADMIN, TEXT_BYTES_MAX
@@ -222,7 +222,7 @@ class Security:
     def __init__(
         self,
         broker: Broker,
-        settings: Settings,
+        settings: SecuritySettings,
         secret: bytes,
         counters: HttpCounters,
         issuer: "Issuer | None" = None,

@@ -10,7 +10,7 @@ from collections.abc import Iterable, MutableMapping
 from typing import Any, NamedTuple, Protocol
 
 from tidelog.service.http.paging import sliced
-from tidelog.service.settings.settings import Settings
+from tidelog.service.settings.security import SecuritySettings
 from tidelog.storage.core.acls import (
     ADMIN,
     CLUSTER,
@@ -188,11 +188,11 @@ def address_of(scope: MutableMapping[str, Any]) -> str:
     return rights_of(scope).host or (client[0] if client else "")
 
 
-def super_users_of(settings: Settings) -> frozenset[str]:
+def super_users_of(settings: SecuritySettings) -> frozenset[str]:
     return frozenset({ADMIN, *settings.super_user_names})
 
 
-def topic_filter(settings: Settings) -> TopicFilter:
+def topic_filter(settings: SecuritySettings) -> TopicFilter:
     """Return the function that decides whether a principal may describe a topic, from any host."""
     if settings.security == "off":
         return all_topics

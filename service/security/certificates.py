@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tidelog.service.secret_files import why_exposed, why_not_read
-from tidelog.service.settings.settings import Settings
+from tidelog.service.settings.tls import TlsSettings
 from tidelog.storage.core.errors import LogError
 from tidelog.storage.runtime.clock import Clock
 
@@ -120,7 +120,7 @@ class Certificates(NamedTuple):
 NO_CERTIFICATES = Certificates(None, None)
 
 
-def certificates(settings: Settings, peer_host: str, clock: Clock) -> Certificates:
+def certificates(settings: TlsSettings, peer_host: str, clock: Clock) -> Certificates:
     """Return the certificates that the settings name. `peer_host` is the host name or address at
     which other brokers reach this one. Raises LogError."""
     clients = peers = None

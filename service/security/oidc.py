@@ -27,8 +27,7 @@ import httpx
 import jwt
 
 from tidelog.service.security.caller import BEARER, Unauthenticated
-from tidelog.service.settings.settings import Settings
-from tidelog.service.settings.trust import is_protected
+from tidelog.service.settings.security import SecuritySettings, is_protected
 from tidelog.storage.core.acls import ADMIN, EVERYBODY, check_principal
 from tidelog.storage.core.errors import Unavailable
 from tidelog.storage.runtime.clock import Clock
@@ -81,7 +80,7 @@ class Issuer:
     """The issuer in the settings. One per broker, owned by its event loop. `failures` counts bad
     tokens by kind."""
 
-    def __init__(self, settings: Settings, clock: Clock, failures: Counter[str]) -> None:
+    def __init__(self, settings: SecuritySettings, clock: Clock, failures: Counter[str]) -> None:
         self._failures = failures
         self._name = settings.oidc_issuer
         self._audience = settings.oidc_audience

@@ -27,8 +27,7 @@ from tidelog.service.http.call import Scope
 from tidelog.service.http.errors import CrossSite
 from tidelog.service.http.media_types import UnsupportedMediaType
 from tidelog.service.http.urls import client_url, split_host
-from tidelog.service.settings.settings import Settings
-from tidelog.service.settings.trust import ANY_HOST, hosts_of
+from tidelog.service.settings.security import ANY_HOST, SecuritySettings
 from tidelog.storage.core.errors import LogError
 
 KNOWN_MAX = 1_000
@@ -54,8 +53,8 @@ class WrongHost(LogError):
 class Sites:
     """The rules of one broker for `Host` and `Origin`. Owned by one event loop."""
 
-    def __init__(self, settings: Settings) -> None:
-        entries = hosts_of(settings.allowed_hosts)
+    def __init__(self, settings: SecuritySettings) -> None:
+        entries = settings.allowed_host_names
         self._is_any = ANY_HOST in entries or (settings.security == "keys" and not entries)
         self._authorities = frozenset(entries)
         names = [entry.partition(":")[0] for entry in entries]
@@ -119,7 +118,7 @@ class Sites:
         )
 
 
-def _own_names(settings: Settings) -> Iterable[str]:
+def _own_names(settings: SecuritySettings) -> Iterable[str]:
     machine = socket.gethostname().lower()
     advertised = (settings.peer_address, settings.advertised_url)
     return (

@@ -7,7 +7,7 @@ result. The application has no durable state, so a crash loses nothing.
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 from urllib.parse import quote_from_bytes
 
@@ -42,10 +42,10 @@ from tidelog.service.routes.health import VERSION
 from tidelog.service.security.authenticator import Security
 from tidelog.service.security.caller import Forbidden
 from tidelog.service.server.reports import Reports
-from tidelog.service.server.router import APP_ROUTES, HOT_ROUTES, Handler
+from tidelog.service.server.router import APP_ROUTES, HOT_ROUTES
+from tidelog.service.settings.requests import RequestSettings
 from tidelog.service.telemetry.metrics import HttpCounters
 from tidelog.storage.broker import Broker
-from tidelog.storage.core.topic_configs import of_settings
 
 _ASCII = bytes(range(128))
 
@@ -81,15 +81,12 @@ class Application(FastAPI):
 
     def __init__(self, more_routes: Sequence[Route] = (), **options: Any) -> None:
         super().__init__(**options)
-        self.declared = (*APP_ROUTES, *more_routes)
-        self.router.routes += [*_APP_ROUTES, *map(_api_route, more_routes)]
-        self._api_routes = dict(zip(map(id, self.declared), self.router.routes, strict=True))
-
-    def bound(self, route: Route) -> Handler:
-        """Return the handler of a declared route. It takes a request and the path's parameters."""
-        api_route = self._api_routes[id(route)]
-        assert isinstance(api_route, APIRoute)
-        return DeclaredRoute(self, route, api_route).serve
+        routes = [*_APP_ROUTES, *((route, _api_route(route)) for route in more_routes)]
+        self.router.routes += [api_route for _, api_route in routes]
+        self.handlers = [(pair[0], DeclaredRoute(self, *pair).serve) for pair in routes]
+        """The declared routes, each with its handler for a request and the path's parameters."""
+        self._document: bytes | None = None
+        self._making = asyncio.Lock()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Raise Forbidden: only the router admits requests."""
@@ -97,13 +94,12 @@ class Application(FastAPI):
 
     async def document(self) -> bytes:
         """Return the OpenAPI document as JSON. The first call makes it in a thread, in ~0.7 s."""
-        async with self.state.making:
-            if self.state.document is None:
-                self.state.document = await asyncio.to_thread(
+        async with self._making:
+            if self._document is None:
+                self._document = await asyncio.to_thread(
                     lambda: json.dumps(self.openapi(), ensure_ascii=False).encode()
                 )
-        document: bytes = self.state.document
-        return document
+        return self._document
 
     def openapi(self) -> dict[str, Any]:
         """Return the broker's document, which is made once."""
@@ -114,20 +110,19 @@ class Application(FastAPI):
         return self.openapi_schema
 
 
-DEFAULT_SETTINGS = of_settings(1, is_auto_create=False)
+DEFAULT_SETTINGS = RequestSettings()
 
 
 def build_app(
     broker: Broker,
+    settings: RequestSettings = DEFAULT_SETTINGS,
     *,
     http: HttpCounters | None = None,
-    default_settings: Mapping[str, str] = DEFAULT_SETTINGS,
     routes: Sequence[Route] = (),
     security: Security | None = None,
     reports: Reports | None = None,
 ) -> Application:
-    """Build the application on an open log. `routes` are served beside APP_ROUTES.
-    `default_settings` are defaults of topics that the broker's settings give (`of_settings`)."""
+    """Build the application on an open log. `routes` are served beside APP_ROUTES."""
     counters = HttpCounters() if http is None else http
     app = Application(
         routes,
@@ -143,9 +138,8 @@ def build_app(
         redirect_slashes=False,
     )
     app.state.log = broker
-    app.state.document, app.state.making = None, asyncio.Lock()
-    app.state.default_settings = default_settings
-    app.state.operations = Operations.of(broker, default_settings)
+    app.state.settings = settings
+    app.state.operations = Operations.of(broker, settings.topic_defaults)
     app.state.counters = counters
     app.state.security = security
     app.state.reports = reports or Reports.of(broker, counters)
@@ -180,9 +174,9 @@ def _api_route(route: Route) -> APIRoute:
     )
 
 
-_APP_ROUTES = [_api_route(route) for route in APP_ROUTES]
-"""APP_ROUTES as FastAPI's routes. They have no state, so a process makes them once, at its imports:
-FastAPI needs 0.1 s of CPU for them."""
+_APP_ROUTES = [(route, _api_route(route)) for route in APP_ROUTES]
+"""APP_ROUTES, each with FastAPI's route. They have no state, so a process makes them once, at its
+imports: FastAPI needs 0.1 s of CPU for them."""
 
 
 class DeclaredRoute:

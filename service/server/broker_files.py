@@ -8,7 +8,8 @@ from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
 from tidelog.service.secret_files import OTHERS, why_exposed
-from tidelog.service.settings.settings import Settings, state_home
+from tidelog.service.settings.settings import state_home
+from tidelog.service.settings.store import StoreSettings
 from tidelog.storage.broker import Broker
 from tidelog.storage.core import object_keys
 from tidelog.storage.core.errors import LogError, StoreUnfit
@@ -32,7 +33,7 @@ def check_files(broker: Broker) -> None:
         log.warning("other users can read the folder of the store: chmod -R go= %s", path.parent)
 
 
-def hot_dir(settings: Settings, store: ObjectStore) -> Path | None:
+def hot_dir(settings: StoreSettings, store: ObjectStore) -> Path | None:
     """Return the folder of the hot log: the setting `hot_dir`. Without the setting, the folder is
     inside the store's folder or, for S3, in `state_home`.
 

@@ -7,9 +7,9 @@ broker has registered: the liveness object has the address that all brokers give
 import asyncio
 import contextlib
 import socket
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from tidelog.service.http.admission import CONNECTION_BYTES, Admission
+from tidelog.service.http.admission import CONNECTION_BYTES
 from tidelog.service.http.handshakes import Handshakes
 from tidelog.service.http.sockets import bound_sockets
 from tidelog.service.kafka.admin.acls import disabled_acl_apis
@@ -30,9 +30,8 @@ from tidelog.service.kafka.routing import Routing
 from tidelog.service.peers.listener import reachable
 from tidelog.service.security.authenticator import Security
 from tidelog.service.security.certificates import ServerCertificate
-from tidelog.service.settings.kafka import address_of
-from tidelog.service.settings.settings import Settings
-from tidelog.service.telemetry.kafka_counters import KafkaCounters
+from tidelog.service.settings.kafka import KafkaSettings, address_of
+from tidelog.service.settings.requests import RequestSettings
 from tidelog.service.telemetry.metrics import HttpCounters
 from tidelog.service.unpacking import UnpackThreads
 from tidelog.storage.broker import Broker
@@ -51,7 +50,7 @@ class KafkaPorts(NamedTuple):
     port: int
 
 
-def bind(settings: Settings, worker: int, stack: contextlib.ExitStack) -> KafkaPorts | None:
+def bind(settings: KafkaSettings, worker: int, stack: contextlib.ExitStack) -> KafkaPorts | None:
     """Bind the ports for Kafka clients; `stack` closes them. Return None if there are none. A
     worker binds the shared port and its own. Raises LogError."""
     if not settings.kafka_port:
@@ -70,7 +69,7 @@ def bind(settings: Settings, worker: int, stack: contextlib.ExitStack) -> KafkaP
 
 
 def advertised(
-    settings: Settings, ports: KafkaPorts | None, broker: Broker, worker: int
+    settings: KafkaSettings, ports: KafkaPorts | None, broker: Broker, worker: int
 ) -> tuple[KafkaListener, ...]:
     """Return the listener as the liveness object names it."""
     if ports is None:
@@ -86,19 +85,16 @@ class KafkaServer:
 
     def __init__(
         self,
-        settings: Settings,
+        settings: RequestSettings,
         broker: Broker,
         counters: HttpCounters,
         security: Security | None,
         named: KafkaListener,
         threads: UnpackThreads,
-        certificate: ServerCertificate | None = None,
-        handshakes: Handshakes | None = None,
+        certificate: ServerCertificate | None,
+        handshakes: Handshakes,
     ) -> None:
-        kafka = counters.kafka
-        answers = counters.admission.answers
-        handshakes = handshakes or Handshakes()
-        context = Context(broker, settings, kafka, counters, answers, threads)
+        context = Context(broker, settings, counters, threads)
         self.routing = Routing(context, named)
         placement = Placement(context, self.routing)
         handlers = Handlers(
@@ -115,7 +111,7 @@ class KafkaServer:
             asyncio.get_running_loop(),
             context,
             table(handlers),
-            kafka.admission,
+            counters.kafka.admission,
             RequestMemory(settings.buffer_bytes_max),
             security,
             UnsentAnswers(UNSENT_ALL_BYTES_MAX),
@@ -146,7 +142,7 @@ class KafkaServer:
         await self.listener.close()
 
 
-def memory_bounds(settings: Settings, connections_max: int) -> dict[str, int]:
+def memory_bounds(settings: RequestSettings, connections_max: int) -> dict[str, int]:
     """Return the maximum bytes of each part of the memory that the listener needs."""
     requests = RequestMemory(settings.buffer_bytes_max)
     connections = connections_max + limits_of(connections_max).spare_max
@@ -156,9 +152,3 @@ def memory_bounds(settings: Settings, connections_max: int) -> dict[str, int]:
         "kafka answers": UNSENT_ALL_BYTES_MAX,
         "kafka connections": connections * CONNECTION_BYTES,
     }
-
-
-def counters_of(connections_max: int) -> KafkaCounters:
-    """Return the counters of a listener, with its Admission."""
-    admission: Admission[Any] = Admission(limits_of(connections_max))
-    return KafkaCounters(admission)

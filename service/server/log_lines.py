@@ -16,8 +16,9 @@ import traceback
 
 import orjson
 
+from tidelog.service.settings.telemetry import TelemetrySettings
+
 HUMAN = "%(asctime)s %(levelname)s %(name)s %(message)s"
-FORMATS = ("human", "json")
 
 LINES_MAX, WINDOW_S = 20, 10.0
 """LINES_MAX lines of one kind pass in WINDOW_S seconds."""
@@ -83,15 +84,16 @@ class Bounded(logging.Filter):
         return True
 
 
-def log_to_stderr(level: str, form: str = "human") -> None:
-    """Log tidelog at `level`, and libraries at WARNING. At INFO, the AWS SDK logs each credential
-    source, and the two servers of a broker log their start."""
+def log_to_stderr(settings: TelemetrySettings) -> None:
+    """Log tidelog at `log_level`, and libraries at WARNING. At INFO, the AWS SDK logs each
+    credential source, and the two servers of a broker log their start."""
     handler = logging.StreamHandler(sys.stderr)
     handler.addFilter(Bounded())
-    handler.setFormatter(JsonFormatter() if form == "json" else logging.Formatter(HUMAN))
+    is_json = settings.log_format == "json"
+    handler.setFormatter(JsonFormatter() if is_json else logging.Formatter(HUMAN))
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
-    logging.captureWarnings(form == "json")
-    logging.getLogger("tidelog").setLevel(level)
+    logging.captureWarnings(is_json)
+    logging.getLogger("tidelog").setLevel(settings.log_level.upper())
 
 
 def log_failure(message: str, form: str) -> None:

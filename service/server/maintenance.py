@@ -29,7 +29,7 @@ from tidelog.compaction.repair_tables import undo_rearrangement
 from tidelog.compaction.retention import retain
 from tidelog.compaction.session import MaintenanceSession, topics_of
 from tidelog.service.server.open_cluster import opened_cluster
-from tidelog.service.settings.settings import Settings
+from tidelog.service.settings.maintenance import MaintenanceSettings
 from tidelog.service.telemetry.compactions import Compact, CompactionJob, no_store
 from tidelog.service.telemetry.maintenance_metrics import MaintenanceCounters
 from tidelog.service.telemetry.maintenance_results import Kind, result
@@ -52,14 +52,13 @@ the last day's commits of tables from which files were removed."""
 
 
 async def run_maintenance(
-    settings: Settings, broker: Log, counters: MaintenanceCounters | None = None
+    settings: MaintenanceSettings, broker: Log, counters: MaintenanceCounters
 ) -> None:
     """Run a round about every `retention_check_interval_ms`. If this setting is 0, return at once.
     If a round fails, the next round does its work."""
     interval_s = settings.retention_check_interval_ms / 1000
-    if not interval_s or settings.store.startswith("memory:"):
+    if not interval_s or settings.is_in_memory:
         return  # data in memory ends with the process
-    counters = counters or MaintenanceCounters()
     counters.is_running = True
     draws = random.Random(broker.clock.new_id())
     for number in itertools.count():
@@ -98,14 +97,13 @@ async def check_tables(broker: Log) -> None:
 
 
 async def maintain_once(
-    settings: Settings,
+    settings: MaintenanceSettings,
     broker: Log,
-    counters: MaintenanceCounters | None = None,
+    counters: MaintenanceCounters,
     *,
     is_collecting: bool = True,
 ) -> None:
     """Run retention once, then collection. Raises LogError."""
-    counters = counters or MaintenanceCounters()
     session = MaintenanceSession.of_broker(broker)
     try:
         with _noted(broker, counters, "retain"):
@@ -134,7 +132,7 @@ def _noted(broker: Log, counters: MaintenanceCounters, kind: Kind) -> Iterator[N
 
 
 async def _apart(
-    settings: Settings,
+    settings: MaintenanceSettings,
     name: str,
     work: Callable[[MaintenanceSession], Coroutine[Any, Any, WorkResult]],
 ) -> WorkResult:
@@ -153,9 +151,9 @@ async def _apart(
         await lane.close()
 
 
-def compactor(settings: Settings) -> Compact:
+def compactor(settings: MaintenanceSettings) -> Compact:
     """Return the work of compactions that clients start."""
-    if settings.store.startswith("memory:"):
+    if settings.is_in_memory:
         return no_store
 
     async def work(job: CompactionJob, on_rows: Callable[[int], None]) -> Sequence[dict[str, Any]]:

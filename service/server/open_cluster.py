@@ -4,13 +4,13 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from tidelog.compaction.session import MaintenanceSession, check_exists
-from tidelog.service.settings.settings import Settings
+from tidelog.service.settings.store import StoreSettings
 from tidelog.storage.runtime.clock import SystemClock
 from tidelog.storage.store.open import open_store
 from tidelog.storage.store.read_only import open_to_read
 
 
-async def check_cluster(settings: Settings) -> None:
+async def check_cluster(settings: StoreSettings) -> None:
     """Raise StoreUnfit if the store of the settings has no cluster. Writes nothing."""
     store = await open_to_read(settings.store, settings.s3)
     try:
@@ -21,7 +21,7 @@ async def check_cluster(settings: Settings) -> None:
 
 @asynccontextmanager
 async def opened_cluster(
-    settings: Settings, *, report_damage: bool = True, is_reading: bool = False
+    settings: StoreSettings, *, report_damage: bool = True, is_reading: bool = False
 ) -> AsyncIterator[MaintenanceSession]:
     """Open the cluster in the store of the settings. Close both at the end of the block. If
     `is_reading` is set, nothing is written, and the store may be read-only."""

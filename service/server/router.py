@@ -15,15 +15,15 @@ from collections.abc import (
     Iterator,
     Mapping,
     MutableMapping,
-    Sequence,
 )
 from types import MethodType
 from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
+from starlette.datastructures import State
 from starlette.exceptions import HTTPException
 
 from tidelog.service.console import api, cluster_health, files, groups, kafka_clients
-from tidelog.service.http.admission import Admission, Limits, address_max
+from tidelog.service.http.admission import Limits, address_max
 from tidelog.service.http.body_limit import set_limit
 from tidelog.service.http.call import BodyMemory, HttpRequest, HttpResponse, Receive, Scope, Send
 from tidelog.service.http.cors import Cors, exposing
@@ -32,9 +32,8 @@ from tidelog.service.http.media_types import JSON, NotAcceptable, is_served, not
 from tidelog.service.http.parameters import InvalidParameter, check_printable
 from tidelog.service.http.request_id import REQUEST_ID, id_of_error
 from tidelog.service.http.route import Access, Permission, Route, RouteAccess
-from tidelog.service.http.urls import ADVERTISED, clean_path
+from tidelog.service.http.urls import clean_path
 from tidelog.service.peers.forwarding import Forwarded, ForwardedCall, Forwarder
-from tidelog.service.peers.held_members import HELD_MEMBERS
 from tidelog.service.routes import (
     acls_v3,
     cluster_v3,
@@ -59,6 +58,7 @@ from tidelog.service.security.authenticator import READING, Security
 from tidelog.service.security.caller import ALL_RIGHTS, charge_request, rights_of
 from tidelog.service.security.origin_check import Sites
 from tidelog.service.security.request_time import measured
+from tidelog.service.settings.requests import RequestSettings
 from tidelog.service.settings.settings import Settings
 from tidelog.service.telemetry.metrics import HttpCounters
 from tidelog.service.unpacking import UnpackThreads
@@ -108,7 +108,7 @@ Handler: TypeAlias = Callable[..., Coroutine[Any, Any, HttpResponse | None]]
 T = TypeVar("T")
 
 
-def limits_of(settings: Settings, connections_max: int | None = None) -> Limits:
+def limits_of(settings: RequestSettings, connections_max: int | None = None) -> Limits:
     """Return the limits of the listener for clients. `connections_max` is the number that the limit
     of open files allows."""
     most = settings.connections_max if connections_max is None else connections_max
@@ -128,10 +128,10 @@ class DeclaredRoutes(Protocol):
     """The application with the routes that FastAPI declares (service.server.app)."""
 
     @property
-    def declared(self) -> Sequence[Route]: ...
+    def handlers(self) -> Iterable[tuple[Route, Handler]]: ...
 
-    def bound(self, route: Route) -> Handler:
-        """Return the handler of a declared route."""
+    @property
+    def state(self) -> State: ...
 
 
 class Target(NamedTuple):
@@ -214,13 +214,6 @@ class PathNode:
         return node, segments
 
 
-class Limiters(NamedTuple):
-    """The Admission of the listener that calls a router, and the threads that unpack bodies."""
-
-    admission: Admission[Any]
-    threads: UnpackThreads
-
-
 class Router:
     """The ASGI application of one broker process: it finds the route of a request, admits the
     request, calls the handler, and answers errors. `app` has the handlers of the routes that are
@@ -235,15 +228,12 @@ class Router:
         instances: RestGroups,
         forwarder: Forwarder | None = None,
         security: Security | None = None,
-        limiters: Limiters | None = None,
+        threads: UnpackThreads | None = None,
     ) -> None:
-        self._app = app
-        self.admission, threads = limiters or Limiters(
-            Admission(limits_of(settings)), UnpackThreads()
-        )
+        self.admission = counters.admission
+        threads = threads or UnpackThreads()
         self._bodies = BodyMemory(self.admission.bodies, threads)
         self._clock = broker.clock
-        self._advertised_url = settings.advertised_url
         self._cors = Cors(settings.cors_origin_names) if settings.cors_origins else None
         self._security = security
         self.proves_by_head = security is None
@@ -257,23 +247,26 @@ class Router:
         follower = topic_follower.TopicFollower(broker, fetcher)
         producer = produce.Produce(broker, settings, counters, threads)
         self.consumers = consumers.ConsumerHandlers(broker, settings, instances, fetcher, forwarder)
+        app.state.held_members = self.consumers.held_members  # the app is built before the router
         self.forwarded = Forwarded(self._serve_for_peer)
         """Serves the requests that other brokers forward to this one."""
         producer_v3 = produce_v3.ProduceV3(broker, settings, producer, counters)
         transactor = transactions.Transactions(broker, settings, producer, counters)
         self._root = PathNode(
             [
-                *_paths(produce.ROUTES, lambda route: MethodType(route.serve, producer)),
-                *_paths(fetch.ROUTES, lambda route: MethodType(route.serve, fetcher)),
-                *_paths(topic_follower.ROUTES, lambda route: MethodType(route.serve, follower)),
-                *_paths(produce_v3.ROUTES, lambda route: MethodType(route.serve, producer_v3)),
-                *_paths(transactions.ROUTES, lambda route: MethodType(route.serve, transactor)),
-                *_paths(consumer_routes.ROUTES, self.consumers.bound),
-                *_paths(app.declared, self._declared, is_declared=True),
+                *_paths(_methods(produce.ROUTES, producer)),
+                *_paths(_methods(fetch.ROUTES, fetcher)),
+                *_paths(_methods(topic_follower.ROUTES, follower)),
+                *_paths(_methods(produce_v3.ROUTES, producer_v3)),
+                *_paths(_methods(transactions.ROUTES, transactor)),
+                *_paths((route, self.consumers.bound(route)) for route in consumer_routes.ROUTES),
+                *_paths(app.handlers, is_declared=True),
             ]
         )
         for_peers = (*consumer_routes.ROUTES, *consumer_routes.PEER_ROUTES)
-        self._forwarded_root = PathNode([*_paths(for_peers, self.consumers.bound_here)])
+        self._forwarded_root = PathNode(
+            [*_paths((route, self.consumers.bound_here(route)) for route in for_peers)]
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._security is None:
@@ -335,18 +328,6 @@ class Router:
         is_instance = target is not None and target.route in consumer_routes.ROUTES
         has_effects = (not is_reading or is_instance) and not is_allowed
         return self._sites.refusal(call.scope, call.headers, has_effects=has_effects)
-
-    def _declared(self, route: Route) -> Handler:
-        """Return the handler of a declared route, which gets the parts of this broker."""
-        serve = self._app.bound(route)
-
-        async def served(call: HttpRequest, *parameters: str) -> HttpResponse | None:
-            call.scope[HELD_MEMBERS] = self.consumers.held_members
-            if self._advertised_url:
-                call.scope[ADVERTISED] = self._advertised_url
-            return await serve(call, *parameters)
-
-        return served
 
     async def _serve(self, target: Target, segments: list[str], call: HttpRequest) -> None:
         started = time.perf_counter()
@@ -496,12 +477,16 @@ def _is_health(target: Target | None) -> bool:
     return target.route.label == "health"
 
 
+def _methods(routes: Iterable[Route], owner: object) -> Iterator[tuple[Route, Handler]]:
+    """Iterate over hot routes, whose handlers are methods of `owner`."""
+    return ((route, MethodType(route.serve, owner)) for route in routes)
+
+
 def _paths(
-    routes: Iterable[Route], bind: Callable[[Route], Handler], *, is_declared: bool = False
+    handlers: Iterable[tuple[Route, Handler]], *, is_declared: bool = False
 ) -> Iterator[tuple[list[str], Target]]:
-    """Iterate over the paths of routes, under every mount. `bind` returns a route's handler."""
-    for route in routes:
-        serve = bind(route)
+    """Iterate over the paths of routes, under every mount."""
+    for route, serve in handlers:
         for path in route.paths:
             segments = [*filter(None, path.split("/"))]
             positions = tuple(

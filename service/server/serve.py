@@ -31,7 +31,7 @@ from tidelog.service.server.log_lines import log_failure, log_to_stderr
 from tidelog.service.server.maintenance import check_tables, run_maintenance
 from tidelog.service.server.open_files import ConnectionLimits, client_limits
 from tidelog.service.server.return_memory import return_memory
-from tidelog.service.server.service import CLOSE_S, Ports, Service, has_peers
+from tidelog.service.server.service import CLOSE_S, Ports, Service
 from tidelog.service.settings.settings import Settings
 from tidelog.service.telemetry.loop_probe import LoopProbe
 from tidelog.storage.broker import BACKGROUND_STOP_S
@@ -63,7 +63,7 @@ def run(
 ) -> int:
     """Serve until SIGTERM or SIGINT, then return the exit status. `worker` is the number of this
     process if it shares its port with other workers, else 0."""
-    log_to_stderr(settings.log_level.upper(), settings.log_format)
+    log_to_stderr(settings)
     os.umask(PRIVATE_UMASK)  # also for files that libraries make: tables, temporary files
     keep_freed()
     # A commit's thread needs the interpreter's lock again after each system call. With Python's
@@ -144,7 +144,7 @@ async def _join(service: Service, files: ConnectionLimits) -> None:
     """Start the listener for peers and register the broker, before clients can send requests. The
     listener closes after the broker has closed, so the broker answers its peers until its end."""
     settings, tls = service.settings, service.ports.tls
-    if not has_peers(settings):
+    if settings.is_in_memory:
         return
     listener = PeerListener(
         service.peer_app,
@@ -169,7 +169,7 @@ async def _serve_http(
 
     def listening(url: str) -> None:
         # With port 0, a caller reads the port from these lines.
-        lines = facts(url, broker, service.advertised, has_peers=has_peers(settings))
+        lines = facts(url, broker, service.advertised, has_peers=not settings.is_in_memory)
         announce(url, lines, settings.log_format)
         on_listening()
 

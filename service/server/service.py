@@ -19,6 +19,7 @@ from tidelog.service.http.admission import Admission
 from tidelog.service.http.handshakes import HANDSHAKES_BYTES_MAX, Handshakes
 from tidelog.service.http.turns import Turns
 from tidelog.service.kafka.appends import UNPACKED_BYTES_MAX
+from tidelog.service.kafka.connections.listener import limits_of as kafka_limits
 from tidelog.service.peers.client import METRICS, HttpPeers
 from tidelog.service.peers.forwarding import Forwarder, GroupPeers
 from tidelog.service.peers.listener import BODIES_BYTES_MAX, PeerApp
@@ -32,13 +33,17 @@ from tidelog.service.server.app import build_app
 from tidelog.service.server.broker_files import check_files, hot_dir
 from tidelog.service.server.maintenance import compactor
 from tidelog.service.server.reports import Reports
-from tidelog.service.server.router import Limiters, Router, limits_of
+from tidelog.service.server.router import Router, limits_of
+from tidelog.service.settings.security import SecuritySettings
 from tidelog.service.settings.settings import Settings
+from tidelog.service.settings.store import StoreSettings
+from tidelog.service.settings.telemetry import TelemetrySettings
+from tidelog.service.telemetry.kafka_counters import KafkaCounters
 from tidelog.service.telemetry.maintenance_metrics import MaintenanceCounters
 from tidelog.service.telemetry.metrics import HttpCounters, Worker, gathered
 from tidelog.service.unpacking import UNPACKED_ALL_BYTES_MAX, UnpackThreads
 from tidelog.storage.broker import BACKGROUND_STOP_S, NO_OBSERVER, NO_PEERS, Broker
-from tidelog.storage.cluster.liveness import KafkaListener, Member
+from tidelog.storage.cluster.liveness import Member
 from tidelog.storage.core.errors import LogError, StoreUnfit, Unavailable
 from tidelog.storage.runtime.clock import Clock, SystemClock
 from tidelog.storage.store.metered import MeteredStore
@@ -82,23 +87,74 @@ class Service:
         peers: HttpPeers,
         ports: Ports,
         closing: contextlib.AsyncExitStack,
+        secret: bytes | None,
+        traces: "Traces | None",
     ) -> None:
+        """`closing` has the parts that end after the broker has closed. `secret` is the cluster's,
+        None if security is off. Raises StoreUnfit, LogError."""
         self.settings = settings
         self.broker = broker
         self.ports = ports
+        self.closing = closing
         self.handshakes = Handshakes()
         self.maintenance = MaintenanceCounters()
-        self.closing = closing
-        """The parts that end after the broker has closed."""
-        self.admission: Admission[Any] = Admission(
-            limits_of(settings, ports.connections_max),
-            other_bounds(settings, ports.connections_max or settings.connections_max),
+        connections_max = ports.connections_max or settings.connections_max
+        admission: Admission[Any] = Admission(
+            limits_of(settings, connections_max), other_bounds(settings, connections_max)
         )
-        kafka_counters = kafka_server.counters_of(self.admission.limits.connections_max)
-        self.counters = HttpCounters(self.admission, kafka_counters)
+        kafka_counters = KafkaCounters(Admission(kafka_limits(connections_max)))
+        self.counters = HttpCounters(admission, kafka_counters)
         self.counters.certificates.update(ports.tls.by_port())
+        security = security_of(settings, broker, secret, self.counters, self.handshakes.turns)
+        if secret is not None:  # the broker was opened with its peers, and only it has the secret
+            peers.signatures = Signatures(
+                secret,
+                broker.members().me.id,
+                lambda: broker.clock.now_ms() - broker.store_time.skew_ms(),
+                lambda: broker.state.level,
+            )
         self._peers = peers
-        self._threads = UnpackThreads()
+        threads = UnpackThreads()
+        self.advertised = kafka_server.advertised(settings, ports.kafka, broker, ports.worker)
+        """The listener for Kafka clients, if there is one, as the liveness object names it."""
+        self.kafka: kafka_server.KafkaServer | None = None
+        for listener in self.advertised:
+            self.kafka = kafka_server.KafkaServer(
+                settings,
+                broker,
+                self.counters,
+                security,
+                listener,
+                threads,
+                ports.tls.clients,
+                self.handshakes,
+            )
+        self.reports = Reports.of(
+            broker,
+            self.counters,
+            self.maintenance,
+            self._worker(),
+            () if self.kafka is None else self.kafka.listener.connections,
+            compactor(settings),
+            lambda path: self._responses(path, broker.members().peers),
+        )
+        closing.push_async_callback(self.reports.compactions.close, BACKGROUND_STOP_S)
+        kind = Router if traces is None else traces.router()
+        self.app = kind(
+            build_app(
+                broker, settings, http=self.counters, security=security, reports=self.reports
+            ),
+            broker,
+            settings,
+            self.counters,
+            broker.rest_groups,
+            Forwarder(GroupPeers(broker.members, peers)),
+            security,
+            threads,
+        )
+        self.peer_app = PeerApp(
+            broker, self.app.forwarded, self.reports.by_path(), peers.signatures
+        )
 
     @classmethod
     @contextlib.asynccontextmanager
@@ -130,84 +186,16 @@ class Service:
                 name=broker_id,
                 cluster_id=settings.cluster_id or None,
                 hot_dir=hot_dir(settings, store),
-                peers=peers if has_peers(settings) else NO_PEERS,
+                peers=NO_PEERS if settings.is_in_memory else peers,
                 observer=observer,
                 may_describe=topic_filter(settings),
             )
             closing = await stack.enter_async_context(contextlib.AsyncExitStack())
             try:
-                service = cls(settings, broker, peers, ports, closing)
-                await service._build(traces)
-                yield service
+                secret = None if settings.security == "off" else await broker.secret()
+                yield cls(settings, broker, peers, ports, closing, secret, traces)
             finally:
                 await _close(broker)
-
-    async def _build(self, traces: "Traces | None") -> None:
-        """Build the applications."""
-        settings, broker = self.settings, self.broker
-        turns = self.handshakes.turns
-        self.security = security = await security_of(settings, broker, self.counters, turns)
-        if security is not None:
-            self._peers.signatures = Signatures(
-                await broker.secret(),
-                broker.members().me.id,
-                lambda: broker.clock.now_ms() - broker.store_time.skew_ms(),
-                lambda: broker.state.level,
-            )
-        self.kafka = self._kafka_server()
-        self.reports = reports = Reports.of(
-            broker,
-            self.counters,
-            self.maintenance,
-            self._worker(),
-            () if self.kafka is None else self.kafka.listener.connections,
-            compactor(settings),
-            lambda path: self._responses(path, broker.members().peers),
-        )
-        self.closing.push_async_callback(reports.compactions.close, BACKGROUND_STOP_S)
-        app = build_app(
-            broker,
-            http=self.counters,
-            default_settings=settings.topic_defaults,
-            security=security,
-            reports=reports,
-        )
-        forwarder = Forwarder(GroupPeers(broker.members, self._peers))
-        kind = Router if traces is None else traces.router()
-        self.app = kind(
-            app,
-            broker,
-            settings,
-            self.counters,
-            broker.rest_groups,
-            forwarder,
-            security,
-            Limiters(self.admission, self._threads),
-        )
-        self.peer_app = PeerApp(
-            broker, self.app.forwarded, reports.by_path(), self._peers.signatures
-        )
-
-    @property
-    def advertised(self) -> tuple[KafkaListener, ...]:
-        """The listener for Kafka clients, if there is one, as the liveness object names it."""
-        return kafka_server.advertised(
-            self.settings, self.ports.kafka, self.broker, self.ports.worker
-        )
-
-    def _kafka_server(self) -> kafka_server.KafkaServer | None:
-        for listener in self.advertised:
-            return kafka_server.KafkaServer(
-                self.settings,
-                self.broker,
-                self.counters,
-                self.security,
-                listener,
-                self._threads,
-                self.ports.tls.clients,
-                self.handshakes,
-            )
-        return None
 
     def _worker(self) -> Worker | None:
         """Return a Worker that asks the other workers, which are the brokers on this host and port.
@@ -232,13 +220,8 @@ class Service:
         return await gathered(self._peers.post(member, path, b"") for member in members)
 
 
-def has_peers(settings: Settings) -> bool:
-    """Whether other brokers may run on the store. A memory store has no other processes."""
-    return not settings.store.startswith("memory:")
-
-
 async def _opened_store(
-    settings: Settings, clock: Clock, stack: contextlib.AsyncExitStack
+    settings: StoreSettings, clock: Clock, stack: contextlib.AsyncExitStack
 ) -> ObjectStore:
     """Open and probe the store of the settings; `stack` closes it."""
     retry_s = settings.start_retry_s
@@ -248,7 +231,7 @@ async def _opened_store(
     return store
 
 
-def _traces(settings: Settings, broker_id: str) -> "Traces | None":
+def _traces(settings: TelemetrySettings, broker_id: str) -> "Traces | None":
     """Return the traces, or None if they are off. Raises LogError if a package is missing."""
     if settings.traces == "none":
         return None
@@ -259,11 +242,16 @@ def _traces(settings: Settings, broker_id: str) -> "Traces | None":
     return otlp(broker_id, VERSION)
 
 
-async def security_of(
-    settings: Settings, broker: Broker, counters: HttpCounters, turns: Turns
+def security_of(
+    settings: SecuritySettings,
+    broker: Broker,
+    secret: bytes | None,
+    counters: HttpCounters,
+    turns: Turns,
 ) -> Security | None:
-    """Return the security of a broker, or None if it is off. Raises StoreUnfit, LogError."""
-    if settings.security == "off":
+    """Return the security of a broker, or None if there is no `secret`. Raises StoreUnfit,
+    LogError."""
+    if secret is None:
         access = broker.state.access
         if (access.keys or len(access.acls)) and not settings.security_off_with_keys:
             raise StoreUnfit(
@@ -273,7 +261,6 @@ async def security_of(
         if settings.host not in LOOPBACK:
             log.warning("security is off: every client that reaches %s may do all", settings.host)
         return None
-    secret = await broker.secret()
     check_files(broker)
     issuer = issuer_of(settings, broker, counters)
     if not (issuer or settings.admin_key or broker.state.access.keys):
@@ -302,7 +289,9 @@ def other_bounds(settings: Settings, clients: int) -> dict[str, int]:
     return bounds | (kafka_server.memory_bounds(settings, clients) if settings.kafka_port else {})
 
 
-def issuer_of(settings: Settings, broker: Broker, counters: HttpCounters) -> "Issuer | None":
+def issuer_of(
+    settings: SecuritySettings, broker: Broker, counters: HttpCounters
+) -> "Issuer | None":
     """Return the OIDC issuer of the settings, or None. Begin the fetch of its keys. Raises LogError
     if a package is missing."""
     if not settings.oidc_issuer:

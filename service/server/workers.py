@@ -171,7 +171,7 @@ class Workers:
 
 
 def supervise(settings: Settings) -> int:
-    log_to_stderr(settings.log_level.upper(), settings.log_format)
+    log_to_stderr(settings)
     return Workers(settings).run()
 
 

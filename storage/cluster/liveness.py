@@ -1,6 +1,5 @@
 """Find the live brokers in listings of `brokers/` and rank them; the first is the sequencer.
-`Member` is the content of a broker's object, and `MembershipSettings` are the intervals and
-timeouts.
+`Member` is the content of a broker's object.
 
 Pure. A broker overwrites its object every few seconds; a changed line in the listing is its
 heartbeat. The observer measures silence with its own clock, and only between two listings. Clocks
@@ -15,7 +14,10 @@ from typing import NamedTuple
 import msgspec
 
 from tidelog.storage.core import levels
+from tidelog.storage.core.log_settings import MembershipSettings
 from tidelog.storage.store.object_store import ObjectInfo
+
+__all__ = ["LivenessTracker", "Member", "MembershipSettings"]
 
 PROTOCOL = 1
 """Version of the messages between brokers; brokers with another version are no peers."""
@@ -56,16 +58,6 @@ class Member(msgspec.Struct, frozen=True):
     def number(self) -> int:
         """The numeric broker id in responses to clients; 1 stands for the responding broker."""
         return 2 + int(self.id[:7], 16)
-
-
-class MembershipSettings(NamedTuple):
-    """Interval and timeouts of heartbeats; the service reads them from its settings."""
-
-    heartbeat_interval_s: float = 5.0
-    member_timeout_s: float = 15.0
-    """A broker without a heartbeat for this time counts as dead."""
-    sweep_after_s: float = 3600.0
-    """If a broker has no heartbeat for this time, any other broker may remove its object."""
 
 
 class _Seen(NamedTuple):

@@ -16,12 +16,12 @@ from tidelog.storage.cluster.liveness import (
     KafkaListener,
     LivenessTracker,
     Member,
-    MembershipSettings,
     ranked,
 )
 from tidelog.storage.cluster.messages import Notice
 from tidelog.storage.core import levels, object_keys
 from tidelog.storage.core.errors import ObjectNotFound
+from tidelog.storage.core.log_settings import MembershipSettings
 from tidelog.storage.runtime.clock import Clock
 from tidelog.storage.runtime.tasks import surviving
 from tidelog.storage.store.object_store import ObjectStore

@@ -19,7 +19,6 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from tidelog.storage.cluster.announcer import Announcer, PeerTransport
 from tidelog.storage.cluster.liveness import Member, first_trusted
@@ -55,6 +54,7 @@ from tidelog.storage.core.errors import (
     StoreUnfit,
     Unavailable,
 )
+from tidelog.storage.core.log_settings import SequencerSettings
 from tidelog.storage.core.model import Part
 from tidelog.storage.runtime.tasks import TASK_ENDS, retrieve_exception
 from tidelog.storage.state.cluster_state import Applied
@@ -62,6 +62,8 @@ from tidelog.storage.state.outcome import Outcome
 from tidelog.storage.store.object_store import upload
 from tidelog.storage.wal.announced import AnnouncedChunks
 from tidelog.storage.wal.view import Committed, WalView
+
+__all__ = ["Sequencer", "SequencerCounters", "SequencerSettings"]
 
 log = logging.getLogger("tidelog.sequencer")
 
@@ -73,20 +75,6 @@ REFUSED_BROKERS_MAX = 1000
 """Brokers whose refused drafts are noted: the last ones."""
 SEQUENCER_RETRY_S = 0.05
 RETRY_S_MAX = 2.0
-
-
-class SequencerSettings(NamedTuple):
-    """Settings of the sequencer; the service sets them."""
-
-    handover_timeout_s: float = 1.0
-    """Longest wait for the sequencer's answer. It must be longer than two PUTs take: the PUT in
-    flight, and the PUT with this draft."""
-    handover_bytes_max: int = 512 * 1024
-    """For a larger draft, the broker first uploads the chunks. The draft refers to the upload."""
-    entry_bytes_max: int = 64 * 1024 * 1024
-    queue_bytes_max: int = 64 * 1024 * 1024
-    """Bound of the drafts that wait here. Above it, this broker refuses drafts of peers, and the
-    peers commit them themselves."""
 
 
 @dataclass

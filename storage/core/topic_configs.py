@@ -459,11 +459,6 @@ class TopicDefaults:
 NO_DEFAULTS = TopicDefaults({})
 
 
-def of_settings(partitions: int, *, is_auto_create: bool) -> dict[str, str]:
-    """Return the defaults that the settings of a broker give."""
-    return {AUTO_CREATE: str(is_auto_create).lower(), NUM_PARTITIONS: str(partitions)}
-
-
 def effective(configs: Mapping[str, str], defaults: TopicDefaults = NO_DEFAULTS) -> TopicConfig:
     """Parse the effective configs of a topic that sets `configs`. An invalid value does not count,
     because `apply` must not fail on a value that an older or newer writer accepted."""

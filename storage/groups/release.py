@@ -1,7 +1,7 @@
 """The release of REST groups by a broker that stops: the requests under way end, and new ones wait.
 
 Afterwards, no member has a request at this broker, so the next coordinator can serve the members at
-once. The callers of `Instances` wrap each request of a member in `serving`.
+once. The callers of `RestGroups` wrap each request of a member in `serving`.
 
 **On a crash** during the release: as on every crash of a coordinator (groups.coordinator).
 """

@@ -17,6 +17,7 @@ from itertools import chain
 import msgspec
 
 from tidelog.storage.core.errors import TableInDoubt
+from tidelog.storage.core.log_settings import WalSettings
 from tidelog.storage.core.model import SegmentFile, TopicPartition
 from tidelog.storage.read.kafka_options import Found, OffsetSpan, TopicSelection, resolve
 from tidelog.storage.read.plan import (
@@ -43,7 +44,6 @@ from tidelog.storage.tables.manifest import (
     segments_to,
 )
 from tidelog.storage.wal.view import WalView
-from tidelog.storage.wal.wal_objects import WalSettings
 
 log = logging.getLogger("tidelog.read")
 

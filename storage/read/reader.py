@@ -32,11 +32,11 @@ from tidelog.storage.core.errors import (
     TableInDoubt,
     missing_object,
 )
+from tidelog.storage.core.log_settings import ReaderSettings
 from tidelog.storage.core.model import Part, ReadBounds, SegmentFile
 from tidelog.storage.read.cache import Cache
 from tidelog.storage.read.segment_reader import (
     BATCH_OVERHEAD,
-    FOOTER_CACHE_BYTES,
     SegmentReader,
     StoreRanges,
     between,
@@ -56,6 +56,8 @@ from tidelog.storage.tables.manifest import (
 )
 from tidelog.storage.tables.open_tables import OpenTables
 from tidelog.storage.wal.announced import AnnouncedChunks
+
+__all__ = ["FetchResult", "Reader", "ReaderSettings"]
 
 T = TypeVar("T")
 
@@ -99,14 +101,6 @@ class FetchResult(NamedTuple):
     @property
     def records(self) -> int:
         return sum(len(piece.batch) for piece in self.pieces)
-
-
-class ReaderSettings(NamedTuple):
-    """Byte limits of the caches. The service takes them from its settings."""
-
-    chunk_cache_bytes: int = 64 * 1024 * 1024
-    segment_cache_bytes: int = 256 * 1024 * 1024
-    footer_cache_bytes: int = FOOTER_CACHE_BYTES
 
 
 class Reader:

@@ -24,6 +24,7 @@ from tidelog.storage.codec.segment import (
     read_footer,
 )
 from tidelog.storage.core.errors import Corrupt, cut_off
+from tidelog.storage.core.log_settings import ReaderSettings
 from tidelog.storage.core.model import Part
 from tidelog.storage.read.cache import Cache
 from tidelog.storage.read.plan import SegmentRange
@@ -39,7 +40,7 @@ Started = TypeVar("Started", bound="Cancellable")
 FETCH_BYTES = 8 * 1024 * 1024
 """Maximum size of a request that joins neighbouring row groups. S3 gives a connection 50 to 100
 MB/s."""
-FOOTER_CACHE_BYTES = 32 * 1024 * 1024
+FOOTER_CACHE_BYTES = ReaderSettings().footer_cache_bytes
 """Default size of the cache of footers (I10)."""
 COLD_READS_MAX = 8
 """Maximum number of row groups that `group` fetches and decodes at the same time (I10)."""

@@ -44,6 +44,7 @@ import pyarrow as pa
 from tidelog.storage.core import levels
 from tidelog.storage.core.actions import AnyAction, Sealed
 from tidelog.storage.core.errors import Corrupt, LogError, TableInDoubt
+from tidelog.storage.core.log_settings import SealerSettings
 from tidelog.storage.core.model import SKEW_MS_MAX, Acks, SegmentFile
 from tidelog.storage.read.reader import Reader
 from tidelog.storage.read.tail_cache import TailCache
@@ -158,6 +159,8 @@ class DueTails(NamedTuple):
         return passed > self.cache.bytes_max // EVICTION_PART
 
 
+__all__ = ["Sealer", "SealerCounters", "SealerSettings"]
+
 log = logging.getLogger("tidelog.sealer")
 
 ROUNDS_MAX = 64
@@ -173,20 +176,6 @@ PARTITIONS_A_SLICE = 5000
 """Partitions that are checked at once, in ~0.5 us each, before the event loop runs other work."""
 ACTIONS_MAX = 1000
 """Maximum number of `Sealed` actions in one entry: `apply` takes ~3 us for each."""
-
-
-class SealerSettings(NamedTuple):
-    """Settings of the sealer; the service sets them."""
-
-    check_interval_s: float = 1.0
-    tail_chunks_max: int = 10_000
-    """A tail of more chunks is sealed whatever its size: each chunk takes ~200 bytes of memory on
-    every broker."""
-    topic_chunks_max: int = 200_000
-    """Above this number of chunks in all tails of a topic, the longest tails are sealed. Fewer
-    would let a topic with thousands of busy partitions seal small segments all the time; with twice
-    as many, another broker seals them, and above a quarter of all chunks brokers refuse records
-    (storage.state.tail_chunks)."""
 
 
 @dataclass

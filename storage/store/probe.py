@@ -12,10 +12,11 @@ import contextlib
 
 from tidelog.storage.core import object_keys
 from tidelog.storage.core.errors import LogError, ObjectNotFound, StoreUnfit, Unavailable
+from tidelog.storage.core.log_settings import START_RETRY_S
 from tidelog.storage.runtime.clock import Clock
 from tidelog.storage.runtime.tasks import together
 from tidelog.storage.store.object_store import Created, ObjectStore
-from tidelog.storage.store.start_retry import START_RETRY_S, StartRetry
+from tidelog.storage.store.start_retry import StartRetry
 
 # Several races of two creates each, not one race of many creates, because SeaweedFS answers two
 # concurrent creates in 5 ms, three in 1 s, and eight in up to 12 s.

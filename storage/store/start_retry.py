@@ -17,9 +17,6 @@ log = logging.getLogger("tidelog.start")
 
 T = TypeVar("T")
 
-START_RETRY_S = 60.0
-"""Time for which one step of a start may fail. A store that restarts (SeaweedFS, MinIO, a gateway)
-answers again within this time. Orchestrators allow two minutes for a whole start."""
 REFUSALS_MAX = 3
 """Refusals (403, no space) in a row after which the start fails. One or two refusals may be
 temporary, for example because access was granted seconds ago or a proxy has a problem."""
@@ -34,7 +31,7 @@ class StartRetry(NamedTuple):
     progress with each step that succeeds."""
 
     clock: Clock
-    budget_s: float = START_RETRY_S
+    budget_s: float
 
     async def until_done(self, step: Callable[[], Awaitable[T]]) -> T:
         """Repeat the step until it succeeds. The step must allow a repetition after Unavailable.

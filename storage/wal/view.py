@@ -25,6 +25,7 @@ from tidelog.storage.core.errors import (
     ObjectNotFound,
     Unavailable,
 )
+from tidelog.storage.core.log_settings import WalSettings
 from tidelog.storage.core.model import Part
 from tidelog.storage.runtime.clock import Clock
 from tidelog.storage.runtime.tasks import TASK_ENDS, retrieve_exception
@@ -36,7 +37,7 @@ from tidelog.storage.wal.checkpoint_schedule import CheckpointSchedule
 from tidelog.storage.wal.clocks import NEVER, Freshness, Moment, StoreTime
 from tidelog.storage.wal.copy_fence import CopyFence
 from tidelog.storage.wal.entry_put import EntryPut
-from tidelog.storage.wal.wal_objects import ClusterIdentity, WalObjects, WalSettings, empty_state
+from tidelog.storage.wal.wal_objects import ClusterIdentity, WalObjects, empty_state
 
 T = TypeVar("T")
 

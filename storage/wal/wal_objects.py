@@ -10,7 +10,6 @@ import contextlib
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import msgspec
 
@@ -21,10 +20,13 @@ from tidelog.storage.core import levels, object_keys
 from tidelog.storage.core.bounds import DEFAULT_BOUNDS, Bounds
 from tidelog.storage.core.bounds import check as check_bounds
 from tidelog.storage.core.errors import Corrupt, ObjectNotFound, StoreUnfit, Unavailable
+from tidelog.storage.core.log_settings import WalSettings
 from tidelog.storage.core.model import Part
 from tidelog.storage.runtime.clock import Clock
 from tidelog.storage.state.cluster_state import ClusterState
 from tidelog.storage.store.object_store import ObjectStore
+
+__all__ = ["WalCounters", "WalObjects", "WalSettings"]
 
 log = logging.getLogger("tidelog.wal")
 
@@ -40,23 +42,6 @@ FOUND_RETRY_S = 0.05
 LISTS_MAX = 5
 """After this number of listings that name a missing checkpoint, a load fails. Collection deletes a
 checkpoint only if there is a newer one, so the next listing should name the newer one."""
-
-
-class WalSettings(NamedTuple):
-    """Settings of the WAL; the service sets them."""
-
-    bounds: Bounds = DEFAULT_BOUNDS
-    """Bounds of a cluster that this process creates. An existing cluster has bounds of its own."""
-    checkpoint_entries: int = 1000
-    """Least number of entries between two checkpoints. If `checkpoint_interval_s` has not passed,
-    there are more."""
-    checkpoint_interval_s: float = 10.0
-    """Least time between two checkpoints. After `checkpoint_entries_max` entries, a checkpoint is
-    due even if this time has not passed."""
-    checkpoint_entries_max: int = 20_000
-    retry_s: float = 0.05
-    """First pause after a PUT with an unknown outcome. The pause doubles each time, up to two
-    seconds."""
 
 
 class ClusterIdentity(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -18,7 +18,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 from tidelog.storage.codec import chunk as chunks
 from tidelog.storage.codec.entry import draft_header_bytes_max
@@ -32,6 +32,7 @@ from tidelog.storage.core.errors import (
     Unavailable,
 )
 from tidelog.storage.core.histogram import BYTES, COUNTS, Histogram
+from tidelog.storage.core.log_settings import WriterSettings
 from tidelog.storage.core.model import Acks, AppendedRange
 from tidelog.storage.runtime.observer import NO_OBSERVER, Observer
 from tidelog.storage.runtime.tasks import TASK_ENDS, retrieve_exception, surviving
@@ -43,6 +44,8 @@ from tidelog.storage.write.hot_segment import ClosedSegment, EncodedDraft
 from tidelog.storage.write.quarantine import KEPT_MAX, SetAsideRequests
 from tidelog.storage.write.requests import AppendRequest, check_timestamps
 from tidelog.storage.write.waiters import Waiter, Waiters, log_refusal, wait_for
+
+__all__ = ["Writer", "WriterCounters", "WriterSettings"]
 
 
 @dataclass
@@ -94,23 +97,6 @@ TRIAL_S = 2.0
 """Pause between trial flushes of a writer that fails and has no requests."""
 LAST_ANSWERS_S = 5.0
 """Timeout of answers during shutdown: supervisors kill a process after 10 to 30 s."""
-
-
-class WriterSettings(NamedTuple):
-    """Settings of the writer; the service sets them."""
-
-    flush_bytes: int = 8 * 1024 * 1024
-    """An open segment of this size is flushed before `flush_interval_ms` is over."""
-    flush_bytes_max: int = 64 * 1024 * 1024
-    """Approximate bound of the records in one entry."""
-    flush_interval_ms: int = 0
-    """Least time between the starts of two flushes, unless `flush_bytes` are waiting."""
-    buffer_bytes_max: int = 256 * 1024 * 1024
-    """Bound of the bytes of requests that wait for their commit, also after an ack (acks=0, 1)."""
-    codec: str = "lz4"
-    """Compression of large chunks: lz4, zstd or empty for none."""
-    answer_timeout_s: float = 30.0
-    """After this time a caller gets an error. If the commit has begun, it continues."""
 
 
 OnCommitted: TypeAlias = Callable[[ClosedSegment, EncodedDraft, Sequence[Outcome]], None]

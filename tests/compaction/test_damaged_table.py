@@ -15,6 +15,7 @@ from tidelog.compaction.scrub import ScrubReport, scrub
 from tidelog.compaction.session import MaintenanceSession
 from tidelog.service.server.maintenance import maintain_once
 from tidelog.service.settings.settings import Settings
+from tidelog.service.telemetry.maintenance_metrics import MaintenanceCounters
 from tidelog.storage.broker import Broker, LogSettings
 from tidelog.storage.core.errors import Corrupt, LogError
 from tidelog.storage.runtime.clock import SystemClock
@@ -65,7 +66,7 @@ async def test_the_duty_of_a_broker_goes_on_with_the_other_topics(tmp_path: Path
     store = FolderStore(tmp_path)
     log = await Broker.open(store, LogSettings(is_sealing=False), clock=SystemClock())
     with contextlib.suppress(LogError):
-        await maintain_once(Settings(store=str(tmp_path)), log)
+        await maintain_once(Settings(store=str(tmp_path)), log, MaintenanceCounters())
     await log.close()
     await store.close()
     assert await asyncio.to_thread(log_start, tmp_path, WHOLE) == 4

@@ -13,12 +13,10 @@ import pytest
 
 from tests.support.held_loop import measured
 from tidelog.service.http.sockets import HttpServer
-from tidelog.service.http.turns import Turns
 from tidelog.service.server.app import Application, build_app
 from tidelog.service.server.router import Router
-from tidelog.service.server.service import Service, security_of
+from tidelog.service.server.service import Service
 from tidelog.service.settings.settings import Settings
-from tidelog.service.telemetry.metrics import HttpCounters
 from tidelog.storage.broker import Broker as LogBroker
 from tidelog.storage.codec.chunk import Rows
 from tidelog.storage.groups.rest_groups import RestGroups
@@ -59,14 +57,10 @@ def app(log: Log) -> Application:
     return build_app(log)
 
 
-MEMORY = Settings(store="memory://")
-
-
-def routed(app: Application, settings: Settings = MEMORY) -> Router:
+def routed(app: Application) -> Router:
     """The application as a broker serves it, with the hot routes."""
-    state = app.state
-    groups = state.log.rest_groups
-    return Router(app, state.log, settings, state.counters, groups, security=state.security)
+    log = app.state.log
+    return Router(app, log, Settings(store="memory://"), app.state.counters, log.rest_groups)
 
 
 @pytest.fixture
@@ -91,16 +85,6 @@ class Broker(NamedTuple):
     app: Router
     http: httpx.AsyncClient
     consumers: RestGroups
-
-
-@asynccontextmanager
-async def serving(log: LogBroker, settings: Settings) -> AsyncIterator[Broker]:
-    """The application on an open log."""
-    counters = HttpCounters()
-    security = await security_of(settings, log, counters, Turns())
-    app = routed(build_app(log, http=counters, security=security), settings)
-    async with http_client(app) as client:
-        yield Broker(log, app, client, log.rest_groups)
 
 
 @asynccontextmanager
@@ -129,9 +113,10 @@ async def http_client(app: Any) -> AsyncIterator[httpx.AsyncClient]:
 
 
 @pytest.fixture
-async def broker(log: Log) -> AsyncIterator[Broker]:
-    async with serving(log, Settings(store="memory://")) as broker:
-        yield broker
+async def broker(log: LogBroker) -> AsyncIterator[Broker]:
+    app = routed(build_app(log))
+    async with http_client(app) as client:
+        yield Broker(log, app, client, log.rest_groups)
 
 
 @pytest.fixture

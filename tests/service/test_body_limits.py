@@ -32,7 +32,7 @@ ERRORS_MAX = 20
 """A body of one object, or one item of a list, has less fields."""
 PARSED = [
     (route, api_route.body_field)
-    for route, api_route in zip(APP_ROUTES, _APP_ROUTES, strict=True)
+    for route, api_route in _APP_ROUTES
     if api_route.body_field is not None
 ]
 """The routes whose bodies FastAPI parses."""

@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 
+import httpx
 import msgspec
 import pytest
 
-from tests.service.conftest import QUIET, append, serving
-from tests.service.conftest import Broker as Served
+from tests.service.conftest import QUIET, append, broker_on, http_client, routed
 from tests.service.test_monitoring import anchors
-from tidelog.service.settings.settings import Settings
+from tidelog.service.server.app import build_app
 from tidelog.service.telemetry import health
 from tidelog.service.telemetry.broker_health import BrokerSigns, StoreSigns
 from tidelog.service.telemetry.health import (
@@ -178,12 +178,9 @@ async def test_a_store_that_is_away_leaves_the_last_results() -> None:
 
 
 async def test_the_route_has_the_facts_of_the_broker() -> None:
-    clock = SystemClock()
-    log = await Broker.open(MeteredStore(MemoryStore(), clock), QUIET, clock=clock, name="one")
-    await log.create_topic("t", 2, {})
-    settings = Settings(store="memory://", seal_enabled=False, poll_interval_ms=60_000)
-    async with serving(log, settings) as served:
-        await append(log, b"a", b"b")
+    async with broker_on(MemoryStore(), "one") as served:
+        await served.log.create_topic("t", 2, {})
+        await append(served.log, b"a", b"b")
         answer = (await served.http.get("/tidelog/v1/health")).json()
         assert answer["is_well"], answer["problems"]
         assert answer["problems"] == []
@@ -194,12 +191,9 @@ async def test_the_route_has_the_facts_of_the_broker() -> None:
         assert answer["store"]["failures"] == 0
         assert answer["store"]["cost_a_day_usd"] > 0
         assert [task["task"] for task in answer["maintenance"]] == list(KINDS)
-        log.drain()
-        answer = (await served.http.get("/tidelog/v1/health")).json()
-        assert not answer["is_well"]
-        names = {problem["name"] for problem in answer["problems"]}
-        assert names == {"not-ready", "store-fails"}
-    await log.close()
+        served.log.drain()
+        assert not (await served.http.get("/tidelog/v1/health")).json()["is_well"]
+        assert await names_of(served.http) == {"not-ready", "store-fails"}
 
 
 class AwayStore(MemoryStore):
@@ -236,8 +230,8 @@ class MovedClock(SystemClock):
         return super().now_ms() + int(self.skipped_s * 1000)
 
 
-async def names_of(served: Served) -> set[str]:
-    answer = (await served.http.get("/tidelog/v1/health")).json()
+async def names_of(http: httpx.AsyncClient) -> set[str]:
+    answer = (await http.get("/tidelog/v1/health")).json()
     return {problem["name"] for problem in answer["problems"]}
 
 
@@ -246,30 +240,30 @@ async def test_faults_of_a_running_broker_are_named() -> None:
     settings = QUIET._replace(membership=MembershipSettings(5.0, 15.0, 3600.0))
     log = await Broker.open(MeteredStore(store, clock), settings, clock=clock, name="one")
     await log.join("http://127.0.0.1:1")
-    async with serving(log, Settings(store="memory://")) as served:
-        assert await names_of(served) == set()
+    async with http_client(routed(build_app(log))) as http:
+        assert await names_of(http) == set()
         older = msgspec.structs.replace(
             log.members().me, id="ab" * 8, name="old", address="http://old", level=3
         )
         await store.put("brokers/" + "ab" * 8 + ".json", [msgspec.json.encode(older)])
         await log.membership.look()
-        assert await names_of(served) == {"levels-differ", "broker-silent"}
+        assert await names_of(http) == {"levels-differ", "broker-silent"}
         await log.membership.look()
         for _ in range(3):
             clock.skipped_s += 6.0
             await log.membership.beat()
             await log.membership.look()
-        assert await names_of(served) == {"broker-gone"}
+        assert await names_of(http) == {"broker-gone"}
         store.is_away = True
         clock.skipped_s += 100.0
         for _ in range(5):  # requests that fail
-            names = await names_of(served)
+            names = await names_of(http)
         assert {"not-ready", "store-fails", "view-old"} <= names
         store.is_away = False
         clock.skipped_s += 40 * DAY_S
         await log.refresh()
         late = {"retain-late", "collect-late", "compact-late", "scrub-late"}
-        assert late <= await names_of(served)
+        assert late <= await names_of(http)
     await log.close()
 
 

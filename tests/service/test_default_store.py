@@ -156,7 +156,7 @@ async def test_a_broker_that_others_reach_without_keys_says_so(
 ) -> None:
     async with broker_on(MemoryStore()) as broker:
         caplog.clear()
-        assert await security_of(Settings(host=host), broker.log, HttpCounters(), Turns()) is None
+        assert not security_of(Settings(host=host), broker.log, None, HttpCounters(), Turns())
     assert caplog.text.count(f"every client that reaches {host} may do all") == warnings
 
 

@@ -24,14 +24,12 @@ from tests.service.conftest import (
     broker_on,
     positions,
     post,
-    serving,
     until,
     values,
 )
 from tests.support.properties import examples
 from tests.support.vloop import VirtualLoop
 from tidelog.service.settings.settings import Settings
-from tidelog.storage.log import Log
 from tidelog.storage.store.memory import MemoryStore
 
 PATH = "/topics/t/partitions/0/records"
@@ -321,13 +319,12 @@ async def test_waiting_holds_nothing_of_the_bound(store: MemoryStore) -> None:
             assert [record["value"] for record in (await poll).json()] == ["b"]
 
 
-async def test_the_bound_of_answers_is_503(log: Log, store: MemoryStore) -> None:
+async def test_the_bound_of_answers_is_503(store: MemoryStore) -> None:
     gate = asyncio.Event()
-    bounds = Settings(store="memory://", fetch_bytes_in_flight=1500)
-    async with serving(log, bounds) as broker:
-        await log.create_topic("t", 1, {})
-        await append(log, b"a")
-        log.tail.clear()
+    async with broker_on(store, fetch_bytes_in_flight=1500) as broker:
+        await broker.log.create_topic("t", 1, {})
+        await append(broker.log, b"a")
+        broker.log.tail.clear()
         get_range = store.get_range
 
         async def slow(key: str, start: int, length: int) -> bytes:

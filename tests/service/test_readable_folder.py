@@ -2,7 +2,6 @@
 `wal/`."""
 
 import json
-import logging
 import os
 import stat
 from pathlib import Path
@@ -14,11 +13,7 @@ from deploy.demo.broker_process import BrokerFailed
 from tests.service.conftest import QUIET, V2, broker_on
 from tests.service.keyed import ADMIN_KEY, allow, key_of, secured
 from tests.support.broker import Broker
-from tidelog.service.http.turns import Turns
 from tidelog.service.peers.forwarding import _Request, _Response
-from tidelog.service.server.service import security_of
-from tidelog.service.settings.settings import Settings
-from tidelog.service.telemetry.metrics import HttpCounters
 from tidelog.storage.broker import Broker as LogBroker
 from tidelog.storage.core import object_keys
 from tidelog.storage.runtime.clock import SystemClock
@@ -71,16 +66,6 @@ async def test_security_is_not_turned_off_where_there_are_keys(tmp_path: Path) -
     await store.close()
     with pytest.raises(BrokerFailed), Broker(tmp_path):
         pass
-
-
-async def test_all_addresses_without_security_are_warned_of(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    async with broker_on(MemoryStore()) as broker:
-        settings = Settings(store="memory://", host="0.0.0.0")
-        with caplog.at_level(logging.WARNING):
-            await security_of(settings, broker.log, HttpCounters(), Turns())
-    assert "security" in caplog.text
 
 
 async def test_the_token_of_a_peer_makes_no_administrator() -> None:

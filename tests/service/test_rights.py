@@ -29,7 +29,8 @@ ABOUT_BODIES: dict[tuple[str, str], Any] = {
 
 
 def inside(app: Any) -> FastAPI:
-    application: FastAPI = app._app
+    declared = app._root.find("/healthy")[0].methods["GET"]
+    application: FastAPI = declared.serve.__self__._app
     return application
 
 

@@ -79,11 +79,12 @@ async def test_a_clusters_secret_that_others_can_read_is_refused(
     settings = Settings(store=str(folder), **SETTINGS)
     try:
         async with broker_on(store, **SETTINGS) as broker:
-            await security_of(settings, broker.log, HttpCounters(), Turns())
+            secret = await broker.log.secret()
+            security_of(settings, broker.log, secret, HttpCounters(), Turns())
             assert f"chmod -R go= {folder}" in caplog.text
             (folder / object_keys.SECRET).chmod(0o640)
             with pytest.raises(LogError, match="chmod 0600"):
-                await security_of(settings, broker.log, HttpCounters(), Turns())
+                security_of(settings, broker.log, secret, HttpCounters(), Turns())
     finally:
         await store.close()
 
@@ -94,8 +95,8 @@ async def test_keys_or_acls_are_served_without_security_only_if_told() -> None:
         await broker.log.create_key("User:alice")
         off = Settings(store="memory://")
         with pytest.raises(LogError, match="has keys or ACLs, but security is off"):
-            await security_of(off, broker.log, HttpCounters(), Turns())
+            security_of(off, broker.log, None, HttpCounters(), Turns())
         allowing = Settings(store="memory://", security_off_with_keys=True)
-        assert await security_of(allowing, broker.log, HttpCounters(), Turns()) is None
+        assert not security_of(allowing, broker.log, None, HttpCounters(), Turns())
     with pytest.raises(BadSettings, match="security_off_with_keys"):
         Settings(store="memory://", security_off_with_keys=True, **SETTINGS)

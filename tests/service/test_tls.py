@@ -19,8 +19,6 @@ from tidelog.service.http.protocol import Config
 from tidelog.service.http.transports import STEP_BYTES
 from tidelog.service.peers.client import HttpPeers
 from tidelog.service.security.certificates import ServerCertificate, TlsFiles
-from tidelog.service.settings.fields import BadSettings
-from tidelog.service.settings.settings import Settings
 from tidelog.storage.cluster.liveness import Member
 from tidelog.storage.cluster.messages import ForwardOutcomeUnknown, ForwardRefused
 from tidelog.storage.core.errors import LogError
@@ -315,22 +313,6 @@ def test_files_that_cannot_be_used_are_named_in_one_line(
     with pytest.raises(LogError, match=why) as caught:
         certificate(pair, authority.ca)
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"tls_cert_file": "c"},
-        {"tls_key_file": "k"},
-        {"peer_tls": True},
-        {"tls_ca_file": "a"},
-        {"peer_tls": True, "tls_ca_file": "a"},
-        {"peer_tls": True, "tls_ca_file": "a", "peer_tls_cert_file": "c"},
-    ],
-)
-def test_settings_that_do_not_fit(settings: dict[str, Any]) -> None:
-    with pytest.raises(BadSettings):
-        Settings(store="memory://", **settings)
 
 
 # -- between brokers

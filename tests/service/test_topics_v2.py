@@ -3,12 +3,11 @@
 import httpx
 import pytest
 
-from tests.service.conftest import QUIET, http_client, routed
+from tests.service.conftest import QUIET, broker_on
 from tests.service.conftest import Broker as Served
-from tidelog.service.server.app import build_app
 from tidelog.storage.broker import Broker
 from tidelog.storage.codec.chunk import Rows
-from tidelog.storage.core.topic_configs import CONFIGS, of_settings
+from tidelog.storage.core.topic_configs import CONFIGS
 from tidelog.storage.log import Log
 from tidelog.storage.runtime.clock import SystemClock
 from tidelog.storage.store.memory import MemoryStore
@@ -129,12 +128,13 @@ async def test_strimzi_creates_topics(client: httpx.AsyncClient, log: Log) -> No
 
 
 @pytest.mark.parametrize("count", [{}, {"partitions_count": None}, {"partitions_count": -1}])
-async def test_the_number_of_partitions_has_a_default(log: Log, count: dict[str, object]) -> None:
-    app = build_app(log, default_settings=of_settings(4, is_auto_create=False))
-    async with http_client(routed(app)) as client:
-        answer = await client.post("/admin/topics", json={"topic_name": "t", **count})
-    assert answer.status_code == 201
-    assert len(log.state.topic("t").partitions) == 4
+async def test_the_number_of_partitions_has_a_default(
+    store: MemoryStore, count: dict[str, object]
+) -> None:
+    async with broker_on(store, default_partitions=4) as broker:
+        answer = await broker.http.post("/admin/topics", json={"topic_name": "t", **count})
+        assert answer.status_code == 201
+        assert len(broker.log.state.topic("t").partitions) == 4
 
 
 async def test_creation_takes_configs_of_any_json_type(client: httpx.AsyncClient, log: Log) -> None:

@@ -3,14 +3,14 @@
 import asyncio
 import contextlib
 
-from tests.service.conftest import post, serving
+from tests.service.conftest import http_client, post, routed
 from tests.support.clock import ManualClock
 from tests.support.loop_brokers import LoopStore, broker, ending, given, loop_clock, produce, way
 from tests.support.records import rows
 from tests.support.vloop import run
 from tidelog.compaction.retention import retain
 from tidelog.compaction.session import MaintenanceSession
-from tidelog.service.settings.settings import Settings
+from tidelog.service.server.app import build_app
 from tidelog.storage.codec.entry import IdempotencyKey
 from tidelog.storage.core.actions import CommitOffsets, GroupOffset
 from tidelog.storage.core.errors import LogError
@@ -105,9 +105,9 @@ async def test_a_clock_behind_stamps_no_record_that_retention_deletes() -> None:
         await log.create_topic("t", 1, {})
         clock.skew_ms = 10**9 - clock.now_ms()
         is_acked = False
-        async with serving(log, Settings(store="memory://")) as served:
+        async with http_client(routed(build_app(log))) as http:
             with contextlib.suppress(LogError):
-                answer = await post(served.http, [{"value": 1}, {"value": 2}])
+                answer = await post(http, [{"value": 1}, {"value": 2}])
                 is_acked = answer.status_code == 200
         clock.skew_ms = 0
         if is_acked:

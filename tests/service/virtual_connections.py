@@ -12,11 +12,9 @@ from typing import Any
 import uvicorn
 from uvicorn.server import ServerState
 
-from tests.service.conftest import Broker, serving
-from tests.support.logs import opened
+from tests.service.conftest import Broker, broker_on
 from tidelog.service.http.protocol import Config
 from tidelog.service.peers.listener import PeerApp, PeerListener
-from tidelog.service.settings.settings import Settings
 from tidelog.storage.store.memory import MemoryStore
 
 SILENCE_S = 600.0
@@ -128,10 +126,6 @@ PORTS = {"clients": client_port, "peers": peer_port}
 @asynccontextmanager
 async def served(**settings: Any) -> AsyncIterator[Broker]:
     """A broker on a store in memory, in the virtual time of the loop."""
-    log = await opened(MemoryStore())
-    await log.create_topic("t", 1, {})
-    try:
-        async with serving(log, Settings(store="memory://", **settings)) as broker:
-            yield broker
-    finally:
-        await log.close()
+    async with broker_on(MemoryStore(), **settings) as broker:
+        await broker.log.create_topic("t", 1, {})
+        yield broker

@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tidelog.service.cli.results import BadUsage
+from tidelog.service.cli.stores.store_options import load_settings
 from tidelog.service.exit_status import EXIT_OK
 from tidelog.service.server.banner import Fact, banner, command, console_of, local
-from tidelog.service.settings.fields import BadSettings
-from tidelog.service.settings.settings import Settings, client_ca_file, client_key, load
+from tidelog.service.settings.settings import Settings, client_ca_file, client_key
 from tidelog.storage.store.open import folder_of
 
 if TYPE_CHECKING:
@@ -67,11 +67,7 @@ def dev(
 
     Example: tidelog dev ./trial
     """
-    flags = {"store": store_url, "port": None if port is None else str(port)}
-    try:
-        settings = load({name: text for name, text in flags.items() if text is not None})
-    except BadSettings as error:
-        raise BadUsage(str(error)) from None
+    settings = load_settings({"store": store_url, "port": None if port is None else str(port)})
     if settings.port == 0 or settings.workers > 1:
         raise BadUsage("tidelog dev runs one broker: port 0 and more than one worker are refused")
     if importlib.util.find_spec("uvicorn") is None:

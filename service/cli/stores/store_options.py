@@ -3,7 +3,7 @@
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Annotated, NamedTuple
 
 import typer
@@ -97,9 +97,16 @@ def settings_of(
     store: StoreFlags, on_old_name: Callable[[str], object] = lambda _: None
 ) -> Settings:
     """Return the settings of the environment and the store's options. Raises BadUsage."""
-    flags = {name: value for name, value in store._asdict().items() if value is not None}
+    return load_settings(store._asdict(), on_old_name)
+
+
+def load_settings(
+    flags: Mapping[str, str | None], on_old_name: Callable[[str], object] = lambda _: None
+) -> Settings:
+    """Return the settings of the environment and those flags that are given. Raises BadUsage."""
     try:
-        return load(flags, warn=on_old_name)
+        given_flags = {name: text for name, text in flags.items() if text is not None}
+        return load(given_flags, warn=on_old_name)
     except BadSettings as error:
         raise BadUsage(str(error)) from None
 

@@ -22,6 +22,7 @@ from tidelog.service.security.caller import (
     _AllRights,
     forbidden,
 )
+from tidelog.service.settings.requests import RequestSettings
 from tidelog.storage.broker import Broker
 from tidelog.storage.core.acls import (
     ALTER,
@@ -39,7 +40,6 @@ from tidelog.storage.core.acls import (
 )
 from tidelog.storage.core.actions import CreateAcls, SetQuotas
 from tidelog.storage.core.errors import LogError, UnknownTopic
-from tidelog.storage.core.topic_configs import of_settings
 from tidelog.storage.state.access import MUTATION_RATE
 from tidelog.storage.state.cluster_state import Topic
 from tidelog.storage.store.memory import MemoryStore
@@ -213,7 +213,7 @@ async def broker_with_topic(store: MemoryStore) -> Broker:
 
 
 def operations_on(broker: Broker) -> Operations:
-    return Operations.of(broker, of_settings(1, is_auto_create=True))
+    return Operations.of(broker, RequestSettings(auto_create_topics=True).topic_defaults)
 
 
 def fingerprint(broker: Broker) -> object:

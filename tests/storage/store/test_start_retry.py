@@ -11,6 +11,7 @@ from tests.support.faults import Call, Fault, FaultyStore, Plan, Seeded
 from tests.support.logs import MANUAL, append, closing, made, opened, read_values, store_of
 from tests.support.vloop import run
 from tidelog.storage.core.errors import Corrupt, StoreRefused, StoreUnfit, Unavailable
+from tidelog.storage.core.log_settings import START_RETRY_S
 from tidelog.storage.core.model import Part
 from tidelog.storage.runtime.clock import SystemClock
 from tidelog.storage.store.memory import MemoryStore
@@ -20,7 +21,6 @@ from tidelog.storage.store.start_retry import (
     PAUSE_S,
     PAUSE_S_MAX,
     REFUSALS_MAX,
-    START_RETRY_S,
     StartRetry,
 )
 

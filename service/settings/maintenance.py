@@ -1,0 +1,29 @@
+"""Settings of seals, retention and compaction."""
+
+import dataclasses
+
+from tidelog.service.settings.fields import LOG, MIB, setting
+from tidelog.service.settings.store import StoreSettings
+from tidelog.storage.core.log_settings import COMPACT_MEMORY_BYTES
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MaintenanceSettings(StoreSettings):
+    """Work on the data in the store, by brokers and by the command line."""
+
+    seal_enabled: bool = setting(
+        "whether this broker seals tails into tables", default=LOG.is_sealing
+    )
+    retention_check_interval_ms: int = setting(
+        "mean pause between two retention rounds of this broker; each 12th round also collects garbage. With 0 there are no rounds",
+        default=300_000,
+    )
+    compact_spark_bytes: int = setting(
+        "if the segments to compact have more bytes than this, `tidelog compact` without `--engine` uses Spark, if Spark is installed; one process compacts about 100 MB/s, that is, the default size in three minutes",
+        default=16 * 1024 * MIB,
+    )
+    compact_memory_bytes: int = setting(
+        "memory for the keys of one pass of a compaction; if the distinct keys need more, the compaction makes several passes. A pass also needs memory for one output segment",
+        default=COMPACT_MEMORY_BYTES,
+        limits=(4 * MIB, None),
+    )
