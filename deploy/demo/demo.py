@@ -30,9 +30,9 @@ from deploy.demo import flights as demo_flights
 from deploy.demo.broker_process import BrokerFailed, BrokerProcess
 from deploy.demo.checks import Carrier, CheckResult, Place, ReadRecord
 from deploy.demo.flights import Event, SourceMissing
-from tidelog.service.cli.client import CommandConnection
-from tidelog.service.cli.results import CommandError
-from tidelog.service.cli.stores.replay import spark_session
+from tidelog.service.cli.output import CommandError
+from tidelog.service.cli.replay import spark_session
+from tidelog.service.cli.requests import CommandConnection
 from tidelog.service.exit_status import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK
 from tidelog.storage.core.errors import LogError
 from tidelog.storage.read.offline_log import open_snapshot

@@ -4,8 +4,8 @@ import importlib.util
 
 import pytest
 
-from tidelog.service.cli.results import CommandError
-from tidelog.service.cli.stores.engines import EngineChoice, EngineName
+from tidelog.service.cli.compact import EngineChoice, EngineName
+from tidelog.service.cli.output import CommandError
 from tidelog.service.settings.settings import Settings
 
 SETTINGS = Settings(compact_spark_bytes=1000)

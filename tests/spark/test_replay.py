@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.spark.conftest import History
-from tidelog.service.cli.stores.replay import FileFormat, frame_of, positions, write
+from tidelog.service.cli.replay import FileFormat, frame_of, positions, write
 from tidelog.service.settings.settings import load
 
 if TYPE_CHECKING:

@@ -16,14 +16,13 @@ from threading import Thread
 from typing import ClassVar, NamedTuple
 
 import pytest
-from typer.main import get_command
 
 from tests.repo.test_packaging import commands_of
 from tests.support.broker import Broker
 from tests.support.ports import free_port
 from tidelog.service.cli import main as cli
-from tidelog.service.cli.client import CommandConnection
-from tidelog.service.cli.results import Unreachable
+from tidelog.service.cli.output import Unreachable
+from tidelog.service.cli.requests import CommandConnection
 from tidelog.service.secret_files import PRIVATE_UMASK
 from tidelog.storage.core.errors import StoreUnfit
 from tidelog.storage.store.folder import FolderStore
@@ -238,7 +237,7 @@ def test_a_command_takes_the_options_of_the_store(
 
 
 def test_every_command_on_a_store_takes_its_options() -> None:
-    named = {words[0]: options for words, options in commands_of(get_command(cli.app))}
+    named = {words[0]: options for words, options in commands_of(cli.loaded())}
     own = {command.split()[0] for command in ON_STORE}
     assert {name for name, options in named.items() if "--s3-endpoint" in options} == own | {
         "serve"

@@ -1,8 +1,8 @@
-"""Results of commands: errors of one line with an exit status, JSON, tables, progress bars, and
+"""What commands print: errors of one line with an exit status, JSON, tables, progress bars, and
 questions that ask for a confirmation.
 
 Each run of `tidelog` loads this module, so it imports nothing slow. It imports rich only to show a
-table or a progress bar.
+table or a progress bar, and asyncio only for work with progress.
 """
 
 import contextlib
@@ -10,8 +10,10 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import typer
 
 from tidelog.service.exit_status import (
     EXIT_FAILED,
@@ -31,14 +33,6 @@ Progress = Callable[[int], None]
 PROGRESS_AFTER_S = 2.0
 PROGRESS_TICK_S = 0.2
 PIPE_COLUMNS = 1000
-
-
-class GlobalOptions(NamedTuple):
-    """Values of the options that precede the command's name. Typer keeps them in `ctx.obj`."""
-
-    key_file: str | None
-    ca_file: str | None
-    server: str | None = None
 
 
 class CommandError(Exception):
@@ -114,21 +108,6 @@ def show(value: object, text: str, *, as_json: bool) -> None:
         show_line(text)
 
 
-def show_rows(
-    objects: Sequence[Mapping[str, Any]],
-    columns: Sequence[str],
-    rows: Iterable[Sequence[str | int]] | None = None,
-    *,
-    as_json: bool,
-) -> None:
-    """Print objects as JSON, or `rows` as a table. By default, `rows` are the objects' values."""
-    if as_json:
-        show_json(objects)
-    else:
-        values = [tuple(item.values()) for item in objects]
-        show_table(columns, values if rows is None else rows)
-
-
 def warn(text: str) -> None:
     """Print one line on stderr."""
     sys.stderr.write(f"tidelog: {' '.join(text.split())}\n")
@@ -169,8 +148,6 @@ def age(seconds: float | None) -> str:
 def confirm(deed: str, name: str, question: str, *, yes: bool) -> None:
     """Ask for confirmation, unless `--yes` is given. `deed` names the action, such as `deleting`.
     Raises BadUsage if stdin is no terminal, and CommandError if the answer is no."""
-    import typer
-
     if yes:
         return
     if not sys.stdin.isatty():

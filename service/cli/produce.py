@@ -1,4 +1,5 @@
-"""Produce the lines of an input, in batches, without loss or duplicates: the work of AsyncProducer.
+"""`tidelog produce`: the lines of an input, in batches, without loss or duplicates: the work of
+AsyncProducer.
 
 The records of a partition keep the order of the input. If a line is wrong, or a broker rejects it,
 the lines before it are sent, and the error names it.
@@ -6,91 +7,56 @@ the lines before it are sent, and the error names it.
 
 import asyncio
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Annotated
 
-from tidelog.service.cli.client import command_error
-from tidelog.service.cli.records.lines import BadLine, LineSource, Parser
-from tidelog.service.cli.results import SlowProgress, plural, warn
+import typer
+
+from tidelog.service.cli.completion import TopicArgument
+from tidelog.service.cli.input_lines import (
+    IDLE_S,
+    BadLine,
+    LineSource,
+    Parser,
+    ProduceOptions,
+    ProduceSummary,
+    opened,
+)
+from tidelog.service.cli.output import SlowProgress, plural, warn
+from tidelog.service.cli.requests import ClientCommand, command_error, run_until_signal
+from tidelog.service.cli.resumable import produce_with_state
 from tidelog.service.client.connection import Connection
 from tidelog.service.client.errors import ClientError
-from tidelog.service.client.producer import AsyncProducer, Delivered, Item, ProducerOptions
-
-IDLE_S = 0.2
-"""Maximum time that a read of input blocks, because an interrupt must wait for the read."""
+from tidelog.service.client.producer import AsyncProducer, Delivered, Item
 
 
-class ProduceOptions(NamedTuple):
-    """Options of the command line."""
+def produce(
+    topic: TopicArgument,
+    file: Annotated[
+        str, typer.Argument(metavar="FILE", help="file with lines; - for stdin", show_default=False)
+    ] = "-",
+    *,
+    options: ProduceOptions,
+    command: ClientCommand,
+) -> None:
+    """Produce the lines of a file or stdin.
 
-    parse: Parser
-    media_type: str
-    partition: int | None
-    acks: str
-    batch_records: int
-    batch_bytes: int
-    in_flight: int
-    linger_s: float
-    retry_s: float
+    Retries neither lose nor duplicate records, because each request has an Idempotency-Key. The
+    records of a partition keep the order of the input, because at most one request for the
+    partition is in flight.
 
-    def of_producer(self) -> ProducerOptions:
-        return ProducerOptions(
-            media_type=self.media_type,
-            acks=self.acks,
-            linger_ms=self.linger_s * 1000,
-            batch_records=self.batch_records,
-            batch_bytes=self.batch_bytes,
-            in_flight=self.in_flight,
-            # Each lane has a batch in flight, and fills the next one meanwhile.
-            buffer_bytes=max(2 * self.in_flight, 4) * max(self.batch_bytes, 1024 * 1024),
-            delivery_s=self.retry_s,
-        )
+    Example: tidelog produce events records.ndjson --format ndjson
 
-
-class ProduceSummary:
-    """Counts of acknowledged records of one run."""
-
-    def __init__(self, topic: str) -> None:
-        self.topic = topic
-        self.records = 0
-        self.input_bytes = 0
-        self.batches = 0
-        self.retries = 0
-        self.seconds = 0.0
-        self.ranges: dict[int, tuple[int, int]] = {}
-        """First offset and exclusive end offset by partition. It is empty unless `acks` is all."""
-
-    def add(self, placed: Sequence[Delivered], input_bytes: int) -> None:
-        """Count one acknowledged request."""
-        self.records += len(placed)
-        self.input_bytes += input_bytes
-        self.batches += 1
-        for place in placed:
-            if place.offset is not None:
-                first, end = self.ranges.get(place.partition, (place.offset, 0))
-                wider = (min(first, place.offset), max(end, place.offset + 1))
-                self.ranges[place.partition] = wider
-
-    def as_json(self) -> dict[str, object]:
-        return {
-            "topic": self.topic,
-            "records": self.records,
-            "input_bytes": self.input_bytes,
-            "requests": self.batches,
-            "retries": self.retries,
-            "seconds": round(self.seconds, 3),
-            "offsets": {
-                str(number): {"first": first, "end": end}
-                for number, (first, end) in sorted(self.ranges.items())
-            },
-        }
-
-    def as_text(self) -> str:
-        rate = self.records / self.seconds if self.seconds else 0
-        again = f", {self.retries} retried" if self.retries else ""
-        return (
-            f"produced {plural(self.records, 'record')} to {self.topic} in {self.seconds:.1f} s "
-            f"({rate:,.0f}/s, {plural(self.batches, 'request')}{again})"
-        )
+    A line of ndjson: {"key": "k1", "value": {"n": 1}, "headers": {"source": "shop"}}
+    """
+    parser = options.parser()
+    connection = command.connection(Connection, options.retry_s or 0.0)
+    with opened(file) as source:
+        if options.state is None:
+            work = _produce_lines(connection, topic, source, options, parser)
+        else:
+            work = produce_with_state(connection, topic, source, options, parser)
+        summary = run_until_signal(work)
+    command.show(summary.as_json(), summary.as_text())
 
 
 class _Line:
@@ -113,28 +79,35 @@ class _Line:
             self._run.failure = (self._number, exception)
 
 
-async def produce(
-    connection: Connection, topic: str, source: LineSource, options: ProduceOptions
+async def _produce_lines(
+    connection: Connection,
+    topic: str,
+    source: LineSource,
+    options: ProduceOptions,
+    parser: Parser,
 ) -> ProduceSummary:
     """Produce all lines of `source`. The message of a CommandError has the number of acknowledged
     records."""
     async with connection:
         await connection.partitions(topic)
-        return await _ProduceRun(connection, topic, options).run(source)
+        return await _ProduceRun(connection, topic, options, parser).run(source)
 
 
 class _ProduceRun:
     """State of one run: the producer, the number of lines, the first failure."""
 
-    def __init__(self, connection: Connection, topic: str, options: ProduceOptions) -> None:
+    def __init__(
+        self, connection: Connection, topic: str, options: ProduceOptions, parser: Parser
+    ) -> None:
         self._connection = connection
         self._topic = topic
-        self._options = options
+        self._parser = parser
+        self._partition = options.partition
         self._lines = 0
         self.failure: tuple[int, BaseException] | None = None
         self._summary = ProduceSummary(topic)
         self._producer = AsyncProducer(
-            connection, options=options.of_producer(), on_delivered=self._count
+            connection, options=options.of_producer(parser), on_delivered=self._count
         )
 
     def _count(self, items: Sequence[Item], placed: Sequence[Delivered]) -> None:
@@ -194,13 +167,13 @@ class _ProduceRun:
     async def _add(self, line: bytes) -> None:
         self._lines += 1
         try:
-            record = self._options.parse.record(line)
+            record = self._parser.record(line)
         except BadLine as error:
             raise BadLine(f"line {self._lines}: {error}") from None
         if record is None:
             return
         if record.partition is None:
-            record = record._replace(partition=self._options.partition)
+            record = record._replace(partition=self._partition)
         outcome = _Line(self, self._lines)
         if not self._producer.try_put(self._topic, record, outcome, len(line) + 1):
             await self._producer.put(self._topic, record, outcome, len(line) + 1)

@@ -19,17 +19,9 @@ from urllib.parse import unquote, urlsplit
 
 import typer
 
-from tidelog.service.cli.positions import (
-    BEGINNING,
-    END,
-    Form,
-    PartitionOffsets,
-    at_time,
-    forms_in_words,
-    position,
-)
-from tidelog.service.cli.requests import JsonOption, now
-from tidelog.service.cli.results import (
+from tidelog.service.cli.completion import TopicArgument
+from tidelog.service.cli.options import JsonOption
+from tidelog.service.cli.output import (
     BadUsage,
     CommandError,
     command_errors,
@@ -37,16 +29,19 @@ from tidelog.service.cli.results import (
     show,
     warn,
 )
-from tidelog.service.cli.stores.store_options import (
-    NO_FLAGS,
-    MasterOption,
-    StoreFlags,
-    default_store_hint,
-    settings_of,
-    with_store_options,
+from tidelog.service.cli.positions import (
+    BEGINNING,
+    END,
+    Form,
+    PartitionOffsets,
+    at_time,
+    forms_in_words,
+    now,
+    position,
 )
-from tidelog.service.cli.topics import TopicArgument
+from tidelog.service.cli.stores import MasterOption, StoreOptions, default_store_hint
 from tidelog.service.settings.settings import Settings, is_submitted_to_spark, set_worker_python
+from tidelog.storage.runtime.clock import SystemClock
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -71,11 +66,11 @@ class FileFormat(StrEnum):
     CSV = "csv"
 
 
-@with_store_options
 def replay(  # noqa: PLR0913 - a command's options are its arguments
     topic: TopicArgument,
     to: Annotated[str, typer.Option("--to", metavar="DIR", help="target folder or URL")],
-    store: StoreFlags = NO_FLAGS,
+    *,
+    store: StoreOptions,
     file_format: Annotated[
         FileFormat, typer.Option("--as", help="in json and csv, keys and values are text")
     ] = FileFormat.PARQUET,
@@ -98,7 +93,7 @@ def replay(  # noqa: PLR0913 - a command's options are its arguments
     Example: tidelog replay events --store s3://bucket/prefix --to out --as json
     """
     options = positions(topic, start, until)
-    settings = settings_of(store, warn)
+    settings = store.settings(warn)
     count = _replay(settings, topic, to, file_format, options, master, overwrite=overwrite)
     value = {"topic": topic, "records": count, "to": to, "as": file_format.value}
     show(value, f"replayed {plural(count, 'record')} of {topic} to {to}", as_json=as_json)
@@ -144,7 +139,6 @@ def frame_of(
 
 def _check_topic(settings: Settings, topic: str) -> None:
     from tidelog.storage.read.offline_log import open_snapshot
-    from tidelog.storage.runtime.clock import SystemClock
     from tidelog.storage.store.blocking import OpenedStore
 
     with OpenedStore(settings.store, settings.s3) as opened:
