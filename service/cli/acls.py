@@ -82,10 +82,7 @@ def add_acls(
     operation: Annotated[
         list[str],
         typer.Option(
-            "--operation",
-            "-o",
-            metavar="OPERATION",
-            help="READ, WRITE, DESCRIBE, ...; repeatable",
+            "--operation", "-o", metavar="OPERATION", help="READ, WRITE, DESCRIBE, ...; repeatable"
         ),
     ],
     resource: ResourceOptions,

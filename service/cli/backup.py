@@ -175,12 +175,7 @@ def restore(
         target = await open_store(store, s3=s3)
         try:
             return await run(
-                copies,
-                target,
-                SystemClock(),
-                at_ms=at_ms,
-                cluster_id=cluster_id,
-                on_bytes=progress,
+                copies, target, SystemClock(), at_ms=at_ms, cluster_id=cluster_id, on_bytes=progress
             )
         finally:
             await target.close()

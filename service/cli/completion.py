@@ -49,10 +49,8 @@ def _completion(
 
 
 TopicArgument = Annotated[
-    str,
-    typer.Argument(metavar="TOPIC", show_default=False, autocompletion=_completion(_topics)),
+    str, typer.Argument(metavar="TOPIC", show_default=False, autocompletion=_completion(_topics))
 ]
 GroupArgument = Annotated[
-    str,
-    typer.Argument(metavar="GROUP", show_default=False, autocompletion=_completion(_groups)),
+    str, typer.Argument(metavar="GROUP", show_default=False, autocompletion=_completion(_groups))
 ]

@@ -43,12 +43,7 @@ from tidelog.service.cli.positions import (
     now,
     position,
 )
-from tidelog.service.cli.requests import (
-    RETRY_FOR_S,
-    ClientCommand,
-    RetryOption,
-    run_until_signal,
-)
+from tidelog.service.cli.requests import RETRY_FOR_S, ClientCommand, RetryOption, run_until_signal
 from tidelog.service.client.connection import Connection
 from tidelog.service.client.consumer import POLL_S, AsyncConsumer, DeadLetters
 from tidelog.service.client.producer import AsyncProducer
@@ -124,10 +119,9 @@ class ConsumeOptions(NamedTuple):
             "(or, without them, at --from), and commit the offsets of the printed records",
         ),
     ] = None
-    start: Annotated[
-        str,
-        typer.Option("--from", metavar="POSITION", help=forms_in_words(FROM)),
-    ] = "beginning"
+    start: Annotated[str, typer.Option("--from", metavar="POSITION", help=forms_in_words(FROM))] = (
+        "beginning"
+    )
     last: Annotated[
         int | None,
         typer.Option(

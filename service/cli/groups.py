@@ -216,24 +216,17 @@ class ResetOptions(NamedTuple):
     """Where the committed offsets go: one of --to, --by and --file."""
 
     to: Annotated[
-        str | None,
-        typer.Option(
-            "--to",
-            metavar="POSITION",
-            help=forms_in_words(RESET_TO),
-        ),
+        str | None, typer.Option("--to", metavar="POSITION", help=forms_in_words(RESET_TO))
     ] = None
     by: Annotated[
         int | None,
         typer.Option("--by", metavar="N", help="add N to each committed offset: -100 reads again"),
     ] = None
     file: Annotated[
-        Path | None,
-        typer.Option("--file", metavar="FILE", help="the offsets of `groups export`"),
+        Path | None, typer.Option("--file", metavar="FILE", help="the offsets of `groups export`")
     ] = None
     topic: Annotated[
-        str | None,
-        typer.Option("--topic", "-t", help="default: all topics with committed offsets"),
+        str | None, typer.Option("--topic", "-t", help="default: all topics with committed offsets")
     ] = None
     partition: Annotated[
         list[int] | None,

@@ -203,12 +203,10 @@ class ProduceOptions(NamedTuple):
         bool, typer.Option("--values", help="with ndjson: a line is only a value, of any JSON type")
     ] = False
     embedded: Annotated[
-        Embedded,
-        typer.Option(help="with ndjson: form of keys and values (binary: base64)"),
+        Embedded, typer.Option(help="with ndjson: form of keys and values (binary: base64)")
     ] = Embedded.JSON
     key_separator: Annotated[
-        str | None,
-        typer.Option(metavar="TEXT", help="with text: separator of key and value"),
+        str | None, typer.Option(metavar="TEXT", help="with text: separator of key and value")
     ] = None
     partition: Annotated[
         int | None,

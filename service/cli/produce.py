@@ -80,11 +80,7 @@ class _Line:
 
 
 async def _produce_lines(
-    connection: Connection,
-    topic: str,
-    source: LineSource,
-    options: ProduceOptions,
-    parser: Parser,
+    connection: Connection, topic: str, source: LineSource, options: ProduceOptions, parser: Parser
 ) -> ProduceSummary:
     """Produce all lines of `source`. The message of a CommandError has the number of acknowledged
     records."""

@@ -65,8 +65,7 @@ def repair(
         ),
     ] = False,
     strays: Annotated[
-        bool,
-        typer.Option("--strays", help="delete objects in wal/ that are not entries"),
+        bool, typer.Option("--strays", help="delete objects in wal/ that are not entries")
     ] = False,
     change: ChangeOptions,
 ) -> None:

@@ -21,14 +21,7 @@ import typer
 
 from tidelog.service.cli.completion import TopicArgument
 from tidelog.service.cli.options import JsonOption
-from tidelog.service.cli.output import (
-    BadUsage,
-    CommandError,
-    command_errors,
-    plural,
-    show,
-    warn,
-)
+from tidelog.service.cli.output import BadUsage, CommandError, command_errors, plural, show, warn
 from tidelog.service.cli.positions import (
     BEGINNING,
     END,

@@ -68,11 +68,7 @@ class _Batch(NamedTuple):
 
 
 async def produce_with_state(
-    connection: Connection,
-    topic: str,
-    source: LineSource,
-    options: ProduceOptions,
-    parser: Parser,
+    connection: Connection, topic: str, source: LineSource, options: ProduceOptions, parser: Parser
 ) -> ProduceSummary:
     """Produce the lines of `source` that are not in the topic. Raises CommandError."""
     async with connection:
