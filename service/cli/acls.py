@@ -2,7 +2,7 @@
 
 from typing import Annotated, NamedTuple
 
-import typer
+from typer import Argument, Option
 
 from tidelog.service.cli.options import Commands, YesOption
 from tidelog.service.cli.output import BadUsage, confirm, warn
@@ -32,29 +32,22 @@ def principal_of(text: str | None) -> str | None:
 
 PrincipalArgument = Annotated[
     str,
-    typer.Argument(
+    Argument(
         metavar="PRINCIPAL", help="User:alice or alice", show_default=False, callback=principal_of
     ),
 ]
-PrincipalOption = Annotated[str | None, typer.Option("--principal", callback=principal_of)]
-PrefixedOption = Annotated[
-    bool, typer.Option("--prefixed", help="match all names with this prefix")
-]
+PrincipalOption = Annotated[str | None, Option("--principal", callback=principal_of)]
+PrefixedOption = Annotated[bool, Option("--prefixed", help="match all names with this prefix")]
 
 
 class ResourceOptions(NamedTuple):
     """The resource of ACLs; its options exclude each other."""
 
-    topic: Annotated[
-        str | None, typer.Option("--topic", "-t", help="name of a topic; * for all")
-    ] = None
-    group: Annotated[
-        str | None, typer.Option("--group", "-g", help="name of a group; * for all")
-    ] = None
-    cluster: Annotated[bool, typer.Option("--cluster", help="the cluster as the resource")] = False
+    topic: Annotated[str | None, Option("--topic", "-t", help="name of a topic; * for all")] = None
+    group: Annotated[str | None, Option("--group", "-g", help="name of a group; * for all")] = None
+    cluster: Annotated[bool, Option("--cluster", help="the cluster as the resource")] = False
     transactional_id: Annotated[
-        str | None,
-        typer.Option("--transactional-id", help="stored for Kafka compatibility; not checked"),
+        str | None, Option("--transactional-id", help="stored for Kafka compatibility; not checked")
     ] = None
 
     def fields(self, pattern_type: str) -> dict[str, str]:
@@ -81,16 +74,16 @@ def add_acls(
     *,
     operation: Annotated[
         list[str],
-        typer.Option(
+        Option(
             "--operation", "-o", metavar="OPERATION", help="READ, WRITE, DESCRIBE, ...; repeatable"
         ),
     ],
     resource: ResourceOptions,
     prefixed: PrefixedOption = False,
     deny: Annotated[
-        bool, typer.Option("--deny", help="deny the operations, even if another ACL allows them")
+        bool, Option("--deny", help="deny the operations, even if another ACL allows them")
     ] = False,
-    host: Annotated[str, typer.Option("--host", help="address of the client; * for any")] = "*",
+    host: Annotated[str, Option("--host", help="address of the client; * for any")] = "*",
     command: ClientCommand,
 ) -> None:
     """Allow or deny operations to a principal.
@@ -122,7 +115,7 @@ def remove_acls(
     *,
     principal: PrincipalOption = None,
     operation: Annotated[
-        str | None, typer.Option("--operation", "-o", help="default: all operations")
+        str | None, Option("--operation", "-o", help="default: all operations")
     ] = None,
     resource: ResourceOptions,
     prefixed: PrefixedOption = False,

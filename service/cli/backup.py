@@ -1,13 +1,13 @@
 """`tidelog backup` and `tidelog restore`: copies of a cluster.
 
-**On a crash**: run the command again. Before `restore` runs again, empty the new store.
+**On a crash** of `restore`: empty the new store, and run the command again.
 """
 
 import asyncio
 import datetime as dt
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, Option
 
 from tidelog.service.cli.options import JsonOption
 from tidelog.service.cli.output import (
@@ -39,17 +39,15 @@ MEMORY = "memory:"
 
 
 def backup(
-    to: Annotated[
-        str, typer.Argument(metavar="TO", help="folder or URL of the backups, like --store")
-    ],
+    to: Annotated[str, Argument(metavar="TO", help="folder or URL of the backups, like --store")],
     *,
     store: StoreOptions,
     verify: Annotated[
-        bool, typer.Option("--verify", help="read the whole copy before the backup becomes valid")
+        bool, Option("--verify", help="read the whole copy before the backup becomes valid")
     ] = False,
     keep: Annotated[
         int | None,
-        typer.Option(
+        Option(
             "--keep",
             metavar="N",
             min=1,
@@ -58,7 +56,7 @@ def backup(
     ] = None,
     max_bytes_per_s: Annotated[
         int | None,
-        typer.Option(
+        Option(
             "--max-bytes-per-s",
             metavar="SIZE",
             parser=size_bytes(),
@@ -129,15 +127,13 @@ def _backed_up(done: "BackedUp", *, is_pruned: bool) -> Done:
 
 def restore(
     place: Annotated[
-        str, typer.Argument(metavar="FROM", help="folder or URL of the backups, as for `backup`")
+        str, Argument(metavar="FROM", help="folder or URL of the backups, as for `backup`")
     ],
     *,
-    store: Annotated[
-        str, typer.Option("--store", metavar="URL", help="empty store of the new cluster")
-    ],
+    store: Annotated[str, Option("--store", metavar="URL", help="empty store of the new cluster")],
     until: Annotated[
         str | None,
-        typer.Option(
+        Option(
             "--at",
             metavar="TIME",
             help="restore the commits up to this time: an ISO time, or -2h for two hours before "
@@ -146,7 +142,7 @@ def restore(
     ] = None,
     cluster_id: Annotated[
         str | None,
-        typer.Option(
+        Option(
             "--cluster-id",
             metavar="ID",
             help="id of the new cluster (default: a new id). Give the old cluster's id only if the "

@@ -1,12 +1,9 @@
-"""`tidelog collect`: deletes the objects that the cluster does not need any more.
-
-**On a crash**: the command may be killed at any moment; run it again.
-"""
+"""`tidelog collect`: deletes the objects that the cluster does not need any more."""
 
 import time
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Option
 
 from tidelog.service.cli.output import Progress, show_line
 from tidelog.service.cli.stores import (
@@ -33,7 +30,7 @@ def collect(
     file_grace_ms: GraceOption = None,
     unknown_topics: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--unknown-topics",
             help="also delete objects of topics that the cluster state does not contain",
         ),

@@ -4,19 +4,16 @@ broker.
 Spark is imported and started only if it does the compaction. With `--engine auto`, the compaction
 runs in this process if Spark is not installed or does not start. If a broker does the work, the
 caller needs no rights on the store.
-
-**On a crash**: the command may be killed at any moment; run it again. Two runs at once are safe,
-because the run that loses a race reports this and changes no data.
 """
 
 import asyncio
 import contextlib
 import importlib.util
 from collections.abc import AsyncIterator, Mapping, Sequence
-from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias
 
 import typer
+from typer import Option
 
 from tidelog.service.cli.output import (
     BadUsage,
@@ -24,14 +21,12 @@ from tidelog.service.cli.output import (
     Progress,
     SlowProgress,
     Unreachable,
-    show_json,
     show_line,
     warn,
 )
 from tidelog.service.cli.replay import NO_SPARK, spark_session
 from tidelog.service.cli.requests import ClientCommand, CommandConnection, missing_is, no_topic
 from tidelog.service.cli.stores import (
-    DRY_RUN,
     BrokerOption,
     ChangeOptions,
     Done,
@@ -57,17 +52,10 @@ UNSEEN_MAX = 20
 broker has stopped, or the broker that answers cannot reach it."""
 
 
-class EngineName(StrEnum):
-    """Values of `--engine`."""
-
-    AUTO = "auto"
-    IN_PROCESS = "in-process"
-    SPARK = "spark"
-
-
+EngineName: TypeAlias = Literal["auto", "in-process", "spark"]
 EngineOption = Annotated[
     EngineName,
-    typer.Option(
+    Option(
         "--engine",
         help="auto: Spark if the segments have more than compact_spark_bytes together and Spark is "
         "installed, else this process",
@@ -88,12 +76,12 @@ class EngineChoice(NamedTuple):
         Raises CommandError if `--engine spark` is given and Spark is not installed.
         """
         has_spark = importlib.util.find_spec("pyspark") is not None
-        if self.engine is EngineName.SPARK and not has_spark:
+        if self.engine == "spark" and not has_spark:
             raise CommandError(NO_SPARK)
-        if self.engine is not EngineName.AUTO:
+        if self.engine != "auto":
             return self.engine
         is_large = size > self.settings.compact_spark_bytes
-        return EngineName.SPARK if is_large and has_spark else EngineName.IN_PROCESS
+        return "spark" if is_large and has_spark else "in-process"
 
     @contextlib.asynccontextmanager
     async def started(self, size: int, cluster: "MaintenanceSession") -> "AsyncIterator[Engine]":
@@ -105,12 +93,12 @@ class EngineChoice(NamedTuple):
         keys_bytes_max = self.settings.compact_memory_bytes // KEYS_PART
         engine: Engine = InProcess(cluster.store, cluster.clock, keys_bytes_max)
         with contextlib.ExitStack() as stack:
-            if self.of(size) is EngineName.SPARK:
+            if self.of(size) == "spark":
                 try:
                     session = spark_session("tidelog compact", self.master)
                     spark = await asyncio.to_thread(stack.enter_context, session)
                 except CommandError as error:
-                    if self.engine is EngineName.SPARK:
+                    if self.engine == "spark":
                         raise
                     warn(f"{error}: compacting in this process")
                 else:
@@ -128,9 +116,9 @@ def compact(
     store: StoreOptions,
     server: BrokerOption = None,
     force: Annotated[
-        bool, typer.Option("--force", help="compact even below min.cleanable.dirty.ratio")
+        bool, Option("--force", help="compact even below min.cleanable.dirty.ratio")
     ] = False,
-    engine: EngineOption = EngineName.AUTO,
+    engine: EngineOption = "auto",
     master: MasterOption = None,
     change: ChangeOptions,
 ) -> None:
@@ -143,7 +131,7 @@ def compact(
     Example: tidelog compact events --engine in-process --yes
     """
     if store.is_replaced_by(server):
-        if engine is EngineName.SPARK or master is not None:
+        if engine == "spark" or master is not None:
             raise BadUsage("--server excludes --engine spark and --master: a broker has no Spark")
         _compact_at_broker(ClientCommand(ctx, server), topics, change, force=force)
         return
@@ -177,7 +165,7 @@ async def compact_step(
 
     results = await run(cluster, topics, is_dry=True, is_forced=force)
     size = sum(result.size for result in results)
-    name = choice.of(size).value
+    name: str = choice.of(size)
     if results and yes:
         async with choice.started(size, cluster) as engine:
             name = engine.name
@@ -218,15 +206,13 @@ def _compact_at_broker(
 
     jobs = command.run(work)
     results = [result for job in jobs for result in job["results"]]
-    if change.as_json:
-        summaries = [_short(job) for job in jobs]
-        show_json({"is_dry": not change.yes, "compacted": results, "jobs": summaries})
-    else:
+
+    def show() -> None:
         _show_compacted(results)
         if any(job["has_more_results"] for job in jobs):
             show_line("there are more: a broker keeps the first 1,000 of each job")
-        if not change.yes:
-            show_line(DRY_RUN)
+
+    change.finish(Done({"compacted": results, "jobs": [_short(job) for job in jobs]}, show))
     failed = [job for job in jobs if job["state"] != DONE]
     for job in failed:
         warn(f"{job['topic']}: {job['state']} at broker {job['broker']}: {job['error']}")

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from typing import Annotated
 
 import typer
+from typer import Argument
 
 from tidelog.service.cli.options import GlobalOptions
 from tidelog.service.cli.output import CommandError
@@ -49,8 +50,8 @@ def _completion(
 
 
 TopicArgument = Annotated[
-    str, typer.Argument(metavar="TOPIC", show_default=False, autocompletion=_completion(_topics))
+    str, Argument(metavar="TOPIC", show_default=False, autocompletion=_completion(_topics))
 ]
 GroupArgument = Annotated[
-    str, typer.Argument(metavar="GROUP", show_default=False, autocompletion=_completion(_groups))
+    str, Argument(metavar="GROUP", show_default=False, autocompletion=_completion(_groups))
 ]

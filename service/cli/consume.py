@@ -15,10 +15,10 @@ import datetime as dt
 import math
 import sys
 from collections.abc import Sequence
-from enum import StrEnum
-from typing import Annotated, NamedTuple, TypeAlias
+from typing import Annotated, Literal, NamedTuple, TypeAlias
 
 import typer
+from typer import Option
 
 from tidelog.service.cli.completion import TopicArgument
 from tidelog.service.cli.options import ServerOption
@@ -63,24 +63,6 @@ FROM = (Form.EDGES, Form.OFFSET, Form.LAST, Form.TIME, Form.PARTITIONS)
 UNTIL = (Form.EDGES, Form.OFFSET, Form.TIME)
 
 
-class OutputFormat(StrEnum):
-    """Format of the output."""
-
-    TEXT = "text"
-    JSON = "json"
-    BINARY = "binary"
-    NDJSON = "ndjson"
-
-
-class OnErrorName(StrEnum):
-    """Values of `--on-error`."""
-
-    STOP = "stop"
-    SKIP = "skip"
-    RAW = "raw"
-    ESCAPE = "escape"
-
-
 class ConsumeBounds(NamedTuple):
     """The partitions to read (none: all), and where to begin and to end. If `until` is None, there
     is no end."""
@@ -105,13 +87,13 @@ class ConsumeOptions(NamedTuple):
 
     partition: Annotated[
         list[int] | None,
-        typer.Option(
+        Option(
             "--partition", "-p", min=0, metavar="N", help="partition (default: all); repeatable"
         ),
     ] = None
     group: Annotated[
         str | None,
-        typer.Option(
+        Option(
             "--group",
             "-g",
             metavar="GROUP",
@@ -119,12 +101,12 @@ class ConsumeOptions(NamedTuple):
             "(or, without them, at --from), and commit the offsets of the printed records",
         ),
     ] = None
-    start: Annotated[str, typer.Option("--from", metavar="POSITION", help=forms_in_words(FROM))] = (
+    start: Annotated[str, Option("--from", metavar="POSITION", help=forms_in_words(FROM))] = (
         "beginning"
     )
     last: Annotated[
         int | None,
-        typer.Option(
+        Option(
             "--last",
             min=0,
             metavar="N",
@@ -133,7 +115,7 @@ class ConsumeOptions(NamedTuple):
     ] = None
     until: Annotated[
         str,
-        typer.Option(
+        Option(
             "--until",
             metavar="POSITION",
             help="stop before this position; end is the end offset when the command starts. "
@@ -141,15 +123,14 @@ class ConsumeOptions(NamedTuple):
         ),
     ] = "end"
     count_max: Annotated[
-        int | None, typer.Option("--max", "-n", min=0, help="maximum number of records")
+        int | None, Option("--max", "-n", min=0, help="maximum number of records")
     ] = None
     follow: Annotated[
-        bool,
-        typer.Option("--follow", help="wait for new records at the end, up to --until or --max"),
+        bool, Option("--follow", help="wait for new records at the end, up to --until or --max")
     ] = False
     shown: Annotated[
-        OutputFormat | None,
-        typer.Option(
+        Literal["text", "json", "binary", "ndjson"] | None,
+        Option(
             "--format",
             "-f",
             help="values as text (default), json or binary (base64); ndjson is the same as --json. "
@@ -159,19 +140,19 @@ class ConsumeOptions(NamedTuple):
     ] = None
     key_separator: Annotated[
         str | None,
-        typer.Option(metavar="TEXT", help="print the key and this separator before each value"),
+        Option(metavar="TEXT", help="print the key and this separator before each value"),
     ] = None
     on_error: Annotated[
-        OnErrorName,
-        typer.Option(
+        Literal["stop", "skip", "raw", "escape"],
+        Option(
             help="what to do with a record that does not decode in the format. stop: end its "
             "partition before it, print the other partitions, then fail. skip: omit it. raw: print "
             "its bytes in base64. escape: print escapes such as \\xff for bytes that are not UTF-8"
         ),
-    ] = OnErrorName.STOP
+    ] = "stop"
     dead_letter: Annotated[
         str | None,
-        typer.Option(
+        Option(
             "--dead-letter",
             metavar="TOPIC",
             help="send records that do not decode to this topic, byte for byte, and go on",
@@ -179,7 +160,7 @@ class ConsumeOptions(NamedTuple):
     ] = None
     session_timeout_ms: Annotated[
         int,
-        typer.Option(
+        Option(
             min=10_000,
             max=45_000,
             help="with --group: how long the group waits for this member after a crash, before "
@@ -189,29 +170,26 @@ class ConsumeOptions(NamedTuple):
     ] = SESSION_TIMEOUT_MS
     client_id: Annotated[
         str,
-        typer.Option(
+        Option(
             "--client-id",
             metavar="NAME",
             help="with --group: name of this client. If members with one name on one machine join "
             "and end often, the broker delays their joins: then give each a name of its own",
         ),
     ] = CLIENT_ID
-    fetch_bytes: Annotated[int, typer.Option(min=1, help="approximate bytes of a response")] = (
-        1024 * 1024
-    )
+    fetch_bytes: Annotated[int, Option(min=1, help="approximate bytes of a response")] = 1024 * 1024
     retry_s: RetryOption = None
 
     def line_form(self, *, as_json: bool) -> LineForm:
         """Return the form of the printed lines. Raises BadUsage."""
-        is_ndjson = as_json or self.shown is OutputFormat.NDJSON
+        is_ndjson = as_json or self.shown == "ndjson"
         if is_ndjson and self.key_separator is not None:
             raise BadUsage(
                 "--key-separator and --json exclude each other: the JSON objects have the keys"
             )
-        embedded = self.shown
-        if embedded is None or embedded is OutputFormat.NDJSON:
-            embedded = OutputFormat.JSON if is_ndjson else OutputFormat.TEXT
-        return LineForm(embedded.value, is_ndjson, self.key_separator)
+        if self.shown is None or self.shown == "ndjson":
+            return LineForm("json" if is_ndjson else "text", is_ndjson, self.key_separator)
+        return LineForm(self.shown, is_ndjson, self.key_separator)
 
     def bounds(self, topic: str) -> ConsumeBounds:
         """Return the partitions of the topic to read, and where to begin and to end. Raises
@@ -228,7 +206,7 @@ class ConsumeOptions(NamedTuple):
                 raise BadUsage(f"--from {start} names the partitions: remove --partition")
             partitions = [number for number, _ in first.of]
         self._check_group(start, partitions)
-        if self.dead_letter is not None and self.on_error is not OnErrorName.STOP:
+        if self.dead_letter is not None and self.on_error != "stop":
             raise BadUsage("--dead-letter and --on-error exclude each other")
         if self.dead_letter == topic:
             raise BadUsage(f"--dead-letter {topic}: the command would read its own dead letters")
@@ -265,7 +243,7 @@ class ConsumeOptions(NamedTuple):
     def line_printer(self, connection: Connection, form: LineForm) -> LinePrinter:
         """Return the printer of lines; its producer of dead letters uses the connection."""
         if self.dead_letter is None:
-            return LinePrinter(form, self.on_error.value)
+            return LinePrinter(form, self.on_error)
         producer = AsyncProducer(connection, linger_ms=0, delivery_s=self.request_retry_s)
         return LinePrinter(form, "skip", DeadLetters(producer, self.dead_letter))
 
@@ -277,7 +255,7 @@ def consume(
     options: ConsumeOptions,
     server: ServerOption = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="print records as JSON objects, one a line")
+        bool, Option("--json", help="print records as JSON objects, one a line")
     ] = False,
 ) -> None:
     """Print the records of a topic, one a line.

@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-import typer
+from typer import Option
 
 from tidelog.service.cli.options import Commands, YesOption
 from tidelog.service.cli.output import BadUsage
@@ -37,7 +37,7 @@ def alter_defaults(
     *,
     config: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             "--config",
             "-c",
             metavar="KEY=VALUE",
@@ -46,9 +46,7 @@ def alter_defaults(
     ] = None,
     unset: Annotated[
         list[str] | None,
-        typer.Option(
-            "--unset", "-u", metavar="KEY", help="remove a default of the cluster; repeatable"
-        ),
+        Option("--unset", "-u", metavar="KEY", help="remove a default of the cluster; repeatable"),
     ] = None,
     yes: YesOption = False,
     command: ClientCommand,

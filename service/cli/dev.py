@@ -26,6 +26,7 @@ from typing import Annotated, Any, NamedTuple
 
 import msgspec
 import typer
+from typer import Argument, Option
 
 from tidelog.service.cli.output import BadUsage
 from tidelog.service.cli.requests import client_errors
@@ -79,17 +80,17 @@ GROUPS = (Group("dashboard", 1024 * 1024, 0.5), Group("report", 1000, 0.5))
 def dev(
     store_url: Annotated[
         str | None,
-        typer.Argument(metavar="STORE", help="folder or URL of the log (default ./tidelog-data)"),
+        Argument(metavar="STORE", help="folder or URL of the log (default ./tidelog-data)"),
     ] = None,
     port: Annotated[
-        int | None, typer.Option("--port", min=1, max=65535, help="port of the broker (8082)")
+        int | None, Option("--port", min=1, max=65535, help="port of the broker (8082)")
     ] = None,
     rate: Annotated[
-        int, typer.Option("--rate", min=1, max=10_000, metavar="N", help="records a second")
+        int, Option("--rate", min=1, max=10_000, metavar="N", help="records a second")
     ] = 50,
     browser: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--browser/--no-browser",
             help="open the console, if this is a terminal with a graphical browser",
         ),

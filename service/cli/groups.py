@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import typer
+from typer import Option
 
 from tidelog.service.cli.completion import GroupArgument
 from tidelog.service.cli.options import Commands, ServerOption, YesOption
@@ -40,9 +41,7 @@ def list_groups(
     *,
     watch: Annotated[
         float | None,
-        typer.Option(
-            "--watch", "-w", min=0.1, metavar="SECONDS", help="list again after each interval"
-        ),
+        Option("--watch", "-w", min=0.1, metavar="SECONDS", help="list again after each interval"),
     ] = None,
     command: ClientCommand,
 ) -> None:
@@ -117,16 +116,10 @@ def describe_group(group: GroupArgument, command: ClientCommand) -> None:
 
 
 def _show_members(members: Sequence[dict[str, Any]]) -> None:
-    rows = [
-        (
-            member["consumer"],
-            member["instance"] or "",
-            member["client"],
-            member["host"],
-            " ".join(member["partitions"]),
-        )
-        for member in members
-    ]
+    rows = []
+    for member in members:
+        texts = {"instance": member["instance"] or "", "partitions": " ".join(member["partitions"])}
+        rows.append([*{**member, **texts}.values()])
     if rows:
         show_table(("consumer", "instance", "client", "host", "partitions"), rows)
     else:
@@ -195,19 +188,11 @@ def _lag(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def _show_lags(rows: list[dict[str, Any]]) -> None:
-    shown = [
-        (
-            row["topic"],
-            row["partition"],
-            row["offset"],
-            "none" if row["committed"] is None else str(row["committed"]),
-            row["end"],
-            row["lag"],
-            age(row["lag_seconds"]),
-            row["consumer"],
-        )
-        for row in rows
-    ]
+    shown = []
+    for row in rows:
+        committed = "none" if row["committed"] is None else str(row["committed"])
+        texts = {"committed": committed, "lag_seconds": age(row["lag_seconds"])}
+        shown.append([*{**row, **texts}.values()])
     columns = ("topic", "partition", "position", "committed", "end", "lag", "oldest", "consumer")
     show_table(columns, shown)
 
@@ -215,24 +200,22 @@ def _show_lags(rows: list[dict[str, Any]]) -> None:
 class ResetOptions(NamedTuple):
     """Where the committed offsets go: one of --to, --by and --file."""
 
-    to: Annotated[
-        str | None, typer.Option("--to", metavar="POSITION", help=forms_in_words(RESET_TO))
-    ] = None
+    to: Annotated[str | None, Option("--to", metavar="POSITION", help=forms_in_words(RESET_TO))] = (
+        None
+    )
     by: Annotated[
         int | None,
-        typer.Option("--by", metavar="N", help="add N to each committed offset: -100 reads again"),
+        Option("--by", metavar="N", help="add N to each committed offset: -100 reads again"),
     ] = None
     file: Annotated[
-        Path | None, typer.Option("--file", metavar="FILE", help="the offsets of `groups export`")
+        Path | None, Option("--file", metavar="FILE", help="the offsets of `groups export`")
     ] = None
     topic: Annotated[
-        str | None, typer.Option("--topic", "-t", help="default: all topics with committed offsets")
+        str | None, Option("--topic", "-t", help="default: all topics with committed offsets")
     ] = None
     partition: Annotated[
         list[int] | None,
-        typer.Option(
-            "--partition", "-p", min=0, metavar="N", help="partition of the topic; repeatable"
-        ),
+        Option("--partition", "-p", min=0, metavar="N", help="partition of the topic; repeatable"),
     ] = None
 
     def body(self) -> dict[str, Any]:
@@ -257,7 +240,7 @@ def reset_group(
     *,
     options: ResetOptions,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="show the new offsets, do not commit them")
+        bool, Option("--dry-run", help="show the new offsets, do not commit them")
     ] = False,
     command: ClientCommand,
 ) -> None:

@@ -7,13 +7,12 @@ import select
 import stat
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import msgspec
-import typer
 from msgspec import Raw
+from typer import Option
 
 from tidelog.service.cli.output import BadUsage, CommandError, plural
 from tidelog.service.cli.requests import RETRY_FOR_S, RetryOption
@@ -163,91 +162,67 @@ def _shown(line: bytes) -> str:
     return repr(text if len(text) <= SHOWN_CHARS else text[:SHOWN_CHARS] + "...")
 
 
-class LineFormat(StrEnum):
-    """Format of a line of input."""
-
-    TEXT = "text"
-    NDJSON = "ndjson"
-
-
-class Embedded(StrEnum):
-    """Form of keys and values inside JSON."""
-
-    JSON = "json"
-    TEXT = "text"
-    BINARY = "binary"
-
-
-class AcksName(StrEnum):
-    """Values of `--acks`."""
-
-    ALL = "all"
-    LOCAL = "1"
-    NONE = "0"
-
-
 class ProduceOptions(NamedTuple):
     """What lines are, and how they are sent."""
 
     line_format: Annotated[
-        LineFormat,
-        typer.Option(
+        Literal["text", "ndjson"],
+        Option(
             "--format",
             "-f",
             help="text: a line is a value, byte for byte; ndjson: a line is a JSON object with "
             "key, value, partition, timestamp (ms), headers: an object of texts, or a list as "
             "`consume --json` prints it, with values in base64",
         ),
-    ] = LineFormat.TEXT
+    ] = "text"
     values: Annotated[
-        bool, typer.Option("--values", help="with ndjson: a line is only a value, of any JSON type")
+        bool, Option("--values", help="with ndjson: a line is only a value, of any JSON type")
     ] = False
     embedded: Annotated[
-        Embedded, typer.Option(help="with ndjson: form of keys and values (binary: base64)")
-    ] = Embedded.JSON
+        Literal["json", "text", "binary"],
+        Option(help="with ndjson: form of keys and values (binary: base64)"),
+    ] = "json"
     key_separator: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="with text: separator of key and value")
+        str | None, Option(metavar="TEXT", help="with text: separator of key and value")
     ] = None
     partition: Annotated[
         int | None,
-        typer.Option("--partition", "-p", min=0, help="partition for records without a partition"),
+        Option("--partition", "-p", min=0, help="partition for records without a partition"),
     ] = None
     ignore_partition: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--ignore-partition",
             help="with ndjson: ignore the partition in a line, so that --partition or the key "
             "chooses it, for example for a copy to a topic with another number of partitions",
         ),
     ] = False
     acks: Annotated[
-        AcksName,
-        typer.Option(
+        Literal["all", "1", "0"],
+        Option(
             help="the broker answers when the records are in the object store (all), are on the "
             "broker's disk (1), or are validated (0)"
         ),
-    ] = AcksName.ALL
+    ] = "all"
     batch_records: Annotated[
-        int, typer.Option(min=1, max=1_000_000, help="maximum records of a request")
+        int, Option(min=1, max=1_000_000, help="maximum records of a request")
     ] = 10_000
-    batch_bytes: Annotated[
-        int, typer.Option(min=1, help="approximate maximum bytes of a request")
-    ] = 1024 * 1024
+    batch_bytes: Annotated[int, Option(min=1, help="approximate maximum bytes of a request")] = (
+        1024 * 1024
+    )
     in_flight: Annotated[
         int,
-        typer.Option(
-            min=1, max=256, help="maximum requests in flight; no two have the same partition"
-        ),
+        Option(min=1, max=256, help="maximum requests in flight; no two have the same partition"),
     ] = 4
     linger_ms: Annotated[
-        int, typer.Option(min=0, max=60_000, help="how many ms a batch waits for more lines")
+        int, Option(min=0, max=60_000, help="how many ms a batch waits for more lines")
     ] = 50
     crlf: Annotated[
-        bool, typer.Option("--crlf", help="with text: remove a carriage return at a line's end")
+        bool, Option("--crlf", help="with text: remove a carriage return at a line's end")
     ] = False
     state: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             "--state",
             metavar="FILE",
             help="store in this file how many lines are in the topic, and begin after them: each "
@@ -260,29 +235,29 @@ class ProduceOptions(NamedTuple):
     def parser(self) -> Parser:
         """Return the parser of lines. Raises BadUsage if an option contradicts the format."""
         for name, is_given, line_format in (
-            ("--ignore-partition", self.ignore_partition, LineFormat.NDJSON),
-            ("--values", self.values, LineFormat.NDJSON),
-            ("--key-separator", self.key_separator is not None, LineFormat.TEXT),
-            ("--crlf", self.crlf, LineFormat.TEXT),
+            ("--ignore-partition", self.ignore_partition, "ndjson"),
+            ("--values", self.values, "ndjson"),
+            ("--key-separator", self.key_separator is not None, "text"),
+            ("--crlf", self.crlf, "text"),
         ):
-            if is_given and line_format is not self.line_format:
+            if is_given and line_format != self.line_format:
                 raise BadUsage(f"{name} needs --format {line_format}")
-        if self.state is not None and self.acks is AcksName.NONE:
+        if self.state is not None and self.acks == "0":
             raise BadUsage(
                 "--state needs --acks all or 1: with 0, no line is known to be in the topic"
             )
         if self.key_separator == "":
             raise BadUsage("--key-separator is empty")
-        if self.line_format is LineFormat.TEXT:
+        if self.line_format == "text":
             return text_parser(self.key_separator, is_crlf=self.crlf)
         return json_parser(
-            self.embedded.value, is_values=self.values, has_partitions=not self.ignore_partition
+            self.embedded, is_values=self.values, has_partitions=not self.ignore_partition
         )
 
     def of_producer(self, parser: Parser) -> ProducerOptions:
         return ProducerOptions(
             media_type=parser.media_type,
-            acks=self.acks.value,
+            acks=self.acks,
             linger_ms=self.linger_ms,
             batch_records=self.batch_records,
             batch_bytes=self.batch_bytes,

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, TextIO
 
-import typer
+from typer import Argument, Option
 
 from tidelog.service.cli.acls import PrincipalArgument
 from tidelog.service.cli.options import Commands, YesOption
@@ -26,13 +26,12 @@ def create_key(
     principal: PrincipalArgument,
     *,
     ttl_days: Annotated[
-        float | None,
-        typer.Option("--ttl-days", min=0.001, help="lifetime in days (default: unlimited)"),
+        float | None, Option("--ttl-days", min=0.001, help="lifetime in days (default: unlimited)")
     ] = None,
-    note: Annotated[str, typer.Option("--note", help="purpose of the key")] = "",
+    note: Annotated[str, Option("--note", help="purpose of the key")] = "",
     out: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             "--out",
             metavar="FILE",
             help="write the secret to this new file, which only you can read, and do not print it",
@@ -97,7 +96,7 @@ def list_keys(command: ClientCommand) -> None:
 
 @keys.command("delete")
 def delete_key(
-    key_id: Annotated[str, typer.Argument(metavar="KEY", show_default=False)],
+    key_id: Annotated[str, Argument(metavar="KEY", show_default=False)],
     *,
     yes: YesOption = False,
     command: ClientCommand,

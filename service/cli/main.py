@@ -16,10 +16,11 @@ import sys
 from typing import Annotated, Any
 
 import typer
+from typer import Option
 from typer.core import TyperCommand, TyperGroup
 
 from tidelog.service.cli import other_words
-from tidelog.service.cli.options import Commands, GlobalOptions
+from tidelog.service.cli.options import Commands, GlobalOptions, with_options_of_fields
 from tidelog.service.cli.output import BrokenOutput, CommandError, Terminated, show_line, warn
 from tidelog.service.exit_status import (
     EXIT_FAILED,
@@ -155,43 +156,20 @@ def _show_version(is_asked: bool) -> None:
 
 
 @app.callback()
+@with_options_of_fields
 def _global_options(
     ctx: typer.Context,
-    key_file: Annotated[
-        str | None,
-        typer.Option(
-            "--key-file",
-            metavar="FILE",
-            help="file with the key for a broker with security=keys (default: the variable "
-            "TIDELOG_KEY: its value is the key, or @ and the name of such a file)",
-        ),
-    ] = None,
-    ca_file: Annotated[
-        str | None,
-        typer.Option(
-            "--ca-file",
-            metavar="FILE",
-            help="file with the CA of the broker's certificate (default: the variable "
-            "TIDELOG_CA_FILE, else well-known CAs)",
-        ),
-    ] = None,
-    server: Annotated[
-        str | None,
-        typer.Option(
-            "--server",
-            metavar="URL",
-            help="URL of the broker, for commands that take --server; also after the command",
-        ),
-    ] = None,
+    *,
+    options: GlobalOptions,
     _: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--version", is_eager=True, callback=_show_version, help="print the version and exit"
         ),
     ] = False,
 ) -> None:
     """Run and use tidelog, a log service on object storage."""
-    ctx.obj = GlobalOptions(key_file, ca_file, server)
+    ctx.obj = options
 
 
 def main() -> int:

@@ -1,13 +1,9 @@
-"""`tidelog maintain`: the steps of `retain`, `compact` and `collect`.
-
-**On a crash**: the command may be killed at any moment; run it again. Two runs at once are safe,
-because the run that loses a race reports this and changes no data.
-"""
+"""`tidelog maintain`: the steps of `retain`, `compact` and `collect`."""
 
 from typing import TYPE_CHECKING
 
 from tidelog.service.cli.collect import collect_step
-from tidelog.service.cli.compact import EngineChoice, EngineName, EngineOption, compact_step
+from tidelog.service.cli.compact import EngineChoice, EngineOption, compact_step
 from tidelog.service.cli.output import Progress
 from tidelog.service.cli.retain import retain_step
 from tidelog.service.cli.stores import (
@@ -30,7 +26,7 @@ def maintain(
     *,
     store: StoreOptions,
     file_grace_ms: GraceOption = None,
-    engine: EngineOption = EngineName.AUTO,
+    engine: EngineOption = "auto",
     master: MasterOption = None,
     change: ChangeOptions,
 ) -> None:

@@ -12,6 +12,7 @@ from itertools import pairwise
 from typing import Annotated, Any, NamedTuple, TypeVar
 
 import typer
+from typer import Option
 from typer.core import TyperCommand
 
 from tidelog.service.cli.output import BadUsage
@@ -23,9 +24,32 @@ CommandFunction = TypeVar("CommandFunction", bound=Callable[..., None])
 class GlobalOptions(NamedTuple):
     """Values of the options that precede the command's name. Typer keeps them in `ctx.obj`."""
 
-    key_file: str | None
-    ca_file: str | None
-    server: str | None = None
+    key_file: Annotated[
+        str | None,
+        Option(
+            "--key-file",
+            metavar="FILE",
+            help="file with the key for a broker with security=keys (default: the variable "
+            "TIDELOG_KEY: its value is the key, or @ and the name of such a file)",
+        ),
+    ] = None
+    ca_file: Annotated[
+        str | None,
+        Option(
+            "--ca-file",
+            metavar="FILE",
+            help="file with the CA of the broker's certificate (default: the variable "
+            "TIDELOG_CA_FILE, else well-known CAs)",
+        ),
+    ] = None
+    server: Annotated[
+        str | None,
+        Option(
+            "--server",
+            metavar="URL",
+            help="URL of the broker, for commands that take --server; also after the command",
+        ),
+    ] = None
 
 
 class Commands(typer.Typer):
@@ -45,13 +69,13 @@ class Commands(typer.Typer):
         add = super().command(name, cls=_Command, **options)
 
         def added(function: CommandFunction) -> CommandFunction:
-            add(_with_options_of_fields(function))
+            add(with_options_of_fields(function))
             return function
 
         return added
 
 
-def _with_options_of_fields(function: Callable[..., None]) -> Callable[..., None]:
+def with_options_of_fields(function: Callable[..., None]) -> Callable[..., None]:
     """Return a function with a parameter for each field of those parameters of `function` whose
     type is a NamedTuple."""
     signature = inspect.signature(function)
@@ -135,7 +159,7 @@ def given_server(ctx: typer.Context, value: str | None) -> str | None:
 
 ServerOption = Annotated[
     str | None,
-    typer.Option(
+    Option(
         "--server",
         metavar="URL",
         callback=given_server,
@@ -144,5 +168,5 @@ ServerOption = Annotated[
         "TIDELOG_URL)",
     ),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="print JSON")]
-YesOption = Annotated[bool, typer.Option("--yes", "-y", help="do not ask for confirmation")]
+JsonOption = Annotated[bool, Option("--json", help="print JSON")]
+YesOption = Annotated[bool, Option("--yes", "-y", help="do not ask for confirmation")]

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Annotated
 
-import typer
+from typer import Argument
 
 from tidelog.service.cli.completion import TopicArgument
 from tidelog.service.cli.input_lines import (
@@ -32,7 +32,7 @@ from tidelog.service.client.producer import AsyncProducer, Delivered, Item
 def produce(
     topic: TopicArgument,
     file: Annotated[
-        str, typer.Argument(metavar="FILE", help="file with lines; - for stdin", show_default=False)
+        str, Argument(metavar="FILE", help="file with lines; - for stdin", show_default=False)
     ] = "-",
     *,
     options: ProduceOptions,

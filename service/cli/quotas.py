@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any
 
-import typer
+from typer import Option
 
 from tidelog.service.cli.acls import PrincipalArgument
 from tidelog.service.cli.options import Commands
@@ -14,7 +14,7 @@ QUOTAS = "/tidelog/v1/quotas"
 BYTE_RATES = ("producer_byte_rate", "consumer_byte_rate")
 
 RateOption = Annotated[
-    int | None, typer.Option(min=1, metavar="BYTES", help="bytes a second at each broker")
+    int | None, Option(min=1, metavar="BYTES", help="bytes a second at each broker")
 ]
 
 quotas = Commands(no_args_is_help=True, help="Set, list, remove quotas of principals.")
@@ -43,7 +43,7 @@ def set_quotas(
     consumer_byte_rate: RateOption = None,
     quota: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             "--quota",
             metavar="NAME=NUMBER",
             help="any other quota, such as members=100 or mutation_rate=5",

@@ -1,13 +1,9 @@
-"""`tidelog repair`: the WAL, the tails and the tables of a cluster.
-
-**On a crash**: run the command again.
-"""
+"""`tidelog repair`: the WAL, the tails and the tables of a cluster."""
 
 from collections.abc import Sequence
-from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
-import typer
+from typer import Option
 
 from tidelog.service.cli.output import Progress, show_line
 from tidelog.service.cli.stores import (
@@ -28,20 +24,13 @@ LOST_COLUMNS = ("topic", "partition", "first offset", "end offset", "why")
 UNREAD_SHOWN = 20
 
 
-class RepairWay(StrEnum):
-    """Ways of `tidelog repair`."""
-
-    RESTORE = "restore"
-    ADOPT = "adopt"
-
-
 def repair(
     topics: TopicsArgument = None,
     *,
     store: StoreOptions,
     way: Annotated[
-        RepairWay | None,
-        typer.Option(
+        Literal["restore", "adopt"] | None,
+        Option(
             "--way",
             help="restore: put back the files of the log's own commits. adopt: keep the rows as "
             "another program left them, and lose the records that this program removed (default: "
@@ -50,7 +39,7 @@ def repair(
     ] = None,
     drop_after: Annotated[
         int | None,
-        typer.Option(
+        Option(
             "--drop-after",
             metavar="ENTRY",
             min=0,
@@ -60,12 +49,10 @@ def repair(
     ] = None,
     lost: Annotated[
         bool,
-        typer.Option(
-            "--lost", help="give up tail records that cannot be read, and repair nothing else"
-        ),
+        Option("--lost", help="give up tail records that cannot be read, and repair nothing else"),
     ] = False,
     strays: Annotated[
-        bool, typer.Option("--strays", help="delete objects in wal/ that are not entries")
+        bool, Option("--strays", help="delete objects in wal/ that are not entries")
     ] = False,
     change: ChangeOptions,
 ) -> None:
@@ -100,26 +87,20 @@ def repair(
 
 
 async def _tables(
-    cluster: "MaintenanceSession", topics: list[str] | None, way: RepairWay | None, *, yes: bool
+    cluster: "MaintenanceSession", topics: list[str] | None, way: str | None, *, yes: bool
 ) -> Done:
     from tidelog.compaction.repair_tables import NONE
     from tidelog.compaction.repair_tables import repair as run
 
-    repairs = await run(cluster, topics, is_dry=not yes, way=None if way is None else way.value)
+    repairs = await run(cluster, topics, is_dry=not yes, way=way)
 
-    def show() -> None:
-        columns = ("topic", "version", "why", "way", "what", "lost offsets")
-        rows: list[Row] = [
-            (*table_repair[:5], _lost(table_repair.lost)) for table_repair in repairs
-        ]
-        table("no table is in doubt", columns, rows)
-
-    fields = {
-        "repaired": [table_repair._asdict() for table_repair in repairs],
-        **skipped_topics(cluster),
-    }
-    is_failed = bool(cluster.skipped) or any(table_repair.way == NONE for table_repair in repairs)
-    return Done(fields, show, is_failed)
+    return Done.with_table(
+        {"repaired": [fix._asdict() for fix in repairs], **skipped_topics(cluster)},
+        "no table is in doubt",
+        ("topic", "version", "why", "way", "what", "lost offsets"),
+        [(*fix[:5], _lost(fix.lost)) for fix in repairs],
+        is_failed=bool(cluster.skipped) or any(fix.way == NONE for fix in repairs),
+    )
 
 
 def _wal_done(damage: "WalDamage | None", *, is_done: bool) -> Done:
@@ -153,9 +134,9 @@ async def _strays(cluster: "MaintenanceSession", *, yes: bool) -> Done:
     strays = await repair_wal.strays(cluster)
     if yes:
         await repair_wal.delete_strays(cluster, strays)
-    rows: list[Row] = [(info.key, info.size) for info in strays]
     fields = {"strays": [info.key for info in strays], "deleted": yes}
-    return Done(fields, lambda: table("no stray in wal/", ("object", "bytes"), rows))
+    rows = [(info.key, info.size) for info in strays]
+    return Done.with_table(fields, "no stray in wal/", ("object", "bytes"), rows)
 
 
 async def _lost_records(
@@ -166,14 +147,8 @@ async def _lost_records(
     lost_ranges = await repair_wal.lost_records(cluster, topics, is_dry=not yes)
     fields = {"lost": [lost_range._asdict() for lost_range in lost_ranges], "given_up": yes}
 
-    def show() -> None:
-        table(
-            "all records of the tails can be read",
-            LOST_COLUMNS,
-            [tuple(lost_range) for lost_range in lost_ranges],
-        )
-
-    return Done(fields, show)
+    nothing = "all records of the tails can be read"
+    return Done.with_table(fields, nothing, LOST_COLUMNS, lost_ranges)
 
 
 def _lost(ranges: "Sequence[tuple[int, int, int]]") -> str:

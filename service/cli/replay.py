@@ -12,12 +12,11 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 from urllib.parse import unquote, urlsplit
 
-import typer
+from typer import Option
 
 from tidelog.service.cli.completion import TopicArgument
 from tidelog.service.cli.options import JsonOption
@@ -50,31 +49,24 @@ _CSV_OPTIONS = {"header": "true", "escape": '"'}
 """A quote inside a value is doubled, as in RFC 4180. By default, Spark puts a backslash before the
 quote."""
 
-
-class FileFormat(StrEnum):
-    """Format of the files."""
-
-    PARQUET = "parquet"
-    JSON = "json"
-    CSV = "csv"
+FileFormat: TypeAlias = Literal["parquet", "json", "csv"]
 
 
 def replay(  # noqa: PLR0913 - a command's options are its arguments
     topic: TopicArgument,
-    to: Annotated[str, typer.Option("--to", metavar="DIR", help="target folder or URL")],
+    to: Annotated[str, Option("--to", metavar="DIR", help="target folder or URL")],
     *,
     store: StoreOptions,
     file_format: Annotated[
-        FileFormat, typer.Option("--as", help="in json and csv, keys and values are text")
-    ] = FileFormat.PARQUET,
-    start: Annotated[str, typer.Option("--from", metavar="POSITION", help=POSITIONS)] = "beginning",
+        FileFormat, Option("--as", help="in json and csv, keys and values are text")
+    ] = "parquet",
+    start: Annotated[str, Option("--from", metavar="POSITION", help=POSITIONS)] = "beginning",
     until: Annotated[
-        str,
-        typer.Option("--until", metavar="POSITION", help="like --from; stop before this position"),
+        str, Option("--until", metavar="POSITION", help="like --from; stop before this position")
     ] = "end",
     master: MasterOption = None,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="replace the content of the folder")
+        bool, Option("--overwrite", help="replace the content of the folder")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -87,28 +79,15 @@ def replay(  # noqa: PLR0913 - a command's options are its arguments
     """
     options = positions(topic, start, until)
     settings = store.settings(warn)
-    count = _replay(settings, topic, to, file_format, options, master, overwrite=overwrite)
-    value = {"topic": topic, "records": count, "to": to, "as": file_format.value}
-    show(value, f"replayed {plural(count, 'record')} of {topic} to {to}", as_json=as_json)
-
-
-def _replay(
-    settings: Settings,
-    topic: str,
-    to: str,
-    file_format: FileFormat,
-    options: dict[str, str],
-    master: str | None,
-    *,
-    overwrite: bool,
-) -> int:
     with _spark_errors(default_store_hint(settings)):
         _check_topic(settings, topic)
         _check_target(to, overwrite=overwrite)
         with spark_session("tidelog replay", master) as spark:
             frame = frame_of(spark, settings, topic, file_format, options)
             with _target_errors(to):
-                return write(frame, to, file_format, overwrite=overwrite)
+                count = write(frame, to, file_format, overwrite=overwrite)
+    value = {"topic": topic, "records": count, "to": to, "as": file_format}
+    show(value, f"replayed {plural(count, 'record')} of {topic} to {to}", as_json=as_json)
 
 
 def frame_of(
@@ -124,7 +103,7 @@ def frame_of(
     more = {"endpoint": settings.s3_endpoint, "region": settings.s3_region}
     if settings.s3.path_style is not None:
         more["pathStyle"] = str(settings.s3.path_style)
-    if file_format is not FileFormat.CSV:
+    if file_format != "csv":
         more["includeHeaders"] = "true"
     more_options = {name: text for name, text in more.items() if text}
     return read_topic(spark, settings.store, topic, **options, **more_options)
@@ -244,15 +223,15 @@ def write(frame: "DataFrame", to: str, file_format: FileFormat, *, overwrite: bo
     from pyspark.sql import Observation
     from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
-    if file_format is not FileFormat.PARQUET:
+    if file_format != "parquet":
         for name in ("key", "value"):
             frame = frame.withColumn(name, F.col(name).cast("string"))
     written = Observation()
     (
         frame.observe(written, F.count(F.lit(1)).alias("records"))
         .write.mode("overwrite" if overwrite else "errorifexists")
-        .format(file_format.value)
-        .options(**(_CSV_OPTIONS if file_format is FileFormat.CSV else {}))
+        .format(file_format)
+        .options(**(_CSV_OPTIONS if file_format == "csv" else {}))
         .save(to)
     )
     return int(written.get["records"])

@@ -8,6 +8,7 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 
 import httpx
 import typer
+from typer import Option
 
 from tidelog.service.cli.options import GlobalOptions, JsonOption, ServerOption
 from tidelog.service.cli.output import (
@@ -67,7 +68,7 @@ def client_errors() -> Iterator[None]:
 RETRY_FOR_S = 60.0
 RetryOption = Annotated[
     float | None,
-    typer.Option(
+    Option(
         "--retry-s",
         min=0,
         metavar="SECONDS",

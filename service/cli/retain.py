@@ -1,29 +1,23 @@
-"""`tidelog retain` and `tidelog delete-records`: records that go before others do.
-
-**On a crash**: a command may be killed at any moment; run it again. Two runs at once are safe,
-because the run that loses a race reports this and changes no data.
-"""
+"""`tidelog retain` and `tidelog delete-records`: they delete the oldest records of partitions."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument
 
 from tidelog.service.cli.completion import TopicArgument
-from tidelog.service.cli.output import BadUsage, Progress, show_json, show_line, show_table
+from tidelog.service.cli.output import BadUsage, Progress, show_table
 from tidelog.service.cli.positions import BEGINNING, END, Form, PartitionOffsets, position
 from tidelog.service.cli.requests import ClientCommand
 from tidelog.service.cli.stores import (
-    DRY_RUN,
     BrokerOption,
     ChangeOptions,
     Done,
-    Row,
     StoreOptions,
     TopicsArgument,
     recorded,
     skipped_topics,
-    table,
 )
 from tidelog.service.client.connection import quoted
 
@@ -59,13 +53,14 @@ async def retain_step(
 
 
 def _retained(results: "Sequence[Retained]", skipped: dict[str, Any]) -> Done:
-    def show() -> None:
-        columns = ("topic", "partition", "why", "log start", "moves to", "segments", "rows")
-        rows: list[Row] = [tuple(result) for result in results]
-        table("nothing to retain", (*columns, "bytes", "rewritten bytes"), rows)
-
-    fields = {"retained": [result._asdict() for result in results], **skipped}
-    return Done(fields, show, bool(skipped["skipped"]))
+    columns = ("topic", "partition", "why", "log start", "moves to", "segments", "rows")
+    return Done.with_table(
+        {"retained": [result._asdict() for result in results], **skipped},
+        "nothing to retain",
+        (*columns, "bytes", "rewritten bytes"),
+        results,
+        is_failed=bool(skipped["skipped"]),
+    )
 
 
 def delete_records(
@@ -73,7 +68,7 @@ def delete_records(
     topic: TopicArgument,
     before: Annotated[
         list[str],
-        typer.Argument(metavar="PARTITION:OFFSET", help=f"first offset to keep; {END} keeps none"),
+        Argument(metavar="PARTITION:OFFSET", help=f"first offset to keep; {END} keeps none"),
     ],
     *,
     store: StoreOptions,
@@ -91,7 +86,7 @@ def delete_records(
     """
     offsets = _offsets(before)
     if store.is_replaced_by(server):
-        _delete_at_broker(ClientCommand(ctx, server, change.as_json), topic, offsets, change)
+        change.finish(_deleted_at_broker(ClientCommand(ctx, server), topic, offsets, change))
         return
 
     async def work(cluster: "MaintenanceSession", _: Progress) -> Done:
@@ -112,9 +107,9 @@ def _offsets(before: Sequence[str]) -> dict[int, int]:
     return {number: offset if isinstance(offset, int) else -1 for number, offset in place.of}
 
 
-def _delete_at_broker(
+def _deleted_at_broker(
     command: ClientCommand, topic: str, offsets: Mapping[int, int], change: ChangeOptions
-) -> None:
+) -> Done:
     """Delete the records before the offsets, by partition; -1 is the end."""
     partitions = [{"partition_id": number, "offset": end} for number, end in offsets.items()]
     path = f"/tidelog/v1/topics/{quoted(topic)}/records:delete"
@@ -128,10 +123,5 @@ def _delete_at_broker(
         }
         for partition in command.request("POST", path, json=body)["partitions"]
     ]
-    if command.as_json:
-        show_json({"is_dry": not change.yes, "moved": rows})
-        return
     columns = ("topic", "partition", "log start", "moves to")
-    show_table(columns, [tuple(row.values()) for row in rows])
-    if not change.yes:
-        show_line(DRY_RUN)
+    return Done({"moved": rows}, lambda: show_table(columns, [[*row.values()] for row in rows]))

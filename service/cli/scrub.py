@@ -4,6 +4,7 @@ import asyncio
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Option
 
 from tidelog.service.cli.options import JsonOption
 from tidelog.service.cli.output import Progress, plural, show_json, show_line, show_table
@@ -35,13 +36,10 @@ def scrub(
     topics: TopicsArgument = None,
     *,
     store: StoreOptions,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="do not read the records of tables")
-    ] = False,
+    quick: Annotated[bool, Option("--quick", help="do not read the records of tables")] = False,
     file_grace_ms: GraceOption = None,
     no_record: Annotated[
-        bool,
-        typer.Option("--no-record", help="do not store the result that `tidelog status` shows"),
+        bool, Option("--no-record", help="do not store the result that `tidelog status` shows")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:

@@ -6,6 +6,7 @@ import logging
 from typing import Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from tidelog.service.cli.output import BadUsage
 from tidelog.service.server.log_lines import log_to_stderr
@@ -58,7 +59,7 @@ def _setting_option(field: "dataclasses.Field[Any]", old_name: str = "") -> insp
     if field.type is bool:
         default = "yes" if field.default else "no"
     words = field.metadata["words"]
-    option = typer.Option(
+    option = Option(
         names,
         help=f"{field.metadata['doc']} (default {default}; {PREFIX}{field.name.upper()})",
         metavar="|".join(words) or ("N" if field.type is int else None),
@@ -79,8 +80,7 @@ serve.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
             inspect.Parameter.KEYWORD_ONLY,
             default=None,
             annotation=Annotated[
-                str | None,
-                typer.Argument(metavar="STORE", help="URL of the object store, as --store"),
+                str | None, Argument(metavar="STORE", help="URL of the object store, as --store")
             ],
         ),
         *map(_setting_option, _FIELDS.values()),

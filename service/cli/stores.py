@@ -1,15 +1,22 @@
 """The frame of the commands on a store, which need no broker: their options, the cluster in the
 store, and the result with its dry run.
 
+The commands work with or without running brokers, by hand or from cron. Commands that delete or
+rewrite are dry runs without `--yes`. Two runs at once are safe, because the run that loses a race
+reports this and changes no data.
+
+**On a crash**: a command may be killed at any moment; run it again.
+
 The commands import what works on a store only when they run, because their help and the errors
 about their options need no Arrow, and no extra of the distribution.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeAlias
 
 import typer
+from typer import Argument, Option
 
 from tidelog.service.cli.options import JsonOption, given_server
 from tidelog.service.cli.output import (
@@ -43,7 +50,7 @@ DRY_RUN = "dry run: nothing was changed; --yes applies the changes"
 
 EndpointOption = Annotated[
     str | None,
-    typer.Option(
+    Option(
         "--s3-endpoint",
         metavar="URL",
         help="URL of an S3 server other than AWS (TIDELOG_S3_ENDPOINT)",
@@ -51,11 +58,11 @@ EndpointOption = Annotated[
 ]
 RegionOption = Annotated[
     str | None,
-    typer.Option("--s3-region", metavar="REGION", help="region of the bucket (TIDELOG_S3_REGION)"),
+    Option("--s3-region", metavar="REGION", help="region of the bucket (TIDELOG_S3_REGION)"),
 ]
 BrokerOption = Annotated[
     str | None,
-    typer.Option(
+    Option(
         "--server",
         metavar="URL",
         callback=given_server,
@@ -65,16 +72,12 @@ BrokerOption = Annotated[
 ]
 MasterOption = Annotated[
     str | None,
-    typer.Option(
-        "--master", metavar="URL", help="Spark master (default: spark-submit's, else local[*])"
-    ),
+    Option("--master", metavar="URL", help="Spark master (default: spark-submit's, else local[*])"),
 ]
-TopicsArgument = Annotated[
-    list[str] | None, typer.Argument(metavar="TOPIC", help="default: all topics")
-]
+TopicsArgument = Annotated[list[str] | None, Argument(metavar="TOPIC", help="default: all topics")]
 GraceOption = Annotated[
     int | None,
-    typer.Option(
+    Option(
         "--file-grace-ms",
         parser=duration_ms(),
         metavar="DURATION",
@@ -90,7 +93,7 @@ class StoreOptions(NamedTuple):
 
     store: Annotated[
         str | None,
-        typer.Option(
+        Option(
             "--store",
             metavar="URL",
             help="URL of the store, as for `tidelog serve` (TIDELOG_STORE)",
@@ -154,13 +157,26 @@ class Done(NamedTuple):
     is_failed: bool = False
     """A part failed, but the other parts are done. The exit status is 1."""
 
+    @classmethod
+    def with_table(
+        cls,
+        fields: dict[str, Any],
+        nothing: str,
+        columns: Sequence[str],
+        rows: Iterable[Iterable[Any]],
+        *,
+        is_failed: bool = False,
+    ) -> "Done":
+        """Return a result whose text is a table, or `nothing` without rows."""
+        cells: list[Row] = [tuple(row) for row in rows]
+        return cls(fields, lambda: table(nothing, columns, cells), is_failed)
+
 
 class ChangeOptions(NamedTuple):
     """Whether a command changes the store, and how it prints the result."""
 
     yes: Annotated[
-        bool,
-        typer.Option("--yes/--dry-run", "-y", help="apply the changes (default: show them only)"),
+        bool, Option("--yes/--dry-run", "-y", help="apply the changes (default: show them only)")
     ] = False
     as_json: JsonOption = False
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Annotated, Any, NamedTuple
 
-import typer
+from typer import Option
 
 from tidelog.service.cli.completion import TopicArgument
 from tidelog.service.cli.options import Commands, YesOption
@@ -32,7 +32,7 @@ from tidelog.storage.runtime.tasks import together
 
 ConfigOption = Annotated[
     list[str] | None,
-    typer.Option(
+    Option(
         "--config",
         "-c",
         metavar="KEY=VALUE",
@@ -67,7 +67,7 @@ def create_topic(
     *,
     partitions: Annotated[
         int | None,
-        typer.Option(
+        Option(
             "--partitions",
             "-p",
             min=1,
@@ -157,13 +157,11 @@ def alter_topic(
     config: ConfigOption = None,
     unset: Annotated[
         list[str] | None,
-        typer.Option(
-            "--unset", "-u", metavar="KEY", help="reset a config to its default; repeatable"
-        ),
+        Option("--unset", "-u", metavar="KEY", help="reset a config to its default; repeatable"),
     ] = None,
     partitions: Annotated[
         int | None,
-        typer.Option(
+        Option(
             "--partitions",
             "-p",
             min=1,
@@ -204,7 +202,12 @@ async def _alter(
     with missing_is(no_topic(name)):
         # Check before the configs change, so that with a wrong number nothing changes.
         if partitions is not None:
-            _check_larger(name, (await connection.get_json(path))["partitions_count"], partitions)
+            count = (await connection.get_json(path))["partitions_count"]
+            if partitions <= count:
+                raise CommandError(
+                    f"topic {name!r} has {plural(count, 'partition')} already: the new number, "
+                    f"{partitions}, must be larger"
+                )
         if changes:
             await connection.post(f"{path}/configs:alter", json=config_changes(changes))
         if partitions is not None:
@@ -224,11 +227,11 @@ def show_skew(
     name: TopicArgument,
     *,
     sample: Annotated[
-        int, typer.Option("--sample", min=1, max=1_000_000, help="newest records to read")
+        int, Option("--sample", min=1, max=1_000_000, help="newest records to read")
     ] = 10_000,
-    keys: Annotated[int, typer.Option("--keys", min=1, max=1000, help="keys to show")] = 10,
+    keys: Annotated[int, Option("--keys", min=1, max=1000, help="keys to show")] = 10,
     salts: Annotated[
-        int, typer.Option("--salt", min=1, max=1000, help="keys that replace each shown key")
+        int, Option("--salt", min=1, max=1000, help="keys that replace each shown key")
     ] = 8,
     command: ClientCommand,
 ) -> None:
@@ -366,14 +369,6 @@ def seal(name: TopicArgument, command: ClientCommand) -> None:
     sealed = command.run(work)
     text = f"sealed {plural(sealed, 'record')} of {name}"
     command.show({"name": name, "sealed_records": sealed}, text)
-
-
-def _check_larger(name: str, has: int, wanted: int) -> None:
-    if wanted <= has:
-        raise CommandError(
-            f"topic {name!r} has {plural(has, 'partition')} already: the new number, {wanted}, "
-            "must be larger"
-        )
 
 
 def source_of(config: dict[str, Any]) -> str:

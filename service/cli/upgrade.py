@@ -1,15 +1,12 @@
-"""`tidelog upgrade` and `tidelog bounds`: the level of the format, and the bounds, of a cluster.
-
-**On a crash**: run the command again.
-"""
+"""`tidelog upgrade` and `tidelog bounds`: the level of the format, and the bounds, of a cluster."""
 
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Option
 
 from tidelog.service.cli.output import Progress, show_line
 from tidelog.service.cli.positions import duration_ms
-from tidelog.service.cli.stores import ChangeOptions, Done, StoreOptions, table
+from tidelog.service.cli.stores import ChangeOptions, Done, StoreOptions
 from tidelog.storage.core.actions import SetBounds
 
 if TYPE_CHECKING:
@@ -43,7 +40,7 @@ def bounds(
     *,
     view_age_ms: Annotated[
         int | None,
-        typer.Option(
+        Option(
             parser=duration_ms(1),
             metavar="DURATION",
             help="a view of the WAL that is not refreshed for this time expires",
@@ -51,7 +48,7 @@ def bounds(
     ] = None,
     wal_retention_ms: Annotated[
         int | None,
-        typer.Option(
+        Option(
             parser=duration_ms(1),
             metavar="DURATION",
             help="minimum time that WAL entries are kept; at least 4 view ages",
@@ -59,7 +56,7 @@ def bounds(
     ] = None,
     file_grace_ms: Annotated[
         int | None,
-        typer.Option(
+        Option(
             parser=duration_ms(),
             metavar="DURATION",
             help="time between removal of a file from its table and deletion of the file; must "
@@ -87,11 +84,9 @@ def bounds(
         else:
             bound_states = await change_bounds(cluster, new_bounds, is_dry=not change.yes)
 
-        def show() -> None:
-            columns = ("bound", "in effect, ms", "set to, ms", "waits, ms")
-            table("", columns, [tuple(bound_state) for bound_state in bound_states])
-
-        return Done({"bounds": [bound_state._asdict() for bound_state in bound_states]}, show)
+        columns = ("bound", "in effect, ms", "set to, ms", "waits, ms")
+        fields = {"bounds": [bound_state._asdict() for bound_state in bound_states]}
+        return Done.with_table(fields, "", columns, bound_states)
 
     done = store.run("reading bounds", work)
     change._replace(yes=change.yes or is_shown).finish(done)
