@@ -15,6 +15,7 @@ from typer import Argument
 from tidelog.service.cli.options import GlobalOptions
 from tidelog.service.cli.output import CommandError
 from tidelog.service.cli.requests import ClientCommand, CommandConnection
+from tidelog.service.settings.fields import BadSettings
 
 ANSWER_S = 1.0
 
@@ -42,7 +43,7 @@ def _completion(
             all_names = command.run(
                 lambda connection: asyncio.wait_for(names(connection), ANSWER_S)
             )
-        except (CommandError, OSError, ValueError, LookupError, TimeoutError):
+        except (CommandError, BadSettings, OSError, ValueError, LookupError, TimeoutError):
             return []
         return sorted(name for name in all_names if name.startswith(incomplete))
 

@@ -268,21 +268,7 @@ def consume(
     form = options.line_form(as_json=as_json)
     bounds = options.bounds(topic)
     connection = ClientCommand(ctx, server).connection(Connection, options.retry_s or 0.0)
-    run_until_signal(_consume(connection, topic, options, form, bounds))
-
-
-async def _consume(
-    connection: Connection,
-    topic: str,
-    options: ConsumeOptions,
-    form: LineForm,
-    bounds: ConsumeBounds,
-) -> None:
-    consuming = Consuming(connection, topic, options, form)
-    if options.group is None:
-        await consuming.read_partitions(bounds)
-    else:
-        await consuming.read_as_member(options.group, is_from_end=bounds.start == END)
+    run_until_signal(Consuming(connection, topic, options, form).run(bounds))
 
 
 class Consuming:
@@ -303,6 +289,14 @@ class Consuming:
         self._left: dict[int, _Range] = {}
         """Ranges that are not at their end, by partition."""
 
+    async def run(self, bounds: ConsumeBounds) -> None:
+        """Print the records. Raises CommandError, ClientError."""
+        async with self._connection:
+            if self._options.group is None:
+                await self._read_partitions(bounds)
+            else:
+                await self._read_as_member(self._options.group, is_from_end=bounds.start == END)
+
     def _rest(self) -> int | None:
         """Return how many records are still to print; None: no limit."""
         count_max = self._options.count_max
@@ -310,15 +304,14 @@ class Consuming:
 
     # -- partitions
 
-    async def read_partitions(self, bounds: ConsumeBounds) -> None:
-        """Print the records between the bounds. Raises CommandError, ClientError."""
-        async with self._connection as connection:
-            numbers = bounds.partitions or range(await connection.partitions(self._topic))
-            resolving = (self._resolve(bounds, number) for number in dict.fromkeys(numbers))
-            ranges = await together(*resolving, at_once=READS_AT_ONCE)
-            connection.retry_s = self._options.read_retry_s
-            self._warn_beyond(ranges)
-            await self._print_ranges(ranges)
+    async def _read_partitions(self, bounds: ConsumeBounds) -> None:
+        """Print the records between the bounds."""
+        numbers = bounds.partitions or range(await self._connection.partitions(self._topic))
+        resolving = (self._resolve(bounds, number) for number in dict.fromkeys(numbers))
+        ranges = await together(*resolving, at_once=READS_AT_ONCE)
+        self._connection.retry_s = self._options.read_retry_s
+        self._warn_beyond(ranges)
+        await self._print_ranges(ranges)
 
     async def _resolve(self, bounds: ConsumeBounds, number: int) -> _Range:
         """Return the range of offsets of one partition. It has no offset below the log start."""
@@ -417,28 +410,26 @@ class Consuming:
 
     # -- a member of a group
 
-    async def read_as_member(self, group: str, *, is_from_end: bool) -> None:
-        """Print the records of this member's partitions. Raises CommandError, ClientError."""
-        options = self._options
-        async with self._connection as connection:
-            # A subscription to a missing topic would wait for the topic, so fail here.
-            _ = await connection.partitions(self._topic)
-            connection.retry_s = options.read_retry_s
-            consumer = AsyncConsumer(
-                connection,
-                self._topic,
-                group,
-                auto_offset_reset="latest" if is_from_end else "earliest",
-                read_format=self._read_format,
-                fetch_bytes=options.fetch_bytes,
-                session_timeout_ms=options.session_timeout_ms,
-                client_id=options.client_id,
-            )
-            try:
-                await self._print_as_member(consumer)
-            finally:
-                await consumer.close()
-                self._printer.show_skipped()
+    async def _read_as_member(self, group: str, *, is_from_end: bool) -> None:
+        """Print the records of this member's partitions."""
+        # A subscription to a missing topic would wait for the topic, so fail here.
+        _ = await self._connection.partitions(self._topic)
+        self._connection.retry_s = self._options.read_retry_s
+        consumer = AsyncConsumer(
+            self._connection,
+            self._topic,
+            group,
+            auto_offset_reset="latest" if is_from_end else "earliest",
+            read_format=self._read_format,
+            fetch_bytes=self._options.fetch_bytes,
+            session_timeout_ms=self._options.session_timeout_ms,
+            client_id=self._options.client_id,
+        )
+        try:
+            await self._print_as_member(consumer)
+        finally:
+            await consumer.close()
+            self._printer.show_skipped()
 
     async def _print_as_member(self, consumer: AsyncConsumer) -> None:
         """Print records until `count_max` or the end."""

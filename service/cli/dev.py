@@ -37,7 +37,6 @@ from tidelog.service.client.errors import NotFound
 from tidelog.service.client.producer import ProducerOptions, send_batch
 from tidelog.service.exit_status import EXIT_OK
 from tidelog.service.server.banner import Fact, banner, command, console_of, local
-from tidelog.service.settings.fields import BadSettings
 from tidelog.service.settings.settings import Settings, client_ca_file, client_key, load
 from tidelog.storage.runtime.clock import SystemClock
 from tidelog.storage.runtime.tasks import together
@@ -105,10 +104,7 @@ def dev(
     Example: tidelog dev ./trial
     """
     flags = {"store": store_url, "port": None if port is None else str(port)}
-    try:
-        settings = load({name: text for name, text in flags.items() if text is not None})
-    except BadSettings as error:
-        raise BadUsage(str(error)) from None
+    settings = load({name: text for name, text in flags.items() if text is not None})
     if settings.port == 0 or settings.workers > 1:
         raise BadUsage("tidelog dev runs one broker: port 0 and more than one worker are refused")
     if importlib.util.find_spec("uvicorn") is None:

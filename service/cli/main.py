@@ -21,7 +21,14 @@ from typer.core import TyperCommand, TyperGroup
 
 from tidelog.service.cli import other_words
 from tidelog.service.cli.options import Commands, GlobalOptions, with_options_of_fields
-from tidelog.service.cli.output import BrokenOutput, CommandError, Terminated, show_line, warn
+from tidelog.service.cli.output import (
+    BrokenOutput,
+    CommandError,
+    Terminated,
+    discard_stdout,
+    show_line,
+    warn,
+)
 from tidelog.service.exit_status import (
     EXIT_FAILED,
     EXIT_INTERRUPTED,
@@ -31,6 +38,7 @@ from tidelog.service.exit_status import (
     EXIT_USAGE,
 )
 from tidelog.service.secret_files import PRIVATE_UMASK
+from tidelog.service.settings.fields import BadSettings
 
 USAGE_ERROR: Any = typer.BadParameter.__mro__[1]
 """The base class of click's usage errors. It comes from typer, because newer versions of typer
@@ -179,6 +187,9 @@ def main() -> int:
     except CommandError as error:
         warn(str(error))
         return error.status
+    except BadSettings as error:
+        warn(str(error))
+        return EXIT_USAGE
     except USAGE_ERROR as error:
         return _wrong_usage(error)
     except OSError as error:
@@ -197,8 +208,7 @@ def _full_disk(error: OSError) -> int:
     if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
         raise error
     if error.filename is None:
-        # Python flushes stdout again at exit, so stdout needs a target that accepts the bytes.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard_stdout()
     warn(f"cannot write to {error.filename or 'stdout'}: {error.strerror}")
     return EXIT_FAILED
 

@@ -9,7 +9,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterator
 from itertools import pairwise
-from typing import Annotated, Any, NamedTuple, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar, cast
 
 import typer
 from typer import Option
@@ -67,15 +67,10 @@ class Commands(typer.Typer):
         self, name: str | None = None, **options: Any
     ) -> Callable[[CommandFunction], CommandFunction]:
         add = super().command(name, cls=_Command, **options)
-
-        def added(function: CommandFunction) -> CommandFunction:
-            add(with_options_of_fields(function))
-            return function
-
-        return added
+        return lambda function: add(with_options_of_fields(function))
 
 
-def with_options_of_fields(function: Callable[..., None]) -> Callable[..., None]:
+def with_options_of_fields(function: CommandFunction) -> CommandFunction:
     """Return a function with a parameter for each field of those parameters of `function` whose
     type is a NamedTuple."""
     signature = inspect.signature(function)
@@ -98,7 +93,7 @@ def with_options_of_fields(function: Callable[..., None]) -> Callable[..., None]
     ]
     run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    return run
+    return cast(CommandFunction, run)
 
 
 def _options(parameter: inspect.Parameter) -> Iterator[inspect.Parameter]:

@@ -87,9 +87,13 @@ def write_out(octets: bytes) -> None:
         sys.stdout.buffer.write(octets)
         sys.stdout.buffer.flush()
     except BrokenPipeError:
-        # Python flushes stdout again at exit, so stdout needs a target that accepts the bytes.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard_stdout()
         raise BrokenOutput from None
+
+
+def discard_stdout() -> None:
+    """Give stdout a target that accepts the bytes that Python flushes again at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def show_json(value: object) -> None:
@@ -98,14 +102,6 @@ def show_json(value: object) -> None:
 
 def show_line(text: str) -> None:
     write_out(f"{text}\n".encode())
-
-
-def show(value: object, text: str, *, as_json: bool) -> None:
-    """Print a result, either the value as JSON or one line of text."""
-    if as_json:
-        show_json(value)
-    else:
-        show_line(text)
 
 
 def warn(text: str) -> None:

@@ -23,7 +23,7 @@ from tidelog.service.cli.input_lines import (
 )
 from tidelog.service.cli.output import SlowProgress, plural, warn
 from tidelog.service.cli.requests import ClientCommand, command_error, run_until_signal
-from tidelog.service.cli.resumable import produce_with_state
+from tidelog.service.cli.resumable import ResumableProducer
 from tidelog.service.client.connection import Connection
 from tidelog.service.client.errors import ClientError
 from tidelog.service.client.producer import AsyncProducer, Delivered, Item
@@ -50,13 +50,23 @@ def produce(
     """
     parser = options.parser()
     connection = command.connection(Connection, options.retry_s or 0.0)
+    kind = LineProducer if options.state is None else ResumableProducer
     with opened(file) as source:
-        if options.state is None:
-            work = _produce_lines(connection, topic, source, options, parser)
-        else:
-            work = produce_with_state(connection, topic, source, options, parser)
-        summary = run_until_signal(work)
+        summary = run_until_signal(_produce(kind, connection, topic, source, options, parser))
     command.show(summary.as_json(), summary.as_text())
+
+
+async def _produce(
+    kind: "type[LineProducer] | type[ResumableProducer]",
+    connection: Connection,
+    topic: str,
+    source: LineSource,
+    options: ProduceOptions,
+    parser: Parser,
+) -> ProduceSummary:
+    async with connection:
+        await connection.partitions(topic)
+        return await kind(connection, topic, source, options, parser).run()
 
 
 class _Line:
@@ -64,7 +74,7 @@ class _Line:
 
     __slots__ = ("_number", "_run")
 
-    def __init__(self, run: "_ProduceRun", number: int) -> None:
+    def __init__(self, run: "LineProducer", number: int) -> None:
         self._run = run
         self._number = number
 
@@ -79,24 +89,20 @@ class _Line:
             self._run.failure = (self._number, exception)
 
 
-async def _produce_lines(
-    connection: Connection, topic: str, source: LineSource, options: ProduceOptions, parser: Parser
-) -> ProduceSummary:
-    """Produce all lines of `source`. The message of a CommandError has the number of acknowledged
-    records."""
-    async with connection:
-        await connection.partitions(topic)
-        return await _ProduceRun(connection, topic, options, parser).run(source)
-
-
-class _ProduceRun:
-    """State of one run: the producer, the number of lines, the first failure."""
+class LineProducer:
+    """One run of the command: its producer, the number of lines, the first failure."""
 
     def __init__(
-        self, connection: Connection, topic: str, options: ProduceOptions, parser: Parser
+        self,
+        connection: Connection,
+        topic: str,
+        source: LineSource,
+        options: ProduceOptions,
+        parser: Parser,
     ) -> None:
         self._connection = connection
         self._topic = topic
+        self._source = source
         self._parser = parser
         self._partition = options.partition
         self._lines = 0
@@ -109,14 +115,16 @@ class _ProduceRun:
     def _count(self, items: Sequence[Item], placed: Sequence[Delivered]) -> None:
         self._summary.add(placed, sum(item.tag for item in items))
 
-    async def run(self, source: LineSource) -> ProduceSummary:
+    async def run(self) -> ProduceSummary:
+        """Produce all lines. The message of a CommandError has the number of acknowledged
+        records."""
         loop = asyncio.get_running_loop()
         started_s = loop.time()
         bad: BadLine | None = None
         try:
-            with SlowProgress("producing", source.size) as progress:
+            with SlowProgress("producing", self._source.size) as progress:
                 try:
-                    await self._read_all(source, progress)
+                    await self._read_all(progress)
                 except BadLine as error:
                     bad = error
                 flushing = asyncio.create_task(self._producer.flush())
@@ -146,10 +154,10 @@ class _ProduceRun:
         if bad is not None:
             raise BadLine(f"{bad} (the lines before it are in the topic: {acked})")
 
-    async def _read_all(self, source: LineSource, progress: SlowProgress) -> None:
+    async def _read_all(self, progress: SlowProgress) -> None:
         rest = b""
         while self.failure is None:
-            chunk = await asyncio.to_thread(source.read, IDLE_S)
+            chunk = await asyncio.to_thread(self._source.read, IDLE_S)
             if chunk:
                 *lines, rest = (rest + chunk).split(b"\n")
                 for line in lines:

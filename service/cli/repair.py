@@ -122,9 +122,10 @@ def _wal_done(damage: "WalDamage | None", *, is_done: bool) -> Done:
             numbers = ", ".join(map(str, damage.unread[:UNREAD_SHOWN]))
             show_line(f"the records of these entries are not known: {numbers}")
 
-    fields = None if damage is None else damage._asdict()
-    if damage is not None and fields is not None:
-        fields["lost"] = [lost_range._asdict() for lost_range in damage.lost]
+    fields = None
+    if damage is not None:
+        lost = [lost_range._asdict() for lost_range in damage.lost]
+        fields = {**damage._asdict(), "lost": lost}
     return Done({"wal": fields, "dropped": is_done}, show, damage is not None and not is_done)
 
 

@@ -20,7 +20,15 @@ from typer import Option
 
 from tidelog.service.cli.completion import TopicArgument
 from tidelog.service.cli.options import JsonOption
-from tidelog.service.cli.output import BadUsage, CommandError, command_errors, plural, show, warn
+from tidelog.service.cli.output import (
+    BadUsage,
+    CommandError,
+    command_errors,
+    plural,
+    show_json,
+    show_line,
+    warn,
+)
 from tidelog.service.cli.positions import (
     BEGINNING,
     END,
@@ -86,8 +94,10 @@ def replay(  # noqa: PLR0913 - a command's options are its arguments
             frame = frame_of(spark, settings, topic, file_format, options)
             with _target_errors(to):
                 count = write(frame, to, file_format, overwrite=overwrite)
-    value = {"topic": topic, "records": count, "to": to, "as": file_format}
-    show(value, f"replayed {plural(count, 'record')} of {topic} to {to}", as_json=as_json)
+    if as_json:
+        show_json({"topic": topic, "records": count, "to": to, "as": file_format})
+    else:
+        show_line(f"replayed {plural(count, 'record')} of {topic} to {to}")
 
 
 def frame_of(
@@ -173,20 +183,19 @@ def spark_session(
 
     set_worker_python(sys.executable)
     warnings.filterwarnings("ignore", category=FutureWarning, module="pyspark")
-    builder = SparkSession.builder.appName(name)
     if master is None and not is_submitted_to_spark():
         master = "local[*]"
+    is_watched = sys.stderr.isatty()
+    configs = {
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": str(is_watched).lower(),
+        "spark.sql.session.timeZone": "UTC",
+    }
+    if master is not None and master.startswith("local"):
+        configs |= dict.fromkeys(("spark.driver.host", "spark.driver.bindAddress"), "127.0.0.1")
+    builder = SparkSession.builder.appName(name).config(map={**configs, **(settings or {})})
     if master is not None:
         builder = builder.master(master)
-    builder = builder.config("spark.ui.enabled", "false")
-    builder = builder.config("spark.sql.session.timeZone", "UTC")
-    if master is not None and master.startswith("local"):
-        builder = builder.config("spark.driver.host", "127.0.0.1")
-        builder = builder.config("spark.driver.bindAddress", "127.0.0.1")
-    for key, value in (settings or {}).items():
-        builder = builder.config(key, value)
-    is_watched = sys.stderr.isatty()
-    builder = builder.config("spark.ui.showConsoleProgress", str(is_watched).lower())
     with tempfile.TemporaryFile() as printed:
         try:
             with contextlib.nullcontext() if is_watched else _stderr_to(printed.fileno()):

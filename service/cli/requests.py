@@ -17,13 +17,12 @@ from tidelog.service.cli.output import (
     NotThere,
     Terminated,
     Unreachable,
-    show,
     show_json,
+    show_line,
     show_table,
 )
 from tidelog.service.client import errors
 from tidelog.service.client.connection import Connection
-from tidelog.service.settings.fields import BadSettings
 from tidelog.service.settings.settings import client_ca_file, client_key, console_server
 
 Result = TypeVar("Result")
@@ -105,12 +104,9 @@ class ClientCommand(NamedTuple):
 
     def connection(self, kind: type[AnyConnection], retry_s: float = 0.0) -> AnyConnection:
         """Return a connection to `--server` with the key of `--key-file` and the CAs of
-        `--ca-file`. Raises BadUsage."""
+        `--ca-file`. Raises BadSettings, BadUsage."""
         options: GlobalOptions = self.ctx.obj
-        try:
-            key = client_key(options.key_file)
-        except BadSettings as error:
-            raise BadUsage(str(error)) from None
+        key = client_key(options.key_file)
         ca_file = options.ca_file or client_ca_file()
         with client_errors():
             return kind(self.server or console_server(), key=key, retry_s=retry_s, ca_file=ca_file)
@@ -156,7 +152,10 @@ class ClientCommand(NamedTuple):
 
     def show(self, value: object, text: str) -> None:
         """Print a result, either the value as JSON or one line of text."""
-        show(value, text, as_json=self.as_json)
+        if self.as_json:
+            show_json(value)
+        else:
+            show_line(text)
 
     def show_rows(
         self,

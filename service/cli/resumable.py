@@ -67,16 +67,7 @@ class _Batch(NamedTuple):
     lines: int
 
 
-async def produce_with_state(
-    connection: Connection, topic: str, source: LineSource, options: ProduceOptions, parser: Parser
-) -> ProduceSummary:
-    """Produce the lines of `source` that are not in the topic. Raises CommandError."""
-    async with connection:
-        await connection.partitions(topic)
-        return await _ResumableRun(connection, topic, source, options, parser).run()
-
-
-class _ResumableRun:
+class ResumableProducer:
     """One run of the command, on one state file."""
 
     def __init__(
@@ -100,6 +91,7 @@ class _ResumableRun:
         self._state = self._load(topic)
 
     async def run(self) -> ProduceSummary:
+        """Produce the lines that are not in the topic. Raises CommandError."""
         loop = asyncio.get_running_loop()
         started_s = loop.time()
         try:

@@ -10,7 +10,6 @@ from typer import Argument, Option
 
 from tidelog.service.cli.output import BadUsage
 from tidelog.service.server.log_lines import log_to_stderr
-from tidelog.service.settings.fields import BadSettings
 from tidelog.service.settings.settings import PREFIX, RENAMED, Settings, load
 
 
@@ -32,10 +31,7 @@ def serve(**values: Any) -> None:
             raise BadUsage("the store is given twice: remove the argument or --store")
         flags["store"] = url
     warnings: list[str] = []
-    try:
-        settings = load(flags, warn=warnings.append)
-    except BadSettings as error:
-        raise BadUsage(str(error)) from None
+    settings = load(flags, warn=warnings.append)
     if warnings:
         log_to_stderr(settings.log_level.upper(), settings.log_format)
     for text in warnings:

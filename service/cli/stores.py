@@ -32,7 +32,6 @@ from tidelog.service.cli.output import (
 )
 from tidelog.service.cli.positions import duration_ms
 from tidelog.service.exit_status import EXIT_FAILED
-from tidelog.service.settings.fields import BadSettings
 from tidelog.service.settings.settings import Settings, load
 from tidelog.service.telemetry.maintenance_results import Kind, result, store_result
 from tidelog.storage.core.errors import LogError
@@ -103,12 +102,9 @@ class StoreOptions(NamedTuple):
     s3_region: RegionOption = None
 
     def settings(self, on_old_name: Callable[[str], object] = lambda _: None) -> Settings:
-        """Return the settings of the environment and these options. Raises BadUsage."""
+        """Return the settings of the environment and these options. Raises BadSettings."""
         flags = {name: value for name, value in self._asdict().items() if value is not None}
-        try:
-            return load(flags, warn=on_old_name)
-        except BadSettings as error:
-            raise BadUsage(str(error)) from None
+        return load(flags, warn=on_old_name)
 
     def is_replaced_by(self, server: str | None) -> bool:
         """Whether a broker does the work. Raises BadUsage if both a broker and a store are
