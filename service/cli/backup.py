@@ -9,16 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
+from tidelog.service.cli.errors import BadUsage, command_errors
 from tidelog.service.cli.options import JsonOption
-from tidelog.service.cli.output import (
-    BadUsage,
-    Progress,
-    command_errors,
-    plural,
-    show_line,
-    warn,
-    with_progress,
-)
+from tidelog.service.cli.output import Progress, plural, show_line, warn, with_progress
 from tidelog.service.cli.positions import moment, now, size_bytes
 from tidelog.service.cli.stores import (
     ChangeOptions,

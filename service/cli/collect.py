@@ -10,7 +10,6 @@ from tidelog.service.cli.stores import (
     ChangeOptions,
     Done,
     GraceOption,
-    Row,
     StoreOptions,
     grace_of,
     recorded,
@@ -92,7 +91,7 @@ def _show_plan(planned: "CollectionPlan") -> None:
         )
         age_ms = planned.now_ms - garbage_object.modified_ms
         count[:] = count[0] + 1, count[1] + garbage_object.size, max(count[2], age_ms // 1000)
-    rows: list[Row] = [(*kind, *count) for kind, count in sums.items()]
+    rows = [(*kind, *count) for kind, count in sums.items()]
     table("nothing to collect", ("what", "why", "objects", "bytes", "oldest, s"), rows)
     if planned.waiting:
         show_line(f"{planned.waiting:,} more bytes of garbage are in their grace period")

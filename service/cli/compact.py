@@ -15,17 +15,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias
 import typer
 from typer import Option
 
-from tidelog.service.cli.output import (
-    BadUsage,
-    CommandError,
-    Progress,
-    SlowProgress,
-    Unreachable,
-    show_line,
-    warn,
-)
+from tidelog.service.cli.errors import BadUsage, CommandError, Unreachable
+from tidelog.service.cli.output import Progress, SlowProgress, show_line, warn
 from tidelog.service.cli.replay import NO_SPARK, spark_session
-from tidelog.service.cli.requests import ClientCommand, CommandConnection, missing_is, no_topic
+from tidelog.service.cli.requests import ClientCommand, missing_is, no_topic
 from tidelog.service.cli.stores import (
     BrokerOption,
     ChangeOptions,
@@ -36,7 +29,7 @@ from tidelog.service.cli.stores import (
     recorded,
     table,
 )
-from tidelog.service.client.connection import quoted
+from tidelog.service.client.connection import Connection, quoted
 from tidelog.service.exit_status import EXIT_FAILED
 from tidelog.service.settings.settings import Settings
 
@@ -51,26 +44,23 @@ UNSEEN_MAX = 20
 """The command fails after more than this number of answers in a row without the job. Then the job's
 broker has stopped, or the broker that answers cannot reach it."""
 
-
 EngineName: TypeAlias = Literal["auto", "in-process", "spark"]
-EngineOption = Annotated[
-    EngineName,
-    Option(
-        "--engine",
-        help="auto: Spark if the segments have more than compact_spark_bytes together and Spark is "
-        "installed, else this process",
-    ),
-]
 
 
-class EngineChoice(NamedTuple):
+class EngineOptions(NamedTuple):
     """The options of a command that choose its engine."""
 
-    engine: EngineName
-    master: str | None
-    settings: Settings
+    engine: Annotated[
+        EngineName,
+        Option(
+            "--engine",
+            help="auto: Spark if the segments have more than compact_spark_bytes together and "
+            "Spark is installed, else this process",
+        ),
+    ] = "auto"
+    master: MasterOption = None
 
-    def of(self, size: int) -> EngineName:
+    def of(self, size: int, settings: Settings) -> EngineName:
         """Return the engine for segments of `size` bytes.
 
         Raises CommandError if `--engine spark` is given and Spark is not installed.
@@ -80,20 +70,22 @@ class EngineChoice(NamedTuple):
             raise CommandError(NO_SPARK)
         if self.engine != "auto":
             return self.engine
-        is_large = size > self.settings.compact_spark_bytes
+        is_large = size > settings.compact_spark_bytes
         return "spark" if is_large and has_spark else "in-process"
 
     @contextlib.asynccontextmanager
-    async def started(self, size: int, cluster: "MaintenanceSession") -> "AsyncIterator[Engine]":
+    async def started(
+        self, size: int, cluster: "MaintenanceSession", settings: Settings
+    ) -> "AsyncIterator[Engine]":
         """Start the engine for `size` bytes; stop it at the end of the block."""
         from tidelog.compaction.engine import KEYS_PART, InProcess
         from tidelog.storage.runtime.malloc import keep_freed_columns
 
         keep_freed_columns()
-        keys_bytes_max = self.settings.compact_memory_bytes // KEYS_PART
+        keys_bytes_max = settings.compact_memory_bytes // KEYS_PART
         engine: Engine = InProcess(cluster.store, cluster.clock, keys_bytes_max)
         with contextlib.ExitStack() as stack:
-            if self.of(size) == "spark":
+            if self.of(size, settings) == "spark":
                 try:
                     session = spark_session("tidelog compact", self.master)
                     spark = await asyncio.to_thread(stack.enter_context, session)
@@ -104,7 +96,7 @@ class EngineChoice(NamedTuple):
                 else:
                     from tidelog.compaction.spark_engine import SparkEngine
 
-                    url, s3 = cluster.store.url, self.settings.s3
+                    url, s3 = cluster.store.url, settings.s3
                     engine = SparkEngine(spark, url, s3, keys_bytes_max=keys_bytes_max)
             yield engine
 
@@ -118,8 +110,7 @@ def compact(
     force: Annotated[
         bool, Option("--force", help="compact even below min.cleanable.dirty.ratio")
     ] = False,
-    engine: EngineOption = "auto",
-    master: MasterOption = None,
+    engines: EngineOptions,
     change: ChangeOptions,
 ) -> None:
     """Merge small segments, and compact by key.
@@ -131,14 +122,16 @@ def compact(
     Example: tidelog compact events --engine in-process --yes
     """
     if store.is_replaced_by(server):
-        if engine == "spark" or master is not None:
+        if engines.engine == "spark" or engines.master is not None:
             raise BadUsage("--server excludes --engine spark and --master: a broker has no Spark")
         _compact_at_broker(ClientCommand(ctx, server), topics, change, force=force)
         return
-    choice = EngineChoice(engine, master, store.settings())
+    settings = store.settings()
 
     async def work(cluster: "MaintenanceSession", progress: Progress) -> Done:
-        step = compact_step(cluster, topics, choice, progress, yes=change.yes, force=force)
+        step = compact_step(
+            cluster, topics, engines, settings, progress, yes=change.yes, force=force
+        )
         return await recorded(cluster, "compact", step, change.yes and not topics)
 
     change.finish(store.run("compacting", work, is_reading=not change.yes))
@@ -147,7 +140,8 @@ def compact(
 async def compact_step(
     cluster: "MaintenanceSession",
     topics: Sequence[str] | None,
-    choice: EngineChoice,
+    engines: EngineOptions,
+    settings: Settings,
     progress: Progress,
     *,
     yes: bool,
@@ -165,9 +159,9 @@ async def compact_step(
 
     results = await run(cluster, topics, is_dry=True, is_forced=force)
     size = sum(result.size for result in results)
-    name: str = choice.of(size)
+    name: str = engines.of(size, settings)
     if results and yes:
-        async with choice.started(size, cluster) as engine:
+        async with engines.started(size, cluster, settings) as engine:
             name = engine.name
             results = await run(
                 cluster, topics, is_dry=False, is_forced=force, engine=engine, on_rows=on_rows
@@ -195,7 +189,7 @@ def _compact_at_broker(
         raise BadUsage("--server needs the names of the topics to compact")
     body = {"validate_only": not change.yes, "is_forced": force}
 
-    async def work(connection: CommandConnection) -> list[dict[str, Any]]:
+    async def work(connection: Connection) -> list[dict[str, Any]]:
         jobs = []
         for topic in topics:
             path = f"/tidelog/v1/topics/{quoted(topic)}/compactions"
@@ -227,23 +221,15 @@ def compactions(command: ClientCommand) -> None:
     """
     jobs = [_short(job) for job in command.request("GET", JOBS)["data"]]
     columns = ("topic", "state", "broker", "dry run", "rows read", "seconds", "results", "error")
-    rows = [
-        (
-            job["topic"],
-            job["state"],
-            job["broker"],
-            "yes" if job["is_dry_run"] else "no",
-            job["rows_read"],
-            _seconds(job),
-            job["results"],
-            job["error"],
-        )
-        for job in jobs
-    ]
+    rows = []
+    for job in jobs:
+        texts = {"dry run": "yes" if job["is_dry_run"] else "no", "seconds": _seconds(job)}
+        shown = {**job, **texts, "rows read": job["rows_read"]}
+        rows.append([shown[name] for name in columns])
     command.show_rows(jobs, columns, rows)
 
 
-async def _ended(connection: CommandConnection, job: dict[str, Any]) -> dict[str, Any]:
+async def _ended(connection: Connection, job: dict[str, Any]) -> dict[str, Any]:
     """Wait for the end of a job. Any broker may answer, because each asks the others."""
     unseen = 0
     with SlowProgress(f"compacting {job['topic']}") as progress:

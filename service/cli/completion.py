@@ -12,26 +12,27 @@ from typing import Annotated
 import typer
 from typer import Argument
 
+from tidelog.service.cli.errors import CommandError
 from tidelog.service.cli.options import GlobalOptions
-from tidelog.service.cli.output import CommandError
-from tidelog.service.cli.requests import ClientCommand, CommandConnection
+from tidelog.service.cli.requests import ClientCommand
+from tidelog.service.client.connection import Connection
 from tidelog.service.settings.fields import BadSettings
 
 ANSWER_S = 1.0
 
 
-async def _topics(connection: CommandConnection) -> list[str]:
+async def _topics(connection: Connection) -> list[str]:
     topics: list[str] = await connection.get_json("/topics")
     return topics
 
 
-async def _groups(connection: CommandConnection) -> list[str]:
+async def _groups(connection: Connection) -> list[str]:
     path = f"{await connection.cluster()}/consumer-groups"
     return [group["consumer_group_id"] for group in (await connection.get_json(path))["data"]]
 
 
 def _completion(
-    names: Callable[[CommandConnection], Awaitable[list[str]]],
+    names: Callable[[Connection], Awaitable[list[str]]],
 ) -> Callable[[typer.Context, str], list[str]]:
     """Return a function that returns the names that begin with an incomplete name."""
 

@@ -21,8 +21,9 @@ import typer
 from typer import Option
 
 from tidelog.service.cli.completion import TopicArgument
+from tidelog.service.cli.errors import BadUsage
 from tidelog.service.cli.options import ServerOption
-from tidelog.service.cli.output import BadUsage, SlowProgress, warn
+from tidelog.service.cli.output import SlowProgress, warn
 from tidelog.service.cli.output_lines import (
     LineForm,
     LineOutput,
@@ -267,7 +268,7 @@ def consume(
     """
     form = options.line_form(as_json=as_json)
     bounds = options.bounds(topic)
-    connection = ClientCommand(ctx, server).connection(Connection, options.retry_s or 0.0)
+    connection = ClientCommand(ctx, server).connection(options.retry_s or 0.0)
     run_until_signal(Consuming(connection, topic, options, form).run(bounds))
 
 

@@ -28,7 +28,7 @@ import msgspec
 import typer
 from typer import Argument, Option
 
-from tidelog.service.cli.output import BadUsage
+from tidelog.service.cli.errors import BadUsage
 from tidelog.service.cli.requests import client_errors
 from tidelog.service.client.admin import AsyncAdmin
 from tidelog.service.client.connection import Connection

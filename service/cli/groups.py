@@ -11,21 +11,12 @@ import typer
 from typer import Option
 
 from tidelog.service.cli.completion import GroupArgument
+from tidelog.service.cli.errors import BadUsage, NotThere, Unreachable
 from tidelog.service.cli.options import Commands, ServerOption, YesOption
-from tidelog.service.cli.output import (
-    BadUsage,
-    NotThere,
-    Unreachable,
-    age,
-    confirm,
-    show_json,
-    show_line,
-    show_table,
-    warn,
-)
+from tidelog.service.cli.output import age, confirm, show_json, show_line, show_table, warn
 from tidelog.service.cli.positions import Ago, Form, forms_in_words, in_words, now, position
-from tidelog.service.cli.requests import ClientCommand, CommandConnection
-from tidelog.service.client.connection import quoted
+from tidelog.service.cli.requests import ClientCommand
+from tidelog.service.client.connection import Connection, quoted
 
 RESET_TO = (Form.EDGES, Form.OFFSET, Form.TIME)
 
@@ -119,14 +110,14 @@ def _show_members(members: Sequence[dict[str, Any]]) -> None:
     rows = []
     for member in members:
         texts = {"instance": member["instance"] or "", "partitions": " ".join(member["partitions"])}
-        rows.append([*{**member, **texts}.values()])
+        rows.append({**member, **texts}.values())
     if rows:
         show_table(("consumer", "instance", "client", "host", "partitions"), rows)
     else:
         show_line("no members")
 
 
-async def _description(connection: CommandConnection, group: str) -> dict[str, Any]:
+async def _description(connection: Connection, group: str) -> dict[str, Any]:
     path = f"{await connection.cluster()}/consumer-groups/{quoted(group)}"
     answer = await connection.get_json(path)
     consumers = (await connection.get_json(f"{path}/consumers"))["data"]
@@ -144,9 +135,7 @@ async def _description(connection: CommandConnection, group: str) -> dict[str, A
     }
 
 
-async def _member(
-    connection: CommandConnection, path: str, consumer: dict[str, Any]
-) -> dict[str, Any]:
+async def _member(connection: Connection, path: str, consumer: dict[str, Any]) -> dict[str, Any]:
     name = consumer["consumer_id"]
     below = f"{path}/consumers/{quoted(name)}/assignments"
     assignments = (await connection.get_json(below))["data"]
@@ -192,7 +181,7 @@ def _show_lags(rows: list[dict[str, Any]]) -> None:
     for row in rows:
         committed = "none" if row["committed"] is None else str(row["committed"])
         texts = {"committed": committed, "lag_seconds": age(row["lag_seconds"])}
-        shown.append([*{**row, **texts}.values()])
+        shown.append({**row, **texts}.values())
     columns = ("topic", "partition", "position", "committed", "end", "lag", "oldest", "consumer")
     show_table(columns, shown)
 

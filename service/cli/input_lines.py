@@ -14,7 +14,8 @@ import msgspec
 from msgspec import Raw
 from typer import Option
 
-from tidelog.service.cli.output import BadUsage, CommandError, plural
+from tidelog.service.cli.errors import BadUsage, CommandError
+from tidelog.service.cli.output import plural
 from tidelog.service.cli.requests import RETRY_FOR_S, RetryOption
 from tidelog.service.client.producer import Delivered, ProducerOptions
 from tidelog.service.client.records import JsonRecord

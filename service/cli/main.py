@@ -20,15 +20,9 @@ from typer import Option
 from typer.core import TyperCommand, TyperGroup
 
 from tidelog.service.cli import other_words
+from tidelog.service.cli.errors import BrokenOutput, CommandError, Terminated
 from tidelog.service.cli.options import Commands, GlobalOptions, with_options_of_fields
-from tidelog.service.cli.output import (
-    BrokenOutput,
-    CommandError,
-    Terminated,
-    discard_stdout,
-    show_line,
-    warn,
-)
+from tidelog.service.cli.output import discard_stdout, show_line, warn
 from tidelog.service.exit_status import (
     EXIT_FAILED,
     EXIT_INTERRUPTED,

@@ -3,14 +3,13 @@
 from typing import TYPE_CHECKING
 
 from tidelog.service.cli.collect import collect_step
-from tidelog.service.cli.compact import EngineChoice, EngineOption, compact_step
+from tidelog.service.cli.compact import EngineOptions, compact_step
 from tidelog.service.cli.output import Progress
 from tidelog.service.cli.retain import retain_step
 from tidelog.service.cli.stores import (
     ChangeOptions,
     Done,
     GraceOption,
-    MasterOption,
     StoreOptions,
     TopicsArgument,
     grace_of,
@@ -26,22 +25,21 @@ def maintain(
     *,
     store: StoreOptions,
     file_grace_ms: GraceOption = None,
-    engine: EngineOption = "auto",
-    master: MasterOption = None,
+    engines: EngineOptions,
     change: ChangeOptions,
 ) -> None:
     """Run retain, compact and collect, for example as a cron job.
 
     Example: tidelog maintain --store s3://bucket/prefix --yes
     """
-    choice = EngineChoice(engine, master, store.settings())
+    settings = store.settings()
     yes, is_recorded = change.yes, change.yes and not topics
 
     async def work(cluster: "MaintenanceSession", progress: Progress) -> Done:
         grace = grace_of(cluster, file_grace_ms)
         retaining = retain_step(cluster, topics, yes=yes)
         steps = [await recorded(cluster, "retain", retaining, is_recorded)]
-        compacting = compact_step(cluster, topics, choice, progress, yes=yes)
+        compacting = compact_step(cluster, topics, engines, settings, progress, yes=yes)
         steps.append(await recorded(cluster, "compact", compacting, is_recorded))
         collecting = collect_step(cluster, grace, progress, yes=yes)
         steps.append(await recorded(cluster, "collect", collecting, is_recorded))

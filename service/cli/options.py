@@ -15,7 +15,7 @@ import typer
 from typer import Option
 from typer.core import TyperCommand
 
-from tidelog.service.cli.output import BadUsage
+from tidelog.service.cli.errors import BadUsage
 from tidelog.service.settings.fields import BOOLEANS
 
 CommandFunction = TypeVar("CommandFunction", bound=Callable[..., None])

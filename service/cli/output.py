@@ -1,29 +1,21 @@
-"""What commands print: errors of one line with an exit status, JSON, tables, progress bars, and
-questions that ask for a confirmation.
+"""What commands print: lines, JSON, tables, progress bars, and questions that ask for a
+confirmation.
 
 Each run of `tidelog` loads this module, so it imports nothing slow. It imports rich only to show a
 table or a progress bar, and asyncio only for work with progress.
 """
 
-import contextlib
 import json
 import os
 import sys
 import time
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 
-from tidelog.service.exit_status import (
-    EXIT_FAILED,
-    EXIT_NOT_FOUND,
-    EXIT_UNREACHABLE,
-    EXIT_USAGE,
-    UNREACHABLE_ERRORS,
-)
+from tidelog.service.cli.errors import BadUsage, BrokenOutput, CommandError
 from tidelog.service.quantities import rounded
-from tidelog.storage.core.errors import LogError, UnknownPartition, UnknownTopic
 
 if TYPE_CHECKING:
     import rich.progress
@@ -33,52 +25,6 @@ Progress = Callable[[int], None]
 PROGRESS_AFTER_S = 2.0
 PROGRESS_TICK_S = 0.2
 PIPE_COLUMNS = 1000
-
-
-class CommandError(Exception):
-    """Failure of a command; `main` prints the message as one line."""
-
-    status = EXIT_FAILED
-
-
-class BadUsage(CommandError):
-    """A command line with invalid or contradictory options."""
-
-    status = EXIT_USAGE
-
-
-class Unreachable(CommandError):
-    """The broker or the store cannot be reached or used, or the client should retry later."""
-
-    status = EXIT_UNREACHABLE
-
-
-class NotThere(CommandError):
-    """A topic, partition, group or key that the command names does not exist."""
-
-    status = EXIT_NOT_FOUND
-
-
-class Terminated(Exception):
-    """SIGTERM has ended the command, after its last request."""
-
-
-class BrokenOutput(Exception):
-    """The reader of stdout has closed the pipe (`| head`), so the command ends with success."""
-
-
-@contextlib.contextmanager
-def command_errors(store_hint: str = "") -> Iterator[None]:
-    """Raise errors of the log as CommandErrors with the matching exit status. The
-    message about a store that cannot be used ends with `store_hint`."""
-    try:
-        yield
-    except (UnknownTopic, UnknownPartition) as error:
-        raise NotThere(str(error)) from None
-    except UNREACHABLE_ERRORS as error:
-        raise Unreachable(f"{error}{store_hint}") from None
-    except LogError as error:
-        raise CommandError(str(error)) from None
 
 
 def write_out(octets: bytes) -> None:
@@ -109,7 +55,7 @@ def warn(text: str) -> None:
     sys.stderr.write(f"tidelog: {' '.join(text.split())}\n")
 
 
-def show_table(columns: Sequence[str], rows: Iterable[Sequence[str | int]]) -> None:
+def show_table(columns: Sequence[str], rows: Iterable[Iterable[object]]) -> None:
     """Print a table. Columns of numbers are right-aligned. In a pipe, only a line of more than
     PIPE_COLUMNS characters is wrapped."""
     from rich.console import Console

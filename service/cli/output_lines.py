@@ -23,7 +23,8 @@ from typing import NamedTuple, TypeAlias
 import msgspec
 from msgspec import Raw
 
-from tidelog.service.cli.output import BrokenOutput, CommandError, warn
+from tidelog.service.cli.errors import BrokenOutput, CommandError
+from tidelog.service.cli.output import warn
 from tidelog.service.client.consumer import DeadLetters
 from tidelog.service.client.errors import UndecodableRecord
 from tidelog.service.client.records import Header, PartitionPage, ReadFormat, Record

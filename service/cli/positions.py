@@ -21,7 +21,7 @@ from typing import Literal, NamedTuple, TypeAlias
 import typer
 
 from tidelog.service import quantities
-from tidelog.service.cli.output import BadUsage
+from tidelog.service.cli.errors import BadUsage
 from tidelog.storage.runtime.clock import SystemClock
 
 BEGINNING: Literal["beginning"] = "beginning"

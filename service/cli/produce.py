@@ -49,7 +49,7 @@ def produce(
     A line of ndjson: {"key": "k1", "value": {"n": 1}, "headers": {"source": "shop"}}
     """
     parser = options.parser()
-    connection = command.connection(Connection, options.retry_s or 0.0)
+    connection = command.connection(options.retry_s or 0.0)
     kind = LineProducer if options.state is None else ResumableProducer
     with opened(file) as source:
         summary = run_until_signal(_produce(kind, connection, topic, source, options, parser))

@@ -9,7 +9,6 @@ from tidelog.service.cli.output import Progress, show_line
 from tidelog.service.cli.stores import (
     ChangeOptions,
     Done,
-    Row,
     StoreOptions,
     TopicsArgument,
     skipped_topics,
@@ -116,7 +115,7 @@ def _wal_done(damage: "WalDamage | None", *, is_done: bool) -> Done:
                 "restore the object from a copy of the store, or give up all later entries, up to "
                 f"{damage.newest}, with --drop-after {damage.readable_to}"
             )
-        rows: list[Row] = [lost_range[:4] for lost_range in damage.lost]
+        rows = [lost_range[:4] for lost_range in damage.lost]
         table("no records of these entries are known", LOST_COLUMNS[:4], rows)
         if damage.unread:
             numbers = ", ".join(map(str, damage.unread[:UNREAD_SHOWN]))

@@ -19,16 +19,9 @@ from urllib.parse import unquote, urlsplit
 from typer import Option
 
 from tidelog.service.cli.completion import TopicArgument
+from tidelog.service.cli.errors import BadUsage, CommandError, command_errors
 from tidelog.service.cli.options import JsonOption
-from tidelog.service.cli.output import (
-    BadUsage,
-    CommandError,
-    command_errors,
-    plural,
-    show_json,
-    show_line,
-    warn,
-)
+from tidelog.service.cli.output import plural, show_json, show_line, warn
 from tidelog.service.cli.positions import (
     BEGINNING,
     END,

@@ -6,27 +6,17 @@ import signal
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, NamedTuple, TypeVar
 
-import httpx
 import typer
 from typer import Option
 
+from tidelog.service.cli.errors import BadUsage, CommandError, NotThere, Terminated, Unreachable
 from tidelog.service.cli.options import GlobalOptions, JsonOption, ServerOption
-from tidelog.service.cli.output import (
-    BadUsage,
-    CommandError,
-    NotThere,
-    Terminated,
-    Unreachable,
-    show_json,
-    show_line,
-    show_table,
-)
+from tidelog.service.cli.output import show_json, show_line, show_table
 from tidelog.service.client import errors
 from tidelog.service.client.connection import Connection
 from tidelog.service.settings.settings import client_ca_file, client_key, console_server
 
 Result = TypeVar("Result")
-AnyConnection = TypeVar("AnyConnection", bound=Connection)
 
 SECURITY_IS_OFF = "SecurityDisabledException:"
 """The beginning of a broker's message if its security is off. This is Kafka's text, which other
@@ -79,22 +69,6 @@ RetryOption = Annotated[
 ]
 
 
-class CommandConnection(Connection):
-    """A connection whose requests raise CommandErrors."""
-
-    @property
-    def server(self) -> str:
-        return self.servers.current
-
-    async def call(self, method: str, path: str, **request: Any) -> httpx.Response:
-        with client_errors():
-            return await super().call(method, path, **request)
-
-    def json_of(self, answer: httpx.Response) -> Any:
-        with client_errors():
-            return super().json_of(answer)
-
-
 class ClientCommand(NamedTuple):
     """A run of a command that asks a broker, with the options of all such commands."""
 
@@ -102,20 +76,21 @@ class ClientCommand(NamedTuple):
     server: ServerOption = None
     as_json: JsonOption = False
 
-    def connection(self, kind: type[AnyConnection], retry_s: float = 0.0) -> AnyConnection:
+    def connection(self, retry_s: float = 0.0) -> Connection:
         """Return a connection to `--server` with the key of `--key-file` and the CAs of
         `--ca-file`. Raises BadSettings, BadUsage."""
         options: GlobalOptions = self.ctx.obj
         key = client_key(options.key_file)
         ca_file = options.ca_file or client_ca_file()
         with client_errors():
-            return kind(self.server or console_server(), key=key, retry_s=retry_s, ca_file=ca_file)
+            server = self.server or console_server()
+            return Connection(server, key=key, retry_s=retry_s, ca_file=ca_file)
 
-    def run(self, work: Callable[[CommandConnection], Awaitable[Result]]) -> Result:
+    def run(self, work: Callable[[Connection], Awaitable[Result]]) -> Result:
         """Run the work with a connection that is closed at the end."""
 
         async def session() -> Result:
-            async with self.connection(CommandConnection) as connection:
+            async with self.connection() as connection:
                 return await work(connection)
 
         with client_errors():
@@ -137,7 +112,7 @@ class ClientCommand(NamedTuple):
         the message `missing` or, if `missing` is empty, with the broker's message.
         """
 
-        async def work(connection: CommandConnection) -> Any:
+        async def work(connection: Connection) -> Any:
             url = path
             if "{cluster}" in url:
                 url = url.replace("{cluster}", await connection.cluster())
@@ -161,14 +136,14 @@ class ClientCommand(NamedTuple):
         self,
         objects: Sequence[Mapping[str, Any]],
         columns: Sequence[str],
-        rows: Iterable[Sequence[str | int]] | None = None,
+        rows: Iterable[Iterable[object]] | None = None,
     ) -> None:
         """Print objects as JSON, or `rows` as a table. By default, `rows` are the objects'
         values."""
         if self.as_json:
             show_json(objects)
         else:
-            values = [tuple(item.values()) for item in objects]
+            values = [item.values() for item in objects]
             show_table(columns, values if rows is None else rows)
 
 
@@ -200,10 +175,10 @@ def run_until_signal(work: Coroutine[Any, Any, Result]) -> Result:
 
 @contextlib.contextmanager
 def missing_is(message: str) -> Iterator[None]:
-    """Replace the broker's message in NotThere by `message`, unless `message` is empty."""
+    """Raise NotThere with `message` if an object is missing. If it is empty, keep the error."""
     try:
         yield
-    except NotThere:
+    except errors.NotFound:
         if not message:
             raise
         raise NotThere(message) from None

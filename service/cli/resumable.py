@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from tidelog.service.cli.errors import BadUsage, CommandError
 from tidelog.service.cli.input_lines import (
     IDLE_S,
     BadLine,
@@ -26,7 +27,7 @@ from tidelog.service.cli.input_lines import (
     ProduceOptions,
     ProduceSummary,
 )
-from tidelog.service.cli.output import BadUsage, CommandError, SlowProgress, plural, warn
+from tidelog.service.cli.output import SlowProgress, plural, warn
 from tidelog.service.cli.requests import command_error
 from tidelog.service.client.connection import Connection
 from tidelog.service.client.errors import ClientError, NotReachable

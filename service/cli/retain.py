@@ -7,7 +7,8 @@ import typer
 from typer import Argument
 
 from tidelog.service.cli.completion import TopicArgument
-from tidelog.service.cli.output import BadUsage, Progress, show_table
+from tidelog.service.cli.errors import BadUsage
+from tidelog.service.cli.output import Progress, show_table
 from tidelog.service.cli.positions import BEGINNING, END, Form, PartitionOffsets, position
 from tidelog.service.cli.requests import ClientCommand
 from tidelog.service.cli.stores import (
@@ -124,4 +125,4 @@ def _deleted_at_broker(
         for partition in command.request("POST", path, json=body)["partitions"]
     ]
     columns = ("topic", "partition", "log start", "moves to")
-    return Done({"moved": rows}, lambda: show_table(columns, [[*row.values()] for row in rows]))
+    return Done({"moved": rows}, lambda: show_table(columns, [row.values() for row in rows]))

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from typer import Argument, Option
 
-from tidelog.service.cli.output import BadUsage
+from tidelog.service.cli.errors import BadUsage
 from tidelog.service.server.log_lines import log_to_stderr
 from tidelog.service.settings.settings import PREFIX, RENAMED, Settings, load
 

@@ -6,7 +6,8 @@ from typing import Any
 import typer
 
 from tidelog.service.cli.output import age, plural, show_json, show_line, show_table
-from tidelog.service.cli.requests import ClientCommand, CommandConnection
+from tidelog.service.cli.requests import ClientCommand
+from tidelog.service.client.connection import Connection
 from tidelog.service.exit_status import EXIT_FAILED
 
 GROUPS_SHOWN = 20
@@ -21,9 +22,9 @@ def status(command: ClientCommand) -> None:
     1 if there is a problem, and 3 if the broker cannot be reached.
     """
 
-    async def work(connection: CommandConnection) -> dict[str, Any]:
+    async def work(connection: Connection) -> dict[str, Any]:
         health = await connection.get_json("/tidelog/v1/health")
-        return {"server": connection.server, **health}
+        return {"server": connection.servers.current, **health}
 
     health = command.run(work)
     if command.as_json:

@@ -18,12 +18,11 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeAlias
 import typer
 from typer import Argument, Option
 
+from tidelog.service.cli.errors import BadUsage, command_errors
 from tidelog.service.cli.options import JsonOption, given_server
 from tidelog.service.cli.output import (
-    BadUsage,
     Progress,
     WorkResult,
-    command_errors,
     show_json,
     show_line,
     show_table,
@@ -42,7 +41,6 @@ if TYPE_CHECKING:
     from tidelog.storage.runtime.clock import Clock
     from tidelog.storage.store.object_store import ObjectStore
 
-Row = tuple[str | int, ...]
 Work: TypeAlias = "Callable[[MaintenanceSession, Progress], Coroutine[Any, Any, WorkResult]]"
 
 DRY_RUN = "dry run: nothing was changed; --yes applies the changes"
@@ -159,13 +157,12 @@ class Done(NamedTuple):
         fields: dict[str, Any],
         nothing: str,
         columns: Sequence[str],
-        rows: Iterable[Iterable[Any]],
+        rows: Sequence[Iterable[object]],
         *,
         is_failed: bool = False,
     ) -> "Done":
         """Return a result whose text is a table, or `nothing` without rows."""
-        cells: list[Row] = [tuple(row) for row in rows]
-        return cls(fields, lambda: table(nothing, columns, cells), is_failed)
+        return cls(fields, lambda: table(nothing, columns, rows), is_failed)
 
 
 class ChangeOptions(NamedTuple):
@@ -220,7 +217,7 @@ def warn_unrecorded(error: Exception) -> None:
     warn(f"the result is not recorded, so `tidelog status` does not show it: {error}")
 
 
-def table(nothing: str, columns: Sequence[str], rows: Sequence[Row]) -> None:
+def table(nothing: str, columns: Sequence[str], rows: Sequence[Iterable[object]]) -> None:
     if rows:
         show_table(columns, rows)
     else:

@@ -9,11 +9,9 @@ from typing import Annotated, Any, NamedTuple
 from typer import Option
 
 from tidelog.service.cli.completion import TopicArgument
+from tidelog.service.cli.errors import BadUsage, CommandError, NotThere
 from tidelog.service.cli.options import Commands, YesOption
 from tidelog.service.cli.output import (
-    BadUsage,
-    CommandError,
-    NotThere,
     confirm,
     plural,
     show_json,
@@ -23,9 +21,9 @@ from tidelog.service.cli.output import (
     with_progress,
 )
 from tidelog.service.cli.positions import config_in_words, configs_with_units
-from tidelog.service.cli.requests import ClientCommand, CommandConnection, missing_is, no_topic
+from tidelog.service.cli.requests import ClientCommand, missing_is, no_topic
 from tidelog.service.client.admin import config_changes
-from tidelog.service.client.connection import quoted
+from tidelog.service.client.connection import Connection, quoted
 from tidelog.storage.codec.murmur2 import partition_of
 from tidelog.storage.core.topic_configs import without_effect
 from tidelog.storage.runtime.tasks import together
@@ -125,7 +123,7 @@ def describe_topic(name: TopicArgument, command: ClientCommand) -> None:
     )
 
 
-async def _description(connection: CommandConnection, name: str) -> dict[str, Any]:
+async def _description(connection: Connection, name: str) -> dict[str, Any]:
     path = f"{await connection.cluster()}/topics/{quoted(name)}"
     with missing_is(no_topic(name)):
         count = (await connection.get_json(path))["partitions_count"]
@@ -193,10 +191,7 @@ def alter_topic(
 
 
 async def _alter(
-    connection: CommandConnection,
-    name: str,
-    changes: Mapping[str, str | None],
-    partitions: int | None,
+    connection: Connection, name: str, changes: Mapping[str, str | None], partitions: int | None
 ) -> None:
     path = f"{await connection.cluster()}/topics/{quoted(name)}"
     with missing_is(no_topic(name)):
@@ -241,7 +236,7 @@ def show_skew(
     (a salt) of --salt values to each of the shown keys.
     """
 
-    async def work(connection: CommandConnection) -> Skew | None:
+    async def work(connection: Connection) -> Skew | None:
         record_sample, partitions = await sampled(connection, name, sample)
         return skew_of(record_sample, partitions, top=keys, salts=salts)
 
@@ -285,7 +280,7 @@ class Skew(NamedTuple):
     """(key, partition with most of its records, share, partitions)"""
 
 
-async def sampled(connection: CommandConnection, topic: str, size: int) -> tuple[Sample, int]:
+async def sampled(connection: Connection, topic: str, size: int) -> tuple[Sample, int]:
     """Return a sample of about `size` of the newest records, and the number of partitions. Each
     partition has the same share of the sample as of the topic's records."""
     path = f"/topics/{quoted(topic)}/partitions"
@@ -360,7 +355,7 @@ def seal(name: TopicArgument, command: ClientCommand) -> None:
     Spark, DuckDB and other readers of Delta tables see only sealed records.
     """
 
-    async def work(connection: CommandConnection) -> int:
+    async def work(connection: Connection) -> int:
         path = f"/admin/topics/{quoted(name)}/seal"
         sealing = with_progress(f"sealing {name}", lambda _: connection.post(path, wait_s=math.inf))
         sealed: int = (await sealing).json()["sealed_records"]

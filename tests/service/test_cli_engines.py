@@ -4,8 +4,8 @@ import importlib.util
 
 import pytest
 
-from tidelog.service.cli.compact import EngineChoice
-from tidelog.service.cli.output import CommandError
+from tidelog.service.cli.compact import EngineOptions
+from tidelog.service.cli.errors import CommandError
 from tidelog.service.settings.settings import Settings
 
 SETTINGS = Settings(compact_spark_bytes=1000)
@@ -19,12 +19,12 @@ def test_the_larger_go_to_spark_unless_an_engine_is_named() -> None:
         ("in-process", 1001, "in-process"),
         ("spark", 0, "spark"),
     ):
-        assert EngineChoice(named, None, SETTINGS).of(size) == expected
+        assert EngineOptions(named).of(size, SETTINGS) == expected
 
 
 def test_without_spark_only_a_request_for_spark_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
-    assert EngineChoice("auto", None, SETTINGS).of(2000) == "in-process"
+    assert EngineOptions("auto").of(2000, SETTINGS) == "in-process"
     missing = r"^Spark is not installed: pip install 'tidelog\[spark\]'$"
     with pytest.raises(CommandError, match=missing):
-        EngineChoice("spark", None, SETTINGS).of(2000)
+        EngineOptions("spark").of(2000, SETTINGS)

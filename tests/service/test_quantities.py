@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tidelog.service import quantities
 from tidelog.service.cli import consume, groups, main, positions, replay
-from tidelog.service.cli.output import BadUsage
+from tidelog.service.cli.errors import BadUsage
 from tidelog.service.cli.positions import END, Ago, Form, Last, PartitionOffsets, position, text_of
 from tidelog.service.settings.fields import BadSettings
 from tidelog.service.settings.settings import load
