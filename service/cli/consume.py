@@ -232,14 +232,9 @@ class ConsumeOptions(NamedTuple):
 
     @property
     def request_retry_s(self) -> float:
-        """How long a request after the first one is repeated."""
+        """How long a request after the first one is repeated. The first one is not, so that a wrong
+        URL fails immediately."""
         return RETRY_FOR_S if self.retry_s is None else self.retry_s
-
-    @property
-    def read_retry_s(self) -> float:
-        """How long a read is repeated, after the broker has answered once. A wrong URL fails
-        immediately, because the first request is not repeated."""
-        return math.inf if self.follow else self.request_retry_s
 
     def line_printer(self, connection: Connection, form: LineForm) -> LinePrinter:
         """Return the printer of lines; its producer of dead letters uses the connection."""
@@ -298,6 +293,10 @@ class Consuming:
             else:
                 await self._read_as_member(self._options.group, is_from_end=bounds.start == END)
 
+    def _retry_reads(self) -> None:
+        options = self._options
+        self._connection.retry_s = math.inf if options.follow else options.request_retry_s
+
     def _rest(self) -> int | None:
         """Return how many records are still to print; None: no limit."""
         count_max = self._options.count_max
@@ -310,7 +309,7 @@ class Consuming:
         numbers = bounds.partitions or range(await self._connection.partitions(self._topic))
         resolving = (self._resolve(bounds, number) for number in dict.fromkeys(numbers))
         ranges = await together(*resolving, at_once=READS_AT_ONCE)
-        self._connection.retry_s = self._options.read_retry_s
+        self._retry_reads()
         self._warn_beyond(ranges)
         await self._print_ranges(ranges)
 
@@ -415,7 +414,7 @@ class Consuming:
         """Print the records of this member's partitions."""
         # A subscription to a missing topic would wait for the topic, so fail here.
         _ = await self._connection.partitions(self._topic)
-        self._connection.retry_s = self._options.read_retry_s
+        self._retry_reads()
         consumer = AsyncConsumer(
             self._connection,
             self._topic,

@@ -164,7 +164,7 @@ def _shown(line: bytes) -> str:
 
 
 class ProduceOptions(NamedTuple):
-    """What lines are, and how they are sent."""
+    """The form of the lines, and of the requests that send them."""
 
     line_format: Annotated[
         Literal["text", "ndjson"],

@@ -1,5 +1,4 @@
-"""What commands print: lines, JSON, tables, progress bars, and questions that ask for a
-confirmation.
+"""The output of commands: lines, JSON, tables, progress bars, questions that ask to confirm.
 
 Each run of `tidelog` loads this module, so it imports nothing slow. It imports rich only to show a
 table or a progress bar, and asyncio only for work with progress.

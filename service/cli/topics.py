@@ -88,7 +88,8 @@ def create_topic(
     if configs:
         text += f": {changes_in_words(configs)}"
     command.show({"name": name, "partitions": count}, text)
-    _warn_of_configs(configs)
+    for warning in without_effect(configs):
+        warn(warning)
 
 
 @topics.command("list")
@@ -187,7 +188,8 @@ def alter_topic(
         words.append(plural(partitions, "partition"))
     value = {"name": name, "configs": changes, "partitions": partitions}
     command.show(value, f"altered {name}: {', '.join(words)}")
-    _warn_of_configs(changes)
+    for warning in without_effect(changes):
+        warn(warning)
 
 
 async def _alter(
@@ -370,12 +372,6 @@ def source_of(config: dict[str, Any]) -> str:
     """Return the source of a config's value, in the words of the command line."""
     source: str = config.get("source", "")  # a newer broker may have other sources
     return SOURCES.get(source, source)
-
-
-def _warn_of_configs(changes: Mapping[str, str | None]) -> None:
-    """Print a line on stderr for each config that was set, but that has no effect."""
-    for text in without_effect(changes):
-        warn(text)
 
 
 def changes_in_words(changes: Mapping[str, str | None]) -> str:
