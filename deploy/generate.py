@@ -13,10 +13,9 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import typer
 from prometheus_client.core import Metric
 
-from tidelog.service.cli.main import EPILOG, app
+from tidelog.service.cli.main import EPILOG, loaded
 from tidelog.service.routes.health import VERSION
 from tidelog.service.server.app import build_app
 from tidelog.service.settings.settings import PREFIX, RENAMED, Settings
@@ -242,7 +241,7 @@ def _unit(field: "dataclasses.Field[Any]") -> str:
 
 def cli_page() -> str:
     """Return CLI.md: each command with its arguments and options, in the words of `--help`."""
-    root = typer.main.get_command(app)
+    root = loaded()
     lines = [CLI_HEAD, *_overview(root), *_command("tidelog", root)]
     for name, command in _commands("tidelog", root):
         lines += [f"## {name}" if name.count(" ") == 1 else f"### {name}", ""]

@@ -91,7 +91,7 @@ class BrokerProcess:
     @property
     def program(self) -> Sequence[str]:
         """Return the words that run the command line."""
-        return (sys.executable, "-m", "tidelog.service.cli.main")
+        return (sys.executable, "-m", "tidelog.service.cli")
 
     @property
     def pid(self) -> int:

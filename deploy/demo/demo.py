@@ -30,9 +30,10 @@ from deploy.demo import flights as demo_flights
 from deploy.demo.broker_process import BrokerFailed, BrokerProcess
 from deploy.demo.checks import Carrier, CheckResult, Place, ReadRecord
 from deploy.demo.flights import Event, SourceMissing
-from tidelog.service.cli.client import CommandConnection
-from tidelog.service.cli.results import CommandError
-from tidelog.service.cli.stores.replay import spark_session
+from tidelog.service.cli.errors import CommandError
+from tidelog.service.cli.replay import spark_session
+from tidelog.service.client.connection import Connection
+from tidelog.service.client.errors import ClientError
 from tidelog.service.exit_status import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK
 from tidelog.storage.core.errors import LogError
 from tidelog.storage.read.offline_log import open_snapshot
@@ -87,7 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with _folder(console, keep=options.keep) as folder:
             checks = Demo(console, folder, options.records, options.master).run()
-    except (BrokerFailed, CommandError, DemoFailed, LogError, SourceMissing) as error:
+    except (BrokerFailed, ClientError, CommandError, DemoFailed, LogError, SourceMissing) as error:
         sys.stderr.write(f"demo: {error}\n")
         return EXIT_FAILED
     except KeyboardInterrupt:
@@ -169,7 +170,7 @@ class Demo:
 
     async def _through_broker(self, events: Sequence[Event]) -> ThroughBroker:
         hot = max(1, round(len(events) * HOT_SHARE))
-        async with CommandConnection(self._broker.base_url, retry_s=RETRY_S) as client:
+        async with Connection(self._broker.base_url, retry_s=RETRY_S) as client:
             cluster = await client.cluster()
             configs = [{"name": name, "value": value} for name, value in WHILE_PRODUCING.items()]
             body = {"topic_name": TOPIC, "partitions_count": PARTITIONS, "configs": configs}
@@ -217,7 +218,7 @@ class Demo:
             snapshot = opened.run(open_snapshot(opened.store, SystemClock(), [TOPIC]))
         return snapshot.topics[TOPIC]
 
-    async def _high_watermarks(self, client: CommandConnection) -> dict[int, int]:
+    async def _high_watermarks(self, client: Connection) -> dict[int, int]:
         paths = [f"/topics/{TOPIC}/partitions/{number}/offsets" for number in range(PARTITIONS)]
         answers = await together(*(client.get(path) for path in paths))
         return {number: answer.json()["end_offset"] for number, answer in enumerate(answers)}
@@ -286,7 +287,7 @@ class Production:
     """Several producers, each with its share of the keys and one request in flight, so that retries
     keep the order of the events of a key."""
 
-    def __init__(self, client: CommandConnection, show: Callable[[int], None]) -> None:
+    def __init__(self, client: Connection, show: Callable[[int], None]) -> None:
         self.acked: dict[int, Place] = {}
         self._client = client
         self._show = show
@@ -362,7 +363,7 @@ _decode_read = msgspec.json.Decoder(list[_Read]).decode
 _decode_numbered = msgspec.json.Decoder(_Numbered).decode
 
 
-async def read_partition(client: CommandConnection, number: int, end: int) -> list[ReadRecord]:
+async def read_partition(client: Connection, number: int, end: int) -> list[ReadRecord]:
     """Read all records of a partition, as JSON, from the beginning to `end`."""
     seen: list[ReadRecord] = []
     offset = 0

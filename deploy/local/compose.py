@@ -93,7 +93,7 @@ def command(service: Service, *, source: Path = COMPOSE_FILE) -> list[str]:
     entry = list(service.get("entrypoint", ["tidelog"]))
     mounts = dict(reversed(text.split(":")[:2]) for text in service.get("volumes", ()))
     words = [str(word).replace("$$", "$") for word in [*entry, *service.get("command", ())]]
-    command = [sys.executable, "-m", "tidelog.service.cli.main"]
+    command = [sys.executable, "-m", "tidelog.service.cli"]
     programs = {"tidelog": command, "python": [sys.executable]}
     return [
         *programs.get(words[0], [words[0]]),

@@ -3,25 +3,21 @@
 import datetime as dt
 from typing import Any
 
-import typer
-
-from tidelog.service.cli.requests import JsonOption, ServerOption, request
-from tidelog.service.cli.results import plural, show_json, show_line, show_table, warn
+from tidelog.service.cli.output import plural, show_json, show_line, show_table, warn
+from tidelog.service.cli.requests import ClientCommand
 
 COLUMNS = ("broker", "client", "software", "principal", "address", "connections", "requests")
 
 
-def show_clients(
-    ctx: typer.Context, server: ServerOption = None, as_json: JsonOption = False
-) -> None:
+def clients(command: ClientCommand) -> None:
     """Show the Kafka clients that are connected to the brokers of the cluster.
 
     A row has the connections of one client to one broker, since the oldest of them.
     """
-    answer = request(ctx, server, "GET", "/tidelog/v1/kafka-clients")
+    answer = command.request("GET", "/tidelog/v1/kafka-clients")
     for name in answer["missing_brokers"]:
         warn(f"broker {name} did not answer: its clients are not shown")
-    if as_json:
+    if command.as_json:
         show_json({**answer, "clients": [_client(client) for client in answer["clients"]]})
         return
     rows = [_row(_client(client)) for client in answer["clients"]]
@@ -38,18 +34,13 @@ def show_clients(
 def _client(data: dict[str, Any]) -> dict[str, Any]:
     """Return a client with the field names of this command."""
     since = dt.datetime.fromtimestamp(data["connected_ms"] / 1000, dt.UTC)
+    same = ("principal", "address", "is_tls", "connections", "requests", "bytes_in", "bytes_out")
     return {
         "broker": data["broker"],
         "client": data["client_id"],
         "software": data["software_name"],
         "version": data["software_version"],
-        "principal": data["principal"],
-        "address": data["address"],
-        "is_tls": data["is_tls"],
-        "connections": data["connections"],
-        "requests": data["requests"],
-        "bytes_in": data["bytes_in"],
-        "bytes_out": data["bytes_out"],
+        **{name: data[name] for name in same},
         "since": since.isoformat(timespec="seconds").replace("+00:00", "Z"),
     }
 

@@ -2,43 +2,42 @@
 
 from typing import Annotated
 
-import typer
+from typer import Option
 
-from tidelog.service.cli.requests import Commands, JsonOption, ServerOption, YesOption, request
-from tidelog.service.cli.results import BadUsage, show, show_rows
+from tidelog.service.cli.errors import BadUsage
+from tidelog.service.cli.options import Commands, YesOption
+from tidelog.service.cli.requests import ClientCommand
 from tidelog.service.cli.topics import changes_in_words, confirm_expiry, parsed_changes, source_of
+from tidelog.service.client.admin import config_changes
 
 PATH = "{cluster}/broker-configs"
 
-app = Commands(
+defaults = Commands(
     no_args_is_help=True,
     help="List and alter the cluster's defaults of topics. Topics that do not set a config have "
     "its default.",
 )
 
 
-@app.command("list")
-def list_defaults(
-    ctx: typer.Context, server: ServerOption = None, as_json: JsonOption = False
-) -> None:
+@defaults.command("list")
+def list_defaults(command: ClientCommand) -> None:
     """List the defaults in effect, with the source of each value.
 
     The source is the cluster, a setting of the broker that answers, or built-in.
     """
-    listed = request(ctx, server, "GET", PATH)["data"]
     rows = [
         {"name": default["name"], "value": default["value"], "source": source_of(default)}
-        for default in listed
+        for default in command.request("GET", PATH)["data"]
     ]
-    show_rows(rows, ("default", "value", "source"), as_json=as_json)
+    command.show_rows(rows, ("default", "value", "source"))
 
 
-@app.command("alter")
+@defaults.command("alter")
 def alter_defaults(
-    ctx: typer.Context,
+    *,
     config: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             "--config",
             "-c",
             metavar="KEY=VALUE",
@@ -47,13 +46,10 @@ def alter_defaults(
     ] = None,
     unset: Annotated[
         list[str] | None,
-        typer.Option(
-            "--unset", "-u", metavar="KEY", help="remove a default of the cluster; repeatable"
-        ),
+        Option("--unset", "-u", metavar="KEY", help="remove a default of the cluster; repeatable"),
     ] = None,
     yes: YesOption = False,
-    server: ServerOption = None,
-    as_json: JsonOption = False,
+    command: ClientCommand,
 ) -> None:
     """Set and remove defaults of the cluster.
 
@@ -62,13 +58,11 @@ def alter_defaults(
 
     Example: tidelog defaults alter -c log.retention.ms=7d -u num.partitions
     """
-    from tidelog.service.client.admin import config_changes
-
     changes = parsed_changes(config, unset)
     if not changes:
         raise BadUsage("nothing to alter: give --config or --unset")
     if not yes:
-        confirm_expiry(ctx, server, "defaults", "all topics", changes)
-    request(ctx, server, "POST", f"{PATH}:alter", json=config_changes(changes))
+        confirm_expiry(command, "defaults", "all topics", changes)
+    command.request("POST", f"{PATH}:alter", json=config_changes(changes))
     text = f"altered the cluster's defaults: {changes_in_words(changes)}"
-    show({"configs": changes}, text, as_json=as_json)
+    command.show({"configs": changes}, text)

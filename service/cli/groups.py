@@ -3,61 +3,38 @@
 import datetime as dt
 import json
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
+from typer import Option
 
-from tidelog.service.cli.completion import group_names
-from tidelog.service.cli.positions import (
-    Ago,
-    Form,
-    forms_in_words,
-    in_words,
-    position,
-)
-from tidelog.service.cli.requests import (
-    Commands,
-    JsonOption,
-    ServerOption,
-    YesOption,
-    now,
-    quoted,
-    request,
-)
-from tidelog.service.cli.results import (
-    BadUsage,
-    NotThere,
-    Unreachable,
-    age,
-    confirm,
-    show,
-    show_json,
-    show_line,
-    show_rows,
-    show_table,
-    warn,
-)
+from tidelog.service.cli.completion import GroupArgument
+from tidelog.service.cli.errors import BadUsage, NotThere, Unreachable
+from tidelog.service.cli.options import Commands, ServerOption, YesOption
+from tidelog.service.cli.output import age, confirm, show_json, show_line, show_table, warn
+from tidelog.service.cli.positions import Ago, Form, forms_in_words, in_words, now, position
+from tidelog.service.cli.requests import ClientCommand
+from tidelog.service.client.connection import Connection, quoted
 
-GroupArgument = Annotated[
-    str, typer.Argument(metavar="GROUP", show_default=False, autocompletion=group_names)
-]
 RESET_TO = (Form.EDGES, Form.OFFSET, Form.TIME)
 
-app = Commands(no_args_is_help=True, help="List, describe, reset, delete consumer groups.")
+groups = Commands(no_args_is_help=True, help="List, describe, reset, delete consumer groups.")
 
 
-@app.command("list")
+def _path_of(group: str) -> str:
+    return f"{{cluster}}/consumer-groups/{quoted(group)}"
+
+
+@groups.command("list")
 def list_groups(
-    ctx: typer.Context,
+    *,
     watch: Annotated[
         float | None,
-        typer.Option(
-            "--watch", "-w", min=0.1, metavar="SECONDS", help="list again after each interval"
-        ),
+        Option("--watch", "-w", min=0.1, metavar="SECONDS", help="list again after each interval"),
     ] = None,
-    server: ServerOption = None,
-    as_json: JsonOption = False,
+    command: ClientCommand,
 ) -> None:
     """List the groups that have members or committed offsets, with their lag.
 
@@ -67,124 +44,118 @@ def list_groups(
     """
     while True:
         try:
-            listed = request(ctx, server, "GET", "/tidelog/v1/groups")["data"]
+            listed = command.request("GET", "/tidelog/v1/groups")["data"]
         except Unreachable as error:
             if watch is None:
                 raise
             warn(str(error))
         else:
-            _show_groups([_group(group) for group in listed], as_json=as_json)
+            _show_groups(command, [_group(group) for group in listed])
         if watch is None:
             return
         time.sleep(watch)
-        if not as_json:
+        if not command.as_json:
             show_line("")
 
 
-def _show_groups(groups: list[dict[str, Any]], *, as_json: bool) -> None:
+def _group(data: dict[str, Any]) -> dict[str, Any]:
+    """Return a group with the field names of this command."""
+    return {
+        "group": data["consumer_group_id"],
+        "state": data["state"],
+        "generation": data["generation"],
+        "assignor": data["partition_assignor"],
+        "members": data["members"],
+        "lag": data["total_lag"],
+        "lag_seconds": data.get("lag_seconds"),
+        "topics": data["topics"],
+    }
+
+
+def _show_groups(command: ClientCommand, listed: list[dict[str, Any]]) -> None:
     columns = ("group", "state", "members", "lag", "oldest", "generation", "assignor", "topics")
-    rows = [
-        tuple(
-            age(group["lag_seconds"])
-            if name == "oldest"
-            else " ".join(group["topics"])
-            if name == "topics"
-            else group[name]
-            for name in columns
-        )
-        for group in groups
-    ]
-    show_rows(groups, columns, rows, as_json=as_json)
+    rows = []
+    for group in listed:
+        shown = {**group, "oldest": age(group["lag_seconds"]), "topics": " ".join(group["topics"])}
+        rows.append([shown[name] for name in columns])
+    command.show_rows(listed, columns, rows)
 
 
-@app.command("describe")
-def describe_group(
-    ctx: typer.Context,
-    group: GroupArgument,
-    server: ServerOption = None,
-    as_json: JsonOption = False,
-) -> None:
+@groups.command("describe")
+def describe_group(group: GroupArgument, command: ClientCommand) -> None:
     """Show the members of a group with their partitions, and the clients whose joins must wait."""
-    from tidelog.service.cli.client import CommandConnection, with_client
-
-    async def work(client: CommandConnection) -> dict[str, Any]:
-        path = f"{await client.cluster()}/consumer-groups/{quoted(group)}"
-        answer = await client.get_json(path)
-        members = []
-        for consumer in (await client.get_json(f"{path}/consumers"))["data"]:
-            name = consumer["consumer_id"]
-            below = f"{path}/consumers/{quoted(name)}/assignments"
-            assigned = (await client.get_json(below))["data"]
-            members.append(
-                {
-                    "consumer": name,
-                    "instance": consumer["instance_id"],
-                    "client": consumer["client_id"],
-                    "host": consumer["host"],
-                    "partitions": [
-                        f"{assignment['topic_name']}-{assignment['partition_id']}"
-                        for assignment in assigned
-                    ],
-                }
-            )
-        lags = (await client.get_json(f"{path}/lags"))["data"]
-        return {
-            "group": answer["consumer_group_id"],
-            "state": answer["state"],
-            "generation": answer["generation"],
-            "assignor": answer["partition_assignor"],
-            "coordinator": answer["coordinator"]["related"].rpartition("/")[2],
-            "members": members,
-            "held": answer.get("held_members") or [],
-            "positions": [_lag(lag) for lag in lags],
-        }
-
-    description = with_client(ctx, server, work)
-    if as_json:
+    description = command.run(lambda connection: _description(connection, group))
+    if command.as_json:
         show_json(description)
         return
     state, generation = description["state"], description["generation"]
     coordinator = f"coordinator broker {description['coordinator']}"
     line = f"{group}: {state}, generation {generation}, {description['assignor']}, {coordinator}"
     show_line(line)
-    rows = [
-        (
-            member["consumer"],
-            member["instance"] or "",
-            member["client"],
-            member["host"],
-            " ".join(member["partitions"]),
-        )
-        for member in description["members"]
-    ]
-    if rows:
-        show_table(("consumer", "instance", "client", "host", "partitions"), rows)
-    else:
-        show_line("no members")
+    _show_members(description["members"])
     if description["positions"]:
         show_line("")
         _show_lags(description["positions"])
     for member in description["held"]:
+        client = f", client {member['client_id']}" if member["client_id"] else ""
+        host = f", at {member['host']}" if member["host"] else ""
         show_line(
-            f"held: {member['instance_id'] or member['consumer_id']}"
-            + (f", client {member['client_id']}" if member["client_id"] else "")
-            + (f", at {member['host']}" if member["host"] else "")
-            + f": {member['short_lives']} members ended soon after they joined; it may join again "
+            f"held: {member['instance_id'] or member['consumer_id']}{client}{host}: "
+            f"{member['short_lives']} members ended soon after they joined; it may join again "
             f"in {member['retry_after_ms'] / 1000:.0f} s"
         )
 
 
-@app.command("lag")
-def show_lag(
-    ctx: typer.Context,
-    group: GroupArgument,
-    server: ServerOption = None,
-    as_json: JsonOption = False,
-) -> None:
+def _show_members(members: Sequence[dict[str, Any]]) -> None:
+    rows = []
+    for member in members:
+        texts = {"instance": member["instance"] or "", "partitions": " ".join(member["partitions"])}
+        rows.append({**member, **texts}.values())
+    if rows:
+        show_table(("consumer", "instance", "client", "host", "partitions"), rows)
+    else:
+        show_line("no members")
+
+
+async def _description(connection: Connection, group: str) -> dict[str, Any]:
+    path = f"{await connection.cluster()}/consumer-groups/{quoted(group)}"
+    answer = await connection.get_json(path)
+    consumers = (await connection.get_json(f"{path}/consumers"))["data"]
+    members = [await _member(connection, path, consumer) for consumer in consumers]
+    lags = (await connection.get_json(f"{path}/lags"))["data"]
+    return {
+        "group": answer["consumer_group_id"],
+        "state": answer["state"],
+        "generation": answer["generation"],
+        "assignor": answer["partition_assignor"],
+        "coordinator": answer["coordinator"]["related"].rpartition("/")[2],
+        "members": members,
+        "held": answer.get("held_members") or [],
+        "positions": [_lag(lag) for lag in lags],
+    }
+
+
+async def _member(connection: Connection, path: str, consumer: dict[str, Any]) -> dict[str, Any]:
+    name = consumer["consumer_id"]
+    below = f"{path}/consumers/{quoted(name)}/assignments"
+    assignments = (await connection.get_json(below))["data"]
+    return {
+        "consumer": name,
+        "instance": consumer["instance_id"],
+        "client": consumer["client_id"],
+        "host": consumer["host"],
+        "partitions": [
+            f"{assignment['topic_name']}-{assignment['partition_id']}" for assignment in assignments
+        ],
+    }
+
+
+@groups.command("lag")
+def show_lag(group: GroupArgument, command: ClientCommand) -> None:
     """Show the lag of a group for each partition."""
-    answer = request(ctx, server, "GET", f"{{cluster}}/consumer-groups/{quoted(group)}/lags")
+    answer = command.request("GET", f"{_path_of(group)}/lags")
     rows = [_lag(lag) for lag in answer["data"]]
-    if as_json:
+    if command.as_json:
         show_json({"group": group, "lag": sum(row["lag"] for row in rows), "partitions": rows})
     else:
         _show_lags(rows)
@@ -206,58 +177,61 @@ def _lag(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def _show_lags(rows: list[dict[str, Any]]) -> None:
-    shown = [
-        (
-            row["topic"],
-            row["partition"],
-            row["offset"],
-            "none" if row["committed"] is None else str(row["committed"]),
-            row["end"],
-            row["lag"],
-            age(row["lag_seconds"]),
-            row["consumer"],
-        )
-        for row in rows
-    ]
+    shown = []
+    for row in rows:
+        committed = "none" if row["committed"] is None else str(row["committed"])
+        texts = {"committed": committed, "lag_seconds": age(row["lag_seconds"])}
+        shown.append({**row, **texts}.values())
     columns = ("topic", "partition", "position", "committed", "end", "lag", "oldest", "consumer")
     show_table(columns, shown)
 
 
-@app.command("reset")
-def reset_group(  # noqa: PLR0913 - the options of the command
-    ctx: typer.Context,
-    group: GroupArgument,
-    to: Annotated[
-        str | None,
-        typer.Option(
-            "--to",
-            metavar="POSITION",
-            help=forms_in_words(RESET_TO),
-        ),
-    ] = None,
+class ResetOptions(NamedTuple):
+    """Where the committed offsets go: one of --to, --by and --file."""
+
+    to: Annotated[str | None, Option("--to", metavar="POSITION", help=forms_in_words(RESET_TO))] = (
+        None
+    )
     by: Annotated[
         int | None,
-        typer.Option("--by", metavar="N", help="add N to each committed offset: -100 reads again"),
-    ] = None,
+        Option("--by", metavar="N", help="add N to each committed offset: -100 reads again"),
+    ] = None
     file: Annotated[
-        Path | None,
-        typer.Option("--file", metavar="FILE", help="the offsets of `groups export`"),
-    ] = None,
+        Path | None, Option("--file", metavar="FILE", help="the offsets of `groups export`")
+    ] = None
     topic: Annotated[
-        str | None,
-        typer.Option("--topic", "-t", help="default: all topics with committed offsets"),
-    ] = None,
+        str | None, Option("--topic", "-t", help="default: all topics with committed offsets")
+    ] = None
     partition: Annotated[
         list[int] | None,
-        typer.Option(
-            "--partition", "-p", min=0, metavar="N", help="partition of the topic; repeatable"
-        ),
-    ] = None,
+        Option("--partition", "-p", min=0, metavar="N", help="partition of the topic; repeatable"),
+    ] = None
+
+    def body(self) -> dict[str, Any]:
+        """Return the fields of the request. Raises BadUsage."""
+        if sum(option is not None for option in (self.to, self.by, self.file)) != 1:
+            raise BadUsage("give one of --to, --by and --file")
+        if self.partition and self.topic is None:
+            raise BadUsage("--partition needs --topic")
+        if self.file is not None:
+            if self.topic is not None:
+                raise BadUsage("--file names the topics: it does not go with --topic")
+            return {"to": "OFFSETS", "offsets": _exported(self.file)}
+        fields = {"to": "SHIFT", "shift_by": self.by} if self.to is None else _target(self.to)
+        if self.topic is not None:
+            fields |= {"topic_name": self.topic, "partition_ids": self.partition or None}
+        return fields
+
+
+@groups.command("reset")
+def reset_group(
+    group: GroupArgument,
+    *,
+    options: ResetOptions,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="show the new offsets, do not commit them")
+        bool, Option("--dry-run", help="show the new offsets, do not commit them")
     ] = False,
-    server: ServerOption = None,
-    as_json: JsonOption = False,
+    command: ClientCommand,
 ) -> None:
     """Set committed offsets of a group that has no members: all or none.
 
@@ -266,40 +240,28 @@ def reset_group(  # noqa: PLR0913 - the options of the command
       tidelog groups reset billing --topic events --to -6h --dry-run
       tidelog groups reset billing --topic events -p 3 --by -100
     """
-    if sum(option is not None for option in (to, by, file)) != 1:
-        raise BadUsage("give one of --to, --by and --file")
-    if partition and topic is None:
-        raise BadUsage("--partition needs --topic")
-    if file is not None and topic is not None:
-        raise BadUsage("--file names the topics: it does not go with --topic")
-    body: dict[str, Any] = {"validate_only": dry_run}
-    if topic is not None:
-        body |= {"topic_name": topic, "partition_ids": partition or None}
-    if file is not None:
-        body |= {"to": "OFFSETS", "offsets": _exported(file)}
-    else:
-        body |= {"to": "SHIFT", "shift_by": by} if to is None else _target(to)
-    path = f"{{cluster}}/consumer-groups/{quoted(group)}/offsets:reset"
+    body = {"validate_only": dry_run, **options.body()}
     missing, is_new = "", False
-    if topic is None and file is None:
+    if options.topic is None and options.file is None:
         missing = f"group {group!r} has no committed offsets: name a topic with --topic"
     else:
-        is_new = _is_new(ctx, server, group)
+        is_new = _is_new(command, group)
+    path = f"{_path_of(group)}/offsets:reset"
     rows = [
         {
             "topic": new_offset["topic_name"],
             "partition": new_offset["partition_id"],
             "offset": new_offset["offset"],
         }
-        for new_offset in request(ctx, server, "POST", path, json=body, missing=missing)["data"]
+        for new_offset in command.request("POST", path, json=body, missing=missing)["data"]
     ]
-    if as_json:
+    if command.as_json:
         show_json({"group": group, "is_dry_run": dry_run, "partitions": rows})
     else:
-        show_rows(rows, ("topic", "partition", "offset"), as_json=False)
-        if to is not None:
+        command.show_rows(rows, ("topic", "partition", "offset"))
+        if options.to is not None:
             what = f"{group} {'would go' if dry_run else 'goes'}"
-            asked = position(to, RESET_TO)
+            asked = position(options.to, RESET_TO)
             is_met = not isinstance(asked, int) or all(row["offset"] == asked for row in rows)
             nearest = "" if is_met else ", or to the nearest offset of a partition without it"
             show_line(f"{what} to {in_words(asked, now())}{nearest}")
@@ -307,23 +269,33 @@ def reset_group(  # noqa: PLR0913 - the options of the command
         warn(f"group {group!r} is new: it had no members and no committed offsets")
 
 
-def _is_new(ctx: typer.Context, server: str | None, group: str) -> bool:
+def _is_new(command: ClientCommand, group: str) -> bool:
     try:
-        request(ctx, server, "GET", f"{{cluster}}/consumer-groups/{quoted(group)}")
+        command.request("GET", _path_of(group))
     except NotThere:
         return True
     return False
 
 
-@app.command("export")
-def export_group(ctx: typer.Context, group: GroupArgument, server: ServerOption = None) -> None:
+def _target(text: str) -> dict[str, Any]:
+    target = position(text, RESET_TO)
+    if isinstance(target, Ago):
+        return {"to": "DURATION", "duration_ms": target.ms}
+    if isinstance(target, int):
+        return {"to": "OFFSET", "offset": target}
+    if isinstance(target, dt.datetime):
+        return {"to": "TIMESTAMP", "timestamp": target.isoformat()}
+    return {"to": "EARLIEST" if target == "beginning" else "LATEST"}
+
+
+@groups.command("export")
+def export_group(ctx: typer.Context, group: GroupArgument, *, server: ServerOption = None) -> None:
     """Print the committed offsets of a group as JSON, for `groups reset --file`.
 
     Example: tidelog groups export billing > billing.json
     """
-    path = f"{{cluster}}/consumer-groups/{quoted(group)}/offsets"
     fields = ("topic_name", "partition_id", "offset")
-    rows = request(ctx, server, "GET", path)["data"]
+    rows = ClientCommand(ctx, server).request("GET", f"{_path_of(group)}/offsets")["data"]
     show_json({"group": group, "offsets": [{name: row[name] for name in fields} for row in rows]})
 
 
@@ -338,41 +310,9 @@ def _exported(file: Path) -> list[dict[str, Any]]:
     return offsets
 
 
-@app.command("delete")
-def delete_group(
-    ctx: typer.Context,
-    group: GroupArgument,
-    yes: YesOption = False,
-    server: ServerOption = None,
-    as_json: JsonOption = False,
-) -> None:
+@groups.command("delete")
+def delete_group(group: GroupArgument, *, yes: YesOption = False, command: ClientCommand) -> None:
     """Delete a group that has no members, with its committed offsets."""
     confirm("deleting", group, f"Delete group {group} and its committed offsets?", yes=yes)
-    path = f"{{cluster}}/consumer-groups/{quoted(group)}"
-    request(ctx, server, "DELETE", path, missing=f"group {group} does not exist")
-    show({"group": group, "deleted": True}, f"deleted {group}", as_json=as_json)
-
-
-def _group(data: dict[str, Any]) -> dict[str, Any]:
-    """Return a group with the field names of this command."""
-    return {
-        "group": data["consumer_group_id"],
-        "state": data["state"],
-        "generation": data["generation"],
-        "assignor": data["partition_assignor"],
-        "members": data["members"],
-        "lag": data["total_lag"],
-        "lag_seconds": data.get("lag_seconds"),
-        "topics": data["topics"],
-    }
-
-
-def _target(text: str) -> dict[str, Any]:
-    target = position(text, RESET_TO)
-    if isinstance(target, Ago):
-        return {"to": "DURATION", "duration_ms": target.ms}
-    if isinstance(target, int):
-        return {"to": "OFFSET", "offset": target}
-    if isinstance(target, dt.datetime):
-        return {"to": "TIMESTAMP", "timestamp": target.isoformat()}
-    return {"to": "EARLIEST" if target == "beginning" else "LATEST"}
+    command.request("DELETE", _path_of(group), missing=f"group {group} does not exist")
+    command.show({"group": group, "deleted": True}, f"deleted {group}")

@@ -1,46 +1,28 @@
-"""`tidelog`: the application of the command line, with the command `serve`, which runs a broker.
+"""`tidelog`: its commands, the options before them, and the exit status.
 
-The other modules have the other commands. To start fast, a command imports HTTP, Arrow, uvicorn or
-Spark only when it runs. A command that fails raises CommandError; `main` prints its message as one
-line and returns the exit status.
-Client commands need no extra of the distribution. Other commands need the extra `server`. If it is
-not installed, the error names it.
+`SUMMARIES` has the commands. The module of a command is imported when the command is called or
+shows its help, so `tidelog --help` loads none of them. `serve`, `dev` and the commands on a store
+import uvicorn, Arrow and Spark only when they run: their help needs no extra of the distribution.
+If the extra `server` is not installed, the error of such a command names it.
+
+A command that fails raises CommandError; `main` prints its message as one line and returns the exit
+status.
 """
 
-import dataclasses
 import errno
-import inspect
-import logging
+import importlib
 import os
 import sys
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer import Option
+from typer.core import TyperCommand, TyperGroup
 
-from tidelog.service.cli import (
-    access,
-    clients,
-    defaults,
-    groups,
-    other_words,
-    produce_consume,
-    status,
-    topics,
-)
-from tidelog.service.cli.dev.command import dev
-from tidelog.service.cli.requests import Commands
-from tidelog.service.cli.results import (
-    BadUsage,
-    BrokenOutput,
-    CommandError,
-    GlobalOptions,
-    Terminated,
-    show_line,
-    warn,
-)
-from tidelog.service.cli.stores import maintenance, repair, replay, scrub, upkeep
-from tidelog.service.cli.stores.store_options import load_settings
+from tidelog.service.cli import other_words
+from tidelog.service.cli.errors import BrokenOutput, CommandError, Terminated
+from tidelog.service.cli.options import Commands, GlobalOptions, with_options_of_fields
+from tidelog.service.cli.output import discard_stdout, show_line, warn
 from tidelog.service.exit_status import (
     EXIT_FAILED,
     EXIT_INTERRUPTED,
@@ -50,19 +32,83 @@ from tidelog.service.exit_status import (
     EXIT_USAGE,
 )
 from tidelog.service.secret_files import PRIVATE_UMASK
-from tidelog.service.server.log_lines import log_to_stderr
-from tidelog.service.settings.settings import PREFIX, RENAMED, Settings
+from tidelog.service.settings.fields import BadSettings
 
 USAGE_ERROR: Any = typer.BadParameter.__mro__[1]
 """The base class of click's usage errors. It comes from typer, because newer versions of typer
 contain their own copy of click."""
 
+sys.modules.setdefault("httpx._main", None)  # type: ignore[arg-type]
+"""httpx imports its own command line, if it can, and with it rich and click: 0.1 s of CPU. No
+command needs it. Python does not import a module that is None here."""
+
 _STATUSES = "\n".join(f"  {code:>3}  {text}" for code, text in EXIT_STATUSES.items())
 EPILOG = f"\b\nExit status:\n{_STATUSES}"
+
+SUMMARIES = {
+    "serve": "Run a broker until SIGTERM or SIGINT.",
+    "dev": "Run a broker with live data until Ctrl-C.",
+    "produce": "Produce the lines of a file or stdin.",
+    "consume": "Print the records of a topic, one a line.",
+    "seal": "Move the tails of a topic into its table now.",
+    "clients": "Show the Kafka clients that are connected to the brokers of the cluster.",
+    "status": "Show whether the cluster is well: brokers, store, sealing, maintenance, groups.",
+    "replay": "Write the records of a topic to files, with Spark.",
+    "retain": "Delete the records that exceed retention.ms or retention.bytes.",
+    "delete-records": "Delete the records of a topic before given offsets.",
+    "compact": "Merge small segments, and compact by key.",
+    "compactions": "List the last compactions that clients have started at the brokers.",
+    "collect": "Delete objects that are no longer referenced.",
+    "scrub": "Verify the log in the store.",
+    "maintain": "Run retain, compact and collect, for example as a cron job.",
+    "backup": "Copy a cluster to another store, while its brokers run.",
+    "restore": "Make a new cluster in an empty store from a backup.",
+    "repair": "Repair the WAL, tails, or tables in doubt (damaged, changed by another program, or "
+    "ahead of the WAL).",
+    "upgrade": "Raise the level of the log's format to the newest that this version knows.",
+    "bounds": "Show or change the bounds that all brokers and commands of a cluster obey.",
+    "topics": "Create, list, describe, alter, delete topics.",
+    "defaults": "List and alter the cluster's defaults of topics.",
+    "groups": "List, describe, reset, delete consumer groups.",
+    "keys": "Create, list, delete API keys of principals.",
+    "acls": "Add, list, remove access control lists (ACLs).",
+    "quotas": "Set, list, remove quotas of principals.",
+}
+"""The first sentence of each command's help, in the order of `tidelog --help`."""
+OTHER_MODULES = {
+    "seal": "topics",
+    "delete-records": "retain",
+    "compactions": "compact",
+    "restore": "backup",
+    "bounds": "upgrade",
+}
+"""The module of each command that has no module of its own name."""
+
+
+class _UnloadedCommand(TyperCommand):
+    """A command whose module is imported when more than its summary is needed."""
+
+    def make_context(self, *arguments: Any, **options: Any) -> Any:
+        return loaded_command(str(self.name)).make_context(*arguments, **options)
+
+
+def loaded_command(name: str) -> Any:
+    """Import the module of a command. Return the command or the group of commands."""
+    module = importlib.import_module(f"tidelog.service.cli.{OTHER_MODULES.get(name, name)}")
+    commands = getattr(module, name.replace("-", "_"))
+    if not isinstance(commands, Commands):
+        function, commands = commands, Commands()
+        commands.command(name)(function)
+    return typer.main.get_command(commands)
 
 
 class _Root(TyperGroup):
     """The commands of `tidelog`. If a command needs a missing extra, its error names the extra."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        for name, summary in SUMMARIES.items():
+            self.add_command(_UnloadedCommand(name, help=summary))
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -90,10 +136,17 @@ Examples:
   tidelog consume events --follow           print records as they arrive""",
     epilog=EPILOG,
     no_args_is_help=True,
+    add_completion=True,
     context_settings={"help_option_names": ["-h", "--help"]},  # inherited by all sub-commands
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,  # rich's panels have only 20 columns for the text of a setting
 )
+
+
+def loaded() -> Any:
+    """Return `tidelog` with all its commands, of which the modules are imported."""
+    root: Any = typer.main.get_command(app)
+    for name in SUMMARIES:
+        root.add_command(loaded_command(name), name)
+    return root
 
 
 def _show_version(is_asked: bool) -> None:
@@ -105,43 +158,20 @@ def _show_version(is_asked: bool) -> None:
 
 
 @app.callback()
+@with_options_of_fields
 def _global_options(
     ctx: typer.Context,
-    key_file: Annotated[
-        str | None,
-        typer.Option(
-            "--key-file",
-            metavar="FILE",
-            help="file with the key for a broker with security=keys (default: the variable "
-            "TIDELOG_KEY: its value is the key, or @ and the name of such a file)",
-        ),
-    ] = None,
-    ca_file: Annotated[
-        str | None,
-        typer.Option(
-            "--ca-file",
-            metavar="FILE",
-            help="file with the CA of the broker's certificate (default: the variable "
-            "TIDELOG_CA_FILE, else well-known CAs)",
-        ),
-    ] = None,
-    server: Annotated[
-        str | None,
-        typer.Option(
-            "--server",
-            metavar="URL",
-            help="URL of the broker, for commands that take --server; also after the command",
-        ),
-    ] = None,
+    *,
+    options: GlobalOptions,
     _: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--version", is_eager=True, callback=_show_version, help="print the version and exit"
         ),
     ] = False,
 ) -> None:
     """Run and use tidelog, a log service on object storage."""
-    ctx.obj = GlobalOptions(key_file, ca_file, server)
+    ctx.obj = options
 
 
 def main() -> int:
@@ -151,6 +181,9 @@ def main() -> int:
     except CommandError as error:
         warn(str(error))
         return error.status
+    except BadSettings as error:
+        warn(str(error))
+        return EXIT_USAGE
     except USAGE_ERROR as error:
         return _wrong_usage(error)
     except OSError as error:
@@ -169,8 +202,7 @@ def _full_disk(error: OSError) -> int:
     if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
         raise error
     if error.filename is None:
-        # Python flushes stdout again at exit, so stdout needs a target that accepts the bytes.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard_stdout()
     warn(f"cannot write to {error.filename or 'stdout'}: {error.strerror}")
     return EXIT_FAILED
 
@@ -195,115 +227,3 @@ def _plain(error: Any) -> str:
     if (validation := getattr(error.__cause__, "errors", None)) is not None:
         message = message.replace(": Input should", f": {validation()[0]['input']!r} should")
     return message.partition(", unable to parse string")[0]
-
-
-# -- the broker
-
-
-def _serve(**given: Any) -> None:
-    """Run a broker until SIGTERM or SIGINT.
-
-    A flag overrides a variable, a variable overrides the default.
-
-    Example: tidelog serve s3://bucket/prefix --port 8082
-    """
-    url = given.pop("store_url")
-    flags = {
-        name: ("true" if value else "false") if isinstance(value, bool) else value
-        for name, value in given.items()
-    }
-    if url is not None:
-        if flags["store"] is not None:
-            raise BadUsage("the store is given twice: remove the argument or --store")
-        flags["store"] = url
-    warnings: list[str] = []
-    settings = load_settings(flags, warnings.append)
-    if warnings:
-        log_to_stderr(settings)
-    for text in warnings:
-        logging.getLogger("tidelog").warning("%s", text)
-
-    if settings.workers > 1:
-        from tidelog.service.server.workers import supervise
-
-        raise typer.Exit(supervise(settings))
-    from tidelog.service.server.serve import leave, run
-
-    leave(run(settings))
-
-
-def _setting_option(field: "dataclasses.Field[Any]", old_name: str = "") -> inspect.Parameter:
-    """Return a setting as a flag of `serve`. The flag of an old name is hidden."""
-    name = old_name or field.name
-    flag = name.replace("_", "-")
-    names = f"--{flag}/--no-{flag}" if field.type is bool else f"--{flag}"
-    default = "empty" if field.default == "" else field.default
-    if field.type is bool:
-        default = "yes" if field.default else "no"
-    words = field.metadata["words"]
-    option = typer.Option(
-        names,
-        help=f"{field.metadata['doc']} (default {default}; {PREFIX}{field.name.upper()})",
-        metavar="|".join(words) or ("N" if field.type is int else None),
-        show_default=False,
-        hidden=bool(old_name),
-    )
-    kind = bool | None if field.type is bool else str | None
-    return inspect.Parameter(
-        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind, option]
-    )
-
-
-_FIELDS = {field.name: field for field in dataclasses.fields(Settings)}
-_serve.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-    [
-        inspect.Parameter(
-            "store_url",
-            inspect.Parameter.KEYWORD_ONLY,
-            default=None,
-            annotation=Annotated[
-                str | None,
-                typer.Argument(metavar="STORE", help="URL of the object store, as --store"),
-            ],
-        ),
-        *map(_setting_option, _FIELDS.values()),
-        *(_setting_option(_FIELDS[new], old) for old, new in RENAMED.items()),
-    ]
-)
-app.command("serve")(_serve)
-app.command("dev")(dev)
-
-
-# -- clients of a broker
-
-app.add_typer(topics.app, name="topics")
-app.add_typer(defaults.app, name="defaults")
-app.add_typer(groups.app, name="groups")
-app.add_typer(access.keys, name="keys")
-app.add_typer(access.acls, name="acls")
-app.add_typer(access.quotas, name="quotas")
-app.command("produce")(produce_consume.produce)
-app.command("consume")(produce_consume.consume)
-app.command("seal")(topics.seal)
-app.command("clients")(clients.show_clients)
-app.command("status")(status.show_status)
-app.command("replay")(replay.replay)
-
-# -- maintenance of the store
-
-app.command("retain")(maintenance.retain)
-app.command("delete-records")(maintenance.delete_records)
-app.command("compact")(maintenance.compact)
-app.command("compactions")(upkeep.list_compactions)
-app.command("collect")(maintenance.collect)
-app.command("scrub")(scrub.scrub)
-app.command("maintain")(maintenance.maintain)
-app.command("backup")(repair.backup)
-app.command("restore")(repair.restore)
-app.command("repair")(repair.repair)
-app.command("upgrade")(repair.upgrade)
-app.command("bounds")(repair.bounds)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

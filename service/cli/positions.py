@@ -1,4 +1,4 @@
-"""Positions and times, as the options of all commands take them. This module reads no clock.
+"""Positions and times, as the options of all commands take them.
 
 beginning, end    the first offset that is kept; the offset that the next record gets
 17                an offset
@@ -21,7 +21,8 @@ from typing import Literal, NamedTuple, TypeAlias
 import typer
 
 from tidelog.service import quantities
-from tidelog.service.cli.results import BadUsage
+from tidelog.service.cli.errors import BadUsage
+from tidelog.storage.runtime.clock import SystemClock
 
 BEGINNING: Literal["beginning"] = "beginning"
 END: Literal["end"] = "end"
@@ -113,6 +114,11 @@ def in_words(place: Position, now: dt.datetime) -> str:
             )
         case _:
             return f"the {place}"
+
+
+def now() -> dt.datetime:
+    """Return the time of this machine's clock."""
+    return dt.datetime.fromtimestamp(SystemClock().now_ms() / 1000, dt.UTC)
 
 
 def at_time(place: Position, now: dt.datetime) -> str | int | dt.datetime | Last | PartitionOffsets:

@@ -5,8 +5,9 @@ from typing import Any
 
 import typer
 
-from tidelog.service.cli.requests import JsonOption, ServerOption
-from tidelog.service.cli.results import age, plural, show_json, show_line, show_table
+from tidelog.service.cli.output import age, plural, show_json, show_line, show_table
+from tidelog.service.cli.requests import ClientCommand
+from tidelog.service.client.connection import Connection
 from tidelog.service.exit_status import EXIT_FAILED
 
 GROUPS_SHOWN = 20
@@ -14,22 +15,19 @@ OF_KIND_SHOWN = 3
 """Problems of one kind that are shown."""
 
 
-def show_status(
-    ctx: typer.Context, server: ServerOption = None, as_json: JsonOption = False
-) -> None:
+def status(command: ClientCommand) -> None:
     """Show whether the cluster is well: brokers, store, sealing, maintenance, groups.
 
     Names each problem and the section of deploy/README.md that says what to do. The exit status is
     1 if there is a problem, and 3 if the broker cannot be reached.
     """
-    from tidelog.service.cli.client import CommandConnection, with_client
 
-    async def work(client: CommandConnection) -> dict[str, Any]:
-        health = await client.get_json("/tidelog/v1/health")
-        return {"server": client.server, **health}
+    async def work(connection: Connection) -> dict[str, Any]:
+        health = await connection.get_json("/tidelog/v1/health")
+        return {"server": connection.servers.current, **health}
 
-    health = with_client(ctx, server, work)
-    if as_json:
+    health = command.run(work)
+    if command.as_json:
         show_json(health)
     else:
         _show(health)
@@ -41,35 +39,11 @@ def _show(health: dict[str, Any]) -> None:
     cluster = f"cluster {health['cluster_id']} on {health['store_url']}, level {health['level']}"
     show_line(f"{health['server']}: {cluster}")
     show_line("")
-    show_table(
-        ("broker", "version", "age", "sequencer", "clock", "connections", "address"),
-        [_broker(broker) for broker in health["brokers"]],
-    )
-    for broker in health.get("gone", ()):
-        since = age((health["now_ms"] - broker["since_ms"]) / 1000)
-        show_line(f"{broker['name']} is gone: its last answer was {since} ago")
+    _show_brokers(health)
     show_line("")
     for name, text in _lines(health):
         show_line(f"{name:<12} {text}")
-    behind = [group for group in health["groups"] if group["lag"]]
-    if behind:
-        show_line("")
-        show_table(
-            ("group", "members", "lag", "oldest"),
-            [
-                (
-                    group["consumer_group_id"],
-                    group["members"],
-                    group["lag"],
-                    age(group["lag_seconds"]),
-                )
-                for group in behind[:GROUPS_SHOWN]
-            ],
-        )
-    if len(behind) > GROUPS_SHOWN:
-        show_line(
-            f"... and {plural(len(behind) - GROUPS_SHOWN, 'group')} more: tidelog groups list"
-        )
+    _show_groups([group for group in health["groups"] if group["lag"]])
     show_line("")
     for problems in _by_kind(health["problems"]):
         for problem in problems[:OF_KIND_SHOWN]:
@@ -79,6 +53,33 @@ def _show(health: dict[str, Any]) -> None:
         show_line(f"    {problems[0]['runbook']}")
     count = len(health["problems"])
     show_line(f"NOT WELL: {plural(count, 'problem')}" if count else "well")
+
+
+def _show_brokers(health: dict[str, Any]) -> None:
+    show_table(
+        ("broker", "version", "age", "sequencer", "clock", "connections", "address"),
+        [_broker(broker) for broker in health["brokers"]],
+    )
+    for broker in health.get("gone", ()):
+        since = age((health["now_ms"] - broker["since_ms"]) / 1000)
+        show_line(f"{broker['name']} is gone: its last answer was {since} ago")
+
+
+def _show_groups(behind: list[dict[str, Any]]) -> None:
+    """Show the groups that have a lag."""
+    if not behind:
+        return
+    show_line("")
+    show_table(
+        ("group", "members", "lag", "oldest"),
+        [
+            (group["consumer_group_id"], group["members"], group["lag"], age(group["lag_seconds"]))
+            for group in behind[:GROUPS_SHOWN]
+        ],
+    )
+    if len(behind) > GROUPS_SHOWN:
+        more = plural(len(behind) - GROUPS_SHOWN, "group")
+        show_line(f"... and {more} more: tidelog groups list")
 
 
 def _by_kind(problems: list[dict[str, str]]) -> list[list[dict[str, str]]]:

@@ -1,46 +1,36 @@
 """`tidelog topics ...` and `tidelog seal`: clients of the v3 routes."""
 
+import base64
 import math
+from collections import Counter
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
-import typer
+from typer import Option
 
-from tidelog.service.cli.completion import topic_names
-from tidelog.service.cli.positions import config_in_words, configs_with_units
-from tidelog.service.cli.requests import (
-    Commands,
-    JsonOption,
-    ServerOption,
-    YesOption,
-    missing_is,
-    no_topic,
-    quoted,
-    request,
-)
-from tidelog.service.cli.results import (
-    BadUsage,
-    CommandError,
-    NotThere,
+from tidelog.service.cli.completion import TopicArgument
+from tidelog.service.cli.errors import BadUsage, CommandError, NotThere
+from tidelog.service.cli.options import Commands, YesOption
+from tidelog.service.cli.output import (
     confirm,
     plural,
-    show,
     show_json,
     show_line,
-    show_rows,
     show_table,
     warn,
     with_progress,
 )
+from tidelog.service.cli.positions import config_in_words, configs_with_units
+from tidelog.service.cli.requests import ClientCommand, missing_is, no_topic
+from tidelog.service.client.admin import config_changes
+from tidelog.service.client.connection import Connection, quoted
+from tidelog.storage.codec.murmur2 import partition_of
 from tidelog.storage.core.topic_configs import without_effect
 from tidelog.storage.runtime.tasks import together
 
-TopicArgument = Annotated[
-    str, typer.Argument(metavar="TOPIC", show_default=False, autocompletion=topic_names)
-]
 ConfigOption = Annotated[
     list[str] | None,
-    typer.Option(
+    Option(
         "--config",
         "-c",
         metavar="KEY=VALUE",
@@ -49,6 +39,10 @@ ConfigOption = Annotated[
 ]
 
 OFFSETS_AT_ONCE = 16
+SAMPLED_AT_ONCE = 8
+RECORDS_A_READ = 5_000
+Sample = Counter[tuple[bytes | None, int]]
+"""Sampled records by key and partition."""
 SHOWN_BYTES = 50_000
 RETENTION_WORDS = ("retention", "cleanup.policy")
 """A config whose name has one of these words may make retention delete more records."""
@@ -62,16 +56,16 @@ SOURCES = {
 """Words for the sources of configs: the topic, the cluster's default, a setting of the broker, the
 built-in default."""
 
-app = Commands(no_args_is_help=True, help="Create, list, describe, alter, delete topics.")
+topics = Commands(no_args_is_help=True, help="Create, list, describe, alter, delete topics.")
 
 
-@app.command("create")
+@topics.command("create")
 def create_topic(
-    ctx: typer.Context,
     name: TopicArgument,
+    *,
     partitions: Annotated[
         int | None,
-        typer.Option(
+        Option(
             "--partitions",
             "-p",
             min=1,
@@ -80,8 +74,7 @@ def create_topic(
         ),
     ] = None,
     config: ConfigOption = None,
-    server: ServerOption = None,
-    as_json: JsonOption = False,
+    command: ClientCommand,
 ) -> None:
     """Create a topic.
 
@@ -90,69 +83,36 @@ def create_topic(
     configs = parsed_configs(config)
     items = [{"name": key, "value": value} for key, value in configs.items()]
     body = {"topic_name": name, "partitions_count": partitions, "configs": items}
-    count = request(ctx, server, "POST", "{cluster}/topics", json=body)["partitions_count"]
+    count = command.request("POST", "{cluster}/topics", json=body)["partitions_count"]
     text = f"created {name} with {plural(count, 'partition')}"
     if configs:
         text += f": {changes_in_words(configs)}"
-    show({"name": name, "partitions": count}, text, as_json=as_json)
-    _warn_of_configs(configs)
+    command.show({"name": name, "partitions": count}, text)
+    for warning in without_effect(configs):
+        warn(warning)
 
 
-@app.command("list")
-def list_topics(
-    ctx: typer.Context, server: ServerOption = None, as_json: JsonOption = False
-) -> None:
+@topics.command("list")
+def list_topics(command: ClientCommand) -> None:
     """List topics with their number of partitions."""
-    listed = request(ctx, server, "GET", "{cluster}/topics")["data"]
-    topics = [{"name": t["topic_name"], "partitions": t["partitions_count"]} for t in listed]
-    show_rows(topics, ("topic", "partitions"), as_json=as_json)
+    rows = [
+        {"name": topic["topic_name"], "partitions": topic["partitions_count"]}
+        for topic in command.request("GET", "{cluster}/topics")["data"]
+    ]
+    command.show_rows(rows, ("topic", "partitions"))
 
 
-@app.command("describe")
-def describe_topic(
-    ctx: typer.Context,
-    name: TopicArgument,
-    server: ServerOption = None,
-    as_json: JsonOption = False,
-) -> None:
+@topics.command("describe")
+def describe_topic(name: TopicArgument, command: ClientCommand) -> None:
     """Show the partitions, offsets and configs of a topic."""
-    from tidelog.service.cli.client import CommandConnection, with_client
-
-    async def work(client: CommandConnection) -> dict[str, Any]:
-        path = f"{await client.cluster()}/topics/{quoted(name)}"
-        with missing_is(no_topic(name)):
-            count = (await client.get_json(path))["partitions_count"]
-        configs = (await client.get_json(f"{path}/configs"))["data"]
-
-        async def offsets(number: int) -> dict[str, int]:
-            bounds = await client.get_json(f"{path}/partitions/{number}/offset")
-            start, end = bounds["earliest_offset"], bounds["latest_offset"]
-            return {"partition": number, "log_start_offset": start, "high_watermark": end}
-
-        return {
-            "name": name,
-            "partitions": await together(*map(offsets, range(count)), at_once=OFFSETS_AT_ONCE),
-            "configs": {
-                config["name"]: {
-                    "value": config["value"],
-                    "is_default": config["is_default"],
-                    "source": source_of(config),
-                }
-                for config in configs
-            },
-        }
-
-    description = with_client(ctx, server, work)
-    if as_json:
+    description = command.run(lambda connection: _description(connection, name))
+    if command.as_json:
         show_json(description)
         return
+    bounds = [tuple(partition.values()) for partition in description["partitions"]]
     show_table(
         ("partition", "log start", "high watermark", "offsets"),
-        [
-            (p["partition"], start, end, end - start)
-            for p in description["partitions"]
-            for start, end in [(p["log_start_offset"], p["high_watermark"])]
-        ],
+        [(number, start, end, end - start) for number, start, end in bounds],
     )
     show_line("")
     show_table(
@@ -164,20 +124,43 @@ def describe_topic(
     )
 
 
-@app.command("alter")
+async def _description(connection: Connection, name: str) -> dict[str, Any]:
+    path = f"{await connection.cluster()}/topics/{quoted(name)}"
+    with missing_is(no_topic(name)):
+        count = (await connection.get_json(path))["partitions_count"]
+    configs = (await connection.get_json(f"{path}/configs"))["data"]
+
+    async def offsets(number: int) -> dict[str, int]:
+        bounds = await connection.get_json(f"{path}/partitions/{number}/offset")
+        start, end = bounds["earliest_offset"], bounds["latest_offset"]
+        return {"partition": number, "log_start_offset": start, "high_watermark": end}
+
+    return {
+        "name": name,
+        "partitions": await together(*map(offsets, range(count)), at_once=OFFSETS_AT_ONCE),
+        "configs": {
+            config["name"]: {
+                "value": config["value"],
+                "is_default": config["is_default"],
+                "source": source_of(config),
+            }
+            for config in configs
+        },
+    }
+
+
+@topics.command("alter")
 def alter_topic(
-    ctx: typer.Context,
     name: TopicArgument,
+    *,
     config: ConfigOption = None,
     unset: Annotated[
         list[str] | None,
-        typer.Option(
-            "--unset", "-u", metavar="KEY", help="reset a config to its default; repeatable"
-        ),
+        Option("--unset", "-u", metavar="KEY", help="reset a config to its default; repeatable"),
     ] = None,
     partitions: Annotated[
         int | None,
-        typer.Option(
+        Option(
             "--partitions",
             "-p",
             min=1,
@@ -185,8 +168,7 @@ def alter_topic(
         ),
     ] = None,
     yes: YesOption = False,
-    server: ServerOption = None,
-    as_json: JsonOption = False,
+    command: ClientCommand,
 ) -> None:
     """Change configs of a topic, or add partitions.
 
@@ -195,77 +177,72 @@ def alter_topic(
 
     Example: tidelog topics alter events -c segment.ms=60s -u retention.ms
     """
-    from tidelog.service.cli.client import CommandConnection, with_client
-    from tidelog.service.client.admin import config_changes
-
     changes = parsed_changes(config, unset)
     if not changes and partitions is None:
         raise BadUsage("nothing to alter: give --config, --unset or --partitions")
     if not yes:
-        confirm_expiry(ctx, server, f"topics/{quoted(name)}/configs", name, changes)
-
-    async def work(client: CommandConnection) -> None:
-        path = f"{await client.cluster()}/topics/{quoted(name)}"
-        with missing_is(no_topic(name)):
-            # Check before the configs change, so that with a wrong number nothing changes.
-            if partitions is not None:
-                _check_larger(name, (await client.get_json(path))["partitions_count"], partitions)
-            if changes:
-                await client.post(f"{path}/configs:alter", json=config_changes(changes))
-            if partitions is not None:
-                await client.call("PATCH", path, json={"partitions_count": partitions})
-
-    with_client(ctx, server, work)
-    value = {"name": name, "configs": changes, "partitions": partitions}
+        confirm_expiry(command, f"topics/{quoted(name)}/configs", name, changes)
+    command.run(lambda connection: _alter(connection, name, changes, partitions))
     words = [changes_in_words(changes)] if changes else []
     if partitions is not None:
         words.append(plural(partitions, "partition"))
-    show(value, f"altered {name}: {', '.join(words)}", as_json=as_json)
-    _warn_of_configs(changes)
+    value = {"name": name, "configs": changes, "partitions": partitions}
+    command.show(value, f"altered {name}: {', '.join(words)}")
+    for warning in without_effect(changes):
+        warn(warning)
 
 
-@app.command("delete")
-def delete_topic(
-    ctx: typer.Context,
-    name: TopicArgument,
-    yes: YesOption = False,
-    server: ServerOption = None,
-    as_json: JsonOption = False,
+async def _alter(
+    connection: Connection, name: str, changes: Mapping[str, str | None], partitions: int | None
 ) -> None:
+    path = f"{await connection.cluster()}/topics/{quoted(name)}"
+    with missing_is(no_topic(name)):
+        # Check before the configs change, so that with a wrong number nothing changes.
+        if partitions is not None:
+            count = (await connection.get_json(path))["partitions_count"]
+            if partitions <= count:
+                raise CommandError(
+                    f"topic {name!r} has {plural(count, 'partition')} already: the new number, "
+                    f"{partitions}, must be larger"
+                )
+        if changes:
+            await connection.post(f"{path}/configs:alter", json=config_changes(changes))
+        if partitions is not None:
+            await connection.call("PATCH", path, json={"partitions_count": partitions})
+
+
+@topics.command("delete")
+def delete_topic(name: TopicArgument, *, yes: YesOption = False, command: ClientCommand) -> None:
     """Delete a topic and all its records."""
     confirm("deleting", name, f"Delete topic {name} and all its records?", yes=yes)
-    path = f"{{cluster}}/topics/{quoted(name)}"
-    request(ctx, server, "DELETE", path, missing=no_topic(name))
-    show({"name": name, "deleted": True}, f"deleted {name}", as_json=as_json)
+    command.request("DELETE", f"{{cluster}}/topics/{quoted(name)}", missing=no_topic(name))
+    command.show({"name": name, "deleted": True}, f"deleted {name}")
 
 
-@app.command("skew")
+@topics.command("skew")
 def show_skew(
-    ctx: typer.Context,
     name: TopicArgument,
+    *,
     sample: Annotated[
-        int, typer.Option("--sample", min=1, max=1_000_000, help="newest records to read")
+        int, Option("--sample", min=1, max=1_000_000, help="newest records to read")
     ] = 10_000,
-    keys: Annotated[int, typer.Option("--keys", min=1, max=1000, help="keys to show")] = 10,
+    keys: Annotated[int, Option("--keys", min=1, max=1000, help="keys to show")] = 10,
     salts: Annotated[
-        int, typer.Option("--salt", min=1, max=1000, help="keys that replace each shown key")
+        int, Option("--salt", min=1, max=1000, help="keys that replace each shown key")
     ] = 8,
-    server: ServerOption = None,
-    as_json: JsonOption = False,
+    command: ClientCommand,
 ) -> None:
     """Show the keys with the largest shares of a topic's newest records.
 
     Also shows the share of the hottest partition, and what it would be if producers added a suffix
     (a salt) of --salt values to each of the shown keys.
     """
-    from tidelog.service.cli.client import CommandConnection, with_client
-    from tidelog.service.cli.records.key_skew import Skew, sampled, skew_of
 
-    async def work(client: CommandConnection) -> Skew | None:
-        record_sample, partitions = await sampled(client, name, sample)
+    async def work(connection: Connection) -> Skew | None:
+        record_sample, partitions = await sampled(connection, name, sample)
         return skew_of(record_sample, partitions, top=keys, salts=salts)
 
-    skew = with_client(ctx, server, work)
+    skew = command.run(work)
     if skew is None:
         raise CommandError(f"topic {name!r} has no records")
     top = [
@@ -277,7 +254,7 @@ def show_skew(
         }
         for key, number, share, places in skew.top
     ]
-    if as_json:
+    if command.as_json:
         show_json({"topic": name, **skew._asdict(), "top": top, "salts": salts})
         return
     show_table(
@@ -291,47 +268,110 @@ def show_skew(
         show_line(f"with {keys_text}, the hottest partition would have {skew.salted_share:.1%}")
 
 
-def seal(
-    ctx: typer.Context,
-    name: TopicArgument,
-    server: ServerOption = None,
-    as_json: JsonOption = False,
-) -> None:
+class Skew(NamedTuple):
+    """The result. Shares are parts of the sampled records. `salted_share` is the share of the
+    hottest partition if the shown keys had salts."""
+
+    sampled: int
+    keys: int
+    hottest: int
+    share: float
+    average: float
+    salted_share: float
+    top: list[tuple[bytes | None, int, float, int]]
+    """(key, partition with most of its records, share, partitions)"""
+
+
+async def sampled(connection: Connection, topic: str, size: int) -> tuple[Sample, int]:
+    """Return a sample of about `size` of the newest records, and the number of partitions. Each
+    partition has the same share of the sample as of the topic's records."""
+    path = f"/topics/{quoted(topic)}/partitions"
+    count = await connection.partitions(topic)
+
+    finding = (connection.ends(topic, number) for number in range(count))
+    ranges = await together(*finding, at_once=SAMPLED_AT_ONCE)
+    total = sum(end - start for start, end in ranges)
+    sample: Sample = Counter()
+
+    async def read(number: int) -> None:
+        start, end = ranges[number]
+        wanted = math.ceil(size * (end - start) / max(total, 1))
+        offset = max(start, end - wanted)
+        while offset < end:
+            answer = await connection.get(
+                f"{path}/{number}/records",
+                params={"offset": offset, "timeout": 0, "max_records": RECORDS_A_READ},
+                headers={"accept": "application/vnd.kafka.binary.v2+json"},
+            )
+            records: list[dict[str, Any]] = connection.json_of(answer)
+            for record in records:
+                if record["offset"] < end:
+                    key = record["key"]
+                    sample[None if key is None else base64.b64decode(key), number] += 1
+            if not records:
+                return
+            offset = records[-1]["offset"] + 1
+
+    await together(*map(read, range(count)), at_once=SAMPLED_AT_ONCE)
+    return sample, count
+
+
+def skew_of(sample: Sample, partitions: int, *, top: int, salts: int) -> Skew | None:
+    """Return the skew of a sample, None if the sample is empty. The `top` keys get the salts."""
+    total = sum(sample.values())
+    if not total:
+        return None
+    by_key: Counter[bytes | None] = Counter()
+    by_partition: Counter[int] = Counter()
+    places: dict[bytes | None, Counter[int]] = {}
+    for (key, number), count in sample.items():
+        by_key[key] += count
+        by_partition[number] += count
+        places.setdefault(key, Counter())[number] += count
+    keys = [(key, count) for key, count in by_key.most_common() if key is not None][:top]
+    spread = {number: float(count) for number, count in by_partition.items()}
+    for key, count in keys:
+        for number, records in places[key].items():
+            spread[number] -= records
+        for salt in range(salts):
+            number = partition_of(b"%s-%d" % (key, salt), partitions)
+            spread[number] = spread.get(number, 0.0) + count / salts
+    hottest, most = by_partition.most_common(1)[0]
+    return Skew(
+        sampled=total,
+        keys=sum(key is not None for key in by_key),
+        hottest=hottest,
+        share=most / total,
+        average=1 / partitions,
+        salted_share=max(spread.values()) / total,
+        top=[
+            (key, places[key].most_common(1)[0][0], count / total, len(places[key]))
+            for key, count in keys
+        ],
+    )
+
+
+def seal(name: TopicArgument, command: ClientCommand) -> None:
     """Move the tails of a topic into its table now.
 
     Spark, DuckDB and other readers of Delta tables see only sealed records.
     """
-    from tidelog.service.cli.client import CommandConnection, with_client
 
-    async def work(client: CommandConnection) -> int:
+    async def work(connection: Connection) -> int:
         path = f"/admin/topics/{quoted(name)}/seal"
-        sealing = with_progress(f"sealing {name}", lambda _: client.post(path, wait_s=math.inf))
+        sealing = with_progress(f"sealing {name}", lambda _: connection.post(path, wait_s=math.inf))
         sealed: int = (await sealing).json()["sealed_records"]
         return sealed
 
-    sealed = with_client(ctx, server, work)
+    sealed = command.run(work)
     text = f"sealed {plural(sealed, 'record')} of {name}"
-    show({"name": name, "sealed_records": sealed}, text, as_json=as_json)
-
-
-def _check_larger(name: str, has: int, wanted: int) -> None:
-    if wanted <= has:
-        raise CommandError(
-            f"topic {name!r} has {plural(has, 'partition')} already: the new number, {wanted}, "
-            "must be larger"
-        )
+    command.show({"name": name, "sealed_records": sealed}, text)
 
 
 def source_of(config: dict[str, Any]) -> str:
     """Return the source of a config's value, in the words of the command line."""
     source: str = config.get("source", "")  # a newer broker may have other sources
     return SOURCES.get(source, source)
-
-
-def _warn_of_configs(changes: Mapping[str, str | None]) -> None:
-    """Print a line on stderr for each config that was set, but that has no effect."""
-    for text in without_effect(changes):
-        warn(text)
 
 
 def changes_in_words(changes: Mapping[str, str | None]) -> str:
@@ -351,20 +391,14 @@ def parsed_changes(config: list[str] | None, unset: list[str] | None) -> dict[st
 
 
 def confirm_expiry(
-    ctx: typer.Context,
-    server: str | None,
-    path: str,
-    name: str,
-    changes: Mapping[str, str | None],
+    command: ClientCommand, path: str, name: str, changes: Mapping[str, str | None]
 ) -> None:
     """Ask for confirmation if retention would delete records of `name` because of these changes."""
-    from tidelog.service.client.admin import config_changes
-
     if not any(word in config for config in changes for word in RETENTION_WORDS):
         return
     body = config_changes(changes)
     try:
-        preview = request(ctx, server, "POST", f"/tidelog/v1/{path}:preview", json=body)
+        preview = command.request("POST", f"/tidelog/v1/{path}:preview", json=body)
     except NotThere:
         return  # the topic does not exist, or the broker is of an older version
     if preview["records"]:

@@ -16,11 +16,10 @@ from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
-from typer.main import get_command
 
 from tests.repo.test_house_rules import MODULES, PACKAGES, PACKED, ROOT
 from tests.support.ports import free_port
-from tidelog.service.cli.main import app
+from tidelog.service.cli.main import loaded
 from tidelog.storage.codec import byte_loops
 
 with open(ROOT / "pyproject.toml", "rb") as file:
@@ -233,7 +232,7 @@ def test_client_commands_need_the_base_alone(wheel: Path, tmp_path: Path) -> Non
 def test_the_client_commands_are_those_with_a_server() -> None:
     """Every command that takes `--server` is tried without the extras."""
     tried = {tuple(command.split()[:2]) for command in CLIENT_COMMANDS}
-    named = {words for words, options in commands_of(get_command(app)) if "--server" in options}
+    named = {words for words, options in commands_of(loaded()) if "--server" in options}
     assert named <= tried | {first[:1] for first in tried}
 
 

@@ -30,7 +30,7 @@ LISTENING = re.compile(r"listening on (http://127\.0\.0\.1:\d+)")
 def serving(folder: Path, *arguments: str, **variables: str) -> Iterator[str]:
     """`tidelog serve` in a working directory, on a port that is free; the URL of the broker."""
     log = folder.parent / f"{folder.name}.log"
-    command = [sys.executable, "-m", "tidelog.service.cli.main", *arguments]
+    command = [sys.executable, "-m", "tidelog.service.cli", *arguments]
     process_environment = environment(**{"TIDELOG_PORT": "0", **variables})
     with open(log, "wb") as said:
         process = subprocess.Popen(

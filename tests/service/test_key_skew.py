@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from tidelog.service.cli.records.key_skew import skew_of
+from tidelog.service.cli.topics import skew_of
 from tidelog.storage.codec.murmur2 import partition_of
 
 

@@ -10,10 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidelog.service import quantities
-from tidelog.service.cli import groups, main, positions, produce_consume
+from tidelog.service.cli import consume, groups, main, positions, replay
+from tidelog.service.cli.errors import BadUsage
 from tidelog.service.cli.positions import END, Ago, Form, Last, PartitionOffsets, position, text_of
-from tidelog.service.cli.results import BadUsage
-from tidelog.service.cli.stores import replay
 from tidelog.service.settings.fields import BadSettings
 from tidelog.service.settings.settings import load
 
@@ -156,8 +155,8 @@ def test_settings_take_units() -> None:
 
 TIMES_TAKEN = ("@2026-01-01", "@2026-01-01T00:00:00Z", "@-1h", "-90s", "-7d")
 TAKEN: dict[str, tuple[tuple[Form, ...], tuple[str, ...]]] = {
-    "consume --from": (produce_consume.FROM, ("end", "17", "-10", "0:17,1:end", *TIMES_TAKEN)),
-    "consume --until": (produce_consume.UNTIL, ("beginning", "end", "17", *TIMES_TAKEN)),
+    "consume --from": (consume.FROM, ("end", "17", "-10", "0:17,1:end", *TIMES_TAKEN)),
+    "consume --until": (consume.UNTIL, ("beginning", "end", "17", *TIMES_TAKEN)),
     "groups reset": (groups.RESET_TO, ("beginning", "end", "17", *TIMES_TAKEN)),
     "replay": (replay.FORMS, ("beginning", "end", "0:17,1:end", *TIMES_TAKEN)),
 }

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.spark.conftest import History
-from tidelog.service.cli.stores.replay import FileFormat, frame_of, positions, write
+from tidelog.service.cli.replay import FileFormat, frame_of, positions, write
 from tidelog.service.settings.settings import load
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def test_json_from_offsets_on(spark: "SparkSession", history: History, tmp_path:
     first = {0: 90, 1: 250, 2: 0}
     expected = [it for it in history.of("events") if it.offset >= first[it.partition]]
     offsets = json.dumps(first)
-    count = written(spark, history, tmp_path / "out", FileFormat.JSON, offsets, "end")
+    count = written(spark, history, tmp_path / "out", "json", offsets, "end")
     assert count == len(expected) > 0
     lines = [
         json.loads(line)
@@ -54,7 +54,7 @@ def test_csv_of_a_time_range(spark: "SparkSession", history: History, tmp_path: 
     first, last = stamps[1], stamps[-1]
     expected = [it for it in history.of("events") if first <= it.timestamp_us < last]
     bounds = [f"@{when(first)}", f"@{when(last)}"]
-    count = written(spark, history, tmp_path / "out", FileFormat.CSV, *bounds)
+    count = written(spark, history, tmp_path / "out", "csv", *bounds)
     rows = [
         row
         for file in (tmp_path / "out").glob("*.csv")

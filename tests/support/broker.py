@@ -107,7 +107,7 @@ class Broker(BrokerProcess):
 
 def _program(tuning: Tuning | None) -> Sequence[str]:
     if not tuning:
-        return (sys.executable, "-m", "tidelog.service.cli.main")
+        return (sys.executable, "-m", "tidelog.service.cli")
     return (sys.executable, "-P", tuned_cli.__file__, json.dumps(tuning))
 
 
@@ -154,7 +154,7 @@ def error_line(done: subprocess.CompletedProcess[bytes]) -> str:
 def running(broker: Broker, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
     """`tidelog` as a process that goes on, all its streams pipes; ended by its id."""
     with subprocess.Popen(
-        [sys.executable, "-m", "tidelog.service.cli.main", *arguments],
+        [sys.executable, "-m", "tidelog.service.cli", *arguments],
         env=environment(TIDELOG_URL=broker.base_url),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

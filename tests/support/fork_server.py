@@ -206,11 +206,12 @@ def _opened(number: int, mode: str, like: Any) -> Any:
 def _main() -> int:
     from tests.support import tuned_cli
     from tidelog.compaction import compact
-    from tidelog.service.cli import client, main
+    from tidelog.service.cli import main
     from tidelog.service.server import serve
     from tidelog.storage.store import s3
 
-    del compact, client, serve, s3  # imported for the children
+    del compact, serve, s3  # imported for the children
+    main.loaded()
     gc.collect()
     gc.freeze()  # a child shares the pages of objects that no collection visits
     with socket.socket(fileno=int(sys.argv[1])) as control:

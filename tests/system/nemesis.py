@@ -168,7 +168,7 @@ class Nemesis:
             process.kill()
 
     def _maintaining(self) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "tidelog.service.cli.main", "maintain", "--yes"]
+        command = [sys.executable, "-m", "tidelog.service.cli", "maintain", "--yes"]
         command += ["--store", self._brokers[0].store]
         return subprocess.Popen(
             command,

@@ -12,6 +12,7 @@ import pytest
 
 from tests.support.broker import Broker, Tuning, error_line, json_of, tidelog
 from tests.support.ports import free_port
+from tidelog.service.cli import main
 from tidelog.service.exit_status import EXIT_STATUSES
 from tidelog.service.settings.settings import Settings
 
@@ -42,11 +43,34 @@ def test_every_setting_is_a_flag_of_serve() -> None:
         assert f"TIDELOG_{field.name.upper()}" in told.replace(" ", "")
 
 
+def modules_after(code: str) -> set[str]:
+    """Return the modules that a new interpreter has after this code."""
+    program = f"import sys\nfrom tidelog.service.cli import main\n{code}\nprint(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
+    return set(done.stdout.decode().split())
+
+
+SLOW = {"deltalake", "fastapi", "numpy", "pandas", "pyarrow", "pyspark", "rich", "uvicorn"}
+
+
 def test_the_command_line_loads_nothing_that_is_slow() -> None:
-    slow = ["deltalake", "fastapi", "httpx", "numpy", "pandas", "pyarrow", "pyspark", "uvicorn"]
-    code = f"import sys, tidelog.service.cli.main; print(sorted(set({slow}) & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
-    assert done.stdout.decode().strip() == "[]"
+    modules = modules_after("")
+    assert not modules & (SLOW | {"asyncio", "httpx"})
+    commands = {f"tidelog.service.cli.{name.replace('-', '_')}" for name in main.SUMMARIES}
+    assert not modules & commands
+
+
+def test_a_command_is_loaded_without_what_is_slow() -> None:
+    modules = modules_after("main.loaded()")
+    assert not modules & SLOW
+    assert "httpx" in modules
+
+
+def test_the_summary_of_a_command_is_the_first_sentence_of_its_help() -> None:
+    for name, command in main.loaded().commands.items():
+        summary = main.SUMMARIES[name]
+        assert " ".join(command.help.split()).startswith(summary)
+        assert command.get_short_help_str(limit=200) == summary
 
 
 def test_without_a_command_it_says_which_there_are() -> None:

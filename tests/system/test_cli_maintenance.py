@@ -181,7 +181,7 @@ def test_killed_at_any_moment_and_run_again(tmp_path: Path) -> None:
         broker.create_topic("t", cleanup_policy="compact", min_cleanable_dirty_ratio="0")
         broker.create_topic("u")
         fast = {f"TIDELOG_{name.upper()}": str(value) for name, value in FAST.items()}
-        command = [sys.executable, "-m", "tidelog.service.cli.main", "maintain", "--yes"]
+        command = [sys.executable, "-m", "tidelog.service.cli", "maintain", "--yes"]
         command += ["--file-grace-ms", "4000", "--store", broker.store]
         first = 0
         for _ in range(2):

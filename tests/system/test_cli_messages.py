@@ -16,14 +16,14 @@ from threading import Thread
 from typing import ClassVar, NamedTuple
 
 import pytest
-from typer.main import get_command
 
 from tests.repo.test_packaging import commands_of
 from tests.support.broker import Broker
 from tests.support.ports import free_port
 from tidelog.service.cli import main as cli
-from tidelog.service.cli.client import CommandConnection
-from tidelog.service.cli.results import Unreachable
+from tidelog.service.cli.errors import Unreachable
+from tidelog.service.cli.requests import client_errors
+from tidelog.service.client.connection import Connection
 from tidelog.service.secret_files import PRIVATE_UMASK
 from tidelog.storage.core.errors import StoreUnfit
 from tidelog.storage.store.folder import FolderStore
@@ -238,7 +238,7 @@ def test_a_command_takes_the_options_of_the_store(
 
 
 def test_every_command_on_a_store_takes_its_options() -> None:
-    named = {words[0]: options for words, options in commands_of(get_command(cli.app))}
+    named = {words[0]: options for words, options in commands_of(cli.loaded())}
     own = {command.split()[0] for command in ON_STORE}
     assert {name for name, options in named.items() if "--s3-endpoint" in options} == own | {
         "serve"
@@ -310,8 +310,11 @@ def test_a_host_without_an_address(tidelog: Command) -> None:
 async def test_a_server_that_accepts_and_says_nothing() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        async with CommandConnection(url) as client:
-            with pytest.raises(Unreachable, match=f"^cannot reach {url}: no response in time$"):
+        async with Connection(url) as client:
+            with (
+                pytest.raises(Unreachable, match=f"^cannot reach {url}: no response in time$"),
+                client_errors(),
+            ):
                 await client.get("/v3/clusters", response_s=0.05)
 
 
@@ -333,8 +336,11 @@ async def test_a_server_that_closes_the_connection() -> None:
 
     server = await asyncio.start_server(close, "127.0.0.1", 0)
     url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    async with server, CommandConnection(url) as client:
-        with pytest.raises(Unreachable, match=r"no response: .* \(a port for Kafka clients\?\)$"):
+    async with server, Connection(url) as client:
+        with (
+            pytest.raises(Unreachable, match=r"no response: .* \(a port for Kafka clients\?\)$"),
+            client_errors(),
+        ):
             await client.get("/v3/clusters")
 
 

@@ -286,7 +286,7 @@ def test_some_partitions(broker: Broker) -> None:
 
 def test_a_reader_that_has_enough_is_no_error(broker: Broker, topic: str) -> None:
     broker.cli("produce", topic, stdin="line\n" * 50_000)
-    command = [sys.executable, "-m", "tidelog.service.cli.main", "consume", topic]
+    command = [sys.executable, "-m", "tidelog.service.cli", "consume", topic]
     with subprocess.Popen(
         command,
         env=environment(TIDELOG_URL=broker.base_url),

@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.support.broker import Broker, error_line, json_of, tidelog
-from tidelog.service.cli.stores.replay import root_cause
+from tidelog.service.cli.replay import root_cause
 
 PARTITIONS = 2
 RECORDS = 300

@@ -99,7 +99,7 @@ def test_positions_that_a_command_does_not_take(place: str) -> None:
 @pytest.mark.parametrize("command", ["--version", "serve -h", "topics list", "consume {topic}"])
 def test_a_full_disk_behind_stdout(broker: Broker, topic: str, command: str) -> None:
     broker.cli("produce", topic, stdin="a\n")
-    words = [sys.executable, "-m", "tidelog.service.cli.main", *command.format(topic=topic).split()]
+    words = [sys.executable, "-m", "tidelog.service.cli", *command.format(topic=topic).split()]
     with open("/dev/full", "wb") as full:
         ended = subprocess.run(
             words,
@@ -115,7 +115,7 @@ def test_a_full_disk_behind_stdout(broker: Broker, topic: str, command: str) -> 
 def test_an_interrupt_while_the_commands_load() -> None:
     program = """
 import sys
-from tidelog.service.cli.start import main
+from tidelog.service.cli.__main__ import main
 
 class Interrupt:
     def find_spec(self, name, *_):

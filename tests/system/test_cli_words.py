@@ -3,7 +3,6 @@
 import re
 
 import pytest
-from typer.main import get_command
 
 from tests.repo.test_packaging import commands_of
 from tests.system.test_cli_messages import Command, tidelog
@@ -12,8 +11,8 @@ from tidelog.service.cli.other_words import COMMANDS, OPTIONS
 
 __all__ = ["tidelog"]
 
-PATHS = {" ".join(words): options for words, options in commands_of(get_command(cli.app))}
-GLOBAL = {name for parameter in get_command(cli.app).params for name in parameter.opts}
+PATHS = {" ".join(words): options for words, options in commands_of(cli.loaded())}
+GLOBAL = {name for parameter in cli.loaded().params for name in parameter.opts}
 
 
 def switches() -> list[tuple[str, str, str]]:
@@ -29,7 +28,7 @@ def switches() -> list[tuple[str, str, str]]:
                     contrary = "".join(parameter.secondary_opts[:1])
                     rows.append((path, parameter.opts[0], contrary))
 
-    walk(get_command(cli.app), "")
+    walk(cli.loaded(), "")
     return rows
 
 

@@ -89,7 +89,7 @@ def member(broker: Broker, topic: str, out: Path) -> Iterator[subprocess.Popen[b
         open(out, "wb") as file,
         subprocess.Popen(
             [
-                *(sys.executable, "-m", "tidelog.service.cli.main", "consume", topic),
+                *(sys.executable, "-m", "tidelog.service.cli", "consume", topic),
                 *("--group", topic, "--follow", "--session-timeout-ms", "10000"),
                 *(
                     "--client-id",
@@ -251,7 +251,7 @@ def test_a_killed_command_goes_on_where_it_was(broker: Broker, tmp_path: Path) -
     rng = random.Random(3)
     broker.create_topic("killed", 3)
     words = ["produce", "killed", str(file), "--state", str(state), "--batch-records", "50"]
-    command = [sys.executable, "-m", "tidelog.service.cli.main", *words]
+    command = [sys.executable, "-m", "tidelog.service.cli", *words]
     kills = 0
     while True:
         with subprocess.Popen(

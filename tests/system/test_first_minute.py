@@ -15,7 +15,7 @@ import pytest
 
 from tests.support.broker import Broker, environment, tidelog, until
 from tests.support.ports import free_port
-from tidelog.service.cli.dev import departures as dev
+from tidelog.service.cli import dev
 
 BIN = Path(sys.executable).parent
 BUSY_CPU_S = 5.0

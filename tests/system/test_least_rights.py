@@ -133,7 +133,7 @@ def is_sealed(*brokers: Broker) -> bool:
 
 def tidelog(moto: Moto, *arguments: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-m", "tidelog.service.cli.main", *arguments],
+        [sys.executable, "-m", "tidelog.service.cli", *arguments],
         env=environment(
             TIDELOG_STORE=f"s3://{moto.bucket}/cluster",
             TIDELOG_S3_ENDPOINT=moto.endpoint_url,

@@ -4,24 +4,22 @@ import asyncio
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Option
 
-from tidelog.service.cli.requests import JsonOption
-from tidelog.service.cli.results import Progress, plural, show_json, show_line, show_table
-from tidelog.service.cli.stores.maintenance import (
+from tidelog.service.cli.options import JsonOption
+from tidelog.service.cli.output import Progress, plural, show_json, show_line, show_table
+from tidelog.service.cli.stores import (
     GraceOption,
+    StoreOptions,
     TopicsArgument,
     record,
     warn_unrecorded,
 )
-from tidelog.service.cli.stores.on_store import run_on_store
-from tidelog.service.cli.stores.store_options import (
-    NO_FLAGS,
-    StoreFlags,
-    settings_of,
-    with_store_options,
-)
 from tidelog.service.exit_status import EXIT_FAILED
 from tidelog.service.settings.settings import Settings
+from tidelog.storage.core.errors import LogError
+from tidelog.storage.runtime.clock import SystemClock
+from tidelog.storage.store.open import open_store
 
 if TYPE_CHECKING:
     from tidelog.compaction.scrub import ScrubReport
@@ -34,17 +32,14 @@ NAMED = 3
 SCRUB_COUNTS = ("entries", "checkpoints", "topics", "partitions", "segments", "runs", "rows")
 
 
-@with_store_options
 def scrub(
     topics: TopicsArgument = None,
-    store: StoreFlags = NO_FLAGS,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="do not read the records of tables")
-    ] = False,
+    *,
+    store: StoreOptions,
+    quick: Annotated[bool, Option("--quick", help="do not read the records of tables")] = False,
     file_grace_ms: GraceOption = None,
     no_record: Annotated[
-        bool,
-        typer.Option("--no-record", help="do not store the result that `tidelog status` shows"),
+        bool, Option("--no-record", help="do not store the result that `tidelog status` shows")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -55,20 +50,18 @@ def scrub(
     the store, and `tidelog status` shows it.
     """
 
-    is_recorded = not topics and not quick and not no_record
-
     async def work(cluster: "MaintenanceSession", progress: Progress) -> "ScrubReport":
         from tidelog.compaction.garbage import Grace
-        from tidelog.compaction.scrub import scrub as look
+        from tidelog.compaction.scrub import scrub as run
 
         grace = Grace(table_ms=file_grace_ms or 0)
-        return await look(cluster, topics, grace, is_quick=quick, on_bytes=progress)
+        return await run(cluster, topics, grace, is_quick=quick, on_bytes=progress)
 
-    report = run_on_store(store, "scrubbing", work, report_damage=False, is_reading=True)
-    if is_recorded:
-        asyncio.run(_record(settings_of(store), report))
+    report = store.run("scrubbing", work, report_damage=False, is_reading=True)
+    if not topics and not quick and not no_record:
+        asyncio.run(_record(store.settings(), report))
     if as_json:
-        show_json(scrubbed_fields(report))
+        show_json(_fields(report))
     else:
         _show_report(report)
     if not report.is_whole:
@@ -77,10 +70,6 @@ def scrub(
 
 async def _record(settings: Settings, report: "ScrubReport") -> None:
     """Store the result. This opens the store again, because a scrub opens it only to read."""
-    from tidelog.storage.core.errors import LogError
-    from tidelog.storage.runtime.clock import SystemClock
-    from tidelog.storage.store.open import open_store
-
     damaged = [finding for finding in report.findings if finding.is_damage]
     named = "; ".join(f"{finding.where}: {finding.what}" for finding in damaged[:NAMED])
     try:
@@ -94,7 +83,7 @@ async def _record(settings: Settings, report: "ScrubReport") -> None:
         await store.close()
 
 
-def scrubbed_fields(report: "ScrubReport") -> dict[str, Any]:
+def _fields(report: "ScrubReport") -> dict[str, Any]:
     return {
         "is_whole": report.is_whole,
         **{name: getattr(report, name) for name in SCRUB_COUNTS},

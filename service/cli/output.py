@@ -1,27 +1,20 @@
-"""Results of commands: errors of one line with an exit status, JSON, tables, progress bars, and
-questions that ask for a confirmation.
+"""The output of commands: lines, JSON, tables, progress bars, questions that ask to confirm.
 
 Each run of `tidelog` loads this module, so it imports nothing slow. It imports rich only to show a
-table or a progress bar.
+table or a progress bar, and asyncio only for work with progress.
 """
 
-import contextlib
 import json
 import os
 import sys
 import time
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from tidelog.service.exit_status import (
-    EXIT_FAILED,
-    EXIT_NOT_FOUND,
-    EXIT_UNREACHABLE,
-    EXIT_USAGE,
-    UNREACHABLE_ERRORS,
-)
+import typer
+
+from tidelog.service.cli.errors import BadUsage, BrokenOutput, CommandError
 from tidelog.service.quantities import rounded
-from tidelog.storage.core.errors import LogError, UnknownPartition, UnknownTopic
 
 if TYPE_CHECKING:
     import rich.progress
@@ -33,69 +26,19 @@ PROGRESS_TICK_S = 0.2
 PIPE_COLUMNS = 1000
 
 
-class GlobalOptions(NamedTuple):
-    """Values of the options that precede the command's name. Typer keeps them in `ctx.obj`."""
-
-    key_file: str | None
-    ca_file: str | None
-    server: str | None = None
-
-
-class CommandError(Exception):
-    """Failure of a command; `main` prints the message as one line."""
-
-    status = EXIT_FAILED
-
-
-class BadUsage(CommandError):
-    """A command line with invalid or contradictory options."""
-
-    status = EXIT_USAGE
-
-
-class Unreachable(CommandError):
-    """The broker or the store cannot be reached or used, or the client should retry later."""
-
-    status = EXIT_UNREACHABLE
-
-
-class NotThere(CommandError):
-    """A topic, partition, group or key that the command names does not exist."""
-
-    status = EXIT_NOT_FOUND
-
-
-class Terminated(Exception):
-    """SIGTERM has ended the command, after its last request."""
-
-
-class BrokenOutput(Exception):
-    """The reader of stdout has closed the pipe (`| head`), so the command ends with success."""
-
-
-@contextlib.contextmanager
-def command_errors(store_hint: str = "") -> Iterator[None]:
-    """Raise errors of the log as CommandErrors with the matching exit status. The
-    message about a store that cannot be used ends with `store_hint`."""
-    try:
-        yield
-    except (UnknownTopic, UnknownPartition) as error:
-        raise NotThere(str(error)) from None
-    except UNREACHABLE_ERRORS as error:
-        raise Unreachable(f"{error}{store_hint}") from None
-    except LogError as error:
-        raise CommandError(str(error)) from None
-
-
 def write_out(octets: bytes) -> None:
     """Write to stdout and flush. Raises BrokenOutput."""
     try:
         sys.stdout.buffer.write(octets)
         sys.stdout.buffer.flush()
     except BrokenPipeError:
-        # Python flushes stdout again at exit, so stdout needs a target that accepts the bytes.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard_stdout()
         raise BrokenOutput from None
+
+
+def discard_stdout() -> None:
+    """Give stdout a target that accepts the bytes that Python flushes again at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def show_json(value: object) -> None:
@@ -106,35 +49,12 @@ def show_line(text: str) -> None:
     write_out(f"{text}\n".encode())
 
 
-def show(value: object, text: str, *, as_json: bool) -> None:
-    """Print a result, either the value as JSON or one line of text."""
-    if as_json:
-        show_json(value)
-    else:
-        show_line(text)
-
-
-def show_rows(
-    objects: Sequence[Mapping[str, Any]],
-    columns: Sequence[str],
-    rows: Iterable[Sequence[str | int]] | None = None,
-    *,
-    as_json: bool,
-) -> None:
-    """Print objects as JSON, or `rows` as a table. By default, `rows` are the objects' values."""
-    if as_json:
-        show_json(objects)
-    else:
-        values = [tuple(item.values()) for item in objects]
-        show_table(columns, values if rows is None else rows)
-
-
 def warn(text: str) -> None:
     """Print one line on stderr."""
     sys.stderr.write(f"tidelog: {' '.join(text.split())}\n")
 
 
-def show_table(columns: Sequence[str], rows: Iterable[Sequence[str | int]]) -> None:
+def show_table(columns: Sequence[str], rows: Iterable[Iterable[object]]) -> None:
     """Print a table. Columns of numbers are right-aligned. In a pipe, only a line of more than
     PIPE_COLUMNS characters is wrapped."""
     from rich.console import Console
@@ -169,8 +89,6 @@ def age(seconds: float | None) -> str:
 def confirm(deed: str, name: str, question: str, *, yes: bool) -> None:
     """Ask for confirmation, unless `--yes` is given. `deed` names the action, such as `deleting`.
     Raises BadUsage if stdin is no terminal, and CommandError if the answer is no."""
-    import typer
-
     if yes:
         return
     if not sys.stdin.isatty():

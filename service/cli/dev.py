@@ -1,8 +1,9 @@
 """`tidelog dev`: a broker with live data, until Ctrl-C.
 
 The broker is a child process. This process is its client: it produces departures of invented
-flights, and reads them as the members of two groups, of which one is slower than the data. The log
-is kept. A later start continues with the next departure and at the committed offsets.
+flights, numbered from 0, and reads them as the members of two groups, of which one is slower than
+the data. The log is kept. A later start continues with the next departure and at the committed
+offsets.
 
 **On a crash**: if this process is killed, Linux sends SIGTERM to the broker. The members expire.
 """
@@ -12,48 +13,83 @@ import contextlib
 import dataclasses
 import importlib.util
 import math
+import multiprocessing
 import os
+import random
 import signal
 import sys
 import webbrowser
 from collections.abc import AsyncIterator, Sequence
-from typing import TYPE_CHECKING, Annotated
+from multiprocessing.context import SpawnProcess
+from multiprocessing.synchronize import Event
+from typing import Annotated, Any, NamedTuple
 
+import msgspec
 import typer
+from typer import Argument, Option
 
-from tidelog.service.cli.results import BadUsage
-from tidelog.service.cli.stores.store_options import load_settings
+from tidelog.service.cli.errors import BadUsage
+from tidelog.service.cli.requests import client_errors
+from tidelog.service.client.admin import AsyncAdmin
+from tidelog.service.client.connection import Connection
+from tidelog.service.client.consumer import AsyncConsumer
+from tidelog.service.client.errors import NotFound
+from tidelog.service.client.producer import ProducerOptions, send_batch
 from tidelog.service.exit_status import EXIT_OK
 from tidelog.service.server.banner import Fact, banner, command, console_of, local
-from tidelog.service.settings.settings import Settings, client_ca_file, client_key
+from tidelog.service.settings.settings import Settings, client_ca_file, client_key, load
+from tidelog.storage.runtime.clock import SystemClock
+from tidelog.storage.runtime.tasks import together
 from tidelog.storage.store.open import folder_of
-
-if TYPE_CHECKING:
-    from multiprocessing.context import SpawnProcess
-    from multiprocessing.synchronize import Event
-
-    from tidelog.service.cli.dev.departures import DepartureReader
 
 START_S = 240.0
 """A broker needs 1.5 s of CPU to start; a busy machine takes longer."""
 STOP_S = 40.0
 """With the default `drain_ms`, a broker needs at most 27 s to stop."""
 
+TOPIC = "departures"
+PARTITIONS = 4
+CONFIGS = {"segment.ms": "60000", "retention.ms": "86400000"}
+"""After a minute, the topic has a table to look at. After a day, departures are deleted."""
+SEED = 2013
+PRODUCE_S = 0.2
+"""Time between two requests of the producer: each is a commit, and an object in the folder."""
+POLL_S = 2.0
+SESSION_MS = 10_000
+"""If this process was killed, the next one gets the partitions after this time."""
+
+_CARRIERS = ("AA", "B6", "DL", "EV", "MQ", "UA", "US", "WN")
+_ORIGINS = ("EWR", "JFK", "LGA")
+_AIRPORTS = (("ATL", 762), ("BOS", 187), ("LAX", 2475), ("MIA", 1089), ("ORD", 733), ("SFO", 2586))
+_PLANES = 400
+
+
+class Group(NamedTuple):
+    """A group of one member, which reads at most `fetch_bytes` each `pause_s` seconds."""
+
+    name: str
+    fetch_bytes: int
+    pause_s: float
+
+
+GROUPS = (Group("dashboard", 1024 * 1024, 0.5), Group("report", 1000, 0.5))
+"""The group `report` reads about 10 records a second, so it lags."""
+
 
 def dev(
     store_url: Annotated[
         str | None,
-        typer.Argument(metavar="STORE", help="folder or URL of the log (default ./tidelog-data)"),
+        Argument(metavar="STORE", help="folder or URL of the log (default ./tidelog-data)"),
     ] = None,
     port: Annotated[
-        int | None, typer.Option("--port", min=1, max=65535, help="port of the broker (8082)")
+        int | None, Option("--port", min=1, max=65535, help="port of the broker (8082)")
     ] = None,
     rate: Annotated[
-        int, typer.Option("--rate", min=1, max=10_000, metavar="N", help="records a second")
+        int, Option("--rate", min=1, max=10_000, metavar="N", help="records a second")
     ] = 50,
     browser: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--browser/--no-browser",
             help="open the console, if this is a terminal with a graphical browser",
         ),
@@ -67,13 +103,12 @@ def dev(
 
     Example: tidelog dev ./trial
     """
-    settings = load_settings({"store": store_url, "port": None if port is None else str(port)})
+    flags = {"store": store_url, "port": None if port is None else str(port)}
+    settings = load({name: text for name, text in flags.items() if text is not None})
     if settings.port == 0 or settings.workers > 1:
         raise BadUsage("tidelog dev runs one broker: port 0 and more than one worker are refused")
     if importlib.util.find_spec("uvicorn") is None:
         raise ModuleNotFoundError(name="uvicorn")  # the message names the extra
-    from tidelog.service.cli.client import client_errors
-
     with client_errors():
         raise typer.Exit(asyncio.run(_run(settings, rate, is_browser_wanted=browser)))
 
@@ -81,8 +116,6 @@ def dev(
 async def _run(settings: Settings, rate: int, *, is_browser_wanted: bool) -> int:
     """Run the broker and its clients until SIGINT or SIGTERM, or until the broker ends. Return the
     exit status: that of the broker."""
-    from tidelog.service.cli.dev.departures import GROUPS, DepartureReader, live
-    from tidelog.service.client.connection import Connection
     from tidelog.service.http.urls import host_of_url
 
     ended = asyncio.Event()
@@ -114,11 +147,9 @@ async def _run(settings: Settings, rate: int, *, is_browser_wanted: bool) -> int
 
 
 @contextlib.asynccontextmanager
-async def _broker(settings: Settings, ended: asyncio.Event) -> "AsyncIterator[SpawnProcess]":
+async def _broker(settings: Settings, ended: asyncio.Event) -> AsyncIterator[SpawnProcess]:
     """Run a broker in a child process; yield it when it listens, or when `ended` is set. Set
     `ended` when the broker ends. At the end it has stopped."""
-    import multiprocessing
-
     context = multiprocessing.get_context("spawn")
     is_up = context.Event()
     quiet = dataclasses.replace(settings, log_level="warning")
@@ -142,7 +173,7 @@ async def _broker(settings: Settings, ended: asyncio.Event) -> "AsyncIterator[Sp
             process.join()
 
 
-def _serve(settings: Settings, is_up: "Event", parent: int) -> None:
+def _serve(settings: Settings, is_up: Event, parent: int) -> None:
     """Run the broker. This is the entry point of its process."""
     from tidelog.service.server.serve import leave, run
     from tidelog.service.server.workers import end_with
@@ -169,8 +200,6 @@ async def _greet(members: "Sequence[DepartureReader]", text: str, browser_url: s
 
 
 def _banner(url: str, settings: Settings, rate: int) -> str:
-    from tidelog.service.cli.dev.departures import GROUPS, TOPIC
-
     folder = folder_of(settings.store)
     store = settings.store if folder is None else str(folder.absolute())
     facts = [console_of(url), Fact("store", store)]
@@ -194,3 +223,87 @@ def _open_browser(url: str) -> None:
         browser = webbrowser.get()
         if type(browser) is not webbrowser.GenericBrowser:  # the class of browsers in a terminal
             browser.open(url)
+
+
+# -- the live data
+
+
+def departure(number: int) -> dict[str, Any]:
+    """Return the record of one departure. The record follows from the number alone."""
+    chance = random.Random(SEED * 1_000_003 + number)
+    carrier = chance.choice(_CARRIERS)
+    plane = chance.randrange(_PLANES)
+    airport, distance = chance.choice(_AIRPORTS)
+    value = {
+        "number": number,
+        "carrier": carrier,
+        "flight": f"{carrier}{100 + plane}",
+        "origin": chance.choice(_ORIGINS),
+        "destination": airport,
+        "distance": distance,
+        "delay": round(chance.expovariate(1 / 18)) - 5,  # minutes; 18 is a usual mean
+    }
+    return {"key": f"N{10_000 + plane}{carrier}", "value": value}
+
+
+async def live(connection: Connection, members: Sequence["DepartureReader"], rate: int) -> None:
+    """Produce and read without end. Raises ClientError. When the task is cancelled, the members
+    leave their groups."""
+    first = await _create(connection)
+    await together(_produce(connection, first, rate), *(member.run() for member in members))
+
+
+async def _create(connection: Connection) -> int:
+    """Create the topic if it does not exist; return the number of its records so far."""
+    admin = AsyncAdmin(connection)
+    try:
+        return sum(end for _, end in (await admin.offsets(TOPIC)).values())
+    except NotFound:
+        await admin.create_topic(TOPIC, PARTITIONS, CONFIGS)
+        return 0
+
+
+async def _produce(connection: Connection, number: int, rate: int) -> None:
+    """Produce departures from `number` on, `rate` of them each second."""
+    options = ProducerOptions(format="json", delivery_s=math.inf)
+    run_id = SystemClock().new_id().hex()
+    loop = asyncio.get_running_loop()
+    due, sent_s = 0.0, loop.time()
+    while True:
+        # If the machine was suspended, do not produce the departures of that time all at once.
+        now_s = loop.time()
+        due, sent_s = due + min(now_s - sent_s, 1.0) * rate, now_s
+        count = int(due)
+        if count:
+            due -= count
+            texts = [msgspec.json.encode(departure(number + index)) for index in range(count)]
+            await send_batch(connection, TOPIC, texts, f"dev-{run_id}-{number}", options)
+            number += count
+        await asyncio.sleep(PRODUCE_S)
+
+
+class DepartureReader:
+    """The member of one group. `has_read` is set after its first commit."""
+
+    def __init__(self, connection: Connection, group: Group) -> None:
+        self.has_read = asyncio.Event()
+        self._connection = connection
+        self._group = group
+
+    async def run(self) -> None:
+        """Read and commit until the task is cancelled. Then leave the group, so that the next start
+        gets the partitions at once. Raises ClientError."""
+        async with AsyncConsumer(
+            self._connection,
+            TOPIC,
+            self._group.name,
+            auto_commit=False,
+            session_timeout_ms=SESSION_MS,
+            fetch_bytes=self._group.fetch_bytes,
+            client_id="tidelog-dev",
+        ) as consumer:
+            while True:
+                if await consumer.poll(POLL_S):
+                    await consumer.commit()
+                    self.has_read.set()
+                await asyncio.sleep(self._group.pause_s)

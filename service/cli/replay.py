@@ -12,13 +12,16 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 from urllib.parse import unquote, urlsplit
 
-import typer
+from typer import Option
 
+from tidelog.service.cli.completion import TopicArgument
+from tidelog.service.cli.errors import BadUsage, CommandError, command_errors
+from tidelog.service.cli.options import JsonOption
+from tidelog.service.cli.output import plural, show_json, show_line, warn
 from tidelog.service.cli.positions import (
     BEGINNING,
     END,
@@ -26,27 +29,12 @@ from tidelog.service.cli.positions import (
     PartitionOffsets,
     at_time,
     forms_in_words,
+    now,
     position,
 )
-from tidelog.service.cli.requests import JsonOption, now
-from tidelog.service.cli.results import (
-    BadUsage,
-    CommandError,
-    command_errors,
-    plural,
-    show,
-    warn,
-)
-from tidelog.service.cli.stores.store_options import (
-    NO_FLAGS,
-    MasterOption,
-    StoreFlags,
-    default_store_hint,
-    settings_of,
-    with_store_options,
-)
-from tidelog.service.cli.topics import TopicArgument
+from tidelog.service.cli.stores import MasterOption, StoreOptions, default_store_hint
 from tidelog.service.settings.settings import Settings, is_submitted_to_spark, set_worker_python
+from tidelog.storage.runtime.clock import SystemClock
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -62,31 +50,24 @@ _CSV_OPTIONS = {"header": "true", "escape": '"'}
 """A quote inside a value is doubled, as in RFC 4180. By default, Spark puts a backslash before the
 quote."""
 
-
-class FileFormat(StrEnum):
-    """Format of the files."""
-
-    PARQUET = "parquet"
-    JSON = "json"
-    CSV = "csv"
+FileFormat: TypeAlias = Literal["parquet", "json", "csv"]
 
 
-@with_store_options
 def replay(  # noqa: PLR0913 - a command's options are its arguments
     topic: TopicArgument,
-    to: Annotated[str, typer.Option("--to", metavar="DIR", help="target folder or URL")],
-    store: StoreFlags = NO_FLAGS,
+    to: Annotated[str, Option("--to", metavar="DIR", help="target folder or URL")],
+    *,
+    store: StoreOptions,
     file_format: Annotated[
-        FileFormat, typer.Option("--as", help="in json and csv, keys and values are text")
-    ] = FileFormat.PARQUET,
-    start: Annotated[str, typer.Option("--from", metavar="POSITION", help=POSITIONS)] = "beginning",
+        FileFormat, Option("--as", help="in json and csv, keys and values are text")
+    ] = "parquet",
+    start: Annotated[str, Option("--from", metavar="POSITION", help=POSITIONS)] = "beginning",
     until: Annotated[
-        str,
-        typer.Option("--until", metavar="POSITION", help="like --from; stop before this position"),
+        str, Option("--until", metavar="POSITION", help="like --from; stop before this position")
     ] = "end",
     master: MasterOption = None,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="replace the content of the folder")
+        bool, Option("--overwrite", help="replace the content of the folder")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -98,29 +79,18 @@ def replay(  # noqa: PLR0913 - a command's options are its arguments
     Example: tidelog replay events --store s3://bucket/prefix --to out --as json
     """
     options = positions(topic, start, until)
-    settings = settings_of(store, warn)
-    count = _replay(settings, topic, to, file_format, options, master, overwrite=overwrite)
-    value = {"topic": topic, "records": count, "to": to, "as": file_format.value}
-    show(value, f"replayed {plural(count, 'record')} of {topic} to {to}", as_json=as_json)
-
-
-def _replay(
-    settings: Settings,
-    topic: str,
-    to: str,
-    file_format: FileFormat,
-    options: dict[str, str],
-    master: str | None,
-    *,
-    overwrite: bool,
-) -> int:
+    settings = store.settings(warn)
     with _spark_errors(default_store_hint(settings)):
         _check_topic(settings, topic)
         _check_target(to, overwrite=overwrite)
         with spark_session("tidelog replay", master) as spark:
             frame = frame_of(spark, settings, topic, file_format, options)
             with _target_errors(to):
-                return write(frame, to, file_format, overwrite=overwrite)
+                count = write(frame, to, file_format, overwrite=overwrite)
+    if as_json:
+        show_json({"topic": topic, "records": count, "to": to, "as": file_format})
+    else:
+        show_line(f"replayed {plural(count, 'record')} of {topic} to {to}")
 
 
 def frame_of(
@@ -136,7 +106,7 @@ def frame_of(
     more = {"endpoint": settings.s3_endpoint, "region": settings.s3_region}
     if settings.s3.path_style is not None:
         more["pathStyle"] = str(settings.s3.path_style)
-    if file_format is not FileFormat.CSV:
+    if file_format != "csv":
         more["includeHeaders"] = "true"
     more_options = {name: text for name, text in more.items() if text}
     return read_topic(spark, settings.store, topic, **options, **more_options)
@@ -144,7 +114,6 @@ def frame_of(
 
 def _check_topic(settings: Settings, topic: str) -> None:
     from tidelog.storage.read.offline_log import open_snapshot
-    from tidelog.storage.runtime.clock import SystemClock
     from tidelog.storage.store.blocking import OpenedStore
 
     with OpenedStore(settings.store, settings.s3) as opened:
@@ -207,20 +176,19 @@ def spark_session(
 
     set_worker_python(sys.executable)
     warnings.filterwarnings("ignore", category=FutureWarning, module="pyspark")
-    builder = SparkSession.builder.appName(name)
     if master is None and not is_submitted_to_spark():
         master = "local[*]"
+    is_watched = sys.stderr.isatty()
+    configs = {
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": str(is_watched).lower(),
+        "spark.sql.session.timeZone": "UTC",
+    }
+    if master is not None and master.startswith("local"):
+        configs |= dict.fromkeys(("spark.driver.host", "spark.driver.bindAddress"), "127.0.0.1")
+    builder = SparkSession.builder.appName(name).config(map={**configs, **(settings or {})})
     if master is not None:
         builder = builder.master(master)
-    builder = builder.config("spark.ui.enabled", "false")
-    builder = builder.config("spark.sql.session.timeZone", "UTC")
-    if master is not None and master.startswith("local"):
-        builder = builder.config("spark.driver.host", "127.0.0.1")
-        builder = builder.config("spark.driver.bindAddress", "127.0.0.1")
-    for key, value in (settings or {}).items():
-        builder = builder.config(key, value)
-    is_watched = sys.stderr.isatty()
-    builder = builder.config("spark.ui.showConsoleProgress", str(is_watched).lower())
     with tempfile.TemporaryFile() as printed:
         try:
             with contextlib.nullcontext() if is_watched else _stderr_to(printed.fileno()):
@@ -257,15 +225,15 @@ def write(frame: "DataFrame", to: str, file_format: FileFormat, *, overwrite: bo
     from pyspark.sql import Observation
     from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
-    if file_format is not FileFormat.PARQUET:
+    if file_format != "parquet":
         for name in ("key", "value"):
             frame = frame.withColumn(name, F.col(name).cast("string"))
     written = Observation()
     (
         frame.observe(written, F.count(F.lit(1)).alias("records"))
         .write.mode("overwrite" if overwrite else "errorifexists")
-        .format(file_format.value)
-        .options(**(_CSV_OPTIONS if file_format is FileFormat.CSV else {}))
+        .format(file_format)
+        .options(**(_CSV_OPTIONS if file_format == "csv" else {}))
         .save(to)
     )
     return int(written.get["records"])

@@ -14,15 +14,21 @@ import asyncio
 import contextlib
 import hashlib
 import os
-from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
-from tidelog.service.cli.client import command_error
-from tidelog.service.cli.records.lines import BadLine, LineSource
-from tidelog.service.cli.records.produce import IDLE_S, ProduceOptions, ProduceSummary
-from tidelog.service.cli.results import BadUsage, CommandError, SlowProgress, plural, warn
+from tidelog.service.cli.errors import BadUsage, CommandError
+from tidelog.service.cli.input_lines import (
+    IDLE_S,
+    BadLine,
+    LineSource,
+    Parser,
+    ProduceOptions,
+    ProduceSummary,
+)
+from tidelog.service.cli.output import SlowProgress, plural, warn
+from tidelog.service.cli.requests import command_error
 from tidelog.service.client.connection import Connection
 from tidelog.service.client.errors import ClientError, NotReachable
 from tidelog.service.client.producer import send_batch
@@ -62,20 +68,7 @@ class _Batch(NamedTuple):
     lines: int
 
 
-async def produce_with_state(
-    connection: Connection,
-    topic: str,
-    source: LineSource,
-    options: ProduceOptions,
-    file: Path,
-) -> ProduceSummary:
-    """Produce the lines of `source` that are not in the topic. Raises CommandError."""
-    async with connection:
-        await connection.partitions(topic)
-        return await _ResumableRun(connection, topic, source, options, file).run()
-
-
-class _ResumableRun:
+class ResumableProducer:
     """One run of the command, on one state file."""
 
     def __init__(
@@ -84,12 +77,14 @@ class _ResumableRun:
         topic: str,
         source: LineSource,
         options: ProduceOptions,
-        file: Path,
+        parser: Parser,
     ) -> None:
+        assert options.state is not None
         self._connection = connection
         self._source = source
         self._options = options
-        self._file = file
+        self._parser = parser
+        self._file = options.state
         self._clock = SystemClock()
         self._summary = ProduceSummary(topic)
         self._rest = b""
@@ -97,6 +92,7 @@ class _ResumableRun:
         self._state = self._load(topic)
 
     async def run(self) -> ProduceSummary:
+        """Produce the lines that are not in the topic. Raises CommandError."""
         loop = asyncio.get_running_loop()
         started_s = loop.time()
         try:
@@ -125,7 +121,7 @@ class _ResumableRun:
 
     def _load(self, topic: str) -> _State:
         options = self._options
-        form = f"{options.media_type} {options.partition} {options.acks} {options.parse.form}"
+        form = f"{self._parser.media_type} {options.partition} {options.acks} {self._parser.form}"
         try:
             content = self._file.read_bytes()
         except FileNotFoundError:
@@ -243,7 +239,7 @@ class _ResumableRun:
         return _Batch(texts, octets, lines)
 
     def _record(self, line: bytes) -> bytes | None:
-        record = self._options.parse.record(line)
+        record = self._parser.record(line)
         if record is None:
             return None
         partition = record.partition if record.partition is not None else self._options.partition
@@ -263,7 +259,7 @@ class _ResumableRun:
                 now_ms = self._clock.now_ms()
                 state.pending = _Pending(lines, size, _digest(batch.octets), now_ms)
                 self._save()
-            options = self._options.of_producer()
+            options = self._options.of_producer(self._parser)
             key = f"{state.run}-{first}"
             try:
                 placed = await send_batch(self._connection, state.topic, batch.texts, key, options)

@@ -1,22 +1,45 @@
-"""Lines of output from the records that a broker sends; `--on-error`.
+"""Lines of output from the records that a broker sends, and their output by a thread; `--on-error`.
 
 The broker converts keys and values to the format of the output. If a key or value does not decode,
 the broker sends its bytes in base64, in a field of another name (`on_error=raw`). So such a record
 stops no other record: this module does with it what `--on-error` says.
+
+If the reader of the pipe blocks, only the thread waits: the command sends the heartbeats of its
+group, and SIGTERM ends it. The thread is a daemon and writes by `os.write`, so the process can end
+during a write.
 """
 
+import asyncio
 import binascii
+import io
 import json
+import os
+import queue
+import sys
+import threading
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import msgspec
 from msgspec import Raw
 
-from tidelog.service.cli.results import CommandError, warn
+from tidelog.service.cli.errors import BrokenOutput, CommandError
+from tidelog.service.cli.output import warn
 from tidelog.service.client.consumer import DeadLetters
 from tidelog.service.client.errors import UndecodableRecord
 from tidelog.service.client.records import Header, PartitionPage, ReadFormat, Record
+
+LAST_WRITE_S = 0.1
+Job: TypeAlias = tuple[bytes, asyncio.AbstractEventLoop, "asyncio.Future[None]"]
+
+
+class LineForm(NamedTuple):
+    """The form of a line: JSON of the record, or its key, a separator and its value. `embedded` is
+    the form of keys and values: json, text or binary."""
+
+    embedded: str
+    is_ndjson: bool = False
+    key_separator: str | None = None
 
 
 class _RecordFields(msgspec.Struct):
@@ -87,19 +110,13 @@ class LinePrinter:
     """Turns pages into lines of output, by the options of the command. Counts skipped records."""
 
     def __init__(
-        self,
-        embedded: str,
-        *,
-        is_ndjson: bool,
-        key_separator: str | None,
-        on_error: str,
-        dead_letters: DeadLetters | None = None,
+        self, form: LineForm, on_error: str, dead_letters: DeadLetters | None = None
     ) -> None:
-        self._embedded = embedded
+        self._embedded = form.embedded
+        self._is_ndjson = form.is_ndjson
+        self._separator = None if form.key_separator is None else form.key_separator.encode()
         self._on_error = on_error
         self._dead_letters = dead_letters
-        self._is_ndjson = is_ndjson
-        self._separator = None if key_separator is None else key_separator.encode()
         self.skipped = 0
         self._first = ""
 
@@ -211,3 +228,66 @@ _PARTS: dict[str, Callable[[Raw], bytes]] = {
 def joined(lines: Sequence[bytes]) -> bytes:
     """Return lines as output."""
     return b"".join(line + b"\n" for line in lines)
+
+
+class LineOutput:
+    """stdout of one command. `is_written` means that the last write is complete."""
+
+    def __init__(self) -> None:
+        self.is_written = True
+        self._jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    async def write(self, octets: bytes) -> None:
+        """Write all bytes. Raises BrokenOutput. If the task is cancelled, wait LAST_WRITE_S for the
+        write, so that the caller knows whether the records are printed."""
+        if not octets:
+            return
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="tidelog-output", daemon=True)
+            self._thread.start()
+        loop = asyncio.get_running_loop()
+        written: asyncio.Future[None] = loop.create_future()
+        self._jobs.put((octets, loop, written))
+        self.is_written = False
+        try:
+            await asyncio.shield(written)
+        except asyncio.CancelledError:
+            await asyncio.wait({written}, timeout=LAST_WRITE_S)
+            self.is_written = written.done() and written.exception() is None
+            raise
+        self.is_written = True
+
+    def _run(self) -> None:
+        while True:
+            octets, loop, written = self._jobs.get()
+            error: Exception | None = None
+            try:
+                _write(octets)
+            except BrokenPipeError:
+                error = BrokenOutput()
+            except OSError as failed:
+                error = failed
+            if loop.is_closed():
+                return
+            loop.call_soon_threadsafe(_settle, written, error)
+
+
+def _write(octets: bytes) -> None:
+    try:
+        descriptor = sys.stdout.fileno()
+    except io.UnsupportedOperation:  # an embedding program has replaced stdout
+        sys.stdout.buffer.write(octets)
+        return
+    rest = memoryview(octets)
+    while rest:
+        rest = rest[os.write(descriptor, rest) :]
+
+
+def _settle(written: "asyncio.Future[None]", error: Exception | None) -> None:
+    if written.done():
+        return
+    if error is None:
+        written.set_result(None)
+    else:
+        written.set_exception(error)

@@ -1,0 +1,197 @@
+"""`tidelog backup` and `tidelog restore`: copies of a cluster.
+
+**On a crash** of `restore`: empty the new store, and run the command again.
+"""
+
+import asyncio
+import datetime as dt
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Argument, Option
+
+from tidelog.service.cli.errors import BadUsage, command_errors
+from tidelog.service.cli.options import JsonOption
+from tidelog.service.cli.output import Progress, plural, show_line, warn, with_progress
+from tidelog.service.cli.positions import moment, now, size_bytes
+from tidelog.service.cli.stores import (
+    ChangeOptions,
+    Done,
+    EndpointOption,
+    RegionOption,
+    StoreOptions,
+)
+from tidelog.storage.runtime.clock import SystemClock
+from tidelog.storage.store.open import open_store
+
+if TYPE_CHECKING:
+    from tidelog.compaction.backups.backup import BackedUp
+    from tidelog.compaction.backups.restore import Restored
+    from tidelog.compaction.session import MaintenanceSession
+
+MEMORY = "memory:"
+
+
+def backup(
+    to: Annotated[str, Argument(metavar="TO", help="folder or URL of the backups, like --store")],
+    *,
+    store: StoreOptions,
+    verify: Annotated[
+        bool, Option("--verify", help="read the whole copy before the backup becomes valid")
+    ] = False,
+    keep: Annotated[
+        int | None,
+        Option(
+            "--keep",
+            metavar="N",
+            min=1,
+            help="after the backup, remove all backups but the N newest (default: remove none)",
+        ),
+    ] = None,
+    max_bytes_per_s: Annotated[
+        int | None,
+        Option(
+            "--max-bytes-per-s",
+            metavar="SIZE",
+            parser=size_bytes(),
+            help="read at most this many bytes a second on average, for example 50MB (default: no "
+            "limit)",
+        ),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Copy a cluster to another store, while its brokers run.
+
+    A second backup to the same place copies only new objects. During a backup, collection deletes
+    nothing. A table in doubt is copied as it is, and the exit status is then 1.
+
+    Example: tidelog backup s3://backups/events --store s3://bucket/prefix --keep 30
+    """
+    _refuse_memory(to)
+
+    async def work(cluster: "MaintenanceSession", progress: Progress) -> "BackedUp":
+        from tidelog.compaction.backups.backup import backup as run
+
+        place = await open_store(to, s3=store.settings().s3)
+        try:
+            return await run(
+                cluster,
+                place,
+                is_verified=verify,
+                keep=keep,
+                bytes_per_s=max_bytes_per_s,
+                on_bytes=progress,
+            )
+        finally:
+            await place.close()
+
+    done = store.run("copying", work)
+    _warn_of(done.doubts)
+    if done.prune_problem:
+        warn(f"the backup is complete, but old backups are left: {done.prune_problem}")
+    ChangeOptions(True, as_json).finish(_backed_up(done, is_pruned=keep is not None))
+
+
+def _backed_up(done: "BackedUp", *, is_pruned: bool) -> Done:
+    made = done.manifest
+    size = sum(backup_object.size for backup_object in made.objects)
+    fields = {
+        "seq": made.seq,
+        "from_ms": made.from_ms,
+        "to_ms": made.to_ms,
+        "objects": len(made.objects),
+        "bytes": size,
+        "copied_objects": done.copied_objects,
+        "copied_bytes": done.copied_bytes,
+        "doubts": done.doubts,
+        "removed_backups": done.pruned.backups,
+        "removed_objects": done.pruned.objects,
+        "removed_bytes": done.pruned.size,
+    }
+    count = plural(len(made.objects), "object")
+    line = (
+        f"backup of entry {made.seq} ({_time(made.to_ms)}): {count}, {size:,} bytes; "
+        f"copied {plural(done.copied_objects, 'object')}, {done.copied_bytes:,} bytes"
+    )
+    if is_pruned:
+        removed = f"removed {plural(done.pruned.backups, 'backup')}"
+        line += f"; {removed}, {plural(done.pruned.objects, 'object')}"
+    return Done(fields, lambda: show_line(line), bool(done.doubts or done.prune_problem))
+
+
+def restore(
+    place: Annotated[
+        str, Argument(metavar="FROM", help="folder or URL of the backups, as for `backup`")
+    ],
+    *,
+    store: Annotated[str, Option("--store", metavar="URL", help="empty store of the new cluster")],
+    until: Annotated[
+        str | None,
+        Option(
+            "--at",
+            metavar="TIME",
+            help="restore the commits up to this time: an ISO time, or -2h for two hours before "
+            "now (default: the newest backup)",
+        ),
+    ] = None,
+    cluster_id: Annotated[
+        str | None,
+        Option(
+            "--cluster-id",
+            metavar="ID",
+            help="id of the new cluster (default: a new id). Give the old cluster's id only if the "
+            "old cluster is gone. Brokers then commit the acks=1 records that it left on disks",
+        ),
+    ] = None,
+    s3_endpoint: EndpointOption = None,
+    s3_region: RegionOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Make a new cluster in an empty store from a backup.
+
+    Every object is verified. The exit status is 1 if a table was in doubt in the backup.
+
+    Example: tidelog restore s3://backups/events --store s3://bucket/new
+    """
+    _refuse_memory(place, store)
+    at_ms = None if until is None else int(moment(until, now()).timestamp() * 1000)
+    s3 = StoreOptions(store, s3_endpoint, s3_region).settings(warn).s3
+
+    async def work(progress: Progress) -> "Restored":
+        from tidelog.compaction.backups.restore import restore as run
+        from tidelog.storage.store.read_only import open_to_read
+
+        copies = await open_to_read(place, s3)
+        target = await open_store(store, s3=s3)
+        try:
+            return await run(
+                copies, target, SystemClock(), at_ms=at_ms, cluster_id=cluster_id, on_bytes=progress
+            )
+        finally:
+            await target.close()
+            await copies.close()
+
+    with command_errors():
+        made = asyncio.run(with_progress("restoring", work))
+    _warn_of(made.doubts)
+    line = (
+        f"cluster {made.cluster_id} up to entry {made.seq} ({_time(made.time_ms)}): "
+        f"{plural(made.objects, 'object')}, {made.size:,} bytes"
+    )
+    fields = {"bytes" if name == "size" else name: value for name, value in made._asdict().items()}
+    done = Done(fields, lambda: show_line(line), bool(made.doubts))
+    ChangeOptions(True, as_json).finish(done)
+
+
+def _refuse_memory(*urls: str) -> None:
+    for url in urls:
+        if url.startswith(MEMORY):
+            raise BadUsage(f"{url} exists inside one process only: take a folder or s3://")
+
+
+def _warn_of(doubts: list[str]) -> None:
+    for doubt in doubts:
+        warn(f"copied as it is: {doubt}; see tidelog repair")
+
+
+def _time(ms: int) -> str:
+    return dt.datetime.fromtimestamp(ms / 1000, dt.UTC).isoformat(timespec="milliseconds")
