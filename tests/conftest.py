@@ -100,6 +100,12 @@ def moto_server(aws_credentials: None) -> Iterator[Moto]:
         yield server
 
 
+@pytest.fixture
+def inner() -> MemoryStore:
+    """An empty store in memory, to which each broker has a faulty way of its own."""
+    return MemoryStore()
+
+
 @pytest.fixture(params=STORES)
 async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[ObjectStore]:
     """An empty store of every kind that there is."""

@@ -496,8 +496,7 @@ def test_a_backup_begins_where_the_bounds_in_effect_keep_the_wal(first_h: int, t
             await append(log, "c")
             await backup(cluster, place)
         await restore(place, target, SystemClock(), cluster_id="c0ffee")
-        new = await opened(target, COLD)
-        async with closing(new):
+        async with closing(await opened(target, COLD)) as new:
             return await read_values(new)
 
     assert run(story) == ["a", "b", "c"]

@@ -52,250 +52,205 @@ async def runs(inner: MemoryStore, count: int = 4, *, hours: float = 1.0) -> lis
 
 async def assert_whole(inner: MemoryStore, expected: list[str], start: int = 0) -> None:
     """A broker that starts now, from what is left, serves all of it."""
-    log = await opened(inner, COLD)
-    async with closing(log):
+    async with closing(await opened(inner, COLD)) as log:
         assert await read_values(log, offset=start) == expected[start:]
 
 
-def test_i9_the_wal_is_kept_back_to_a_checkpoint_that_is_old_and_not_the_newest() -> None:
-    async def main() -> None:
-        inner = MemoryStore()
-        log = await log_with(inner, SEGMENTS)
-        async with closing(log):
-            last = log.state.seq
-            assert await numbers(inner) == list(range(1, last + 1))
-            planned = await run_once(inner)
-            assert (planned.garbage, planned.kept_from) == ([], 0)
-            assert await numbers(inner, object_keys.CHECKPOINTS) == [last]
-            # It is the newest, so it does not count yet, however old it gets.
-            inner.now_ms += 2 * HOUR_MS
-            assert (await run_once(inner)).garbage == []
-            await append(log, "g")
-            planned = await run_once(inner)
-            assert await numbers(inner, object_keys.CHECKPOINTS) == [last, last + 1]
-            assert planned.garbage == []
-            inner.now_ms += HOUR_MS
-            planned = await run_once(inner)
-            assert planned.kept_from == last
-            assert await numbers(inner) == [last + 1]
-            assert planned.oldest_ms >= 3 * HOUR_MS
-            assert (
-                planned.size == sum(garbage_object.size for garbage_object in planned.garbage) > 0
-            )
-            await assert_whole(inner, [*VALUES, "g"])
-
-    run(main)
+async def test_i9_the_wal_is_kept_back_to_a_checkpoint_that_is_old_and_not_the_newest() -> None:
+    inner = MemoryStore()
+    async with closing(await log_with(inner, SEGMENTS)) as log:
+        last = log.state.seq
+        assert await numbers(inner) == list(range(1, last + 1))
+        planned = await run_once(inner)
+        assert (planned.garbage, planned.kept_from) == ([], 0)
+        assert await numbers(inner, object_keys.CHECKPOINTS) == [last]
+        # It is the newest, so it does not count yet, however old it gets.
+        inner.now_ms += 2 * HOUR_MS
+        assert (await run_once(inner)).garbage == []
+        await append(log, "g")
+        planned = await run_once(inner)
+        assert await numbers(inner, object_keys.CHECKPOINTS) == [last, last + 1]
+        assert planned.garbage == []
+        inner.now_ms += HOUR_MS
+        planned = await run_once(inner)
+        assert planned.kept_from == last
+        assert await numbers(inner) == [last + 1]
+        assert planned.oldest_ms >= 3 * HOUR_MS
+        assert planned.size == sum(garbage_object.size for garbage_object in planned.garbage) > 0
+        await assert_whole(inner, [*VALUES, "g"])
 
 
-def test_i9_entries_of_a_tail_are_kept() -> None:
-    async def main() -> None:
-        inner = MemoryStore()
-        log = await log_with(inner, SEGMENTS[:1])
-        async with closing(log):
-            await append(log, "c")
-            lies_in = log.state.seq
-            for _ in range(4):
-                await log.alter_topic("t", {"segment.ms": "5000"})
-                await runs(inner, 1, hours=2)
-            assert (await numbers(inner))[0] == lies_in
-            assert len(await numbers(inner)) < log.state.seq - lies_in
-            await assert_whole(inner, ["a", "b", "c"])
-            await log.refresh()  # the store's clock is hours ahead of what this broker has seen
-            await log.seal("t")
-            # Sealed, but a reader that planned a read before that has an hour.
+async def test_i9_entries_of_a_tail_are_kept(inner: MemoryStore) -> None:
+    async with closing(await log_with(inner, SEGMENTS[:1])) as log:
+        await append(log, "c")
+        lies_in = log.state.seq
+        for _ in range(4):
             await log.alter_topic("t", {"segment.ms": "5000"})
-            await runs(inner, 1, hours=0.9)
-            assert (await numbers(inner))[0] == lies_in
-            await log.alter_topic("t", {"segment.ms": "5000"})
-            await runs(inner, 3, hours=2)
-            assert (await numbers(inner))[0] > lies_in
-            await assert_whole(inner, ["a", "b", "c"])
-
-    run(main)
+            await runs(inner, 1, hours=2)
+        assert (await numbers(inner))[0] == lies_in
+        assert len(await numbers(inner)) < log.state.seq - lies_in
+        await assert_whole(inner, ["a", "b", "c"])
+        await log.refresh()  # the store's clock is hours ahead of what this broker has seen
+        await log.seal("t")
+        # Sealed, but a reader that planned a read before that has an hour.
+        await log.alter_topic("t", {"segment.ms": "5000"})
+        await runs(inner, 1, hours=0.9)
+        assert (await numbers(inner))[0] == lies_in
+        await log.alter_topic("t", {"segment.ms": "5000"})
+        await runs(inner, 3, hours=2)
+        assert (await numbers(inner))[0] > lies_in
+        await assert_whole(inner, ["a", "b", "c"])
 
 
 @pytest.mark.parametrize("damage", ["flipped", "not whole"])
-def test_a_checkpoint_that_does_not_verify_does_not_count(damage: str) -> None:
-    async def main() -> None:
-        inner = MemoryStore()
-        log = await log_with(inner, SEGMENTS)
-        async with closing(log):
-            await runs(inner, 1, hours=2)
-            await append(log, "g")
-            await runs(inner, 1, hours=2)
-            _, second = await listed(inner, object_keys.CHECKPOINTS)
-            body = await inner.get(second)
-            bad = body[:-1] if damage == "not whole" else body[:-1] + bytes([body[-1] ^ 1])
-            await inner.put(second, [bad])
-            inner.now_ms += 2 * HOUR_MS
-            assert (await run_once(inner)).garbage == []
-            assert (await numbers(inner))[0] == 1
-            await assert_whole(inner, [*VALUES, "g"])
-
-    run(main)
+async def test_a_checkpoint_that_does_not_verify_does_not_count(damage: str) -> None:
+    inner = MemoryStore()
+    async with closing(await log_with(inner, SEGMENTS)) as log:
+        await runs(inner, 1, hours=2)
+        await append(log, "g")
+        await runs(inner, 1, hours=2)
+        _, second = await listed(inner, object_keys.CHECKPOINTS)
+        body = await inner.get(second)
+        bad = body[:-1] if damage == "not whole" else body[:-1] + bytes([body[-1] ^ 1])
+        await inner.put(second, [bad])
+        inner.now_ms += 2 * HOUR_MS
+        assert (await run_once(inner)).garbage == []
+        assert (await numbers(inner))[0] == 1
+        await assert_whole(inner, [*VALUES, "g"])
 
 
-def test_i9_removed_files_wait_for_the_grace_and_orphans_too() -> None:
-    async def main() -> None:
-        inner = MemoryStore()
-        log = await log_with(inner, SEGMENTS)
-        prefix = log.state.topic("t").prefix
-        async with closing(log), caring(inner) as cluster:
-            files = await listed(inner, object_keys.TOPICS)
-            orphan = f"{prefix}/{object_keys.segment(0, 6, 9, 'ab12')}"
-            foreign = f"{prefix}/partition=0/notes.txt"
-            inner.now_ms += 10 * HOUR_MS
-            for key in (orphan, foreign):
-                await inner.create(key, [b"x"])
-            await delete_records(cluster, "t", {0: 4}, is_dry=False)
-            inner.now_ms += GRACE.table_ms - 1
-            assert (await run_once(inner)).garbage == []
-            inner.now_ms += 1
-            planned = await run_once(inner)
-            assert sorted(garbage_object.key for garbage_object in planned.garbage) == sorted(
-                files[:2]
-            )
-            inner.now_ms += GRACE.unnamed_ms - GRACE.table_ms - 1
-            assert (await run_once(inner)).garbage == []
-            inner.now_ms += 1
-            planned = await run_once(inner)
-            assert [garbage_object.key for garbage_object in planned.garbage] == [orphan]
-            assert await listed(inner, object_keys.TOPICS) == sorted([files[2], foreign])
-            await assert_whole(inner, VALUES, start=4)
-
-    run(main)
+async def test_i9_removed_files_wait_for_the_grace_and_orphans_too(inner: MemoryStore) -> None:
+    log = await log_with(inner, SEGMENTS)
+    prefix = log.state.topic("t").prefix
+    async with closing(log), caring(inner) as cluster:
+        files = await listed(inner, object_keys.TOPICS)
+        orphan = f"{prefix}/{object_keys.segment(0, 6, 9, 'ab12')}"
+        foreign = f"{prefix}/partition=0/notes.txt"
+        inner.now_ms += 10 * HOUR_MS
+        for key in (orphan, foreign):
+            await inner.create(key, [b"x"])
+        await delete_records(cluster, "t", {0: 4}, is_dry=False)
+        inner.now_ms += GRACE.table_ms - 1
+        assert (await run_once(inner)).garbage == []
+        inner.now_ms += 1
+        planned = await run_once(inner)
+        assert sorted(garbage_object.key for garbage_object in planned.garbage) == sorted(files[:2])
+        inner.now_ms += GRACE.unnamed_ms - GRACE.table_ms - 1
+        assert (await run_once(inner)).garbage == []
+        inner.now_ms += 1
+        planned = await run_once(inner)
+        assert [garbage_object.key for garbage_object in planned.garbage] == [orphan]
+        assert await listed(inner, object_keys.TOPICS) == sorted([files[2], foreign])
+        await assert_whole(inner, VALUES, start=4)
 
 
-def test_a_deleted_topic_goes_with_all_that_is_below_its_prefix() -> None:
-    async def main() -> None:
-        inner = MemoryStore()
-        log = await log_with(inner, SEGMENTS, partitions=2)
-        async with closing(log):
-            old = log.state.topic("t").prefix
-            await inner.create(f"{old}/_delta_log/00000000000000000000.json", [b"{}"])
-            await log.delete_topic("t")
-            await log.create_topic("t", 1, {})
-            await append(log, "anew")
-            await log.seal("t")
-            for hours in range(4):
-                await log.alter_topic("t", {"segment.ms": "5000"})
-                await runs(inner, 1)
-                if hours < 3:
-                    await log.wal.refresh()
-                    assert len(log.state.deleted) == 1
-                    assert len(await listed(inner, f"{old}/")) == 7
-            inner.now_ms = max(inner.now_ms, log.clock.now_ms() + 5 * HOUR_MS)
-            await runs(inner, 2)
-            await log.wal.refresh()
-            assert await listed(inner, f"{old}/") == []
-            assert log.state.deleted == []
-            assert await read_values(log) == ["anew"]
-            # A suspended broker uploads a segment for the deleted topic: no topic owns it.
-            late = f"{old}/{object_keys.segment(0, 0, 6, 'ab12')}"
-            await inner.create(late, [b"x"])
-            await runs(inner, 6, hours=5)
-            assert late in await listed(inner), "unless a person says so"
-            async with caring(inner) as cluster:
-                inner.now_ms -= 7 * HOUR_MS
-                assert (await plan(cluster, GRACE, takes_unknown=True)).garbage == []
-                inner.now_ms += 7 * HOUR_MS
-                planned = await plan(cluster, GRACE, takes_unknown=True)
-                assert [garbage_object.key for garbage_object in planned.garbage] == [late]
-                await collect(cluster, planned)
-            assert late not in await listed(inner)
-            assert await read_values(log) == ["anew"]
-
-    run(main)
-
-
-def test_a_collected_number_that_is_created_again_is_collected_again() -> None:
-    async def main() -> None:
-        inner = MemoryStore()
-        log = await log_with(inner, SEGMENTS)
-        async with closing(log):
-            await runs(inner, 1, hours=2)
-            await append(log, "g")
-            await runs(inner, 2, hours=2)
-            assert 3 not in await numbers(inner)
-            await inner.create(object_keys.wal(3), [b"void"])
-            await runs(inner, 1, hours=1)
-            assert 3 in await numbers(inner)
+async def test_a_deleted_topic_goes_with_all_that_is_below_its_prefix(inner: MemoryStore) -> None:
+    async with closing(await log_with(inner, SEGMENTS, partitions=2)) as log:
+        old = log.state.topic("t").prefix
+        await inner.create(f"{old}/_delta_log/00000000000000000000.json", [b"{}"])
+        await log.delete_topic("t")
+        await log.create_topic("t", 1, {})
+        await append(log, "anew")
+        await log.seal("t")
+        for hours in range(4):
+            await log.alter_topic("t", {"segment.ms": "5000"})
             await runs(inner, 1)
-            assert 3 not in await numbers(inner)
+            if hours < 3:
+                await log.wal.refresh()
+                assert len(log.state.deleted) == 1
+                assert len(await listed(inner, f"{old}/")) == 7
+        inner.now_ms = max(inner.now_ms, log.clock.now_ms() + 5 * HOUR_MS)
+        await runs(inner, 2)
+        await log.wal.refresh()
+        assert await listed(inner, f"{old}/") == []
+        assert log.state.deleted == []
+        assert await read_values(log) == ["anew"]
+        # A suspended broker uploads a segment for the deleted topic: no topic owns it.
+        late = f"{old}/{object_keys.segment(0, 0, 6, 'ab12')}"
+        await inner.create(late, [b"x"])
+        await runs(inner, 6, hours=5)
+        assert late in await listed(inner), "unless a person says so"
+        async with caring(inner) as cluster:
+            inner.now_ms -= 7 * HOUR_MS
+            assert (await plan(cluster, GRACE, takes_unknown=True)).garbage == []
+            inner.now_ms += 7 * HOUR_MS
+            planned = await plan(cluster, GRACE, takes_unknown=True)
+            assert [garbage_object.key for garbage_object in planned.garbage] == [late]
+            await collect(cluster, planned)
+        assert late not in await listed(inner)
+        assert await read_values(log) == ["anew"]
 
-    run(main)
+
+async def test_a_collected_number_that_is_created_again_is_collected_again() -> None:
+    inner = MemoryStore()
+    async with closing(await log_with(inner, SEGMENTS)) as log:
+        await runs(inner, 1, hours=2)
+        await append(log, "g")
+        await runs(inner, 2, hours=2)
+        assert 3 not in await numbers(inner)
+        await inner.create(object_keys.wal(3), [b"void"])
+        await runs(inner, 1, hours=1)
+        assert 3 in await numbers(inner)
+        await runs(inner, 1)
+        assert 3 not in await numbers(inner)
 
 
 @pytest.mark.parametrize("is_by_time", [False, True])
-def test_i9_read_that_was_suspended_reads_the_current_segments(is_by_time: bool) -> None:
-    async def main() -> None:
-        inner = MemoryStore()
-        log = await log_with(inner, SEGMENTS[:1])
-        async with closing(log):
-            await append(log, "c", timestamps=[TIME_MS + HOUR_MS])
-            lies_in = object_keys.wal(log.state.seq)
-            sleeper = await opened(inner, COLD)
-            async with closing(sleeper):
-                gate = store_of(sleeper).hold("get_range", lies_in)
-                reading: asyncio.Task[FetchResult] | asyncio.Task[int | None]
-                if is_by_time:
-                    reading = asyncio.create_task(
-                        sleeper.offset_for_timestamp("t", 0, TIME_MS + HOUR_MS)
-                    )
-                else:
-                    reading = asyncio.create_task(sleeper.fetch("t", 0, 2, bytes_max=1000))
-                await gate.reached.wait()
-                await log.seal("t")
-                while lies_in in await listed(inner):
-                    await append(log, "later")
-                    await runs(inner, 1, hours=2)
-                sleeper.clock.advance(HOUR_MS)
-                gate.opened.set()
-                result = await reading
-                if isinstance(result, FetchResult):
-                    assert result.pieces[0].batch.column("value")[0].as_py() == b"c"
-                else:
-                    assert result == 2
-
-    run(main)
+async def test_i9_read_that_was_suspended_reads_the_current_segments(is_by_time: bool) -> None:
+    inner = MemoryStore()
+    async with closing(await log_with(inner, SEGMENTS[:1])) as log:
+        await append(log, "c", timestamps=[TIME_MS + HOUR_MS])
+        lies_in = object_keys.wal(log.state.seq)
+        async with closing(await opened(inner, COLD)) as sleeper:
+            gate = store_of(sleeper).hold("get_range", lies_in)
+            reading: asyncio.Task[FetchResult] | asyncio.Task[int | None]
+            if is_by_time:
+                reading = asyncio.create_task(
+                    sleeper.offset_for_timestamp("t", 0, TIME_MS + HOUR_MS)
+                )
+            else:
+                reading = asyncio.create_task(sleeper.fetch("t", 0, 2, bytes_max=1000))
+            await gate.reached.wait()
+            await log.seal("t")
+            while lies_in in await listed(inner):
+                await append(log, "later")
+                await runs(inner, 1, hours=2)
+            sleeper.clock.advance(HOUR_MS)
+            gate.opened.set()
+            result = await reading
+            if isinstance(result, FetchResult):
+                assert result.pieces[0].batch.column("value")[0].as_py() == b"c"
+            else:
+                assert result == 2
 
 
-def test_data_that_no_tail_names_goes_once_it_is_covered() -> None:
-    async def main() -> None:
-        inner = MemoryStore()
-        log = await log_with(inner, SEGMENTS)
-        async with closing(log):
-            key = object_keys.data("ab12", log.state.elapsed_ms + HOUR_MS)
-            await inner.create(key, [b"never committed"])
-            foreign = f"{object_keys.DATA}ab/notes"
-            await inner.create(foreign, [b"of somebody else"])
-            for hours in range(6):
-                assert key in await listed(inner), hours
-                for _ in range(6):
-                    log.clock.advance(600)  # an entry adds ten minutes to the elapsed time at most
-                    await append(log, str(hours))
-                await runs(inner, 1)
-                if key not in await listed(inner):
-                    break
-            assert hours >= 3
-            assert key not in await listed(inner)
-            assert foreign in await listed(inner)
-
-    run(main)
-
-
-def test_what_a_probe_left_goes() -> None:
-    async def main() -> None:
-        inner = MemoryStore(now_ms=TIME_MS)
-        log = await log_with(inner, SEGMENTS)
-        async with closing(log):
-            await inner.create(f"{object_keys.PROBE}dead/race-1", [b"x"])
-            await runs(inner, 4, hours=6)
-            assert len(await listed(inner, object_keys.PROBE)) == 1
+async def test_data_that_no_tail_names_goes_once_it_is_covered(inner: MemoryStore) -> None:
+    async with closing(await log_with(inner, SEGMENTS)) as log:
+        key = object_keys.data("ab12", log.state.elapsed_ms + HOUR_MS)
+        await inner.create(key, [b"never committed"])
+        foreign = f"{object_keys.DATA}ab/notes"
+        await inner.create(foreign, [b"of somebody else"])
+        for hours in range(6):
+            assert key in await listed(inner), hours
+            for _ in range(6):
+                log.clock.advance(600)  # an entry adds ten minutes to the elapsed time at most
+                await append(log, str(hours))
             await runs(inner, 1)
-            assert await listed(inner, object_keys.PROBE) == []
+            if key not in await listed(inner):
+                break
+        assert hours >= 3
+        assert key not in await listed(inner)
+        assert foreign in await listed(inner)
 
-    run(main)
+
+async def test_what_a_probe_left_goes() -> None:
+    inner = MemoryStore(now_ms=TIME_MS)
+    async with closing(await log_with(inner, SEGMENTS)):
+        await inner.create(f"{object_keys.PROBE}dead/race-1", [b"x"])
+        await runs(inner, 4, hours=6)
+        assert len(await listed(inner, object_keys.PROBE)) == 1
+        await runs(inner, 1)
+        assert await listed(inner, object_keys.PROBE) == []
 
 
 async def due(inner: MemoryStore) -> Log:
@@ -334,8 +289,7 @@ def test_i9_next_run_finishes_a_collection_that_crashed_at_any_call(
 
     async def whole() -> tuple[list[str], int]:
         inner = MemoryStore()
-        log = await due(inner)
-        async with closing(log):
+        async with closing(await due(inner)):
             async with caring(inner) as cluster:
                 way = way_of(cluster)
                 made = len(way.answered)
@@ -355,8 +309,7 @@ def test_i9_next_run_finishes_a_collection_that_crashed_at_any_call(
 
     async def dying(call_number: int) -> None:
         inner = MemoryStore()
-        log = await due(inner)
-        async with closing(log):
+        async with closing(await due(inner)):
             async with caring(inner) as cluster:
                 way = way_of(cluster)
                 left = call_number
@@ -385,88 +338,72 @@ def test_i9_next_run_finishes_a_collection_that_crashed_at_any_call(
         run(lambda call_number=call_number: dying(call_number))
 
 
-def test_i9_a_store_that_fails_ends_the_run_and_loses_nothing() -> None:
-    async def main() -> None:
-        inner = MemoryStore()
-        log = await due(inner)
-        async with closing(log), caring(inner) as cluster:
-            planned = await plan(cluster, GRACE)
-            way_of(cluster).plan = Script("delete", "", [Fault.UNAVAILABLE])
-            before = await listed(inner)
-            with pytest.raises(Unavailable):
-                await collect(cluster, planned)
-            assert await listed(inner) == before
-            assert await collect(cluster, planned) == len(planned.garbage)
-            await assert_whole(inner, EXPECTED, start=2)
-
-    run(main)
+async def test_i9_a_store_that_fails_ends_the_run_and_loses_nothing(inner: MemoryStore) -> None:
+    log = await due(inner)
+    async with closing(log), caring(inner) as cluster:
+        planned = await plan(cluster, GRACE)
+        way_of(cluster).plan = Script("delete", "", [Fault.UNAVAILABLE])
+        before = await listed(inner)
+        with pytest.raises(Unavailable):
+            await collect(cluster, planned)
+        assert await listed(inner) == before
+        assert await collect(cluster, planned) == len(planned.garbage)
+        await assert_whole(inner, EXPECTED, start=2)
 
 
-def test_i9_suspended_collector_deletes_no_live_object() -> None:
-    async def main() -> None:
-        inner = MemoryStore()
-        log = await due(inner)
-        async with closing(log), caring(inner) as sleeper, caring(inner) as other:
-            planned = await plan(sleeper, GRACE)
-            await collect(other, await plan(other, GRACE))
-            for text in "klm":
-                await append(log, text)
-                await log.seal("t")
-                await runs(inner, 3)
-            await collect(sleeper, planned)
-            await assert_whole(inner, [*EXPECTED, "k", "l", "m"], start=2)
-
-    run(main)
-
-
-def test_two_collectors_at_once_come_to_one_result() -> None:
-    async def main() -> None:
-        inner = MemoryStore()
-        log = await due(inner)
-        async with closing(log), caring(inner) as session, caring(inner) as other:
-
-            async def once(cluster: MaintenanceSession) -> None:
-                way_of(cluster).latency = lambda _: 0.01
-                await collect(cluster, await plan(cluster, GRACE))
-
-            await asyncio.gather(once(session), once(other))
-            await log.wal.refresh()
-            assert log.state.deleted == []
-            await assert_whole(inner, EXPECTED, start=2)
-
-    run(main)
-
-
-def test_i5_i9_a_broker_that_was_paused_through_it_goes_on() -> None:
-    """Its view is void when it wakes: it commits what waited, and nothing twice."""
-
-    async def main() -> None:
-        inner = MemoryStore()
-        log = await log_with(inner, SEGMENTS)
-        paused = await opened(inner, COLD)
-        way = paused.store
-        assert isinstance(way, FaultyStore)
-        gate = way.hold("create", object_keys.wal(paused.state.seq + 1))
-        waiting = asyncio.create_task(append(paused, "late"))
-        await gate.reached.wait()
-        for text in "gh":
+async def test_i9_suspended_collector_deletes_no_live_object(inner: MemoryStore) -> None:
+    log = await due(inner)
+    async with closing(log), caring(inner) as sleeper, caring(inner) as other:
+        planned = await plan(sleeper, GRACE)
+        await collect(other, await plan(other, GRACE))
+        for text in "klm":
             await append(log, text)
             await log.seal("t")
-            await runs(inner, 2, hours=3)
-        await append(log, "i")
-        await runs(inner, 1, hours=3)
-        paused.clock.advance(12 * 3600)
-        gate.opened.set()
-        # Its PUT created a collected number again: the entry that was there is unknown.
-        with pytest.raises(CommitUnknown):
-            await waiting
-        await append(paused, "awake")
-        expected = [*VALUES, "g", "h", "i", "awake"]
-        assert await read_values(paused) == expected
-        async with closing(log, paused):
-            await assert_whole(inner, expected)
-            first, second = await opened(inner), await opened(inner)
-            async with closing(first, second):
-                assert first.state.encode() == second.state.encode()
+            await runs(inner, 3)
+        await collect(sleeper, planned)
+        await assert_whole(inner, [*EXPECTED, "k", "l", "m"], start=2)
 
-    run(main)
+
+async def test_two_collectors_at_once_come_to_one_result(inner: MemoryStore) -> None:
+    log = await due(inner)
+    async with closing(log), caring(inner) as session, caring(inner) as other:
+
+        async def once(cluster: MaintenanceSession) -> None:
+            way_of(cluster).latency = lambda _: 0.01
+            await collect(cluster, await plan(cluster, GRACE))
+
+        await asyncio.gather(once(session), once(other))
+        await log.wal.refresh()
+        assert log.state.deleted == []
+        await assert_whole(inner, EXPECTED, start=2)
+
+
+async def test_i5_i9_a_broker_that_was_paused_through_it_goes_on(inner: MemoryStore) -> None:
+    """Its view is void when it wakes: it commits what waited, and nothing twice."""
+
+    log = await log_with(inner, SEGMENTS)
+    paused = await opened(inner, COLD)
+    way = paused.store
+    assert isinstance(way, FaultyStore)
+    gate = way.hold("create", object_keys.wal(paused.state.seq + 1))
+    waiting = asyncio.create_task(append(paused, "late"))
+    await gate.reached.wait()
+    for text in "gh":
+        await append(log, text)
+        await log.seal("t")
+        await runs(inner, 2, hours=3)
+    await append(log, "i")
+    await runs(inner, 1, hours=3)
+    paused.clock.advance(12 * 3600)
+    gate.opened.set()
+    # Its PUT created a collected number again: the entry that was there is unknown.
+    with pytest.raises(CommitUnknown):
+        await waiting
+    await append(paused, "awake")
+    expected = [*VALUES, "g", "h", "i", "awake"]
+    assert await read_values(paused) == expected
+    async with closing(log, paused):
+        await assert_whole(inner, expected)
+        first, second = await opened(inner), await opened(inner)
+        async with closing(first, second):
+            assert first.state.encode() == second.state.encode()

@@ -92,128 +92,99 @@ def kv(*pairs: str) -> list[Record]:
 # -- key compaction
 
 
-def test_the_newest_record_of_each_key_stays_where_it_was() -> None:
-    async def main() -> None:
-        inner = MemoryStore()
-        log = await compacting(inner)
-        async with closing(log):
-            await write(log, kv("a1", "b1", "a2"))
-            await write(log, kv("c1", "b2", "-9"))
-            await write(log, kv("d1", "a3"))
-            await write(log, kv("d2", "c2"), is_sealed=False)
-            planned = await cleaned(inner, is_dry=True)
-            assert len(await segments_of(log)) == 3
-            (told,) = await cleaned(inner)
-            assert planned[0].what == told.what == COMPACT
-            assert (told.segments, told.rows) == (3, 8)
-            assert (told.segments_after, told.rows_after) == (1, 5)
-            expected = [(3, b"c", b"1"), (4, b"b", b"2"), (5, None, b"9"), (6, b"d", b"1")]
-            expected += [(7, b"a", b"3"), (8, b"d", b"2"), (9, b"c", b"2")]
-            assert await records(log) == expected
-            (file,) = await segments_of(log)
-            assert (file.base_offset, file.end_offset, file.rows) == (0, 8, 5)
-            # The tail is not looked at, and nothing is new.
-            assert await cleaned(inner) == []
-            await assert_clean(inner)
-            await log.seal("t")
-            (told,) = await cleaned(inner)
-            assert await records(log) == [expected[1], expected[2], *expected[4:]]
-            await assert_clean(inner)
-
-    run(main)
+async def test_the_newest_record_of_each_key_stays_where_it_was(inner: MemoryStore) -> None:
+    async with closing(await compacting(inner)) as log:
+        await write(log, kv("a1", "b1", "a2"))
+        await write(log, kv("c1", "b2", "-9"))
+        await write(log, kv("d1", "a3"))
+        await write(log, kv("d2", "c2"), is_sealed=False)
+        planned = await cleaned(inner, is_dry=True)
+        assert len(await segments_of(log)) == 3
+        (told,) = await cleaned(inner)
+        assert planned[0].what == told.what == COMPACT
+        assert (told.segments, told.rows) == (3, 8)
+        assert (told.segments_after, told.rows_after) == (1, 5)
+        expected = [(3, b"c", b"1"), (4, b"b", b"2"), (5, None, b"9"), (6, b"d", b"1")]
+        expected += [(7, b"a", b"3"), (8, b"d", b"2"), (9, b"c", b"2")]
+        assert await records(log) == expected
+        (file,) = await segments_of(log)
+        assert (file.base_offset, file.end_offset, file.rows) == (0, 8, 5)
+        # The tail is not looked at, and nothing is new.
+        assert await cleaned(inner) == []
+        await assert_clean(inner)
+        await log.seal("t")
+        (told,) = await cleaned(inner)
+        assert await records(log) == [expected[1], expected[2], *expected[4:]]
+        await assert_clean(inner)
 
 
-def test_a_tombstone_outlives_what_it_deletes_by_delete_retention_ms() -> None:
-    async def main() -> None:
-        inner = MemoryStore()
-        log = await compacting(inner, delete_retention_ms=str(24 * HOUR_MS))
-        async with closing(log):
-            await write(log, kv("a1", "b1"))
-            await write(log, kv("a-", "c1"))
-            inner.now_ms += 100 * HOUR_MS  # its own age does not count
+async def test_a_tombstone_outlives_what_it_deletes_by_delete_retention_ms() -> None:
+    inner = MemoryStore()
+    async with closing(await compacting(inner, delete_retention_ms=str(24 * HOUR_MS))) as log:
+        await write(log, kv("a1", "b1"))
+        await write(log, kv("a-", "c1"))
+        inner.now_ms += 100 * HOUR_MS  # its own age does not count
+        await cleaned(inner)
+        assert await records(log) == [(1, b"b", b"1"), (2, b"a", None), (3, b"c", b"1")]
+        for hours, has_tombstone in ((10, True), (13, True), (1, False), (1, False)):
+            inner.now_ms += hours * HOUR_MS
+            await write(log, kv("c2"))
             await cleaned(inner)
-            assert await records(log) == [(1, b"b", b"1"), (2, b"a", None), (3, b"c", b"1")]
-            for hours, has_tombstone in ((10, True), (13, True), (1, False), (1, False)):
-                inner.now_ms += hours * HOUR_MS
-                await write(log, kv("c2"))
-                await cleaned(inner)
-                pairs = [(key, value) for _, key, value in await records(log)]
-                assert ((b"a", None) in pairs) is has_tombstone, hours
-                assert len(pairs) == 2 + has_tombstone
-                await assert_clean(inner)
-
-    run(main)
-
-
-def test_where_nothing_would_stay_the_newest_does() -> None:
-    async def main() -> None:
-        inner = MemoryStore()
-        log = await compacting(inner, delete_retention_ms="0")
-        async with closing(log):
-            await write(log, kv("a1", "a-"))
-            await cleaned(inner)
-            assert await records(log) == [(1, b"a", None)]
-            await write(log, kv("b-"))
-            await cleaned(inner)
-            assert await records(log) == [(2, b"b", None)]
-            await write(log, kv("b1"))
-            await cleaned(inner)
-            assert await records(log) == [(3, b"b", b"1")]
+            pairs = [(key, value) for _, key, value in await records(log)]
+            assert ((b"a", None) in pairs) is has_tombstone, hours
+            assert len(pairs) == 2 + has_tombstone
             await assert_clean(inner)
 
-    run(main)
+
+async def test_where_nothing_would_stay_the_newest_does(inner: MemoryStore) -> None:
+    async with closing(await compacting(inner, delete_retention_ms="0")) as log:
+        await write(log, kv("a1", "a-"))
+        await cleaned(inner)
+        assert await records(log) == [(1, b"a", None)]
+        await write(log, kv("b-"))
+        await cleaned(inner)
+        assert await records(log) == [(2, b"b", None)]
+        await write(log, kv("b1"))
+        await cleaned(inner)
+        assert await records(log) == [(3, b"b", b"1")]
+        await assert_clean(inner)
 
 
-def test_what_is_younger_than_min_compaction_lag_ms_is_safe() -> None:
-    async def main() -> None:
-        inner = MemoryStore()
-        log = await compacting(inner, min_compaction_lag_ms=str(HOUR_MS))
-        async with closing(log):
-            await write(log, kv("a1", "b1"))
-            await write(log, kv("a2", "b2"))
-            inner.now_ms += HOUR_MS // 2
-            await write(log, kv("a3", "b3"))
-            inner.now_ms += HOUR_MS // 2 - 100
-            assert await cleaned(inner) == []
-            inner.now_ms += 200
-            await cleaned(inner)
-            assert [offset for offset, _, _ in await records(log)] == [2, 3, 4, 5]
-
-    run(main)
+async def test_what_is_younger_than_min_compaction_lag_ms_is_safe(inner: MemoryStore) -> None:
+    async with closing(await compacting(inner, min_compaction_lag_ms=str(HOUR_MS))) as log:
+        await write(log, kv("a1", "b1"))
+        await write(log, kv("a2", "b2"))
+        inner.now_ms += HOUR_MS // 2
+        await write(log, kv("a3", "b3"))
+        inner.now_ms += HOUR_MS // 2 - 100
+        assert await cleaned(inner) == []
+        inner.now_ms += 200
+        await cleaned(inner)
+        assert [offset for offset, _, _ in await records(log)] == [2, 3, 4, 5]
 
 
-def test_the_dirty_ratio_says_when() -> None:
-    async def main() -> None:
-        inner = MemoryStore()
-        log = await compacting(inner, min_cleanable_dirty_ratio="0.5")
-        async with closing(log):
-            await write(log, [(bytes([i]), b"x" * 100) for i in range(100)])
-            assert len(await cleaned(inner)) == 1
-            await write(log, kv("a1"))
-            assert await cleaned(inner) == []
-            async with caring(inner) as cluster:
-                assert len(await compact(cluster, ["t"], is_dry=True, is_forced=True)) == 1
-            await write(log, [(bytes([i]), b"y" * 110) for i in range(100)])
-            assert len(await cleaned(inner)) == 1
-            assert len(await records(log)) == 100  # `a` is one of the hundred
-
-    run(main)
+async def test_the_dirty_ratio_says_when(inner: MemoryStore) -> None:
+    async with closing(await compacting(inner, min_cleanable_dirty_ratio="0.5")) as log:
+        await write(log, [(bytes([i]), b"x" * 100) for i in range(100)])
+        assert len(await cleaned(inner)) == 1
+        await write(log, kv("a1"))
+        assert await cleaned(inner) == []
+        async with caring(inner) as cluster:
+            assert len(await compact(cluster, ["t"], is_dry=True, is_forced=True)) == 1
+        await write(log, [(bytes([i]), b"y" * 110) for i in range(100)])
+        assert len(await cleaned(inner)) == 1
+        assert len(await records(log)) == 100  # `a` is one of the hundred
 
 
-def test_a_dirty_ratio_that_equals_the_config_is_not_due() -> None:
+async def test_a_dirty_ratio_that_equals_the_config_is_not_due(inner: MemoryStore) -> None:
     """As in Kafka's cleaner: the ratio must be over `min.cleanable.dirty.ratio`."""
 
-    async def main() -> None:
-        inner = MemoryStore()
-        log = await compacting(inner, min_cleanable_dirty_ratio="1")
-        async with closing(log):
-            await write(log, kv("a1", "a2"))
-            assert await cleaned(inner) == []
-            async with caring(inner) as cluster:
-                (forced,) = await compact(cluster, ["t"], is_dry=True, is_forced=True)
-            assert forced.why == "dirty ratio 1.00"
-
-    run(main)
+    async with closing(await compacting(inner, min_cleanable_dirty_ratio="1")) as log:
+        await write(log, kv("a1", "a2"))
+        assert await cleaned(inner) == []
+        async with caring(inner) as cluster:
+            (forced,) = await compact(cluster, ["t"], is_dry=True, is_forced=True)
+        assert forced.why == "dirty ratio 1.00"
 
 
 @st.composite
@@ -233,38 +204,34 @@ def latest_of(everything: list[tuple[int, bytes | None, bytes | None]]) -> list:
 
 @examples(60)
 @given(histories(), st.sampled_from([1024, 4200, 100_000]), st.randoms())
-def test_any_history_is_its_newest_records(
+async def test_any_history_is_its_newest_records(
     history: list[list[Record]], target: int, draws: random.Random
 ) -> None:
     """With compactions anywhere in between, and reads from every offset."""
 
-    async def main() -> None:
-        inner = MemoryStore()
-        log = await compacting(inner, target_segment_bytes=str(target))
-        async with closing(log):
-            everything = []
-            offset = 0
-            for part in history:
-                await write(log, part)
-                for key, value in part:
-                    everything.append((offset, key, value))
-                    offset += 1
-                if draws.random() < 0.5:
-                    await cleaned(inner)
-            await cleaned(inner)
-            expected = latest_of(everything)
-            assert await records(log) == expected
-            files = await segments_of(log)
-            assert [file.base_offset for file in files[1:]] == [f.end_offset for f in files[:-1]]
-            assert (files[0].base_offset, files[-1].end_offset) == (0, offset)
-            for first in range(offset):
-                offsets = (await read_table(log, offset=first)).column("offset").to_pylist()
-                assert offsets == [
-                    record_offset for record_offset, _, _ in expected if record_offset >= first
-                ]
-            await assert_clean(inner)
-
-    run(main)
+    inner = MemoryStore()
+    async with closing(await compacting(inner, target_segment_bytes=str(target))) as log:
+        everything = []
+        offset = 0
+        for part in history:
+            await write(log, part)
+            for key, value in part:
+                everything.append((offset, key, value))
+                offset += 1
+            if draws.random() < 0.5:
+                await cleaned(inner)
+        await cleaned(inner)
+        expected = latest_of(everything)
+        assert await records(log) == expected
+        files = await segments_of(log)
+        assert [file.base_offset for file in files[1:]] == [f.end_offset for f in files[:-1]]
+        assert (files[0].base_offset, files[-1].end_offset) == (0, offset)
+        for first in range(offset):
+            offsets = (await read_table(log, offset=first)).column("offset").to_pylist()
+            assert offsets == [
+                record_offset for record_offset, _, _ in expected if record_offset >= first
+            ]
+        await assert_clean(inner)
 
 
 @examples(100)
@@ -328,49 +295,39 @@ def test_a_key_is_the_same_whatever_other_keys_come_with_it() -> None:
 # -- merging
 
 
-def test_small_neighbours_become_one_segment() -> None:
-    async def main() -> None:
-        inner = MemoryStore()
-        values = [[f"{i}a", f"{i}b"] for i in range(6)]
-        log = await log_with(inner, values, partitions=2)
-        async with closing(log):
-            before = await read_table(log)
-            told = await cleaned(inner)
-            assert [(result.what, result.segments, result.segments_after) for result in told] == [
-                (MERGE, 6, 1)
-            ] * 2
-            assert [result.rows_after for result in told] == [12, 12]
-            (file,) = await segments_of(log)
-            assert (file.base_offset, file.end_offset, file.rows) == (0, 12, 12)
-            assert (await read_table(log)).equals(before)
-            assert await cleaned(inner) == []
-            await append(log, "tail")
-            await log.seal("t")
-            assert await read_values(log) == [*itertools.chain(*values), "tail"]
-            await assert_clean(inner)
-
-    run(main)
+async def test_small_neighbours_become_one_segment(inner: MemoryStore) -> None:
+    values = [[f"{i}a", f"{i}b"] for i in range(6)]
+    async with closing(await log_with(inner, values, partitions=2)) as log:
+        before = await read_table(log)
+        told = await cleaned(inner)
+        assert [(result.what, result.segments, result.segments_after) for result in told] == [
+            (MERGE, 6, 1)
+        ] * 2
+        assert [result.rows_after for result in told] == [12, 12]
+        (file,) = await segments_of(log)
+        assert (file.base_offset, file.end_offset, file.rows) == (0, 12, 12)
+        assert (await read_table(log)).equals(before)
+        assert await cleaned(inner) == []
+        await append(log, "tail")
+        await log.seal("t")
+        assert await read_values(log) == [*itertools.chain(*values), "tail"]
+        await assert_clean(inner)
 
 
-def test_a_broker_that_has_it_all_in_memory_reads_what_is_left() -> None:
+async def test_a_broker_that_has_it_all_in_memory_reads_what_is_left(inner: MemoryStore) -> None:
     """At once what it holds of the tail, and within REFRESH_S what its manifest says."""
 
-    async def main() -> None:
-        inner = MemoryStore()
-        log = await opened(inner, MANUAL)
-        async with closing(log):
-            inner.now_ms = TIME_MS
-            await log.create_topic("t", 1, {"cleanup.policy": "compact"})
-            await write(log, kv("a1", "b1"))
-            await write(log, kv("a2", "b2", "c1"))
-            await write(log, kv("c2"), is_sealed=False)
-            assert len(await read_values(log)) == 6
-            await cleaned(inner)
-            await asyncio.sleep(REFRESH_S + 1)
-            offsets = (await read_table(log)).column("offset").to_pylist()
-            assert offsets == [2, 3, 4, 5]
-
-    run(main)
+    async with closing(await opened(inner, MANUAL)) as log:
+        inner.now_ms = TIME_MS
+        await log.create_topic("t", 1, {"cleanup.policy": "compact"})
+        await write(log, kv("a1", "b1"))
+        await write(log, kv("a2", "b2", "c1"))
+        await write(log, kv("c2"), is_sealed=False)
+        assert len(await read_values(log)) == 6
+        await cleaned(inner)
+        await asyncio.sleep(REFRESH_S + 1)
+        offsets = (await read_table(log)).column("offset").to_pylist()
+        assert offsets == [2, 3, 4, 5]
 
 
 # -- together
@@ -386,40 +343,37 @@ async def due(inner: MemoryStore) -> tuple[Log, list]:
     return log, latest_of(everything)
 
 
-def test_i7_a_reader_in_the_middle_sees_no_gap_and_nothing_twice() -> None:
-    async def main() -> None:
-        for step in range(1, 8):
-            inner = MemoryStore()
-            log, expected = await due(inner)
-            reader = await opened(inner, COLD)
-            way = reader.store
-            assert isinstance(way, FaultyStore)
-            left = step
-            gates: asyncio.Queue = asyncio.Queue()
+async def test_i7_a_reader_in_the_middle_sees_no_gap_and_nothing_twice() -> None:
+    for step in range(1, 8):
+        inner = MemoryStore()
+        log, expected = await due(inner)
+        reader = await opened(inner, COLD)
+        way = reader.store
+        assert isinstance(way, FaultyStore)
+        left = step
+        gates: asyncio.Queue = asyncio.Queue()
 
-            def plan(call, way=way, gates=gates) -> None:
-                nonlocal left
-                left -= call.verb == "get_range"
-                if left == 0 and call.verb == "get_range":
-                    left -= 1
-                    gates.put_nowait(way.hold("get_range", call.key))
+        def plan(call, way=way, gates=gates) -> None:
+            nonlocal left
+            left -= call.verb == "get_range"
+            if left == 0 and call.verb == "get_range":
+                left -= 1
+                gates.put_nowait(way.hold("get_range", call.key))
 
-            way.plan = plan
-            reading = asyncio.create_task(records(reader))
-            gate = await gates.get()
-            await gate.reached.wait()
-            inputs = [f"{log.state.topic('t').prefix}/{f.path}" for f in await segments_of(log)]
-            await cleaned(inner)
-            await inner.delete(inputs)  # later than any grace
-            gate.opened.set()
-            rows = await reading
-            offsets = [offset for offset, _, _ in rows]
-            assert offsets == sorted(set(offsets))
-            assert set(expected) <= set(rows)
-            async with closing(log, reader):
-                assert await records(reader) == expected
-
-    run(main)
+        way.plan = plan
+        reading = asyncio.create_task(records(reader))
+        gate = await gates.get()
+        await gate.reached.wait()
+        inputs = [f"{log.state.topic('t').prefix}/{f.path}" for f in await segments_of(log)]
+        await cleaned(inner)
+        await inner.delete(inputs)  # later than any grace
+        gate.opened.set()
+        rows = await reading
+        offsets = [offset for offset, _, _ in rows]
+        assert offsets == sorted(set(offsets))
+        assert set(expected) <= set(rows)
+        async with closing(log, reader):
+            assert await records(reader) == expected
 
 
 def test_i9_compaction_that_crashed_at_any_call_is_repeated() -> None:

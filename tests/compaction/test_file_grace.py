@@ -13,7 +13,6 @@ from tests.support.broker import tidelog
 from tests.support.clock import ManualClock
 from tests.support.logs import COLD, append, closing, opened, read_values
 from tests.support.maintenance import caring, log_with
-from tests.support.vloop import run
 from tidelog.compaction.collect import collect, plan
 from tidelog.compaction.compact import compact
 from tidelog.compaction.engine import InProcess, OnRows
@@ -61,51 +60,45 @@ class Interrupted(InProcess):
 
 
 @pytest.mark.parametrize("table_ms", GRACES)
-def test_a_collection_beside_a_seal_leaves_its_segments(table_ms: int) -> None:
-    async def main() -> None:
-        inner = MemoryStore()
-        log = await log_with(inner, SEGMENTS)
-        await append(log, "i")
-        table = await log.tables.of(log.state.topic("t"))
-        add = table.add
+async def test_a_collection_beside_a_seal_leaves_its_segments(table_ms: int) -> None:
+    inner = MemoryStore()
+    log = await log_with(inner, SEGMENTS)
+    await append(log, "i")
+    table = await log.tables.of(log.state.topic("t"))
+    add = table.add
 
-        async def late(*args: object) -> None:
-            inner.now_ms += 2 * HOUR_MS
-            assert await collected(inner, table_ms) == []
-            await add(*args)
+    async def late(*args: object) -> None:
+        inner.now_ms += 2 * HOUR_MS
+        assert await collected(inner, table_ms) == []
+        await add(*args)
 
-        table.add = late
-        assert await log.seal("t") == 1
-        fresh = await opened(inner, COLD)
-        async with closing(log, fresh):
-            assert await read_values(fresh) == [*VALUES, "i"]
-
-    run(main)
+    table.add = late
+    assert await log.seal("t") == 1
+    fresh = await opened(inner, COLD)
+    async with closing(log, fresh):
+        assert await read_values(fresh) == [*VALUES, "i"]
 
 
 @pytest.mark.parametrize("table_ms", GRACES)
-def test_a_collection_beside_a_rewrite_leaves_its_output(table_ms: int) -> None:
-    async def main() -> None:
-        inner = MemoryStore()
-        log = await log_with(inner, SEGMENTS)
+async def test_a_collection_beside_a_rewrite_leaves_its_output(table_ms: int) -> None:
+    inner = MemoryStore()
+    log = await log_with(inner, SEGMENTS)
 
-        async def meanwhile() -> None:
-            inner.now_ms += 2 * HOUR_MS
-            assert await collected(inner, table_ms) == []
+    async def meanwhile() -> None:
+        inner.now_ms += 2 * HOUR_MS
+        assert await collected(inner, table_ms) == []
 
-        async with caring(inner) as cluster:
-            engine = Interrupted(cluster, meanwhile)
-            (done,) = await compact(cluster, None, is_dry=False, engine=engine)
-            assert (done.segments, done.segments_after) == (4, 1)
-        fresh = await opened(inner, COLD)
-        async with closing(log, fresh):
-            assert await read_values(fresh) == VALUES
-            # The inputs are the option's to give: the commit that removed them is final.
-            removed = await collected(inner, 0)
-            assert len(removed) == len(SEGMENTS)
-            assert await read_values(fresh) == VALUES
-
-    run(main)
+    async with caring(inner) as cluster:
+        engine = Interrupted(cluster, meanwhile)
+        (done,) = await compact(cluster, None, is_dry=False, engine=engine)
+        assert (done.segments, done.segments_after) == (4, 1)
+    fresh = await opened(inner, COLD)
+    async with closing(log, fresh):
+        assert await read_values(fresh) == VALUES
+        # The inputs are the option's to give: the commit that removed them is final.
+        removed = await collected(inner, 0)
+        assert len(removed) == len(SEGMENTS)
+        assert await read_values(fresh) == VALUES
 
 
 async def sealed_on(folder: Path) -> tuple[FolderStore, Log]:

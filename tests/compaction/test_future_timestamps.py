@@ -5,7 +5,6 @@ import pytest
 from tests.support.logs import COLD, append, closing, opened
 from tests.support.maintenance import caring
 from tests.support.records import TIME_MS
-from tests.support.vloop import run
 from tidelog.compaction import plan
 from tidelog.compaction.retention import retain
 from tidelog.storage.core import object_keys
@@ -19,29 +18,25 @@ YEAR_9999_MS = 253_402_300_799_999
 HOUR_MS = 3_600_000
 
 
-def test_retention_goes_on_behind_a_record_of_the_year_9999() -> None:
-    async def main() -> None:
-        inner = MemoryStore(now_ms=TIME_MS)
-        log = await opened(inner, COLD)
-        async with closing(log):
-            configs = {
-                "retention.ms": str(HOUR_MS),
-                "message.timestamp.after.max.ms": str(2**63 - 1),
-            }
-            await log.create_topic("t", 1, configs)
-            await append(log, "future", timestamps=[YEAR_9999_MS])
+async def test_retention_goes_on_behind_a_record_of_the_year_9999() -> None:
+    inner = MemoryStore(now_ms=TIME_MS)
+    async with closing(await opened(inner, COLD)) as log:
+        configs = {
+            "retention.ms": str(HOUR_MS),
+            "message.timestamp.after.max.ms": str(2**63 - 1),
+        }
+        await log.create_topic("t", 1, configs)
+        await append(log, "future", timestamps=[YEAR_9999_MS])
+        await log.seal("t")
+        for _ in range(3):
+            await append(log, "old", timestamps=[TIME_MS - 1000 * HOUR_MS])
             await log.seal("t")
-            for _ in range(3):
-                await append(log, "old", timestamps=[TIME_MS - 1000 * HOUR_MS])
-                await log.seal("t")
-            async with caring(inner) as cluster:
-                for wait_ms, start in ((0, 0), (HOUR_MS // 2, 0), (HOUR_MS, 4)):
-                    inner.now_ms += wait_ms
-                    await retain(cluster, None, is_dry=False)
-                    await cluster.refresh()
-                    assert cluster.state.partition("t", 0).log_start_offset == start
-
-    run(main)
+        async with caring(inner) as cluster:
+            for wait_ms, start in ((0, 0), (HOUR_MS // 2, 0), (HOUR_MS, 4)):
+                inner.now_ms += wait_ms
+                await retain(cluster, None, is_dry=False)
+                await cluster.refresh()
+                assert cluster.state.partition("t", 0).log_start_offset == start
 
 
 @pytest.mark.parametrize(

@@ -216,8 +216,7 @@ async def at_the_end(world: World) -> None:
         assert [info async for info in world.inner.list(object_keys.wal(1))] == [], (
             "nothing collected"
         )
-        second = await opened(world.inner, COLD)
-        async with closing(second):
+        async with closing(await opened(world.inner, COLD)) as second:
             await second.wal.refresh()
             await first.wal.refresh()
             assert first.state.encode() == second.state.encode()

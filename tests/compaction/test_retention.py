@@ -9,7 +9,6 @@ from tests.support.faults import Fault, Script
 from tests.support.logs import append, closing, opened, read_values
 from tests.support.maintenance import caring, cluster_on, log_with, way_of
 from tests.support.records import TIME_MS
-from tests.support.vloop import run
 from tidelog.compaction.compact import compact
 from tidelog.compaction.retention import HIGH_WATERMARK, Retained, delete_records, retain
 from tidelog.compaction.session import MaintenanceSession
@@ -48,67 +47,54 @@ async def retained(inner: MemoryStore, *, is_dry: bool = False) -> list[Retained
 @pytest.mark.parametrize(
     ("hours", "start"), [(0.0, 0), (0.99, 0), (1.01, 0), (2.01, 2), (3.01, 4), (99, 6)]
 )
-def test_what_is_older_than_retention_ms_goes(hours: float, start: int) -> None:
+async def test_what_is_older_than_retention_ms_goes(hours: float, start: int) -> None:
     """By the newest record of each segment, and by the store's clock; the tail stays."""
 
-    async def main() -> None:
-        inner = MemoryStore()
-        log = await log_with(inner, SEGMENTS, partitions=2, retention_ms=str(2 * HOUR_MS))
-        async with closing(log):
-            await append(log, "tail", partition=1)
-            inner.now_ms = TIME_MS + int(hours * HOUR_MS)
-            planned = await retained(inner, is_dry=True)
-            assert await starts(log) == [0, 0]
-            assert await bases(log) == [0, 2, 4]
-            assert await retained(inner) == planned
-            assert await starts(log) == [start, start]
-            assert await bases(log) == [base for base in (0, 2, 4) if base >= start]
-            for number, tail in ((0, []), (1, ["tail"])):
-                expected = [*VALUES, *tail][start:]
-                assert await read_values(log, partition=number, offset=start) == expected
-            for cut in planned:
-                assert cut.why == "retention.ms"
-                assert (cut.was, cut.log_start_offset, cut.rows) == (0, start, start)
-                assert cut.segments == start // 2
-                assert cut.size > 0
-            assert len(planned) == (2 if start else 0)
-            assert await retained(inner) == []
-
-    run(main)
+    inner = MemoryStore()
+    log = await log_with(inner, SEGMENTS, partitions=2, retention_ms=str(2 * HOUR_MS))
+    async with closing(log):
+        await append(log, "tail", partition=1)
+        inner.now_ms = TIME_MS + int(hours * HOUR_MS)
+        planned = await retained(inner, is_dry=True)
+        assert await starts(log) == [0, 0]
+        assert await bases(log) == [0, 2, 4]
+        assert await retained(inner) == planned
+        assert await starts(log) == [start, start]
+        assert await bases(log) == [base for base in (0, 2, 4) if base >= start]
+        for number, tail in ((0, []), (1, ["tail"])):
+            expected = [*VALUES, *tail][start:]
+            assert await read_values(log, partition=number, offset=start) == expected
+        for cut in planned:
+            assert cut.why == "retention.ms"
+            assert (cut.was, cut.log_start_offset, cut.rows) == (0, start, start)
+            assert cut.segments == start // 2
+            assert cut.size > 0
+        assert len(planned) == (2 if start else 0)
+        assert await retained(inner) == []
 
 
 @pytest.mark.parametrize("kept_segments", [0, 1, 2, 3])
-def test_what_is_beyond_retention_bytes_goes(kept_segments: int) -> None:
-    async def main() -> None:
-        inner = MemoryStore()
-        log = await log_with(inner, SEGMENTS, retention_ms="-1")
-        async with closing(log):
-            table = await log.tables.of(log.state.topic("t"))
-            sizes = [file.size for file in await table.segments(0)]
-            limit = sum(sizes[len(sizes) - kept_segments :])
-            await log.alter_topic("t", {"retention.bytes": str(limit)})
-            told = await retained(inner)
-            assert await bases(log) == [0, 2, 4][3 - kept_segments :]
-            assert await starts(log) == [2 * (3 - kept_segments)]
-            assert [cut.why for cut in told] == ([] if kept_segments == 3 else ["retention.bytes"])
-
-    run(main)
+async def test_what_is_beyond_retention_bytes_goes(inner: MemoryStore, kept_segments: int) -> None:
+    async with closing(await log_with(inner, SEGMENTS, retention_ms="-1")) as log:
+        table = await log.tables.of(log.state.topic("t"))
+        sizes = [file.size for file in await table.segments(0)]
+        limit = sum(sizes[len(sizes) - kept_segments :])
+        await log.alter_topic("t", {"retention.bytes": str(limit)})
+        told = await retained(inner)
+        assert await bases(log) == [0, 2, 4][3 - kept_segments :]
+        assert await starts(log) == [2 * (3 - kept_segments)]
+        assert [cut.why for cut in told] == ([] if kept_segments == 3 else ["retention.bytes"])
 
 
 @pytest.mark.parametrize(
     "configs",
     [{"retention_ms": "-1"}, {"retention_ms": "1", "cleanup_policy": "compact"}],
 )
-def test_what_is_kept_for_ever_stays(configs: dict[str, str]) -> None:
-    async def main() -> None:
-        inner = MemoryStore()
-        log = await log_with(inner, SEGMENTS, **configs)
-        async with closing(log):
-            inner.now_ms = 2**42
-            assert await retained(inner) == []
-            assert await bases(log) == [0, 2, 4]
-
-    run(main)
+async def test_what_is_kept_for_ever_stays(inner: MemoryStore, configs: dict[str, str]) -> None:
+    async with closing(await log_with(inner, SEGMENTS, **configs)) as log:
+        inner.now_ms = 2**42
+        assert await retained(inner) == []
+        assert await bases(log) == [0, 2, 4]
 
 
 @pytest.mark.parametrize(
@@ -122,127 +108,107 @@ def test_what_is_kept_for_ever_stays(configs: dict[str, str]) -> None:
         (HIGH_WATERMARK, 8, []),
     ],
 )
-def test_records_are_deleted_up_to_an_offset(offset: int, start: int, left: list[int]) -> None:
-    async def main() -> None:
-        inner = MemoryStore()
-        log = await log_with(inner, SEGMENTS)
-        async with closing(log), caring(inner) as cluster:
-            await append(log, "g", "h")
-            await delete_records(cluster, "t", {0: offset}, is_dry=False)
-            assert await starts(log) == [start]
-            assert await bases(log) == left
-            assert await read_values(log, offset=start) == [*VALUES, "g", "h"][start:]
-            # Records of the tail are removed once they are sealed.
-            await log.seal("t")
-            await retained(inner)
-            assert await bases(log) == [*left, *([max(start, 6)] if start < 8 else [])]
-
-    run(main)
+async def test_records_are_deleted_up_to_an_offset(
+    inner: MemoryStore, offset: int, start: int, left: list[int]
+) -> None:
+    log = await log_with(inner, SEGMENTS)
+    async with closing(log), caring(inner) as cluster:
+        await append(log, "g", "h")
+        await delete_records(cluster, "t", {0: offset}, is_dry=False)
+        assert await starts(log) == [start]
+        assert await bases(log) == left
+        assert await read_values(log, offset=start) == [*VALUES, "g", "h"][start:]
+        # Records of the tail are removed once they are sealed.
+        await log.seal("t")
+        await retained(inner)
+        assert await bases(log) == [*left, *([max(start, 6)] if start < 8 else [])]
 
 
-def test_a_segment_that_the_log_start_cuts_is_rewritten_once() -> None:
+async def test_a_segment_that_the_log_start_cuts_is_rewritten_once(inner: MemoryStore) -> None:
     """The next run finds nothing to do. The old object stays for readers."""
 
-    async def main() -> None:
-        inner = MemoryStore()
-        log = await log_with(inner, [["a", "b", "c", "d"]])
-        async with closing(log), caring(inner) as cluster:
-            table = await log.tables.of(log.state.topic("t"))
-            (old,) = await table.segments(0)
-            (planned,) = await delete_records(cluster, "t", {0: 3}, is_dry=True)
-            assert await bases(log) == [0]
-            assert await delete_records(cluster, "t", {0: 3}, is_dry=False) == [planned]
-            assert (planned.segments, planned.rows, planned.rewritten) == (0, 0, old.size)
-            await table.refresh()
-            (new,) = await table.segments(0)
-            assert (new.base_offset, new.end_offset, new.rows) == (3, 4, 1)
-            assert await delete_records(cluster, "t", {0: 3}, is_dry=False) == []
-            assert await retained(inner) == []
-            assert await inner.get(f"{log.state.topic('t').prefix}/{old.path}")
-            assert await read_values(log, offset=3) == ["d"]
-
-    run(main)
+    log = await log_with(inner, [["a", "b", "c", "d"]])
+    async with closing(log), caring(inner) as cluster:
+        table = await log.tables.of(log.state.topic("t"))
+        (old,) = await table.segments(0)
+        (planned,) = await delete_records(cluster, "t", {0: 3}, is_dry=True)
+        assert await bases(log) == [0]
+        assert await delete_records(cluster, "t", {0: 3}, is_dry=False) == [planned]
+        assert (planned.segments, planned.rows, planned.rewritten) == (0, 0, old.size)
+        await table.refresh()
+        (new,) = await table.segments(0)
+        assert (new.base_offset, new.end_offset, new.rows) == (3, 4, 1)
+        assert await delete_records(cluster, "t", {0: 3}, is_dry=False) == []
+        assert await retained(inner) == []
+        assert await inner.get(f"{log.state.topic('t').prefix}/{old.path}")
+        assert await read_values(log, offset=3) == ["d"]
 
 
 @pytest.mark.parametrize(("offset", "left"), [(2, [2, 4]), (3, [3, 4]), (-1, [])])
-def test_records_that_a_broker_deleted_leave_the_table_later(offset: int, left: list[int]) -> None:
+async def test_records_that_a_broker_deleted_leave_the_table_later(
+    inner: MemoryStore, offset: int, left: list[int]
+) -> None:
     """`Log.delete_records` moves the log start; the next retention removes and rewrites."""
 
-    async def main() -> None:
-        inner = MemoryStore()
-        log = await log_with(inner, SEGMENTS, retention_ms="-1")
-        async with closing(log):
-            start = await log.delete_records("t", 0, offset)
-            assert await bases(log) == [0, 2, 4]
-            assert await read_values(log, offset=start) == VALUES[start:]
-            await retained(inner)
-            assert await bases(log) == left
-            assert await starts(log) == [start]
-            assert await read_values(log, offset=start) == VALUES[start:]
-            assert await retained(inner) == []
-
-    run(main)
+    async with closing(await log_with(inner, SEGMENTS, retention_ms="-1")) as log:
+        start = await log.delete_records("t", 0, offset)
+        assert await bases(log) == [0, 2, 4]
+        assert await read_values(log, offset=start) == VALUES[start:]
+        await retained(inner)
+        assert await bases(log) == left
+        assert await starts(log) == [start]
+        assert await read_values(log, offset=start) == VALUES[start:]
+        assert await retained(inner) == []
 
 
-def test_a_broker_leaves_a_large_cut_segment_to_the_command(
+async def test_a_broker_leaves_a_large_cut_segment_to_the_command(
+    inner: MemoryStore,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def main() -> None:
-        inner = MemoryStore()
-        log = await log_with(inner, [], retention_ms="-1")
-        async with closing(log), caring(inner) as cluster:
-            await append(log, "a", "b")
-            await delete_records(cluster, "t", {0: 1}, is_dry=False)
-            await log.seal("t")
-            assert await bases(log) == [0]
-            assert await retain(cluster, None, is_dry=False, rewrite_bytes_max=10) == []
-            assert "run `tidelog retain t --yes`" in caplog.text
-            assert await bases(log) == [0]
-            (done,) = await retain(cluster, None, is_dry=False)
-            assert (done.was, done.log_start_offset, done.rewritten > 10) == (1, 1, True)
-            assert await bases(log) == [1]
-
-    run(main)
+    log = await log_with(inner, [], retention_ms="-1")
+    async with closing(log), caring(inner) as cluster:
+        await append(log, "a", "b")
+        await delete_records(cluster, "t", {0: 1}, is_dry=False)
+        await log.seal("t")
+        assert await bases(log) == [0]
+        assert await retain(cluster, None, is_dry=False, rewrite_bytes_max=10) == []
+        assert "run `tidelog retain t --yes`" in caplog.text
+        assert await bases(log) == [0]
+        (done,) = await retain(cluster, None, is_dry=False)
+        assert (done.was, done.log_start_offset, done.rewritten > 10) == (1, 1, True)
+        assert await bases(log) == [1]
 
 
-def test_a_cut_in_a_range_without_records_removes_the_segment() -> None:
+async def test_a_cut_in_a_range_without_records_removes_the_segment(inner: MemoryStore) -> None:
     """Key compaction removed the last records of the first segment."""
 
-    async def main() -> None:
-        inner = MemoryStore()
-        log = await log_with(inner, [], cleanup_policy="compact", min_cleanable_dirty_ratio="0")
-        async with closing(log), caring(inner) as cluster:
-            large = random.Random(1).randbytes(700_000)  # so the two segments are not merged
-            await log.alter_topic("t", {"target.segment.bytes": "1048576"})
-            for first, second in (((b"x", large), (b"k", b"1")), ((b"k", b"2"), (b"z", large))):
-                rows = Rows([TIME_MS] * 2, [first[0], second[0]], [first[1], second[1]])
-                await log.append(log.state.topic("t"), [(0, rows)], size=9, is_json=False)
-                await log.seal("t")
-            await cluster.refresh()
-            await compact(cluster, None, is_dry=False)
-            assert await bases(log) == [0, 2]
-            await delete_records(cluster, "t", {0: 1}, is_dry=False)
-            assert await bases(log) == [2]
-            assert await starts(log) == [2]
-            assert await retained(inner) == []
-
-    run(main)
+    log = await log_with(inner, [], cleanup_policy="compact", min_cleanable_dirty_ratio="0")
+    async with closing(log), caring(inner) as cluster:
+        large = random.Random(1).randbytes(700_000)  # so the two segments are not merged
+        await log.alter_topic("t", {"target.segment.bytes": "1048576"})
+        for first, second in (((b"x", large), (b"k", b"1")), ((b"k", b"2"), (b"z", large))):
+            rows = Rows([TIME_MS] * 2, [first[0], second[0]], [first[1], second[1]])
+            await log.append(log.state.topic("t"), [(0, rows)], size=9, is_json=False)
+            await log.seal("t")
+        await cluster.refresh()
+        await compact(cluster, None, is_dry=False)
+        assert await bases(log) == [0, 2]
+        await delete_records(cluster, "t", {0: 1}, is_dry=False)
+        assert await bases(log) == [2]
+        assert await starts(log) == [2]
+        assert await retained(inner) == []
 
 
-def test_records_that_are_not_there_cannot_be_deleted() -> None:
-    async def main() -> None:
-        inner = MemoryStore()
-        log = await log_with(inner, SEGMENTS)
-        async with closing(log), caring(inner) as cluster:
-            with pytest.raises(OffsetOutOfRange, match="0 to 6"):
-                await delete_records(cluster, "t", {0: 7}, is_dry=False)
-            with pytest.raises(UnknownPartition):
-                await delete_records(cluster, "t", {1: 0}, is_dry=False)
-            with pytest.raises(UnknownTopic):
-                await delete_records(cluster, "u", {0: 0}, is_dry=False)
-            assert await starts(log) == [0]
-
-    run(main)
+async def test_records_that_are_not_there_cannot_be_deleted(inner: MemoryStore) -> None:
+    log = await log_with(inner, SEGMENTS)
+    async with closing(log), caring(inner) as cluster:
+        with pytest.raises(OffsetOutOfRange, match="0 to 6"):
+            await delete_records(cluster, "t", {0: 7}, is_dry=False)
+        with pytest.raises(UnknownPartition):
+            await delete_records(cluster, "t", {1: 0}, is_dry=False)
+        with pytest.raises(UnknownTopic):
+            await delete_records(cluster, "u", {0: 0}, is_dry=False)
+        assert await starts(log) == [0]
 
 
 async def retain_with(cluster: MaintenanceSession, step: str) -> None:
@@ -272,140 +238,118 @@ async def retain_with(cluster: MaintenanceSession, step: str) -> None:
 @pytest.mark.parametrize(
     "step", ["before the entry", "after the entry", "before the commit", "after the commit"]
 )
-def test_i7_next_run_finishes_a_retention_that_crashed_at_any_step(step: str) -> None:
-    async def main() -> None:
-        inner = MemoryStore()
-        log = await log_with(inner, SEGMENTS, partitions=2, retention_ms=str(HOUR_MS // 2))
-        inner.now_ms += HOUR_MS // 4
-        dying = await cluster_on(inner)
-        await retain_with(dying, step)
-        await dying.close()
-        async with closing(log):
-            await log.wal.refresh()
-            for number in (0, 1):
-                (start, _) = await starts(log)
-                assert await read_values(log, partition=number, offset=start) == VALUES[start:]
-            await retained(inner)
-            assert await starts(log) == [4, 4]
-            assert await bases(log) == await bases(log, 1) == [4]
-            assert await retained(inner) == []
-
-    run(main)
+async def test_i7_next_run_finishes_a_retention_that_crashed_at_any_step(step: str) -> None:
+    inner = MemoryStore()
+    log = await log_with(inner, SEGMENTS, partitions=2, retention_ms=str(HOUR_MS // 2))
+    inner.now_ms += HOUR_MS // 4
+    dying = await cluster_on(inner)
+    await retain_with(dying, step)
+    await dying.close()
+    async with closing(log):
+        await log.wal.refresh()
+        for number in (0, 1):
+            (start, _) = await starts(log)
+            assert await read_values(log, partition=number, offset=start) == VALUES[start:]
+        await retained(inner)
+        assert await starts(log) == [4, 4]
+        assert await bases(log) == await bases(log, 1) == [4]
+        assert await retained(inner) == []
 
 
-def test_two_that_run_at_once_come_to_one_result() -> None:
-    async def main() -> None:
-        inner = MemoryStore()
-        log = await log_with(inner, SEGMENTS, partitions=2, retention_ms=str(HOUR_MS // 2))
-        inner.now_ms += HOUR_MS // 4
-        async with caring(inner) as session, caring(inner) as other, closing(log):
-            for cluster in (session, other):
-                way_of(cluster).latency = lambda _: 0.01
-            told = await asyncio.gather(*(retain(e, None, is_dry=False) for e in (session, other)))
-            assert told[0] == told[1]
-            assert await starts(log) == [4, 4]
-            assert await bases(log) == [4]
-            assert await read_values(log, offset=4) == VALUES[4:]
-
-    run(main)
+async def test_two_that_run_at_once_come_to_one_result(inner: MemoryStore) -> None:
+    log = await log_with(inner, SEGMENTS, partitions=2, retention_ms=str(HOUR_MS // 2))
+    inner.now_ms += HOUR_MS // 4
+    async with caring(inner) as session, caring(inner) as other, closing(log):
+        for cluster in (session, other):
+            way_of(cluster).latency = lambda _: 0.01
+        told = await asyncio.gather(*(retain(e, None, is_dry=False) for e in (session, other)))
+        assert told[0] == told[1]
+        assert await starts(log) == [4, 4]
+        assert await bases(log) == [4]
+        assert await read_values(log, offset=4) == VALUES[4:]
 
 
-def test_rewrite_of_another_run_leaves_no_hole_below_the_log_start() -> None:
+async def test_rewrite_of_another_run_leaves_no_hole_below_the_log_start() -> None:
     """A run that removes a segment finds that another run has replaced it by a rewritten one: this
     one is below the log start too. Its own removal would count as done, because the segment is
     gone."""
 
-    async def main() -> None:
-        inner = MemoryStore()
-        log = await log_with(inner, SEGMENTS)
-        async with closing(log), caring(inner) as first, caring(inner) as second:
-            first_table = await first.table(first.state.topic("t"))
-            second_table = await second.table(second.state.topic("t"))
-            rewrite, remove = first_table.replace, second_table.replace
-            has_rewritten, is_planned = asyncio.Event(), asyncio.Event()
+    inner = MemoryStore()
+    log = await log_with(inner, SEGMENTS)
+    async with closing(log), caring(inner) as first, caring(inner) as second:
+        first_table = await first.table(first.state.topic("t"))
+        second_table = await second.table(second.state.topic("t"))
+        rewrite, remove = first_table.replace, second_table.replace
+        has_rewritten, is_planned = asyncio.Event(), asyncio.Event()
 
-            async def replace_late(*args, **named) -> None:
-                has_rewritten.set()
-                await is_planned.wait()
-                await rewrite(*args, **named)
+        async def replace_late(*args, **named) -> None:
+            has_rewritten.set()
+            await is_planned.wait()
+            await rewrite(*args, **named)
 
-            async def remove_late(*args, **named) -> None:
-                second_table.replace = remove
-                is_planned.set()
-                await rewriting
-                await remove(*args, **named)
+        async def remove_late(*args, **named) -> None:
+            second_table.replace = remove
+            is_planned.set()
+            await rewriting
+            await remove(*args, **named)
 
-            first_table.replace, second_table.replace = replace_late, remove_late
-            rewriting = asyncio.create_task(delete_records(first, "t", {0: 1}, is_dry=False))
-            await has_rewritten.wait()
-            await delete_records(second, "t", {0: 3}, is_dry=False)
-            assert await starts(log) == [3]
-            assert await bases(log) == [3, 4]
-            assert await read_values(log, offset=3) == VALUES[3:]
-            await log.tables.checked(log.state.topic("t"))
-
-    run(main)
+        first_table.replace, second_table.replace = replace_late, remove_late
+        rewriting = asyncio.create_task(delete_records(first, "t", {0: 1}, is_dry=False))
+        await has_rewritten.wait()
+        await delete_records(second, "t", {0: 3}, is_dry=False)
+        assert await starts(log) == [3]
+        assert await bases(log) == [3, 4]
+        assert await read_values(log, offset=3) == VALUES[3:]
+        await log.tables.checked(log.state.topic("t"))
 
 
-def test_a_log_start_that_a_client_moves_meanwhile_leaves_no_hole() -> None:
+async def test_a_log_start_that_a_client_moves_meanwhile_leaves_no_hole(inner: MemoryStore) -> None:
     """After the segments below the log start are removed, a client deletes more records: the
     segment that is cut now is not the first one."""
 
-    async def main() -> None:
-        inner = MemoryStore()
-        log = await log_with(inner, SEGMENTS)
-        async with closing(log), caring(inner) as cluster:
-            await log.delete_records("t", 0, 1)
-            table = await cluster.table(cluster.state.topic("t"))
-            transaction_version = table.transaction_version
+    log = await log_with(inner, SEGMENTS)
+    async with closing(log), caring(inner) as cluster:
+        await log.delete_records("t", 0, 1)
+        table = await cluster.table(cluster.state.topic("t"))
+        transaction_version = table.transaction_version
 
-            async def with_a_client(app_id: str) -> int | None:
-                table.transaction_version = transaction_version
-                await log.delete_records("t", 0, 5)
-                await cluster.refresh()
-                return await transaction_version(app_id)
+        async def with_a_client(app_id: str) -> int | None:
+            table.transaction_version = transaction_version
+            await log.delete_records("t", 0, 5)
+            await cluster.refresh()
+            return await transaction_version(app_id)
 
-            table.transaction_version = with_a_client  # `_rewrite` calls it, as it loads its work
-            await retain(cluster, None, is_dry=False)
-            assert await starts(log) == [5]
-            assert await bases(log) == [5]
-            await log.tables.checked(log.state.topic("t"))
-            assert await read_values(log, offset=5) == VALUES[5:]
-
-    run(main)
+        table.transaction_version = with_a_client  # `_rewrite` calls it, as it loads its work
+        await retain(cluster, None, is_dry=False)
+        assert await starts(log) == [5]
+        assert await bases(log) == [5]
+        await log.tables.checked(log.state.topic("t"))
+        assert await read_values(log, offset=5) == VALUES[5:]
 
 
 @pytest.mark.parametrize("fault", [Fault.ABSENT, Fault.STORED, Fault.OWN_412, Fault.LATE])
-def test_an_unknown_outcome_is_waited_for(fault: Fault) -> None:
-    async def main() -> None:
-        inner = MemoryStore()
-        log = await log_with(inner, SEGMENTS, retention_ms=str(HOUR_MS // 2))
-        inner.now_ms += HOUR_MS // 4
-        async with caring(inner) as cluster, closing(log):
-            way_of(cluster).plan = Script("create", object_keys.WAL, [fault])
+async def test_an_unknown_outcome_is_waited_for(inner: MemoryStore, fault: Fault) -> None:
+    log = await log_with(inner, SEGMENTS, retention_ms=str(HOUR_MS // 2))
+    inner.now_ms += HOUR_MS // 4
+    async with caring(inner) as cluster, closing(log):
+        way_of(cluster).plan = Script("create", object_keys.WAL, [fault])
+        await retain(cluster, ["t"], is_dry=False)
+        assert await starts(log) == [4]
+        assert await bases(log) == [4]
+        way_of(cluster).plan = Script("create", object_keys.PROBE, [Fault.ABSENT] * 3)
+        with pytest.raises(Unavailable, match="clock"):
             await retain(cluster, ["t"], is_dry=False)
-            assert await starts(log) == [4]
-            assert await bases(log) == [4]
-            way_of(cluster).plan = Script("create", object_keys.PROBE, [Fault.ABSENT] * 3)
-            with pytest.raises(Unavailable, match="clock"):
-                await retain(cluster, ["t"], is_dry=False)
-
-    run(main)
 
 
-def test_a_topic_deleted_meanwhile_is_left_alone() -> None:
-    async def main() -> None:
-        inner = MemoryStore()
-        log = await log_with(inner, SEGMENTS, retention_ms=str(HOUR_MS // 2))
-        async with caring(inner) as cluster:
-            gate = way_of(cluster).hold("create", object_keys.wal(cluster.state.seq + 1))
-            task = asyncio.create_task(retain(cluster, None, is_dry=False))
-            await gate.reached.wait()
-            await log.delete_topic("t")
-            gate.opened.set()
-            await task
-            assert cluster.state.topics == {}
-        await log.close()
-        await (await opened(inner)).close()
-
-    run(main)
+async def test_a_topic_deleted_meanwhile_is_left_alone(inner: MemoryStore) -> None:
+    log = await log_with(inner, SEGMENTS, retention_ms=str(HOUR_MS // 2))
+    async with caring(inner) as cluster:
+        gate = way_of(cluster).hold("create", object_keys.wal(cluster.state.seq + 1))
+        task = asyncio.create_task(retain(cluster, None, is_dry=False))
+        await gate.reached.wait()
+        await log.delete_topic("t")
+        gate.opened.set()
+        await task
+        assert cluster.state.topics == {}
+    await log.close()
+    await (await opened(inner)).close()

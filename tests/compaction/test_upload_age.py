@@ -7,7 +7,6 @@ import pytest
 
 from tests.support.logs import read_values
 from tests.support.maintenance import caring, log_with
-from tests.support.vloop import run
 from tidelog.compaction import engine as compaction
 from tidelog.compaction.compact import compact
 from tidelog.compaction.engine import InProcess
@@ -18,7 +17,9 @@ from tidelog.storage.tables.memory import MemoryManifest
 VALUES = [["a"], ["b"], ["c"], ["d"], ["e"]]
 
 
-def test_i9_nothing_is_committed_hours_after_its_upload(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_i9_nothing_is_committed_hours_after_its_upload(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     real = InProcess.write
 
     async def slow(self: InProcess, *arguments: Any) -> Any:
@@ -28,24 +29,23 @@ def test_i9_nothing_is_committed_hours_after_its_upload(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(InProcess, "write", slow)
 
-    async def main() -> None:
-        inner = MemoryStore()
-        log = await log_with(inner, VALUES)
-        table = await log.tables.of(log.state.topic("t"))
-        await table.refresh()
-        before = table.version
-        async with caring(inner) as cluster:
-            with pytest.raises(Unavailable, match="hours"):
-                await compact(cluster, None, is_dry=False)
-        await table.refresh()
-        assert table.version == before
-        assert await read_values(log) == ["a", "b", "c", "d", "e"]
-        await log.close()
-
-    run(main)
+    inner = MemoryStore()
+    log = await log_with(inner, VALUES)
+    table = await log.tables.of(log.state.topic("t"))
+    await table.refresh()
+    before = table.version
+    async with caring(inner) as cluster:
+        with pytest.raises(Unavailable, match="hours"):
+            await compact(cluster, None, is_dry=False)
+    await table.refresh()
+    assert table.version == before
+    assert await read_values(log) == ["a", "b", "c", "d", "e"]
+    await log.close()
 
 
-def test_i9_a_commit_that_came_hours_late_is_looked_after(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_i9_a_commit_that_came_hours_late_is_looked_after(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     real = MemoryManifest.replace
     is_first = True
 
@@ -60,14 +60,11 @@ def test_i9_a_commit_that_came_hours_late_is_looked_after(monkeypatch: pytest.Mo
 
     inner = MemoryStore()
 
-    async def main() -> None:
-        log = await log_with(inner, VALUES)
-        with monkeypatch.context() as patch:
-            patch.setattr(MemoryManifest, "replace", late)
-            async with caring(inner) as cluster:
-                with pytest.raises(Unavailable, match="suspended"):
-                    await compact(cluster, None, is_dry=False)
-        assert await read_values(log) == ["a", "b", "c", "d", "e"]
-        await log.close()
-
-    run(main)
+    log = await log_with(inner, VALUES)
+    with monkeypatch.context() as patch:
+        patch.setattr(MemoryManifest, "replace", late)
+        async with caring(inner) as cluster:
+            with pytest.raises(Unavailable, match="suspended"):
+                await compact(cluster, None, is_dry=False)
+    assert await read_values(log) == ["a", "b", "c", "d", "e"]
+    await log.close()

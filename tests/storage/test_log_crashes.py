@@ -26,7 +26,6 @@ from tests.support.logs import (
     read_values,
     store_of,
 )
-from tests.support.vloop import run
 from tidelog.storage.core import object_keys
 from tidelog.storage.core.errors import CommitUnknown, Unavailable
 from tidelog.storage.core.model import Acks, SegmentFile
@@ -120,182 +119,167 @@ STEPS = [
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_i7_next_seal_finishes_one_that_crashed_at_any_step(step: str) -> None:
-    async def main() -> None:
-        inner = MemoryStore()
-        log = await with_topic(inner)
-        model: list[list[str]] = [[], []]
-        for i in range(4):
-            for number in (0, 1):
-                await append(log, f"{number}-{i}", partition=number)
-                model[number].append(f"{number}-{i}")
-            if i == 1:
-                await log.seal("t")
-        reached = await hold(log, step, log.state.seq + 1)
-        seal = asyncio.create_task(log.seal("t"))
-        await reached.wait()
-        await asyncio.sleep(0.1)
-        assert not seal.done()
-        # Readers do not mind while it stands there, nor when it is dead.
-        reader = await opened(inner, COLD)
+async def test_i7_next_seal_finishes_one_that_crashed_at_any_step(step: str) -> None:
+    inner = MemoryStore()
+    log = await with_topic(inner)
+    model: list[list[str]] = [[], []]
+    for i in range(4):
         for number in (0, 1):
-            assert await read_values(reader, partition=number) == model[number]
-        await kill(log)
-        seal.cancel()
-        await asyncio.gather(seal, return_exceptions=True)
-        heir = await opened(inner, COLD)
-        async with closing(reader, heir):
-            for number in (0, 1):
-                assert await read_values(heir, partition=number) == model[number]
-            await append(heir, "late", partition=1)
-            model[1].append("late")
-            await heir.seal("t")
-            # A table that was ahead is caught up with first; what is left goes the next time.
-            await heir.seal("t")
-            for number in (0, 1):
-                partition = heir.state.partition("t", number)
-                assert (partition.sealed_end, partition.tail) == (partition.high_watermark, [])
-                for broker in (heir, reader):
-                    await broker.wal.refresh()
-                    assert await read_values(broker, partition=number) == model[number]
-                table = await heir.tables.of(heir.state.topic("t"))
-                files = list(await table.segments(number))
-                assert sum(file.rows for file in files) == len(model[number])
-
-    run(main)
+            await append(log, f"{number}-{i}", partition=number)
+            model[number].append(f"{number}-{i}")
+        if i == 1:
+            await log.seal("t")
+    reached = await hold(log, step, log.state.seq + 1)
+    seal = asyncio.create_task(log.seal("t"))
+    await reached.wait()
+    await asyncio.sleep(0.1)
+    assert not seal.done()
+    # Readers do not mind while it stands there, nor when it is dead.
+    reader = await opened(inner, COLD)
+    for number in (0, 1):
+        assert await read_values(reader, partition=number) == model[number]
+    await kill(log)
+    seal.cancel()
+    await asyncio.gather(seal, return_exceptions=True)
+    heir = await opened(inner, COLD)
+    async with closing(reader, heir):
+        for number in (0, 1):
+            assert await read_values(heir, partition=number) == model[number]
+        await append(heir, "late", partition=1)
+        model[1].append("late")
+        await heir.seal("t")
+        # A table that was ahead is caught up with first; what is left goes the next time.
+        await heir.seal("t")
+        for number in (0, 1):
+            partition = heir.state.partition("t", number)
+            assert (partition.sealed_end, partition.tail) == (partition.high_watermark, [])
+            for broker in (heir, reader):
+                await broker.wal.refresh()
+                assert await read_values(broker, partition=number) == model[number]
+            table = await heir.tables.of(heir.state.topic("t"))
+            files = list(await table.segments(number))
+            assert sum(file.rows for file in files) == len(model[number])
 
 
 @pytest.mark.parametrize("fault", [Fault.REFUSED, Fault.ABSENT, Fault.STORED, Fault.OWN_412])
 @pytest.mark.parametrize("what", [object_keys.TOPICS, object_keys.WAL])
-def test_i7_a_seal_on_a_store_that_fails_is_done_or_tried_again(what: str, fault: Fault) -> None:
-    async def main() -> None:
-        inner = MemoryStore()
-        log = await with_topic(inner)
-        async with closing(log):
-            await append(log, "a", "b")
-            store_of(log).plan = Script("create", what, [fault])
-            if fault is Fault.REFUSED:
-                with pytest.raises(Unavailable):
-                    await log.seal("t")
-                assert await read_values(log) == ["a", "b"]
-            await log.seal("t")
-            assert log.state.partition("t", 0).tail == []
-            cold = await opened(inner, COLD)
-            async with closing(cold):
-                assert await read_values(cold) == ["a", "b"]
-
-    run(main)
+async def test_i7_a_seal_on_a_store_that_fails_is_done_or_tried_again(
+    inner: MemoryStore, what: str, fault: Fault
+) -> None:
+    async with closing(await with_topic(inner)) as log:
+        await append(log, "a", "b")
+        store_of(log).plan = Script("create", what, [fault])
+        if fault is Fault.REFUSED:
+            with pytest.raises(Unavailable):
+                await log.seal("t")
+            assert await read_values(log) == ["a", "b"]
+        await log.seal("t")
+        assert log.state.partition("t", 0).tail == []
+        async with closing(await opened(inner, COLD)) as cold:
+            assert await read_values(cold) == ["a", "b"]
 
 
 # -- whole processes
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_i1_killed_at_any_point_a_log_opens_again_as_it_was(seed: int) -> None:
+async def test_i1_killed_at_any_point_a_log_opens_again_as_it_was(seed: int) -> None:
     """Writers, sealers and checkpoints on brokers that are killed one after the other; whatever was
     acked keeps its offset, nothing is there twice, and what was not acked is there once or not."""
 
-    async def main() -> None:
-        draws = random.Random(seed)
-        inner = MemoryStore()
-        await (await with_topic(inner)).close()
-        acked: dict[tuple[int, int], str] = {}
-        tried: list[str] = []
-        for life in range(6):
-            log = await opened(inner, draws.choice([CHECKPOINTING, COLD]))
-            store = store_of(log)
-            store.plan = Seeded(seed * 10 + life, 0.1)
-            store.latency = lambda _: draws.choice([0.001, 0.02, 0.1])
-            end_s = asyncio.get_running_loop().time() + draws.uniform(0.1, 3.0)
+    draws = random.Random(seed)
+    inner = MemoryStore()
+    await (await with_topic(inner)).close()
+    acked: dict[tuple[int, int], str] = {}
+    tried: list[str] = []
+    for life in range(6):
+        log = await opened(inner, draws.choice([CHECKPOINTING, COLD]))
+        store = store_of(log)
+        store.plan = Seeded(seed * 10 + life, 0.1)
+        store.latency = lambda _: draws.choice([0.001, 0.02, 0.1])
+        end_s = asyncio.get_running_loop().time() + draws.uniform(0.1, 3.0)
 
-            async def write(client: int, log: Log = log, end_s: float = end_s) -> None:
-                count = 0
-                while asyncio.get_running_loop().time() < end_s:
-                    number = draws.randrange(2)
-                    label = f"{asyncio.get_running_loop().time():.3f}/{client}/{count}"
-                    count += 1
-                    tried.append(label)
-                    try:
-                        placed = await append(log, label, partition=number)
-                    except Unavailable:
-                        tried.remove(label)
-                        continue
-                    except CommitUnknown:
-                        continue
-                    assert placed is not None
-                    acked[number, placed[0].base_offset] = label
+        async def write(client: int, log: Log = log, end_s: float = end_s) -> None:
+            count = 0
+            while asyncio.get_running_loop().time() < end_s:
+                number = draws.randrange(2)
+                label = f"{asyncio.get_running_loop().time():.3f}/{client}/{count}"
+                count += 1
+                tried.append(label)
+                try:
+                    placed = await append(log, label, partition=number)
+                except Unavailable:
+                    tried.remove(label)
+                    continue
+                except CommitUnknown:
+                    continue
+                assert placed is not None
+                acked[number, placed[0].base_offset] = label
 
-            async def seal(log: Log = log) -> None:
-                while True:
-                    await asyncio.sleep(draws.uniform(0.1, 0.7))
-                    with contextlib.suppress(Unavailable, CommitUnknown):
-                        await log.seal("t")
+        async def seal(log: Log = log) -> None:
+            while True:
+                await asyncio.sleep(draws.uniform(0.1, 0.7))
+                with contextlib.suppress(Unavailable, CommitUnknown):
+                    await log.seal("t")
 
-            tasks = [asyncio.create_task(write(client)) for client in range(3)]
-            tasks.append(asyncio.create_task(seal()))
-            await asyncio.sleep(end_s - asyncio.get_running_loop().time())
-            await kill(log)
-            for task in tasks:
-                task.cancel()
-            for ended in await asyncio.gather(*tasks, return_exceptions=True):
-                assert ended is None or isinstance(ended, asyncio.CancelledError), ended
-            await store.land()
-        first, second = await opened(inner), await opened(inner, COLD)
-        async with closing(first, second):
-            assert first.state.encode() == second.state.encode()
-            values_of_partitions = [
-                await read_values(second, partition=number) for number in (0, 1)
-            ]
-            assert [
-                await read_values(first, partition=number) for number in (0, 1)
-            ] == values_of_partitions
-            for (number, offset), label in acked.items():
-                assert values_of_partitions[number][offset] == label
-            everything = [*values_of_partitions[0], *values_of_partitions[1]]
-            assert len(everything) == len(set(everything))
-            assert set(everything) <= set(tried)
-            await first.seal("t")
-            await first.seal("t")
-            await second.wal.refresh()
-            assert [
-                await read_values(second, partition=number) for number in (0, 1)
-            ] == values_of_partitions
-        assert len(acked) > 20
-
-    run(main)
+        tasks = [asyncio.create_task(write(client)) for client in range(3)]
+        tasks.append(asyncio.create_task(seal()))
+        await asyncio.sleep(end_s - asyncio.get_running_loop().time())
+        await kill(log)
+        for task in tasks:
+            task.cancel()
+        for ended in await asyncio.gather(*tasks, return_exceptions=True):
+            assert ended is None or isinstance(ended, asyncio.CancelledError), ended
+        await store.land()
+    first, second = await opened(inner), await opened(inner, COLD)
+    async with closing(first, second):
+        assert first.state.encode() == second.state.encode()
+        values_of_partitions = [await read_values(second, partition=number) for number in (0, 1)]
+        assert [
+            await read_values(first, partition=number) for number in (0, 1)
+        ] == values_of_partitions
+        for (number, offset), label in acked.items():
+            assert values_of_partitions[number][offset] == label
+        everything = [*values_of_partitions[0], *values_of_partitions[1]]
+        assert len(everything) == len(set(everything))
+        assert set(everything) <= set(tried)
+        await first.seal("t")
+        await first.seal("t")
+        await second.wal.refresh()
+        assert [
+            await read_values(second, partition=number) for number in (0, 1)
+        ] == values_of_partitions
+    assert len(acked) > 20
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_i4_acks_1_records_are_stored_once_through_any_crash(seed: int, tmp_path: Path) -> None:
-    async def main() -> None:
-        draws = random.Random(seed)
-        inner = MemoryStore()
-        await (await with_topic(inner)).close()
-        acked: list[str] = []
-        for life in range(5):
-            log = await opened(inner, hot_dir=tmp_path)
-            store = store_of(log)
-            store.plan = Seeded(seed * 10 + life, 0.3)
-            store.latency = lambda _: draws.choice([0.001, 0.05])
-            for i in range(draws.randrange(1, 40)):
-                label = f"{life}-{i}"
-                await append(log, label, acks=Acks.LOCAL)
-                acked.append(label)
-                await asyncio.sleep(draws.choice([0, 0, 0, 0.03]))
-            await kill(log)
-            if draws.random() < 0.3:
-                # The next broker crashes too, while it recovers.
-                heir = await asyncio.wait_for(opened(inner, hot_dir=tmp_path), 60)
-                await kill(heir)
+async def test_i4_acks_1_records_are_stored_once_through_any_crash(
+    inner: MemoryStore, seed: int, tmp_path: Path
+) -> None:
+    draws = random.Random(seed)
+    await (await with_topic(inner)).close()
+    acked: list[str] = []
+    for life in range(5):
         log = await opened(inner, hot_dir=tmp_path)
-        async with closing(log):
-            assert await read_values(log) == acked
-        assert names(tmp_path, "*") == []
+        store = store_of(log)
+        store.plan = Seeded(seed * 10 + life, 0.3)
+        store.latency = lambda _: draws.choice([0.001, 0.05])
+        for i in range(draws.randrange(1, 40)):
+            label = f"{life}-{i}"
+            await append(log, label, acks=Acks.LOCAL)
+            acked.append(label)
+            await asyncio.sleep(draws.choice([0, 0, 0, 0.03]))
+        await kill(log)
+        if draws.random() < 0.3:
+            # The next broker crashes too, while it recovers.
+            heir = await asyncio.wait_for(opened(inner, hot_dir=tmp_path), 60)
+            await kill(heir)
+    async with closing(await opened(inner, hot_dir=tmp_path)) as log:
+        assert await read_values(log) == acked
+    assert names(tmp_path, "*") == []
 
-    run(main)
 
-
-def test_i4_a_recovery_that_is_killed_at_every_step_is_repeated(
+async def test_i4_a_recovery_that_is_killed_at_every_step_is_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recovered_logs: list[Recovered] = []
@@ -309,31 +293,26 @@ def test_i4_a_recovery_that_is_killed_at_every_step_is_repeated(
 
     monkeypatch.setattr("tidelog.storage.write.hot_log_file.recover", recover)
 
-    async def main() -> None:
-        inner = MemoryStore()
-        log = await with_topic(inner)
-        await log.close()
-        log = await opened(inner, hot_dir=tmp_path)
-        gate = store_of(log).hold("create", object_keys.wal(log.state.seq + 1))
-        for i in range(5):
-            await append(log, str(i), acks=Acks.LOCAL)
-        await gate.reached.wait()
-        await kill(log)
-        seq = ClusterState.decode((await checkpointed(inner)), "x").seq
-        for step in range(4):  # before and after its commit, then before and after it is known
-            await stopped_recovery(inner, tmp_path, seq + 1 + step // 2, is_after=step % 2 == 1)
-        assert names(tmp_path) != []
-        log = await opened(inner, hot_dir=tmp_path)
-        async with closing(log):
-            assert await read_values(log) == ["0", "1", "2", "3", "4"]
-
-    run(main)
+    inner = MemoryStore()
+    log = await with_topic(inner)
+    await log.close()
+    log = await opened(inner, hot_dir=tmp_path)
+    gate = store_of(log).hold("create", object_keys.wal(log.state.seq + 1))
+    for i in range(5):
+        await append(log, str(i), acks=Acks.LOCAL)
+    await gate.reached.wait()
+    await kill(log)
+    seq = ClusterState.decode((await checkpointed(inner)), "x").seq
+    for step in range(4):  # before and after its commit, then before and after it is known
+        await stopped_recovery(inner, tmp_path, seq + 1 + step // 2, is_after=step % 2 == 1)
+    assert names(tmp_path) != []
+    async with closing(await opened(inner, hot_dir=tmp_path)) as log:
+        assert await read_values(log) == ["0", "1", "2", "3", "4"]
 
 
 async def checkpointed(inner: MemoryStore) -> bytes:
     """The state of the WAL as it is."""
-    log = await opened(inner, MANUAL)
-    async with closing(log):
+    async with closing(await opened(inner, MANUAL)) as log:
         return log.state.encode()
 
 

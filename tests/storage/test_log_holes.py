@@ -5,7 +5,6 @@ import asyncio
 import pytest
 
 from tests.support.logs import COLD, append, closing, opened, read_table, read_values
-from tests.support.vloop import run
 from tidelog.storage.codec import segment as segments
 from tidelog.storage.codec.entry import Commit, Draft
 from tidelog.storage.core import object_keys
@@ -61,128 +60,101 @@ async def move_log_start(log: Log, offset: int) -> None:
     assert outcome.refusal is None
 
 
-def test_i7_manifest_with_merged_segments_is_read_again() -> None:
-    async def main() -> None:
-        inner = MemoryStore()
-        log = await sealed(inner)
-        stale = await opened(inner, COLD)
-        async with closing(log, stale):
-            assert await read_values(stale) == VALUES
+async def test_i7_manifest_with_merged_segments_is_read_again(inner: MemoryStore) -> None:
+    log = await sealed(inner)
+    stale = await opened(inner, COLD)
+    async with closing(log, stale):
+        assert await read_values(stale) == VALUES
+        assert await stale.offset_for_timestamp("t", 0, 0) == 0
+        for unique in ("aa", "ab", "ac"):
+            await merge(log, unique)
+            assert await read_values(stale, offset=5) == VALUES[5:]
+            await merge(log, f"{unique}b")
             assert await stale.offset_for_timestamp("t", 0, 0) == 0
-            for unique in ("aa", "ab", "ac"):
-                await merge(log, unique)
-                assert await read_values(stale, offset=5) == VALUES[5:]
-                await merge(log, f"{unique}b")
-                assert await stale.offset_for_timestamp("t", 0, 0) == 0
-
-    run(main)
 
 
-def test_i7_segments_merged_under_a_read_are_read_once() -> None:
-    async def main() -> None:
-        inner = MemoryStore()
-        log = await sealed(inner)
-        reader = await opened(inner, COLD)
-        async with closing(log, reader):
-            _, files = await table_of(log)
-            second = f"{log.state.topic('t').prefix}/{files[1].path}"
-            gate = reader.store.hold("get_range", second)
-            reading = asyncio.create_task(read_values(reader))
-            await gate.reached.wait()
-            await merge(log, "aa")
-            gate.opened.set()
-            assert await reading == VALUES
-
-    run(main)
+async def test_i7_segments_merged_under_a_read_are_read_once(inner: MemoryStore) -> None:
+    log = await sealed(inner)
+    reader = await opened(inner, COLD)
+    async with closing(log, reader):
+        _, files = await table_of(log)
+        second = f"{log.state.topic('t').prefix}/{files[1].path}"
+        gate = reader.store.hold("get_range", second)
+        reading = asyncio.create_task(read_values(reader))
+        await gate.reached.wait()
+        await merge(log, "aa")
+        gate.opened.set()
+        assert await reading == VALUES
 
 
-def test_a_segment_that_the_newest_manifest_names_must_be_there() -> None:
-    async def main() -> None:
-        inner = MemoryStore()
-        log = await sealed(inner)
-        async with closing(log):
-            _, files = await table_of(log)
-            key = f"{log.state.topic('t').prefix}/{files[0].path}"
-            await inner.delete([key])
-            with pytest.raises(Corrupt, match=key):
-                await read_values(log)
-            with pytest.raises(Corrupt, match=key):
-                await log.offset_for_timestamp("t", 0, 1_700_000_000_000)
-
-    run(main)
+async def test_a_segment_that_the_newest_manifest_names_must_be_there(inner: MemoryStore) -> None:
+    async with closing(await sealed(inner)) as log:
+        _, files = await table_of(log)
+        key = f"{log.state.topic('t').prefix}/{files[0].path}"
+        await inner.delete([key])
+        with pytest.raises(Corrupt, match=key):
+            await read_values(log)
+        with pytest.raises(Corrupt, match=key):
+            await log.offset_for_timestamp("t", 0, 1_700_000_000_000)
 
 
 @pytest.mark.parametrize("removed_count", [1, 2, 3])
-def test_error_below_a_new_log_start_has_the_valid_range(removed_count: int) -> None:
+async def test_error_below_a_new_log_start_has_the_valid_range(removed_count: int) -> None:
     """By brokers that know of it, and by such whose view is older than the table."""
 
-    async def main() -> None:
-        inner = MemoryStore()
-        log = await sealed(inner)
-        unaware = await opened(inner, COLD)
-        async with closing(log, unaware):
-            assert await read_values(unaware) == VALUES
-            start = 4 * removed_count
-            _, files = await table_of(log)
-            await move_log_start(log, start)
-            await remove(log, files[:removed_count], [])
-            for broker in (log, unaware):
-                with pytest.raises(OffsetOutOfRange) as refused:
-                    await broker.fetch("t", 0, start - 1, bytes_max=100)
-                told = refused.value
-                assert (told.log_start_offset, told.high_watermark) == (start, 12)
-                assert await read_values(broker, offset=start) == VALUES[start:]
-            assert await log.offset_for_timestamp("t", 0, 0) == (
-                None if removed_count == 3 else start
-            )
-            await append(log, "12")
-            await log.seal("t")
-            await unaware.wal.refresh()
-            for broker in (log, unaware):
-                assert await read_values(broker, offset=start) == [*VALUES, "12"][start:]
-
-    run(main)
+    inner = MemoryStore()
+    log = await sealed(inner)
+    unaware = await opened(inner, COLD)
+    async with closing(log, unaware):
+        assert await read_values(unaware) == VALUES
+        start = 4 * removed_count
+        _, files = await table_of(log)
+        await move_log_start(log, start)
+        await remove(log, files[:removed_count], [])
+        for broker in (log, unaware):
+            with pytest.raises(OffsetOutOfRange) as refused:
+                await broker.fetch("t", 0, start - 1, bytes_max=100)
+            told = refused.value
+            assert (told.log_start_offset, told.high_watermark) == (start, 12)
+            assert await read_values(broker, offset=start) == VALUES[start:]
+        assert await log.offset_for_timestamp("t", 0, 0) == (None if removed_count == 3 else start)
+        await append(log, "12")
+        await log.seal("t")
+        await unaware.wal.refresh()
+        for broker in (log, unaware):
+            assert await read_values(broker, offset=start) == [*VALUES, "12"][start:]
 
 
-def test_retention_under_a_read_ends_it_where_it_is() -> None:
-    async def main() -> None:
-        inner = MemoryStore()
-        log = await sealed(inner)
-        reader = await opened(inner, COLD)
-        async with closing(log, reader):
-            _, files = await table_of(log)
-            second = f"{log.state.topic('t').prefix}/{files[1].path}"
-            gate = reader.store.hold("get_range", second)
-            reading = asyncio.create_task(reader.fetch("t", 0, 0, bytes_max=1 << 20))
-            await gate.reached.wait()
-            await move_log_start(log, 8)
-            await remove(log, files[:2], [])
-            gate.opened.set()
-            fetched = await reading
-            assert fetched.next_offset == 4
-            assert sum(piece.batch.num_rows for piece in fetched.pieces) == 4
-            with pytest.raises(OffsetOutOfRange):
-                await reader.fetch("t", 0, 4, bytes_max=100)
-
-    run(main)
+async def test_retention_under_a_read_ends_it_where_it_is(inner: MemoryStore) -> None:
+    log = await sealed(inner)
+    reader = await opened(inner, COLD)
+    async with closing(log, reader):
+        _, files = await table_of(log)
+        second = f"{log.state.topic('t').prefix}/{files[1].path}"
+        gate = reader.store.hold("get_range", second)
+        reading = asyncio.create_task(reader.fetch("t", 0, 0, bytes_max=1 << 20))
+        await gate.reached.wait()
+        await move_log_start(log, 8)
+        await remove(log, files[:2], [])
+        gate.opened.set()
+        fetched = await reading
+        assert fetched.next_offset == 4
+        assert sum(piece.batch.num_rows for piece in fetched.pieces) == 4
+        with pytest.raises(OffsetOutOfRange):
+            await reader.fetch("t", 0, 4, bytes_max=100)
 
 
-def test_a_log_start_within_the_tail_is_sealed_over() -> None:
-    async def main() -> None:
-        inner = MemoryStore()
-        log = await sealed(inner)
-        async with closing(log):
-            await append(log, "a", "b", "c")
-            await move_log_start(log, 14)
-            assert await read_values(log, offset=14) == ["c"]
-            assert await log.offset_for_timestamp("t", 0, 0) == 14
-            await log.seal("t")
-            assert await read_values(log, offset=14) == ["c"]
-            assert await log.offset_for_timestamp("t", 0, 0) == 14
-            with pytest.raises(OffsetOutOfRange):
-                await log.fetch("t", 0, 13, bytes_max=100)
-
-    run(main)
+async def test_a_log_start_within_the_tail_is_sealed_over(inner: MemoryStore) -> None:
+    async with closing(await sealed(inner)) as log:
+        await append(log, "a", "b", "c")
+        await move_log_start(log, 14)
+        assert await read_values(log, offset=14) == ["c"]
+        assert await log.offset_for_timestamp("t", 0, 0) == 14
+        await log.seal("t")
+        assert await read_values(log, offset=14) == ["c"]
+        assert await log.offset_for_timestamp("t", 0, 0) == 14
+        with pytest.raises(OffsetOutOfRange):
+            await log.fetch("t", 0, 13, bytes_max=100)
 
 
 # -- sealers that sleep, and what collection takes from them meanwhile
@@ -206,61 +178,53 @@ async def held_at_add(log: Log) -> tuple[asyncio.Task[int], asyncio.Event, async
 
 
 @pytest.mark.parametrize("is_collected", [False, True])
-def test_i7_a_tail_is_kept_until_its_late_segment_is_known_to_be_there(is_collected: bool) -> None:
-    async def main() -> None:
-        inner = MemoryStore()
-        log = await sealed(inner)
-        other = await opened(inner, COLD)
-        async with closing(log, other):
-            await append(log, "12")
-            task, _, go_on = await held_at_add(log)
-            files = [
-                info.key
-                async for info in inner.list(object_keys.TOPICS)
-                if f"/{12:020d}-" in info.key
-            ]
-            if is_collected:
-                await inner.delete(files)
-            log.clock.advance(7 * 3600)
-            go_on.set()
-            with pytest.raises(Unavailable, match="took too long"):
-                await task
-            await other.wal.refresh()
-            assert await read_values(other) == [*VALUES, "12"]
-            assert other.state.partition("t", 0).sealed_end < 13
-            # The next sealer replaces the segment, or finds it young.
-            await other.seal("t")
-            await other.wal.refresh()
-            assert await read_values(other) == [*VALUES, "12"]
-            assert other.state.partition("t", 0).sealed_end == 13
-
-    run(main)
+async def test_i7_a_tail_is_kept_until_its_late_segment_is_known_to_be_there(
+    inner: MemoryStore,
+    is_collected: bool,
+) -> None:
+    log = await sealed(inner)
+    other = await opened(inner, COLD)
+    async with closing(log, other):
+        await append(log, "12")
+        task, _, go_on = await held_at_add(log)
+        files = [
+            info.key async for info in inner.list(object_keys.TOPICS) if f"/{12:020d}-" in info.key
+        ]
+        if is_collected:
+            await inner.delete(files)
+        log.clock.advance(7 * 3600)
+        go_on.set()
+        with pytest.raises(Unavailable, match="took too long"):
+            await task
+        await other.wal.refresh()
+        assert await read_values(other) == [*VALUES, "12"]
+        assert other.state.partition("t", 0).sealed_end < 13
+        # The next sealer replaces the segment, or finds it young.
+        await other.seal("t")
+        await other.wal.refresh()
+        assert await read_values(other) == [*VALUES, "12"]
+        assert other.state.partition("t", 0).sealed_end == 13
 
 
-def test_a_seal_whose_upload_took_too_long_is_not_committed() -> None:
-    async def main() -> None:
-        inner = MemoryStore()
-        log = await sealed(inner)
-        async with closing(log):
-            await append(log, "12")
-            gates: asyncio.Queue = asyncio.Queue()
+async def test_a_seal_whose_upload_took_too_long_is_not_committed(inner: MemoryStore) -> None:
+    async with closing(await sealed(inner)) as log:
+        await append(log, "12")
+        gates: asyncio.Queue = asyncio.Queue()
 
-            def plan(call):
-                if call.verb == "create" and call.key.startswith(object_keys.TOPICS):
-                    log.store.plan = lambda _: None
-                    gates.put_nowait(log.store.hold("create", call.key))
+        def plan(call):
+            if call.verb == "create" and call.key.startswith(object_keys.TOPICS):
+                log.store.plan = lambda _: None
+                gates.put_nowait(log.store.hold("create", call.key))
 
-            log.store.plan = plan
-            task = asyncio.create_task(log.seal("t"))
-            gate = await gates.get()
-            await gate.reached.wait()
-            log.clock.advance(2 * 3600)
-            gate.opened.set()
-            with pytest.raises(Unavailable, match="too long"):
-                await task
-            assert len((await table_of(log))[1]) == 3
-            await log.wal.refresh()
-            assert await log.seal("t") == 1
-            assert await read_values(log) == [*VALUES, "12"]
-
-    run(main)
+        log.store.plan = plan
+        task = asyncio.create_task(log.seal("t"))
+        gate = await gates.get()
+        await gate.reached.wait()
+        log.clock.advance(2 * 3600)
+        gate.opened.set()
+        with pytest.raises(Unavailable, match="too long"):
+            await task
+        assert len((await table_of(log))[1]) == 3
+        await log.wal.refresh()
+        assert await log.seal("t") == 1
+        assert await read_values(log) == [*VALUES, "12"]

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.cluster import Cluster
 from tests.support.faults import Call, Fault, Plan, Seeded
-from tests.support.logs import append, closing, made, opened, read_values, store_of
+from tests.support.logs import append, closing, made, opened, read_values, store_of, with_topic
 from tests.support.vloop import run
 from tidelog.storage.broker import Broker
 from tidelog.storage.core.errors import CommitUnknown, LogError, Unavailable
@@ -65,8 +65,7 @@ class Load:
 
     async def check(self, inner: MemoryStore) -> None:
         """Read the log as a new broker does: dense, and each producer got a true answer."""
-        log = await opened(inner)
-        async with closing(log):
+        async with closing(await opened(inner)) as log:
             counts = Counter(await read_values(log))
         assert max(counts.values()) == 1
         assert not set(self.acked) - counts.keys(), "acked and lost"
@@ -128,55 +127,47 @@ def test_refusals_in_mid_flight_are_definite_and_pass() -> None:
     assert load.refused
 
 
-def test_three_brokers_are_at_full_speed_within_ten_seconds() -> None:
-    async def main() -> None:
-        async with Cluster() as cluster:
-            brokers = [await cluster.start() for _ in range(3)]
-            await cluster.settled()
-            await brokers[0].create_topic("t", 1, {})
-            for log in brokers:
-                await log.refresh()
-            loop = asyncio.get_running_loop()
-            began_s = loop.time() + BEFORE_S
-            end_s = began_s + 615.0
-            for log in brokers:
-                store = store_of(log)
-                store.latency = lambda _: 1.0 if began_s <= loop.time() < end_s else LATENCY_S
-                store.plan = during(began_s, end_s, dark)
-            load = Load(*brokers)
-            await asyncio.sleep(end_s + FULL_SPEED_S + 15.0 - loop.time())
-            before = load.rate(began_s - 10, began_s - 1)
-            after = load.rate(end_s + FULL_SPEED_S, end_s + FULL_SPEED_S + 10)
-            assert after >= 0.8 * before, (before, after)
-            await load.end()
-        await load.check(cluster.store)
-
-    run(main)
+async def test_three_brokers_are_at_full_speed_within_ten_seconds() -> None:
+    async with Cluster() as cluster:
+        brokers = [await cluster.start() for _ in range(3)]
+        await cluster.settled()
+        await brokers[0].create_topic("t", 1, {})
+        for log in brokers:
+            await log.refresh()
+        loop = asyncio.get_running_loop()
+        began_s = loop.time() + BEFORE_S
+        end_s = began_s + 615.0
+        for log in brokers:
+            store = store_of(log)
+            store.latency = lambda _: 1.0 if began_s <= loop.time() < end_s else LATENCY_S
+            store.plan = during(began_s, end_s, dark)
+        load = Load(*brokers)
+        await asyncio.sleep(end_s + FULL_SPEED_S + 15.0 - loop.time())
+        before = load.rate(began_s - 10, began_s - 1)
+        after = load.rate(end_s + FULL_SPEED_S, end_s + FULL_SPEED_S + 10)
+        assert after >= 0.8 * before, (before, after)
+        await load.end()
+    await load.check(cluster.store)
 
 
-def test_slow_down_of_one_call_in_twenty_for_an_hour_fails_no_request() -> None:
+async def test_slow_down_of_one_call_in_twenty_for_an_hour_fails_no_request() -> None:
     """S3 answers 503 SlowDown: a create has no known outcome, reads are repeated by the SDK."""
 
-    async def main() -> None:
-        inner = MemoryStore()
-        log = await opened(inner)
-        async with closing(log):
-            await log.create_topic("t", 1, {})
-            drawn = Seeded(7, 0.05, creates=[Fault.ABSENT])
-            store_of(log).plan = lambda call: drawn(call) if call.verb == "create" else None
-            store_of(log).latency = lambda _: LATENCY_S
-            load = Load(log, pause_s=4.0, producers=2)
-            for _ in range(60):
-                await asyncio.sleep(60.0)
-                await log.check_ready()
-            await load.end()
-            assert not load.refused
-            assert not load.unknown
-            assert len(load.acked) > 2 * 3600 / 4.5
-            assert log.wal.counters.unknown > 0.04 * log.wal.counters.entries_committed
-        await load.check(inner)
-
-    run(main)
+    inner = MemoryStore()
+    async with closing(await with_topic(inner)) as log:
+        drawn = Seeded(7, 0.05, creates=[Fault.ABSENT])
+        store_of(log).plan = lambda call: drawn(call) if call.verb == "create" else None
+        store_of(log).latency = lambda _: LATENCY_S
+        load = Load(log, pause_s=4.0, producers=2)
+        for _ in range(60):
+            await asyncio.sleep(60.0)
+            await log.check_ready()
+        await load.end()
+        assert not load.refused
+        assert not load.unknown
+        assert len(load.acked) > 2 * 3600 / 4.5
+        assert log.wal.counters.unknown > 0.04 * log.wal.counters.entries_committed
+    await load.check(inner)
 
 
 def full_disk() -> Plan:
@@ -189,53 +180,42 @@ def full_disk() -> Plan:
 
 
 @pytest.mark.parametrize("heal_s", [5.0, 300.0])
-def test_a_full_disk_refuses_writes_serves_reads_and_keeps_what_is_on_the_local_disk(
-    tmp_path: Path, heal_s: float
+async def test_a_full_disk_refuses_writes_serves_reads_and_keeps_what_is_on_the_local_disk(
+    inner: MemoryStore, tmp_path: Path, heal_s: float
 ) -> None:
-    async def main() -> None:
-        inner = MemoryStore()
-        log = await made(inner, hot_dir=tmp_path).open("c0ffee")
-        async with closing(log):
-            await log.create_topic("t", 1, {})
-            await append(log, "before")
-            store_of(log).plan = full_disk()
-            await append(log, "local", acks=Acks.LOCAL)
-            await asyncio.sleep(heal_s)
-            with pytest.raises(Unavailable, match="no space"):
-                await append(log, "refused")
-            assert await read_values(log) == ["before"]
-            with pytest.raises(Unavailable, match="the store does not accept writes: no space"):
-                await log.check_ready()
-            store_of(log).plan = lambda _: None
-            await asyncio.sleep(2.5)
+    async with closing(await made(inner, hot_dir=tmp_path).open("c0ffee")) as log:
+        await log.create_topic("t", 1, {})
+        await append(log, "before")
+        store_of(log).plan = full_disk()
+        await append(log, "local", acks=Acks.LOCAL)
+        await asyncio.sleep(heal_s)
+        with pytest.raises(Unavailable, match="no space"):
+            await append(log, "refused")
+        assert await read_values(log) == ["before"]
+        with pytest.raises(Unavailable, match="the store does not accept writes: no space"):
             await log.check_ready()
-            await append(log, "after")
-            assert await read_values(log) == ["before", "local", "after"]
+        store_of(log).plan = lambda _: None
+        await asyncio.sleep(2.5)
+        await log.check_ready()
+        await append(log, "after")
+        assert await read_values(log) == ["before", "local", "after"]
 
-    run(main)
 
-
-def test_a_load_of_the_view_is_not_hurt_by_one_failed_read() -> None:
+async def test_a_load_of_the_view_is_not_hurt_by_one_failed_read(inner: MemoryStore) -> None:
     """After a long outage the view is loaded again, while some calls still fail."""
 
-    async def main() -> None:
-        inner = MemoryStore()
-        log = await opened(inner)
-        async with closing(log):
-            await log.create_topic("t", 1, {})
-            for number in range(50):
-                await append(log, str(number))
-            log.clock.advance(700.0)  # type: ignore[attr-defined]
-            store_of(log).plan = Seeded(3, 0.02, creates=[Fault.ABSENT])
-            deadline_s = asyncio.get_running_loop().time() + FULL_SPEED_S
-            while True:
-                try:
-                    await append(log, "after")
-                    break
-                except Unavailable:
-                    assert asyncio.get_running_loop().time() < deadline_s
-                    await asyncio.sleep(0.2)
-            store_of(log).plan = lambda _: None
-            assert (await read_values(log))[-1] == "after"
-
-    run(main)
+    async with closing(await with_topic(inner)) as log:
+        for number in range(50):
+            await append(log, str(number))
+        log.clock.advance(700.0)  # type: ignore[attr-defined]
+        store_of(log).plan = Seeded(3, 0.02, creates=[Fault.ABSENT])
+        deadline_s = asyncio.get_running_loop().time() + FULL_SPEED_S
+        while True:
+            try:
+                await append(log, "after")
+                break
+            except Unavailable:
+                assert asyncio.get_running_loop().time() < deadline_s
+                await asyncio.sleep(0.2)
+        store_of(log).plan = lambda _: None
+        assert (await read_values(log))[-1] == "after"

@@ -21,7 +21,6 @@ from tests.support.logs import (
     store_of,
 )
 from tests.support.records import fold, rows, tail_values
-from tests.support.vloop import run
 from tidelog.storage.codec.entry import IdempotencyKey
 from tidelog.storage.core import object_keys
 from tidelog.storage.core.actions import CommitOffsets, GroupOffset
@@ -43,8 +42,7 @@ SOURCE = TopicPartition("source", 0)
 
 async def prepared(inner: MemoryStore) -> None:
     """A topic with records to read, and two empty ones for what is made of them."""
-    log = await opened(inner)
-    async with closing(log):
+    async with closing(await opened(inner)) as log:
         for name, partitions in (("source", 1), ("even", 2), ("odd", 1)):
             await log.create_topic(name, partitions, {})
         await append(log, *map(str, range(RECORDS)), topic="source")
@@ -134,105 +132,92 @@ async def patiently(worker: Worker) -> None:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_exactly_once_through_any_crash(seed: int) -> None:
-    async def main() -> None:
-        draw = random.Random(seed)
-        inner = MemoryStore()
-        await prepared(inner)
-        brokers = [await opened(inner, CHECKPOINTING) for _ in range(2)]
-        spoil(brokers[0], draw)
-        spoil(brokers[1], draw)
-        workers = [Worker(brokers, seed * 10 + number) for number in range(2)]
-        tasks = [asyncio.create_task(patiently(worker)) for worker in workers]
-        deaths = 0
-        seen = 0
-        while not all(task.done() for task in tasks):
-            await asyncio.sleep(draw.random())
-            victim = draw.randrange(2)
-            dying = brokers[victim]
-            heir = await opened(inner, CHECKPOINTING)
-            spoil(heir, draw)
-            brokers[victim] = heir
-            await kill(dying)
-            deaths += 1
-            offset = await check(inner)
-            assert offset >= seen
-            seen = offset
-            assert deaths < 1000, "no progress"
-        for task in tasks:
-            task.result()
-        for broker in brokers:
-            store_of(broker).plan = lambda _: None
-            await store_of(broker).land()
-        assert await check(inner) == RECORDS
-        async with closing(*brokers):
-            await brokers[0].wal.refresh()
-            assert await read_values(brokers[0], topic="odd") == [
-                str(value) for value in range(1, RECORDS, 2)
-            ]
-        assert deaths > 1
-        assert sum(worker.unknown for worker in workers)
-        assert sum(worker.beaten for worker in workers)
-
-    run(main)
+async def test_exactly_once_through_any_crash(inner: MemoryStore, seed: int) -> None:
+    draw = random.Random(seed)
+    await prepared(inner)
+    brokers = [await opened(inner, CHECKPOINTING) for _ in range(2)]
+    spoil(brokers[0], draw)
+    spoil(brokers[1], draw)
+    workers = [Worker(brokers, seed * 10 + number) for number in range(2)]
+    tasks = [asyncio.create_task(patiently(worker)) for worker in workers]
+    deaths = 0
+    seen = 0
+    while not all(task.done() for task in tasks):
+        await asyncio.sleep(draw.random())
+        victim = draw.randrange(2)
+        dying = brokers[victim]
+        heir = await opened(inner, CHECKPOINTING)
+        spoil(heir, draw)
+        brokers[victim] = heir
+        await kill(dying)
+        deaths += 1
+        offset = await check(inner)
+        assert offset >= seen
+        seen = offset
+        assert deaths < 1000, "no progress"
+    for task in tasks:
+        task.result()
+    for broker in brokers:
+        store_of(broker).plan = lambda _: None
+        await store_of(broker).land()
+    assert await check(inner) == RECORDS
+    async with closing(*brokers):
+        await brokers[0].wal.refresh()
+        assert await read_values(brokers[0], topic="odd") == [
+            str(value) for value in range(1, RECORDS, 2)
+        ]
+    assert deaths > 1
+    assert sum(worker.unknown for worker in workers)
+    assert sum(worker.beaten for worker in workers)
 
 
 @pytest.mark.parametrize("is_after", [False, True], ids=["before the PUT", "after the PUT"])
 @pytest.mark.parametrize("is_retried", [False, True])
-def test_a_broker_that_crashes_at_its_put(is_after: bool, is_retried: bool) -> None:
-    async def main() -> None:
-        inner = MemoryStore()
-        await prepared(inner)
-        log = await opened(inner)
-        await commit(log, 0, ["0", "1", "2"])
-        gate = store_of(log).hold("create", object_keys.wal(log.state.seq + 1), is_after=is_after)
-        asking = asyncio.create_task(commit(log, 3, ["3", "4"]))
-        await gate.reached.wait()
-        await kill(log)
-        asking.cancel()
-        await asyncio.gather(asking, return_exceptions=True)
-        assert await check(inner) == (5 if is_after else 3)
-        heir = await opened(inner)
-        async with closing(heir):
-            if is_retried:
-                placed = await commit(heir, 3, ["3", "4"])
-                assert placed == [AppendedRange("even", 0, 1, 1), AppendedRange("odd", 0, 1, 1)]
-                assert await check(inner) == 5
-                with pytest.raises(IdempotencyMismatch):
-                    await commit(heir, 3, ["3"])
-            assert await check(inner) == (5 if is_after or is_retried else 3)
-
-    run(main)
+async def test_a_broker_that_crashes_at_its_put(is_after: bool, is_retried: bool) -> None:
+    inner = MemoryStore()
+    await prepared(inner)
+    log = await opened(inner)
+    await commit(log, 0, ["0", "1", "2"])
+    gate = store_of(log).hold("create", object_keys.wal(log.state.seq + 1), is_after=is_after)
+    asking = asyncio.create_task(commit(log, 3, ["3", "4"]))
+    await gate.reached.wait()
+    await kill(log)
+    asking.cancel()
+    await asyncio.gather(asking, return_exceptions=True)
+    assert await check(inner) == (5 if is_after else 3)
+    async with closing(await opened(inner)) as heir:
+        if is_retried:
+            placed = await commit(heir, 3, ["3", "4"])
+            assert placed == [AppendedRange("even", 0, 1, 1), AppendedRange("odd", 0, 1, 1)]
+            assert await check(inner) == 5
+            with pytest.raises(IdempotencyMismatch):
+                await commit(heir, 3, ["3"])
+        assert await check(inner) == (5 if is_after or is_retried else 3)
 
 
-def test_i4_what_rides_in_the_same_flush_is_decided_by_itself() -> None:
+async def test_i4_what_rides_in_the_same_flush_is_decided_by_itself(inner: MemoryStore) -> None:
     """A refused transaction fails no other request, and the requests around it do not fail it."""
 
-    async def main() -> None:
-        inner = MemoryStore()
-        await prepared(inner)
-        log = await opened(inner)
-        async with closing(log):
-            source = log.state.topic("source").topic_id
-            stale = CommitOffsets(GROUP, 4, [GroupOffset(source, 0, 9)])
-            odd = (log.state.topic("odd"), 0, rows("1"))
-            seq = log.state.seq
-            first, *others = await asyncio.gather(
-                append(log, "a", topic="even"),
-                log.transact([odd], [stale], size=1, is_json=False),
-                commit(log, 0, ["0", "1"]),
-                append(log, "b", topic="even", acks=Acks.ALL),
-                return_exceptions=True,
-            )
-            assert log.state.seq == seq + 1
-            assert first == [AppendedRange("even", 0, 0, 1)]
-            assert isinstance(others[0], LogError)
-            assert others[1:] == [
-                [AppendedRange("even", 0, 1, 1), AppendedRange("odd", 0, 0, 1)],
-                [AppendedRange("even", 0, 2, 1)],
-            ]
-            assert await read_values(log, topic="even") == ["a", "0", "b"]
-            assert await read_values(log, topic="odd") == ["1"]
-            assert log.committed_offsets(GROUP)[SOURCE].offset == 2
-
-    run(main)
+    await prepared(inner)
+    async with closing(await opened(inner)) as log:
+        source = log.state.topic("source").topic_id
+        stale = CommitOffsets(GROUP, 4, [GroupOffset(source, 0, 9)])
+        odd = (log.state.topic("odd"), 0, rows("1"))
+        seq = log.state.seq
+        first, *others = await asyncio.gather(
+            append(log, "a", topic="even"),
+            log.transact([odd], [stale], size=1, is_json=False),
+            commit(log, 0, ["0", "1"]),
+            append(log, "b", topic="even", acks=Acks.ALL),
+            return_exceptions=True,
+        )
+        assert log.state.seq == seq + 1
+        assert first == [AppendedRange("even", 0, 0, 1)]
+        assert isinstance(others[0], LogError)
+        assert others[1:] == [
+            [AppendedRange("even", 0, 1, 1), AppendedRange("odd", 0, 0, 1)],
+            [AppendedRange("even", 0, 2, 1)],
+        ]
+        assert await read_values(log, topic="even") == ["a", "0", "b"]
+        assert await read_values(log, topic="odd") == ["1"]
+        assert log.committed_offsets(GROUP)[SOURCE].offset == 2

@@ -4,7 +4,9 @@ import asyncio
 import contextlib
 import itertools
 import random
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -97,11 +99,25 @@ def spoil(log: Log, draw: random.Random) -> None:
     store_of(log).latency = lambda _: draw.choice([0.005, 0.05, 0.2])
 
 
+async def with_topic(
+    inner: ObjectStore,
+    settings: LogSettings = MANUAL,
+    *,
+    partitions: int = 1,
+    configs: Mapping[str, str] = MappingProxyType({}),
+    hot_dir: Path | None = None,
+) -> Broker:
+    """A broker that made topic `t`."""
+    log = await opened(inner, settings, hot_dir=hot_dir)
+    await log.create_topic("t", partitions, dict(configs))
+    return log
+
+
 @contextlib.asynccontextmanager
-async def closing(*logs: Broker):
-    """Close them whatever the test comes to."""
+async def closing(*logs: Broker) -> AsyncIterator[Broker]:
+    """The first of the brokers; all are closed at the end of the block."""
     try:
-        yield
+        yield logs[0]
     finally:
         for log in logs:
             await log.close()

@@ -57,11 +57,23 @@ class _Selector(selectors.BaseSelector):
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """Use `run`; `time()` starts at zero."""
+    """Use `run` or VIRTUAL_TIME; `time()` starts at zero.
+
+    An exception that no task retrieved, and a callback that failed, fail the run at its end.
+    """
 
     def __init__(self) -> None:
         self._selector_of_time = _Selector()
+        self._failures: list[str] = []
         super().__init__(self._selector_of_time)
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        self._failures.append(str(context))
+
+    def close(self) -> None:
+        super().close()
+        failures, self._failures = self._failures, []
+        assert not failures, failures
 
     def time(self) -> float:
         return self._selector_of_time.now_s
@@ -78,14 +90,11 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self._selector_of_time.busy_threads -= 1
 
 
-def run(main: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """`main()` on a loop of its own, in virtual time; what it leaves behind is cancelled.
+VIRTUAL_TIME = ("asyncio", {"loop_factory": VirtualLoop})
+"""The value of a fixture `anyio_backend`: async tests run on a loop of their own each."""
 
-    An exception that no task retrieved, and a callback that failed, fail the run.
-    """
-    lost: list[str] = []
+
+def run(main: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """`main()` on a loop of its own, in virtual time; what it leaves behind is cancelled."""
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        runner.get_loop().set_exception_handler(lambda _, context: lost.append(str(context)))
-        result = runner.run(main())
-    assert not lost, lost
-    return result
+        return runner.run(main())

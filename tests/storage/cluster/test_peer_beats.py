@@ -6,7 +6,6 @@ import pytest
 
 from tests.support.clock import ManualClock
 from tests.support.cluster import Cluster
-from tests.support.vloop import run
 from tidelog.storage.cluster.liveness import Member, MembershipSettings
 from tidelog.storage.cluster.membership import Membership
 from tidelog.storage.cluster.messages import EntryAnnouncement, ForwardRefused, encode_announcements
@@ -78,83 +77,68 @@ class Pair:
         await self.a.look()
 
 
-def test_a_killed_peer_is_out_at_the_next_question_and_in_when_it_answers() -> None:
-    async def main() -> None:
-        pair = Pair()
-        await pair.start()
-        assert pair.reached == ["b"]
-        pair.peers.refusing.add("b")
-        await asyncio.sleep(BEAT_S)
-        assert pair.reached == []
-        assert pair.a.reached_ids() == []
-        assert [member.name for member in pair.a.others] == ["b"], "the store still has it"
-        pair.peers.refusing.clear()
-        await asyncio.sleep(BEAT_S)
-        assert pair.reached == ["b"]
-        await pair.stop()
-
-    run(main)
+async def test_a_killed_peer_is_out_at_the_next_question_and_in_when_it_answers() -> None:
+    pair = Pair()
+    await pair.start()
+    assert pair.reached == ["b"]
+    pair.peers.refusing.add("b")
+    await asyncio.sleep(BEAT_S)
+    assert pair.reached == []
+    assert pair.a.reached_ids() == []
+    assert [member.name for member in pair.a.others] == ["b"], "the store still has it"
+    pair.peers.refusing.clear()
+    await asyncio.sleep(BEAT_S)
+    assert pair.reached == ["b"]
+    await pair.stop()
 
 
-def test_a_peer_that_takes_the_question_and_is_silent_is_out_within_its_time() -> None:
-    async def main() -> None:
-        pair = Pair()
-        await pair.start()
-        pair.peers.silent.add("b")
-        await asyncio.sleep(BEAT_S + ANSWER_S)
-        assert pair.reached == []
-        await asyncio.sleep(10 * (BEAT_S + ANSWER_S))
-        assert pair.peers.in_flight_max == 1, "one question at a time"
-        await pair.stop()
-
-    run(main)
+async def test_a_peer_that_takes_the_question_and_is_silent_is_out_within_its_time() -> None:
+    pair = Pair()
+    await pair.start()
+    pair.peers.silent.add("b")
+    await asyncio.sleep(BEAT_S + ANSWER_S)
+    assert pair.reached == []
+    await asyncio.sleep(10 * (BEAT_S + ANSWER_S))
+    assert pair.peers.in_flight_max == 1, "one question at a time"
+    await pair.stop()
 
 
-def test_the_store_decides_where_peers_are_cut_off() -> None:
-    async def main() -> None:
-        pair = Pair()
-        await pair.start()
-        await pair.look(has_beaten=True)
-        pair.peers.refusing.add("b")
-        await asyncio.sleep(BEAT_S)
-        await pair.look(has_beaten=True)
-        assert pair.reached == [], "this heartbeat may be from before"
+async def test_the_store_decides_where_peers_are_cut_off() -> None:
+    pair = Pair()
+    await pair.start()
+    await pair.look(has_beaten=True)
+    pair.peers.refusing.add("b")
+    await asyncio.sleep(BEAT_S)
+    await pair.look(has_beaten=True)
+    assert pair.reached == [], "this heartbeat may be from before"
+    await pair.look(has_beaten=False)
+    assert pair.reached == []
+    await pair.look(has_beaten=True)
+    assert pair.reached == ["b"], "it writes, so it lives, although it does not answer"
+    for _ in range(4):
         await pair.look(has_beaten=False)
-        assert pair.reached == []
-        await pair.look(has_beaten=True)
-        assert pair.reached == ["b"], "it writes, so it lives, although it does not answer"
-        for _ in range(4):
-            await pair.look(has_beaten=False)
-        assert pair.a.others == pair.a.reached == []
-        await pair.stop()
-
-    run(main)
+    assert pair.a.others == pair.a.reached == []
+    await pair.stop()
 
 
-def test_a_suspended_observer_declares_no_peer_silent() -> None:
-    async def main() -> None:
-        pair = Pair()
-        await pair.start()
-        pair.peers.silent.add("b")
-        await asyncio.sleep(BEAT_S)
-        clock = pair.a.clock
-        assert isinstance(clock, ManualClock)
-        clock.advance(60.0)
-        await asyncio.sleep(ANSWER_S + STEP_S)
-        assert pair.reached == ["b"]
-        await pair.stop()
-
-    run(main)
+async def test_a_suspended_observer_declares_no_peer_silent() -> None:
+    pair = Pair()
+    await pair.start()
+    pair.peers.silent.add("b")
+    await asyncio.sleep(BEAT_S)
+    clock = pair.a.clock
+    assert isinstance(clock, ManualClock)
+    clock.advance(60.0)
+    await asyncio.sleep(ANSWER_S + STEP_S)
+    assert pair.reached == ["b"]
+    await pair.stop()
 
 
-def test_a_broker_that_is_about_to_stop_refuses_the_question_alone() -> None:
-    async def main() -> None:
-        async with Cluster() as cluster:
-            broker = await cluster.start()
+async def test_a_broker_that_is_about_to_stop_refuses_the_question_alone() -> None:
+    async with Cluster() as cluster:
+        broker = await cluster.start()
+        broker.peer_api.on_announcements(encode_announcements([]))
+        broker.drain()
+        broker.peer_api.on_announcements(encode_announcements([EntryAnnouncement(0)]))
+        with pytest.raises(ForwardRefused, match="about to stop"):
             broker.peer_api.on_announcements(encode_announcements([]))
-            broker.drain()
-            broker.peer_api.on_announcements(encode_announcements([EntryAnnouncement(0)]))
-            with pytest.raises(ForwardRefused, match="about to stop"):
-                broker.peer_api.on_announcements(encode_announcements([]))
-
-    run(main)

@@ -4,12 +4,11 @@ import asyncio
 
 import pytest
 
-from tests.support.vloop import run
 from tidelog.storage.runtime.tasks import together
 
 
 @pytest.mark.parametrize(("at_once", "seconds", "most"), [(None, 1.0, 7), (3, 3.0, 3), (1, 7.0, 1)])
-def test_at_most_so_many_run_at_the_same_time(
+async def test_at_most_so_many_run_at_the_same_time(
     at_once: int | None, seconds: float, most: int
 ) -> None:
     now, seen = 0, 0
@@ -22,17 +21,14 @@ def test_at_most_so_many_run_at_the_same_time(
         now -= 1
         return number
 
-    async def main() -> None:
-        began_s = asyncio.get_running_loop().time()
-        assert await together(*map(work, range(7)), at_once=at_once) == list(range(7))
-        assert (asyncio.get_running_loop().time() - began_s, seen) == (seconds, most)
-
-    run(main)
+    began_s = asyncio.get_running_loop().time()
+    assert await together(*map(work, range(7)), at_once=at_once) == list(range(7))
+    assert (asyncio.get_running_loop().time() - began_s, seen) == (seconds, most)
 
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("at_once", [None, 2])
-def test_the_first_error_ends_the_others_also_those_that_wait_for_their_turn(
+async def test_the_first_error_ends_the_others_also_those_that_wait_for_their_turn(
     at_once: int | None,
 ) -> None:
     ended: list[int] = []
@@ -43,10 +39,7 @@ def test_the_first_error_ends_the_others_also_those_that_wait_for_their_turn(
         if number == 1:
             raise ValueError("one")
 
-    async def main() -> None:
-        with pytest.raises(ValueError, match="one"):
-            await together(*map(work, range(5)), at_once=at_once)
-        await asyncio.sleep(10.0)
-        assert ended == [0, 1]
-
-    run(main)
+    with pytest.raises(ValueError, match="one"):
+        await together(*map(work, range(5)), at_once=at_once)
+    await asyncio.sleep(10.0)
+    assert ended == [0, 1]

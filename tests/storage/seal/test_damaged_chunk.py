@@ -6,7 +6,6 @@ from contextlib import asynccontextmanager
 
 from tests.support.logs import append
 from tests.support.loop_brokers import broker, ending, given, loop_clock, way
-from tests.support.vloop import run
 from tidelog.compaction.retention import delete_records
 from tidelog.compaction.session import MaintenanceSession
 from tidelog.storage.core.errors import LogError
@@ -49,51 +48,39 @@ async def delete_and_seal(store: MemoryStore, log: Log) -> None:
     await log.seal("t")
 
 
-def test_the_other_partitions_of_the_topic_are_sealed() -> None:
-    async def main() -> None:
-        async with damaged() as (_, log):
-            with contextlib.suppress(LogError):
-                await log.seal("t")
-            ends = [partition.sealed_end for partition in log.state.topic("t").partitions]
-            others = [end for number, end in enumerate(ends) if number != DAMAGED]
-            assert others == [RECORDS] * (PARTITIONS - 1)
-
-    run(main)
+async def test_the_other_partitions_of_the_topic_are_sealed() -> None:
+    async with damaged() as (_, log):
+        with contextlib.suppress(LogError):
+            await log.seal("t")
+        ends = [partition.sealed_end for partition in log.state.topic("t").partitions]
+        others = [end for number, end in enumerate(ends) if number != DAMAGED]
+        assert others == [RECORDS] * (PARTITIONS - 1)
 
 
-def test_the_damaged_tail_is_named_until_it_is_sealed() -> None:
-    async def main() -> None:
-        async with damaged() as (store, log):
-            assert log.damaged_tails() == {}
-            with contextlib.suppress(LogError):
-                await log.seal("t")
-            ((topic_partition, why),) = log.damaged_tails().items()
-            assert topic_partition == ("t", DAMAGED)
-            assert log.state.partition("t", DAMAGED).tail[0].object_key in why
-            await delete_and_seal(store, log)
-            assert log.damaged_tails() == {}
-
-    run(main)
+async def test_the_damaged_tail_is_named_until_it_is_sealed() -> None:
+    async with damaged() as (store, log):
+        assert log.damaged_tails() == {}
+        with contextlib.suppress(LogError):
+            await log.seal("t")
+        ((topic_partition, why),) = log.damaged_tails().items()
+        assert topic_partition == ("t", DAMAGED)
+        assert log.state.partition("t", DAMAGED).tail[0].object_key in why
+        await delete_and_seal(store, log)
+        assert log.damaged_tails() == {}
 
 
-def test_after_delete_records_beyond_the_damage_the_partition_is_sealed() -> None:
-    async def main() -> None:
-        async with damaged() as (store, log):
-            await delete_and_seal(store, log)
-            assert log.state.partition("t", DAMAGED).sealed_end == RECORDS + 1
-            fetched = await log.fetch("t", DAMAGED, RECORDS, bytes_max=1000)
-            rows = [row for piece in fetched.pieces for row in piece.batch.to_pylist()]
-            assert [row["value"] for row in rows] == [b"after"]
-
-    run(main)
+async def test_after_delete_records_beyond_the_damage_the_partition_is_sealed() -> None:
+    async with damaged() as (store, log):
+        await delete_and_seal(store, log)
+        assert log.state.partition("t", DAMAGED).sealed_end == RECORDS + 1
+        fetched = await log.fetch("t", DAMAGED, RECORDS, bytes_max=1000)
+        rows = [row for piece in fetched.pieces for row in piece.batch.to_pylist()]
+        assert [row["value"] for row in rows] == [b"after"]
 
 
-def test_a_reader_gets_the_records_before_the_damage() -> None:
-    async def main() -> None:
-        async with damaged() as (_, log):
-            fetched = await log.fetch("t", DAMAGED, 0, bytes_max=1 << 20)
-            rows = [row for piece in fetched.pieces for row in piece.batch.to_pylist()]
-            assert [row["offset"] for row in rows] == [0]
-            assert fetched.next_offset == 1
-
-    run(main)
+async def test_a_reader_gets_the_records_before_the_damage() -> None:
+    async with damaged() as (_, log):
+        fetched = await log.fetch("t", DAMAGED, 0, bytes_max=1 << 20)
+        rows = [row for piece in fetched.pieces for row in piece.batch.to_pylist()]
+        assert [row["offset"] for row in rows] == [0]
+        assert fetched.next_offset == 1

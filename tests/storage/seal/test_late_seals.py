@@ -7,7 +7,6 @@ import pytest
 from tests.support.clock import ManualClock
 from tests.support.logs import COLD, append, closing, opened, read_table, read_values
 from tests.support.records import TIME_MS
-from tests.support.vloop import run
 from tidelog.storage.core.errors import Unavailable
 from tidelog.storage.core.model import SegmentFile
 from tidelog.storage.log import Log
@@ -69,74 +68,64 @@ async def added_late(
 
 
 @pytest.mark.parametrize("is_deleted", [True, False])
-def test_i7_i9_a_segment_that_was_named_late_is_replaced(
+async def test_i7_i9_a_segment_that_was_named_late_is_replaced(
     monkeypatch: pytest.MonkeyPatch, *, is_deleted: bool
 ) -> None:
-    async def main() -> None:
-        moved = await Moved.opened()
-        async with closing(moved.log):
-            late = await added_late(moved, monkeypatch, lambda: moved.pass_time(LATE_S))
-            if is_deleted:
-                await moved.inner.delete([moved.key(late)])
-            assert moved.log.state.partition("t", 0).sealed_end == 0
-            assert await read_values(moved.log) == ["a", "b"]
-            await moved.log.seal("t")
-            (file,) = await moved.files()
-            assert (file.base_offset, file.end_offset, file.rows) == (0, 2, 2)
-            assert file.path != late.path
-            assert moved.log.state.partition("t", 0).sealed_end == 2
-            await moved.inner.delete([moved.key(late)])  # a plan of collection from before
-            assert await read_values(moved.log) == ["a", "b"]
-            assert (await read_table(moved.log)).num_rows == 2
-
-    run(main)
+    moved = await Moved.opened()
+    async with closing(moved.log):
+        late = await added_late(moved, monkeypatch, lambda: moved.pass_time(LATE_S))
+        if is_deleted:
+            await moved.inner.delete([moved.key(late)])
+        assert moved.log.state.partition("t", 0).sealed_end == 0
+        assert await read_values(moved.log) == ["a", "b"]
+        await moved.log.seal("t")
+        (file,) = await moved.files()
+        assert (file.base_offset, file.end_offset, file.rows) == (0, 2, 2)
+        assert file.path != late.path
+        assert moved.log.state.partition("t", 0).sealed_end == 2
+        await moved.inner.delete([moved.key(late)])  # a plan of collection from before
+        assert await read_values(moved.log) == ["a", "b"]
+        assert (await read_table(moved.log)).num_rows == 2
 
 
-def test_a_young_segment_of_another_sealer_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main() -> None:
-        moved = await Moved.opened()
-        async with closing(moved.log):
+async def test_a_young_segment_of_another_sealer_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    moved = await Moved.opened()
+    async with closing(moved.log):
 
-            async def killed(*_: object, **__: object) -> None:
-                raise Unavailable("killed")
+        async def killed(*_: object, **__: object) -> None:
+            raise Unavailable("killed")
 
-            with monkeypatch.context() as patched:
-                patched.setattr(moved.log.writer, "append", killed)
-                with pytest.raises(Unavailable, match="killed"):
-                    await moved.log.seal("t")
-            before = await moved.files()
-            moved.pass_time(LATE_S - 100)
-            await moved.log.seal("t")
-            assert await moved.files() == before
-            assert moved.log.state.partition("t", 0).sealed_end == 2
-
-    run(main)
+        with monkeypatch.context() as patched:
+            patched.setattr(moved.log.writer, "append", killed)
+            with pytest.raises(Unavailable, match="killed"):
+                await moved.log.seal("t")
+        before = await moved.files()
+        moved.pass_time(LATE_S - 100)
+        await moved.log.seal("t")
+        assert await moved.files() == before
+        assert moved.log.state.partition("t", 0).sealed_end == 2
 
 
-def test_two_sealers_that_replace_one_segment_replace_it_once(
+async def test_two_sealers_that_replace_one_segment_replace_it_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def main() -> None:
-        moved = await Moved.opened()
-        async with closing(moved.log):
-            await added_late(moved, monkeypatch, lambda: moved.pass_time(LATE_S))
-            other = await opened(moved.inner, COLD)
-            async with closing(other):
-                other_clock = other.clock
-                assert isinstance(other_clock, ManualClock)
-                other_clock.advance(LATE_S)
-                real = MemoryManifest.replace
+    moved = await Moved.opened()
+    async with closing(moved.log):
+        await added_late(moved, monkeypatch, lambda: moved.pass_time(LATE_S))
+        async with closing(await opened(moved.inner, COLD)) as other:
+            other_clock = other.clock
+            assert isinstance(other_clock, ManualClock)
+            other_clock.advance(LATE_S)
+            real = MemoryManifest.replace
 
-                async def replace(self: MemoryManifest, *given: object, **named: object) -> None:
-                    monkeypatch.setattr(MemoryManifest, "replace", real)
-                    await other.seal("t")
-                    await real(self, *given, **named)  # type: ignore[arg-type]
+            async def replace(self: MemoryManifest, *given: object, **named: object) -> None:
+                monkeypatch.setattr(MemoryManifest, "replace", real)
+                await other.seal("t")
+                await real(self, *given, **named)  # type: ignore[arg-type]
 
-                monkeypatch.setattr(MemoryManifest, "replace", replace)
-                assert await moved.log.seal("t") == 0
-                assert moved.log.sealer.counters.conflicts == 1
-                await moved.log.seal("t")
-                assert len(await moved.files()) == 1
-                assert await read_values(moved.log) == ["a", "b"]
-
-    run(main)
+            monkeypatch.setattr(MemoryManifest, "replace", replace)
+            assert await moved.log.seal("t") == 0
+            assert moved.log.sealer.counters.conflicts == 1
+            await moved.log.seal("t")
+            assert len(await moved.files()) == 1
+            assert await read_values(moved.log) == ["a", "b"]

@@ -6,7 +6,6 @@ import asyncio
 import pytest
 
 from tests.support.logs import append, kill, opened, read_values
-from tests.support.vloop import run
 from tidelog.storage.core.errors import InvalidConfig, LogError
 from tidelog.storage.store.memory import MemoryStore
 
@@ -20,51 +19,45 @@ def policy_of(size: int) -> dict[str, str | None]:
     return {"cleanup.policy": "delete" + ",delete" * (size // len(",delete"))}
 
 
-def test_large_changes_of_configs_in_one_flush_do_not_end_the_broker(
+async def test_large_changes_of_configs_in_one_flush_do_not_end_the_broker(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("tidelog.storage.codec.entry.HEADER_BYTES_MAX", HEADER_BYTES_MAX)
 
-    async def main() -> None:
-        log = await opened(MemoryStore())
-        watch = asyncio.create_task(log.run_until_failed())
-        names = [f"t{number}" for number in range(TOPICS)]
-        try:
-            for name in names:
-                await log.create_topic(name, 1, {})
-            policy = policy_of(4 * 1024)
-            work = [log.alter_topic(name, policy) for name in names]
-            outcomes = await asyncio.gather(*work, return_exceptions=True)
-            assert not watch.done(), "a task of the broker has ended"
-            assert all(
-                outcome is None or isinstance(outcome, InvalidConfig) for outcome in outcomes
-            ), outcomes
-            await append(log, "after", topic="t0")
-            assert await read_values(log, topic="t0") == ["after"]
-        finally:
-            watch.cancel()
-            await asyncio.gather(watch, return_exceptions=True)
-            await kill(log)
-
-    run(main)
+    log = await opened(MemoryStore())
+    watch = asyncio.create_task(log.run_until_failed())
+    names = [f"t{number}" for number in range(TOPICS)]
+    try:
+        for name in names:
+            await log.create_topic(name, 1, {})
+        policy = policy_of(4 * 1024)
+        work = [log.alter_topic(name, policy) for name in names]
+        outcomes = await asyncio.gather(*work, return_exceptions=True)
+        assert not watch.done(), "a task of the broker has ended"
+        assert all(outcome is None or isinstance(outcome, InvalidConfig) for outcome in outcomes), (
+            outcomes
+        )
+        await append(log, "after", topic="t0")
+        assert await read_values(log, topic="t0") == ["after"]
+    finally:
+        watch.cancel()
+        await asyncio.gather(watch, return_exceptions=True)
+        await kill(log)
 
 
 @pytest.mark.parametrize("way", ["create", "alter"])
-def test_the_state_keeps_no_more_of_a_config_than_it_says(way: str) -> None:
-    async def main() -> None:
-        log = await opened(MemoryStore())
+async def test_the_state_keeps_no_more_of_a_config_than_it_says(way: str) -> None:
+    log = await opened(MemoryStore())
+    try:
+        policy = policy_of(100_000)
         try:
-            policy = policy_of(100_000)
-            try:
-                if way == "create":
-                    await log.create_topic("t", 1, dict(policy))
-                else:
-                    await log.create_topic("t", 1, {})
-                    await log.alter_topic("t", policy)
-            except LogError:
-                pass  # to refuse it is as good
-            assert len(log.state.encode()) < 1000
-        finally:
-            await kill(log)
-
-    run(main)
+            if way == "create":
+                await log.create_topic("t", 1, dict(policy))
+            else:
+                await log.create_topic("t", 1, {})
+                await log.alter_topic("t", policy)
+        except LogError:
+            pass  # to refuse it is as good
+        assert len(log.state.encode()) < 1000
+    finally:
+        await kill(log)

@@ -93,13 +93,10 @@ CREATES = (Fault.ABSENT, Fault.STORED, Fault.LATE, Fault.OWN_412)
 
 
 @pytest.mark.parametrize("rate", [0.05, 0.3])
-def test_a_probe_judges_a_store_that_loses_requests_and_answers_as_fit(rate: float) -> None:
-    async def main() -> None:
-        for seed in range(SEEDS):
-            store = FaultyStore(MemoryStore(), Seeded(seed, rate, creates=CREATES))
-            await probe(store, SystemClock())
-
-    run(main)
+async def test_a_probe_judges_a_store_that_loses_requests_and_answers_as_fit(rate: float) -> None:
+    for seed in range(SEEDS):
+        store = FaultyStore(MemoryStore(), Seeded(seed, rate, creates=CREATES))
+        await probe(store, SystemClock())
 
 
 class Overwrites(MemoryStore):
@@ -119,16 +116,13 @@ class CutsRanges(MemoryStore):
 
 
 @pytest.mark.parametrize("kind", [Overwrites, NeverCreates, CutsRanges])
-def test_a_probe_refuses_an_unfit_store_that_fails_now_and_then_as_well(
+async def test_a_probe_refuses_an_unfit_store_that_fails_now_and_then_as_well(
     kind: type[MemoryStore],
 ) -> None:
-    async def main() -> None:
-        for seed in range(SEEDS):
-            store = FaultyStore(kind(), Seeded(seed, 0.1, creates=CREATES))
-            with pytest.raises(StoreUnfit):
-                await probe(store, SystemClock())
-
-    run(main)
+    for seed in range(SEEDS):
+        store = FaultyStore(kind(), Seeded(seed, 0.1, creates=CREATES))
+        with pytest.raises(StoreUnfit):
+            await probe(store, SystemClock())
 
 
 # -- the whole start
@@ -149,60 +143,47 @@ def nth(number: int) -> Plan:
 
 
 @pytest.mark.parametrize("is_new", [True, False])
-def test_each_call_of_a_start_may_fail_once(is_new: bool) -> None:
-    async def main() -> None:
-        inner = MemoryStore()
-        log = await opened(inner)
-        await log.create_topic("t", 1, {})
-        await log.wal.checkpoint()
-        await append(log, "a")
-        await log.close()
-        number = calls = 0
-        while number <= calls:
-            unopened = made(MemoryStore() if is_new else inner)
-            store_of(unopened).plan = nth(number)
-            log = await unopened.open("c0ffee")
-            async with closing(log):
-                assert len(await log.secret()) == 32
-            calls = len(store_of(unopened).answered)
-            number += 1
-        assert calls >= 4
-
-    run(main)
+async def test_each_call_of_a_start_may_fail_once(inner: MemoryStore, is_new: bool) -> None:
+    log = await opened(inner)
+    await log.create_topic("t", 1, {})
+    await log.wal.checkpoint()
+    await append(log, "a")
+    await log.close()
+    number = calls = 0
+    while number <= calls:
+        unopened = made(MemoryStore() if is_new else inner)
+        store_of(unopened).plan = nth(number)
+        async with closing(await unopened.open("c0ffee")) as log:
+            assert len(await log.secret()) == 32
+        calls = len(store_of(unopened).answered)
+        number += 1
+    assert calls >= 4
 
 
-def test_a_dark_store_does_not_stop_a_start_of_the_next_minute() -> None:
-    async def main() -> None:
-        inner = MemoryStore()
-        log = await opened(inner)
-        await log.create_topic("t", 1, {})
-        await append(log, "kept")
-        await log.close()
-        unopened = made(inner)
-        loop = asyncio.get_running_loop()
-        light_s = loop.time() + START_RETRY_S - 5.0
+async def test_a_dark_store_does_not_stop_a_start_of_the_next_minute(inner: MemoryStore) -> None:
+    log = await opened(inner)
+    await log.create_topic("t", 1, {})
+    await append(log, "kept")
+    await log.close()
+    unopened = made(inner)
+    loop = asyncio.get_running_loop()
+    light_s = loop.time() + START_RETRY_S - 5.0
 
-        def dark(call: Call) -> Fault | None:
-            if loop.time() >= light_s:
-                return None
-            return Fault.ABSENT if call.verb == "create" else Fault.UNAVAILABLE
+    def dark(call: Call) -> Fault | None:
+        if loop.time() >= light_s:
+            return None
+        return Fault.ABSENT if call.verb == "create" else Fault.UNAVAILABLE
 
-        store_of(unopened).plan = dark
-        again = await unopened.open("c0ffee")
-        async with closing(again):
-            assert await read_values(again) == ["kept"]
-        assert loop.time() < light_s + PAUSE_S_MAX + 1.0
-
-    run(main)
+    store_of(unopened).plan = dark
+    async with closing(await unopened.open("c0ffee")) as again:
+        assert await read_values(again) == ["kept"]
+    assert loop.time() < light_s + PAUSE_S_MAX + 1.0
 
 
-def test_a_start_without_retries_asks_once() -> None:
-    async def main() -> None:
-        unopened = made(MemoryStore(), MANUAL._replace(start_retry_s=0.0))
-        store_of(unopened).plan = lambda _: Fault.UNAVAILABLE
-        with pytest.raises(Unavailable):
-            await unopened.open()
-        assert asyncio.get_running_loop().time() < 1.0
-        assert isinstance(unopened.clock, ManualClock)
-
-    run(main)
+async def test_a_start_without_retries_asks_once() -> None:
+    unopened = made(MemoryStore(), MANUAL._replace(start_retry_s=0.0))
+    store_of(unopened).plan = lambda _: Fault.UNAVAILABLE
+    with pytest.raises(Unavailable):
+        await unopened.open()
+    assert asyncio.get_running_loop().time() < 1.0
+    assert isinstance(unopened.clock, ManualClock)

@@ -5,7 +5,6 @@ import pytest
 from tests.storage.state.test_access import apply
 from tests.support.clock import ManualClock
 from tests.support.views import AGE_S, checkpoint_and_collect, one, opened, suspend, with_topic
-from tests.support.vloop import run
 from tidelog.storage.codec.entry import GENESIS, Entry
 from tidelog.storage.core.errors import Fenced
 from tidelog.storage.state.cluster_state import ClusterState
@@ -56,28 +55,27 @@ def test_check_loaded_of_a_state_without_an_entry_of_the_writer_fences_nothing()
 
 
 @pytest.mark.parametrize("is_copy", [True, False])
-def test_a_view_that_is_loaded_past_collected_entries_of_a_copy_is_fenced(is_copy: bool) -> None:
+async def test_a_view_that_is_loaded_past_collected_entries_of_a_copy_is_fenced(
+    inner: MemoryStore,
+    is_copy: bool,
+) -> None:
     """No entry of the copy is left to be read: the checkpoint covers them, and they are gone."""
 
-    async def main() -> None:
-        inner = MemoryStore()
-        live = await with_topic(inner)
-        other = await opened(inner)
-        neighbour = await opened(inner)
-        if is_copy:
-            other.writer = other.copy_fence.writer = live.writer
-            assert isinstance(other.clock, ManualClock)
-            other.clock.advance(1.0)
-        await other.commit(one(other, "a"))
-        await neighbour.commit(one(neighbour, "b"))
-        await checkpoint_and_collect(neighbour, inner)
-        suspend(live, AGE_S + 1)
-        await live.ensure_view()
-        assert live.state.seq == neighbour.state.seq
-        if is_copy:
-            with pytest.raises(Fenced):
-                live.copy_fence.check_fence()
-        else:
+    live = await with_topic(inner)
+    other = await opened(inner)
+    neighbour = await opened(inner)
+    if is_copy:
+        other.writer = other.copy_fence.writer = live.writer
+        assert isinstance(other.clock, ManualClock)
+        other.clock.advance(1.0)
+    await other.commit(one(other, "a"))
+    await neighbour.commit(one(neighbour, "b"))
+    await checkpoint_and_collect(neighbour, inner)
+    suspend(live, AGE_S + 1)
+    await live.ensure_view()
+    assert live.state.seq == neighbour.state.seq
+    if is_copy:
+        with pytest.raises(Fenced):
             live.copy_fence.check_fence()
-
-    run(main)
+    else:
+        live.copy_fence.check_fence()

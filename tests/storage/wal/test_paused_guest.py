@@ -16,7 +16,6 @@ from tests.support.loop_brokers import (
     produce,
 )
 from tests.support.records import TIME_MS
-from tests.support.vloop import run
 from tidelog.compaction.garbage import Grace
 
 
@@ -35,33 +34,30 @@ class GuestClock(ManualClock):
         return TIME_MS + int(asyncio.get_running_loop().time() * 1000)
 
 
-def test_a_guest_that_was_paused_acknowledges_no_lost_record() -> None:
-    async def main() -> None:
-        store = LoopStore()
-        guest_clock = GuestClock(2)
-        a = await broker(store, loop_clock(1), "a", view_age_max_s=1.0)
-        guest = await broker(store, guest_clock, "guest", view_age_max_s=1.0)
-        async with ending(a, guest):
-            await a.create_topic("t", 1, {})
-            await guest.wal.refresh()
-            acked: Acked = {}
-            await produce(guest, "before", acked)
-            given(acked, "the guest is at work")
-            paused_s = asyncio.get_running_loop().time()
-            deleted = 0
-            for number in range(5):
-                await a.wal.refresh()
-                await produce(a, f"a{number}", acked)
-                await a.seal("t")
-                await asyncio.sleep(4.6)
-                deleted += await collected(store, loop_clock(10 + number), Grace(wal_ms=4000))
-            given(deleted, "entries are collected during the pause")
-            guest_clock.missing_s = asyncio.get_running_loop().time() - paused_s
-            of_guest: Acked = {}
-            for value in ("late1", "late2"):
-                await produce(guest, value, of_guest)
-            records = await held(store, loop_clock(20))
-            assert_kept(acked, records)
-            assert_kept(of_guest, records)
-
-    run(main)
+async def test_a_guest_that_was_paused_acknowledges_no_lost_record() -> None:
+    store = LoopStore()
+    guest_clock = GuestClock(2)
+    a = await broker(store, loop_clock(1), "a", view_age_max_s=1.0)
+    guest = await broker(store, guest_clock, "guest", view_age_max_s=1.0)
+    async with ending(a, guest):
+        await a.create_topic("t", 1, {})
+        await guest.wal.refresh()
+        acked: Acked = {}
+        await produce(guest, "before", acked)
+        given(acked, "the guest is at work")
+        paused_s = asyncio.get_running_loop().time()
+        deleted = 0
+        for number in range(5):
+            await a.wal.refresh()
+            await produce(a, f"a{number}", acked)
+            await a.seal("t")
+            await asyncio.sleep(4.6)
+            deleted += await collected(store, loop_clock(10 + number), Grace(wal_ms=4000))
+        given(deleted, "entries are collected during the pause")
+        guest_clock.missing_s = asyncio.get_running_loop().time() - paused_s
+        of_guest: Acked = {}
+        for value in ("late1", "late2"):
+            await produce(guest, value, of_guest)
+        records = await held(store, loop_clock(20))
+        assert_kept(acked, records)
+        assert_kept(of_guest, records)

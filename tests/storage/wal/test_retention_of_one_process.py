@@ -18,7 +18,6 @@ from tests.support.loop_brokers import (
     served,
     way,
 )
-from tests.support.vloop import run
 from tidelog.compaction.garbage import Grace
 from tidelog.compaction.retention import delete_records
 from tidelog.compaction.session import MaintenanceSession
@@ -28,64 +27,58 @@ SHORT = Grace(wal_ms=4000)
 SHORT_VIEW_S = 1.0
 
 
-def test_a_collection_with_another_retention_loses_no_record_of_a_stopped_broker() -> None:
-    async def main() -> None:
-        store = LoopStore()
-        a, b = await broker(store, loop_clock(1), "a"), await broker(store, loop_clock(2), "b")
-        async with ending(a, b):
-            await a.create_topic("t", 1, {})
-            await b.wal.refresh()
-            acked: Acked = {}
-            await produce(b, "b0", acked)
-            given(acked, "the broker is at work")
-            store_of(b).freeze()
-            await a.wal.refresh()
-            for value in ("a1", "a2", "a3"):
-                await produce(a, value, acked)
+async def test_a_collection_with_another_retention_loses_no_record_of_a_stopped_broker() -> None:
+    store = LoopStore()
+    a, b = await broker(store, loop_clock(1), "a"), await broker(store, loop_clock(2), "b")
+    async with ending(a, b):
+        await a.create_topic("t", 1, {})
+        await b.wal.refresh()
+        acked: Acked = {}
+        await produce(b, "b0", acked)
+        given(acked, "the broker is at work")
+        store_of(b).freeze()
+        await a.wal.refresh()
+        for value in ("a1", "a2", "a3"):
+            await produce(a, value, acked)
+        await a.seal("t")
+        for number in range(4):
+            await collected(store, loop_clock(10 + number), SHORT)
+            await produce(a, f"m{number}", acked)
             await a.seal("t")
-            for number in range(4):
-                await collected(store, loop_clock(10 + number), SHORT)
-                await produce(a, f"m{number}", acked)
-                await a.seal("t")
-                await asyncio.sleep(4.5)
-            store_of(b).thaw()
-            of_b: Acked = {}
-            for number in range(3):
-                await produce(b, f"b{number + 1}", of_b)
-            records = await held(store, loop_clock(20))
-            assert_kept(acked, records)
-            assert_kept(of_b, records)
-            await a.wal.refresh()
-            assert await served(a) == records
-
-    run(main)
+            await asyncio.sleep(4.5)
+        store_of(b).thaw()
+        of_b: Acked = {}
+        for number in range(3):
+            await produce(b, f"b{number + 1}", of_b)
+        records = await held(store, loop_clock(20))
+        assert_kept(acked, records)
+        assert_kept(of_b, records)
+        await a.wal.refresh()
+        assert await served(a) == records
 
 
-def test_a_command_that_stands_still_does_nothing_that_is_not_in_the_log() -> None:
-    async def main() -> None:
-        store = LoopStore()
-        a = await broker(store, loop_clock(1), "a", view_age_max_s=SHORT_VIEW_S)
-        async with ending(a):
-            await a.create_topic("t", 1, {})
-            acked: Acked = {}
-            for number in range(4):
-                await produce(a, f"v{number}", acked)
-                await a.seal("t")
-            command = await MaintenanceSession.open(way(store), loop_clock(2))
-            for number in range(4):
-                await produce(a, f"m{number}", acked)
-                await a.seal("t")
-                await asyncio.sleep(4.3)
-                await collected(store, loop_clock(10 + number), SHORT)
-            start = 0
-            with contextlib.suppress(LogError):
-                (done,) = await delete_records(command, "t", {0: 2}, is_dry=False)
-                start = done.log_start_offset
-            await command.close()
-            fresh = await broker(store, loop_clock(20))
-            async with ending(fresh):
-                assert fresh.state.partition("t", 0).log_start_offset == start
-                records = await served(fresh)
-            assert_kept({offset: acked[offset] for offset in acked if offset >= start}, records)
-
-    run(main)
+async def test_a_command_that_stands_still_does_nothing_that_is_not_in_the_log() -> None:
+    store = LoopStore()
+    a = await broker(store, loop_clock(1), "a", view_age_max_s=SHORT_VIEW_S)
+    async with ending(a):
+        await a.create_topic("t", 1, {})
+        acked: Acked = {}
+        for number in range(4):
+            await produce(a, f"v{number}", acked)
+            await a.seal("t")
+        command = await MaintenanceSession.open(way(store), loop_clock(2))
+        for number in range(4):
+            await produce(a, f"m{number}", acked)
+            await a.seal("t")
+            await asyncio.sleep(4.3)
+            await collected(store, loop_clock(10 + number), SHORT)
+        start = 0
+        with contextlib.suppress(LogError):
+            (done,) = await delete_records(command, "t", {0: 2}, is_dry=False)
+            start = done.log_start_offset
+        await command.close()
+        fresh = await broker(store, loop_clock(20))
+        async with ending(fresh):
+            assert fresh.state.partition("t", 0).log_start_offset == start
+            records = await served(fresh)
+        assert_kept({offset: acked[offset] for offset in acked if offset >= start}, records)

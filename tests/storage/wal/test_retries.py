@@ -3,7 +3,6 @@
 import pytest
 
 from tests.support.clock import ManualClock
-from tests.support.vloop import run
 from tidelog.storage.core.errors import Corrupt
 from tidelog.storage.store.memory import MemoryStore
 from tidelog.storage.wal.clocks import READS_MAX, Freshness
@@ -22,7 +21,7 @@ PAUSE_S = 10.0
         (12.0, READS_MAX, READS_MAX),
     ],
 )
-def test_a_read_is_repeated_only_if_it_took_long_and_not_for_ever(
+async def test_a_read_is_repeated_only_if_it_took_long_and_not_for_ever(
     takes_s: float, damaged: int, calls: int, has_boot_time: bool
 ) -> None:
     """The boot clock may stop while a host pauses the machine. The store's clock then shows it."""
@@ -38,12 +37,9 @@ def test_a_read_is_repeated_only_if_it_took_long_and_not_for_ever(
             raise Corrupt("wal/1", "is gone")
         return made
 
-    async def main() -> None:
-        if calls > damaged:
-            assert await freshness.retry_after_suspend(read, PAUSE_S) == calls
-        else:
-            with pytest.raises(Corrupt):
-                await freshness.retry_after_suspend(read, PAUSE_S)
-        assert made == calls
-
-    run(main)
+    if calls > damaged:
+        assert await freshness.retry_after_suspend(read, PAUSE_S) == calls
+    else:
+        with pytest.raises(Corrupt):
+            await freshness.retry_after_suspend(read, PAUSE_S)
+    assert made == calls

@@ -45,146 +45,128 @@ def left_by_a_crash(directory: Path, *requests: str, log_id: str = LOG_ID) -> No
 # -- what survives
 
 
-def test_a_principal_survives_from_level_2_on(tmp_path: Path) -> None:
-    async def main() -> None:
-        hot = Opened(tmp_path)
-        for level in (levels.FIRST, 2):
-            hot.level = level
-            named = request(hot.clock, {1: rows("k")})
-            named.principal = "User:alice"
-            await hot.log.append(named)
-        await hot.crash()
-        (file,) = recover(tmp_path, CLUSTER_ID)
-        assert os.pread(file.fd, 1 << 20, 0).count(b"User:alice") == 1
-        assert [append_request.principal for append_request in file.requests] == ["", "User:alice"]
-        closed = ClosedSegment(file.requests, hot.clock.new_id)
-        commits = closed.encode("").draft.commits
-        assert [commit.principal for commit in commits] == ["", "User:alice"]
-        discard([file])
-
-    run(main)
+async def test_a_principal_survives_from_level_2_on(tmp_path: Path) -> None:
+    hot = Opened(tmp_path)
+    for level in (levels.FIRST, 2):
+        hot.level = level
+        named = request(hot.clock, {1: rows("k")})
+        named.principal = "User:alice"
+        await hot.log.append(named)
+    await hot.crash()
+    (file,) = recover(tmp_path, CLUSTER_ID)
+    assert os.pread(file.fd, 1 << 20, 0).count(b"User:alice") == 1
+    assert [append_request.principal for append_request in file.requests] == ["", "User:alice"]
+    closed = ClosedSegment(file.requests, hot.clock.new_id)
+    commits = closed.encode("").draft.commits
+    assert [commit.principal for commit in commits] == ["", "User:alice"]
+    discard([file])
 
 
-def test_what_was_appended_is_recovered_in_order_with_its_marks(tmp_path: Path) -> None:
-    async def main() -> None:
-        hot = Opened(tmp_path)
-        key = IdempotencyKey("k", b"f", 4)
-        keyed = request(hot.clock, {1: rows("k")}, key=key)
-        await asyncio.gather(*(hot.append(f"a{i}", f"b{i}") for i in range(50)))
-        await hot.log.append(keyed)
-        assert [append_request.hot for append_request in hot.handed] == [
-            HotMark(LOG_ID, i) for i in range(51)
-        ]
-        await hot.crash()
-        (file,) = recover(tmp_path, CLUSTER_ID)
-        assert file.log_id == LOG_ID
-        assert [append_request.hot for append_request in file.requests] == [
-            append_request.hot for append_request in hot.handed
-        ]
-        assert [append_request.commit_id for append_request in file.requests] == [
-            append_request.commit_id for append_request in hot.handed
-        ]
-        assert values(file.requests) == [f"{x}{i}" for i in range(50) for x in "ab"] + ["k"]
-        last = file.requests[-1]
-        assert (last.key, last.topic_id) == (key, keyed.topic_id)
-        assert (last.parts[0].topic_id, last.parts[0].partition) == (keyed.topic_id, 1)
-        let_go([file])
-
-    run(main)
+async def test_what_was_appended_is_recovered_in_order_with_its_marks(tmp_path: Path) -> None:
+    hot = Opened(tmp_path)
+    key = IdempotencyKey("k", b"f", 4)
+    keyed = request(hot.clock, {1: rows("k")}, key=key)
+    await asyncio.gather(*(hot.append(f"a{i}", f"b{i}") for i in range(50)))
+    await hot.log.append(keyed)
+    assert [append_request.hot for append_request in hot.handed] == [
+        HotMark(LOG_ID, i) for i in range(51)
+    ]
+    await hot.crash()
+    (file,) = recover(tmp_path, CLUSTER_ID)
+    assert file.log_id == LOG_ID
+    assert [append_request.hot for append_request in file.requests] == [
+        append_request.hot for append_request in hot.handed
+    ]
+    assert [append_request.commit_id for append_request in file.requests] == [
+        append_request.commit_id for append_request in hot.handed
+    ]
+    assert values(file.requests) == [f"{x}{i}" for i in range(50) for x in "ab"] + ["k"]
+    last = file.requests[-1]
+    assert (last.key, last.topic_id) == (key, keyed.topic_id)
+    assert (last.parts[0].topic_id, last.parts[0].partition) == (keyed.topic_id, 1)
+    let_go([file])
 
 
-def test_a_caller_goes_on_only_when_its_request_was_handed_on(tmp_path: Path) -> None:
-    async def main() -> None:
-        hot = Opened(tmp_path)
+async def test_a_caller_goes_on_only_when_its_request_was_handed_on(tmp_path: Path) -> None:
+    hot = Opened(tmp_path)
 
-        async def append(value: str) -> None:
-            await hot.append(value)
-            assert value in values_of_lists(hot.handed)
+    async def append(value: str) -> None:
+        await hot.append(value)
+        assert value in values_of_lists(hot.handed)
 
-        await asyncio.gather(*(append(str(i)) for i in range(20)))
-        await hot.crash()
-
-    run(main)
+    await asyncio.gather(*(append(str(i)) for i in range(20)))
+    await hot.crash()
 
 
-def test_many_appends_share_a_sync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_many_appends_share_a_sync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     syncs = []
     fdatasync = os.fdatasync
     monkeypatch.setattr(hot_log.os, "fdatasync", lambda fd: (syncs.append(fd), fdatasync(fd)))
 
-    async def main() -> None:
-        hot = Opened(tmp_path)
-        await hot.append("first")
-        del syncs[:]
-        await asyncio.gather(*(hot.append(str(i)) for i in range(200)))
-        assert len(syncs) <= 2
-        await hot.crash()
-
-    run(main)
+    hot = Opened(tmp_path)
+    await hot.append("first")
+    del syncs[:]
+    await asyncio.gather(*(hot.append(str(i)) for i in range(200)))
+    assert len(syncs) <= 2
+    await hot.crash()
 
 
-def test_a_torn_frame_is_cut_off_wherever_it_is_torn(tmp_path: Path) -> None:
-    async def main() -> None:
-        hot = Opened(tmp_path)
-        await hot.append("a")
-        await hot.append("b")
-        (path,) = names(tmp_path)
-        whole = path.stat().st_size
-        await hot.append("torn")
-        await hot.crash()
-        body = path.read_bytes()
-        head = range(whole, whole + 20)
-        rest = range(whole + 20, len(body))
-        sizes = [*head, *random.Random(7).sample(rest, 20), len(body) - 1]
-        for index, size in enumerate(sizes):
-            path.write_bytes(body[:size])
-            assert values(requests_in(tmp_path)) == ["a", "b"]
-            if index % 5:
-                continue
-            # As after a disk that stored the length before the data.
-            path.write_bytes(body[:size] + bytes(len(body) - size))
-            is_whole = not body[size:].strip(b"\0")
-            assert values(requests_in(tmp_path)) == ["a", "b"] + ["torn"] * is_whole
-        for position in (*head, *random.Random(8).sample(rest, 20)):
-            damaged = bytearray(body)
-            damaged[position] ^= 0x20
-            path.write_bytes(damaged)
-            assert values(requests_in(tmp_path)) == ["a", "b"]
-
-    run(main)
+async def test_a_torn_frame_is_cut_off_wherever_it_is_torn(tmp_path: Path) -> None:
+    hot = Opened(tmp_path)
+    await hot.append("a")
+    await hot.append("b")
+    (path,) = names(tmp_path)
+    whole = path.stat().st_size
+    await hot.append("torn")
+    await hot.crash()
+    body = path.read_bytes()
+    head = range(whole, whole + 20)
+    rest = range(whole + 20, len(body))
+    sizes = [*head, *random.Random(7).sample(rest, 20), len(body) - 1]
+    for index, size in enumerate(sizes):
+        path.write_bytes(body[:size])
+        assert values(requests_in(tmp_path)) == ["a", "b"]
+        if index % 5:
+            continue
+        # As after a disk that stored the length before the data.
+        path.write_bytes(body[:size] + bytes(len(body) - size))
+        is_whole = not body[size:].strip(b"\0")
+        assert values(requests_in(tmp_path)) == ["a", "b"] + ["torn"] * is_whole
+    for position in (*head, *random.Random(8).sample(rest, 20)):
+        damaged = bytearray(body)
+        damaged[position] ^= 0x20
+        path.write_bytes(damaged)
+        assert values(requests_in(tmp_path)) == ["a", "b"]
 
 
-def test_frames_behind_a_damaged_one_are_recovered_and_the_file_is_kept(
+async def test_frames_behind_a_damaged_one_are_recovered_and_the_file_is_kept(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The disk has lost something that was promised, and nothing else goes with it."""
 
-    async def main() -> None:
-        hot = Opened(tmp_path)
-        await hot.append("a")
-        (path,) = names(tmp_path)
-        begin = path.stat().st_size
-        await hot.append("b" * 1000)
-        end = path.stat().st_size
-        await hot.append("c")
-        await hot.append("d")
-        await hot.crash()
-        body = path.read_bytes()
-        for first, count in [(begin + 3, 1), (begin + 30, 1), (begin, 700), (end - 1, 1)]:
-            path.write_bytes(body[:first] + b"\xff" * count + body[first + count :])
-            assert values(requests_in(tmp_path)) == ["a", "c", "d"]
-            assert path.with_suffix(".damaged").read_bytes() == path.read_bytes()
-            assert "bytes are damaged" in caplog.text
-        zeros = bytes(end - begin)  # a page that came back empty
-        path.write_bytes(body[:begin] + zeros + body[end:])
+    hot = Opened(tmp_path)
+    await hot.append("a")
+    (path,) = names(tmp_path)
+    begin = path.stat().st_size
+    await hot.append("b" * 1000)
+    end = path.stat().st_size
+    await hot.append("c")
+    await hot.append("d")
+    await hot.crash()
+    body = path.read_bytes()
+    for first, count in [(begin + 3, 1), (begin + 30, 1), (begin, 700), (end - 1, 1)]:
+        path.write_bytes(body[:first] + b"\xff" * count + body[first + count :])
         assert values(requests_in(tmp_path)) == ["a", "c", "d"]
-        path.write_bytes(body[: begin - 9] + b"!" + body[begin - 8 :])  # the very first
-        assert values(requests_in(tmp_path)) == ["b" * 1000, "c", "d"]
-        discard(recover(tmp_path, CLUSTER_ID))
-        assert names(tmp_path, "*.hot") == []
-        assert len(names(tmp_path, "*.damaged")) == 1
-
-    run(main)
+        assert path.with_suffix(".damaged").read_bytes() == path.read_bytes()
+        assert "bytes are damaged" in caplog.text
+    zeros = bytes(end - begin)  # a page that came back empty
+    path.write_bytes(body[:begin] + zeros + body[end:])
+    assert values(requests_in(tmp_path)) == ["a", "c", "d"]
+    path.write_bytes(body[: begin - 9] + b"!" + body[begin - 8 :])  # the very first
+    assert values(requests_in(tmp_path)) == ["b" * 1000, "c", "d"]
+    discard(recover(tmp_path, CLUSTER_ID))
+    assert names(tmp_path, "*.hot") == []
+    assert len(names(tmp_path, "*.damaged")) == 1
 
 
 def test_a_recovery_that_crashes_is_repeated(tmp_path: Path) -> None:
@@ -205,16 +187,13 @@ def test_nothing_is_recovered_where_nothing_was(tmp_path: Path) -> None:
     assert recover(tmp_path, CLUSTER_ID) == []
 
 
-def test_closing_drained_leaves_nothing(tmp_path: Path) -> None:
-    async def main() -> None:
-        hot = Opened(tmp_path)
-        await hot.append("a")
-        await hot.log.close(is_drained=True)
-        assert names(tmp_path, "*") == []
-        unused = Opened(tmp_path)
-        await unused.log.close(is_drained=True)
-
-    run(main)
+async def test_closing_drained_leaves_nothing(tmp_path: Path) -> None:
+    hot = Opened(tmp_path)
+    await hot.append("a")
+    await hot.log.close(is_drained=True)
+    assert names(tmp_path, "*") == []
+    unused = Opened(tmp_path)
+    await unused.log.close(is_drained=True)
 
 
 # -- locks
@@ -313,73 +292,64 @@ def test_a_log_is_adopted_whole_or_not_at_all(
 # -- rotation
 
 
-def test_files_are_deleted_when_all_they_hold_is_committed(
+async def test_files_are_deleted_when_all_they_hold_is_committed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hot_log, "ROTATE_BYTES", 1000)
 
-    async def main() -> None:
-        hot = Opened(tmp_path)
-        for i in range(30):
-            await hot.append(f"{i:03}")
-        files = names(tmp_path)
-        assert len(files) > 3
-        assert names(tmp_path) == names(tmp_path, "*")
-        for i in range(30):
-            hot.log.committed([HotMark(LOG_ID, i)])
-            left = names(tmp_path)
-            assert left == files[len(files) - len(left) :]
-            assert left, "the file that is being written stays"
-        assert left == files[-1:]
-        hot.log.committed([HotMark("of another log", 1000)])
-        await hot.crash()
-        assert values(requests_in(tmp_path))[-1] == "029"
-
-    run(main)
+    hot = Opened(tmp_path)
+    for i in range(30):
+        await hot.append(f"{i:03}")
+    files = names(tmp_path)
+    assert len(files) > 3
+    assert names(tmp_path) == names(tmp_path, "*")
+    for i in range(30):
+        hot.log.committed([HotMark(LOG_ID, i)])
+        left = names(tmp_path)
+        assert left == files[len(files) - len(left) :]
+        assert left, "the file that is being written stays"
+    assert left == files[-1:]
+    hot.log.committed([HotMark("of another log", 1000)])
+    await hot.crash()
+    assert values(requests_in(tmp_path))[-1] == "029"
 
 
-def test_what_is_not_committed_survives_a_rotation(
+async def test_what_is_not_committed_survives_a_rotation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hot_log, "ROTATE_BYTES", 1000)
 
-    async def main() -> None:
-        hot = Opened(tmp_path)
-        for i in range(30):
-            await hot.append(f"{i:03}")
-        hot.log.committed([HotMark(LOG_ID, 11)])
-        await hot.crash()
-        requests = requests_in(tmp_path)
-        marks = [
-            append_request.hot.seq for append_request in requests if append_request.hot is not None
-        ]
-        assert marks == list(range(marks[0], 30))
-        assert marks[0] <= 12
-
-    run(main)
+    hot = Opened(tmp_path)
+    for i in range(30):
+        await hot.append(f"{i:03}")
+    hot.log.committed([HotMark(LOG_ID, 11)])
+    await hot.crash()
+    requests = requests_in(tmp_path)
+    marks = [
+        append_request.hot.seq for append_request in requests if append_request.hot is not None
+    ]
+    assert marks == list(range(marks[0], 30))
+    assert marks[0] <= 12
 
 
-def test_i4_a_living_process_keeps_its_rotated_files(
+async def test_i4_a_living_process_keeps_its_rotated_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A broker that adopts one commits it again, and then retires marks of a log in use."""
     monkeypatch.setattr(hot_log, "ROTATE_BYTES", 1)
 
-    async def main() -> None:
-        hot = Opened(tmp_path)
-        for i in range(5):
-            await hot.append(str(i))
-        assert len(names(tmp_path)) == 5
-        assert recover(tmp_path, CLUSTER_ID) == []
-        hot.log.committed([HotMark(LOG_ID, 2)])
-        assert len(names(tmp_path)) == 2
-        assert recover(tmp_path, CLUSTER_ID) == []
-        before = len(os.listdir("/proc/self/fd"))
-        await hot.crash()
-        assert len(os.listdir("/proc/self/fd")) == before - 2
-        assert values(requests_in(tmp_path)) == ["3", "4"]
-
-    run(main)
+    hot = Opened(tmp_path)
+    for i in range(5):
+        await hot.append(str(i))
+    assert len(names(tmp_path)) == 5
+    assert recover(tmp_path, CLUSTER_ID) == []
+    hot.log.committed([HotMark(LOG_ID, 2)])
+    assert len(names(tmp_path)) == 2
+    assert recover(tmp_path, CLUSTER_ID) == []
+    before = len(os.listdir("/proc/self/fd"))
+    await hot.crash()
+    assert len(os.listdir("/proc/self/fd")) == before - 2
+    assert values(requests_in(tmp_path)) == ["3", "4"]
 
 
 # -- files that are not ours

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from tests.support.hotlogs import names
 from tests.support.logs import append, kill, made, opened, read_values
-from tests.support.vloop import run
 from tidelog.storage.broker import Broker
 from tidelog.storage.core.errors import LogError, StoreRefused
 from tidelog.storage.core.model import Acks, Part
@@ -53,34 +52,28 @@ async def is_produced(log: Log, value: str) -> bool:
     return False
 
 
-def test_other_produces_are_committed_beside_a_refused_request(tmp_path: Path) -> None:
-    async def main() -> None:
-        log = await with_refused_request(Small(), tmp_path)
-        try:
-            assert await is_produced(log, "after")
-            assert await read_values(log) == ["before", "after"]
-            assert names(tmp_path), "the hot log keeps what the broker acked"
-        finally:
-            await kill(log)
-
-    run(main)
+async def test_other_produces_are_committed_beside_a_refused_request(tmp_path: Path) -> None:
+    log = await with_refused_request(Small(), tmp_path)
+    try:
+        assert await is_produced(log, "after")
+        assert await read_values(log) == ["before", "after"]
+        assert names(tmp_path), "the hot log keeps what the broker acked"
+    finally:
+        await kill(log)
 
 
-def test_a_broker_starts_with_a_refused_request_in_its_hot_log(tmp_path: Path) -> None:
-    async def main() -> None:
-        inner = Small()
-        await kill(await with_refused_request(inner, tmp_path))
-        log = made(inner, hot_dir=tmp_path)
-        opening = asyncio.create_task(log.open("c0ffee"))
-        try:
-            await asyncio.wait([opening], timeout=TRIES)
-            assert opening.done(), "the broker is not ready"
-            assert await is_produced(await opening, "after")
-            assert names(tmp_path), "the hot log keeps what the broker acked"
-        finally:
-            opening.cancel()
-            (opened,) = await asyncio.gather(opening, return_exceptions=True)
-            if isinstance(opened, Broker):
-                await kill(opened)
-
-    run(main)
+async def test_a_broker_starts_with_a_refused_request_in_its_hot_log(tmp_path: Path) -> None:
+    inner = Small()
+    await kill(await with_refused_request(inner, tmp_path))
+    log = made(inner, hot_dir=tmp_path)
+    opening = asyncio.create_task(log.open("c0ffee"))
+    try:
+        await asyncio.wait([opening], timeout=TRIES)
+        assert opening.done(), "the broker is not ready"
+        assert await is_produced(await opening, "after")
+        assert names(tmp_path), "the hot log keeps what the broker acked"
+    finally:
+        opening.cancel()
+        (opened,) = await asyncio.gather(opening, return_exceptions=True)
+        if isinstance(opened, Broker):
+            await kill(opened)

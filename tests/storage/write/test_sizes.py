@@ -5,9 +5,8 @@ import asyncio
 import pytest
 
 from tests.support.clock import ManualClock
-from tests.support.logs import append, closing, opened, read_values
+from tests.support.logs import append, closing, read_values, with_topic
 from tests.support.records import fold, rows
-from tests.support.vloop import run
 from tidelog.storage.codec import chunk as chunks
 from tidelog.storage.codec import entry as entries
 from tidelog.storage.codec.entry import IdempotencyKey
@@ -46,40 +45,34 @@ def test_the_header_of_an_entry_is_within_what_its_requests_say(
     assert said / 6 < header_bytes(requests) < said
 
 
-def test_i10_a_flush_is_cut_by_the_bytes_of_its_header(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_i10_a_flush_is_cut_by_the_bytes_of_its_header(
+    inner: MemoryStore,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(entries, "HEADER_BYTES_MAX", 16 * 1024)
 
-    async def main() -> None:
-        inner = MemoryStore()
-        log = await opened(inner)
-        async with closing(log):
-            await log.create_topic("t", 1, {})
-            topic_id = log.state.topic("t").topic_id
-            offsets = [GroupOffset(topic_id, 0, 0, metadata="m" * 3000)]
-            work = [log.submit(CommitOffsets(f"g{i}", -1, offsets)) for i in range(20)]
-            await asyncio.gather(*work)
-            _, outcomes = await fold(inner, "c0ffee")
-            assert max(map(len, outcomes)) == 2
-            large = [GroupOffset(topic_id, 0, 0, metadata="m" * 9000)]
-            with pytest.raises(RecordTooLarge, match="bytes in the header"):
-                await log.submit(CommitOffsets("g", -1, large))
-
-    run(main)
+    async with closing(await with_topic(inner)) as log:
+        topic_id = log.state.topic("t").topic_id
+        offsets = [GroupOffset(topic_id, 0, 0, metadata="m" * 3000)]
+        work = [log.submit(CommitOffsets(f"g{i}", -1, offsets)) for i in range(20)]
+        await asyncio.gather(*work)
+        _, outcomes = await fold(inner, "c0ffee")
+        assert max(map(len, outcomes)) == 2
+        large = [GroupOffset(topic_id, 0, 0, metadata="m" * 9000)]
+        with pytest.raises(RecordTooLarge, match="bytes in the header"):
+            await log.submit(CommitOffsets("g", -1, large))
 
 
-def test_a_request_above_what_a_reader_unpacks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_request_above_what_a_reader_unpacks_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(chunks, "RAW_SIZE_MAX", 64 * 1024)
 
-    async def main() -> None:
-        log = await opened(MemoryStore())
-        async with closing(log):
-            await log.create_topic("t", 1, {})
-            with pytest.raises(RecordTooLarge, match="unpacked bytes"):
-                await append(log, "x" * 70_000)
-            await append(log, "after")
-            assert await read_values(log) == ["after"]
-
-    run(main)
+    async with closing(await with_topic(MemoryStore())) as log:
+        with pytest.raises(RecordTooLarge, match="unpacked bytes"):
+            await append(log, "x" * 70_000)
+        await append(log, "after")
+        assert await read_values(log) == ["after"]
 
 
 def test_a_chunk_that_no_reader_would_unpack_stays_plain(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,9 +2,8 @@
 
 import pytest
 
-from tests.support.logs import closing, opened
+from tests.support.logs import closing, with_topic
 from tests.support.records import TIME_MS
-from tests.support.vloop import run
 from tidelog.storage.codec.chunk import Rows
 from tidelog.storage.core.errors import BoundReached
 from tidelog.storage.log import Log
@@ -36,41 +35,31 @@ def ends(log: Log) -> list[int]:
     return [partition.high_watermark for _, _, partition in log.state.partitions()]
 
 
-def test_a_request_is_refused_whole_and_takes_no_memory() -> None:
-    async def main() -> None:
-        log = await opened(MemoryStore())
-        async with closing(log):
-            await log.create_topic("t", 1, {})
-            await log.create_topic("u", 1, {})
-            for _ in range(SHARE):
-                await append(log, "u", 0)
-            with pytest.raises(BoundReached, match="the topic 'u' has 3 of its 3 chunks"):
-                await transact(log)
-            assert (ends(log), log.writer.buffered_bytes) == ([0, SHARE], 0)
-            await append(log, "t", 0)
-            await log.seal("u")
+async def test_a_request_is_refused_whole_and_takes_no_memory() -> None:
+    async with closing(await with_topic(MemoryStore())) as log:
+        await log.create_topic("u", 1, {})
+        for _ in range(SHARE):
+            await append(log, "u", 0)
+        with pytest.raises(BoundReached, match="the topic 'u' has 3 of its 3 chunks"):
             await transact(log)
-            assert ends(log) == [2, SHARE + 1]
+        assert (ends(log), log.writer.buffered_bytes) == ([0, SHARE], 0)
+        await append(log, "t", 0)
+        await log.seal("u")
+        await transact(log)
+        assert ends(log) == [2, SHARE + 1]
 
-    run(main)
 
-
-def test_records_that_were_acknowledged_are_committed_above_the_bound() -> None:
+async def test_records_that_were_acknowledged_are_committed_above_the_bound() -> None:
     """Those of a hot log, which a broker finds at its start."""
 
-    async def main() -> None:
-        log = await opened(MemoryStore())
-        async with closing(log):
-            await log.create_topic("t", 1, {})
-            topic = log.state.topic("t")
-            for _ in range(2 * SHARE):
-                request = AppendRequest([part_rows(topic, 0, ROWS)], 1, topic_id=topic.topic_id)
-                (waiter,) = log.writer.recover([request])
-                await waiter
-            assert ends(log) == [2 * SHARE]
-            with pytest.raises(BoundReached):
-                await append(log, "t", 0)
-            await log.seal("t")
+    async with closing(await with_topic(MemoryStore())) as log:
+        topic = log.state.topic("t")
+        for _ in range(2 * SHARE):
+            request = AppendRequest([part_rows(topic, 0, ROWS)], 1, topic_id=topic.topic_id)
+            (waiter,) = log.writer.recover([request])
+            await waiter
+        assert ends(log) == [2 * SHARE]
+        with pytest.raises(BoundReached):
             await append(log, "t", 0)
-
-    run(main)
+        await log.seal("t")
+        await append(log, "t", 0)

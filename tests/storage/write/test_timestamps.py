@@ -4,9 +4,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tests.support.logs import append, closing, opened
+from tests.support.logs import append, closing, opened, with_topic
 from tests.support.records import rows
-from tests.support.vloop import run
 from tidelog.storage.codec import chunk
 from tidelog.storage.codec.entry import IdempotencyKey
 from tidelog.storage.core import levels
@@ -62,35 +61,28 @@ def test_a_topic_with_append_time_takes_any_timestamp() -> None:
     assert is_accepted(253_402_300_799_999, message_timestamp_type=stamped)
 
 
-def test_a_refused_request_writes_nothing_and_a_retry_of_an_accepted_one_is_not_checked() -> None:
-    async def main() -> None:
-        log = await opened(MemoryStore())
-        async with closing(log):
-            await log.create_topic("t", 1, {BEFORE: "1000"})
-            last, now_ms = log.state.seq, log.clock.now_ms()
-            with pytest.raises(InvalidTimestamp, match=f"{AFTER} is 3600000"):
-                await append(log, "far", timestamps=[now_ms + 2 * HOUR_MS])
-            assert (log.state.seq, log.writer.buffered_bytes) == (last, 0)
-            key = IdempotencyKey("k", b"f" * 16, 1)
-            topic = log.state.topic("t")
-            request = [(0, rows("once", timestamps=[now_ms]))]
-            first = await log.append(topic, request, size=4, is_json=False, key=key)
-            log.clock.advance(60.0)  # type: ignore[attr-defined]
-            assert first == await log.append(topic, request, size=4, is_json=False, key=key)
-            with pytest.raises(InvalidTimestamp, match=f"60000 ms before .* {BEFORE} is 1000"):
-                await log.append(topic, request, size=4, is_json=False)
-
-    run(main)
+async def test_a_refused_request_writes_nothing_and_a_retry_of_an_accepted_one_is_not_checked() -> (
+    None
+):
+    async with closing(await with_topic(MemoryStore(), configs={BEFORE: "1000"})) as log:
+        last, now_ms = log.state.seq, log.clock.now_ms()
+        with pytest.raises(InvalidTimestamp, match=f"{AFTER} is 3600000"):
+            await append(log, "far", timestamps=[now_ms + 2 * HOUR_MS])
+        assert (log.state.seq, log.writer.buffered_bytes) == (last, 0)
+        key = IdempotencyKey("k", b"f" * 16, 1)
+        topic = log.state.topic("t")
+        request = [(0, rows("once", timestamps=[now_ms]))]
+        first = await log.append(topic, request, size=4, is_json=False, key=key)
+        log.clock.advance(60.0)  # type: ignore[attr-defined]
+        assert first == await log.append(topic, request, size=4, is_json=False, key=key)
+        with pytest.raises(InvalidTimestamp, match=f"60000 ms before .* {BEFORE} is 1000"):
+            await log.append(topic, request, size=4, is_json=False)
 
 
-def test_a_cluster_of_the_first_level_has_the_defaults_only() -> None:
+async def test_a_cluster_of_the_first_level_has_the_defaults_only() -> None:
     """Version 0.1 refuses a commit that sets a config it does not know: so does `apply` (I4)."""
 
-    async def main() -> None:
-        log = await opened(MemoryStore())
-        async with closing(log):
-            log.wal._state = ClusterState("c0ffee", levels.FIRST)
-            with pytest.raises(InvalidConfig, match=r"needs level 2 .* run tidelog upgrade"):
-                await log.create_topic("t", 1, {AFTER: "1"})
-
-    run(main)
+    async with closing(await opened(MemoryStore())) as log:
+        log.wal._state = ClusterState("c0ffee", levels.FIRST)
+        with pytest.raises(InvalidConfig, match=r"needs level 2 .* run tidelog upgrade"):
+            await log.create_topic("t", 1, {AFTER: "1"})
