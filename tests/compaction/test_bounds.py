@@ -2,13 +2,13 @@
 
 import pytest
 
-from tests.support.clock import ManualClock
 from tests.support.logs import MANUAL, closing, opened
 from tests.support.maintenance import caring
-from tests.support.views import CLUSTER_ID
+from tests.support.records import found_cluster
 from tidelog.compaction.collect import plan
 from tidelog.compaction.garbage import Grace
 from tidelog.compaction.upgrade import BoundState, bounds_of, change_bounds, raise_level
+from tidelog.storage.core import levels
 from tidelog.storage.core.actions import SetBounds
 from tidelog.storage.core.bounds import Bounds
 from tidelog.storage.core.errors import InvalidRequest
@@ -20,8 +20,7 @@ HOUR_MS = 3_600_000
 USUAL = MANUAL._replace(wal=WalSettings())
 
 
-async def test_a_broker_obeys_a_change_and_a_broker_that_starts_later_too() -> None:
-    inner = MemoryStore()
+async def test_brokers_obey_change_of_bounds(inner: MemoryStore) -> None:
     broker = await opened(inner, USUAL)
     async with caring(inner) as cluster:
         planned = await change_bounds(cluster, SetBounds(1_200_000, 7_200_000), is_dry=True)
@@ -44,7 +43,6 @@ async def test_a_broker_obeys_a_change_and_a_broker_that_starts_later_too() -> N
 
 async def test_a_lowered_grace_is_shown_as_waiting_and_is_obeyed_later(inner: MemoryStore) -> None:
     broker = await opened(inner, USUAL)
-    assert isinstance(broker.clock, ManualClock)
     await broker.create_topic("t", 1, {})
     async with closing(broker), caring(inner) as cluster:
         bound_states = await change_bounds(cluster, SetBounds(file_grace_ms=HOUR_MS), is_dry=False)
@@ -69,8 +67,7 @@ async def test_a_change_that_is_refused_says_why_and_changes_nothing(inner: Memo
 
 
 async def test_at_level_1_no_entry_has_the_change(inner: MemoryStore) -> None:
-    body = b'{"format":1,"cluster_id":"%s","created_ms":1}' % CLUSTER_ID.encode()
-    await inner.create("cluster.json", [body])
+    await found_cluster(inner, levels.FIRST)
     async with caring(inner) as cluster:
         with pytest.raises(InvalidRequest, match="run `tidelog upgrade` first"):
             await change_bounds(cluster, SetBounds(120_000), is_dry=False)
@@ -82,7 +79,6 @@ async def test_at_level_1_no_entry_has_the_change(inner: MemoryStore) -> None:
 
 async def test_a_collection_obeys_the_bounds_in_effect(monkeypatch: pytest.MonkeyPatch) -> None:
     """And reads the store's clock before it learns them."""
-
     inner = MemoryStore()
     broker = await opened(inner, USUAL)
     async with closing(broker), caring(inner) as cluster:

@@ -2,23 +2,36 @@
 suspended (I9)."""
 
 import asyncio
+import json
+import os
 import re
+import time
+from pathlib import Path
 
 import pytest
 
+from tests.compaction.test_compact import Overtaken
+from tests.support.broker import tidelog
+from tests.support.clock import ManualClock
 from tests.support.faults import Fault, FaultyStore, Script
 from tests.support.logs import COLD, append, closing, opened, read_values, store_of
 from tests.support.maintenance import caring, log_with, way_of
 from tests.support.records import TIME_MS
 from tests.support.vloop import run
 from tidelog.compaction.collect import CollectionPlan, collect, plan
+from tidelog.compaction.compact import compact
 from tidelog.compaction.garbage import Grace
 from tidelog.compaction.retention import delete_records
 from tidelog.compaction.session import MaintenanceSession
+from tidelog.storage.broker import Broker
 from tidelog.storage.core import object_keys
 from tidelog.storage.core.errors import CommitUnknown, Unavailable
+from tidelog.storage.core.model import SegmentFile
 from tidelog.storage.log import FetchResult, Log
+from tidelog.storage.runtime.clock import SystemClock
+from tidelog.storage.store.folder import FolderStore
 from tidelog.storage.store.memory import MemoryStore
+from tidelog.storage.store.object_store import ObjectStore
 
 HOUR_MS = 3_600_000
 GRACE = Grace(wal_ms=HOUR_MS, table_ms=4 * HOUR_MS)
@@ -56,8 +69,7 @@ async def assert_whole(inner: MemoryStore, expected: list[str], start: int = 0) 
         assert await read_values(log, offset=start) == expected[start:]
 
 
-async def test_i9_the_wal_is_kept_back_to_a_checkpoint_that_is_old_and_not_the_newest() -> None:
-    inner = MemoryStore()
+async def test_i9_wal_is_kept_from_an_old_checkpoint_on(inner: MemoryStore) -> None:
     async with closing(await log_with(inner, SEGMENTS)) as log:
         last = log.state.seq
         assert await numbers(inner) == list(range(1, last + 1))
@@ -103,8 +115,7 @@ async def test_i9_entries_of_a_tail_are_kept(inner: MemoryStore) -> None:
 
 
 @pytest.mark.parametrize("damage", ["flipped", "not whole"])
-async def test_a_checkpoint_that_does_not_verify_does_not_count(damage: str) -> None:
-    inner = MemoryStore()
+async def test_damaged_checkpoint_does_not_count(inner: MemoryStore, damage: str) -> None:
     async with closing(await log_with(inner, SEGMENTS)) as log:
         await runs(inner, 1, hours=2)
         await append(log, "g")
@@ -181,8 +192,7 @@ async def test_a_deleted_topic_goes_with_all_that_is_below_its_prefix(inner: Mem
         assert await read_values(log) == ["anew"]
 
 
-async def test_a_collected_number_that_is_created_again_is_collected_again() -> None:
-    inner = MemoryStore()
+async def test_number_that_is_created_again_is_collected_again(inner: MemoryStore) -> None:
     async with closing(await log_with(inner, SEGMENTS)) as log:
         await runs(inner, 1, hours=2)
         await append(log, "g")
@@ -196,8 +206,7 @@ async def test_a_collected_number_that_is_created_again_is_collected_again() -> 
 
 
 @pytest.mark.parametrize("is_by_time", [False, True])
-async def test_i9_read_that_was_suspended_reads_the_current_segments(is_by_time: bool) -> None:
-    inner = MemoryStore()
+async def test_i9_suspended_read_has_current_segments(inner: MemoryStore, is_by_time: bool) -> None:
     async with closing(await log_with(inner, SEGMENTS[:1])) as log:
         await append(log, "c", timestamps=[TIME_MS + HOUR_MS])
         lies_in = object_keys.wal(log.state.seq)
@@ -282,9 +291,7 @@ async def settled(inner: MemoryStore) -> list[str]:
     return [re.sub("[0-9a-f]{32}", "id", key) for key in left]
 
 
-def test_i9_next_run_finishes_a_collection_that_crashed_at_any_call(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_i9_next_run_finishes_crashed_collection(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tidelog.compaction.collect.BATCH", 2)
 
     async def whole() -> tuple[list[str], int]:
@@ -380,7 +387,6 @@ async def test_two_collectors_at_once_come_to_one_result(inner: MemoryStore) -> 
 
 async def test_i5_i9_a_broker_that_was_paused_through_it_goes_on(inner: MemoryStore) -> None:
     """Its view is void when it wakes: it commits what waited, and nothing twice."""
-
     log = await log_with(inner, SEGMENTS)
     paused = await opened(inner, COLD)
     way = paused.store
@@ -407,3 +413,126 @@ async def test_i5_i9_a_broker_that_was_paused_through_it_goes_on(inner: MemorySt
         first, second = await opened(inner), await opened(inner)
         async with closing(first, second):
             assert first.state.encode() == second.state.encode()
+
+
+# -- graces that processes choose
+
+
+DAY_MS = 24 * HOUR_MS
+FOUR_SEGMENTS = [["a", "b"], ["c", "d"], ["e", "f"], ["g", "h"]]
+FOUR_VALUES = [value for values in FOUR_SEGMENTS for value in values]
+GRACES = [-DAY_MS, 0, 1, HOUR_MS]
+
+
+async def collected(store: ObjectStore, table_ms: int) -> list[str]:
+    """Another process collects now, with a grace of its own."""
+    async with caring(store) as other:
+        planned = await plan(other, Grace(table_ms=table_ms))
+        await collect(other, planned)
+        return [garbage.key for garbage in planned.garbage]
+
+
+@pytest.mark.parametrize("table_ms", GRACES)
+async def test_collection_beside_seal_leaves_segments(inner: MemoryStore, table_ms: int) -> None:
+    log = await log_with(inner, FOUR_SEGMENTS)
+    await append(log, "i")
+    table = await log.tables.of(log.state.topic("t"))
+    add = table.add
+
+    async def late(*args: object) -> None:
+        inner.now_ms += 2 * HOUR_MS
+        assert await collected(inner, table_ms) == []
+        await add(*args)
+
+    table.add = late
+    assert await log.seal("t") == 1
+    fresh = await opened(inner, COLD)
+    async with closing(log, fresh):
+        assert await read_values(fresh) == [*FOUR_VALUES, "i"]
+
+
+@pytest.mark.parametrize("table_ms", GRACES)
+async def test_collection_beside_rewrite_leaves_output(inner: MemoryStore, table_ms: int) -> None:
+    log = await log_with(inner, FOUR_SEGMENTS)
+
+    async def meanwhile() -> None:
+        inner.now_ms += 2 * HOUR_MS
+        assert await collected(inner, table_ms) == []
+
+    async with caring(inner) as cluster:
+        engine = Overtaken(cluster, meanwhile)
+        (done,) = await compact(cluster, None, is_dry=False, engine=engine)
+        assert (done.segments, done.segments_after) == (4, 1)
+    fresh = await opened(inner, COLD)
+    async with closing(log, fresh):
+        assert await read_values(fresh) == FOUR_VALUES
+        # The inputs are the option's to give: the commit that removed them is final.
+        removed = await collected(inner, 0)
+        assert len(removed) == len(FOUR_SEGMENTS)
+        assert await read_values(fresh) == FOUR_VALUES
+
+
+async def sealed_on(folder: Path) -> tuple[FolderStore, Log]:
+    store = FolderStore(folder)
+    log = await Broker.open(store, COLD, clock=SystemClock(), name="b")
+    await log.create_topic("t", 1, {})
+    for values in FOUR_SEGMENTS:
+        await append(log, *values)
+        await log.seal("t")
+    return store, log
+
+
+async def test_a_collection_leaves_the_inputs_that_a_late_rewrite_puts_back(tmp_path: Path) -> None:
+    store, log = await sealed_on(tmp_path)
+    prefix = log.state.topic("t").prefix
+    await log.close()
+    clock = ManualClock(1, start_ms=time.time_ns() // 1_000_000)
+    cluster = await MaintenanceSession.open(store, clock)
+    table = await cluster.table(cluster.state.topic("t"))
+    replace = table.replace
+
+    async def late(
+        removed: list[SegmentFile], added: list[SegmentFile], *args: object, **named: object
+    ) -> None:
+        """The process stands still for a day: a collection that ends now takes the output."""
+        table.replace = replace
+        days_ago = time.time() - 2 * DAY_MS / 1000
+        for file in added:
+            os.utime(tmp_path / prefix / file.path, (days_ago, days_ago))
+        await replace(removed, added, *args, **named)
+        other = await MaintenanceSession.open(store, SystemClock())
+        beside = await plan(other, Grace(table_ms=0))
+        await store.delete([f"{prefix}/{file.path}" for file in added])
+        await collect(other, beside)
+        await other.close()
+        clock.advance(2 * DAY_MS / 1000)
+
+    table.replace = late
+    with pytest.raises(Unavailable, match="run again"):
+        await compact(cluster, None, is_dry=False)
+    fresh = await Broker.open(store, COLD, clock=SystemClock(), name="fresh")
+    assert await read_values(fresh) == FOUR_VALUES
+    await fresh.close()
+    await cluster.close()
+    await store.close()
+
+
+def test_no_value_of_the_option_takes_a_file_that_no_commit_named(tmp_path: Path) -> None:
+    async def prepared() -> str:
+        store, log = await sealed_on(tmp_path)
+        prefix = log.state.topic("t").prefix
+        await log.close()
+        uploaded = f"{prefix}/{object_keys.segment(0, 8, 9, 'ab12')}"
+        await store.create(uploaded, [b"a seal under way"])
+        await store.close()
+        return uploaded
+
+    uploaded = asyncio.run(prepared())
+    for command in ("collect", "maintain"):
+        arguments = (command, "--yes", "--json", "--file-grace-ms", "0", "--store", str(tmp_path))
+        collection = json.loads(tidelog(*arguments).stdout)["collected"]
+        assert uploaded not in [garbage["key"] for garbage in collection["garbage"]]
+    assert collection["deleted"] == len(FOUR_SEGMENTS), (
+        "maintain merged them, and the merge is final"
+    )
+    assert (tmp_path / uploaded).exists()

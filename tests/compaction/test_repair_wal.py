@@ -3,24 +3,33 @@
 import asyncio
 import contextlib
 import itertools
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import shutil
+from collections.abc import Callable
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
+from tests.support.broker import tidelog
 from tests.support.instances import joined, read, started
-from tests.support.logs import COLD, append, closing, kill, opened, read_table, store_of, with_topic
+from tests.support.logs import (
+    COLD,
+    append,
+    closing,
+    kill,
+    kill_while_sealing,
+    opened,
+    read_table,
+    read_values,
+    store_of,
+    with_topic,
+)
+from tests.support.loop_brokers import Acked, broker, given, held, produce
 from tests.support.maintenance import caring
+from tests.support.records import found_cluster
 from tests.support.views import flip
 from tidelog.compaction.garbage import Grace
-from tidelog.compaction.repair_wal import (
-    damage_of,
-    delete_strays,
-    drop_after,
-    lost_records,
-    strays,
-)
+from tidelog.compaction.repair_wal import damage_of, delete_strays, drop_after, lost_records, strays
 from tidelog.compaction.retention import delete_records
 from tidelog.compaction.scrub import ScrubReport, scrub
 from tidelog.compaction.scrub_checks import FindingKind
@@ -38,6 +47,8 @@ from tidelog.storage.core.errors import (
     Unavailable,
 )
 from tidelog.storage.log import Log
+from tidelog.storage.runtime.clock import SystemClock
+from tidelog.storage.store.folder import FolderStore
 from tidelog.storage.store.memory import MemoryStore
 
 PARTITIONS = 2
@@ -51,8 +62,7 @@ async def scrubbed(inner: MemoryStore) -> ScrubReport:
 
 async def written(inner: MemoryStore, *, requests: int = 4) -> Broker:
     """Topic `t` with a tail in each partition: one chunk for each request."""
-    log = await opened(inner, COLD)
-    await log.create_topic("t", PARTITIONS, {})
+    log = await with_topic(inner, COLD, partitions=PARTITIONS)
     for number in range(requests):
         for partition in range(PARTITIONS):
             await append(log, f"a{number}" * 9, f"b{number}" * 9, partition=partition)
@@ -64,17 +74,6 @@ async def spoil_chunk(inner: MemoryStore, log: Log, *numbers: int, partition: in
         run_ = log.state.partition("t", partition).tail[number]
         body = await inner.get(run_.object_key)
         await inner.put(run_.object_key, [flip(body, run_.position + run_.size - 3)])
-
-
-async def killed_while_sealing(log: Broker) -> None:
-    """The table has the records of the tail; the WAL does not call them sealed."""
-
-    async def killed(*_: object, **__: object) -> None:
-        raise Unavailable("killed")
-
-    log.writer.append = killed  # type: ignore[method-assign, assignment]
-    with pytest.raises(Unavailable, match="killed"):
-        await log.sealer.seal(log.state.topic("t"))
 
 
 async def spoil_entry(inner: MemoryStore, seq: int) -> None:
@@ -89,12 +88,6 @@ async def offsets(log: Log, partition: int = 0, first: int = 0) -> list[int]:
     return table.column("offset").to_pylist()
 
 
-@asynccontextmanager
-async def fresh(inner: MemoryStore) -> AsyncIterator[Broker]:
-    async with closing(await opened(inner, COLD)) as log:
-        yield log
-
-
 async def test_a_fetch_at_damage_names_the_offsets_and_where_to_go_on(inner: MemoryStore) -> None:
     async with closing(await written(inner)) as log:
         await spoil_chunk(inner, log, 1)
@@ -103,11 +96,14 @@ async def test_a_fetch_at_damage_names_the_offsets_and_where_to_go_on(inner: Mem
                 await log.fetch("t", 0, offset, bytes_max=1000)
             assert (it.value.offset, it.value.end_offset) == (2, 4)
         assert await offsets(log, first=4) == [4, 5, 6, 7]
-        assert (await log.fetch("t", 0, 0, bytes_max=10_000)).next_offset == 2
+        fetched = await log.fetch("t", 0, 0, bytes_max=10_000)
+        assert [
+            offset for piece in fetched.pieces for offset in piece.batch["offset"].to_pylist()
+        ] == [0, 1]
+        assert fetched.next_offset == 2
 
 
-async def test_a_seal_goes_up_to_the_damage_and_after_a_repair_beyond_it() -> None:
-    inner = MemoryStore()
+async def test_seal_ends_at_damage_until_repair(inner: MemoryStore) -> None:
     async with closing(await written(inner)) as log:
         await spoil_chunk(inner, log, 1)
         for _ in range(2):
@@ -132,13 +128,32 @@ async def test_a_seal_goes_up_to_the_damage_and_after_a_repair_beyond_it() -> No
         assert log.state.partition("t", 0).sealed_end == 8
         assert await offsets(log) == [0, 1, 4, 5, 6, 7]
         assert (await scrubbed(inner)).is_whole
-        async with fresh(inner) as other:
+        async with closing(await opened(inner, COLD)) as other:
             assert await offsets(other) == [0, 1, 4, 5, 6, 7]
             assert (await other.fetch("t", 0, 3, bytes_max=1)).next_offset == 5
 
 
-async def test_lost_records_at_the_end_of_a_tail_are_sealed_with_the_next_ones() -> None:
-    inner = MemoryStore()
+async def test_damaged_tail_is_named_until_it_is_sealed(inner: MemoryStore) -> None:
+    """After delete-records beyond the damage, the partition is sealed."""
+    async with closing(await written(inner)) as log:
+        await spoil_chunk(inner, log, 1)
+        assert log.damaged_tails() == {}
+        with pytest.raises(DamagedRecords):
+            await log.seal("t")
+        ((topic_partition, why),) = log.damaged_tails().items()
+        assert topic_partition == ("t", 0)
+        assert log.state.partition("t", 0).tail[0].object_key in why
+        async with caring(inner) as cluster:
+            await delete_records(cluster, "t", {0: 8}, is_dry=False)
+        await log.refresh()
+        await append(log, "after")
+        await log.seal("t")
+        assert log.damaged_tails() == {}
+        assert log.state.partition("t", 0).sealed_end == 9
+        assert await read_values(log, offset=8) == ["after"]
+
+
+async def test_lost_records_at_end_are_sealed_with_next_ones(inner: MemoryStore) -> None:
     async with closing(await written(inner)) as log:
         await spoil_chunk(inner, log, 0, 1, 2, 3)
         async with caring(inner) as cluster:
@@ -158,17 +173,16 @@ async def test_lost_records_at_the_end_of_a_tail_are_sealed_with_the_next_ones()
         assert (await scrubbed(inner)).is_whole
 
 
-async def test_a_sealer_killed_after_its_table_commit_is_followed_over_lost_records() -> None:
-    inner = MemoryStore()
+async def test_killed_seal_is_followed_over_lost_records(inner: MemoryStore) -> None:
     log = await written(inner)
     await spoil_chunk(inner, log, 1)
     async with caring(inner) as cluster:
         await lost_records(cluster, None, is_dry=False)
     await log.refresh()
-    await killed_while_sealing(log)
+    await kill_while_sealing(log)
     await kill(log)
     assert (await scrubbed(inner)).is_whole
-    async with fresh(inner) as other:
+    async with closing(await opened(inner, COLD)) as other:
         assert other.state.partition("t", 0).sealed_end == 0
         await other.seal("t")
         assert other.state.partition("t", 0).sealed_end == 8
@@ -179,16 +193,13 @@ async def test_a_sealer_killed_after_its_table_commit_is_followed_over_lost_reco
 async def test_a_tail_is_damaged_after_its_sealer_was_killed(lost: int, left: list[int]) -> None:
     inner = MemoryStore()
     log = await written(inner)
-    await killed_while_sealing(log)
+    await kill_while_sealing(log)
     await spoil_chunk(inner, log, lost)
     await kill(log)
-    async with fresh(inner) as other:
+    async with closing(await opened(inner, COLD)) as other:
         with pytest.raises(DamagedRecords):
             await other.seal("t")
-        assert [partition.sealed_end for partition in other.state.topic("t").partitions] == [
-            0,
-            8,
-        ]
+        assert [partition.sealed_end for partition in other.state.topic("t").partitions] == [0, 8]
         async with caring(inner) as cluster:
             await lost_records(cluster, None, is_dry=False)
         await other.refresh()
@@ -210,8 +221,7 @@ async def test_damage_below_the_log_start_is_sealed_around(inner: MemoryStore) -
         assert (await scrubbed(inner)).is_whole
 
 
-async def test_a_broker_that_has_lost_records_in_memory_serves_them_no_more() -> None:
-    inner = MemoryStore()
+async def test_lost_records_in_memory_are_not_served(inner: MemoryStore) -> None:
     async with closing(await with_topic(inner, partitions=PARTITIONS)) as log:
         await append(log, "a" * 30)
         await append(log, "b" * 30)
@@ -226,8 +236,7 @@ async def test_a_broker_that_has_lost_records_in_memory_serves_them_no_more() ->
 
 
 async def test_below_level_2_no_record_is_given_up(inner: MemoryStore) -> None:
-    body = b'{"format":1,"cluster_id":"c0ffee","created_ms":1}'
-    await inner.put(object_keys.CLUSTER, [body])
+    await found_cluster(inner, levels.FIRST)
     async with closing(await written(inner)) as log:
         assert log.state.level == levels.FIRST
         await spoil_chunk(inner, log, 1)
@@ -240,8 +249,7 @@ async def test_below_level_2_no_record_is_given_up(inner: MemoryStore) -> None:
         assert await offsets(log) == [0, 1, 4, 5, 6, 7]
 
 
-async def test_damage_in_one_partition_of_a_member_does_not_fail_its_reads() -> None:
-    inner = MemoryStore()
+async def test_damage_in_one_partition_fails_no_other_reads(inner: MemoryStore) -> None:
     async with closing(await written(inner)) as log:
         await spoil_chunk(inner, log, 1)
         consumers = await started(log)
@@ -292,16 +300,15 @@ async def test_a_drop_continues_after_the_last_readable_entry(inner: MemoryStore
         assert await damage_of(cluster) is None
         with pytest.raises(InvalidRequest, match="can be read to its end"):
             await drop_after(cluster, newest - 3, BROKERS)
-    async with fresh(inner) as other:
+    async with closing(await opened(inner, COLD)) as other:
         assert [len(await offsets(other, number)) for number in range(PARTITIONS)] == [6, 4]
         await append(other, "again")
         assert await offsets(other) == list(range(7))
-    async with fresh(inner) as other:
+    async with closing(await opened(inner, COLD)) as other:
         assert await offsets(other) == list(range(7))
 
 
-async def test_producer_ids_of_dropped_entries_are_given_to_no_other_producer() -> None:
-    inner = MemoryStore()
+async def test_producer_ids_of_dropped_entries_are_not_reused(inner: MemoryStore) -> None:
     log = await written(inner)
     readable = log.state.seq
     await append(log, "dropped")
@@ -310,16 +317,14 @@ async def test_producer_ids_of_dropped_entries_are_given_to_no_other_producer() 
     await spoil_entry(inner, readable + 1)
     async with caring(inner, report_damage=False) as cluster:
         await drop_after(cluster, readable, BROKERS)
-    async with fresh(inner) as other:
+    async with closing(await opened(inner, COLD)) as other:
         ids += [await other.kafka.reserve_producer_id() for _ in range(3)]
     assert len(set(ids)) == len(ids)
 
 
 @pytest.mark.parametrize("how", ["damaged", "missing"])
-async def test_a_broker_that_slept_through_a_drop_commits_nothing(how: str) -> None:
+async def test_broker_suspended_during_drop_commits_nothing(inner: MemoryStore, how: str) -> None:
     """It has applied what was dropped. The number after its newest entry is taken."""
-
-    inner = MemoryStore()
     sleeper = await written(inner)
     half = await opened(inner)  # a view from the middle
     newest = sleeper.state.seq
@@ -340,7 +345,7 @@ async def test_a_broker_that_slept_through_a_drop_commits_nothing(how: str) -> N
                 await append(log, "of another history")
         assert {key for key in inner._objects if key.startswith(object_keys.WAL)} == before
         assert seq == newest + 1
-        async with fresh(inner) as other:
+        async with closing(await opened(inner, COLD)) as other:
             assert await offsets(other) == list(range(8))
             assert await offsets(other, 1) == list(range(6))
         await kill(sleeper)
@@ -360,7 +365,7 @@ async def test_a_drop_that_is_killed_at_any_write_can_be_repeated() -> None:
         async with caring(inner, report_damage=False) as cluster:
             if await damage_of(cluster) is not None:
                 await drop_after(cluster, newest - 4, BROKERS)
-        async with fresh(inner) as other:
+        async with closing(await opened(inner, COLD)) as other:
             assert await offsets(other) == list(range(4))
             await append(other, "again")
             assert await offsets(other) == list(range(5))
@@ -409,13 +414,12 @@ async def test_no_drop_while_a_broker_is_live(inner: MemoryStore) -> None:
 
 
 @pytest.mark.parametrize("body", [b"", b"TIDEWAL1 and then something else"])
-async def test_a_stray_is_passed_over_and_named_and_deleted(body: bytes) -> None:
-    inner = MemoryStore()
+async def test_stray_is_passed_over_and_deleted(inner: MemoryStore, body: bytes) -> None:
     async with closing(await written(inner)) as log:
         stray = object_keys.wal(log.state.seq + 1000)
         await inner.put(stray, [body])
         await inner.put("wal/notes.txt", [body])
-        async with fresh(inner) as other:
+        async with closing(await opened(inner, COLD)) as other:
             await append(other, "after")
             assert other.state.partition("t", 0).high_watermark == 9
         report = await scrubbed(inner)
@@ -448,3 +452,59 @@ async def test_what_may_be_an_entry_behind_a_hole_is_no_stray(inner: MemoryStore
         await opened(inner)
     async with caring(inner, report_damage=False) as cluster:
         assert await strays(cluster) == []
+
+
+# -- logs on a folder
+
+
+FOLDER_RECORDS = 4
+
+
+async def written_on_a_folder(root: Path) -> tuple[Acked, int]:
+    """A log as it is while a broker runs, and after the broker was killed: its acknowledged
+    records, and the number of its newest entry. That entry and the one before hold a record."""
+    running = root.with_name("running")
+    log = await broker(FolderStore(running), SystemClock())
+    await log.create_topic("t", 1, {})
+    acked: Acked = {}
+    for number in range(FOLDER_RECORDS):
+        await produce(log, f"v{number}", acked)
+    given(len(acked) == FOLDER_RECORDS, "all records are acknowledged")
+    newest = log.state.seq
+    shutil.copytree(running, root, dirs_exist_ok=True)
+    await log.close()
+    await log.store.close()
+    return acked, newest
+
+
+def flip_in_both_headers(path: Path) -> None:
+    body = bytearray(path.read_bytes())
+    body[40] ^= 1
+    body[len(body) - 12 - header_length(body, path.name) + 40] ^= 1
+    path.write_bytes(body)
+
+
+async def held_in(root: Path) -> Acked:
+    store = FolderStore(root)
+    try:
+        return await held(store, SystemClock())
+    finally:
+        await store.close()
+
+
+async def test_a_stop_leaves_a_checkpoint(tmp_path: Path) -> None:
+    _, newest = await written_on_a_folder(tmp_path / "killed")
+    checkpoints = sorted((tmp_path / "running/checkpoints").glob("*"))
+    assert checkpoints
+    assert int(checkpoints[-1].name) >= newest
+
+
+@pytest.mark.parametrize("damage", [flip_in_both_headers, Path.unlink])
+async def test_command_drops_damaged_entry(tmp_path: Path, damage: Callable[[Path], None]) -> None:
+    root = tmp_path / "killed"
+    acked, newest = await written_on_a_folder(root)
+    damage(root / object_keys.wal(newest - 1))
+    dropped_after = str(newest - 2)
+    tidelog("repair", "--drop-after", dropped_after, "--yes", "--store", str(root))
+    left = {offset: value for offset, value in acked.items() if offset < FOLDER_RECORDS - 2}
+    assert await held_in(root) == left

@@ -5,11 +5,10 @@ from typing import Any
 
 import pytest
 
-from tests.support.faults import Fault, FaultyStore, Script
-from tests.support.logs import COLD, append, closing, opened
+from tests.support.faults import Fault, Script
+from tests.support.logs import COLD, append, closing, kill_while_sealing, spoil_chunk, with_topic
 from tests.support.maintenance import caring, log_with, way_of
 from tests.support.views import flip
-from tests.support.vloop import run
 from tidelog.compaction import scrub as scrub_module
 from tidelog.compaction.collect import collect, plan
 from tidelog.compaction.garbage import Grace
@@ -114,10 +113,8 @@ async def test_a_damaged_object_is_named(inner: MemoryStore, how: str, what: str
 
 
 @pytest.mark.parametrize("how", ["flipped", "cut", "gone"])
-async def test_scrub_reports_damage_that_stops_brokers_and_all_other_damage(how: str) -> None:
+async def test_scrub_reports_damage_that_stops_brokers(inner: MemoryStore, how: str) -> None:
     """An entry after the newest checkpoint, and a segment that has nothing to do with it."""
-
-    inner = MemoryStore()
     async with closing(await aged(inner)) as log:
         await append(log, "k")
         await append(log, "l")
@@ -149,10 +146,8 @@ async def test_a_damaged_checkpoint_is_named(inner: MemoryStore, how: str, which
 
 
 @pytest.mark.parametrize("part", ["header", "copy"])
-async def test_damage_in_an_entry_that_a_checkpoint_covers_is_named(part: str) -> None:
+async def test_damage_below_checkpoint_is_named(inner: MemoryStore, part: str) -> None:
     """No reader applies the entry again: it is behind a collected one. Its chunk is in a tail."""
-
-    inner = MemoryStore()
     async with closing(await log_with(inner, SEGMENTS, partitions=2)) as log:
         await append(log, "in a tail")
         seq = log.state.seq
@@ -207,25 +202,17 @@ async def test_a_swapped_entry_breaks_the_chain() -> None:
         (lambda files: [], "no segment"),
     ],
 )
-def test_scrub_reports_a_wrong_manifest(change, told: str) -> None:
-    async def main() -> None:
-        inner = MemoryStore()
-        async with closing(await log_with(inner, SEGMENTS)) as log:
-            assert isinstance(log.store, FaultyStore)
-            commits = log.store.tables[log.state.topic("t").prefix]
-            files = [file for commit in commits for file in commit.files]
-            commits[1] = commits[1]._replace(files=tuple(change(files)))
-            for version in range(2, len(commits)):
-                commits[version] = commits[version]._replace(files=())
-            report = await scrubbed_of(log)
-            assert not report.is_whole
-            assert any(told in finding.what for finding in report.findings if finding.is_damage)
-            assert not (await scrubbed_of(log, is_quick=True)).is_whole
-
-    async def scrubbed_of(log: Log, *, is_quick: bool = False) -> ScrubReport:
-        return await scrubbed(log.store.inner, is_quick=is_quick)
-
-    run(main)
+async def test_scrub_reports_a_wrong_manifest(inner: MemoryStore, change, told: str) -> None:
+    async with closing(await log_with(inner, SEGMENTS)) as log:
+        commits = log.store.tables[log.state.topic("t").prefix]
+        files = [file for commit in commits for file in commit.files]
+        commits[1] = commits[1]._replace(files=tuple(change(files)))
+        for version in range(2, len(commits)):
+            commits[version] = commits[version]._replace(files=())
+        report = await scrubbed(inner)
+        assert not report.is_whole
+        assert any(told in finding.what for finding in report.findings if finding.is_damage)
+        assert not (await scrubbed(inner, is_quick=True)).is_whole
 
 
 async def test_scrub_lists_unnamed_objects_without_damage(inner: MemoryStore) -> None:
@@ -289,7 +276,6 @@ async def test_a_tail_that_is_sealed_and_collected_meanwhile_is_no_damage(
     inner: MemoryStore, is_sealed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A scrub may take longer than collection waits."""
-
     async with closing(await log_with(inner, SEGMENTS)) as log:
         await append(log, "g")
         (chunk,) = log.state.partition("t", 0).tail
@@ -307,24 +293,13 @@ async def test_a_tail_that_is_sealed_and_collected_meanwhile_is_no_damage(
         assert missing == ([] if is_sealed else [chunk.object_key])
 
 
-async def test_damage_of_a_tail_is_not_called_damage_of_the_segment_that_has_its_records() -> None:
+async def test_damaged_tail_is_not_called_damaged_segment(inner: MemoryStore) -> None:
     """A sealer crashed between its two commits, then the entry in the WAL was damaged."""
-
-    inner = MemoryStore()
-    log = await opened(inner, COLD)
-    await log.create_topic("t", 1, {})
+    log = await with_topic(inner, COLD)
     await append(log, "a")
-
-    async def killed(*_: object) -> None:
-        raise Unavailable("killed")
-
-    log.writer.append = killed  # type: ignore[assignment]
-    with pytest.raises(Unavailable, match="killed"):
-        await log.seal("t")
+    await kill_while_sealing(log)
     chunk = log.state.partition("t", 0).tail[0]
-    body = bytearray(await inner.get(chunk.object_key))
-    body[chunk.position] ^= 1
-    await inner.put(chunk.object_key, [bytes(body)])
+    await spoil_chunk(inner, chunk)
     async with caring(inner, report_damage=False) as cluster:
         report = await scrub(cluster, None, GRACE)
     await log.close()

@@ -65,14 +65,13 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     is a month old. Another commit with a checkpoint follows."""
     monkeypatch.setattr(delta, "CHECKPOINT_INTERVAL", 5)
     monkeypatch.setitem(delta._PROPERTIES, "delta.checkpointInterval", "5")
-    broker = BrokerLog(tmp_path / "log")
-    broker.create("t", 1)
-    for number in range(12):
-        sealed(broker, number)
-    for path in log_of(tmp_path / "log").iterdir():
-        at_s = path.stat().st_mtime - 30 * 86_400
-        os.utime(path, (at_s, at_s))
-    broker.close()
+    with BrokerLog(tmp_path / "log") as broker:
+        broker.create("t", 1)
+        for number in range(12):
+            sealed(broker, number)
+        for path in log_of(tmp_path / "log").iterdir():
+            at_s = path.stat().st_mtime - 30 * 86_400
+            os.utime(path, (at_s, at_s))
     return tmp_path / "log"
 
 
@@ -107,11 +106,10 @@ def test_a_hold_keeps_the_log_of_a_table_also_from_the_commits_of_brokers(root: 
 
     on(root, hold)
     before = versions(root)
-    broker = BrokerLog(root)
-    for number in range(12, 18):  # with a checkpoint
-        sealed(broker, number)
-    expected = broker.records("t")
-    broker.close()
+    with BrokerLog(root) as broker:
+        for number in range(12, 18):  # with a checkpoint
+            sealed(broker, number)
+        expected = broker.records("t")
     assert not on(root, collected).garbage
     assert set(before) < set(versions(root))
     on(root, release)
@@ -124,9 +122,8 @@ def test_a_hold_keeps_the_log_of_a_table_also_from_the_commits_of_brokers(root: 
 
 
 def test_the_log_stays_if_the_checkpoint_that_replaces_it_cannot_be_read(root: Path) -> None:
-    broker = BrokerLog(root)
-    sealed(broker, 12)
-    broker.close()
+    with BrokerLog(root) as broker:
+        sealed(broker, 12)
     before = versions(root)
     checkpoint = max(log_of(root).glob("*.checkpoint.parquet"))
     body = checkpoint.read_bytes()

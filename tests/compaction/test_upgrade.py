@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import msgspec
@@ -12,8 +12,8 @@ from tests.support.cluster import SETTINGS, Cluster
 from tests.support.faults import Call, Fault, Script
 from tests.support.logs import append, closing, kill, opened, read_values
 from tests.support.maintenance import caring
-from tests.support.records import creating, entries_of
-from tests.support.views import CLUSTER_ID, one, store_of, values_of, with_topic
+from tests.support.records import creating, entries_of, found_cluster
+from tests.support.views import one, store_of, values_of, with_topic
 from tests.support.views import opened as opened_view
 from tidelog.compaction.upgrade import LevelChange, upgrade
 from tidelog.storage.cluster.liveness import Member
@@ -31,7 +31,6 @@ from tidelog.storage.core.errors import (
 from tidelog.storage.store.memory import MemoryStore
 from tidelog.storage.store.object_store import ObjectStore
 from tidelog.storage.wal.view import WalView
-from tidelog.storage.wal.wal_objects import ClusterIdentity
 
 MEMBERS = SETTINGS.membership
 TIMEOUT_S = MEMBERS.member_timeout_s
@@ -41,10 +40,12 @@ NEWEST = levels.NEWEST
 LEVELS = list(range(levels.FIRST, NEWEST + 1))
 
 
-async def found_level_1(store: ObjectStore) -> None:
-    """As version 0.1 does."""
-    identity = ClusterIdentity(levels.FIRST, CLUSTER_ID, 1)
-    await store.create(object_keys.CLUSTER, [msgspec.json.encode(identity)])
+@pytest.fixture
+async def cluster() -> AsyncIterator[Cluster]:
+    """A cluster of level 1."""
+    async with Cluster() as cluster:
+        await found_cluster(cluster.store, levels.FIRST)
+        yield cluster
 
 
 async def levels_in(store: ObjectStore) -> list[int]:
@@ -78,7 +79,7 @@ async def upgraded(store: ObjectStore, *, is_dry: bool = False) -> LevelChange:
 
 
 async def test_a_dry_run_changes_nothing(inner: MemoryStore) -> None:
-    await found_level_1(inner)
+    await found_cluster(inner, levels.FIRST)
     wal = await with_topic(inner)
     before = [info async for info in inner.list("")]
     assert await upgraded(inner, is_dry=True) == LevelChange(1, NEWEST)
@@ -101,9 +102,8 @@ async def test_a_cluster_that_has_the_level_is_left_alone(inner: MemoryStore, is
 
 
 @pytest.mark.parametrize("faults", [[], [Fault.STORED], [Fault.LATE], [Fault.ABSENT, Fault.LATE]])
-async def test_two_upgrades_at_once_raise_the_level_once(faults: list[Fault]) -> None:
-    inner = MemoryStore()
-    await found_level_1(inner)
+async def test_two_upgrades_raise_level_once(inner: MemoryStore, faults: list[Fault]) -> None:
+    await found_cluster(inner, levels.FIRST)
     wal = await with_topic(inner)
     async with caring(inner) as first, caring(inner) as second:
         for cluster in (first, second):
@@ -123,10 +123,8 @@ async def test_two_upgrades_at_once_raise_the_level_once(faults: list[Fault]) ->
 
 async def test_defaults_of_topics_need_an_upgrade() -> None:
     """From level 3, whose brokers would not decode the action; a broker that starts has them."""
-
     async with Cluster() as cluster:
-        identity = ClusterIdentity(3, CLUSTER_ID, 1)
-        await cluster.store.create(object_keys.CLUSTER, [msgspec.json.encode(identity)])
+        await found_cluster(cluster.store, 3)
         log = await cluster.start()
         await log.create_topic("t", 1, {})
         with pytest.raises(InvalidConfig, match="has level 3: run tidelog upgrade"):
@@ -145,84 +143,72 @@ async def test_defaults_of_topics_need_an_upgrade() -> None:
 
 @pytest.mark.parametrize("is_dry", [False, True])
 @pytest.mark.parametrize("more", [{}, {"level": 1}], ids=["version 0.1", "level 1"])
-async def test_a_live_broker_that_does_not_know_the_level_refuses_by_name(
-    more: dict[str, int], is_dry: bool
+async def test_old_broker_refuses_by_name(
+    cluster: Cluster, more: dict[str, int], is_dry: bool
 ) -> None:
-    async with Cluster() as cluster:
-        await found_level_1(cluster.store)
-        log = await cluster.start()
-        old = asyncio.create_task(beating(cluster.store, lambda beat: old_member(beat, **more)))
-        await asyncio.sleep(0.1)
-        with pytest.raises(Unavailable) as caught:
-            await upgraded(cluster.store, is_dry=is_dry)
-        assert str(caught.value) == (
-            f"live brokers do not know level {NEWEST} of the format: old-broker; "
-            "upgrade or stop them first"
-        )
-        await log.wal.refresh()
-        assert (log.state.level, await levels_in(cluster.store)) == (1, [])
-        old.cancel()
+    log = await cluster.start()
+    old = asyncio.create_task(beating(cluster.store, lambda beat: old_member(beat, **more)))
+    await asyncio.sleep(0.1)
+    with pytest.raises(Unavailable) as caught:
+        await upgraded(cluster.store, is_dry=is_dry)
+    assert str(caught.value) == (
+        f"live brokers do not know level {NEWEST} of the format: old-broker; "
+        "upgrade or stop them first"
+    )
+    await log.wal.refresh()
+    assert (log.state.level, await levels_in(cluster.store)) == (1, [])
+    old.cancel()
 
 
-async def test_a_killed_brokers_object_does_not_block_after_the_member_timeout() -> None:
+async def test_killed_broker_blocks_until_member_timeout(cluster: Cluster) -> None:
     loop = asyncio.get_running_loop()
-    async with Cluster() as cluster:
-        await found_level_1(cluster.store)
-        await cluster.start()
-        old = asyncio.create_task(beating(cluster.store, old_member))
-        await asyncio.sleep(0.1)
-        old.cancel()
-        started_s = loop.time()
-        assert await upgraded(cluster.store) == LevelChange(1, NEWEST)
-        assert TIMEOUT_S <= loop.time() - started_s <= TIMEOUT_S + 2
-        # One that is old at first sight does not block at all.
-        started_s = loop.time()
-        assert await upgraded(cluster.store) == LevelChange(NEWEST, NEWEST)
-        assert loop.time() - started_s < 1
+    await cluster.start()
+    old = asyncio.create_task(beating(cluster.store, old_member))
+    await asyncio.sleep(0.1)
+    old.cancel()
+    started_s = loop.time()
+    assert await upgraded(cluster.store) == LevelChange(1, NEWEST)
+    assert TIMEOUT_S <= loop.time() - started_s <= TIMEOUT_S + 2
+    # One that is old at first sight does not block at all.
+    started_s = loop.time()
+    assert await upgraded(cluster.store) == LevelChange(NEWEST, NEWEST)
+    assert loop.time() - started_s < 1
 
 
-async def test_a_broker_that_stops_meanwhile_does_not_block() -> None:
-    async with Cluster() as cluster:
-        await found_level_1(cluster.store)
-        await cluster.start()
-        old = asyncio.create_task(beating(cluster.store, old_member))
-        await asyncio.sleep(0.1)
-        raising = asyncio.create_task(upgraded(cluster.store))
-        await asyncio.sleep(1.5)
-        assert not raising.done()
-        old.cancel()
-        await cluster.store.delete([OLD_KEY])
-        assert await raising == LevelChange(1, NEWEST)
+async def test_a_broker_that_stops_meanwhile_does_not_block(cluster: Cluster) -> None:
+    await cluster.start()
+    old = asyncio.create_task(beating(cluster.store, old_member))
+    await asyncio.sleep(0.1)
+    raising = asyncio.create_task(upgraded(cluster.store))
+    await asyncio.sleep(1.5)
+    assert not raising.done()
+    old.cancel()
+    await cluster.store.delete([OLD_KEY])
+    assert await raising == LevelChange(1, NEWEST)
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"\xff", b"[1]", b'{"id":"x"}'])
-async def test_an_object_that_does_not_decode_refuses_by_key_while_it_is_written(
-    body: bytes,
-) -> None:
-    async with Cluster() as cluster:
-        await found_level_1(cluster.store)
-        await cluster.start()
-        strange = asyncio.create_task(beating(cluster.store, lambda _: body))
-        await asyncio.sleep(0.1)
-        with pytest.raises(Unavailable, match=f"level {NEWEST} of the format: {OLD_KEY};"):
-            await upgraded(cluster.store)
-        strange.cancel()
-        assert await upgraded(cluster.store) == LevelChange(1, NEWEST)
+async def test_undecodable_member_refuses_by_key(cluster: Cluster, body: bytes) -> None:
+    await cluster.start()
+    strange = asyncio.create_task(beating(cluster.store, lambda _: body))
+    await asyncio.sleep(0.1)
+    with pytest.raises(Unavailable, match=f"level {NEWEST} of the format: {OLD_KEY};"):
+        await upgraded(cluster.store)
+    strange.cancel()
+    assert await upgraded(cluster.store) == LevelChange(1, NEWEST)
 
 
-async def test_brokers_of_this_version_do_not_block() -> None:
+async def test_brokers_of_this_version_do_not_block(cluster: Cluster) -> None:
     loop = asyncio.get_running_loop()
-    async with Cluster() as cluster:
-        await found_level_1(cluster.store)
-        brokers = [await cluster.start() for _ in range(3)]
-        await cluster.settled()
-        started_s = loop.time()
-        assert await upgraded(cluster.store) == LevelChange(1, NEWEST)
-        assert loop.time() - started_s < 1
-        await brokers[0].create_topic("t", 1, {})
-        await asyncio.sleep(2)
-        assert [log.state.level for log in brokers] == [NEWEST] * 3
-        assert len({log.state.encode() for log in brokers}) == 1
+    brokers = [await cluster.start() for _ in range(3)]
+    await cluster.settled()
+    started_s = loop.time()
+    assert await upgraded(cluster.store) == LevelChange(1, NEWEST)
+    assert loop.time() - started_s < 1
+    await brokers[0].create_topic("t", 1, {})
+    await asyncio.sleep(2)
+    assert [log.state.level for log in brokers] == [NEWEST] * 3
+    assert len({log.state.encode() for log in brokers}) == 1
 
 
 # -- commits in flight
@@ -233,9 +219,8 @@ async def test_a_commit_in_flight_keeps_its_outcome(moment: str | Fault) -> None
     """Another broker's entry and the one that raises the level compete for a number."""
     if moment is Fault.UNAVAILABLE:
         moment = "before the PUT"
-
     inner = MemoryStore()
-    await found_level_1(inner)
+    await found_cluster(inner, levels.FIRST)
     wal = await with_topic(inner)
     await wal.commit(one(wal, "a"))
     if isinstance(moment, Fault):
@@ -265,14 +250,13 @@ async def test_a_commit_in_flight_keeps_its_outcome(moment: str | Fault) -> None
 @pytest.mark.parametrize("seed", range(6))
 async def test_nothing_is_lost_and_nothing_is_twice_while_the_level_rises(seed: int) -> None:
     """Brokers that forward drafts to one of them, a network and stores that take their time."""
-
     draw = random.Random(seed)
 
     def latency(_: Call) -> float:
         return draw.choice([0.001, 0.01, 0.05])
 
     async with Cluster(latency=latency) as cluster:
-        await found_level_1(cluster.store)
+        await found_cluster(cluster.store, levels.FIRST)
         brokers = [await cluster.start() for _ in range(3)]
         await brokers[0].create_topic("t", 1, {})
         await cluster.settled()
@@ -307,7 +291,7 @@ async def test_nothing_is_lost_and_nothing_is_twice_while_the_level_rises(seed: 
 
 @pytest.mark.parametrize("checkpoint", ["none", "before", "after"])
 async def test_a_broker_starts_again_across_the_raise(inner: MemoryStore, checkpoint: str) -> None:
-    await found_level_1(inner)
+    await found_cluster(inner, levels.FIRST)
     log = await opened(inner)
     await log.create_topic("t", 1, {})
     await append(log, "a")
@@ -365,9 +349,7 @@ async def test_a_view_stops_at_an_entry_that_may_not_have_its_level(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(levels, "NEWEST", max(level, levels.NEWEST))
-
-    identity = ClusterIdentity(begin, CLUSTER_ID, 1)
-    await inner.create(object_keys.CLUSTER, [msgspec.json.encode(identity)])
+    await found_cluster(inner, begin)
     wal = await with_topic(inner)
     before = wal.state.encode()
     key = await next_entry(wal, inner, level, **changed)
@@ -389,7 +371,6 @@ async def test_a_view_stops_at_an_entry_that_may_not_have_its_level(
 
 async def test_a_view_stops_at_a_level_that_it_does_not_know(inner: MemoryStore) -> None:
     """As version 0.1 stops at level 2: the line says that the object is not damaged."""
-
     log = await opened(inner)
     await log.create_topic("t", 1, {})
     key = await next_entry(log.wal, inner, levels.NEWEST + 1)

@@ -301,9 +301,7 @@ async def test_a_lost_answer_is_not_a_lost_commit(moto_server: Moto, how: str) -
         await store.close()
 
 
-async def test_a_store_that_is_away_is_unavailable_and_its_commits_unknown(
-    moto_server: Moto,
-) -> None:
+async def test_commit_to_absent_store_is_unknown(moto_server: Moto) -> None:
     with LossyProxy(moto_server.endpoint_url, "500") as proxy:
         options = S3Options(endpoint_url=proxy.endpoint_url, region=REGION)
         store = await S3Store.open(moto_server.bucket, "away", options)

@@ -5,7 +5,6 @@ import asyncio
 import random
 from typing import Any, NamedTuple
 
-import msgspec
 import pytest
 
 from tests.support.logs import (
@@ -17,15 +16,15 @@ from tests.support.logs import (
     opened,
     read_table,
     rewrite,
+    spoil_chunk,
     with_topic,
 )
 from tests.support.record_batches import CODECS, NO_PRODUCER, checked, consumed, sent
-from tests.support.records import TIME_MS
+from tests.support.records import TIME_MS, found_cluster
 from tidelog.storage.broker import Broker
 from tidelog.storage.codec.batch_header import HEADER, HEADER_SIZE, BatchHeader, InvalidBatch
 from tidelog.storage.codec.chunk import Headers, Rows
 from tidelog.storage.codec.record_batch import Batch
-from tidelog.storage.core import object_keys
 from tidelog.storage.core.actions import KAFKA_CODEC
 from tidelog.storage.core.errors import (
     DamagedRecords,
@@ -38,9 +37,7 @@ from tidelog.storage.core.errors import (
 )
 from tidelog.storage.core.model import AppendedRange
 from tidelog.storage.log import LogSettings
-from tidelog.storage.runtime.clock import SystemClock
 from tidelog.storage.store.memory import MemoryStore
-from tidelog.storage.wal.wal_objects import ClusterIdentity
 
 
 class Written(NamedTuple):
@@ -126,7 +123,6 @@ async def by_batches(
 @pytest.mark.parametrize("seed", range(12))
 async def test_each_reader_gets_each_record(seed: int, settings: LogSettings) -> None:
     """Batches and other records, in one flush and in several, sealed or not, on two brokers."""
-
     draw = random.Random(seed)
     inner = MemoryStore()
     log, other = await opened(inner, settings), await opened(inner, settings)
@@ -184,7 +180,6 @@ async def test_each_reader_gets_each_record(seed: int, settings: LogSettings) ->
 
 async def test_batches_are_kept_as_they_came(inner: MemoryStore) -> None:
     """Compressed as the producer did it, in the WAL, in memory and for the consumer."""
-
     log = await opened(inner)
     other = await opened(inner)
     async with closing(log, other):
@@ -202,11 +197,7 @@ async def test_batches_are_kept_as_they_came(inner: MemoryStore) -> None:
             assert len(body) == 2 * len(batch.data)
             assert body[16 : len(batch.data)] == bytes(batch.data)[16:]
             assert int.from_bytes(body[:8]) == 50
-            assert (read.next_offset, read.log_start_offset, read.high_watermark) == (
-                150,
-                0,
-                150,
-            )
+            assert (read.next_offset, read.log_start_offset, read.high_watermark) == (150, 0, 150)
 
 
 async def test_what_a_batch_is_refused_for() -> None:
@@ -240,7 +231,6 @@ async def test_what_a_batch_is_refused_for() -> None:
 
 async def test_one_refusal_is_one_partitions() -> None:
     """Batches of one flush are separate commits."""
-
     async with closing(await with_topic(MemoryStore(), partitions=2)) as log:
         record = Rows([TIME_MS], [None], [b"x"])
         seq = log.state.seq
@@ -265,9 +255,7 @@ async def test_one_refusal_is_one_partitions() -> None:
 
 async def test_below_level_4_batches_become_columns(inner: MemoryStore) -> None:
     """Versions that do not know the codec can read the WAL."""
-
-    identity = ClusterIdentity(3, "c0ffee", SystemClock().now_ms())
-    await inner.create(object_keys.CLUSTER, [msgspec.json.encode(identity)])
+    await found_cluster(inner, 3)
     async with closing(await with_topic(inner)) as log:
         assert log.state.level == 3
         rows = drawn(random.Random(1), 40)
@@ -279,8 +267,7 @@ async def test_below_level_4_batches_become_columns(inner: MemoryStore) -> None:
         assert ids == [0, 1, 2]
 
 
-async def test_producer_ids_of_all_brokers_differ_and_begin_at_sequence_0() -> None:
-    inner = MemoryStore()
+async def test_producer_ids_of_brokers_differ(inner: MemoryStore) -> None:
     log, other = await opened(inner), await opened(inner)
     await log.create_topic("t", 1, {})
     seq = log.state.seq
@@ -301,7 +288,6 @@ async def test_producer_ids_of_all_brokers_differ_and_begin_at_sequence_0() -> N
 
 async def test_a_copy_of_a_machine_gives_no_id_of_its_original(inner: MemoryStore) -> None:
     """The copy has the names and the memory of the original (I11)."""
-
     original, copied, other = [await opened(inner) for _ in range(3)]
     async with closing(original, copied, other):
         await original.create_topic("t", 1, {})
@@ -332,9 +318,7 @@ async def test_a_damaged_chunk_is_refused_to_both_kinds_of_readers(inner: Memory
     async with closing(await with_topic(inner, COLD)) as log:
         await send(log, checked(drawn(random.Random(1), 5), codec=1))
         (chunk,) = log.state.partition("t", 0).tail
-        body = bytearray(await inner.get(chunk.object_key))
-        body[chunk.position + 30] ^= 1
-        await inner.put(chunk.object_key, [bytes(body)])
+        await spoil_chunk(inner, chunk, 30)
         with pytest.raises(DamagedRecords):
             await log.kafka.read(log.state.topic("t"), 0, 0, 100)
         with pytest.raises(DamagedRecords):
@@ -343,7 +327,6 @@ async def test_a_damaged_chunk_is_refused_to_both_kinds_of_readers(inner: Memory
 
 async def test_a_request_of_many_flushes_is_read_in_large_pieces() -> None:
     """The tail cache joins kept batches; a read does not copy them."""
-
     async with closing(await with_topic(MemoryStore())) as log:
         for number in range(64):
             await send(log, checked(Rows([TIME_MS], [None], [b"%d" % number])))
@@ -373,7 +356,6 @@ async def test_a_consumer_reads_a_chunk_of_the_wal_once(inner: MemoryStore) -> N
 
 async def test_records_that_compaction_removed_are_not_read_from_memory() -> None:
     """The tail cache still has the batches as they were before they were sealed."""
-
     async with closing(await opened(MemoryStore(), MANUAL)) as log:
         await log.create_topic("t", 1, {"cleanup.policy": "compact"})
         for number in range(10):
@@ -388,11 +370,8 @@ async def test_records_that_compaction_removed_are_not_read_from_memory() -> Non
             assert list(await by_batches(log, 0, offset)) == expected
 
 
-async def test_a_batch_that_does_not_decode_is_sealed_and_reported(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_undecodable_batch_is_sealed_and_reported(caplog: pytest.LogCaptureFixture) -> None:
     """Only an error of the broker's check can accept one; it must not stop the partition."""
-
     async with closing(await with_topic(MemoryStore())) as log:
         good = checked(Rows([TIME_MS], [b"k"], [b"good"]))
         bad = bytearray(sent(Rows([TIME_MS] * 2, [b"k"] * 2, [b"bad"] * 2)))

@@ -2,11 +2,12 @@
 
 import asyncio
 import random
+from functools import partial
 
 import pytest
 
-from tests.support.clock import ManualClock
-from tests.support.faults import Fault, Script
+from tests.support import logs
+from tests.support.faults import Fault, Gate, Script
 from tests.support.logs import (
     COLD,
     MANUAL,
@@ -21,23 +22,20 @@ from tests.support.logs import (
     store_of,
 )
 from tests.support.records import TIME_MS
+from tests.support.views import AGE_S
+from tidelog.storage.codec import segment as segments
+from tidelog.storage.codec.entry import Commit, Draft
 from tidelog.storage.core import object_keys
-from tidelog.storage.core.actions import Sealed
-from tidelog.storage.core.errors import Corrupt, Unavailable
-from tidelog.storage.core.model import Acks
-from tidelog.storage.log import Log, LogSettings
+from tidelog.storage.core.actions import LoseRecords, MoveLogStart, Sealed
+from tidelog.storage.core.errors import Corrupt, OffsetOutOfRange, Unavailable
+from tidelog.storage.core.model import Acks, SegmentFile
+from tidelog.storage.log import FetchResult, Log, LogSettings
 from tidelog.storage.seal.sealer import SealerSettings
 from tidelog.storage.store.memory import MemoryStore
+from tidelog.storage.tables.manifest import Table, maintenance_app_id
 from tidelog.storage.write.requests import AppendRequest
 
-
-async def with_topic(
-    inner: MemoryStore, settings: LogSettings = MANUAL, partitions: int = 2, **configs: str
-) -> Log:
-    log = await opened(inner, settings)
-    named = {name.replace("_", "."): value for name, value in configs.items()}
-    await log.create_topic("t", partitions, named)
-    return log
+with_topic = partial(logs.with_topic, partitions=2)
 
 
 def stamps_of(table) -> list[int]:
@@ -50,7 +48,6 @@ def stamps_of(table) -> list[int]:
 @pytest.mark.parametrize("seed", range(4))
 async def test_the_first_offset_of_a_time_is_found_as_by_a_scan(seed: int) -> None:
     """Timestamps of producers go back and forth; segments, chunks and the tail hold any of them."""
-
     draws = random.Random(seed)
     inner = MemoryStore()
     log = await with_topic(inner, draws.choice([MANUAL, COLD]))
@@ -69,9 +66,9 @@ async def test_the_first_offset_of_a_time_is_found_as_by_a_scan(seed: int) -> No
 
 
 @pytest.mark.parametrize("settings", [MANUAL, COLD], ids=["warm", "cold"])
-async def test_append_time_is_the_same_in_every_tier(settings: LogSettings) -> None:
+async def test_append_time_is_alike_in_both_tiers(settings: LogSettings) -> None:
     inner = MemoryStore()
-    log = await with_topic(inner, settings, message_timestamp_type="LogAppendTime")
+    log = await with_topic(inner, settings, configs={"message.timestamp.type": "LogAppendTime"})
     async with closing(log):
         for _ in range(3):
             await append(log, "a", "b", timestamps=[5, 1])
@@ -90,10 +87,8 @@ async def test_append_time_is_the_same_in_every_tier(settings: LogSettings) -> N
 
 
 @pytest.mark.parametrize("reads", range(1, 6))
-async def test_i7_a_seal_while_a_time_is_looked_for_hides_nothing(reads: int) -> None:
+async def test_i7_seal_during_search_by_time_hides_nothing(inner: MemoryStore, reads: int) -> None:
     """The tail is trimmed under the search, between any two of its reads."""
-
-    inner = MemoryStore()
     async with closing(await with_topic(inner, COLD)) as log:
         for i in range(6):
             await append(log, str(i), timestamps=[i])
@@ -116,7 +111,7 @@ async def test_i7_a_seal_while_a_time_is_looked_for_hides_nothing(reads: int) ->
 
 
 async def test_a_large_tail_becomes_segments_of_their_size(inner: MemoryStore) -> None:
-    async with closing(await with_topic(inner, segment_bytes="2000")) as log:
+    async with closing(await with_topic(inner, configs={"segment.bytes": "2000"})) as log:
         for i in range(50):
             await append(log, *(f"{i}-{j}".rjust(100, ".") for j in range(3)))
         before = await read_values(log)
@@ -163,8 +158,8 @@ async def test_what_is_appended_during_a_seal_stays_in_the_tail(inner: MemorySto
 @pytest.mark.parametrize(
     ("configs", "sealer"),
     [
-        ({"segment_ms": "5000"}, SealerSettings()),
-        ({"segment_bytes": "4000"}, SealerSettings()),
+        ({"segment.ms": "5000"}, SealerSettings()),
+        ({"segment.bytes": "4000"}, SealerSettings()),
         ({}, SealerSettings(tail_chunks_max=5)),
         ({}, SealerSettings(topic_chunks_max=5)),
     ],
@@ -174,7 +169,7 @@ async def test_a_tail_that_is_old_large_or_in_many_pieces_is_sealed_by_itself(
     inner: MemoryStore, configs: dict[str, str], sealer: SealerSettings
 ) -> None:
     settings = LogSettings(sealer=sealer)
-    async with closing(await with_topic(inner, settings, **configs)) as log:
+    async with closing(await with_topic(inner, settings, configs=configs)) as log:
         for i in range(4):
             await append(log, str(i) * 10)
         await asyncio.sleep(3)
@@ -216,7 +211,6 @@ async def test_i7_sealers_that_race_seal_each_record_once(inner: MemoryStore) ->
 async def test_another_sealer_that_goes_ahead_of_ours_is_no_damage(inner: MemoryStore) -> None:
     """Ours has read the manifest; before it comes to a partition, another has sealed that, and our
     view knows already."""
-
     ours = await with_topic(inner)
     other = await opened(inner)
     async with closing(ours, other):
@@ -238,8 +232,7 @@ async def test_another_sealer_that_goes_ahead_of_ours_is_no_damage(inner: Memory
             assert await read_values(ours, partition=number) == [value]
 
 
-async def test_a_topic_that_is_deleted_while_it_is_sealed_stops_no_sealer() -> None:
-    inner = MemoryStore()
+async def test_topic_deleted_during_seal_stops_no_sealer(inner: MemoryStore) -> None:
     log = await with_topic(inner, LogSettings(sealer=SealerSettings(check_interval_s=0.5)))
     await log.create_topic("u", 1, {"segment.ms": "100"})
     async with closing(log):
@@ -279,7 +272,6 @@ async def test_a_reader_passes_over_what_compaction_took(
     inner: MemoryStore, kept_offsets: list[int], has_tail: bool
 ) -> None:
     """At the sealed end too: a reader that is sent there again would never get further."""
-
     async with closing(await with_topic(inner, COLD)) as log:
         await append(log, *map(str, range(10)))
         await log.seal("t")
@@ -343,8 +335,7 @@ async def test_a_damaged_object_fails_its_own_partition_by_name(damage: str, sea
         assert await read_values(cold) == ["0a", "0b"]
 
 
-async def test_a_store_that_does_not_answer_fails_the_read_and_not_the_log() -> None:
-    inner = MemoryStore()
+async def test_store_without_answer_fails_read_and_not_log(inner: MemoryStore) -> None:
     writer = await with_topic(inner)
     cold = await opened(inner, COLD)
     async with closing(writer, cold):
@@ -358,7 +349,6 @@ async def test_a_store_that_does_not_answer_fails_the_read_and_not_the_log() -> 
 
 async def test_i5_a_zombies_tail_is_not_served(inner: MemoryStore) -> None:
     """Its view is void: what it knows of may be trimmed, deleted, collected."""
-
     zombie = await with_topic(inner)
     other = await opened(inner)
     async with closing(zombie, other):
@@ -367,14 +357,12 @@ async def test_i5_a_zombies_tail_is_not_served(inner: MemoryStore) -> None:
         await other.delete_topic("t")
         await other.create_topic("t", 1, {})
         await append(other, "b")
-        assert isinstance(zombie.clock, ManualClock)
         zombie.clock.advance(700)
         assert await read_values(zombie) == ["b"]
 
 
 async def test_a_read_that_the_end_of_its_broker_overtakes_is_not_done(inner: MemoryStore) -> None:
     """The threads that decode have ended, for example because a copy of the process runs."""
-
     async with closing(await with_topic(inner, COLD)) as log:
         await append(log, "1", "2")
         await log.seal("t")
@@ -386,7 +374,6 @@ async def test_a_read_that_the_end_of_its_broker_overtakes_is_not_done(inner: Me
 @pytest.mark.parametrize("cache_bytes", [0, 4_000, 1 << 20])
 async def test_a_read_of_another_brokers_tail_fetches_each_chunk_once(cache_bytes: int) -> None:
     """The chunks that are read ahead stay in a cache of any size until the read needs them."""
-
     inner, values = MemoryStore(), [f"{number:0500}" for number in range(40)]
     async with closing(await with_topic(inner)) as writer:
         for value in values:
@@ -400,3 +387,285 @@ async def test_a_read_of_another_brokers_tail_fetches_each_chunk_once(cache_byte
             assert await read_values(reader) == values
             fetches = unopened.store.count("get_range", outcome="ok") - before
             assert fetches == len(values)
+
+
+# -- reads on which a seal moves (I2)
+
+
+def offsets(fetched: FetchResult) -> list[int]:
+    return [
+        offset for piece in fetched.pieces for offset in piece.batch.column("offset").to_pylist()
+    ]
+
+
+async def test_i2_read_of_table_continues_after_another_seal(inner: MemoryStore) -> None:
+    async with closing(await logs.with_topic(inner, COLD)) as log:
+        await append(log, "a", "b", "c")
+        await log.seal("t")
+        await append(log, "d", "e")
+        (segment,) = [info.key async for info in inner.list("topics/")]
+        gate = store_of(log).hold("get_range", segment)
+        reading = asyncio.create_task(log.fetch("t", 0, 0, bytes_max=1000))
+        await gate.reached.wait()
+        await log.seal("t")
+        await append(log, "f")
+        gate.opened.set()
+        fetched = await reading
+        read = offsets(fetched)
+        assert read == list(range(len(read)))
+        assert fetched.next_offset == len(read)
+        rest = await log.fetch("t", 0, fetched.next_offset, bytes_max=1000)
+        assert [*read, *offsets(rest)] == [0, 1, 2, 3, 4, 5]
+
+
+async def test_i2_a_read_of_the_tail_ends_where_it_is_sealed_meanwhile(inner: MemoryStore) -> None:
+    async with closing(await logs.with_topic(inner, COLD)) as log:
+        for value in "abc":
+            await append(log, value)
+        entry = [info.key async for info in inner.list("wal/")][1]
+        gate = store_of(log).hold("get_range", entry)
+        reading = asyncio.create_task(log.fetch("t", 0, 0, bytes_max=1000))
+        await gate.reached.wait()
+        await append(log, "d")
+        sealing = asyncio.create_task(log.seal("t"))
+        await asyncio.sleep(1)
+        gate.opened.set()
+        fetched = await reading
+        await sealing
+        read = offsets(fetched)
+        rest = await log.fetch("t", 0, fetched.next_offset, bytes_max=1000)
+        assert [*read, *offsets(rest)] == [0, 1, 2, 3]
+
+
+async def test_i1_reload_drops_lost_records_from_tail_cache(inner: MemoryStore) -> None:
+    """An operator gives the records up while this broker is suspended. The broker loads the state
+    after that, and applies no entry that has the action."""
+    log, other = await opened(inner), await opened(inner)
+    async with closing(log, other):
+        await log.create_topic("t", 1, {})
+        await append(log, "a", "b")
+        await append(log, "c")
+        assert await read_values(log) == ["a", "b", "c"]
+        assert log.tail.bytes > 0
+        await other.refresh()
+        await other.submit(LoseRecords(other.state.topic("t").topic_id, 0, 0, 2))
+        await other.wal.checkpoint()
+        log.clock.advance(AGE_S + 1)
+        for broker in (other, log):
+            table = await read_table(broker)
+            assert table.column("offset").to_pylist() == [2]
+            assert table.column("value").to_pylist() == [b"c"]
+
+
+# -- segments that go away under a reader
+
+
+VALUES = [str(number) for number in range(12)]
+
+
+async def sealed(inner: MemoryStore) -> Log:
+    """`t`-0 with twelve records in three segments."""
+    log = await logs.with_topic(inner, COLD)
+    for first in (0, 4, 8):
+        await append(log, *VALUES[first : first + 4])
+        await log.seal("t")
+    return log
+
+
+async def table_of(log: Log) -> tuple[Table, list[SegmentFile]]:
+    table = await log.tables.of(log.state.topic("t"))
+    await table.refresh()
+    return table, list(await table.segments(0))
+
+
+async def held_at_second_segment(log: Log, reader: Log) -> tuple[list[SegmentFile], Gate]:
+    _, files = await table_of(log)
+    second = f"{log.state.topic('t').prefix}/{files[1].path}"
+    return files, reader.store.hold("get_range", second)
+
+
+async def remove(log: Log, files: list[SegmentFile], added: list[SegmentFile]) -> None:
+    """Out of the table, and the objects are gone at once: later than any grace."""
+    table, _ = await table_of(log)
+    care = (await table.transaction_version(maintenance_app_id(0)) or 0) + 1
+    await table.replace(files, added, {maintenance_app_id(0): care}, data_change=not added)
+    prefix = log.state.topic("t").prefix
+    await log.store.delete([f"{prefix}/{file.path}" for file in files])
+
+
+async def merge(log: Log, unique: str) -> None:
+    _, files = await table_of(log)
+    prefix, end = log.state.topic("t").prefix, files[-1].end_offset
+    batches = (await read_table(log)).to_batches()
+    written = segments.write(batches, codec="zstd", is_json=False)
+    path = object_keys.segment(0, 0, end, unique)
+    await log.store.create(f"{prefix}/{path}", [memoryview(written.body)])
+    stamps = (files[0].timestamp_min, files[-1].timestamp_max)
+    await remove(log, files, [SegmentFile(path, 0, 0, end, written.size, end, *stamps)])
+
+
+async def move_log_start(log: Log, offset: int) -> None:
+    action = MoveLogStart(log.state.topic("t").topic_id, 0, offset)
+    (outcome,) = await log.wal.commit(Draft([Commit(log.clock.new_id(), [action])], [], []))
+    assert outcome.refusal is None
+
+
+async def test_i7_manifest_with_merged_segments_is_read_again(inner: MemoryStore) -> None:
+    log = await sealed(inner)
+    stale = await opened(inner, COLD)
+    async with closing(log, stale):
+        assert await read_values(stale) == VALUES
+        assert await stale.offset_for_timestamp("t", 0, 0) == 0
+        for unique in ("aa", "ab", "ac"):
+            await merge(log, unique)
+            assert await read_values(stale, offset=5) == VALUES[5:]
+            await merge(log, f"{unique}b")
+            assert await stale.offset_for_timestamp("t", 0, 0) == 0
+
+
+async def test_i7_segments_merged_under_a_read_are_read_once(inner: MemoryStore) -> None:
+    log = await sealed(inner)
+    reader = await opened(inner, COLD)
+    async with closing(log, reader):
+        _, gate = await held_at_second_segment(log, reader)
+        reading = asyncio.create_task(read_values(reader))
+        await gate.reached.wait()
+        await merge(log, "aa")
+        gate.opened.set()
+        assert await reading == VALUES
+
+
+async def test_a_segment_that_the_newest_manifest_names_must_be_there(inner: MemoryStore) -> None:
+    async with closing(await sealed(inner)) as log:
+        _, files = await table_of(log)
+        key = f"{log.state.topic('t').prefix}/{files[0].path}"
+        await inner.delete([key])
+        with pytest.raises(Corrupt, match=key):
+            await read_values(log)
+        with pytest.raises(Corrupt, match=key):
+            await log.offset_for_timestamp("t", 0, 1_700_000_000_000)
+
+
+@pytest.mark.parametrize("removed_count", [1, 2, 3])
+async def test_error_below_log_start_has_range(inner: MemoryStore, removed_count: int) -> None:
+    """By brokers that know of it, and by such whose view is older than the table."""
+    log = await sealed(inner)
+    unaware = await opened(inner, COLD)
+    async with closing(log, unaware):
+        assert await read_values(unaware) == VALUES
+        start = 4 * removed_count
+        _, files = await table_of(log)
+        await move_log_start(log, start)
+        await remove(log, files[:removed_count], [])
+        for broker in (log, unaware):
+            with pytest.raises(OffsetOutOfRange) as refused:
+                await broker.fetch("t", 0, start - 1, bytes_max=100)
+            told = refused.value
+            assert (told.log_start_offset, told.high_watermark) == (start, 12)
+            assert await read_values(broker, offset=start) == VALUES[start:]
+        assert await log.offset_for_timestamp("t", 0, 0) == (None if removed_count == 3 else start)
+        await append(log, "12")
+        await log.seal("t")
+        await unaware.wal.refresh()
+        for broker in (log, unaware):
+            assert await read_values(broker, offset=start) == [*VALUES, "12"][start:]
+
+
+async def test_retention_under_a_read_ends_it_where_it_is(inner: MemoryStore) -> None:
+    log = await sealed(inner)
+    reader = await opened(inner, COLD)
+    async with closing(log, reader):
+        files, gate = await held_at_second_segment(log, reader)
+        reading = asyncio.create_task(reader.fetch("t", 0, 0, bytes_max=1 << 20))
+        await gate.reached.wait()
+        await move_log_start(log, 8)
+        await remove(log, files[:2], [])
+        gate.opened.set()
+        fetched = await reading
+        assert fetched.next_offset == 4
+        assert sum(piece.batch.num_rows for piece in fetched.pieces) == 4
+        with pytest.raises(OffsetOutOfRange):
+            await reader.fetch("t", 0, 4, bytes_max=100)
+
+
+async def test_a_log_start_within_the_tail_is_sealed_over(inner: MemoryStore) -> None:
+    async with closing(await sealed(inner)) as log:
+        await append(log, "a", "b", "c")
+        await move_log_start(log, 14)
+        assert await read_values(log, offset=14) == ["c"]
+        assert await log.offset_for_timestamp("t", 0, 0) == 14
+        await log.seal("t")
+        assert await read_values(log, offset=14) == ["c"]
+        assert await log.offset_for_timestamp("t", 0, 0) == 14
+        with pytest.raises(OffsetOutOfRange):
+            await log.fetch("t", 0, 13, bytes_max=100)
+
+
+# -- sealers that sleep, and what collection takes from them meanwhile
+
+
+async def held_at_add(log: Log) -> tuple[asyncio.Task[int], asyncio.Event, asyncio.Event]:
+    """A seal that has uploaded, and waits before its commit until it is let go."""
+    table, _ = await table_of(log)
+    reached, go_on = asyncio.Event(), asyncio.Event()
+    real = table.add
+
+    async def add(*args) -> None:
+        reached.set()
+        await go_on.wait()
+        await real(*args)
+
+    table.add = add
+    task = asyncio.create_task(log.seal("t"))
+    await reached.wait()
+    return task, reached, go_on
+
+
+@pytest.mark.parametrize("is_collected", [False, True])
+async def test_i7_tail_stays_until_late_segment_is(inner: MemoryStore, is_collected: bool) -> None:
+    log = await sealed(inner)
+    other = await opened(inner, COLD)
+    async with closing(log, other):
+        await append(log, "12")
+        task, _, go_on = await held_at_add(log)
+        files = [
+            info.key async for info in inner.list(object_keys.TOPICS) if f"/{12:020d}-" in info.key
+        ]
+        if is_collected:
+            await inner.delete(files)
+        log.clock.advance(7 * 3600)
+        go_on.set()
+        with pytest.raises(Unavailable, match="took too long"):
+            await task
+        await other.wal.refresh()
+        assert await read_values(other) == [*VALUES, "12"]
+        assert other.state.partition("t", 0).sealed_end < 13
+        # The next sealer replaces the segment, or finds it young.
+        await other.seal("t")
+        await other.wal.refresh()
+        assert await read_values(other) == [*VALUES, "12"]
+        assert other.state.partition("t", 0).sealed_end == 13
+
+
+async def test_a_seal_whose_upload_took_too_long_is_not_committed(inner: MemoryStore) -> None:
+    async with closing(await sealed(inner)) as log:
+        await append(log, "12")
+        gates: asyncio.Queue = asyncio.Queue()
+
+        def plan(call):
+            if call.verb == "create" and call.key.startswith(object_keys.TOPICS):
+                log.store.plan = lambda _: None
+                gates.put_nowait(log.store.hold("create", call.key))
+
+        log.store.plan = plan
+        task = asyncio.create_task(log.seal("t"))
+        gate = await gates.get()
+        await gate.reached.wait()
+        log.clock.advance(2 * 3600)
+        gate.opened.set()
+        with pytest.raises(Unavailable, match="too long"):
+            await task
+        assert len((await table_of(log))[1]) == 3
+        await log.wal.refresh()
+        assert await log.seal("t") == 1
+        assert await read_values(log) == [*VALUES, "12"]

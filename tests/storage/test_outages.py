@@ -12,9 +12,10 @@ from tests.support.faults import Call, Fault, Plan, Seeded
 from tests.support.logs import append, closing, made, opened, read_values, store_of, with_topic
 from tests.support.vloop import run
 from tidelog.storage.broker import Broker
-from tidelog.storage.core.errors import CommitUnknown, LogError, Unavailable
+from tidelog.storage.core.errors import CommitUnknown, LogError, StoreRefused, Unavailable
 from tidelog.storage.core.model import Acks
 from tidelog.storage.store.memory import MemoryStore
+from tidelog.storage.write.writer import FAILED_FLUSHES_MAX, TRIAL_S
 
 LATENCY_S = 0.02
 BEFORE_S = 12.0
@@ -150,10 +151,8 @@ async def test_three_brokers_are_at_full_speed_within_ten_seconds() -> None:
     await load.check(cluster.store)
 
 
-async def test_slow_down_of_one_call_in_twenty_for_an_hour_fails_no_request() -> None:
+async def test_slow_down_of_one_call_in_twenty_fails_no_request(inner: MemoryStore) -> None:
     """S3 answers 503 SlowDown: a create has no known outcome, reads are repeated by the SDK."""
-
-    inner = MemoryStore()
     async with closing(await with_topic(inner)) as log:
         drawn = Seeded(7, 0.05, creates=[Fault.ABSENT])
         store_of(log).plan = lambda call: drawn(call) if call.verb == "create" else None
@@ -203,7 +202,6 @@ async def test_a_full_disk_refuses_writes_serves_reads_and_keeps_what_is_on_the_
 
 async def test_a_load_of_the_view_is_not_hurt_by_one_failed_read(inner: MemoryStore) -> None:
     """After a long outage the view is loaded again, while some calls still fail."""
-
     async with closing(await with_topic(inner)) as log:
         for number in range(50):
             await append(log, str(number))
@@ -219,3 +217,133 @@ async def test_a_load_of_the_view_is_not_hurt_by_one_failed_read(inner: MemorySt
                 await asyncio.sleep(0.2)
         store_of(log).plan = lambda _: None
         assert (await read_values(log))[-1] == "after"
+
+
+# -- readiness
+
+
+REASON = "the store does not accept writes: no space for wal/"
+
+
+def full(call: Call) -> Fault | None:
+    """A disk without space: it can be read."""
+    if call.verb == "put":
+        return Fault.UNAVAILABLE
+    return Fault.REFUSED if call.verb == "create" else None
+
+
+async def is_ready(log: Broker) -> bool:
+    try:
+        await log.check_ready()
+    except Unavailable:
+        return False
+    return True
+
+
+async def refused(log: Broker, times: int) -> None:
+    for _ in range(times):
+        with pytest.raises(StoreRefused):
+            await append(log, "refused")
+
+
+async def ready_after_s(log: Broker) -> float:
+    loop = asyncio.get_running_loop()
+    began_s = loop.time()
+    while not await is_ready(log):  # noqa: ASYNC110 - virtual time: polling is free
+        await asyncio.sleep(0.1)
+    return loop.time() - began_s
+
+
+async def test_idle_broker_learns_that_writes_succeed_again(inner: MemoryStore) -> None:
+    async with closing(await with_topic(inner)) as log:
+        await append(log, "before")
+        store_of(log).plan = full
+        await refused(log, FAILED_FLUSHES_MAX)
+        with pytest.raises(Unavailable, match=REASON):
+            await log.check_ready()
+        began = store_of(log).count("create")
+        await asyncio.sleep(100 * TRIAL_S)
+        with pytest.raises(Unavailable, match=REASON):
+            await log.check_ready()
+        assert 0 < store_of(log).count("create") - began <= 100, "one small PUT a trial"
+        store_of(log).plan = lambda _: None
+        assert await ready_after_s(log) <= TRIAL_S + 0.2
+        last = log.state.seq
+        await asyncio.sleep(100 * TRIAL_S)
+        assert log.state.seq == last, "trials end with the failure"
+        await append(log, "after")
+        assert log.writer.buffered_bytes == 0
+    async with closing(await opened(inner)) as again:
+        assert await read_values(again) == ["before", "after"]
+
+
+async def test_one_refused_flush_says_nothing_of_the_next() -> None:
+    async with closing(await with_topic(MemoryStore())) as log:
+        for _ in range(10):
+            store_of(log).plan = full
+            await refused(log, FAILED_FLUSHES_MAX - 1)
+            assert await is_ready(log)
+            store_of(log).plan = lambda _: None
+            await append(log, "good")
+
+
+async def test_requests_that_are_refused_for_their_size_leave_a_broker_ready() -> None:
+    async with closing(await with_topic(MemoryStore())) as log:
+        store_of(log).plan = full
+        await refused(log, FAILED_FLUSHES_MAX)
+        store_of(log).plan = lambda _: None  # a small entry is accepted
+        assert await ready_after_s(log) <= TRIAL_S + 0.2
+
+
+async def test_a_flush_without_an_outcome_is_no_write() -> None:
+    unopened = made(MemoryStore())
+    async with closing(await unopened.open("c0ffee")) as log:
+        await log.create_topic("t", 1, {})
+        store_of(log).plan = lambda call: Fault.ABSENT if call.verb == "create" else None
+        timeout_s = log.settings.writer.answer_timeout_s
+        with pytest.raises(CommitUnknown):
+            await append(log, "late")
+        await asyncio.sleep(1.0)
+        with pytest.raises(Unavailable, match=r"a flush has had no outcome for 3[0-9] s"):
+            await log.check_ready()
+        assert asyncio.get_running_loop().time() < timeout_s + 10.0
+        store_of(log).plan = lambda _: None
+        assert await ready_after_s(log) <= 2.5, "the longest pause between two PUTs is 2 s"
+        assert await read_values(log) == ["late"]
+
+
+async def test_a_broker_that_was_never_written_to_is_not_ready_when_its_heartbeats_fail() -> None:
+    async with Cluster() as cluster:
+        broker, other = await cluster.start(), await cluster.start()
+        await cluster.settled()
+        settings = cluster.settings.membership
+        store_of(broker).plan = full
+        await asyncio.sleep(settings.member_timeout_s - settings.heartbeat_interval_s)
+        assert await is_ready(broker), "its peers still count it as live"
+        await asyncio.sleep(2 * settings.heartbeat_interval_s + 0.1)
+        with pytest.raises(Unavailable, match=r"no heartbeat was written for .*: put brokers"):
+            await broker.check_ready()
+        assert await is_ready(other)
+        store_of(broker).plan = lambda _: None
+        assert await ready_after_s(broker) <= settings.heartbeat_interval_s + 0.2
+
+
+async def test_a_process_that_was_suspended_is_ready_at_once() -> None:
+    """It wrote no heartbeat, but none has failed."""
+    async with Cluster() as cluster:
+        log = await cluster.start()
+        await cluster.settled()
+        log.clock.advance(100.0)  # type: ignore[attr-defined]
+        cluster.store.suspended_ms = 100_000
+        assert await is_ready(log)
+
+
+async def test_a_broker_that_shuts_down_does_not_wait_for_a_trial() -> None:
+    log = await with_topic(MemoryStore())
+    store_of(log).plan = full
+    await refused(log, FAILED_FLUSHES_MAX)
+    began_s = asyncio.get_running_loop().time()
+    await log.close()
+    assert asyncio.get_running_loop().time() - began_s < 1.0
+    with pytest.raises(LogError, match="shutting down"):
+        await append(log, "late")

@@ -9,10 +9,14 @@ from typing import Any
 
 import pytest
 
-from tests.support.logs import append, kill, opened, read_values
+from tests.support import logs
+from tests.support.faults import Fault
+from tests.support.logs import append, closing, kill, opened, read_values, store_of, with_topic
 from tests.support.records import rows
+from tidelog.storage.cluster.sequencer import Sequencer
 from tidelog.storage.codec import segment as segments
 from tidelog.storage.codec.entry import IdempotencyKey
+from tidelog.storage.core.errors import CommitUnknown, Unavailable
 from tidelog.storage.core.model import Acks, Part
 from tidelog.storage.log import Log, LogSettings
 from tidelog.storage.seal import encode, uploads
@@ -140,12 +144,9 @@ async def goes_on(log: Log, watch: "asyncio.Task[None]", inner: MemoryStore) -> 
     values = await read_values(log)
     assert values in (["hit", "after"], ["after"])
     assert not isinstance(hit, list) or values == ["hit", "after"]
-    other = await opened(inner)
-    try:
+    async with closing(await opened(inner)) as other:
         assert await read_values(other) == values
         assert other.state.encode() == log.state.encode()
-    finally:
-        await other.close()
 
 
 @pytest.mark.parametrize(("owner", "name"), FLUSH)
@@ -167,7 +168,7 @@ async def test_an_oserror_after_a_put_does_not_end_the_broker() -> None:
 # -- the hot log
 
 
-async def test_an_exception_in_the_hot_log_is_answered(
+async def test_hot_log_exception_is_answered(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     async with watched(MemoryStore(), hot_dir=tmp_path) as (log, _):
@@ -239,3 +240,52 @@ async def test_an_exception_in_a_seal_does_not_end_the_broker(
         assert not watch.done(), "a task of the broker has ended"
         assert log.state.partition("t", 0).sealed_end == 2
         assert await read_values(log) == ["a", "b"]
+
+
+# -- an apply (I3)
+
+
+@pytest.mark.parametrize("error", [MemoryError, Panic])
+async def test_i3_another_brokers_entry_that_fails_to_apply_is_read_again(
+    inner: MemoryStore, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+) -> None:
+    log_a, log_b = await logs.opened(inner), await logs.opened(inner)
+    async with closing(log_a, log_b):
+        await log_a.create_topic("t", 1, {})
+        await log_b.refresh()
+        await append(log_a, "a")
+        fail_once(monkeypatch, ClusterState, "_append", error)
+        with pytest.raises(Unavailable):
+            await log_b.refresh()
+        assert log_b.state.encode() == log_a.state.encode()
+        assert await read_values(log_b) == ["a"]
+        await append(log_b, "b")
+        assert await read_values(log_a) == ["a", "b"]
+
+
+async def test_i3_half_applied_state_is_not_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with closing(await with_topic(MemoryStore())) as log:
+        fail_once(monkeypatch, ClusterState, "_append", RuntimeError)
+        store_of(log).plan = lambda call: None if call.verb == "create" else Fault.UNAVAILABLE
+        topic = log.state.topic("t")
+        with pytest.raises(CommitUnknown):
+            await log.append(topic, [(0, rows("a"))], size=1, is_json=False)
+        with pytest.raises(Unavailable):
+            _ = log.state
+        store_of(log).plan = lambda call: None
+        await asyncio.sleep(2 * log.settings.poll_interval_s)
+        assert await read_values(log) == ["a"]
+
+
+@pytest.mark.parametrize("owner", [Log, Sequencer])
+async def test_commit_is_acked_if_observer_fails(
+    monkeypatch: pytest.MonkeyPatch, owner: type
+) -> None:
+    """Its entry is applied; the view is loaded again for the subscriber's sake."""
+    async with closing(await with_topic(MemoryStore())) as log:
+        loads = log.wal.counters.void
+        fail_once(monkeypatch, owner, "on_applied", RuntimeError)
+        assert await append(log, "a") is not None
+        await log.refresh()
+        assert log.wal.counters.void > loads
+        assert await read_values(log) == ["a"]

@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 import pyarrow as pa
+import pytest
 
 from tests.support.clock import ManualClock
 from tests.support.faults import FaultyStore, Seeded
@@ -18,9 +19,12 @@ from tidelog.storage.broker import Broker
 from tidelog.storage.codec import segment as segments
 from tidelog.storage.core import object_keys
 from tidelog.storage.core.bounds import Bounds
+from tidelog.storage.core.errors import Unavailable
 from tidelog.storage.core.model import Acks, AppendedRange, SegmentFile
 from tidelog.storage.log import Log, LogSettings
 from tidelog.storage.read.reader import ReaderSettings
+from tidelog.storage.state.partition import TailChunk
+from tidelog.storage.store.memory import MemoryStore
 from tidelog.storage.store.object_store import ObjectStore
 from tidelog.storage.tables.manifest import seal_app_id
 from tidelog.storage.wal.wal_objects import WalSettings
@@ -111,6 +115,25 @@ async def with_topic(
     log = await opened(inner, settings, hot_dir=hot_dir)
     await log.create_topic("t", partitions, dict(configs))
     return log
+
+
+async def spoil_chunk(inner: MemoryStore, chunk: TailChunk, position: int = 0) -> None:
+    """Flip a bit at a position of a chunk's bytes."""
+    body = bytearray(await inner.get(chunk.object_key))
+    body[chunk.position + position] ^= 1
+    await inner.put(chunk.object_key, [bytes(body)])
+
+
+async def kill_while_sealing(log: Broker) -> None:
+    """Seal `t`; the sealer is killed between its commit to the table and its action in the WAL."""
+
+    async def killed(*_: object, **__: object) -> None:
+        raise Unavailable("killed")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(log.writer, "append", killed)
+        with pytest.raises(Unavailable, match="killed"):
+            await log.seal("t")
 
 
 @contextlib.asynccontextmanager

@@ -1,6 +1,9 @@
 """Batches of client libraries: accepted as they are, refused, served, read and built."""
 
 import gc
+import os
+import random
+import struct
 import zlib
 from types import ModuleType
 from typing import Any
@@ -16,8 +19,11 @@ from tests.storage.codec.reference import (
     WAYS,
     AiokafkaBuilder,
     Record,
+    Refused,
+    read,
     sent,
     use,
+    varint,
     with_header,
 )
 from tests.support.properties import examples
@@ -89,9 +95,7 @@ def test_the_bytes_of_a_client_have_these_records(codec: str) -> None:
 
 
 @given(RECORDS, st.sampled_from(BUILDERS), st.sampled_from(range(5)))
-def test_what_clients_build_is_accepted_as_it_is(
-    drawn: list[Record], builder: Any, codec: int
-) -> None:
+def test_batches_of_clients_are_accepted(drawn: list[Record], builder: Any, codec: int) -> None:
     if builder is not AiokafkaBuilder:
         codec = min(codec, compression.GZIP)
     built = sent(drawn, codec, builder, producer=(7, 1, 5))
@@ -343,9 +347,7 @@ def test_the_bound_of_headers_is_for_each_batch(way: str, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_more_headers_than_the_caller_allows_are_not_read(
-    way: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_headers_above_bound_are_not_read(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     use(way, monkeypatch)
     four = sent([(NOW, b"k", b"v", [("h", b"x")] * 2)] * 2)[HEADER_SIZE:]
     assert records.walk(four, 0, 2, NOW, headers_max=4).headers == 4
@@ -354,9 +356,7 @@ def test_more_headers_than_the_caller_allows_are_not_read(
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_the_records_without_a_key_are_in_the_error(
-    way: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_error_names_records_without_key(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     use(way, monkeypatch)
     monkeypatch.setattr(record_batch, "KEYLESS_MAX", 2)
     keys = [b"k", None, b"k", None, None]
@@ -442,9 +442,7 @@ def test_a_chunk_that_unpacks_too_large_is_corrupt(monkeypatch: pytest.MonkeyPat
 
 @given(RECORDS, st.data())
 @examples(100)
-def test_built_batches_have_the_offsets_of_the_rows(
-    drawn: list[Record], data: st.DataObject
-) -> None:
+def test_built_batches_have_offsets_of_rows(drawn: list[Record], data: st.DataObject) -> None:
     gaps = data.draw(st.lists(st.integers(1, 300), min_size=len(drawn), max_size=len(drawn)))
     start, end_gap = data.draw(st.tuples(st.integers(0, 2**50), st.integers(1, 2**31)))
     offsets, offset = list[int](), start - 1
@@ -537,3 +535,117 @@ def test_gap_over_the_bits_of_a_delta_is_between_batches_or_several_markers() ->
 def test_a_sequence_without_a_producer_has_no_meaning() -> None:
     checked_batch = check_one(with_header(PLAIN, base_sequence=0))
     assert checked_batch.producer_id == -1
+
+
+# -- changed records with a right checksum
+
+
+MUTATIONS = int(os.environ.get("TIDELOG_MUTATIONS", "20000"))
+
+
+def drawn(rng: random.Random) -> list[Record]:
+    def octets() -> bytes | None:
+        size = rng.choice([0, 1, 5, 63, 64, 300])
+        return None if rng.random() < 0.2 else rng.randbytes(size)
+
+    return [
+        (
+            NOW + rng.choice([0, 1, 99, -70, 10**6, -(10**13)]),
+            octets(),
+            octets(),
+            [(rng.choice(["", "é", "name"]), octets()) for _ in range(rng.choice([0, 0, 0, 1, 3]))],
+        )
+        for _ in range(rng.choice([1, 1, 2, 5, 20, 70]))
+    ]
+
+
+NUMBERS = [varint(n, pad) for n in (-2, -1, 0, 1, 63, 64, 2**31 - 1, -(2**31)) for pad in (0, 1, 4)]
+NUMBERS += [varint(n) for n in (2**31, 2**32, 2**62, 2**63 - 1, -(2**63), -3)]
+NUMBERS += [varint(0, 5), varint(0, 9), varint(0, 10), b"\xff" * 9 + b"\x01", b"\xff" * 9 + b"\x02"]
+
+
+def mutated(raw: bytes, rng: random.Random) -> bytes:
+    changed = bytearray(raw)
+    for _ in range(rng.choice([1, 1, 2, 4])):
+        position = rng.randrange(len(changed)) if changed else 0
+        # Most of the numbers are at the front.
+        position = rng.choice([position, position % 8, position % 30])
+        match rng.randrange(5):
+            case 0:
+                changed[position : position + 1] = bytes([rng.randrange(256)])
+            case 1:
+                changed[position : position + 1] = rng.choice(NUMBERS)
+            case 2:
+                del changed[position : position + rng.choice([1, 1, 2, 40])]
+            case 3:
+                changed[position:position] = rng.randbytes(rng.choice([1, 2, 9]))
+            case 4 if len(changed) > 1:  # a longer or a shorter record that still is whole
+                number = varint(rng.randrange(-3, 400), rng.choice([0, 0, 1, 3, 5]))
+                length = varint(len(number) + len(changed) - 2)
+                changed = bytearray(length + changed[1:2] + number + changed[2:])
+    return bytes(changed)
+
+
+def test_changed_records_are_refused_or_read_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = random.Random(7)
+    refused = accepted = 0
+    originals: list[bytes] = []
+    for number in range(MUTATIONS):
+        if number % 50 == 0:
+            originals = [sent(drawn(rng)) for _ in range(4)]
+        original = rng.choice(originals)
+        (count,) = struct.unpack_from(">i", original, 57)
+        (base,) = struct.unpack_from(">q", original, 27)
+        if rng.random() < 0.1:
+            base = rng.choice([2**63 - 1, -(2**63), 2**62, -1, 9 * 10**15])
+        raw = mutated(original[HEADER_SIZE:], rng)
+        body = with_header(original[:HEADER_SIZE] + raw, base_timestamp=base)
+        try:
+            expected = read(raw, count, base)
+        except Refused:
+            expected = None
+        for way in WAYS:
+            use(way, monkeypatch)
+            check(body, expected)
+        refused, accepted = refused + (expected is None), accepted + (expected is not None)
+    assert min(refused, accepted) > MUTATIONS // 20
+
+
+def check(body: bytes, expected: list[Record] | None) -> None:
+    """Compare what the broker says of a batch with what the format says."""
+    batches = record_batch.split(memoryview(body), "k")
+    if expected is None:
+        with pytest.raises(InvalidBatch):
+            check_one(body)
+        assert record_batch.decode(batches, "k").undecodable == 1
+        return
+    rows = rows_of(expected)
+    checked = check_one(body)
+    assert (checked.timestamp_min, checked.timestamp_max) == chunk.timestamp_range(rows)
+    assert checked.weight == chunk.weight(rows)
+    assert checked.has_null_key == any(record[1] is None for record in expected)
+    decoded = record_batch.decode(record_batch.split(checked.data, "k"), "k")
+    decoded.rows.validate(full=True)
+    assert decoded.rows.equals(rows)
+    assert not decoded.undecodable
+
+
+def test_changed_bytes_are_refused_or_accepted() -> None:
+    """All bytes of a batch, headers and packed records too, with a right checksum."""
+    rng = random.Random(8)
+    for _ in range(MUTATIONS // 4):
+        codec = rng.choice(range(5))
+        body = bytearray(sent(drawn(rng)[:5], codec))
+        for _ in range(rng.choice([1, 1, 3])):
+            body[rng.randrange(len(body))] = rng.randrange(256)
+        if rng.random() < 0.9:
+            body = bytearray(with_header(bytes(body)))
+        try:
+            checked = check_one(bytes(body))
+        except LogError:
+            continue
+        batches = record_batch.split(checked.data, "k")
+        assert record_batch.decode(batches, "k").undecodable == 0
+        again = check_one(checked.data)
+        assert (again.data, *again[1:]) == (checked.data, *checked[1:])
+        assert compression.NAMES[checked.codec]

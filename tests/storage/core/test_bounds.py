@@ -53,8 +53,7 @@ def test_shorter_ones_are_those_of_a_test(bounds: Bounds, is_test: bool) -> None
     assert bounds.is_test == is_test
 
 
-async def test_the_process_that_creates_the_cluster_writes_them_and_all_others_obey() -> None:
-    inner = MemoryStore()
+async def test_bounds_of_first_process_are_obeyed_by_others(inner: MemoryStore) -> None:
     first = await opened(inner, settings=WalSettings(LONG))
     stored = msgspec.json.decode(await inner.get(object_keys.CLUSTER))
     assert (stored["format"], stored["bounds"]) == (levels.NEWEST, msgspec.to_builtins(LONG))
@@ -76,8 +75,7 @@ def test_a_collection_may_keep_longer_and_never_shorter() -> None:
 
 
 @pytest.mark.parametrize("level", [1, 2])
-async def test_a_cluster_without_them_has_those_of_version_0_1(level: int) -> None:
-    inner = MemoryStore()
+async def test_cluster_without_bounds_has_those_of_0_1(inner: MemoryStore, level: int) -> None:
     body = b'{"format":%d,"cluster_id":"%s","created_ms":1}' % (level, CLUSTER_ID.encode())
     await inner.create(object_keys.CLUSTER, [body])
     wal = await opened(inner, settings=WalSettings(LONG))
@@ -93,7 +91,7 @@ async def test_a_cluster_without_them_has_those_of_version_0_1(level: int) -> No
         (with_bounds(2, wal_retention_ms=2_000_000), "at least 4 times the age"),
     ],
 )
-async def test_a_cluster_file_with_unsafe_bounds_is_unfit(body: bytes, why: str) -> None:
+async def test_cluster_with_unsafe_bounds_is_unfit(body: bytes, why: str) -> None:
     inner = MemoryStore()
     await inner.create(object_keys.CLUSTER, [body])
     with pytest.raises(StoreUnfit, match=why):

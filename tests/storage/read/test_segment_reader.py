@@ -78,9 +78,7 @@ async def test_a_long_footer_takes_a_second_read_and_is_cached(body: bytes) -> N
 
 
 @pytest.mark.parametrize("is_cached", [True, False])
-async def test_the_next_group_is_fetched_ahead_if_groups_are_cached(
-    body: bytes, is_cached: bool
-) -> None:
+async def test_next_group_is_fetched_ahead_if_cached(body: bytes, is_cached: bool) -> None:
     store = Counting()
     await store.create(KEY, [body])
     reader = SegmentReader(StoreRanges(store), group_bytes=1 << 20 if is_cached else 0)
@@ -99,14 +97,16 @@ async def test_a_time_is_found_by_one_row_group(body: bytes) -> None:
     await store.create(KEY, [body])
     reader = SegmentReader(StoreRanges(store))
 
-    async def found(timestamp_ms: int, start: int = 0, end: int = 10 * GROUPS) -> int | None:
+    async def found_cluster(
+        timestamp_ms: int, start: int = 0, end: int = 10 * GROUPS
+    ) -> int | None:
         return await reader.first_at(KEY, len(body), timestamp_ms, start, end)
 
-    assert await found(345) == 345
+    assert await found_cluster(345) == 345
     assert reader.cold_reads == 1
-    assert await found(345, start=500) == 500
-    assert await found(345, end=345) is None
-    assert await found(10 * GROUPS) is None
+    assert await found_cluster(345, start=500) == 500
+    assert await found_cluster(345, end=345) is None
+    assert await found_cluster(10 * GROUPS) is None
 
 
 async def decoded(store: ObjectStore, size: int) -> list[bytes]:

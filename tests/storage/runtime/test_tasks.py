@@ -1,16 +1,18 @@
 """Coroutines that run together, all at once or a few at a time."""
 
 import asyncio
+import contextlib
+import threading
+from collections.abc import AsyncIterator
 
 import pytest
 
 from tidelog.storage.runtime.tasks import together
+from tidelog.storage.runtime.threads import LoopThread
 
 
 @pytest.mark.parametrize(("at_once", "seconds", "most"), [(None, 1.0, 7), (3, 3.0, 3), (1, 7.0, 1)])
-async def test_at_most_so_many_run_at_the_same_time(
-    at_once: int | None, seconds: float, most: int
-) -> None:
+async def test_bounded_number_runs_together(at_once: int | None, seconds: float, most: int) -> None:
     now, seen = 0, 0
 
     async def work(number: int) -> int:
@@ -28,9 +30,7 @@ async def test_at_most_so_many_run_at_the_same_time(
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("at_once", [None, 2])
-async def test_the_first_error_ends_the_others_also_those_that_wait_for_their_turn(
-    at_once: int | None,
-) -> None:
+async def test_first_error_ends_running_and_waiting_calls(at_once: int | None) -> None:
     ended: list[int] = []
 
     async def work(number: int) -> None:
@@ -43,3 +43,34 @@ async def test_the_first_error_ends_the_others_also_those_that_wait_for_their_tu
         await together(*map(work, range(5)), at_once=at_once)
     await asyncio.sleep(10.0)
     assert ended == [0, 1]
+
+
+@pytest.mark.parametrize("is_open", [True, False])
+async def test_a_cancelled_close_cancels_no_other_close(is_open: bool) -> None:
+    gate = threading.Event()
+
+    @contextlib.asynccontextmanager
+    async def slow() -> AsyncIterator[int]:
+        if not is_open:
+            await asyncio.to_thread(gate.wait)
+        yield 1
+        await asyncio.to_thread(gate.wait)
+
+    lane = LoopThread(slow, name="test")
+    opening = asyncio.create_task(lane.open())
+    if is_open:
+        await opening
+    else:
+        await asyncio.sleep(0.01)
+    close_task, other_close_task = (
+        asyncio.create_task(lane.close()),
+        asyncio.create_task(lane.close()),
+    )
+    await asyncio.sleep(0.01)
+    close_task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await close_task
+    gate.set()
+    await other_close_task
+    await opening
+    await lane.close()

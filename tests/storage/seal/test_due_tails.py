@@ -66,7 +66,6 @@ async def test_lost_records_alone_are_not_due_and_go_along_with_nothing() -> Non
 
 async def test_a_tail_is_due_before_the_cache_evicts_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sealer, "EVICTION_BYTES_MIN", 10_000)
-
     async with closing(await opened(MemoryStore())) as log:
         await log.create_topic("t", 2, {"segment.ms": str(SEGMENT_MS)})
         await fill(log, 0, TIME_MS, nbytes=12_000)
@@ -89,7 +88,6 @@ async def fill_with(log: Log, *counts: int) -> None:
 
 async def test_the_longest_tails_are_due_if_a_topic_has_too_many_chunks() -> None:
     """Those of half of the mean: they have at least half of the chunks."""
-
     async with closing(await opened(MemoryStore())) as log:
         await log.create_topic("t", 5, {"segment.ms": str(SEGMENT_MS)})
         await fill_with(log, 1, 2, 6, 7)
@@ -102,13 +100,10 @@ async def test_the_longest_tails_are_due_if_a_topic_has_too_many_chunks() -> Non
         assert due(log, TIME_MS, topic_chunks_max=1) == [0]
 
 
-async def test_a_topic_is_due_if_all_topics_have_too_many_chunks(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_topic_is_due_if_all_topics_have_many_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Half of the bound; for a broker that does not own the seals, three quarters. A topic with few
     of the chunks is not due."""
     monkeypatch.setattr(tail_chunks, "CHUNKS_MAX", 16)
-
     async with closing(await opened(MemoryStore())) as log:
         await log.create_topic("t", 3, {"segment.ms": str(SEGMENT_MS)})
         await log.create_topic("u", 9, {"segment.ms": str(SEGMENT_MS)})

@@ -8,9 +8,8 @@ from collections.abc import Sequence
 import pyarrow as pa
 import pytest
 
-from tests.support.logs import COLD, closing, opened, store_of, with_topic
+from tests.support.logs import COLD, closing, opened, spoil_chunk, store_of, with_topic
 from tests.support.records import TIME_MS
-from tests.support.vloop import run
 from tidelog.storage.codec import segment as segments
 from tidelog.storage.codec.chunk import Rows
 from tidelog.storage.core import topic_configs
@@ -20,7 +19,6 @@ from tidelog.storage.core.model import ReadBounds
 from tidelog.storage.log import Log
 from tidelog.storage.seal import encode, tail_windows
 from tidelog.storage.seal.encode import TailSegments
-from tidelog.storage.state.partition import Partition
 from tidelog.storage.store.memory import MemoryStore
 
 PARTITIONS = 3
@@ -112,11 +110,9 @@ async def test_segments_are_the_same_from_memory_and_from_the_wal(
     monkeypatch.setattr(encode, "JOB_BYTES", draw.choice([1, 1 << 24]))
     monkeypatch.setattr(encode, "TOGETHER_BYTES_MAX", draw.choice([1, 1 << 27]))
     monkeypatch.setattr(segments, "GROUP_ROWS", draw.choice([100, 10_000]))
-
     inner = MemoryStore()
     configs = {"segment.bytes": str(segment_bytes), "message.timestamp.type": stamp}
-    warm = await opened(inner)
-    await warm.create_topic("t", PARTITIONS, configs)
+    warm = await with_topic(inner, partitions=PARTITIONS, configs=configs)
     cold = await opened(inner, COLD)
     some = await opened(inner, COLD._replace(tail_cache_bytes=draw.choice([5000, 60_000])))
     async with closing(warm, cold, some):
@@ -167,7 +163,7 @@ async def test_damage_ends_its_partition_and_no_other(inner: MemoryStore) -> Non
             for number in range(PARTITIONS):
                 rows = Rows([TIME_MS] * 2, [None] * 2, [b"a", b"b"])
                 await log.append(log.state.topic("t"), [(number, rows)], size=9, is_json=False)
-        await spoil(inner, log.state.partition("t", 1), 1)
+        await spoil_chunk(inner, log.state.partition("t", 1).tail[1])
         await inner.delete([log.state.partition("t", 2).tail[0].object_key])
         damage: dict[int, Corrupt] = {}
         segments_by_number = await encoded(log, ends_of(log), damage)
@@ -186,7 +182,7 @@ async def test_damaged_records_below_the_log_start_have_no_rows(inner: MemorySto
         for value in (b"a", b"b", b"c"):
             rows = Rows([TIME_MS] * 2, [None] * 2, [value] * 2)
             await log.append(log.state.topic("t"), [(0, rows)], size=9, is_json=False)
-        await spoil(inner, log.state.partition("t", 0), 0)
+        await spoil_chunk(inner, log.state.partition("t", 0).tail[0])
         await log.submit(MoveLogStart(log.state.topic("t").topic_id, 0, 2))
         damage: dict[int, Corrupt] = {}
         ((base, end, body),) = (await encoded(log, ends_of(log), damage))[0]
@@ -197,7 +193,6 @@ async def test_damaged_records_below_the_log_start_have_no_rows(inner: MemorySto
 
 async def test_whole_tails_are_read_in_few_requests() -> None:
     """64 chunks of each of three partitions, in 64 objects: each object is read once."""
-
     async with closing(await with_topic(MemoryStore(), COLD, partitions=PARTITIONS)) as log:
         for _ in range(64):
             rows = Rows([TIME_MS] * PARTITIONS, [None] * PARTITIONS, [b"v"] * PARTITIONS)
@@ -209,16 +204,8 @@ async def test_whole_tails_are_read_in_few_requests() -> None:
         assert store.count("get_range") - before == 64
 
 
-async def spoil(inner: MemoryStore, partition: Partition, index: int) -> None:
-    """Flip a bit of one chunk of the tail."""
-    chunk = partition.tail[index]
-    body = bytearray(await inner.get(chunk.object_key))
-    body[chunk.position] ^= 1
-    await inner.put(chunk.object_key, [bytes(body)])
-
-
 @pytest.mark.parametrize("late_s", [0.0, 19.0, 20.0])
-def test_overdue_tails_are_encoded_at_normal_priority(
+async def test_overdue_tails_encode_normally(
     monkeypatch: pytest.MonkeyPatch, late_s: float
 ) -> None:
     """On a busy machine a thread of the lowest priority gets no CPU, and tails grow."""
@@ -229,13 +216,9 @@ def test_overdue_tails_are_encoded_at_normal_priority(
         return real(encoders)  # type: ignore[arg-type]
 
     monkeypatch.setattr(encode, "_finish", finish)
-
-    async def main() -> None:
-        async with closing(await with_topic(MemoryStore(), configs={"segment.ms": "10000"})) as log:
-            rows = Rows([TIME_MS], [None], [b"v"])
-            await log.append(log.state.topic("t"), [(0, rows)], size=9, is_json=False)
-            await asyncio.sleep(late_s)
-            assert await log.seal("t") == 1
-
-    run(main)
+    async with closing(await with_topic(MemoryStore(), configs={"segment.ms": "10000"})) as log:
+        rows = Rows([TIME_MS], [None], [b"v"])
+        await log.append(log.state.topic("t"), [(0, rows)], size=9, is_json=False)
+        await asyncio.sleep(late_s)
+        assert await log.seal("t") == 1
     assert names == ["tidelog-seal_0" if late_s < 20 else "tidelog-seal-now_0"]

@@ -63,7 +63,6 @@ async def all_sealed_s(log: Log) -> float:
 
 async def test_topics_are_sealed_side_by_side() -> None:
     topics = 4 * TOPICS_MAX
-
     async with closing(await opened(MemoryStore(), SEALING)) as log:
         for number in range(topics):
             await log.create_topic(f"t{number}", 1, {"segment.ms": "5000"})
@@ -78,7 +77,6 @@ async def test_topics_are_sealed_side_by_side() -> None:
 
 async def test_partitions_of_a_topic_are_uploaded_side_by_side_in_one_commit() -> None:
     partitions = 20 * UPLOADS_MAX
-
     async with closing(await opened(MemoryStore(), SEALING)) as log:
         await log.create_topic("t", partitions, {"segment.ms": "5000"})
         await fill(log, "t")

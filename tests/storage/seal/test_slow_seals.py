@@ -5,9 +5,19 @@ import asyncio
 import pytest
 
 from tests.support.faults import Call
-from tests.support.logs import COLD, append, closing, opened, read_values, store_of, with_topic
+from tests.support.logs import (
+    COLD,
+    append,
+    closing,
+    kill_while_sealing,
+    opened,
+    read_values,
+    spoil_chunk,
+    store_of,
+    with_topic,
+)
 from tests.support.records import TIME_MS
-from tidelog.storage.core.errors import DamagedRecords, Unavailable
+from tidelog.storage.core.errors import DamagedRecords
 from tidelog.storage.log import Log
 from tidelog.storage.seal import uploads
 from tidelog.storage.store.memory import MemoryStore
@@ -42,9 +52,7 @@ async def commits_of(log: Log) -> list[int]:
 @pytest.mark.parametrize(
     ("seconds", "commits"), [(0.0, [6]), (3.0, [3, 3]), (4.5, [2, 2, 2]), (19.0, [1] * 6)]
 )
-async def test_partitions_are_sealed_in_as_many_commits_as_their_uploads_stay_young(
-    seconds: float, commits: list[int]
-) -> None:
+async def test_old_uploads_begin_another_commit(seconds: float, commits: list[int]) -> None:
     async with closing(await with_topic(MemoryStore(), COLD, partitions=6)) as log:
         for number in range(6):
             await append(log, "a", "b", partition=number)
@@ -75,10 +83,7 @@ async def test_damage_that_is_found_late_costs_its_partition_alone(inner: Memory
     async with closing(await with_topic(inner, COLD, partitions=3)) as log:
         for number in range(3):
             await append(log, "a", partition=number)
-        damaged = log.state.partition("t", 1).tail[0]
-        body = bytearray(await inner.get(damaged.object_key))
-        body[damaged.position] ^= 1
-        await inner.put(damaged.object_key, [bytes(body)])
+        await spoil_chunk(inner, log.state.partition("t", 1).tail[0])
         slow_down(log, 0.9 * AGE_S)
         with pytest.raises(DamagedRecords):
             await log.seal("t")
@@ -101,22 +106,14 @@ async def test_records_that_arrive_during_a_seal_are_left_to_the_next() -> None:
         assert await read_values(log, partition=1) == ["a", "b", "b", "b"]
 
 
-async def test_old_segments_of_another_sealer_are_replaced_one_by_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_old_segments_are_replaced_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     inner = MemoryStore(now_ms=TIME_MS)
     async with closing(await with_topic(inner, COLD, configs={"segment.bytes": "1024"})) as log:
         values = [f"{number}{WIDE}" for number in range(6)]
         for value in values:
             await append(log, value)
 
-        async def killed(*_: object) -> None:
-            raise Unavailable("killed")
-
-        with monkeypatch.context() as patched:
-            patched.setattr(log.writer, "append", killed)
-            with pytest.raises(Unavailable, match="killed"):
-                await log.seal("t")
+        await kill_while_sealing(log)
         (count,) = await commits_of(log)
         assert count > 1
         await asyncio.sleep(AGE_S + 1)

@@ -56,7 +56,6 @@ async def test_uploads_are_bounded_in_number_and_bytes(
 ) -> None:
     monkeypatch.setattr(uploads, "UPLOADS_MAX", 4)
     monkeypatch.setattr(uploads, "UPLOAD_BYTES_MAX", 100)
-
     async with closing(await with_topic(inner)) as log:
         store, work = CountingStore(inner), CommitUploads()
         began_s = asyncio.get_running_loop().time()
@@ -83,7 +82,6 @@ async def test_after_an_error_no_upload_begins_and_none_leaves_a_file(
     inner: MemoryStore, monkeypatch: pytest.MonkeyPatch, refused: int
 ) -> None:
     monkeypatch.setattr(uploads, "UPLOADS_MAX", 4)
-
     async with closing(await with_topic(inner)) as log:
         topic, store, work = log.state.topic("t"), ThreadedStore(inner), CommitUploads()
         store.refused = f"partition={refused}"

@@ -7,13 +7,7 @@ from tests.storage.state.test_access import apply
 from tidelog.storage.codec import entry as entries
 from tidelog.storage.codec.entry import GENESIS, Commit, Entry
 from tidelog.storage.core import levels
-from tidelog.storage.core.actions import (
-    AnyAction,
-    ReleaseHold,
-    RenewHold,
-    RetireHotLog,
-    TakeHold,
-)
+from tidelog.storage.core.actions import AnyAction, ReleaseHold, RenewHold, RetireHotLog, TakeHold
 from tidelog.storage.core.errors import Corrupt, InvalidRequest
 from tidelog.storage.state.cluster_state import ClusterState
 from tidelog.storage.state.holds import HOLD_ID_CHARS_MAX, HOLD_MS_MAX, HOLDS_MAX

@@ -9,34 +9,31 @@ import pytest
 
 from tests.support.foreign_engines import (
     END,
+    append_one,
     batch_offsets,
     broker_records,
     caring,
+    delete_one,
+    delete_segment,
     filled,
+    optimize,
     outcome,
+    restore,
     stream_offsets,
     table,
 )
 from tidelog.compaction.compact import compact
 from tidelog.compaction.garbage import Grace
+from tidelog.compaction.retention import delete_records, retain
 from tidelog.compaction.scrub import scrub
+from tidelog.compaction.session import MaintenanceSession
 from tidelog.storage.core.errors import Corrupt, LogError
 
 ALL = list(range(END))
 
 
-def restore(delta: deltalake.DeltaTable) -> None:
-    """The newest three of five segments leave the table."""
-    delta.restore(2)
-
-
-def delete(delta: deltalake.DeltaTable) -> None:
-    """The third of five segments leaves the table."""
-    delta.delete('"offset" >= 20 and "offset" < 30')
-
-
 Remove = Callable[[deltalake.DeltaTable], None]
-ways = pytest.mark.parametrize("remove", [restore, delete])
+ways = pytest.mark.parametrize("remove", [restore, delete_segment])
 
 
 def is_whole_or_refused(answer: list[int] | LogError) -> bool:
@@ -77,9 +74,7 @@ def test_a_reader_that_may_lose_data_says_what_it_lost(
 
 
 @ways
-def test_a_new_broker_says_that_a_table_with_a_hole_is_damaged(
-    tmp_path: Path, remove: Remove
-) -> None:
+def test_new_broker_reports_table_with_hole(tmp_path: Path, remove: Remove) -> None:
     records = filled(tmp_path)
     remove(table(tmp_path))
     try:
@@ -91,7 +86,7 @@ def test_a_new_broker_says_that_a_table_with_a_hole_is_damaged(
 
 def test_compaction_never_merges_over_a_hole(tmp_path: Path) -> None:
     filled(tmp_path)
-    delete(table(tmp_path))
+    delete_segment(table(tmp_path))
     before = table(tmp_path).file_uris()
     caring(tmp_path, lambda cluster: compact(cluster, None, is_dry=False))
     assert sorted(table(tmp_path).file_uris()) == sorted(before)
@@ -103,7 +98,70 @@ def test_compaction_by_key_never_hides_a_loss_from_scrub(tmp_path: Path) -> None
 
     filled(tmp_path, cleanup_policy="compact")
     assert is_whole()
-    delete(table(tmp_path))
+    delete_segment(table(tmp_path))
     assert not is_whole()
     caring(tmp_path, lambda cluster: compact(cluster, None, is_dry=False, is_forced=True))
     assert not is_whole()
+
+
+def z_order(delta: deltalake.DeltaTable) -> None:
+    delta.optimize.z_order(["offset"])
+
+
+def update_one(delta: deltalake.DeltaTable) -> None:
+    delta.update(updates={"key": "arrow_cast('x', 'Binary')"}, predicate='"offset" = 3')
+
+
+Commit = Callable[[deltalake.DeltaTable], None]
+COMMITS = (optimize, z_order, delete_one, update_one, append_one)
+commits = pytest.mark.parametrize("commit", COMMITS)
+
+
+def committed(root: Path, commit: Commit) -> None:
+    """The topic, and then the commit of another engine on its table."""
+    delta = table(root)
+    before = delta.version()
+    commit(delta)
+    assert table(root).version() == before + 1
+
+
+@commits
+def test_a_batch_read_gives_what_was_acked(tmp_path: Path, commit: Commit) -> None:
+    filled(tmp_path)
+    committed(tmp_path, commit)
+    assert batch_offsets(tmp_path) == list(range(END))
+
+
+@pytest.mark.parametrize("commit", [optimize, delete_one])
+def test_a_stream_gives_what_was_acked(tmp_path: Path, commit: Commit) -> None:
+    filled(tmp_path)
+    committed(tmp_path, commit)
+    batches = list(stream_offsets(tmp_path, 15))
+    assert [offset for batch in batches for offset in batch] == list(range(END))
+
+
+@commits
+def test_a_new_broker_gives_what_was_acked(tmp_path: Path, commit: Commit) -> None:
+    records = filled(tmp_path)
+    committed(tmp_path, commit)
+    assert broker_records(tmp_path) == records
+
+
+# -- a table to which another engine only lets rows be appended
+
+
+async def delete_twenty(cluster: MaintenanceSession) -> None:
+    await delete_records(cluster, "t", {0: 20}, is_dry=False)
+
+
+async def retain_all(cluster: MaintenanceSession) -> None:
+    assert await retain(cluster, None, is_dry=False)
+
+
+@pytest.mark.parametrize("remove", [delete_twenty, retain_all])
+def test_retention_works_on_a_table_that_only_takes_appends(tmp_path: Path, remove) -> None:
+    filled(tmp_path)
+    table(tmp_path).alter.set_table_properties({"delta.appendOnly": "true"})
+    before = len(table(tmp_path).file_uris())
+    caring(tmp_path, remove)
+    assert len(table(tmp_path).file_uris()) < before

@@ -32,8 +32,7 @@ def gets(wal: WalView) -> int:
     return store_of(wal).count("get_range", object_keys.WAL)
 
 
-async def test_entries_that_are_offered_cost_no_request_in_whatever_order() -> None:
-    inner = MemoryStore()
+async def test_announced_entries_cost_no_request_in_any_order(inner: MemoryStore) -> None:
     first = await with_topic(inner)
     second = await opened(inner)
     for i in range(3):
@@ -95,7 +94,6 @@ async def test_an_offer_during_an_own_put_waits_for_its_outcome(inner: MemorySto
 
 async def test_i5_offers_make_a_view_no_fresher(inner: MemoryStore) -> None:
     """A broker with all announcements, but a stalled store, must not take `absent` for the end."""
-
     first = await with_topic(inner)
     second = await opened(inner)
     for i in range(4):
@@ -110,11 +108,9 @@ async def test_i5_offers_make_a_view_no_fresher(inner: MemoryStore) -> None:
     assert first.state.encode() == second.state.encode()
 
 
-async def test_reader_with_an_expired_view_gets_the_error_of_a_stuck_commit() -> None:
+async def test_reader_of_expired_view_gets_error_of_stuck_commit(inner: MemoryStore) -> None:
     """The outcome of a PUT is unknown for longer than the view may be old: readers get an error
     instead of waiting with it."""
-
-    inner = MemoryStore()
     wal = await with_topic(inner)
     store_of(wal).plan = lambda call: Fault.ABSENT if call.verb == "create" else Fault.UNAVAILABLE
     stuck = asyncio.create_task(wal.commit(one(wal, "stuck")))
@@ -131,10 +127,8 @@ async def test_reader_with_an_expired_view_gets_the_error_of_a_stuck_commit() ->
     assert wal.state.seq == 2
 
 
-async def test_announcements_during_an_own_put_are_applied_without_a_poll() -> None:
+async def test_announcements_during_own_put_are_applied_at_once(inner: MemoryStore) -> None:
     """The entries after it too: one with an announced header, and one that was too large."""
-
-    inner = MemoryStore()
     first = await with_topic(inner)
     second = await opened(inner)
     gate = store_of(second).hold("create", object_keys.wal(2), is_after=True)

@@ -10,16 +10,9 @@ import pytest
 
 from tests.support.faults import Fault, Script, Seeded
 from tests.support.records import fold
-from tests.support.views import (
-    CLUSTER_ID,
-    one,
-    opened,
-    store_of,
-    values_of,
-    with_topic,
-)
+from tests.support.views import CLUSTER_ID, one, opened, store_of, values_of, with_topic
 from tidelog.storage.core import object_keys
-from tidelog.storage.core.errors import Corrupt, StoreRefused, Unavailable
+from tidelog.storage.core.errors import Corrupt, LogError, StoreRefused, Unavailable
 from tidelog.storage.store.memory import MemoryStore
 
 # -- the outcomes of a conditional PUT
@@ -42,8 +35,7 @@ from tidelog.storage.store.memory import MemoryStore
         ([Fault.LATE, Fault.REFUSED, Fault.REFUSED, Fault.REFUSED, Fault.REFUSED], None),
     ],
 )
-async def test_i1_a_commit_is_in_the_wal_once_whatever_the_store_says(faults, puts) -> None:
-    inner = MemoryStore()
+async def test_i1_commit_with_any_answers_is_stored_once(inner: MemoryStore, faults, puts) -> None:
     wal = await with_topic(inner)
     store_of(wal).plan = Script("create", object_keys.WAL, faults)
     before = wal.counters.puts
@@ -57,31 +49,34 @@ async def test_i1_a_commit_is_in_the_wal_once_whatever_the_store_says(faults, pu
     assert (await fold(inner, CLUSTER_ID))[0].encode() == wal.state.encode()
 
 
-async def test_i6_a_refusal_before_anything_was_under_way_is_a_definite_no() -> None:
-    inner = MemoryStore()
-    wal = await with_topic(inner)
-    store_of(wal).plan = Script("create", object_keys.WAL, [Fault.REFUSED])
-    with pytest.raises(StoreRefused):
-        await wal.commit(one(wal, "never"))
-    await wal.commit(one(wal, "later"))
-    assert wal.state.seq == 2
-    assert await values_of(inner) == ["later"]
-
-
-async def test_i6_a_refusal_after_a_lost_number_is_a_definite_no_too(inner: MemoryStore) -> None:
+@pytest.mark.parametrize(
+    ("verb", "faults", "taken", "error"),
+    [
+        ("create", [Fault.REFUSED], [], StoreRefused),
+        ("create", [None, Fault.REFUSED], ["theirs"], StoreRefused),
+        # Read back answers (the number is another's), catching up does not.
+        ("get_range", [None, Fault.UNAVAILABLE], ["theirs"], Unavailable),
+    ],
+)
+async def test_i6_refusal_of_a_free_number_is_definite(
+    inner: MemoryStore, verb: str, faults, taken: list[str], error: type[LogError]
+) -> None:
     wal = await with_topic(inner)
     other = await opened(inner)
-    await other.commit(one(other, "theirs"))
-    store_of(wal).plan = Script("create", object_keys.WAL, [None, Fault.REFUSED])
-    with pytest.raises(StoreRefused):
+    for value in taken:
+        await other.commit(one(other, value))
+    store_of(wal).plan = Script(verb, object_keys.WAL, faults)
+    with pytest.raises(error):
         await wal.commit(one(wal, "never"))
-    assert await values_of(inner) == ["theirs"]
-    assert wal.counters.lost == 1
+    assert await values_of(inner) == taken
+    assert wal.counters.lost == len(taken)
+    await wal.commit(one(wal, "later"))
+    assert wal.state.seq == 2 + len(taken)
+    assert await values_of(inner) == [*taken, "later"]
 
 
 @pytest.mark.parametrize("fault", [None, Fault.ABSENT, Fault.LATE])
-async def test_i5_a_number_that_another_took_is_lost_and_the_next_one_is_tried(fault) -> None:
-    inner = MemoryStore()
+async def test_i5_taken_number_is_lost_and_next_one_tried(inner: MemoryStore, fault) -> None:
     wal = await with_topic(inner)
     other = await opened(inner)
     store_of(wal).plan = Script("create", object_keys.WAL, [fault])
@@ -108,21 +103,7 @@ async def test_reading_back_goes_on_until_the_store_answers(inner: MemoryStore) 
     assert await values_of(inner) == ["a"]
 
 
-async def test_i6_a_store_that_cannot_be_read_after_a_lost_number_is_a_definite_no() -> None:
-    inner = MemoryStore()
-    wal = await with_topic(inner)
-    other = await opened(inner)
-    await other.commit(one(other, "theirs"))
-    # Read back answers (the number is another's), catching up does not.
-    store_of(wal).plan = Script("get_range", object_keys.WAL, [None, Fault.UNAVAILABLE])
-    with pytest.raises(Unavailable):
-        await wal.commit(one(wal, "never"))
-    await wal.commit(one(wal, "later"))
-    assert await values_of(inner) == ["theirs", "later"]
-
-
-async def test_what_the_store_has_under_our_number_and_cannot_be_read_ends_the_commit() -> None:
-    inner = MemoryStore()
+async def test_unreadable_object_at_own_number_ends_commit(inner: MemoryStore) -> None:
     wal = await with_topic(inner)
     await inner.create(object_keys.wal(2), [b"not an entry at all"])
     with pytest.raises(Corrupt, match=object_keys.wal(2)):
@@ -136,7 +117,6 @@ async def test_what_the_store_has_under_our_number_and_cannot_be_read_ends_the_c
 async def test_i1_i4_i5_racing_writers_agree_and_lose_nothing(seed: int) -> None:
     """Hundreds of commits over stores that fail as they please: every commit that was answered is
     in the log once, in its writer's order, none that was refused is, all states are one."""
-
     writers = 2 + seed % 2
     inner = MemoryStore()
     await with_topic(inner)
@@ -197,7 +177,6 @@ async def test_two_tasks_of_one_broker_take_turns(inner: MemoryStore) -> None:
 async def test_i3_refresh_shows_what_was_committed_before_it_was_called(inner: MemoryStore) -> None:
     """Many readers, many writers, slow reads: a refresh that began after an ack holds that record,
     and those who ask meanwhile share GETs."""
-
     first = await with_topic(inner)
     reader = await opened(inner, latency=lambda _: 0.06)
     acked = 0
@@ -281,8 +260,7 @@ async def test_a_cancelled_refresh_disturbs_no_other(inner: MemoryStore) -> None
     assert await values_of(inner) == ["a"]
 
 
-async def test_refresh_raises_when_the_store_does_not_answer_and_recovers() -> None:
-    inner = MemoryStore()
+async def test_refresh_without_answer_raises_and_recovers(inner: MemoryStore) -> None:
     wal = await with_topic(inner)
     store_of(wal).plan = Script("get_range", object_keys.WAL, [Fault.UNAVAILABLE])
     with pytest.raises(Unavailable):

@@ -3,11 +3,12 @@
 import asyncio
 from collections.abc import AsyncIterator
 
+import msgspec
 import pytest
 
 from tests.support.clock import ManualClock
 from tests.support.faults import Fault, Script
-from tests.support.records import creating
+from tests.support.records import creating, entries_of, found_cluster
 from tests.support.views import (
     AGE_S,
     CLUSTER_ID,
@@ -21,14 +22,10 @@ from tests.support.views import (
     with_topic,
 )
 from tidelog.storage.codec import entry as entries
-from tidelog.storage.core import object_keys
+from tidelog.storage.codec.checksum import crc32c
+from tidelog.storage.core import levels, object_keys
 from tidelog.storage.core.bounds import Bounds
-from tidelog.storage.core.errors import (
-    Corrupt,
-    StoreRefused,
-    StoreUnfit,
-    Unavailable,
-)
+from tidelog.storage.core.errors import Corrupt, NewerLevel, StoreRefused, StoreUnfit, Unavailable
 from tidelog.storage.state.cluster_state import ClusterState
 from tidelog.storage.store.memory import MemoryStore
 from tidelog.storage.store.object_store import ObjectInfo
@@ -85,8 +82,7 @@ async def test_a_broker_starts_from_the_newest_checkpoint_and_reads_on(inner: Me
     assert asyncio.get_running_loop().time() < 2.0  # entries are read many at once
 
 
-async def test_a_chain_that_takes_longer_to_read_than_a_view_lasts_is_loaded() -> None:
-    inner = MemoryStore()
+async def test_chain_that_outlasts_view_age_is_loaded(inner: MemoryStore) -> None:
     wal = await with_topic(inner)
     for i in range(100):
         await wal.commit(one(wal, str(i)))
@@ -121,8 +117,7 @@ async def test_checkpoints_are_written_when_due_and_not_more_often(inner: Memory
 
 
 @pytest.mark.parametrize("fault", [Fault.REFUSED, Fault.ABSENT])
-async def test_a_checkpoint_that_is_not_stored_stops_nothing(fault: Fault) -> None:
-    inner = MemoryStore()
+async def test_checkpoint_that_fails_stops_nothing(inner: MemoryStore, fault: Fault) -> None:
     settings = WalSettings(checkpoint_entries=5, checkpoint_interval_s=0.0)
     wal = await opened(inner, Script("create", object_keys.CHECKPOINTS, [fault]), settings=settings)
     await wal.commit(creating(wal.clock))
@@ -143,8 +138,7 @@ async def test_two_brokers_write_the_same_checkpoint(inner: MemoryStore) -> None
 
 
 @pytest.mark.parametrize("damage", ["magic", "checksum", "payload", "cut", "empty", "foreign"])
-async def test_a_damaged_checkpoint_is_passed_over_for_the_one_before_it(damage: str) -> None:
-    inner = MemoryStore()
+async def test_damaged_checkpoint_is_passed_over(inner: MemoryStore, damage: str) -> None:
     wal = await with_topic(inner)
     await wal.checkpoint()
     await wal.commit(one(wal, "a"))
@@ -166,12 +160,9 @@ async def test_a_damaged_checkpoint_is_passed_over_for_the_one_before_it(damage:
     assert (await opened(inner)).state.encode() == wal.state.encode()
 
 
-async def test_i5_an_older_checkpoint_whose_entries_are_collected_is_not_taken_for_the_end(
-    inner: MemoryStore,
-) -> None:
+async def test_i5_older_checkpoint_is_not_taken_for_the_end(inner: MemoryStore) -> None:
     """The newest checkpoint is damaged and what it covers was collected: the cluster is damaged,
     and to go on from the older one would commit numbers twice."""
-
     wal = await with_topic(inner)
     await wal.checkpoint()
     for i in range(3):
@@ -185,8 +176,7 @@ async def test_i5_an_older_checkpoint_whose_entries_are_collected_is_not_taken_f
         await opened(inner)
 
 
-async def test_a_checkpoint_that_is_collected_while_it_is_looked_at_is_looked_for_again() -> None:
-    inner = MemoryStore()
+async def test_checkpoint_collected_during_load_is_loaded_again(inner: MemoryStore) -> None:
     wal = await with_topic(inner)
     first = await wal.checkpoint()
     late = wal_on(inner)
@@ -200,10 +190,8 @@ async def test_a_checkpoint_that_is_collected_while_it_is_looked_at_is_looked_fo
     assert (await opening).state.encode() == wal.state.encode()
 
 
-async def test_a_first_checkpoint_that_is_written_while_one_looks_is_found() -> None:
+async def test_first_checkpoint_written_during_load_is_loaded(inner: MemoryStore) -> None:
     """None is listed; then there is one, and the WAL begins behind it."""
-
-    inner = MemoryStore()
     wal = await with_topic(inner)
     late = wal_on(inner)
     gate = store_of(late).hold("list", object_keys.CHECKPOINTS, is_after=True)
@@ -279,8 +267,7 @@ async def test_brokers_that_found_a_cluster_at_once_found_one(inner: MemoryStore
         await store_of(wal).land()
 
 
-async def test_a_cluster_that_is_founded_while_one_looks_is_no_damaged_one() -> None:
-    inner = MemoryStore()
+async def test_cluster_founded_during_load_is_no_damage(inner: MemoryStore) -> None:
     slow = wal_on(inner)
     gate = store_of(slow).hold("get", object_keys.CLUSTER, is_after=True)
     opening = asyncio.create_task(slow.open(CLUSTER_ID))
@@ -357,3 +344,56 @@ async def test_listings_that_stay_stale_end_a_load(left: int) -> None:
         with pytest.raises(Unavailable, match="listings are stale"):
             await opening
         assert inner.lists == wal_objects.LISTS_MAX
+
+
+# -- levels of the format (FORMAT 8)
+
+
+async def test_a_cluster_of_a_newer_level_is_refused() -> None:
+    inner = MemoryStore()
+    await found_cluster(inner, levels.NEWEST + 1)
+    with pytest.raises(NewerLevel) as caught:
+        await opened(inner)
+    assert str(caught.value) == (
+        f"object cluster.json has level {levels.NEWEST + 1} of the format, "
+        f"this version reads up to {levels.NEWEST}: "
+        "it needs a newer tidelog"
+    )
+    inner = MemoryStore()
+    await found_cluster(inner, 0)
+    with pytest.raises(Corrupt, match="it has level 0 of the format; the first is 1"):
+        await opened(inner)
+
+
+@pytest.mark.parametrize("level", [levels.FIRST, levels.NEWEST])
+async def test_wal_begins_at_level_of_cluster_file(inner: MemoryStore, level: int) -> None:
+    await found_cluster(inner, level)
+    wal = await with_topic(inner)
+    await wal.commit(one(wal, "a"))
+    assert [decoded.entry.level for _, decoded in await entries_of(inner)] == [level, level]
+    for _ in range(2):
+        late = await opened(inner)
+        assert (late.state.level, late.state.encode()) == (level, wal.state.encode())
+        await wal.checkpoint()
+
+
+async def test_new_clusters_begin_at_the_newest_level(inner: MemoryStore) -> None:
+    wal = await with_topic(inner)
+    assert wal.cluster.format == wal.state.level == levels.NEWEST
+    assert b'"format":%d' % levels.NEWEST in await inner.get(object_keys.CLUSTER)
+
+
+@pytest.mark.parametrize("is_collected", [False, True])
+async def test_newer_checkpoint_is_not_passed_over(inner: MemoryStore, is_collected: bool) -> None:
+    """It is not damaged, and the entries before it may be gone."""
+    wal = await with_topic(inner)
+    await wal.checkpoint()
+    await wal.commit(one(wal, "a"))
+    payload = msgspec.msgpack.encode([levels.NEWEST + 1, {"all": "new"}])
+    head = wal_objects.CHECKPOINT_MAGIC + crc32c(payload).to_bytes(4, "little")
+    await inner.create(object_keys.checkpoint(2), [head, payload])
+    if is_collected:
+        await inner.delete([object_keys.wal(1)])
+    message = f"{object_keys.checkpoint(2)} has level {levels.NEWEST + 1}"
+    with pytest.raises(NewerLevel, match=message):
+        await opened(inner)

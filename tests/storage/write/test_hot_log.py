@@ -1,11 +1,14 @@
 """The local hot log: what acks=1 promised survives a crash, and is in the log once (I4)."""
 
 import asyncio
+import contextlib
 import fcntl
 import os
 import random
+import resource
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,7 +17,9 @@ from tests.support.hotlogs import (
     CLUSTER_ID,
     LOG_ID,
     Opened,
+    failing,
     let_go,
+    marks,
     names,
     requests_in,
     values,
@@ -24,7 +29,7 @@ from tests.support.records import request, rows
 from tests.support.vloop import run
 from tidelog.storage.codec.entry import HotMark, IdempotencyKey
 from tidelog.storage.core import levels
-from tidelog.storage.core.errors import StoreUnfit
+from tidelog.storage.core.errors import CommitUnknown, StoreUnfit, Unavailable
 from tidelog.storage.write import hot_log
 from tidelog.storage.write.hot_log_file import discard, recover
 from tidelog.storage.write.hot_segment import ClosedSegment
@@ -68,15 +73,11 @@ async def test_what_was_appended_is_recovered_in_order_with_its_marks(tmp_path: 
     keyed = request(hot.clock, {1: rows("k")}, key=key)
     await asyncio.gather(*(hot.append(f"a{i}", f"b{i}") for i in range(50)))
     await hot.log.append(keyed)
-    assert [append_request.hot for append_request in hot.handed] == [
-        HotMark(LOG_ID, i) for i in range(51)
-    ]
+    assert marks(hot.handed) == [HotMark(LOG_ID, i) for i in range(51)]
     await hot.crash()
     (file,) = recover(tmp_path, CLUSTER_ID)
     assert file.log_id == LOG_ID
-    assert [append_request.hot for append_request in file.requests] == [
-        append_request.hot for append_request in hot.handed
-    ]
+    assert marks(file.requests) == marks(hot.handed)
     assert [append_request.commit_id for append_request in file.requests] == [
         append_request.commit_id for append_request in hot.handed
     ]
@@ -102,7 +103,6 @@ async def test_many_appends_share_a_sync(tmp_path: Path, monkeypatch: pytest.Mon
     syncs = []
     fdatasync = os.fdatasync
     monkeypatch.setattr(hot_log.os, "fdatasync", lambda fd: (syncs.append(fd), fdatasync(fd)))
-
     hot = Opened(tmp_path)
     await hot.append("first")
     del syncs[:]
@@ -143,7 +143,6 @@ async def test_frames_behind_a_damaged_one_are_recovered_and_the_file_is_kept(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The disk has lost something that was promised, and nothing else goes with it."""
-
     hot = Opened(tmp_path)
     await hot.append("a")
     (path,) = names(tmp_path)
@@ -173,9 +172,7 @@ def test_a_recovery_that_crashes_is_repeated(tmp_path: Path) -> None:
     left_by_a_crash(tmp_path, "ab", "c")
     first, second = requests_in(tmp_path), requests_in(tmp_path)
     assert values(first) == values(second) == ["a", "b", "c"]
-    assert [append_request.hot for append_request in first] == [
-        append_request.hot for append_request in second
-    ]
+    assert marks(first) == marks(second)
     discard(recover(tmp_path, CLUSTER_ID))
     assert recover(tmp_path, CLUSTER_ID) == []
     assert names(tmp_path, "*") == []
@@ -246,9 +243,7 @@ def test_two_processes_adopt_each_file_once(tmp_path: Path) -> None:
     let_go(first)
 
 
-def test_a_file_that_another_has_just_discarded_is_passed_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_discarded_file_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for letter in "abc":
         left_by_a_crash(tmp_path, letter, log_id=letter * 32)
     first, second, _ = names(tmp_path)
@@ -264,24 +259,18 @@ def test_a_file_that_another_has_just_discarded_is_passed_over(
     assert values(requests_in(tmp_path)) == ["c"]
 
 
-def test_i4_a_mark_outlives_every_file_of_its_log(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_i4_mark_outlives_files_of_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two processes recover two files of one log: who is done first must not retire the marks."""
     monkeypatch.setattr(hot_log, "ROTATE_BYTES", 1)
-
     left_by_a_crash(tmp_path, "a", "b")
     ours, theirs = recover(tmp_path, CLUSTER_ID)
     assert discard([ours]) == set()
     assert discard([theirs]) == {LOG_ID}
 
 
-def test_a_log_is_adopted_whole_or_not_at_all(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_log_is_adopted_whole_or_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Were its later file committed first, the earlier one would count as committed, too."""
     monkeypatch.setattr(hot_log, "ROTATE_BYTES", 1)
-
     left_by_a_crash(tmp_path, "a", "b")
     with names(tmp_path)[0].open("rb") as first:
         fcntl.flock(first, fcntl.LOCK_EX)
@@ -292,11 +281,8 @@ def test_a_log_is_adopted_whole_or_not_at_all(
 # -- rotation
 
 
-async def test_files_are_deleted_when_all_they_hold_is_committed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_committed_files_are_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hot_log, "ROTATE_BYTES", 1000)
-
     hot = Opened(tmp_path)
     for i in range(30):
         await hot.append(f"{i:03}")
@@ -314,30 +300,24 @@ async def test_files_are_deleted_when_all_they_hold_is_committed(
     assert values(requests_in(tmp_path))[-1] == "029"
 
 
-async def test_what_is_not_committed_survives_a_rotation(
+async def test_uncommitted_survive_rotation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hot_log, "ROTATE_BYTES", 1000)
-
     hot = Opened(tmp_path)
     for i in range(30):
         await hot.append(f"{i:03}")
     hot.log.committed([HotMark(LOG_ID, 11)])
     await hot.crash()
     requests = requests_in(tmp_path)
-    marks = [
-        append_request.hot.seq for append_request in requests if append_request.hot is not None
-    ]
-    assert marks == list(range(marks[0], 30))
-    assert marks[0] <= 12
+    seqs = [append_request.hot.seq for append_request in requests if append_request.hot is not None]
+    assert seqs == list(range(seqs[0], 30))
+    assert seqs[0] <= 12
 
 
-async def test_i4_a_living_process_keeps_its_rotated_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_i4_rotated_files_are_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A broker that adopts one commits it again, and then retires marks of a log in use."""
     monkeypatch.setattr(hot_log, "ROTATE_BYTES", 1)
-
     hot = Opened(tmp_path)
     for i in range(5):
         await hot.append(str(i))
@@ -386,3 +366,118 @@ def test_another_clusters_records_stay_where_they_are(tmp_path: Path) -> None:
         recover(tmp_path, "tea")
     assert len(os.listdir("/proc/self/fd")) == before
     assert values(requests_in(tmp_path)) == ["a", "b"]
+
+
+# -- disks that fail: a no stays a no, a yes a yes (I6)
+
+
+@contextlib.contextmanager
+def file_size_limit(size: int) -> Iterator[None]:
+    """No file of this process grows beyond `size`, as on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+async def test_i6_on_a_full_disk_nothing_is_done_and_nothing_found_later(tmp_path: Path) -> None:
+    hot = Opened(tmp_path)
+    await hot.append("a")
+    (path,) = names(tmp_path)
+    whole = path.stat().st_size
+    for room in (0, 1, 15, 16, 17, 100):
+        with file_size_limit(whole + room), pytest.raises(Unavailable, match="cannot be written"):
+            await hot.append("refused" * 100)
+        assert path.stat().st_size == whole
+    await hot.append("b")
+    await hot.crash()
+    requests = requests_in(tmp_path)
+    assert values(requests) == ["a", "b"]
+    # Numbers are never given twice.
+    assert [request.hot.seq for request in requests if request.hot] == [0, 7]
+    assert marks(hot.handed) == marks(requests)
+
+
+@pytest.mark.parametrize("room", [0, 5, 60])
+async def test_i6_file_that_cannot_be_made_is_made_later(tmp_path: Path, room: int) -> None:
+    hot = Opened(tmp_path)
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(2):
+        with file_size_limit(room), pytest.raises(Unavailable):
+            await hot.append("refused")
+        assert recover(tmp_path, CLUSTER_ID) == []
+    await hot.append("a")
+    assert len(os.listdir("/proc/self/fd")) <= before + 1
+    await hot.crash()
+    assert values(requests_in(tmp_path)) == ["a"]
+    assert names(tmp_path) == names(tmp_path, "*")
+
+
+async def test_a_directory_that_cannot_be_is_unavailable(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    hot = Opened(tmp_path / "file" / "hot")
+    with pytest.raises(Unavailable, match="cannot create a hot log"):
+        await hot.append("a")
+
+
+async def test_i6_failed_sync_removes_frames(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hot = Opened(tmp_path)
+    await hot.append("a")
+    with monkeypatch.context() as patch:
+        patch.setattr(hot_log.os, "fdatasync", failing)
+        with pytest.raises(Unavailable):
+            await hot.append("refused")
+    await hot.append("b")
+    await hot.crash()
+    assert values(requests_in(tmp_path)) == ["a", "b"]
+
+
+@pytest.mark.parametrize("second", ["ftruncate", "fsync"])
+async def test_acked_requests_survive_a_file_that_a_failing_disk_has_spoilt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, second: str
+) -> None:
+    """Neither written nor truncated: unknown. Later requests are written where a recovery finds
+    them."""
+
+    def half(fd: int, body: bytes) -> None:
+        os.write(fd, body[: len(body) // 2])
+        failing()
+
+    hot = Opened(tmp_path)
+    await hot.append("a")
+    with monkeypatch.context() as patch:
+        patch.setattr(hot_log, "write_all", half)
+        patch.setattr(hot_log.os, second, failing)
+        with pytest.raises(CommitUnknown):
+            await hot.append("unknown")
+    await hot.append("b")
+    await hot.append("c")
+    assert recover(tmp_path, CLUSTER_ID) == []
+    await hot.crash()
+    assert values(requests_in(tmp_path)) == ["a", "b", "c"]
+
+
+async def test_cancelled_append_is_committed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hot = Opened(tmp_path)
+    await hot.append("a")
+    cancelled_task = asyncio.create_task(hot.append("b"))
+    stays = asyncio.create_task(hot.append("c"))
+    await asyncio.sleep(0)
+    cancelled_task.cancel()
+    await stays
+    assert values_of_lists(hot.handed) == ["a", "b", "c"]
+    with monkeypatch.context() as patch:
+        patch.setattr(hot_log.os, "fdatasync", failing)
+        cancelled_task = asyncio.create_task(hot.append("d"))
+        await asyncio.sleep(0)
+        cancelled_task.cancel()
+        await hot.log.drain()
+    assert values_of_lists(hot.failed) == ["d"]
+    await hot.crash()
+    assert values(requests_in(tmp_path)) == ["a", "b", "c"]

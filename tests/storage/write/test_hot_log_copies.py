@@ -59,10 +59,7 @@ async def crashed(home: Path, log: Broker, *values: str, first: int = 0) -> None
         commit_id = value.encode().ljust(16, b".")
         await hot_log.append(
             AppendRequest(
-                [part_rows(topic, 0, rows)],
-                10,
-                topic_id=topic.topic_id,
-                commit_id=commit_id,
+                [part_rows(topic, 0, rows)], 10, topic_id=topic.topic_id, commit_id=commit_id
             )
         )
     await hot_log.close(is_drained=False)
@@ -75,9 +72,7 @@ async def recovered(store: MemoryStore, number: int, home: Path) -> None:
 
 
 @pytest.mark.parametrize("order", ["one", "two"])
-async def test_i1_requests_with_one_mark_on_two_disks_are_all_committed(
-    tmp_path: Path, order: str
-) -> None:
+async def test_i1_one_mark_on_two_disks_commits_all_requests(tmp_path: Path, order: str) -> None:
     store = MemoryStore()
     log = await opened(store, 1, None)
     await log.create_topic("t", 1, {})
@@ -93,7 +88,6 @@ async def test_i1_requests_with_one_mark_on_two_disks_are_all_committed(
 
 async def test_i1_a_recovery_after_a_crash_commits_nothing_twice(tmp_path: Path) -> None:
     """A disk is restored whose requests were committed, and its log retired."""
-
     store = MemoryStore()
     log = await opened(store, 1, None)
     await log.create_topic("t", 1, {})
@@ -105,9 +99,7 @@ async def test_i1_a_recovery_after_a_crash_commits_nothing_twice(tmp_path: Path)
     assert await held(store) == ["X", "Y"]
 
 
-async def test_a_request_whose_mark_was_committed_by_its_own_process_is_left_out(
-    tmp_path: Path,
-) -> None:
+async def test_request_with_committed_own_mark_is_left_out(tmp_path: Path) -> None:
     store = MemoryStore()
     log = await opened(store, 1, None)
     await log.create_topic("t", 1, {})
@@ -121,7 +113,6 @@ async def test_a_request_whose_mark_was_committed_by_its_own_process_is_left_out
 
 async def test_a_claim_of_a_recovery_fences_a_live_copy(tmp_path: Path) -> None:
     """Its marks would count as committed; its requests stay on its disk."""
-
     store = MemoryStore()
     live = await opened(store, 1, tmp_path / "live")
     other = await opened(store, 2, None)
@@ -139,7 +130,6 @@ async def test_a_claim_of_a_recovery_fences_a_live_copy(tmp_path: Path) -> None:
 async def test_i1_a_request_whose_mark_a_copy_used_first_stays_in_its_file(tmp_path: Path) -> None:
     """The sequencer commits the request, but `apply` takes it for done, because an entry of the
     copy has its mark. The broker reads that entry only after it has forwarded the request."""
-
     async with Cluster(IDLE, latency=lambda _: 0.02) as cluster:
         brokers = [await cluster.start(hot_dir=tmp_path / f"{n}") for n in range(3)]
         await cluster.settled()

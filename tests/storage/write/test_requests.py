@@ -3,9 +3,11 @@ I4)."""
 
 import asyncio
 import random
+from functools import partial
 
 import pytest
 
+from tests.support import logs
 from tests.support.logs import (
     CHECKPOINTING,
     COLD,
@@ -32,11 +34,7 @@ from tidelog.storage.log import Log
 from tidelog.storage.state.producers import ProducerEpoch
 from tidelog.storage.store.memory import MemoryStore
 
-
-async def with_topic(inner: MemoryStore) -> Log:
-    log = await opened(inner)
-    await log.create_topic("t", 2, {})
-    return log
+with_topic = partial(logs.with_topic, partitions=2)
 
 
 async def send(
@@ -49,7 +47,6 @@ async def send(
 
 async def test_a_retried_batch_gets_its_offsets(inner: MemoryStore) -> None:
     """In the same flush, in a later one, on another broker, after a restart."""
-
     log, other = await with_topic(inner), await opened(inner)
     async with closing(other):
         async with closing(log):

@@ -6,10 +6,12 @@ Stores are in memory behind a `FaultyStore`; time is virtual, so a flush interva
 import asyncio
 import contextlib
 import random
+from pathlib import Path
 
 import pytest
 
 from tests.support.faults import Fault, Script, Seeded
+from tests.support.hotlogs import failing, names, requests_in, values
 from tests.support.records import TOPIC_ID, fold, rows, tail_values
 from tests.support.views import (
     AGE_S,
@@ -21,7 +23,7 @@ from tests.support.views import (
     suspend,
     values_of,
 )
-from tests.support.writers import append, ended, puts, say, started
+from tests.support.writers import append, ended, puts, say, started, writing
 from tidelog.storage.codec.entry import IdempotencyKey
 from tidelog.storage.core import object_keys
 from tidelog.storage.core.actions import CreateTopic, DeleteTopic
@@ -35,8 +37,10 @@ from tidelog.storage.core.errors import (
 )
 from tidelog.storage.core.model import Acks
 from tidelog.storage.store.memory import MemoryStore
+from tidelog.storage.write import hot_log
+from tidelog.storage.write.hot_log_file import discard, recover
 from tidelog.storage.write.requests import AppendRequest, TopicRecords
-from tidelog.storage.write.writer import WriterSettings
+from tidelog.storage.write.writer import Writer, WriterSettings
 
 OTHER_ID = "b2" * 16
 
@@ -44,8 +48,7 @@ OTHER_ID = "b2" * 16
 # -- batching
 
 
-async def test_an_idle_writer_flushes_at_once_with_one_request_to_the_store() -> None:
-    inner = MemoryStore()
+async def test_idle_writer_flushes_at_once_with_one_put(inner: MemoryStore) -> None:
     writer = await started(inner, latency_s=0.1)
     store_of(writer.wal).answered.clear()
     assert await append(writer, "a", "b") == [("t", 0, 0, 2)]
@@ -89,8 +92,7 @@ async def test_the_interval_spaces_flushes(inner: MemoryStore) -> None:
     await ended(writer)
 
 
-async def test_the_first_record_after_a_pause_does_not_wait_for_the_interval() -> None:
-    inner = MemoryStore()
+async def test_record_after_pause_does_not_wait_for_interval(inner: MemoryStore) -> None:
     writer = await started(inner, WriterSettings(flush_interval_ms=250), latency_s=0.05)
     loop = asyncio.get_running_loop()
     for _ in range(3):
@@ -132,7 +134,6 @@ async def test_i10_no_entry_has_an_unreadable_header(monkeypatch: pytest.MonkeyP
     """A minute without a store, and a million small keyed requests: still entries that can be read
     back. The bound is on requests and parts, not on bytes alone."""
     monkeypatch.setattr("tidelog.storage.write.writer.FLUSH_PARTS_MAX", 10)
-
     inner = MemoryStore()
     writer = await started(inner, latency_s=0.05)
     keyed = [say(writer, str(i), key=IdempotencyKey(str(i), b"f")) for i in range(50)]
@@ -143,8 +144,7 @@ async def test_i10_no_entry_has_an_unreadable_header(monkeypatch: pytest.MonkeyP
     await ended(writer)
 
 
-async def test_a_large_segment_is_encoded_in_a_thread_while_the_loop_goes_on() -> None:
-    inner = MemoryStore()
+async def test_large_segment_is_encoded_in_a_thread(inner: MemoryStore) -> None:
     writer = await started(inner)
     value = random.Random(1).randbytes(200_000).hex()
     assert await append(writer, value) == [("t", 0, 0, 1)]
@@ -155,8 +155,7 @@ async def test_a_large_segment_is_encoded_in_a_thread_while_the_loop_goes_on() -
 # -- atomic requests
 
 
-async def test_i4_a_request_over_partitions_and_topics_is_whole_or_refused() -> None:
-    inner = MemoryStore()
+async def test_i4_request_over_topics_is_whole_or_refused(inner: MemoryStore) -> None:
     writer = await started(inner, latency_s=0.05)
     made = AppendRequest((), 0, actions=[CreateTopic("u", OTHER_ID, 1, {})])
     await writer.append(made, Acks.ALL)
@@ -202,8 +201,7 @@ async def test_i10_callers_are_throttled_at_the_bound_and_nothing_leaks(inner: M
     await ended(writer)
 
 
-async def test_i10_tiny_requests_are_bounded_by_what_they_cost_in_memory() -> None:
-    inner = MemoryStore()
+async def test_i10_tiny_requests_are_bounded_by_memory(inner: MemoryStore) -> None:
     writer = await started(inner, WriterSettings(buffer_bytes_max=1024 * 1024))
     gate = store_of(writer.wal).hold("create", object_keys.wal(2))
     await append(writer, "first", acks=Acks.NONE)
@@ -220,8 +218,7 @@ async def test_i10_tiny_requests_are_bounded_by_what_they_cost_in_memory() -> No
 
 
 @pytest.mark.parametrize("acks", [Acks.NONE, Acks.ALL])
-async def test_i10_accounts_are_even_after_failures_of_every_kind(acks: Acks) -> None:
-    inner = MemoryStore()
+async def test_i10_accounts_are_even_after_all_failures(inner: MemoryStore, acks: Acks) -> None:
     writer = await started(inner, latency_s=0.02)
     store_of(writer.wal).plan = Seeded(7, 0.4)
     draws = random.Random(7)
@@ -251,8 +248,7 @@ async def test_i10_accounts_are_even_after_failures_of_every_kind(acks: Acks) ->
 # -- callers and failures
 
 
-async def test_i1_a_caller_that_goes_away_does_not_take_its_records_with_it() -> None:
-    inner = MemoryStore()
+async def test_i1_records_of_cancelled_caller_are_committed(inner: MemoryStore) -> None:
     writer = await started(inner, latency_s=0.1)
     callers = [asyncio.create_task(append(writer, str(i))) for i in range(10)]
     await asyncio.sleep(0.01)
@@ -276,8 +272,7 @@ async def test_i6_refused_flush_fails_all_waiters_and_is_never_stored(inner: Mem
     await ended(writer)
 
 
-async def test_a_lost_outcome_is_reported_as_unknown_and_the_writer_continues() -> None:
-    inner = MemoryStore()
+async def test_lost_outcome_is_unknown_and_writer_continues(inner: MemoryStore) -> None:
     writer = await started(inner)
     other = await opened(inner)
     gate = store_of(writer.wal).hold("create", object_keys.wal(2), is_after=True)
@@ -304,8 +299,7 @@ async def test_a_chain_that_cannot_be_continued_is_reported_as_unknown(inner: Me
     await ended(writer)
 
 
-async def test_timed_out_request_is_answered_and_withdrawn_if_not_under_way() -> None:
-    inner = MemoryStore()
+async def test_timed_out_request_is_answered_and_withdrawn(inner: MemoryStore) -> None:
     writer = await started(inner, WriterSettings(answer_timeout_s=10.0))
     gate = store_of(writer.wal).hold("create", object_keys.wal(2))
     under_way = asyncio.create_task(append(writer, "under way"))
@@ -327,8 +321,7 @@ async def test_timed_out_request_is_answered_and_withdrawn_if_not_under_way() ->
     await ended(writer)
 
 
-async def test_closing_flushes_what_is_open_and_refuses_what_comes_after() -> None:
-    inner = MemoryStore()
+async def test_closing_flushes_and_refuses_later_requests(inner: MemoryStore) -> None:
     writer = await started(inner, WriterSettings(flush_interval_ms=60_000), latency_s=0.1)
     await append(writer, "first")
     asked = [asyncio.create_task(append(writer, str(i))) for i in range(3)]
@@ -355,3 +348,232 @@ async def test_closing_on_a_refusing_store_answers_every_caller(inner: MemorySto
             async with asyncio.timeout(1):
                 await task
     assert await values_of(inner) == []
+
+
+# -- one answer for each Idempotency-Key, and acks=1 (I4)
+
+
+# -- idempotency
+
+
+async def test_a_retry_while_the_first_is_under_way_shares_its_answer(inner: MemoryStore) -> None:
+    writer = await started(inner, latency_s=0.1)
+    key = IdempotencyKey("k", b"f")
+    first = asyncio.create_task(writer.append(say(writer, "once", key=key), Acks.ALL))
+    await asyncio.sleep(0.01)
+    retries = [
+        asyncio.create_task(writer.append(say(writer, "once", key=key), Acks.ALL)) for _ in range(5)
+    ]
+    await asyncio.sleep(0.01)
+    first.cancel()  # the client has gone, its retries have not
+    assert [await retry for retry in retries] == [[("t", 0, 0, 1)]] * 5
+    late = await writer.append(say(writer, "once", key=key), Acks.ALL)
+    assert late == [("t", 0, 0, 1)]
+    assert await values_of(inner) == ["once"]
+    await ended(writer)
+
+
+async def test_a_key_for_another_body_is_refused_whenever_it_comes(inner: MemoryStore) -> None:
+    writer = await started(inner, latency_s=0.1)
+    first, other = IdempotencyKey("k", b"f"), IdempotencyKey("k", b"g")
+    answers = await asyncio.gather(
+        writer.append(say(writer, "first", key=first), Acks.ALL),
+        writer.append(say(writer, "other", key=other), Acks.ALL),
+        return_exceptions=True,
+    )
+    assert answers[0] == [("t", 0, 0, 1)]
+    assert isinstance(answers[1], IdempotencyMismatch)
+    with pytest.raises(IdempotencyMismatch):
+        await writer.append(say(writer, "other", key=other), Acks.ALL)
+    assert await values_of(inner) == ["first"]
+    await ended(writer)
+
+
+async def test_a_retry_on_another_broker_gets_the_first_answer(inner: MemoryStore) -> None:
+    first = await started(inner, latency_s=0.1)
+    second = writing(await opened(inner))
+    key = IdempotencyKey("k", b"f")
+    answers = await asyncio.gather(
+        first.append(say(first, "once", key=key), Acks.ALL),
+        second.append(say(second, "once", key=key), Acks.ALL),
+    )
+    assert answers == [[("t", 0, 0, 1)]] * 2
+    assert await values_of(inner) == ["once"]
+    await asyncio.gather(ended(first), ended(second))
+
+
+# -- acks=1
+
+
+async def crash(writer: Writer) -> None:
+    """The process is gone: nothing of it goes on but what its PUTs have begun."""
+    assert writer.task is not None
+    assert writer.hot_log is not None
+    store_of(writer.wal).kill()
+    for task in (writer.task, writer._watch):
+        task.cancel()
+    await asyncio.gather(writer.task, writer._watch, return_exceptions=True)
+    await writer.hot_log.close(is_drained=False)
+
+
+async def restart(inner: MemoryStore, directory: Path) -> Writer:
+    """The next process: adopts, commits and discards what it finds."""
+    writer = writing(await opened(inner), hot_dir=directory)
+    files = recover(directory, CLUSTER_ID)
+    await asyncio.gather(*writer.recover([request for file in files for request in file.requests]))
+    discard(files)
+    return writer
+
+
+async def test_acks_1_is_answered_before_commit(inner: MemoryStore, tmp_path: Path) -> None:
+    writer = await started(inner, latency_s=5.0, hot_dir=tmp_path)
+    assert await append(writer, "a", acks=Acks.LOCAL) is None
+    assert asyncio.get_running_loop().time() < 0.1
+    assert values(requests_in(tmp_path)) == []  # held by a living process
+    assert await append(writer, "b") == [("t", 0, 1, 1)]
+    await ended(writer)
+    assert await values_of(inner) == ["a", "b"]
+    assert names(tmp_path, "*") == []
+
+
+async def test_i6_refused_flush_keeps_acked_in_order(inner: MemoryStore, tmp_path: Path) -> None:
+    writer = await started(inner, latency_s=0.05, hot_dir=tmp_path)
+    store_of(writer.wal).plan = Script("create", object_keys.WAL, [Fault.REFUSED] * 3)
+    refused = 0
+    for i in range(30):
+        if i % 3 == 2:
+            try:
+                await append(writer, f"all {i}")
+            except Unavailable:
+                refused += 1
+        else:
+            await append(writer, f"one {i}", acks=Acks.LOCAL)
+    await ended(writer)
+    log_values = await values_of(inner)
+    assert [value for value in log_values if value.startswith("one")] == [
+        f"one {i}" for i in range(30) if i % 3 != 2
+    ]
+    assert len(log_values) == 30 - refused
+    assert refused > 0
+    assert names(tmp_path, "*") == []
+
+
+@pytest.mark.parametrize("seed", range(8))
+async def test_i4_acked_records_survive_crashes(
+    inner: MemoryStore, tmp_path: Path, seed: int
+) -> None:
+    draws = random.Random(seed)
+    acked: list[str] = []
+    stores = []
+    for life in range(5):
+        # A new process; the store's faults begin when it serves.
+        starting = started(inner, hot_dir=tmp_path) if life == 0 else restart(inner, tmp_path)
+        writer = await starting
+        store = store_of(writer.wal)
+        stores.append(store)
+        store.plan = Seeded(seed * 10 + life, 0.5)
+        store.latency = lambda _: draws.choice([0.001, 0.05])
+        store.late_s = draws.choice([0.01, 10.0])  # lands in this life or in a later one
+        for i in range(draws.randrange(1, 25)):
+            label = f"{life}-{i}"
+            await append(writer, label, acks=Acks.LOCAL)
+            acked.append(label)
+            await asyncio.sleep(draws.choice([0, 0, 0.02]))
+        await crash(writer)
+        if draws.random() < 0.5:
+            await asyncio.sleep(20)
+    writer = await restart(inner, tmp_path)
+    await ended(writer)
+    for store in stores:
+        await store.land()
+    assert await values_of(inner) == acked
+    assert names(tmp_path, "*") == []
+
+
+@pytest.mark.parametrize("lands_first", [True, False])
+async def test_i4_put_of_a_crashed_process_may_land_late(tmp_path: Path, lands_first: bool) -> None:
+    inner = MemoryStore()
+    writer = await started(inner, hot_dir=tmp_path)
+    store = store_of(writer.wal)
+    store.plan = Script("create", object_keys.WAL, [Fault.LATE])
+    store.late_s = 1.0
+    await append(writer, "a", "b", acks=Acks.LOCAL)
+    await append(writer, "c", acks=Acks.LOCAL)
+    await crash(writer)
+    if lands_first:
+        await store.land()
+    await ended(await restart(inner, tmp_path))
+    await store.land()
+    assert await values_of(inner) == ["a", "b", "c"]
+
+
+async def test_i4_unknown_request_is_committed_once(inner: MemoryStore, tmp_path: Path) -> None:
+    """The writer was suspended, and the proof that its entry was committed is collected."""
+    writer = await started(inner, hot_dir=tmp_path)
+    other = await opened(inner)
+    gate = store_of(writer.wal).hold("create", object_keys.wal(2), is_after=True)
+    await append(writer, "acked", acks=Acks.LOCAL)
+    await gate.reached.wait()
+    asked = asyncio.create_task(append(writer, "asked meanwhile"))
+    for i in range(3):
+        await other.commit(one(other, str(i)))
+    await checkpoint_and_collect(other, inner)
+    suspend(writer.wal, 10 * AGE_S)
+    gate.opened.set()
+    assert await asked == [("t", 0, 4, 1)]
+    await ended(writer)
+    await other.refresh()
+    assert other.state.partition("t", 0).high_watermark == 5
+    assert other.state.hot_logs == {writer.hot_log.log_id: 0}
+
+
+async def test_request_acked_during_close_is_committed(inner: MemoryStore, tmp_path: Path) -> None:
+    writer = await started(inner, latency_s=0.05, hot_dir=tmp_path)
+    asked = [asyncio.create_task(append(writer, str(i), acks=Acks.LOCAL)) for i in range(10)]
+    await asyncio.sleep(0)
+    await ended(writer)
+    assert await asyncio.gather(*asked) == [None] * 10
+    assert await values_of(inner) == [str(i) for i in range(10)]
+    assert names(tmp_path, "*") == []
+
+
+async def test_close_on_refusal_leaves_acked_in_file(inner: MemoryStore, tmp_path: Path) -> None:
+    writer = await started(inner, latency_s=0.05, hot_dir=tmp_path)
+    store_of(writer.wal).plan = Script("create", object_keys.WAL, [Fault.REFUSED] * 9)
+    await append(writer, "a", acks=Acks.LOCAL)
+    await append(writer, "b", acks=Acks.LOCAL)
+    await writer.close()
+    assert values(requests_in(tmp_path)) == ["a", "b"]
+    await ended(await restart(inner, tmp_path))
+    assert await values_of(inner) == ["a", "b"]
+
+
+async def test_i10_accounts_are_even_when_the_disk_fails_and_callers_go(
+    inner: MemoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = await started(inner, hot_dir=tmp_path)
+    await append(writer, "a", acks=Acks.LOCAL)
+    with monkeypatch.context() as patch:
+        patch.setattr(hot_log.os, "fdatasync", failing)
+        asked = [asyncio.create_task(append(writer, "refused", acks=Acks.LOCAL)) for _ in range(5)]
+        await asyncio.sleep(0)
+        asked[0].cancel()
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+    assert [type(answer) for answer in answers[1:]] == [Unavailable] * 4
+    await append(writer, "b", acks=Acks.LOCAL)
+    await ended(writer)
+    assert await values_of(inner) == ["a", "b"]
+
+
+async def test_keyed_retry_after_crash_is_answered(inner: MemoryStore, tmp_path: Path) -> None:
+    writer = await started(inner, hot_dir=tmp_path)
+    key = IdempotencyKey("k", b"f")
+    store_of(writer.wal).plan = Script("create", object_keys.WAL, [Fault.ABSENT] * 100)
+    assert await writer.append(say(writer, "once", key=key), Acks.LOCAL) is None
+    assert await writer.append(say(writer, "once", key=key), Acks.LOCAL) is None
+    await crash(writer)
+    writer = await restart(inner, tmp_path)
+    placed = await writer.append(say(writer, "once", key=key), Acks.ALL)
+    assert placed == [("t", 0, 0, 1)]
+    await ended(writer)
+    assert await values_of(inner) == ["once"]
