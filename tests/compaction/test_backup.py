@@ -539,9 +539,7 @@ async def test_a_backup_whose_hold_ended_early_fails_and_leaves_no_manifest(when
     ("count", "error", "words"),
     [(2, InvalidRequest, "hold 'backup-.* is over"), (0, Corrupt, "is gone: it was deleted")],
 )
-async def test_gone_object_is_damage_under_hold(
-    count: int, error: type[LogError], words: str
-) -> None:
+async def test_gone_object_is_damage(count: int, error: type[LogError], words: str) -> None:
     with pytest.raises(error, match=words):
         await backed_up_with_jumps(Place(created=OBJECTS), count, removed=object_keys.wal(2))
 

@@ -156,7 +156,7 @@ def test_newest_backups_keep_their_objects(root: Path, tmp_path: Path) -> None:
     assert damage_of(tmp_path / "new") == []
 
 
-def test_a_crash_between_any_two_calls_leaves_each_backup_whole(
+def test_crash_keeps_backups_whole(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pruning, "DELETE_BATCH", 1)

@@ -77,9 +77,8 @@ async def test_at_level_1_no_entry_has_the_change(inner: MemoryStore) -> None:
         assert bound_states[0] == BoundState("view_age_ms", 120_000, 120_000, 0)
 
 
-async def test_a_collection_obeys_the_bounds_in_effect(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_collection_obeys_bounds(inner: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """And reads the store's clock before it learns them."""
-    inner = MemoryStore()
     broker = await opened(inner, USUAL)
     async with closing(broker), caring(inner) as cluster:
         read = cluster.store_now_ms

@@ -233,7 +233,7 @@ async def test_any_history_is_its_newest_records(
 
 @examples(100)
 @given(histories(), st.integers(0, 30), st.sampled_from([1, 60, 10_000]))
-def test_latest_is_the_newest_of_each_key(
+def test_latest_is_newest_of_keys(
     history: list[list[Record]], expires: int, fold_bytes: int
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
@@ -455,8 +455,7 @@ async def test_i9_late_commit_is_undone(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.parametrize("keys_bytes_max", [400, 4000])
-async def test_keys_above_memory_are_read_in_shares(keys_bytes_max: int) -> None:
-    inner = MemoryStore()
+async def test_many_keys_are_read_in_shares(inner: MemoryStore, keys_bytes_max: int) -> None:
     log = await compacting(inner)
     draws = random.Random(1)
     async with closing(log):
@@ -511,9 +510,8 @@ class Overtaken(InProcess):
 
 
 @pytest.mark.parametrize(("start", "is_lost"), [(0, False), (2, False), (4, True)])
-async def test_a_retention_of_other_segments_costs_no_work(start: int, is_lost: bool) -> None:
+async def test_other_retention_costs_no_work(inner: MemoryStore, start: int, is_lost: bool) -> None:
     """The first segment is large: it is none of those that are merged."""
-    inner = MemoryStore()
     draws = random.Random(1)
     large = ["".join(chr(draws.randrange(32, 127)) for _ in range(3000)) for _ in range(2)]
     values = [large, *([f"{i}a", f"{i}b"] for i in range(6))]

@@ -102,9 +102,7 @@ async def reopened(root: Path, log: Log, foreign: Callable[[Path], None]) -> Asy
 
 
 @pytest.mark.parametrize("foreign", [optimize, delete, insert, overwrite, restore])
-async def test_doubted_table_gets_no_records(
-    tmp_path: Path, foreign: Callable[[Path], None]
-) -> None:
+async def test_doubted_table_is_not_sealed(tmp_path: Path, foreign: Callable[[Path], None]) -> None:
     async with reopened(tmp_path, await two_topics(tmp_path), foreign) as log:
         await append(log, "new")
         with contextlib.suppress(LogError):

@@ -52,9 +52,8 @@ async def retained(inner: MemoryStore, *, is_dry: bool = False) -> list[Retained
 @pytest.mark.parametrize(
     ("hours", "start"), [(0.0, 0), (0.99, 0), (1.01, 0), (2.01, 2), (3.01, 4), (99, 6)]
 )
-async def test_what_is_older_than_retention_ms_goes(hours: float, start: int) -> None:
+async def test_older_records_are_deleted(inner: MemoryStore, hours: float, start: int) -> None:
     """By the newest record of each segment, and by the store's clock; the tail stays."""
-    inner = MemoryStore()
     log = await log_with(inner, SEGMENTS, partitions=2, retention_ms=str(2 * HOUR_MS))
     async with closing(log):
         await append(log, "tail", partition=1)
@@ -147,7 +146,7 @@ async def test_a_segment_that_the_log_start_cuts_is_rewritten_once(inner: Memory
 
 
 @pytest.mark.parametrize(("offset", "left"), [(2, [2, 4]), (3, [3, 4]), (-1, [])])
-async def test_records_that_a_broker_deleted_leave_the_table_later(
+async def test_deleted_records_leave_table(
     inner: MemoryStore, offset: int, left: list[int]
 ) -> None:
     """`Log.delete_records` moves the log start; the next retention removes and rewrites."""
@@ -162,7 +161,7 @@ async def test_records_that_a_broker_deleted_leave_the_table_later(
         assert await retained(inner) == []
 
 
-async def test_a_broker_leaves_a_large_cut_segment_to_the_command(
+async def test_large_cut_waits_for_command(
     inner: MemoryStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     log = await log_with(inner, [], retention_ms="-1")

@@ -50,8 +50,7 @@ async def listed(inner: MemoryStore, prefix: str) -> list[str]:
 
 @pytest.mark.parametrize("is_collected", [False, True])
 @pytest.mark.parametrize("is_quick", [False, True])
-async def test_a_log_that_is_whole_is_clean(is_collected: bool, is_quick: bool) -> None:
-    inner = MemoryStore()
+async def test_whole_log_is_clean(inner: MemoryStore, is_collected: bool, is_quick: bool) -> None:
     async with closing(await aged(inner, is_collected=is_collected)) as log:
         async with caring(inner) as cluster:
             await delete_records(cluster, "t", {0: 2, 1: 3}, is_dry=False)

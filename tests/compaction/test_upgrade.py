@@ -143,9 +143,7 @@ async def test_defaults_of_topics_need_an_upgrade() -> None:
 
 @pytest.mark.parametrize("is_dry", [False, True])
 @pytest.mark.parametrize("more", [{}, {"level": 1}], ids=["version 0.1", "level 1"])
-async def test_old_broker_refuses_by_name(
-    cluster: Cluster, more: dict[str, int], is_dry: bool
-) -> None:
+async def test_old_broker_is_named(cluster: Cluster, more: dict[str, int], is_dry: bool) -> None:
     log = await cluster.start()
     old = asyncio.create_task(beating(cluster.store, lambda beat: old_member(beat, **more)))
     await asyncio.sleep(0.1)

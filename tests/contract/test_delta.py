@@ -87,7 +87,7 @@ def clean_up(folder: FolderStore) -> None:
             path.unlink()
 
 
-async def test_checkpoints_are_made_and_no_commit_cleans_up_the_log(
+async def test_checkpoints_keep_the_log(
     folder: FolderStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(table, "CHECKPOINT_INTERVAL", 5)
@@ -144,7 +144,7 @@ async def test_an_operator_sets_how_long_a_table_keeps_its_log(folder: FolderSto
     assert await delta_table.log_retention_ms() == 30 * 86_400_000
 
 
-async def test_a_stale_writer_whose_versions_are_gone_is_refused(
+async def test_stale_writer_is_refused(
     folder: FolderStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(table, "CHECKPOINT_INTERVAL", 5)
@@ -160,7 +160,7 @@ async def test_a_stale_writer_whose_versions_are_gone_is_refused(
     await seal_often(stale, [16])
 
 
-async def test_transactions_are_followed_without_asking_delta(
+async def test_transactions_are_followed(
     folder: FolderStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     delta_table, other = delta(folder), delta(folder)
@@ -173,7 +173,7 @@ async def test_transactions_are_followed_without_asking_delta(
     await seal_often(other, [4])
 
 
-async def test_every_version_is_synced_before_it_counts(
+async def test_versions_are_synced_first(
     folder: FolderStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced: list[str] = []

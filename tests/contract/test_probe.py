@@ -218,7 +218,7 @@ async def test_a_missing_bucket_is_refused(moto_server: Moto) -> None:
         await open_store("s3://nowhere/x", s3=options)
 
 
-async def test_a_server_that_is_not_there_is_unavailable(
+async def test_absent_server_is_refused(
     aws_credentials: None, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.CRITICAL)

@@ -354,9 +354,7 @@ async def test_after_the_raise_a_broker_of_0_1_does_not_start(
         assert "checkpoint format 2, this version reads 1" in lines
 
 
-async def test_0_1_refuses_cluster_of_newest_level(
-    folder: Path, start: Callable[[], OldBroker]
-) -> None:
+async def test_0_1_refuses_newest_level(folder: Path, start: Callable[[], OldBroker]) -> None:
     async with this_version(folder) as new:
         await new.create_topic("t", PARTITIONS, {})
     with pytest.raises(Refused) as caught:

@@ -155,11 +155,10 @@ async def test_i7_failed_seal_is_tried_again(inner: MemoryStore, what: str, faul
 
 
 @pytest.mark.parametrize("seed", range(4))
-async def test_i1_killed_log_opens_again_as_it_was(seed: int) -> None:
+async def test_i1_killed_log_opens_again_as_it_was(inner: MemoryStore, seed: int) -> None:
     """Writers, sealers and checkpoints on brokers that are killed one after the other; whatever was
     acked keeps its offset, nothing is there twice, and what was not acked is there once or not."""
     draws = random.Random(seed)
-    inner = MemoryStore()
     await (await with_topic(inner)).close()
     acked: dict[tuple[int, int], str] = {}
     tried: list[str] = []
@@ -248,9 +247,7 @@ async def test_i4_acks_1_is_stored_once(inner: MemoryStore, seed: int, tmp_path:
     assert names(tmp_path, "*") == []
 
 
-async def test_i4_killed_recovery_is_repeated(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_i4_recovery_is_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recovered_logs: list[Recovered] = []
     real = hot_log_file.recover
 
@@ -441,8 +438,7 @@ async def test_exactly_once_through_any_crash(inner: MemoryStore, seed: int) -> 
 
 @pytest.mark.parametrize("is_after", [False, True], ids=["before the PUT", "after the PUT"])
 @pytest.mark.parametrize("is_retried", [False, True])
-async def test_a_broker_that_crashes_at_its_put(is_after: bool, is_retried: bool) -> None:
-    inner = MemoryStore()
+async def test_crash_at_put_is_atomic(inner: MemoryStore, is_after: bool, is_retried: bool) -> None:
     await prepared(inner)
     log = await opened(inner)
     await commit(log, 0, ["0", "1", "2"])

@@ -66,8 +66,7 @@ async def test_the_first_offset_of_a_time_is_found_as_by_a_scan(seed: int) -> No
 
 
 @pytest.mark.parametrize("settings", [MANUAL, COLD], ids=["warm", "cold"])
-async def test_append_time_is_alike_in_both_tiers(settings: LogSettings) -> None:
-    inner = MemoryStore()
+async def test_append_time_is_alike_in_tiers(inner: MemoryStore, settings: LogSettings) -> None:
     log = await with_topic(inner, settings, configs={"message.timestamp.type": "LogAppendTime"})
     async with closing(log):
         for _ in range(3):
@@ -293,8 +292,7 @@ async def test_a_reader_passes_over_what_compaction_took(
 
 @pytest.mark.parametrize("damage", ["bit", "cut", "gone"])
 @pytest.mark.parametrize("sealed", [False, True])
-async def test_a_damaged_object_fails_its_own_partition_by_name(damage: str, sealed: bool) -> None:
-    inner = MemoryStore()
+async def test_damage_fails_one_partition(inner: MemoryStore, damage: str, sealed: bool) -> None:
     async with closing(await with_topic(inner)) as log:
         for number in (0, 1):
             await append(log, f"{number}a", partition=number)

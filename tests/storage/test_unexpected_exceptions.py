@@ -168,9 +168,7 @@ async def test_an_oserror_after_a_put_does_not_end_the_broker() -> None:
 # -- the hot log
 
 
-async def test_hot_log_exception_is_answered(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+async def test_hot_log_bug_is_answered(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     async with watched(MemoryStore(), hot_dir=tmp_path) as (log, _):
         fail_once(monkeypatch, HotLog, "_write")
         hit = await answered(done(append(log, "hit", acks=Acks.LOCAL)))
@@ -278,9 +276,7 @@ async def test_i3_half_applied_state_is_not_served(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("owner", [Log, Sequencer])
-async def test_commit_is_acked_if_observer_fails(
-    monkeypatch: pytest.MonkeyPatch, owner: type
-) -> None:
+async def test_failed_observer_keeps_ack(monkeypatch: pytest.MonkeyPatch, owner: type) -> None:
     """Its entry is applied; the view is loaded again for the subscriber's sake."""
     async with closing(await with_topic(MemoryStore())) as log:
         loads = log.wal.counters.void

@@ -109,9 +109,7 @@ async def test_configs_of_a_broker(kafka: Kafka) -> None:
 # -- AlterConfigs, IncrementalAlterConfigs
 
 
-async def test_config_without_effect_is_logged(
-    kafka: Kafka, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_idle_config_is_logged(kafka: Kafka, caplog: pytest.LogCaptureFixture) -> None:
     client = kafka.client()
     values: dict[str, str | None] = {"min.insync.replicas": "2", "preallocate": "false"}
     (result,) = await create(client, wanted_topic(configs=config("min.insync.replicas", "2")))

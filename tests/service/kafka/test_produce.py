@@ -154,9 +154,7 @@ async def test_acks_0_is_written_and_not_answered(kafka: Kafka) -> None:
     silent.cancel()
 
 
-async def test_refusal_with_acks_0_disconnects(
-    kafka: Kafka, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_refused_acks_0_disconnects(kafka: Kafka, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "CLOSE_DELAY_S", 0.01)
     unknown = _request((0, batch(b"a")), topic="unknown", acks=0)  # needs a refreshed view
     for refused in (_request((0, batch(b"a")[:-1]), acks=0), unknown):

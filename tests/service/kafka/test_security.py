@@ -201,9 +201,7 @@ def _reset(group_id: str, offset: int) -> group_offsets.OffsetCommitRequest:
     return group_offsets.OffsetCommitRequest(group_id=group_id, member_id="", topics=[topic])
 
 
-async def test_group_changes_count_in_quota(
-    secured: Kafka, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_group_changes_use_quota(secured: Kafka, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "MUTE_S_MAX", 0.001)
     for operation, kind, name in (("READ", "TOPIC", "t"), ("ALL", "GROUP", "*")):
         await allow(secured.log, "User:gina", operation, kind, name)

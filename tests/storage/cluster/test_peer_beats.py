@@ -116,9 +116,7 @@ async def test_a_killed_peer_is_out_at_the_next_question_and_in_when_it_answers(
     assert pair.reached == ["b"]
 
 
-async def test_a_peer_that_takes_the_question_and_is_silent_is_out_within_its_time(
-    pair: Pair,
-) -> None:
+async def test_silent_peer_is_out_within_its_time(pair: Pair) -> None:
     pair.peers.silent.add("b")
     await asyncio.sleep(BEAT_S + ANSWER_S)
     assert pair.reached == []

@@ -91,8 +91,7 @@ async def test_cluster_without_bounds_has_those_of_0_1(inner: MemoryStore, level
         (with_bounds(2, wal_retention_ms=2_000_000), "at least 4 times the age"),
     ],
 )
-async def test_cluster_with_unsafe_bounds_is_unfit(body: bytes, why: str) -> None:
-    inner = MemoryStore()
+async def test_unsafe_bounds_are_unfit(inner: MemoryStore, body: bytes, why: str) -> None:
     await inner.create(object_keys.CLUSTER, [body])
     with pytest.raises(StoreUnfit, match=why):
         await opened(inner)

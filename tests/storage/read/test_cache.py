@@ -27,9 +27,17 @@ class Loads:
         return load
 
 
-async def test_who_asks_meanwhile_waits_for_the_same_load() -> None:
-    cache: Cache[str, str] = Cache(100, len)
-    loads = Loads()
+@pytest.fixture
+def loads() -> Loads:
+    return Loads()
+
+
+@pytest.fixture
+def cache() -> Cache[str, str]:
+    return Cache(100, len)
+
+
+async def test_readers_at_one_time_share_one_load(cache: Cache[str, str], loads: Loads) -> None:
     first = asyncio.create_task(cache.get("a", loads.of("a")))
     await asyncio.sleep(0.5)
     assert cache.peek("a")
@@ -41,9 +49,7 @@ async def test_who_asks_meanwhile_waits_for_the_same_load() -> None:
     assert (cache.hits, cache.misses) == (1, 1)
 
 
-async def test_a_cancelled_reader_fails_no_other() -> None:
-    cache: Cache[str, str] = Cache(100, len)
-    loads = Loads()
+async def test_a_cancelled_reader_fails_no_other(cache: Cache[str, str], loads: Loads) -> None:
     first = asyncio.create_task(cache.get("a", loads.of("a")))
     second = asyncio.create_task(cache.get("a", loads.of("a")))
     await asyncio.sleep(0.5)
@@ -60,9 +66,9 @@ async def test_a_cancelled_reader_fails_no_other() -> None:
 
 
 @pytest.mark.parametrize("error", [Unavailable("away"), Corrupt("x", "bad"), ValueError("bug")])
-async def test_a_failure_is_raised_in_all_waiters_and_not_cached(error: Exception) -> None:
-    cache: Cache[str, str] = Cache(100, len)
-    loads = Loads()
+async def test_failure_is_not_cached(
+    cache: Cache[str, str], loads: Loads, error: Exception
+) -> None:
     loads.failing["a"] = error
     waiting = [asyncio.create_task(cache.get("a", loads.of("a"))) for _ in range(3)]
     results = await asyncio.gather(*waiting, return_exceptions=True)
@@ -73,9 +79,7 @@ async def test_a_failure_is_raised_in_all_waiters_and_not_cached(error: Exceptio
     assert loads.begun == ["a", "a"]
 
 
-async def test_a_failure_without_waiters_is_not_logged() -> None:
-    cache: Cache[str, str] = Cache(100, len)
-    loads = Loads()
+async def test_failure_without_waiters_is_not_logged(cache: Cache[str, str], loads: Loads) -> None:
     loads.failing["a"] = Unavailable("away")
     cancelled_task = asyncio.create_task(cache.get("a", loads.of("a")))
     await asyncio.sleep(0.5)
@@ -84,9 +88,8 @@ async def test_a_failure_without_waiters_is_not_logged() -> None:
     assert cache.bytes == 0
 
 
-async def test_i10_the_least_recently_used_go_first() -> None:
+async def test_i10_the_least_recently_used_go_first(loads: Loads) -> None:
     cache: Cache[str, str] = Cache(10, len)
-    loads = Loads()
     for key in "abcd":
         await cache.get(key, loads.of(key, 3))
         assert cache.bytes <= 10
@@ -97,9 +100,8 @@ async def test_i10_the_least_recently_used_go_first() -> None:
     assert cache.bytes == 9
 
 
-async def test_i10_what_is_larger_than_the_cache_is_given_and_not_kept() -> None:
+async def test_i10_what_is_larger_than_the_cache_is_given_and_not_kept(loads: Loads) -> None:
     cache: Cache[str, str] = Cache(10, len)
-    loads = Loads()
     await cache.get("a", loads.of("a", 5))
     assert await cache.get("b", loads.of("b", 11)) == "b" * 11
     assert cache.peek("a")
@@ -111,10 +113,9 @@ async def test_i10_what_is_larger_than_the_cache_is_given_and_not_kept() -> None
 
 
 @pytest.mark.parametrize("seed", range(3))
-async def test_i10_the_bound_holds_under_any_load(seed: int) -> None:
+async def test_i10_the_bound_holds_under_any_load(loads: Loads, seed: int) -> None:
     draws = random.Random(seed)
     cache: Cache[str, str] = Cache(50, len)
-    loads = Loads()
 
     async def reader() -> None:
         for _ in range(50):

@@ -97,16 +97,14 @@ async def test_a_time_is_found_by_one_row_group(body: bytes) -> None:
     await store.create(KEY, [body])
     reader = SegmentReader(StoreRanges(store))
 
-    async def found_cluster(
-        timestamp_ms: int, start: int = 0, end: int = 10 * GROUPS
-    ) -> int | None:
+    async def offset_at(timestamp_ms: int, start: int = 0, end: int = 10 * GROUPS) -> int | None:
         return await reader.first_at(KEY, len(body), timestamp_ms, start, end)
 
-    assert await found_cluster(345) == 345
+    assert await offset_at(345) == 345
     assert reader.cold_reads == 1
-    assert await found_cluster(345, start=500) == 500
-    assert await found_cluster(345, end=345) is None
-    assert await found_cluster(10 * GROUPS) is None
+    assert await offset_at(345, start=500) == 500
+    assert await offset_at(345, end=345) is None
+    assert await offset_at(10 * GROUPS) is None
 
 
 async def decoded(store: ObjectStore, size: int) -> list[bytes]:

@@ -2,11 +2,13 @@
 
 import asyncio
 import contextlib
+import os
 import threading
 from collections.abc import AsyncIterator
 
 import pytest
 
+from tidelog.storage.runtime.clock import SystemClock
 from tidelog.storage.runtime.tasks import together
 from tidelog.storage.runtime.threads import LoopThread
 
@@ -74,3 +76,13 @@ async def test_a_cancelled_close_cancels_no_other_close(is_open: bool) -> None:
     await other_close_task
     await opening
     await lane.close()
+
+
+def test_copies_of_a_machine_draw_different_ids(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With equal ids, a broker would take a commit of its copy for its own, and acknowledge a
+    request that is not in the log."""
+    monkeypatch.setattr(os, "urandom", bytes)  # both copies get the same random bytes
+    own_clock, copied_clock = SystemClock(), SystemClock()
+    drawn = [clock.new_id() for _ in range(1000) for clock in (own_clock, copied_clock)]
+    assert len(set(drawn)) == len(drawn)
+    assert {len(drawn_id) for drawn_id in drawn} == {16}

@@ -58,7 +58,7 @@ def test_a_renewal_begins_the_duration_again() -> None:
         ([ReleaseHold("a"), TakeHold("b", MINUTE_MS)], False, ["b"]),
     ],
 )
-def test_a_commit_that_releases_a_hold_and_then_renews_it_is_refused(
+def test_renewed_release_is_refused(
     actions: list[AnyAction], is_refused: bool, left: list[str]
 ) -> None:
     state = ClusterState("c")

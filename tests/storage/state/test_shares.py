@@ -303,9 +303,7 @@ def test_the_placements_of_keys_have_a_share(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize(("keys", "share"), [(1, BOUND), (4, 2 * BOUND), (8, 4 * BOUND)])
-def test_a_quota_of_keys_can_only_raise_the_share_of_placements(
-    monkeypatch: pytest.MonkeyPatch, keys: int, share: int
-) -> None:
+def test_key_quota_raises_share(monkeypatch: pytest.MonkeyPatch, keys: int, share: int) -> None:
     monkeypatch.setattr(outcome, "PLACEMENTS_MAX", 4 * BOUND)
     state = state_of()
     quotas = SetQuotas(MALLORY, {rules.IDEMPOTENCY_KEYS: keys})

@@ -151,9 +151,7 @@ async def test_a_failed_link_is_unknown(tmp_path: Path, monkeypatch: pytest.Monk
         assert await store.create("wal/1", [b"1"]) is Created.DONE
 
 
-async def test_failed_fsync_of_folder_is_unknown(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_failed_folder_fsync_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """I1: reading one's own bytes back must not turn UNKNOWN into done before they are durable."""
 
     def fails(_fd: int) -> None:

@@ -32,9 +32,7 @@ def state_with_an_entry_at(at_ms: int) -> ClusterState:
         ([], 1000, True),
     ],
 )
-def test_check_loaded_fences_unknown_time(
-    puts_ms: list[int], loaded_ms: int, is_fenced: bool
-) -> None:
+def test_unknown_time_is_fenced(puts_ms: list[int], loaded_ms: int, is_fenced: bool) -> None:
     fence = CopyFence("w")
     for seq, at_ms in enumerate(puts_ms):
         fence.add(b"hash %d" % seq, own_entry(seq, at_ms))

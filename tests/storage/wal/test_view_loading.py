@@ -176,29 +176,21 @@ async def test_i5_older_checkpoint_is_not_taken_for_the_end(inner: MemoryStore) 
         await opened(inner)
 
 
-async def test_checkpoint_collected_during_load_is_loaded_again(inner: MemoryStore) -> None:
-    wal = await with_topic(inner)
-    first = await wal.checkpoint()
-    late = wal_on(inner)
-    gate = store_of(late).hold("get", object_keys.checkpoint(first))
+@pytest.mark.parametrize("has_checkpoint", [True, False])
+async def test_checkpoint_changed_during_load(inner: MemoryStore, has_checkpoint: bool) -> None:
+    """The only one is collected; or none is listed, and then the WAL begins behind the first."""
+    wal, late = await with_topic(inner), wal_on(inner)
+    if has_checkpoint:
+        first = object_keys.checkpoint(await wal.checkpoint())
+        gate = store_of(late).hold("get", first)
+    else:
+        gate = store_of(late).hold("list", object_keys.CHECKPOINTS, is_after=True)
     opening = asyncio.create_task(late.open(CLUSTER_ID))
     await gate.reached.wait()
     await wal.commit(one(wal, "a"))
     await checkpoint_and_collect(wal, inner)
-    await inner.delete([object_keys.checkpoint(first)])
-    gate.opened.set()
-    assert (await opening).state.encode() == wal.state.encode()
-
-
-async def test_first_checkpoint_written_during_load_is_loaded(inner: MemoryStore) -> None:
-    """None is listed; then there is one, and the WAL begins behind it."""
-    wal = await with_topic(inner)
-    late = wal_on(inner)
-    gate = store_of(late).hold("list", object_keys.CHECKPOINTS, is_after=True)
-    opening = asyncio.create_task(late.open(CLUSTER_ID))
-    await gate.reached.wait()
-    await wal.commit(one(wal, "a"))
-    await checkpoint_and_collect(wal, inner)
+    if has_checkpoint:
+        await inner.delete([first])
     gate.opened.set()
     assert (await opening).state.encode() == wal.state.encode()
 

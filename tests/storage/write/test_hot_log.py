@@ -139,7 +139,7 @@ async def test_a_torn_frame_is_cut_off_wherever_it_is_torn(tmp_path: Path) -> No
         assert values(requests_in(tmp_path)) == ["a", "b"]
 
 
-async def test_frames_behind_a_damaged_one_are_recovered_and_the_file_is_kept(
+async def test_damaged_frame_keeps_the_file(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The disk has lost something that was promised, and nothing else goes with it."""
@@ -300,9 +300,7 @@ async def test_committed_files_are_deleted(tmp_path: Path, monkeypatch: pytest.M
     assert values(requests_in(tmp_path))[-1] == "029"
 
 
-async def test_uncommitted_survive_rotation(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_rotation_keeps_uncommitted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hot_log, "ROTATE_BYTES", 1000)
     hot = Opened(tmp_path)
     for i in range(30):
@@ -422,9 +420,7 @@ async def test_a_directory_that_cannot_be_is_unavailable(tmp_path: Path) -> None
         await hot.append("a")
 
 
-async def test_i6_failed_sync_removes_frames(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_i6_failed_sync_cuts_frames(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hot = Opened(tmp_path)
     await hot.append("a")
     with monkeypatch.context() as patch:
@@ -461,9 +457,7 @@ async def test_acked_requests_survive_a_file_that_a_failing_disk_has_spoilt(
     assert values(requests_in(tmp_path)) == ["a", "b", "c"]
 
 
-async def test_cancelled_append_is_committed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_cancelled_append_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hot = Opened(tmp_path)
     await hot.append("a")
     cancelled_task = asyncio.create_task(hot.append("b"))

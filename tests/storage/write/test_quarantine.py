@@ -202,9 +202,7 @@ async def test_i10_acks_1_waits_at_bound(tmp_path: Path, monkeypatch: pytest.Mon
     await kill(log)
 
 
-async def test_stored_request_is_not_set_aside(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_stored_request_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each flush of it fails after its commit: the mark in the state decides."""
     inner = Particular(b"")
     log = await with_topic(inner, hot_dir=tmp_path)

@@ -58,7 +58,7 @@ def test_header_is_within_sizes_of_requests(key: IdempotencyKey | None, partitio
     assert said / 6 < header_bytes(requests) < said
 
 
-async def test_i10_a_flush_is_cut_by_the_bytes_of_its_header(
+async def test_i10_header_bytes_cut_flush(
     inner: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(entries, "HEADER_BYTES_MAX", 16 * 1024)

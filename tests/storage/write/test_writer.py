@@ -459,9 +459,7 @@ async def test_i6_refused_flush_keeps_acked_in_order(inner: MemoryStore, tmp_pat
 
 
 @pytest.mark.parametrize("seed", range(8))
-async def test_i4_acked_records_survive_crashes(
-    inner: MemoryStore, tmp_path: Path, seed: int
-) -> None:
+async def test_i4_acked_survive_crashes(inner: MemoryStore, tmp_path: Path, seed: int) -> None:
     draws = random.Random(seed)
     acked: list[str] = []
     stores = []
@@ -491,7 +489,7 @@ async def test_i4_acked_records_survive_crashes(
 
 
 @pytest.mark.parametrize("lands_first", [True, False])
-async def test_i4_put_of_a_crashed_process_may_land_late(tmp_path: Path, lands_first: bool) -> None:
+async def test_i4_late_put_is_one_entry(tmp_path: Path, lands_first: bool) -> None:
     inner = MemoryStore()
     writer = await started(inner, hot_dir=tmp_path)
     store = store_of(writer.wal)
