@@ -331,7 +331,7 @@ def test_a_table_in_doubt_is_copied_as_it_is_and_named(root: Path, tmp_path: Pat
     assert records(tmp_path / "new", "u") == records(root, "u")
 
 
-def test_a_backup_has_a_seal_whose_records_were_deleted_before_its_moment(
+def test_backup_has_deleted_seal(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After the backup has looked at the tables, `u` is sealed and all its records are deleted: the

@@ -156,9 +156,7 @@ def test_newest_backups_keep_their_objects(root: Path, tmp_path: Path) -> None:
     assert damage_of(tmp_path / "new") == []
 
 
-def test_crash_keeps_backups_whole(
-    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_crash_keeps_backups(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pruning, "DELETE_BATCH", 1)
     place = tmp_path / "place"
     before = names_in(place)

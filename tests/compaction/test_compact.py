@@ -233,9 +233,7 @@ async def test_any_history_is_its_newest_records(
 
 @examples(100)
 @given(histories(), st.integers(0, 30), st.sampled_from([1, 60, 10_000]))
-def test_latest_is_newest_of_keys(
-    history: list[list[Record]], expires: int, fold_bytes: int
-) -> None:
+def test_latest_of_each_key(history: list[list[Record]], expires: int, fold_bytes: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tidelog.compaction.newest_per_key.FOLD_BYTES_MIN", fold_bytes)
         latest, parts = Latest(expires), []
@@ -402,6 +400,9 @@ async def test_compactors_and_retention_agree(inner: MemoryStore, seed: int) -> 
             assert left
     for cluster in clusters:
         await cluster.close()
+
+
+# -- old uploads and other engines
 
 
 VALUES = [["a"], ["b"], ["c"], ["d"], ["e"]]

@@ -142,6 +142,9 @@ async def test_a_lost_offset_is_damage_and_not_out_of_range(
             await log.fetch("t", 0, offset, bytes_max=1000)
 
 
+# -- a damaged last commit: all other topics are cared for
+
+
 NOW = Grace(wal_ms=0, table_ms=0)
 CUT_BYTES = 40
 DAMAGED, WHOLE = "a", "b"

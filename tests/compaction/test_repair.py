@@ -38,7 +38,7 @@ from tidelog.compaction.repair_tables import (
 from tidelog.compaction.retention import delete_records
 from tidelog.compaction.scrub import ScrubReport, scrub
 from tidelog.compaction.session import MaintenanceSession
-from tidelog.storage.core.errors import Corrupt
+from tidelog.storage.core.errors import Corrupt, LogError
 
 ALL = list(range(END))
 
@@ -173,8 +173,12 @@ def test_a_table_of_a_later_moment_than_the_wal(tmp_path: Path) -> None:
     shutil.copytree(original / "topics", copy / "topics")
     assert not is_whole(copy)
     with BrokerLog(copy) as broker:
-        for value in (b"x", b"y", b"z"):
-            broker.append("t", {0: [value]})
+        for values in ([], [b"x", b"y", b"z"]):
+            for value in values:
+                broker.append("t", {0: [value]})
+            with contextlib.suppress(LogError):
+                broker.seal("t")
+            assert [record.value for record in broker.records("t")] == [b"a", b"b", *values]
     assert not is_whole(copy)
     (done,) = repaired(copy)
     assert (done.way, done.is_done) == (RESTORE, True)
@@ -195,6 +199,9 @@ def test_only_a_rearrangement_is_undone_unasked(tmp_path: Path, commit, is_undon
     assert caring(tmp_path, undo) == is_undone
     assert is_whole(tmp_path) == is_undone
     assert broker_records(tmp_path) == records
+
+
+# -- copies of a running cluster, folder after folder
 
 
 ORDERS = (

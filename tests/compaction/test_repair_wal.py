@@ -190,7 +190,7 @@ async def test_killed_seal_is_followed_over_lost_records(inner: MemoryStore) -> 
 
 
 @pytest.mark.parametrize(("lost", "left"), [(1, [0, 1, 4, 5, 6, 7]), (3, [0, 1, 2, 3, 4, 5])])
-async def test_tail_of_killed_sealer_damaged(lost: int, left: list[int]) -> None:
+async def test_damaged_tail_of_killed_seal(lost: int, left: list[int]) -> None:
     inner = MemoryStore()
     log = await written(inner)
     await kill_while_sealing(log)

@@ -1,4 +1,4 @@
-"""Retention and delete-records on whole logs: Kafka's meanings, and crashes at every step."""
+"""Retention and delete-records on whole logs: Kafka's meanings, races, and previews."""
 
 import asyncio
 import random
@@ -146,9 +146,7 @@ async def test_a_segment_that_the_log_start_cuts_is_rewritten_once(inner: Memory
 
 
 @pytest.mark.parametrize(("offset", "left"), [(2, [2, 4]), (3, [3, 4]), (-1, [])])
-async def test_deleted_records_leave_table(
-    inner: MemoryStore, offset: int, left: list[int]
-) -> None:
+async def test_cut_records_leave_table(inner: MemoryStore, offset: int, left: list[int]) -> None:
     """`Log.delete_records` moves the log start; the next retention removes and rewrites."""
     async with closing(await log_with(inner, SEGMENTS, retention_ms="-1")) as log:
         start = await log.delete_records("t", 0, offset)
@@ -161,9 +159,7 @@ async def test_deleted_records_leave_table(
         assert await retained(inner) == []
 
 
-async def test_large_cut_waits_for_command(
-    inner: MemoryStore, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_large_cut_for_command(inner: MemoryStore, caplog: pytest.LogCaptureFixture) -> None:
     log = await log_with(inner, [], retention_ms="-1")
     async with closing(log), caring(inner) as cluster:
         await append(log, "a", "b")
@@ -305,6 +301,9 @@ async def test_a_topic_deleted_meanwhile_is_left_alone(inner: MemoryStore) -> No
     await (await opened(inner)).close()
 
 
+# -- records of the future
+
+
 YEAR_9999_MS = 253_402_300_799_999
 
 
@@ -351,6 +350,9 @@ def test_compaction_goes_on_behind_a_record_of_the_future() -> None:
     config = effective({"cleanup.policy": "compact", "min.compaction.lag.ms": str(HOUR_MS)})
     cleanable_range = plan.cleanable(columns, Partition(0, 20, 20), config, 0, TIME_MS)
     assert (cleanable_range.first, cleanable_range.last) == (0, 2)
+
+
+# -- previews
 
 
 async def expired(log: Log, **changes: str | None) -> list[Expiry]:

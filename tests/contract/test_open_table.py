@@ -1,4 +1,4 @@
-"""A topic's table opens in other people's engines, unchanged, and they read what was written."""
+"""A topic's table opens in other people's engines, below the store's own prefix."""
 
 import asyncio
 import datetime as dt

@@ -170,9 +170,7 @@ async def test_slow_down_of_one_call_in_twenty_fails_no_request(inner: MemorySto
 
 
 @pytest.mark.parametrize("heal_s", [5.0, 300.0])
-async def test_full_disk_keeps_local_acks(
-    inner: MemoryStore, tmp_path: Path, heal_s: float
-) -> None:
+async def test_full_disk_keeps_acks_1(inner: MemoryStore, tmp_path: Path, heal_s: float) -> None:
     async with closing(await made(inner, hot_dir=tmp_path).open("c0ffee")) as log:
         await log.create_topic("t", 1, {})
         await append(log, "before")

@@ -1,4 +1,4 @@
-"""Admin clients: configs of topics and brokers, with each error."""
+"""Admin clients: configs of topics and brokers, with each error, and ACLs."""
 
 from typing import Any
 
@@ -109,7 +109,7 @@ async def test_configs_of_a_broker(kafka: Kafka) -> None:
 # -- AlterConfigs, IncrementalAlterConfigs
 
 
-async def test_idle_config_is_logged(kafka: Kafka, caplog: pytest.LogCaptureFixture) -> None:
+async def test_unused_config_is_logged(kafka: Kafka, caplog: pytest.LogCaptureFixture) -> None:
     client = kafka.client()
     values: dict[str, str | None] = {"min.insync.replicas": "2", "preallocate": "false"}
     (result,) = await create(client, wanted_topic(configs=config("min.insync.replicas", "2")))

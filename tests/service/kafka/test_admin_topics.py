@@ -99,9 +99,7 @@ async def test_defaults_factors_and_assignments(
         (wanted_topic(configs=config("retention.ms", None)), Code.INVALID_CONFIG),
     ],
 )
-async def test_topics_that_are_refused(
-    kafka: Kafka, wanted: topics.CreatableTopic, code: Code
-) -> None:
+async def test_refused_topics(kafka: Kafka, wanted: topics.CreatableTopic, code: Code) -> None:
     (result,) = await create(kafka.client(), wanted)
     assert result.error_code == code
     assert result.error_message

@@ -1,4 +1,4 @@
-"""Frames are cut from bytes in any pieces, within the bounds of sizes and of memory."""
+"""Frames, cut from bytes in any pieces within bounds; headers of requests and responses."""
 
 import random
 import struct

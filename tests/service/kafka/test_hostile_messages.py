@@ -1,4 +1,4 @@
-"""Hostile bytes: a decoder returns a message or raises MalformedMessage, in bounded memory."""
+"""Hostile bytes and requests: messages, refusals and answers, in bounded memory."""
 
 import contextlib
 import random

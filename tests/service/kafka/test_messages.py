@@ -1,4 +1,4 @@
-"""Messages against Kafka's own definitions, in both directions, for every version."""
+"""Messages against Kafka's own definitions, for every version, and frames of real clients."""
 
 import random
 import traceback

@@ -1,4 +1,4 @@
-"""tidelog.storage.codec.chunk: columns of the records of small requests."""
+"""Chunks: columns of the records of small requests, and one weight of records in any form."""
 
 import numpy as np
 import pyarrow as pa

@@ -66,9 +66,7 @@ async def test_a_cancelled_reader_fails_no_other(cache: Cache[str, str], loads: 
 
 
 @pytest.mark.parametrize("error", [Unavailable("away"), Corrupt("x", "bad"), ValueError("bug")])
-async def test_failure_is_not_cached(
-    cache: Cache[str, str], loads: Loads, error: Exception
-) -> None:
+async def test_failure_is_uncached(cache: Cache[str, str], loads: Loads, error: Exception) -> None:
     loads.failing["a"] = error
     waiting = [asyncio.create_task(cache.get("a", loads.of("a"))) for _ in range(3)]
     results = await asyncio.gather(*waiting, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""Waiting reads: each is woken once, in order, and a few in each turn of the event loop."""
+"""Waiting reads, woken once and in order, and the changes of a topic that a reader gets."""
 
 import asyncio
 import random

@@ -1,4 +1,4 @@
-"""Coroutines that run together, all at once or a few at a time."""
+"""Coroutines that run together, the thread with an event loop of its own, and ids of a process."""
 
 import asyncio
 import contextlib

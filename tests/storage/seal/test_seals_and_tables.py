@@ -1,4 +1,4 @@
-"""A seal does not trust a table: on a store in memory."""
+"""A seal does not trust a table, and several sealers seal a topic once (I7)."""
 
 import asyncio
 import contextlib

@@ -58,9 +58,7 @@ def test_a_renewal_begins_the_duration_again() -> None:
         ([ReleaseHold("a"), TakeHold("b", MINUTE_MS)], False, ["b"]),
     ],
 )
-def test_renewed_release_is_refused(
-    actions: list[AnyAction], is_refused: bool, left: list[str]
-) -> None:
+def test_renew_after_release(actions: list[AnyAction], is_refused: bool, left: list[str]) -> None:
     state = ClusterState("c")
     assert not refused(state, TakeHold("a", MINUTE_MS))
     (outcome,) = apply(state, actions)

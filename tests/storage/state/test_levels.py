@@ -1,4 +1,4 @@
-"""The level of the format in the cluster state: raised by one entry, and by no other (FORMAT 8)."""
+"""The level of the format in the cluster state: one entry raises it; newer ones stop a version."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""Defaults of topics in the cluster state: effective configs, refusals, checkpoints (I4)."""
+"""Defaults of topics in the cluster state, and the sizes of changes of configs (I4)."""
 
 import asyncio
 

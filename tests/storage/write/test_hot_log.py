@@ -139,9 +139,7 @@ async def test_a_torn_frame_is_cut_off_wherever_it_is_torn(tmp_path: Path) -> No
         assert values(requests_in(tmp_path)) == ["a", "b"]
 
 
-async def test_damaged_frame_keeps_the_file(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_damaged_frame_keeps_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The disk has lost something that was promised, and nothing else goes with it."""
     hot = Opened(tmp_path)
     await hot.append("a")

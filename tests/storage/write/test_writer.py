@@ -350,9 +350,6 @@ async def test_closing_on_a_refusing_store_answers_every_caller(inner: MemorySto
     assert await values_of(inner) == []
 
 
-# -- one answer for each Idempotency-Key, and acks=1 (I4)
-
-
 # -- idempotency
 
 

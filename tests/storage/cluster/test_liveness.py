@@ -1,4 +1,4 @@
-"""Peers that do not answer are not reached: by questions, else by the store."""
+"""Live brokers: by questions to peers, else by objects in the store; the sequencer among them."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence

@@ -1,4 +1,4 @@
-"""The weight of a request, and the cut of a flush: every entry and chunk can be read."""
+"""Bounds of a request: its weight, the cut of a flush, timestamps, the chunks in all tails."""
 
 import asyncio
 
@@ -9,7 +9,6 @@ import pytest
 from tests.support.clock import ManualClock
 from tests.support.logs import append, closing, opened, read_values, with_topic
 from tests.support.records import TIME_MS, fold, rows
-from tidelog.storage.codec import chunk
 from tidelog.storage.codec import chunk as chunks
 from tidelog.storage.codec import entry as entries
 from tidelog.storage.codec.chunk import Rows
@@ -58,9 +57,7 @@ def test_header_is_within_sizes_of_requests(key: IdempotencyKey | None, partitio
     assert said / 6 < header_bytes(requests) < said
 
 
-async def test_i10_header_bytes_cut_flush(
-    inner: MemoryStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_i10_header_cuts_flush(inner: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(entries, "HEADER_BYTES_MAX", 16 * 1024)
     async with closing(await with_topic(inner)) as log:
         topic_id = log.state.topic("t").topic_id
@@ -132,8 +129,8 @@ AFTER, BEFORE = "message.timestamp.after.max.ms", "message.timestamp.before.max.
 
 
 def columns(*stamps: int) -> pa.RecordBatch:
-    batch = chunk.batch_of_rows([rows(*["v"] * len(stamps), timestamps=list(stamps))])
-    assert np.array_equal(chunk.timestamps_us(batch.column("timestamp")) // 1000, stamps)
+    batch = chunks.batch_of_rows([rows(*["v"] * len(stamps), timestamps=list(stamps))])
+    assert np.array_equal(chunks.timestamps_us(batch.column("timestamp")) // 1000, stamps)
     return batch
 
 

@@ -1,4 +1,4 @@
-"""Another engine removes whole segments from a table. Readers must not pass over the hole."""
+"""Another engine commits to a table. Readers give what was acked, and never pass over a hole."""
 
 import logging
 import os
@@ -104,6 +104,9 @@ def test_compaction_by_key_never_hides_a_loss_from_scrub(tmp_path: Path) -> None
     assert not is_whole()
     caring(tmp_path, lambda cluster: compact(cluster, None, is_dry=False, is_forced=True))
     assert not is_whole()
+
+
+# -- commits that keep all segments
 
 
 def z_order(delta: deltalake.DeltaTable) -> None:

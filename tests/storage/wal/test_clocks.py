@@ -1,4 +1,4 @@
-"""Wall time within a minute of the store's, whatever a machine's own clock says."""
+"""Wall time within a minute of the store's, and reads that are repeated after a suspension."""
 
 import pytest
 
