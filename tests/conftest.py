@@ -2,12 +2,13 @@
 
 import itertools
 import os
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Generator, Iterator
 from pathlib import Path
 
 import pytest
 from httpx._config import DEFAULT_TIMEOUT_CONFIG
 
+from tests.support import vloop
 from tests.support.moto import Moto, running_moto
 from tests.support.properties import load_profile
 from tests.support.seaweed import ACCESS_KEY, REGION, SECRET_KEY, Seaweed, running_seaweed
@@ -48,6 +49,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """System tests run first. A test of a minute that begins last keeps one worker busy alone."""
     items.sort(key=lambda item: not item.path.is_relative_to(SYSTEM_TESTS))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Generator[None, object, object]:
+    with vloop.checked():
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown() -> Generator[None, object, object]:
+    with vloop.checked():
+        return (yield)
 
 
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
@@ -98,6 +111,12 @@ def seaweed(aws_credentials: None) -> Iterator[Seaweed]:
 def moto_server(aws_credentials: None) -> Iterator[Moto]:
     with running_moto() as server:
         yield server
+
+
+@pytest.fixture
+def inner() -> MemoryStore:
+    """An empty store in memory, to which each broker has a faulty way of its own."""
+    return MemoryStore()
 
 
 @pytest.fixture(params=STORES)

@@ -4,20 +4,18 @@ restored, and what is refused."""
 import asyncio
 import shutil
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TypeVar
 
 import pytest
 
 from tests.support.broker_log import BrokerLog, Record
-from tests.support.clock import ManualClock
-from tests.support.logs import COLD, append, closing, opened, read_values
+from tests.support.foreign_engines import caring as on
+from tests.support.logs import COLD, append, closing, opened, read_values, with_topic
 from tests.support.maintenance import caring, log_with
 from tests.support.records import TIME_MS
-from tests.support.vloop import run
-from tidelog.compaction.backups.backup import BackedUp, _Copy, backup
-from tidelog.compaction.backups.place import BACKUPS, OBJECTS
+from tidelog.compaction.backups.backup import HOLD_MS, BackedUp, _Copy, backup
+from tidelog.compaction.backups.place import BACKUPS, OBJECTS, PRUNED
 from tidelog.compaction.backups.restore import Restored, restore
 from tidelog.compaction.collect import collect, plan
 from tidelog.compaction.compact import compact
@@ -29,34 +27,19 @@ from tidelog.compaction.upgrade import change_bounds
 from tidelog.storage.core import object_keys
 from tidelog.storage.core.actions import ReleaseHold, SetBounds, TakeHold
 from tidelog.storage.core.bounds import Bounds
-from tidelog.storage.core.errors import Corrupt, InvalidRequest, StoreUnfit
+from tidelog.storage.core.errors import Corrupt, InvalidRequest, LogError, StoreUnfit, Unavailable
+from tidelog.storage.core.model import Part
 from tidelog.storage.log import Log
 from tidelog.storage.runtime.clock import SystemClock
 from tidelog.storage.state.cluster_state import Topic
 from tidelog.storage.state.elapsed import STEP_MS_MAX
 from tidelog.storage.store.folder import FolderStore
 from tidelog.storage.store.memory import MemoryStore
+from tidelog.storage.store.object_store import Created
 from tidelog.storage.tables.manifest import ManifestVersion, Table
 from tidelog.storage.wal.wal_objects import WalSettings
 
-T = TypeVar("T")
-
 GRACE = Grace(wal_ms=3_600_000, table_ms=4 * 3_600_000)
-
-
-def on(root: Path, work: Callable[[MaintenanceSession], Awaitable[T]]) -> T:
-    async def session() -> T:
-        store = FolderStore(root)
-        try:
-            cluster = await MaintenanceSession.open(store, SystemClock())
-            try:
-                return await work(cluster)
-            finally:
-                await cluster.close()
-        finally:
-            await store.close()
-
-    return asyncio.run(session())
 
 
 def backed_up(root: Path, place: Path, *, is_verified: bool = False) -> BackedUp:
@@ -86,25 +69,21 @@ def damage_of(root: Path) -> list[str]:
 
 
 def records(root: Path, *topics: str) -> list[Record]:
-    broker = BrokerLog(root)
-    try:
+    with BrokerLog(root) as broker:
         return [record for topic in topics for record in broker.records(topic)]
-    finally:
-        broker.close()
 
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     """Two topics: `t` with two segments and a tail in each partition, `u` with a tail."""
-    broker = BrokerLog(tmp_path / "log")
-    broker.create("t", 2)
-    broker.create("u", 1)
-    for number in range(3):
-        broker.append("t", {0: [b"a%d" % number], 1: [b"b%d" % number] * 2})
-        if number < 2:
-            broker.seal("t")
-    broker.append("u", {0: [b"tail"]})
-    broker.close()
+    with BrokerLog(tmp_path / "log") as broker:
+        broker.create("t", 2)
+        broker.create("u", 1)
+        for number in range(3):
+            broker.append("t", {0: [b"a%d" % number], 1: [b"b%d" % number] * 2})
+            if number < 2:
+                broker.seal("t")
+        broker.append("u", {0: [b"tail"]})
     return tmp_path / "log"
 
 
@@ -128,13 +107,12 @@ def test_the_restored_cluster_goes_on_and_is_another_one(root: Path, tmp_path: P
     place, target = tmp_path / "place", tmp_path / "new"
     backed_up(root, place)
     made = restored(place, target)
-    broker = BrokerLog(target)
-    assert broker.log.wal.cluster.cluster_id == made.cluster_id
-    broker.append("t", {0: [b"later"]})
-    broker.seal("t")
-    broker.create("v", 1)
-    values = [record.value for record in broker.records("t") if record.partition == 0]
-    broker.close()
+    with BrokerLog(target) as broker:
+        assert broker.log.wal.cluster.cluster_id == made.cluster_id
+        broker.append("t", {0: [b"later"]})
+        broker.seal("t")
+        broker.create("v", 1)
+        values = [record.value for record in broker.records("t") if record.partition == 0]
     assert values == [b"a0", b"a1", b"a2", b"later"]
     assert damage_of(target) == []
     assert on(root, _identity) != made.cluster_id
@@ -180,11 +158,8 @@ def test_a_cluster_restored_at_its_first_entry_is_backed_up(tmp_path: Path) -> N
 
 
 def _producer_ids(root: Path, count: int) -> list[int]:
-    broker = BrokerLog(root)
-    try:
+    with BrokerLog(root) as broker:
         return [broker._runner.run(broker.log.kafka.reserve_producer_id()) for _ in range(count)]
-    finally:
-        broker.close()
 
 
 async def _time_ms(cluster: MaintenanceSession) -> int:
@@ -199,9 +174,8 @@ def test_a_second_backup_copies_only_what_is_new(root: Path, tmp_path: Path) -> 
     place = tmp_path / "place"
     first = backed_up(root, place)
     before = {path: path.stat().st_mtime_ns for path in place.rglob("*") if path.is_file()}
-    broker = BrokerLog(root)
-    broker.append("u", {0: [b"new"]})
-    broker.close()
+    with BrokerLog(root) as broker:
+        broker.append("u", {0: [b"new"]})
     second = backed_up(root, place)
     old = {backup_object.key for backup_object in first.manifest.objects}
     new = [
@@ -225,9 +199,7 @@ def four_segments(root: Path) -> BrokerLog:
     return broker
 
 
-def test_a_restore_at_a_time_ends_before_the_first_later_entry(
-    tmp_path: Path,
-) -> None:
+def test_a_restore_at_a_time_ends_before_the_first_later_entry(tmp_path: Path) -> None:
     """A seal, a merge and a deletion came after that time."""
     root, place = tmp_path / "log", tmp_path / "place"
     broker = four_segments(root)
@@ -254,12 +226,11 @@ def test_a_restore_at_a_time_ends_before_the_first_later_entry(
 def test_a_table_that_reaches_back_to_a_checkpoint_of_delta(tmp_path: Path) -> None:
     """Delta cleaned up the commits before it, and the newest version is a commit after it."""
     root = tmp_path / "log"
-    broker = BrokerLog(root)
-    broker.create("t", 1)
-    for number in range(53):
-        broker.append("t", {0: [b"%d" % number]})
-        broker.seal("t")
-    broker.close()
+    with BrokerLog(root) as broker:
+        broker.create("t", 1)
+        for number in range(53):
+            broker.append("t", {0: [b"%d" % number]})
+            broker.seal("t")
     (log,) = (root / "topics").glob("t-*/_delta_log")
     assert list(log.glob("*.checkpoint.parquet"))
     for version in range(48):
@@ -269,9 +240,7 @@ def test_a_table_that_reaches_back_to_a_checkpoint_of_delta(tmp_path: Path) -> N
     assert records(tmp_path / "new", "t") == records(root, "t")
 
 
-def test_what_is_not_empty_is_no_target_and_a_cluster_is_no_place(
-    root: Path, tmp_path: Path
-) -> None:
+def test_target_that_is_not_empty_is_refused(root: Path, tmp_path: Path) -> None:
     place = tmp_path / "place"
     with pytest.raises(StoreUnfit, match="no place for backups"):
         backed_up(root, root)
@@ -313,9 +282,8 @@ def test_another_history_of_the_cluster_is_refused(root: Path, tmp_path: Path) -
     place, copy = tmp_path / "place", tmp_path / "copy"
     shutil.copytree(root, copy)
     for number, folder in enumerate((root, copy)):
-        broker = BrokerLog(folder)
-        broker.append("u", {0: [b"history %d" % number]})
-        broker.close()
+        with BrokerLog(folder) as broker:
+            broker.append("u", {0: [b"history %d" % number]})
     backed_up(root, place)
     with pytest.raises(InvalidRequest, match="another history"):
         backed_up(copy, place)
@@ -340,9 +308,8 @@ def test_a_restored_cluster_is_backed_up(root: Path, tmp_path: Path) -> None:
     backed_up(new, place)
     restored(place, tmp_path / "again")
     assert records(tmp_path / "again", "t", "u") == records(root, "t", "u")
-    broker = BrokerLog(new)
-    broker.append("u", {0: [b"since then"]})
-    broker.close()
+    with BrokerLog(new) as broker:
+        broker.append("u", {0: [b"since then"]})
     backed_up(new, place)
     restored(place, tmp_path / "later")
     assert records(tmp_path / "later", "u") == records(new, "u")
@@ -364,7 +331,7 @@ def test_a_table_in_doubt_is_copied_as_it_is_and_named(root: Path, tmp_path: Pat
     assert records(tmp_path / "new", "u") == records(root, "u")
 
 
-def test_a_backup_has_a_seal_whose_records_were_deleted_before_its_moment(
+def test_backup_has_deleted_seal(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After the backup has looked at the tables, `u` is sealed and all its records are deleted: the
@@ -378,27 +345,24 @@ def test_a_backup_has_a_seal_whose_records_were_deleted_before_its_moment(
             await delete_records(cluster, "u", {0: 3}, is_dry=False)
 
         def delete() -> None:
-            broker = BrokerLog(root)
-            broker.append("u", {0: [b"second"]})
-            broker.seal("u")
-            broker.close()
+            with BrokerLog(root) as broker:
+                broker.append("u", {0: [b"second"]})
+                broker.seal("u")
             on(root, deleted)
 
         await asyncio.to_thread(delete)
         return versions
 
-    broker = BrokerLog(root)
-    broker.append("u", {0: [b"first"]})
-    broker.seal("u")
-    broker.close()
+    with BrokerLog(root) as broker:
+        broker.append("u", {0: [b"first"]})
+        broker.seal("u")
     monkeypatch.setattr(_Copy, "_load_tables", loaded)
     assert not backed_up(root, tmp_path / "place").doubts
     restored(tmp_path / "place", tmp_path / "new")
     assert damage_of(tmp_path / "new") == []
-    broker = BrokerLog(tmp_path / "new")
-    broker.append("u", {0: [b"third"]})
-    assert broker.seal("u") == 1
-    broker.close()
+    with BrokerLog(tmp_path / "new") as broker:
+        broker.append("u", {0: [b"third"]})
+        assert broker.seal("u") == 1
 
 
 async def log_with_garbage(inner: MemoryStore) -> Log:
@@ -411,44 +375,36 @@ async def log_with_garbage(inner: MemoryStore) -> Log:
     return log
 
 
-def test_collection_deletes_nothing_while_a_hold_is_in_force() -> None:
-    async def story() -> tuple[int, int, int]:
-        inner = MemoryStore()
-        async with closing(await log_with_garbage(inner)), caring(inner) as cluster:
-            await cluster.commit([TakeHold("h", 1000)])
-            held_plan = await plan(cluster, GRACE)
-            assert [hold.hold_id for hold in held_plan.holds] == ["h"]
-            assert await collect(cluster, held_plan) == 0
-            await cluster.commit([ReleaseHold("h")])
-            free_plan = await plan(cluster, GRACE)
-            assert await collect(cluster, free_plan) == len(free_plan.garbage)
-            return len(held_plan.garbage), len(free_plan.garbage), held_plan.waiting
-
-    held_count, free_count, waiting = run(story)
-    assert (held_count, free_count > 2, waiting > 0) == (0, True, True)
+async def test_collection_deletes_nothing_while_a_hold_is_in_force(inner: MemoryStore) -> None:
+    async with closing(await log_with_garbage(inner)), caring(inner) as cluster:
+        await cluster.commit([TakeHold("h", 1000)])
+        held_plan = await plan(cluster, GRACE)
+        assert [hold.hold_id for hold in held_plan.holds] == ["h"]
+        assert await collect(cluster, held_plan) == 0
+        await cluster.commit([ReleaseHold("h")])
+        free_plan = await plan(cluster, GRACE)
+        assert await collect(cluster, free_plan) == len(free_plan.garbage)
+        assert not held_plan.garbage
+        assert len(free_plan.garbage) > 2
+        assert held_plan.waiting > 0
 
 
-def test_a_hold_that_is_taken_while_a_collection_plans_counts() -> None:
+async def test_a_hold_that_is_taken_while_a_collection_plans_counts(inner: MemoryStore) -> None:
     """The plan may have read the tables after the backup did."""
+    log = await log_with_garbage(inner)
+    async with closing(log), caring(inner) as cluster, caring(inner) as other:
+        checked_table = cluster.checked_table
 
-    async def story() -> tuple[int, int]:
-        inner = MemoryStore()
-        log = await log_with_garbage(inner)
-        async with closing(log), caring(inner) as cluster, caring(inner) as other:
-            checked_table = cluster.checked_table
+        async def meanwhile(topic: Topic) -> Table:
+            await other.commit([TakeHold("h", 1000)])
+            return await checked_table(topic)
 
-            async def meanwhile(topic: Topic) -> Table:
-                await other.commit([TakeHold("h", 1000)])
-                return await checked_table(topic)
-
-            cluster.checked_table = meanwhile  # type: ignore[method-assign]
-            held_plan = await plan(cluster, GRACE)
-            cluster.checked_table = checked_table  # type: ignore[method-assign]
-            await other.commit([ReleaseHold("h")])
-            return len(held_plan.garbage), len((await plan(cluster, GRACE)).garbage)
-
-    held_count, free_count = run(story)
-    assert (held_count, free_count > 0) == (0, True)
+        cluster.checked_table = meanwhile  # type: ignore[method-assign]
+        held_plan = await plan(cluster, GRACE)
+        cluster.checked_table = checked_table  # type: ignore[method-assign]
+        await other.commit([ReleaseHold("h")])
+        assert not held_plan.garbage
+        assert (await plan(cluster, GRACE)).garbage
 
 
 def test_a_cluster_of_level_1_needs_an_upgrade(tmp_path: Path) -> None:
@@ -463,41 +419,181 @@ def test_a_cluster_of_level_1_needs_an_upgrade(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("first_h", "then_h"), [(24, 1), (1, 24)])
-def test_a_backup_begins_where_the_bounds_in_effect_keep_the_wal(first_h: int, then_h: int) -> None:
+async def test_backup_begins_by_bounds_in_effect(first_h: int, then_h: int) -> None:
     """Not by the first bounds, and also if a raised retention is longer than the WAL that is left
     from before."""
+    inner, place, target = MemoryStore(), MemoryStore(), MemoryStore()
+    hour_ms = 3_600_000
+    first = Bounds(wal_retention_ms=first_h * hour_ms)
+    inner.now_ms = TIME_MS
+    log = await with_topic(inner, COLD._replace(wal=WalSettings(first)))
+    await append(log, "a", "b")  # this entry is kept: its records are in a tail
+    async with closing(log), caring(inner) as cluster:
 
-    async def story() -> list[str]:
-        inner, place, target = MemoryStore(), MemoryStore(), MemoryStore()
-        hour_ms = 3_600_000
-        first = Bounds(wal_retention_ms=first_h * hour_ms)
-        inner.now_ms = TIME_MS
-        log = await opened(inner, COLD._replace(wal=WalSettings(first)))
-        await log.create_topic("t", 1, {})
-        await append(log, "a", "b")  # this entry is kept: its records are in a tail
-        async with closing(log), caring(inner) as cluster:
-            assert isinstance(log.clock, ManualClock)
+        async def pass_hours(hours: int) -> None:
+            for number in range(hours * 6):
+                inner.now_ms += STEP_MS_MAX
+                log.clock.advance(STEP_MS_MAX / 1000)
+                await log.alter_topic("t", {"segment.ms": "5000"})
+                if number % 6 == 0:
+                    await collect(cluster, await plan(cluster, Grace()))
 
-            async def pass_hours(hours: int) -> None:
-                for number in range(hours * 6):
-                    inner.now_ms += STEP_MS_MAX
-                    log.clock.advance(STEP_MS_MAX / 1000)
-                    await log.alter_topic("t", {"segment.ms": "5000"})
-                    if number % 6 == 0:
-                        await collect(cluster, await plan(cluster, Grace()))
+        if then_h < first_h:
+            await change_bounds(cluster, SetBounds(wal_retention_ms=hour_ms), is_dry=False)
+        await pass_hours(2 * first_h + 4)
+        if then_h > first_h:
+            raised = SetBounds(wal_retention_ms=then_h * hour_ms)
+            await change_bounds(cluster, raised, is_dry=False)
+        assert [info async for info in inner.list(object_keys.wal(1))] == []
+        await append(log, "c")
+        await backup(cluster, place)
+    await restore(place, target, SystemClock(), cluster_id="c0ffee")
+    async with closing(await opened(target, COLD)) as new:
+        assert await read_values(new) == ["a", "b", "c"]
 
-            if then_h < first_h:
-                await change_bounds(cluster, SetBounds(wal_retention_ms=hour_ms), is_dry=False)
-            await pass_hours(2 * first_h + 4)
-            if then_h > first_h:
-                raised = SetBounds(wal_retention_ms=then_h * hour_ms)
-                await change_bounds(cluster, raised, is_dry=False)
-            assert [info async for info in inner.list(object_keys.wal(1))] == []
-            await append(log, "c")
-            await backup(cluster, place)
-        await restore(place, target, SystemClock(), cluster_id="c0ffee")
-        new = await opened(target, COLD)
-        async with closing(new):
-            return await read_values(new)
 
-    assert run(story) == ["a", "b", "c"]
+# -- a hold that ends early
+
+
+Jump = Callable[[], Awaitable[None]]
+
+
+class Place(MemoryStore):
+    """A place for backups. `jump` is called once: before the first create of a key that begins with
+    `created`, or after the first delete of a key that begins with `deleted`."""
+
+    def __init__(self, created: str = "none", deleted: str = "none") -> None:
+        super().__init__()
+        self._created = created
+        self._deleted = deleted
+        self.jump: Jump | None = None
+
+    async def create(self, key: str, parts: Sequence[Part]) -> Created:
+        if key.startswith(self._created):
+            await self._jump()
+        return await super().create(key, parts)
+
+    async def delete(self, keys: Iterable[str]) -> None:
+        keys = list(keys)
+        await super().delete(keys)
+        if any(key.startswith(self._deleted) for key in keys):
+            await self._jump()
+
+    async def _jump(self) -> None:
+        jump, self.jump = self.jump, None
+        if jump is not None:
+            await jump()
+
+    async def keys(self, prefix: str) -> list[str]:
+        return [info.key async for info in self.list(prefix)]
+
+
+async def jumps(log: Log, count: int) -> None:
+    """The clock of a broker jumps, and after each jump the broker commits an entry."""
+    await append(log, "before", topic="u")
+    for _ in range(count):
+        log.clock.skew_ms += STEP_MS_MAX
+        await append(log, "after", topic="u")
+
+
+async def backed_up_with_jumps(
+    place: Place, count: int, keep: int | None = None, removed: str = ""
+) -> BackedUp:
+    """Make a backup during which a broker's clock jumps so often, and an object is removed. If
+    `keep` is given, make one backup before, without jumps, and delete an object that only this
+    backup has."""
+    inner = MemoryStore()
+    log = await log_with(inner, [["a"], ["b"]])
+    try:
+        await log.create_topic("u", 1, {})
+        async with caring(inner) as cluster:
+            if keep is not None:
+                await backup(cluster, place)
+                await log.delete_topic("t")
+                inner.now_ms += 100 * 3_600_000
+                await collect(cluster, await plan(cluster, Grace(wal_ms=0, table_ms=0)))
+
+            async def jump() -> None:
+                await jumps(log, count)
+                await inner.delete([removed] if removed else [])
+
+            place.jump = jump
+            done = await backup(cluster, place, keep=keep)
+            assert place.jump is None, "the clock has jumped"
+            assert not list(cluster.state.holds)
+            return done
+    finally:
+        await log.close()
+
+
+@pytest.mark.parametrize("when", [OBJECTS, BACKUPS], ids=["while it copies", "at its manifest"])
+async def test_a_backup_whose_hold_ended_early_fails_and_leaves_no_manifest(when: str) -> None:
+    place = Place(created=when)
+    with pytest.raises(InvalidRequest, match=r"hold 'backup-.* is over.*run the backup again"):
+        await backed_up_with_jumps(place, 2)
+    assert place.jump is None, "the clock has jumped"
+    assert await place.keys(BACKUPS) == []
+
+
+@pytest.mark.parametrize(
+    ("count", "error", "words"),
+    [(2, InvalidRequest, "hold 'backup-.* is over"), (0, Corrupt, "is gone: it was deleted")],
+)
+async def test_gone_object_is_damage(count: int, error: type[LogError], words: str) -> None:
+    with pytest.raises(error, match=words):
+        await backed_up_with_jumps(Place(created=OBJECTS), count, removed=object_keys.wal(2))
+
+
+async def test_manifest_is_deleted_after_two_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
+    place = Place(created=BACKUPS)
+    delete, refusals = place.delete, iter(range(2))
+
+    async def refused_twice(keys: Iterable[str]) -> None:
+        if next(refusals, None) is not None:
+            raise Unavailable("no answer")
+        await delete(keys)
+
+    monkeypatch.setattr(place, "delete", refused_twice)
+    with pytest.raises(InvalidRequest, match="is over"):
+        await backed_up_with_jumps(place, 2)
+    assert next(refusals, None) is None, "it was tried"
+    assert await place.keys(BACKUPS) == []
+
+
+async def test_manifest_of_cancelled_backup_is_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The periodic renewal of the hold fails, and cancels the work, while the manifest is
+    deleted."""
+    place = Place(created=BACKUPS)
+    delete = place.delete
+
+    async def deleted_late(keys: Iterable[str]) -> None:
+        await asyncio.sleep(HOLD_MS / 1000)
+        await delete(keys)
+
+    monkeypatch.setattr(place, "delete", deleted_late)
+    with pytest.raises(InvalidRequest, match="is over"):
+        await backed_up_with_jumps(place, 2)
+    assert await place.keys(BACKUPS) == []
+
+
+@pytest.mark.parametrize("when", [OBJECTS, BACKUPS], ids=["while it copies", "at its manifest"])
+async def test_one_jump_ends_no_hold(when: str) -> None:
+    place = Place(created=when)
+    await backed_up_with_jumps(place, 1)
+    assert len(await place.keys(BACKUPS)) == 1
+
+
+@pytest.mark.parametrize("count", [1, 2])
+async def test_a_removal_whose_hold_ended_early_deletes_no_object(count: int) -> None:
+    """Another backup may rely on the objects then."""
+    place = Place(deleted=BACKUPS)
+    done = await backed_up_with_jumps(place, count, keep=1)
+    objects = {key.removeprefix(OBJECTS) for key in await place.keys(OBJECTS)}
+    needed = {backup_object.key for backup_object in done.manifest.objects}
+    assert len(await place.keys(BACKUPS)) == 1
+    if count == 1:
+        assert (done.prune_problem, objects) == ("", needed)
+    else:
+        assert "is over" in done.prune_problem
+        assert objects > needed
+        assert await place.keys(PRUNED)

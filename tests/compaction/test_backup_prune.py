@@ -7,17 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.compaction.test_backup import (
-    backed_up,
-    damage_of,
-    four_segments,
-    on,
-    records,
-    restored,
-)
+from tests.compaction.test_backup import backed_up, damage_of, four_segments, on, records, restored
 from tests.support.broker_log import BrokerLog, Record
 from tests.support.clock import ManualClock
-from tests.support.vloop import run
 from tidelog.compaction.backups import prune as pruning
 from tidelog.compaction.backups.backup import BackedUp, backup
 from tidelog.compaction.backups.place import (
@@ -123,9 +115,8 @@ def root(tmp_path: Path) -> Path:
     backed_up(root, place)
     on(root, merged_and_collected)
     backed_up(root, place)
-    broker = BrokerLog(root)
-    broker.append("t", {0: [b"tail"]})
-    broker.close()
+    with BrokerLog(root) as broker:
+        broker.append("t", {0: [b"tail"]})
     backed_up(root, place)
     assert len(names_in(place)) == 3
     return root
@@ -149,9 +140,7 @@ def all_records(root: Path) -> list[Record]:
     return records(root, "t")
 
 
-def test_the_newest_backups_are_kept_with_each_object_that_they_need(
-    root: Path, tmp_path: Path
-) -> None:
+def test_newest_backups_keep_their_objects(root: Path, tmp_path: Path) -> None:
     place = tmp_path / "place"
     before = names_in(place)
     done = kept(root, place, 3)
@@ -167,9 +156,7 @@ def test_the_newest_backups_are_kept_with_each_object_that_they_need(
     assert damage_of(tmp_path / "new") == []
 
 
-def test_a_crash_between_any_two_calls_leaves_each_backup_whole(
-    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_crash_keeps_backups(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pruning, "DELETE_BATCH", 1)
     place = tmp_path / "place"
     before = names_in(place)
@@ -299,16 +286,13 @@ def test_a_hold_that_may_be_over_ends_the_pruning(root: Path, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(("rate", "at_s"), [(None, [0, 0, 0]), (1000, [0, 0.5, 2.5])])
-def test_a_rate_spreads_the_objects(rate: int | None, at_s: list[float]) -> None:
-    async def main() -> list[float]:
-        loop = asyncio.get_running_loop()
-        start = loop.time()
-        pace = Pace(ManualClock(1, loop_time=loop.time), rate)
+async def test_a_rate_spreads_the_objects(rate: int | None, at_s: list[float]) -> None:
+    loop = asyncio.get_running_loop()
+    start = loop.time()
+    pace = Pace(ManualClock(1, loop_time=loop.time), rate)
 
-        async def read(size: int) -> float:
-            await pace.wait(size)
-            return round(loop.time() - start, 3)
+    async def read(size: int) -> float:
+        await pace.wait(size)
+        return round(loop.time() - start, 3)
 
-        return list(await asyncio.gather(read(500), read(2000), read(1)))
-
-    assert run(main) == at_s
+    assert list(await asyncio.gather(read(500), read(2000), read(1))) == at_s

@@ -2,23 +2,42 @@
 suspended (I9)."""
 
 import asyncio
+import json
+import os
 import re
+import time
+from pathlib import Path
 
+import deltalake
 import pytest
 
+from tests.compaction.test_backup import backed_up, damage_of, on, records, restored
+from tests.compaction.test_compact import Overtaken
+from tests.support.broker import tidelog
+from tests.support.broker_log import BrokerLog
+from tests.support.clock import ManualClock
 from tests.support.faults import Fault, FaultyStore, Script
 from tests.support.logs import COLD, append, closing, opened, read_values, store_of
 from tests.support.maintenance import caring, log_with, way_of
 from tests.support.records import TIME_MS
 from tests.support.vloop import run
+from tidelog.compaction import garbage
 from tidelog.compaction.collect import CollectionPlan, collect, plan
-from tidelog.compaction.garbage import Grace
+from tidelog.compaction.compact import compact
+from tidelog.compaction.garbage import LOG_RETENTION_MS, Grace
 from tidelog.compaction.retention import delete_records
 from tidelog.compaction.session import MaintenanceSession
+from tidelog.storage.broker import Broker
 from tidelog.storage.core import object_keys
+from tidelog.storage.core.actions import ReleaseHold, TakeHold
 from tidelog.storage.core.errors import CommitUnknown, Unavailable
+from tidelog.storage.core.model import SegmentFile
 from tidelog.storage.log import FetchResult, Log
+from tidelog.storage.runtime.clock import SystemClock
+from tidelog.storage.store.folder import FolderStore
 from tidelog.storage.store.memory import MemoryStore
+from tidelog.storage.store.object_store import ObjectInfo, ObjectStore
+from tidelog.storage.tables import delta
 
 HOUR_MS = 3_600_000
 GRACE = Grace(wal_ms=HOUR_MS, table_ms=4 * HOUR_MS)
@@ -52,250 +71,201 @@ async def runs(inner: MemoryStore, count: int = 4, *, hours: float = 1.0) -> lis
 
 async def assert_whole(inner: MemoryStore, expected: list[str], start: int = 0) -> None:
     """A broker that starts now, from what is left, serves all of it."""
-    log = await opened(inner, COLD)
-    async with closing(log):
+    async with closing(await opened(inner, COLD)) as log:
         assert await read_values(log, offset=start) == expected[start:]
 
 
-def test_i9_the_wal_is_kept_back_to_a_checkpoint_that_is_old_and_not_the_newest() -> None:
-    async def main() -> None:
-        inner = MemoryStore()
-        log = await log_with(inner, SEGMENTS)
-        async with closing(log):
-            last = log.state.seq
-            assert await numbers(inner) == list(range(1, last + 1))
-            planned = await run_once(inner)
-            assert (planned.garbage, planned.kept_from) == ([], 0)
-            assert await numbers(inner, object_keys.CHECKPOINTS) == [last]
-            # It is the newest, so it does not count yet, however old it gets.
-            inner.now_ms += 2 * HOUR_MS
-            assert (await run_once(inner)).garbage == []
-            await append(log, "g")
-            planned = await run_once(inner)
-            assert await numbers(inner, object_keys.CHECKPOINTS) == [last, last + 1]
-            assert planned.garbage == []
-            inner.now_ms += HOUR_MS
-            planned = await run_once(inner)
-            assert planned.kept_from == last
-            assert await numbers(inner) == [last + 1]
-            assert planned.oldest_ms >= 3 * HOUR_MS
-            assert (
-                planned.size == sum(garbage_object.size for garbage_object in planned.garbage) > 0
-            )
-            await assert_whole(inner, [*VALUES, "g"])
-
-    run(main)
+async def test_i9_wal_is_kept_from_an_old_checkpoint_on(inner: MemoryStore) -> None:
+    async with closing(await log_with(inner, SEGMENTS)) as log:
+        last = log.state.seq
+        assert await numbers(inner) == list(range(1, last + 1))
+        planned = await run_once(inner)
+        assert (planned.garbage, planned.kept_from) == ([], 0)
+        assert await numbers(inner, object_keys.CHECKPOINTS) == [last]
+        # It is the newest, so it does not count yet, however old it gets.
+        inner.now_ms += 2 * HOUR_MS
+        assert (await run_once(inner)).garbage == []
+        await append(log, "g")
+        planned = await run_once(inner)
+        assert await numbers(inner, object_keys.CHECKPOINTS) == [last, last + 1]
+        assert planned.garbage == []
+        inner.now_ms += HOUR_MS
+        planned = await run_once(inner)
+        assert planned.kept_from == last
+        assert await numbers(inner) == [last + 1]
+        assert planned.oldest_ms >= 3 * HOUR_MS
+        assert planned.size == sum(garbage_object.size for garbage_object in planned.garbage) > 0
+        await assert_whole(inner, [*VALUES, "g"])
 
 
-def test_i9_entries_of_a_tail_are_kept() -> None:
-    async def main() -> None:
-        inner = MemoryStore()
-        log = await log_with(inner, SEGMENTS[:1])
-        async with closing(log):
-            await append(log, "c")
-            lies_in = log.state.seq
-            for _ in range(4):
-                await log.alter_topic("t", {"segment.ms": "5000"})
-                await runs(inner, 1, hours=2)
-            assert (await numbers(inner))[0] == lies_in
-            assert len(await numbers(inner)) < log.state.seq - lies_in
-            await assert_whole(inner, ["a", "b", "c"])
-            await log.refresh()  # the store's clock is hours ahead of what this broker has seen
-            await log.seal("t")
-            # Sealed, but a reader that planned a read before that has an hour.
+async def test_i9_entries_of_a_tail_are_kept(inner: MemoryStore) -> None:
+    async with closing(await log_with(inner, SEGMENTS[:1])) as log:
+        await append(log, "c")
+        lies_in = log.state.seq
+        for _ in range(4):
             await log.alter_topic("t", {"segment.ms": "5000"})
-            await runs(inner, 1, hours=0.9)
-            assert (await numbers(inner))[0] == lies_in
-            await log.alter_topic("t", {"segment.ms": "5000"})
-            await runs(inner, 3, hours=2)
-            assert (await numbers(inner))[0] > lies_in
-            await assert_whole(inner, ["a", "b", "c"])
-
-    run(main)
+            await runs(inner, 1, hours=2)
+        assert (await numbers(inner))[0] == lies_in
+        assert len(await numbers(inner)) < log.state.seq - lies_in
+        await assert_whole(inner, ["a", "b", "c"])
+        await log.refresh()  # the store's clock is hours ahead of what this broker has seen
+        await log.seal("t")
+        # Sealed, but a reader that planned a read before that has an hour.
+        await log.alter_topic("t", {"segment.ms": "5000"})
+        await runs(inner, 1, hours=0.9)
+        assert (await numbers(inner))[0] == lies_in
+        await log.alter_topic("t", {"segment.ms": "5000"})
+        await runs(inner, 3, hours=2)
+        assert (await numbers(inner))[0] > lies_in
+        await assert_whole(inner, ["a", "b", "c"])
 
 
 @pytest.mark.parametrize("damage", ["flipped", "not whole"])
-def test_a_checkpoint_that_does_not_verify_does_not_count(damage: str) -> None:
-    async def main() -> None:
-        inner = MemoryStore()
-        log = await log_with(inner, SEGMENTS)
-        async with closing(log):
-            await runs(inner, 1, hours=2)
-            await append(log, "g")
-            await runs(inner, 1, hours=2)
-            _, second = await listed(inner, object_keys.CHECKPOINTS)
-            body = await inner.get(second)
-            bad = body[:-1] if damage == "not whole" else body[:-1] + bytes([body[-1] ^ 1])
-            await inner.put(second, [bad])
-            inner.now_ms += 2 * HOUR_MS
-            assert (await run_once(inner)).garbage == []
-            assert (await numbers(inner))[0] == 1
-            await assert_whole(inner, [*VALUES, "g"])
-
-    run(main)
+async def test_damaged_checkpoint_does_not_count(inner: MemoryStore, damage: str) -> None:
+    async with closing(await log_with(inner, SEGMENTS)) as log:
+        await runs(inner, 1, hours=2)
+        await append(log, "g")
+        await runs(inner, 1, hours=2)
+        _, second = await listed(inner, object_keys.CHECKPOINTS)
+        body = await inner.get(second)
+        bad = body[:-1] if damage == "not whole" else body[:-1] + bytes([body[-1] ^ 1])
+        await inner.put(second, [bad])
+        inner.now_ms += 2 * HOUR_MS
+        assert (await run_once(inner)).garbage == []
+        assert (await numbers(inner))[0] == 1
+        await assert_whole(inner, [*VALUES, "g"])
 
 
-def test_i9_removed_files_wait_for_the_grace_and_orphans_too() -> None:
-    async def main() -> None:
-        inner = MemoryStore()
-        log = await log_with(inner, SEGMENTS)
-        prefix = log.state.topic("t").prefix
-        async with closing(log), caring(inner) as cluster:
-            files = await listed(inner, object_keys.TOPICS)
-            orphan = f"{prefix}/{object_keys.segment(0, 6, 9, 'ab12')}"
-            foreign = f"{prefix}/partition=0/notes.txt"
-            inner.now_ms += 10 * HOUR_MS
-            for key in (orphan, foreign):
-                await inner.create(key, [b"x"])
-            await delete_records(cluster, "t", {0: 4}, is_dry=False)
-            inner.now_ms += GRACE.table_ms - 1
-            assert (await run_once(inner)).garbage == []
-            inner.now_ms += 1
-            planned = await run_once(inner)
-            assert sorted(garbage_object.key for garbage_object in planned.garbage) == sorted(
-                files[:2]
-            )
-            inner.now_ms += GRACE.unnamed_ms - GRACE.table_ms - 1
-            assert (await run_once(inner)).garbage == []
-            inner.now_ms += 1
-            planned = await run_once(inner)
-            assert [garbage_object.key for garbage_object in planned.garbage] == [orphan]
-            assert await listed(inner, object_keys.TOPICS) == sorted([files[2], foreign])
-            await assert_whole(inner, VALUES, start=4)
-
-    run(main)
+async def test_i9_removed_files_wait_for_the_grace_and_orphans_too(inner: MemoryStore) -> None:
+    log = await log_with(inner, SEGMENTS)
+    prefix = log.state.topic("t").prefix
+    async with closing(log), caring(inner) as cluster:
+        files = await listed(inner, object_keys.TOPICS)
+        orphan = f"{prefix}/{object_keys.segment(0, 6, 9, 'ab12')}"
+        foreign = f"{prefix}/partition=0/notes.txt"
+        inner.now_ms += 10 * HOUR_MS
+        for key in (orphan, foreign):
+            await inner.create(key, [b"x"])
+        await delete_records(cluster, "t", {0: 4}, is_dry=False)
+        inner.now_ms += GRACE.table_ms - 1
+        assert (await run_once(inner)).garbage == []
+        inner.now_ms += 1
+        planned = await run_once(inner)
+        assert sorted(garbage_object.key for garbage_object in planned.garbage) == sorted(files[:2])
+        inner.now_ms += GRACE.unnamed_ms - GRACE.table_ms - 1
+        assert (await run_once(inner)).garbage == []
+        inner.now_ms += 1
+        planned = await run_once(inner)
+        assert [garbage_object.key for garbage_object in planned.garbage] == [orphan]
+        assert await listed(inner, object_keys.TOPICS) == sorted([files[2], foreign])
+        await assert_whole(inner, VALUES, start=4)
 
 
-def test_a_deleted_topic_goes_with_all_that_is_below_its_prefix() -> None:
-    async def main() -> None:
-        inner = MemoryStore()
-        log = await log_with(inner, SEGMENTS, partitions=2)
-        async with closing(log):
-            old = log.state.topic("t").prefix
-            await inner.create(f"{old}/_delta_log/00000000000000000000.json", [b"{}"])
-            await log.delete_topic("t")
-            await log.create_topic("t", 1, {})
-            await append(log, "anew")
-            await log.seal("t")
-            for hours in range(4):
-                await log.alter_topic("t", {"segment.ms": "5000"})
-                await runs(inner, 1)
-                if hours < 3:
-                    await log.wal.refresh()
-                    assert len(log.state.deleted) == 1
-                    assert len(await listed(inner, f"{old}/")) == 7
-            inner.now_ms = max(inner.now_ms, log.clock.now_ms() + 5 * HOUR_MS)
-            await runs(inner, 2)
-            await log.wal.refresh()
-            assert await listed(inner, f"{old}/") == []
-            assert log.state.deleted == []
-            assert await read_values(log) == ["anew"]
-            # A suspended broker uploads a segment for the deleted topic: no topic owns it.
-            late = f"{old}/{object_keys.segment(0, 0, 6, 'ab12')}"
-            await inner.create(late, [b"x"])
-            await runs(inner, 6, hours=5)
-            assert late in await listed(inner), "unless a person says so"
-            async with caring(inner) as cluster:
-                inner.now_ms -= 7 * HOUR_MS
-                assert (await plan(cluster, GRACE, takes_unknown=True)).garbage == []
-                inner.now_ms += 7 * HOUR_MS
-                planned = await plan(cluster, GRACE, takes_unknown=True)
-                assert [garbage_object.key for garbage_object in planned.garbage] == [late]
-                await collect(cluster, planned)
-            assert late not in await listed(inner)
-            assert await read_values(log) == ["anew"]
-
-    run(main)
-
-
-def test_a_collected_number_that_is_created_again_is_collected_again() -> None:
-    async def main() -> None:
-        inner = MemoryStore()
-        log = await log_with(inner, SEGMENTS)
-        async with closing(log):
-            await runs(inner, 1, hours=2)
-            await append(log, "g")
-            await runs(inner, 2, hours=2)
-            assert 3 not in await numbers(inner)
-            await inner.create(object_keys.wal(3), [b"void"])
-            await runs(inner, 1, hours=1)
-            assert 3 in await numbers(inner)
+async def test_a_deleted_topic_goes_with_all_that_is_below_its_prefix(inner: MemoryStore) -> None:
+    async with closing(await log_with(inner, SEGMENTS, partitions=2)) as log:
+        old = log.state.topic("t").prefix
+        await inner.create(f"{old}/_delta_log/00000000000000000000.json", [b"{}"])
+        await log.delete_topic("t")
+        await log.create_topic("t", 1, {})
+        await append(log, "anew")
+        await log.seal("t")
+        for hours in range(4):
+            await log.alter_topic("t", {"segment.ms": "5000"})
             await runs(inner, 1)
-            assert 3 not in await numbers(inner)
+            if hours < 3:
+                await log.wal.refresh()
+                assert len(log.state.deleted) == 1
+                assert len(await listed(inner, f"{old}/")) == 7
+        inner.now_ms = max(inner.now_ms, log.clock.now_ms() + 5 * HOUR_MS)
+        await runs(inner, 2)
+        await log.wal.refresh()
+        assert await listed(inner, f"{old}/") == []
+        assert log.state.deleted == []
+        assert await read_values(log) == ["anew"]
+        # A suspended broker uploads a segment for the deleted topic: no topic owns it.
+        late = f"{old}/{object_keys.segment(0, 0, 6, 'ab12')}"
+        await inner.create(late, [b"x"])
+        await runs(inner, 6, hours=5)
+        assert late in await listed(inner), "unless a person says so"
+        async with caring(inner) as cluster:
+            inner.now_ms -= 7 * HOUR_MS
+            assert (await plan(cluster, GRACE, takes_unknown=True)).garbage == []
+            inner.now_ms += 7 * HOUR_MS
+            planned = await plan(cluster, GRACE, takes_unknown=True)
+            assert [garbage_object.key for garbage_object in planned.garbage] == [late]
+            await collect(cluster, planned)
+        assert late not in await listed(inner)
+        assert await read_values(log) == ["anew"]
 
-    run(main)
+
+async def test_number_that_is_created_again_is_collected_again(inner: MemoryStore) -> None:
+    async with closing(await log_with(inner, SEGMENTS)) as log:
+        await runs(inner, 1, hours=2)
+        await append(log, "g")
+        await runs(inner, 2, hours=2)
+        assert 3 not in await numbers(inner)
+        await inner.create(object_keys.wal(3), [b"void"])
+        await runs(inner, 1, hours=1)
+        assert 3 in await numbers(inner)
+        await runs(inner, 1)
+        assert 3 not in await numbers(inner)
 
 
 @pytest.mark.parametrize("is_by_time", [False, True])
-def test_i9_read_that_was_suspended_reads_the_current_segments(is_by_time: bool) -> None:
-    async def main() -> None:
-        inner = MemoryStore()
-        log = await log_with(inner, SEGMENTS[:1])
-        async with closing(log):
-            await append(log, "c", timestamps=[TIME_MS + HOUR_MS])
-            lies_in = object_keys.wal(log.state.seq)
-            sleeper = await opened(inner, COLD)
-            async with closing(sleeper):
-                gate = store_of(sleeper).hold("get_range", lies_in)
-                reading: asyncio.Task[FetchResult] | asyncio.Task[int | None]
-                if is_by_time:
-                    reading = asyncio.create_task(
-                        sleeper.offset_for_timestamp("t", 0, TIME_MS + HOUR_MS)
-                    )
-                else:
-                    reading = asyncio.create_task(sleeper.fetch("t", 0, 2, bytes_max=1000))
-                await gate.reached.wait()
-                await log.seal("t")
-                while lies_in in await listed(inner):
-                    await append(log, "later")
-                    await runs(inner, 1, hours=2)
-                sleeper.clock.advance(HOUR_MS)
-                gate.opened.set()
-                result = await reading
-                if isinstance(result, FetchResult):
-                    assert result.pieces[0].batch.column("value")[0].as_py() == b"c"
-                else:
-                    assert result == 2
-
-    run(main)
+async def test_i9_suspended_read_has_current_segments(inner: MemoryStore, is_by_time: bool) -> None:
+    async with closing(await log_with(inner, SEGMENTS[:1])) as log:
+        await append(log, "c", timestamps=[TIME_MS + HOUR_MS])
+        lies_in = object_keys.wal(log.state.seq)
+        async with closing(await opened(inner, COLD)) as sleeper:
+            gate = store_of(sleeper).hold("get_range", lies_in)
+            reading: asyncio.Task[FetchResult] | asyncio.Task[int | None]
+            if is_by_time:
+                reading = asyncio.create_task(
+                    sleeper.offset_for_timestamp("t", 0, TIME_MS + HOUR_MS)
+                )
+            else:
+                reading = asyncio.create_task(sleeper.fetch("t", 0, 2, bytes_max=1000))
+            await gate.reached.wait()
+            await log.seal("t")
+            while lies_in in await listed(inner):
+                await append(log, "later")
+                await runs(inner, 1, hours=2)
+            sleeper.clock.advance(HOUR_MS)
+            gate.opened.set()
+            result = await reading
+            if isinstance(result, FetchResult):
+                assert result.pieces[0].batch.column("value")[0].as_py() == b"c"
+            else:
+                assert result == 2
 
 
-def test_data_that_no_tail_names_goes_once_it_is_covered() -> None:
-    async def main() -> None:
-        inner = MemoryStore()
-        log = await log_with(inner, SEGMENTS)
-        async with closing(log):
-            key = object_keys.data("ab12", log.state.elapsed_ms + HOUR_MS)
-            await inner.create(key, [b"never committed"])
-            foreign = f"{object_keys.DATA}ab/notes"
-            await inner.create(foreign, [b"of somebody else"])
-            for hours in range(6):
-                assert key in await listed(inner), hours
-                for _ in range(6):
-                    log.clock.advance(600)  # an entry adds ten minutes to the elapsed time at most
-                    await append(log, str(hours))
-                await runs(inner, 1)
-                if key not in await listed(inner):
-                    break
-            assert hours >= 3
-            assert key not in await listed(inner)
-            assert foreign in await listed(inner)
-
-    run(main)
-
-
-def test_what_a_probe_left_goes() -> None:
-    async def main() -> None:
-        inner = MemoryStore(now_ms=TIME_MS)
-        log = await log_with(inner, SEGMENTS)
-        async with closing(log):
-            await inner.create(f"{object_keys.PROBE}dead/race-1", [b"x"])
-            await runs(inner, 4, hours=6)
-            assert len(await listed(inner, object_keys.PROBE)) == 1
+async def test_data_that_no_tail_names_goes_once_it_is_covered(inner: MemoryStore) -> None:
+    async with closing(await log_with(inner, SEGMENTS)) as log:
+        key = object_keys.data("ab12", log.state.elapsed_ms + HOUR_MS)
+        await inner.create(key, [b"never committed"])
+        foreign = f"{object_keys.DATA}ab/notes"
+        await inner.create(foreign, [b"of somebody else"])
+        for hours in range(6):
+            assert key in await listed(inner), hours
+            for _ in range(6):
+                log.clock.advance(600)  # an entry adds ten minutes to the elapsed time at most
+                await append(log, str(hours))
             await runs(inner, 1)
-            assert await listed(inner, object_keys.PROBE) == []
+            if key not in await listed(inner):
+                break
+        assert hours >= 3
+        assert key not in await listed(inner)
+        assert foreign in await listed(inner)
 
-    run(main)
+
+async def test_what_a_probe_left_goes() -> None:
+    inner = MemoryStore(now_ms=TIME_MS)
+    async with closing(await log_with(inner, SEGMENTS)):
+        await inner.create(f"{object_keys.PROBE}dead/race-1", [b"x"])
+        await runs(inner, 4, hours=6)
+        assert len(await listed(inner, object_keys.PROBE)) == 1
+        await runs(inner, 1)
+        assert await listed(inner, object_keys.PROBE) == []
 
 
 async def due(inner: MemoryStore) -> Log:
@@ -327,15 +297,12 @@ async def settled(inner: MemoryStore) -> list[str]:
     return [re.sub("[0-9a-f]{32}", "id", key) for key in left]
 
 
-def test_i9_next_run_finishes_a_collection_that_crashed_at_any_call(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_i9_next_run_finishes_crashed_collection(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tidelog.compaction.collect.BATCH", 2)
 
     async def whole() -> tuple[list[str], int]:
         inner = MemoryStore()
-        log = await due(inner)
-        async with closing(log):
+        async with closing(await due(inner)):
             async with caring(inner) as cluster:
                 way = way_of(cluster)
                 made = len(way.answered)
@@ -355,8 +322,7 @@ def test_i9_next_run_finishes_a_collection_that_crashed_at_any_call(
 
     async def dying(call_number: int) -> None:
         inner = MemoryStore()
-        log = await due(inner)
-        async with closing(log):
+        async with closing(await due(inner)):
             async with caring(inner) as cluster:
                 way = way_of(cluster)
                 left = call_number
@@ -385,88 +351,337 @@ def test_i9_next_run_finishes_a_collection_that_crashed_at_any_call(
         run(lambda call_number=call_number: dying(call_number))
 
 
-def test_i9_a_store_that_fails_ends_the_run_and_loses_nothing() -> None:
-    async def main() -> None:
-        inner = MemoryStore()
-        log = await due(inner)
-        async with closing(log), caring(inner) as cluster:
-            planned = await plan(cluster, GRACE)
-            way_of(cluster).plan = Script("delete", "", [Fault.UNAVAILABLE])
-            before = await listed(inner)
-            with pytest.raises(Unavailable):
-                await collect(cluster, planned)
-            assert await listed(inner) == before
-            assert await collect(cluster, planned) == len(planned.garbage)
-            await assert_whole(inner, EXPECTED, start=2)
-
-    run(main)
+async def test_i9_a_store_that_fails_ends_the_run_and_loses_nothing(inner: MemoryStore) -> None:
+    log = await due(inner)
+    async with closing(log), caring(inner) as cluster:
+        planned = await plan(cluster, GRACE)
+        way_of(cluster).plan = Script("delete", "", [Fault.UNAVAILABLE])
+        before = await listed(inner)
+        with pytest.raises(Unavailable):
+            await collect(cluster, planned)
+        assert await listed(inner) == before
+        assert await collect(cluster, planned) == len(planned.garbage)
+        await assert_whole(inner, EXPECTED, start=2)
 
 
-def test_i9_suspended_collector_deletes_no_live_object() -> None:
-    async def main() -> None:
-        inner = MemoryStore()
-        log = await due(inner)
-        async with closing(log), caring(inner) as sleeper, caring(inner) as other:
-            planned = await plan(sleeper, GRACE)
-            await collect(other, await plan(other, GRACE))
-            for text in "klm":
-                await append(log, text)
-                await log.seal("t")
-                await runs(inner, 3)
-            await collect(sleeper, planned)
-            await assert_whole(inner, [*EXPECTED, "k", "l", "m"], start=2)
-
-    run(main)
-
-
-def test_two_collectors_at_once_come_to_one_result() -> None:
-    async def main() -> None:
-        inner = MemoryStore()
-        log = await due(inner)
-        async with closing(log), caring(inner) as session, caring(inner) as other:
-
-            async def once(cluster: MaintenanceSession) -> None:
-                way_of(cluster).latency = lambda _: 0.01
-                await collect(cluster, await plan(cluster, GRACE))
-
-            await asyncio.gather(once(session), once(other))
-            await log.wal.refresh()
-            assert log.state.deleted == []
-            await assert_whole(inner, EXPECTED, start=2)
-
-    run(main)
-
-
-def test_i5_i9_a_broker_that_was_paused_through_it_goes_on() -> None:
-    """Its view is void when it wakes: it commits what waited, and nothing twice."""
-
-    async def main() -> None:
-        inner = MemoryStore()
-        log = await log_with(inner, SEGMENTS)
-        paused = await opened(inner, COLD)
-        way = paused.store
-        assert isinstance(way, FaultyStore)
-        gate = way.hold("create", object_keys.wal(paused.state.seq + 1))
-        waiting = asyncio.create_task(append(paused, "late"))
-        await gate.reached.wait()
-        for text in "gh":
+async def test_i9_suspended_collector_deletes_no_live_object(inner: MemoryStore) -> None:
+    log = await due(inner)
+    async with closing(log), caring(inner) as sleeper, caring(inner) as other:
+        planned = await plan(sleeper, GRACE)
+        await collect(other, await plan(other, GRACE))
+        for text in "klm":
             await append(log, text)
             await log.seal("t")
-            await runs(inner, 2, hours=3)
-        await append(log, "i")
-        await runs(inner, 1, hours=3)
-        paused.clock.advance(12 * 3600)
-        gate.opened.set()
-        # Its PUT created a collected number again: the entry that was there is unknown.
-        with pytest.raises(CommitUnknown):
-            await waiting
-        await append(paused, "awake")
-        expected = [*VALUES, "g", "h", "i", "awake"]
-        assert await read_values(paused) == expected
-        async with closing(log, paused):
-            await assert_whole(inner, expected)
-            first, second = await opened(inner), await opened(inner)
-            async with closing(first, second):
-                assert first.state.encode() == second.state.encode()
+            await runs(inner, 3)
+        await collect(sleeper, planned)
+        await assert_whole(inner, [*EXPECTED, "k", "l", "m"], start=2)
 
-    run(main)
+
+async def test_two_collectors_at_once_come_to_one_result(inner: MemoryStore) -> None:
+    log = await due(inner)
+    async with closing(log), caring(inner) as session, caring(inner) as other:
+
+        async def once(cluster: MaintenanceSession) -> None:
+            way_of(cluster).latency = lambda _: 0.01
+            await collect(cluster, await plan(cluster, GRACE))
+
+        await asyncio.gather(once(session), once(other))
+        await log.wal.refresh()
+        assert log.state.deleted == []
+        await assert_whole(inner, EXPECTED, start=2)
+
+
+async def test_i5_i9_a_broker_that_was_paused_through_it_goes_on(inner: MemoryStore) -> None:
+    """Its view is void when it wakes: it commits what waited, and nothing twice."""
+    log = await log_with(inner, SEGMENTS)
+    paused = await opened(inner, COLD)
+    way = paused.store
+    assert isinstance(way, FaultyStore)
+    gate = way.hold("create", object_keys.wal(paused.state.seq + 1))
+    waiting = asyncio.create_task(append(paused, "late"))
+    await gate.reached.wait()
+    for text in "gh":
+        await append(log, text)
+        await log.seal("t")
+        await runs(inner, 2, hours=3)
+    await append(log, "i")
+    await runs(inner, 1, hours=3)
+    paused.clock.advance(12 * 3600)
+    gate.opened.set()
+    # Its PUT created a collected number again: the entry that was there is unknown.
+    with pytest.raises(CommitUnknown):
+        await waiting
+    await append(paused, "awake")
+    expected = [*VALUES, "g", "h", "i", "awake"]
+    assert await read_values(paused) == expected
+    async with closing(log, paused):
+        await assert_whole(inner, expected)
+        first, second = await opened(inner), await opened(inner)
+        async with closing(first, second):
+            assert first.state.encode() == second.state.encode()
+
+
+# -- graces that processes choose
+
+
+DAY_MS = 24 * HOUR_MS
+FOUR_SEGMENTS = [["a", "b"], ["c", "d"], ["e", "f"], ["g", "h"]]
+FOUR_VALUES = [value for values in FOUR_SEGMENTS for value in values]
+GRACES = [-DAY_MS, 0, 1, HOUR_MS]
+
+
+async def collected(store: ObjectStore, table_ms: int) -> list[str]:
+    """Another process collects now, with a grace of its own."""
+    async with caring(store) as other:
+        planned = await plan(other, Grace(table_ms=table_ms))
+        await collect(other, planned)
+        return [garbage.key for garbage in planned.garbage]
+
+
+@pytest.mark.parametrize("table_ms", GRACES)
+async def test_collection_beside_seal_leaves_segments(inner: MemoryStore, table_ms: int) -> None:
+    log = await log_with(inner, FOUR_SEGMENTS)
+    await append(log, "i")
+    table = await log.tables.of(log.state.topic("t"))
+    add = table.add
+
+    async def late(*args: object) -> None:
+        inner.now_ms += 2 * HOUR_MS
+        assert await collected(inner, table_ms) == []
+        await add(*args)
+
+    table.add = late
+    assert await log.seal("t") == 1
+    fresh = await opened(inner, COLD)
+    async with closing(log, fresh):
+        assert await read_values(fresh) == [*FOUR_VALUES, "i"]
+
+
+@pytest.mark.parametrize("table_ms", GRACES)
+async def test_collection_beside_rewrite_leaves_output(inner: MemoryStore, table_ms: int) -> None:
+    log = await log_with(inner, FOUR_SEGMENTS)
+
+    async def meanwhile() -> None:
+        inner.now_ms += 2 * HOUR_MS
+        assert await collected(inner, table_ms) == []
+
+    async with caring(inner) as cluster:
+        engine = Overtaken(cluster, meanwhile)
+        (done,) = await compact(cluster, None, is_dry=False, engine=engine)
+        assert (done.segments, done.segments_after) == (4, 1)
+    fresh = await opened(inner, COLD)
+    async with closing(log, fresh):
+        assert await read_values(fresh) == FOUR_VALUES
+        # The inputs are the option's to give: the commit that removed them is final.
+        removed = await collected(inner, 0)
+        assert len(removed) == len(FOUR_SEGMENTS)
+        assert await read_values(fresh) == FOUR_VALUES
+
+
+async def sealed_on(folder: Path) -> tuple[FolderStore, Log]:
+    store = FolderStore(folder)
+    log = await Broker.open(store, COLD, clock=SystemClock(), name="b")
+    await log.create_topic("t", 1, {})
+    for values in FOUR_SEGMENTS:
+        await append(log, *values)
+        await log.seal("t")
+    return store, log
+
+
+async def test_a_collection_leaves_the_inputs_that_a_late_rewrite_puts_back(tmp_path: Path) -> None:
+    store, log = await sealed_on(tmp_path)
+    prefix = log.state.topic("t").prefix
+    await log.close()
+    clock = ManualClock(1, start_ms=time.time_ns() // 1_000_000)
+    cluster = await MaintenanceSession.open(store, clock)
+    table = await cluster.table(cluster.state.topic("t"))
+    replace = table.replace
+
+    async def late(
+        removed: list[SegmentFile], added: list[SegmentFile], *args: object, **named: object
+    ) -> None:
+        """The process stands still for a day: a collection that ends now takes the output."""
+        table.replace = replace
+        days_ago = time.time() - 2 * DAY_MS / 1000
+        for file in added:
+            os.utime(tmp_path / prefix / file.path, (days_ago, days_ago))
+        await replace(removed, added, *args, **named)
+        other = await MaintenanceSession.open(store, SystemClock())
+        beside = await plan(other, Grace(table_ms=0))
+        await store.delete([f"{prefix}/{file.path}" for file in added])
+        await collect(other, beside)
+        await other.close()
+        clock.advance(2 * DAY_MS / 1000)
+
+    table.replace = late
+    with pytest.raises(Unavailable, match="run again"):
+        await compact(cluster, None, is_dry=False)
+    fresh = await Broker.open(store, COLD, clock=SystemClock(), name="fresh")
+    assert await read_values(fresh) == FOUR_VALUES
+    await fresh.close()
+    await cluster.close()
+    await store.close()
+
+
+def test_no_value_of_the_option_takes_a_file_that_no_commit_named(tmp_path: Path) -> None:
+    async def prepared() -> str:
+        store, log = await sealed_on(tmp_path)
+        prefix = log.state.topic("t").prefix
+        await log.close()
+        uploaded = f"{prefix}/{object_keys.segment(0, 8, 9, 'ab12')}"
+        await store.create(uploaded, [b"a seal under way"])
+        await store.close()
+        return uploaded
+
+    uploaded = asyncio.run(prepared())
+    for command in ("collect", "maintain"):
+        arguments = (command, "--yes", "--json", "--file-grace-ms", "0", "--store", str(tmp_path))
+        collection = json.loads(tidelog(*arguments).stdout)["collected"]
+        assert uploaded not in [garbage["key"] for garbage in collection["garbage"]]
+    assert collection["deleted"] == len(FOUR_SEGMENTS), (
+        "maintain merged them, and the merge is final"
+    )
+    assert (tmp_path / uploaded).exists()
+
+
+# -- the logs of tables
+
+
+LOG = "topics/t-1/_delta_log/"
+
+
+def log_infos(commits: dict[int, int], checkpoints: list[int]) -> list[ObjectInfo]:
+    """The files of a log by version. `commits` has the age of each commit in days, at day 100."""
+    at_ms = {version: (100 - age) * DAY_MS for version, age in commits.items()}
+    return [
+        *(ObjectInfo(f"{LOG}{version:020}.json", 1, time_ms) for version, time_ms in at_ms.items()),
+        *(
+            ObjectInfo(f"{LOG}{version:020}.checkpoint.parquet", 1, at_ms[version])
+            for version in checkpoints
+        ),
+        ObjectInfo(f"{LOG}_last_checkpoint", 1, 0),
+        ObjectInfo(f"{LOG}{0:020}.crc", 1, 0),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("ages", "checkpoints", "base", "deleted"),
+    [
+        ([20, 19, 18, 17], [], -1, 0),
+        ([20, 19, 18, 17], [2], 2, 2),  # the newest version is 3, however old it is
+        ([20, 19, 18, 17], [1, 3], 3, 4),
+        ([20, 19, 18, 6], [2], 2, 2),  # seven days ago, version 2 was the newest
+        ([20, 19, 6, 5], [2], -1, 0),  # ... version 1
+        ([20, 19, 6, 5], [1, 3], 1, 1),
+        ([6, 5, 4, 3], [0, 2], -1, 0),
+        ([6, 20, 20, 20], [3], -1, 0),  # the store's clock went back
+    ],
+)
+def test_versions_of_seven_days_can_be_read(
+    ages: list[int], checkpoints: list[int], base: int, deleted: int
+) -> None:
+    infos = log_infos(dict(enumerate(ages)), checkpoints)
+    result = garbage.of_log(infos, 100 * DAY_MS, LOG_RETENTION_MS)
+    assert result[0] == base
+    assert len(result[1]) == deleted
+    names = [garbage_object.key.removeprefix(LOG) for garbage_object in result[1]]
+    assert all(int(name[:20]) < base for name in names)
+    assert not [name for name in names if name.endswith(".crc")]
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A topic with a commit for each of 12 seals, a checkpoint after five commits, and a log that
+    is a month old. Another commit with a checkpoint follows."""
+    monkeypatch.setattr(delta, "CHECKPOINT_INTERVAL", 5)
+    monkeypatch.setitem(delta._PROPERTIES, "delta.checkpointInterval", "5")
+    with BrokerLog(tmp_path / "log") as broker:
+        broker.create("t", 1)
+        for number in range(12):
+            sealed(broker, number)
+        for path in log_of(tmp_path / "log").iterdir():
+            at_s = path.stat().st_mtime - 30 * 86_400
+            os.utime(path, (at_s, at_s))
+    return tmp_path / "log"
+
+
+def sealed(broker: BrokerLog, number: int) -> None:
+    broker.append("t", {0: [b"%d" % number]})
+    broker.seal("t")
+
+
+def log_of(root: Path) -> Path:
+    (folder,) = (root / "topics").glob("t-*/_delta_log")
+    return folder
+
+
+def versions(root: Path) -> list[int]:
+    return sorted(int(path.name[:20]) for path in log_of(root).glob("*.json"))
+
+
+async def collected_tables(cluster: MaintenanceSession) -> CollectionPlan:
+    planned = await plan(cluster, Grace())
+    await collect(cluster, planned)
+    return planned
+
+
+def test_a_hold_keeps_the_log_of_a_table_also_from_the_commits_of_brokers(root: Path) -> None:
+    """A backup that takes long names versions that a commit of a broker must not clean up."""
+
+    async def hold(cluster: MaintenanceSession) -> None:
+        await cluster.commit([TakeHold("backup-1", 3_600_000)])
+
+    async def release(cluster: MaintenanceSession) -> None:
+        await cluster.commit([ReleaseHold("backup-1")])
+
+    on(root, hold)
+    before = versions(root)
+    with BrokerLog(root) as broker:
+        for number in range(12, 18):  # with a checkpoint
+            sealed(broker, number)
+        expected = broker.records("t")
+    assert not on(root, collected_tables).garbage
+    assert set(before) < set(versions(root))
+    on(root, release)
+    on(root, collected_tables)
+    assert versions(root) == list(range(9, 19))
+    assert records(root, "t") == expected
+    assert damage_of(root) == []
+    assert deltalake.DeltaTable(log_of(root).parent).version() == 18
+    assert not on(root, collected_tables).garbage
+
+
+def test_the_log_stays_if_the_checkpoint_that_replaces_it_cannot_be_read(root: Path) -> None:
+    with BrokerLog(root) as broker:
+        sealed(broker, 12)
+    before = versions(root)
+    checkpoint = max(log_of(root).glob("*.checkpoint.parquet"))
+    body = checkpoint.read_bytes()
+    stat = checkpoint.stat()
+    checkpoint.write_bytes(body[: len(body) // 2])
+    os.utime(checkpoint, (stat.st_mtime, stat.st_mtime))
+    on(root, collected_tables)
+    assert versions(root) == before
+    checkpoint.write_bytes(body)
+    os.utime(checkpoint, (stat.st_mtime, stat.st_mtime))
+    on(root, collected_tables)
+    assert len(versions(root)) < len(before)
+    assert damage_of(root) == []
+
+
+def test_a_longer_retention_of_the_table_counts(root: Path) -> None:
+    table = deltalake.DeltaTable(log_of(root).parent)
+    table.alter.set_table_properties({"delta.logRetentionDuration": "interval 60 days"})
+    before = versions(root)
+    on(root, collected_tables)
+    assert versions(root) == before
+    table.alter.set_table_properties({"delta.logRetentionDuration": "interval 1 day"})
+    on(root, collected_tables)
+    assert len(versions(root)) < len(before)
+
+
+def test_a_backup_of_a_table_with_a_collected_log(root: Path, tmp_path: Path) -> None:
+    on(root, collected_tables)
+    assert backed_up(root, tmp_path / "place").doubts == []
+    restored(tmp_path / "place", tmp_path / "new")
+    assert records(tmp_path / "new", "t") == records(root, "t")

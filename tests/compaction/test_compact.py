@@ -3,6 +3,8 @@
 import asyncio
 import itertools
 import random
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -11,23 +13,34 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.faults import FaultyStore
-from tests.support.logs import COLD, MANUAL, append, closing, opened, read_table, read_values
-from tests.support.maintenance import caring, cluster_on, log_with, way_of
+from tests.support.logs import (
+    COLD,
+    MANUAL,
+    append,
+    closing,
+    opened,
+    read_table,
+    read_values,
+    segments_of,
+)
+from tests.support.maintenance import assert_clean, caring, cluster_on, log_with, way_of
 from tests.support.properties import examples
 from tests.support.records import TIME_MS
-from tests.support.vloop import run
-from tidelog.compaction.compact import COMPACT, MERGE, Compacted, compact
+from tidelog.compaction import engine as compaction
+from tidelog.compaction.compact import COMPACT, MERGE, SKIP, Compacted, compact
+from tidelog.compaction.engine import InProcess
 from tidelog.compaction.garbage import Grace
 from tidelog.compaction.newest_per_key import Latest, of_ranks, of_shares
 from tidelog.compaction.retention import delete_records, retain
-from tidelog.compaction.scrub import scrub
 from tidelog.compaction.session import MaintenanceSession
 from tidelog.storage.codec.chunk import RECORD_SCHEMA, Rows
 from tidelog.storage.core import object_keys
+from tidelog.storage.core.errors import Unavailable
 from tidelog.storage.core.model import SegmentFile
 from tidelog.storage.log import Log
 from tidelog.storage.read.reader import REFRESH_S
 from tidelog.storage.store.memory import MemoryStore
+from tidelog.storage.tables.memory import MemoryManifest
 
 HOUR_MS = 3_600_000
 GRACE = Grace(wal_ms=HOUR_MS, table_ms=4 * HOUR_MS)
@@ -46,7 +59,6 @@ async def compacting(inner: MemoryStore, **configs: str) -> Log:
 
 async def write(log: Log, records: list[Record], *, is_sealed: bool = True) -> None:
     """One segment of these."""
-    assert isinstance(log.store, FaultyStore)
     await log.refresh()  # the broker learns the store's time, which bounds timestamps
     stamps = [log.store.now_ms + i for i in range(len(records))]
     part = Rows(stamps, [key for key, _ in records], [value for _, value in records])
@@ -61,21 +73,9 @@ async def records(log: Log) -> list[tuple[int, bytes | None, bytes | None]]:
     return [(row["offset"], row["key"], row["value"]) for row in table]
 
 
-async def segments_of(log: Log) -> list[SegmentFile]:
-    table = await log.tables.of(log.state.topic("t"))
-    await table.refresh()
-    return list(await table.segments(0))
-
-
 async def cleaned(inner: MemoryStore, *, is_dry: bool = False) -> list[Compacted]:
     async with caring(inner) as cluster:
         return await compact(cluster, None, is_dry=is_dry)
-
-
-async def assert_clean(inner: MemoryStore) -> None:
-    async with caring(inner) as cluster:
-        report = await scrub(cluster, None, GRACE)
-        assert [finding for finding in report.findings if finding.is_damage] == []
 
 
 def kv(*pairs: str) -> list[Record]:
@@ -92,128 +92,97 @@ def kv(*pairs: str) -> list[Record]:
 # -- key compaction
 
 
-def test_the_newest_record_of_each_key_stays_where_it_was() -> None:
-    async def main() -> None:
-        inner = MemoryStore()
-        log = await compacting(inner)
-        async with closing(log):
-            await write(log, kv("a1", "b1", "a2"))
-            await write(log, kv("c1", "b2", "-9"))
-            await write(log, kv("d1", "a3"))
-            await write(log, kv("d2", "c2"), is_sealed=False)
-            planned = await cleaned(inner, is_dry=True)
-            assert len(await segments_of(log)) == 3
-            (told,) = await cleaned(inner)
-            assert planned[0].what == told.what == COMPACT
-            assert (told.segments, told.rows) == (3, 8)
-            assert (told.segments_after, told.rows_after) == (1, 5)
-            expected = [(3, b"c", b"1"), (4, b"b", b"2"), (5, None, b"9"), (6, b"d", b"1")]
-            expected += [(7, b"a", b"3"), (8, b"d", b"2"), (9, b"c", b"2")]
-            assert await records(log) == expected
-            (file,) = await segments_of(log)
-            assert (file.base_offset, file.end_offset, file.rows) == (0, 8, 5)
-            # The tail is not looked at, and nothing is new.
-            assert await cleaned(inner) == []
-            await assert_clean(inner)
-            await log.seal("t")
-            (told,) = await cleaned(inner)
-            assert await records(log) == [expected[1], expected[2], *expected[4:]]
-            await assert_clean(inner)
-
-    run(main)
+async def test_the_newest_record_of_each_key_stays_where_it_was(inner: MemoryStore) -> None:
+    async with closing(await compacting(inner)) as log:
+        await write(log, kv("a1", "b1", "a2"))
+        await write(log, kv("c1", "b2", "-9"))
+        await write(log, kv("d1", "a3"))
+        await write(log, kv("d2", "c2"), is_sealed=False)
+        planned = await cleaned(inner, is_dry=True)
+        assert len(await segments_of(log)) == 3
+        (told,) = await cleaned(inner)
+        assert planned[0].what == told.what == COMPACT
+        assert (told.segments, told.rows) == (3, 8)
+        assert (told.segments_after, told.rows_after) == (1, 5)
+        expected = [(3, b"c", b"1"), (4, b"b", b"2"), (5, None, b"9"), (6, b"d", b"1")]
+        expected += [(7, b"a", b"3"), (8, b"d", b"2"), (9, b"c", b"2")]
+        assert await records(log) == expected
+        (file,) = await segments_of(log)
+        assert (file.base_offset, file.end_offset, file.rows) == (0, 8, 5)
+        # The tail is not looked at, and nothing is new.
+        assert await cleaned(inner) == []
+        await assert_clean(inner, GRACE)
+        await log.seal("t")
+        (told,) = await cleaned(inner)
+        assert await records(log) == [expected[1], expected[2], *expected[4:]]
+        await assert_clean(inner, GRACE)
 
 
-def test_a_tombstone_outlives_what_it_deletes_by_delete_retention_ms() -> None:
-    async def main() -> None:
-        inner = MemoryStore()
-        log = await compacting(inner, delete_retention_ms=str(24 * HOUR_MS))
-        async with closing(log):
-            await write(log, kv("a1", "b1"))
-            await write(log, kv("a-", "c1"))
-            inner.now_ms += 100 * HOUR_MS  # its own age does not count
+async def test_tombstone_stays_for_delete_retention_ms(inner: MemoryStore) -> None:
+    async with closing(await compacting(inner, delete_retention_ms=str(24 * HOUR_MS))) as log:
+        await write(log, kv("a1", "b1"))
+        await write(log, kv("a-", "c1"))
+        inner.now_ms += 100 * HOUR_MS  # its own age does not count
+        await cleaned(inner)
+        assert await records(log) == [(1, b"b", b"1"), (2, b"a", None), (3, b"c", b"1")]
+        for hours, has_tombstone in ((10, True), (13, True), (1, False), (1, False)):
+            inner.now_ms += hours * HOUR_MS
+            await write(log, kv("c2"))
             await cleaned(inner)
-            assert await records(log) == [(1, b"b", b"1"), (2, b"a", None), (3, b"c", b"1")]
-            for hours, has_tombstone in ((10, True), (13, True), (1, False), (1, False)):
-                inner.now_ms += hours * HOUR_MS
-                await write(log, kv("c2"))
-                await cleaned(inner)
-                pairs = [(key, value) for _, key, value in await records(log)]
-                assert ((b"a", None) in pairs) is has_tombstone, hours
-                assert len(pairs) == 2 + has_tombstone
-                await assert_clean(inner)
-
-    run(main)
+            pairs = [(key, value) for _, key, value in await records(log)]
+            assert ((b"a", None) in pairs) is has_tombstone, hours
+            assert len(pairs) == 2 + has_tombstone
+            await assert_clean(inner, GRACE)
 
 
-def test_where_nothing_would_stay_the_newest_does() -> None:
-    async def main() -> None:
-        inner = MemoryStore()
-        log = await compacting(inner, delete_retention_ms="0")
-        async with closing(log):
-            await write(log, kv("a1", "a-"))
-            await cleaned(inner)
-            assert await records(log) == [(1, b"a", None)]
-            await write(log, kv("b-"))
-            await cleaned(inner)
-            assert await records(log) == [(2, b"b", None)]
-            await write(log, kv("b1"))
-            await cleaned(inner)
-            assert await records(log) == [(3, b"b", b"1")]
-            await assert_clean(inner)
-
-    run(main)
+async def test_where_nothing_would_stay_the_newest_does(inner: MemoryStore) -> None:
+    async with closing(await compacting(inner, delete_retention_ms="0")) as log:
+        await write(log, kv("a1", "a-"))
+        await cleaned(inner)
+        assert await records(log) == [(1, b"a", None)]
+        await write(log, kv("b-"))
+        await cleaned(inner)
+        assert await records(log) == [(2, b"b", None)]
+        await write(log, kv("b1"))
+        await cleaned(inner)
+        assert await records(log) == [(3, b"b", b"1")]
+        await assert_clean(inner, GRACE)
 
 
-def test_what_is_younger_than_min_compaction_lag_ms_is_safe() -> None:
-    async def main() -> None:
-        inner = MemoryStore()
-        log = await compacting(inner, min_compaction_lag_ms=str(HOUR_MS))
-        async with closing(log):
-            await write(log, kv("a1", "b1"))
-            await write(log, kv("a2", "b2"))
-            inner.now_ms += HOUR_MS // 2
-            await write(log, kv("a3", "b3"))
-            inner.now_ms += HOUR_MS // 2 - 100
-            assert await cleaned(inner) == []
-            inner.now_ms += 200
-            await cleaned(inner)
-            assert [offset for offset, _, _ in await records(log)] == [2, 3, 4, 5]
-
-    run(main)
+async def test_what_is_younger_than_min_compaction_lag_ms_is_safe(inner: MemoryStore) -> None:
+    async with closing(await compacting(inner, min_compaction_lag_ms=str(HOUR_MS))) as log:
+        await write(log, kv("a1", "b1"))
+        await write(log, kv("a2", "b2"))
+        inner.now_ms += HOUR_MS // 2
+        await write(log, kv("a3", "b3"))
+        inner.now_ms += HOUR_MS // 2 - 100
+        assert await cleaned(inner) == []
+        inner.now_ms += 200
+        await cleaned(inner)
+        assert [offset for offset, _, _ in await records(log)] == [2, 3, 4, 5]
 
 
-def test_the_dirty_ratio_says_when() -> None:
-    async def main() -> None:
-        inner = MemoryStore()
-        log = await compacting(inner, min_cleanable_dirty_ratio="0.5")
-        async with closing(log):
-            await write(log, [(bytes([i]), b"x" * 100) for i in range(100)])
-            assert len(await cleaned(inner)) == 1
-            await write(log, kv("a1"))
-            assert await cleaned(inner) == []
-            async with caring(inner) as cluster:
-                assert len(await compact(cluster, ["t"], is_dry=True, is_forced=True)) == 1
-            await write(log, [(bytes([i]), b"y" * 110) for i in range(100)])
-            assert len(await cleaned(inner)) == 1
-            assert len(await records(log)) == 100  # `a` is one of the hundred
-
-    run(main)
+async def test_the_dirty_ratio_says_when(inner: MemoryStore) -> None:
+    async with closing(await compacting(inner, min_cleanable_dirty_ratio="0.5")) as log:
+        await write(log, [(bytes([i]), b"x" * 100) for i in range(100)])
+        assert len(await cleaned(inner)) == 1
+        await write(log, kv("a1"))
+        assert await cleaned(inner) == []
+        async with caring(inner) as cluster:
+            assert len(await compact(cluster, ["t"], is_dry=True, is_forced=True)) == 1
+        await write(log, [(bytes([i]), b"y" * 110) for i in range(100)])
+        assert len(await cleaned(inner)) == 1
+        assert len(await records(log)) == 100  # `a` is one of the hundred
 
 
-def test_a_dirty_ratio_that_equals_the_config_is_not_due() -> None:
+async def test_a_dirty_ratio_that_equals_the_config_is_not_due(inner: MemoryStore) -> None:
     """As in Kafka's cleaner: the ratio must be over `min.cleanable.dirty.ratio`."""
-
-    async def main() -> None:
-        inner = MemoryStore()
-        log = await compacting(inner, min_cleanable_dirty_ratio="1")
-        async with closing(log):
-            await write(log, kv("a1", "a2"))
-            assert await cleaned(inner) == []
-            async with caring(inner) as cluster:
-                (forced,) = await compact(cluster, ["t"], is_dry=True, is_forced=True)
-            assert forced.why == "dirty ratio 1.00"
-
-    run(main)
+    async with closing(await compacting(inner, min_cleanable_dirty_ratio="1")) as log:
+        await write(log, kv("a1", "a2"))
+        assert await cleaned(inner) == []
+        async with caring(inner) as cluster:
+            (forced,) = await compact(cluster, ["t"], is_dry=True, is_forced=True)
+        assert forced.why == "dirty ratio 1.00"
 
 
 @st.composite
@@ -233,45 +202,38 @@ def latest_of(everything: list[tuple[int, bytes | None, bytes | None]]) -> list:
 
 @examples(60)
 @given(histories(), st.sampled_from([1024, 4200, 100_000]), st.randoms())
-def test_any_history_is_its_newest_records(
+async def test_any_history_is_its_newest_records(
     history: list[list[Record]], target: int, draws: random.Random
 ) -> None:
     """With compactions anywhere in between, and reads from every offset."""
-
-    async def main() -> None:
-        inner = MemoryStore()
-        log = await compacting(inner, target_segment_bytes=str(target))
-        async with closing(log):
-            everything = []
-            offset = 0
-            for part in history:
-                await write(log, part)
-                for key, value in part:
-                    everything.append((offset, key, value))
-                    offset += 1
-                if draws.random() < 0.5:
-                    await cleaned(inner)
-            await cleaned(inner)
-            expected = latest_of(everything)
-            assert await records(log) == expected
-            files = await segments_of(log)
-            assert [file.base_offset for file in files[1:]] == [f.end_offset for f in files[:-1]]
-            assert (files[0].base_offset, files[-1].end_offset) == (0, offset)
-            for first in range(offset):
-                offsets = (await read_table(log, offset=first)).column("offset").to_pylist()
-                assert offsets == [
-                    record_offset for record_offset, _, _ in expected if record_offset >= first
-                ]
-            await assert_clean(inner)
-
-    run(main)
+    inner = MemoryStore()
+    async with closing(await compacting(inner, target_segment_bytes=str(target))) as log:
+        everything = []
+        offset = 0
+        for part in history:
+            await write(log, part)
+            for key, value in part:
+                everything.append((offset, key, value))
+                offset += 1
+            if draws.random() < 0.5:
+                await cleaned(inner)
+        await cleaned(inner)
+        expected = latest_of(everything)
+        assert await records(log) == expected
+        files = await segments_of(log)
+        assert [file.base_offset for file in files[1:]] == [f.end_offset for f in files[:-1]]
+        assert (files[0].base_offset, files[-1].end_offset) == (0, offset)
+        for first in range(offset):
+            offsets = (await read_table(log, offset=first)).column("offset").to_pylist()
+            assert offsets == [
+                record_offset for record_offset, _, _ in expected if record_offset >= first
+            ]
+        await assert_clean(inner, GRACE)
 
 
 @examples(100)
 @given(histories(), st.integers(0, 30), st.sampled_from([1, 60, 10_000]))
-def test_latest_is_the_newest_of_each_key(
-    history: list[list[Record]], expires: int, fold_bytes: int
-) -> None:
+def test_latest_of_each_key(history: list[list[Record]], expires: int, fold_bytes: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tidelog.compaction.newest_per_key.FOLD_BYTES_MIN", fold_bytes)
         latest, parts = Latest(expires), []
@@ -328,49 +290,38 @@ def test_a_key_is_the_same_whatever_other_keys_come_with_it() -> None:
 # -- merging
 
 
-def test_small_neighbours_become_one_segment() -> None:
-    async def main() -> None:
-        inner = MemoryStore()
-        values = [[f"{i}a", f"{i}b"] for i in range(6)]
-        log = await log_with(inner, values, partitions=2)
-        async with closing(log):
-            before = await read_table(log)
-            told = await cleaned(inner)
-            assert [(result.what, result.segments, result.segments_after) for result in told] == [
-                (MERGE, 6, 1)
-            ] * 2
-            assert [result.rows_after for result in told] == [12, 12]
-            (file,) = await segments_of(log)
-            assert (file.base_offset, file.end_offset, file.rows) == (0, 12, 12)
-            assert (await read_table(log)).equals(before)
-            assert await cleaned(inner) == []
-            await append(log, "tail")
-            await log.seal("t")
-            assert await read_values(log) == [*itertools.chain(*values), "tail"]
-            await assert_clean(inner)
-
-    run(main)
+async def test_small_neighbours_become_one_segment(inner: MemoryStore) -> None:
+    values = [[f"{i}a", f"{i}b"] for i in range(6)]
+    async with closing(await log_with(inner, values, partitions=2)) as log:
+        before = await read_table(log)
+        told = await cleaned(inner)
+        assert [(result.what, result.segments, result.segments_after) for result in told] == [
+            (MERGE, 6, 1)
+        ] * 2
+        assert [result.rows_after for result in told] == [12, 12]
+        (file,) = await segments_of(log)
+        assert (file.base_offset, file.end_offset, file.rows) == (0, 12, 12)
+        assert (await read_table(log)).equals(before)
+        assert await cleaned(inner) == []
+        await append(log, "tail")
+        await log.seal("t")
+        assert await read_values(log) == [*itertools.chain(*values), "tail"]
+        await assert_clean(inner, GRACE)
 
 
-def test_a_broker_that_has_it_all_in_memory_reads_what_is_left() -> None:
+async def test_a_broker_that_has_it_all_in_memory_reads_what_is_left(inner: MemoryStore) -> None:
     """At once what it holds of the tail, and within REFRESH_S what its manifest says."""
-
-    async def main() -> None:
-        inner = MemoryStore()
-        log = await opened(inner, MANUAL)
-        async with closing(log):
-            inner.now_ms = TIME_MS
-            await log.create_topic("t", 1, {"cleanup.policy": "compact"})
-            await write(log, kv("a1", "b1"))
-            await write(log, kv("a2", "b2", "c1"))
-            await write(log, kv("c2"), is_sealed=False)
-            assert len(await read_values(log)) == 6
-            await cleaned(inner)
-            await asyncio.sleep(REFRESH_S + 1)
-            offsets = (await read_table(log)).column("offset").to_pylist()
-            assert offsets == [2, 3, 4, 5]
-
-    run(main)
+    async with closing(await opened(inner, MANUAL)) as log:
+        inner.now_ms = TIME_MS
+        await log.create_topic("t", 1, {"cleanup.policy": "compact"})
+        await write(log, kv("a1", "b1"))
+        await write(log, kv("a2", "b2", "c1"))
+        await write(log, kv("c2"), is_sealed=False)
+        assert len(await read_values(log)) == 6
+        await cleaned(inner)
+        await asyncio.sleep(REFRESH_S + 1)
+        offsets = (await read_table(log)).column("offset").to_pylist()
+        assert offsets == [2, 3, 4, 5]
 
 
 # -- together
@@ -386,105 +337,197 @@ async def due(inner: MemoryStore) -> tuple[Log, list]:
     return log, latest_of(everything)
 
 
-def test_i7_a_reader_in_the_middle_sees_no_gap_and_nothing_twice() -> None:
-    async def main() -> None:
-        for step in range(1, 8):
-            inner = MemoryStore()
-            log, expected = await due(inner)
-            reader = await opened(inner, COLD)
-            way = reader.store
-            assert isinstance(way, FaultyStore)
-            left = step
-            gates: asyncio.Queue = asyncio.Queue()
-
-            def plan(call, way=way, gates=gates) -> None:
-                nonlocal left
-                left -= call.verb == "get_range"
-                if left == 0 and call.verb == "get_range":
-                    left -= 1
-                    gates.put_nowait(way.hold("get_range", call.key))
-
-            way.plan = plan
-            reading = asyncio.create_task(records(reader))
-            gate = await gates.get()
-            await gate.reached.wait()
-            inputs = [f"{log.state.topic('t').prefix}/{f.path}" for f in await segments_of(log)]
-            await cleaned(inner)
-            await inner.delete(inputs)  # later than any grace
-            gate.opened.set()
-            rows = await reading
-            offsets = [offset for offset, _, _ in rows]
-            assert offsets == sorted(set(offsets))
-            assert set(expected) <= set(rows)
-            async with closing(log, reader):
-                assert await records(reader) == expected
-
-    run(main)
-
-
-def test_i9_compaction_that_crashed_at_any_call_is_repeated() -> None:
-    async def main(call_number: int) -> bool:
+async def test_i7_a_reader_in_the_middle_sees_no_gap_and_nothing_twice() -> None:
+    for step in range(1, 8):
         inner = MemoryStore()
         log, expected = await due(inner)
-        async with closing(log), caring(inner) as cluster:
-            way, left = way_of(cluster), call_number
-            everything = await records(log)
+        reader = await opened(inner, COLD)
+        way = reader.store
+        assert isinstance(way, FaultyStore)
+        left = step
+        gates: asyncio.Queue = asyncio.Queue()
 
-            def plan(_: object) -> None:
-                nonlocal left
+        def plan(call, way=way, gates=gates) -> None:
+            nonlocal left
+            left -= call.verb == "get_range"
+            if left == 0 and call.verb == "get_range":
                 left -= 1
-                if left < 0:
-                    way.kill()
+                gates.put_nowait(way.hold("get_range", call.key))
 
-            way.plan = plan
-            task = asyncio.create_task(compact(cluster, None, is_dry=False))
-            await asyncio.wait([task], timeout=60)
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-            assert await records(log) in (expected, everything)
-            await assert_clean(inner)
-            await cleaned(inner)
-            assert await records(log) == expected
-            await assert_clean(inner)
-            return left >= 0
-
-    call_number = 0
-    while not run(lambda: main(call_number)):  # noqa: B023
-        call_number += 1
-    assert call_number > 10
+        way.plan = plan
+        reading = asyncio.create_task(records(reader))
+        gate = await gates.get()
+        await gate.reached.wait()
+        inputs = [f"{log.state.topic('t').prefix}/{f.path}" for f in await segments_of(log)]
+        await cleaned(inner)
+        await inner.delete(inputs)  # later than any grace
+        gate.opened.set()
+        rows = await reading
+        offsets = [offset for offset, _, _ in rows]
+        assert offsets == sorted(set(offsets))
+        assert set(expected) <= set(rows)
+        async with closing(log, reader):
+            assert await records(reader) == expected
 
 
-def test_two_compactors_and_a_retention_at_once_come_to_one_result() -> None:
-    async def main(seed: int) -> None:
-        inner = MemoryStore()
-        log, expected = await due(inner)
-        draws = random.Random(seed)
-        clusters = [await cluster_on(inner) for _ in range(4)]
-        for cluster in clusters:
-            way_of(cluster).latency = lambda _: draws.choice([0.001, 0.05, 0.3])
+@pytest.mark.parametrize("seed", range(12))
+async def test_compactors_and_retention_agree(inner: MemoryStore, seed: int) -> None:
+    log, expected = await due(inner)
+    draws = random.Random(seed)
+    clusters = [await cluster_on(inner) for _ in range(4)]
+    for cluster in clusters:
+        way_of(cluster).latency = lambda _: draws.choice([0.001, 0.05, 0.3])
 
-        async def later(cluster: MaintenanceSession) -> list[Compacted]:
-            await asyncio.sleep(draws.uniform(0, 1))
-            return await compact(cluster, None, is_dry=False)
+    async def later(cluster: MaintenanceSession) -> list[Compacted]:
+        await asyncio.sleep(draws.uniform(0, 1))
+        return await compact(cluster, None, is_dry=False)
 
-        async with closing(log):
-            results, other_results, _, _ = await asyncio.gather(
-                later(clusters[0]),
-                later(clusters[1]),
-                delete_records(clusters[2], "t", {0: 5}, is_dry=False),
-                retain(clusters[3], None, is_dry=False),
-            )
-            await log.wal.refresh()
-            await cleaned(inner)
-            await segments_of(log)
-            offsets = (await read_table(log, offset=5)).column("offset").to_pylist()
-            assert offsets == [offset for offset, _, _ in expected if offset >= 5]
-            await assert_clean(inner)
-            left = [info.key async for info in inner.list(object_keys.TOPICS)]
-            if all(result.is_lost for result in (*results, *other_results)):
-                assert left
-        for cluster in clusters:
-            await cluster.close()
+    async with closing(log):
+        results, other_results, _, _ = await asyncio.gather(
+            later(clusters[0]),
+            later(clusters[1]),
+            delete_records(clusters[2], "t", {0: 5}, is_dry=False),
+            retain(clusters[3], None, is_dry=False),
+        )
+        await log.wal.refresh()
+        await cleaned(inner)
+        await segments_of(log)
+        offsets = (await read_table(log, offset=5)).column("offset").to_pylist()
+        assert offsets == [offset for offset, _, _ in expected if offset >= 5]
+        await assert_clean(inner, GRACE)
+        left = [info.key async for info in inner.list(object_keys.TOPICS)]
+        if all(result.is_lost for result in (*results, *other_results)):
+            assert left
+    for cluster in clusters:
+        await cluster.close()
 
-    for seed in range(12):
-        run(lambda seed=seed: main(seed))
+
+# -- old uploads and other engines
+
+
+VALUES = [["a"], ["b"], ["c"], ["d"], ["e"]]
+
+
+async def test_i9_old_upload_is_not_committed(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = InProcess.write
+
+    async def slow(self: InProcess, *arguments: Any) -> Any:
+        written = await real(self, *arguments)
+        await asyncio.sleep(compaction.UPLOAD_AGE_MAX_S + 1)
+        return written
+
+    monkeypatch.setattr(InProcess, "write", slow)
+    inner = MemoryStore()
+    log = await log_with(inner, VALUES)
+    table = await log.tables.of(log.state.topic("t"))
+    await table.refresh()
+    before = table.version
+    async with caring(inner) as cluster:
+        with pytest.raises(Unavailable, match="hours"):
+            await compact(cluster, None, is_dry=False)
+    await table.refresh()
+    assert table.version == before
+    assert await read_values(log) == ["a", "b", "c", "d", "e"]
+    await log.close()
+
+
+async def test_i9_late_commit_is_undone(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = MemoryManifest.replace
+    is_first = True
+
+    async def late(self: MemoryManifest, removed: Any, added: Any, *more: Any, **named: Any) -> Any:
+        nonlocal is_first
+        if is_first:  # suspended before its commit; collection runs meanwhile
+            is_first = False
+            await asyncio.sleep(compaction.UPLOAD_AGE_MAX_S + 1)
+            prefix = self._prefix
+            await inner.delete([f"{prefix}/{file.path}" for file in added])
+        await real(self, removed, added, *more, **named)
+
+    inner = MemoryStore()
+    log = await log_with(inner, VALUES)
+    with monkeypatch.context() as patch:
+        patch.setattr(MemoryManifest, "replace", late)
+        async with caring(inner) as cluster:
+            with pytest.raises(Unavailable, match="suspended"):
+                await compact(cluster, None, is_dry=False)
+    assert await read_values(log) == ["a", "b", "c", "d", "e"]
+    await log.close()
+
+
+@pytest.mark.parametrize("keys_bytes_max", [400, 4000])
+async def test_many_keys_are_read_in_shares(inner: MemoryStore, keys_bytes_max: int) -> None:
+    log = await compacting(inner)
+    draws = random.Random(1)
+    async with closing(log):
+        everything: list = []
+        for _ in range(3):
+            part: list[Record] = [
+                (b"k%d" % draws.randrange(80) if i % 9 else None, b"%d" % i) for i in range(90)
+            ]
+            first = len(everything)
+            everything += [(first + i, key, value) for i, (key, value) in enumerate(part)]
+            await write(log, part)
+        async with caring(inner) as cluster:
+            engine = InProcess(cluster.store, cluster.clock, keys_bytes_max)
+            await compact(cluster, None, is_dry=False, engine=engine)
+        assert await records(log) == latest_of(everything)
+        await assert_clean(inner, GRACE)
+
+
+async def test_a_partition_with_damage_keeps_no_other_from_its_turn(inner: MemoryStore) -> None:
+    log = await log_with(inner, [[f"{i}a", f"{i}b"] for i in range(6)], partitions=3)
+    async with closing(log), caring(inner) as cluster:
+        topic = log.state.topic("t")
+        table = await cluster.table(topic)
+        damaged = (await table.segments(1))[2]
+        body = bytearray(await inner.get(f"{topic.prefix}/{damaged.path}"))
+        body[40] ^= 1
+        await inner.put(f"{topic.prefix}/{damaged.path}", [bytes(body)])
+        told = await compact(cluster, None, is_dry=False)
+        assert [(result.what, result.is_damaged) for result in told] == [
+            (MERGE, False),
+            (SKIP, True),
+            (MERGE, False),
+        ]
+        assert damaged.path in told[1].why
+        await table.refresh()
+        assert [len(await table.segments(number)) for number in range(3)] == [1, 6, 1]
+
+
+class Overtaken(InProcess):
+    """Something happens between the writing and the commit."""
+
+    def __init__(
+        self, cluster: MaintenanceSession, meanwhile: Callable[[], Awaitable[object]]
+    ) -> None:
+        super().__init__(cluster.store, cluster.clock)
+        self._meanwhile = meanwhile
+
+    async def write(self, tasks, on_rows) -> list[SegmentFile]:
+        files = await super().write(tasks, on_rows)
+        await self._meanwhile()
+        return files
+
+
+@pytest.mark.parametrize(("start", "is_lost"), [(0, False), (2, False), (4, True)])
+async def test_other_retention_costs_no_work(inner: MemoryStore, start: int, is_lost: bool) -> None:
+    """The first segment is large: it is none of those that are merged."""
+    draws = random.Random(1)
+    large = ["".join(chr(draws.randrange(32, 127)) for _ in range(3000)) for _ in range(2)]
+    values = [large, *([f"{i}a", f"{i}b"] for i in range(6))]
+    log = await log_with(inner, values, retention_ms="-1", target_segment_bytes="9000")
+    async with closing(log), caring(inner) as cluster:
+
+        async def retained() -> None:
+            async with caring(inner) as other:
+                await delete_records(other, "t", {0: start}, is_dry=False)
+
+        engine = Overtaken(cluster, retained)
+        (told,) = await compact(cluster, None, is_dry=False, engine=engine)
+        assert (told.segments, told.is_lost) == (6, is_lost)
+        await segments_of(log)
+        await log.wal.refresh()
+        log_values = await read_values(log, offset=start)
+        assert log_values == [*itertools.chain(*values)][start:]
+        await assert_clean(inner, GRACE)

@@ -13,10 +13,9 @@ from collections.abc import Sequence
 import pytest
 
 from tests.support.faults import FaultyStore, Seeded
-from tests.support.logs import closing, kill, opened
+from tests.support.logs import closing, kill, opened, with_topic
 from tests.support.maintenance import cluster_on, way_of
 from tests.support.records import TIME_MS
-from tests.support.vloop import run
 from tidelog.compaction.collect import collect, plan
 from tidelog.compaction.compact import compact
 from tidelog.compaction.garbage import Grace
@@ -174,7 +173,6 @@ class World:
         """One after the other, each killed."""
         while not self.is_over:
             log = await opened(self.inner, self.draws.choice([COLD, WARM]))
-            assert isinstance(log.store, FaultyStore)
             self.slow(log.store, life)
             tasks = [
                 asyncio.create_task(self.write(log, f"{life}/{log.clock.name}")),
@@ -224,8 +222,7 @@ async def at_the_end(world: World) -> None:
         assert [info async for info in world.inner.list(object_keys.wal(1))] == [], (
             "nothing collected"
         )
-        second = await opened(world.inner, COLD)
-        async with closing(second):
+        async with closing(await opened(world.inner, COLD)) as second:
             await second.wal.refresh()
             await first.wal.refresh()
             assert first.state.encode() == second.state.encode()
@@ -247,28 +244,23 @@ async def at_the_end(world: World) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_i1_i7_i9_a_log_that_is_cared_for_is_the_log(seed: int) -> None:
-    async def main() -> World:
-        world = World(seed)
-        world.end_s = LIFE_S
-        configs = {
-            "cleanup.policy": "compact,delete",
-            "min.cleanable.dirty.ratio": "0.1",
-            "retention.ms": "30000",
-            "delete.retention.ms": "5000",
-            "target.segment.bytes": world.draws.choice(["4000", "40000"]),
-        }
-        log = await opened(world.inner, COLD)
-        await log.create_topic("t", 1, configs)
-        await log.close()
-        async with asyncio.TaskGroup() as group:
-            for life in range(2):
-                group.create_task(world.broker(seed * 10 + life))
-            for life in range(2):
-                group.create_task(world.carer(seed * 10 + 5 + life))
-        await at_the_end(world)
-        return world
-
-    world = run(main)
+async def test_i1_i7_i9_a_log_that_is_cared_for_is_the_log(seed: int) -> None:
+    world = World(seed)
+    world.end_s = LIFE_S
+    configs = {
+        "cleanup.policy": "compact,delete",
+        "min.cleanable.dirty.ratio": "0.1",
+        "retention.ms": "30000",
+        "delete.retention.ms": "5000",
+        "target.segment.bytes": world.draws.choice(["4000", "40000"]),
+    }
+    log = await with_topic(world.inner, COLD, configs=configs)
+    await log.close()
+    async with asyncio.TaskGroup() as group:
+        for life in range(2):
+            group.create_task(world.broker(seed * 10 + life))
+        for life in range(2):
+            group.create_task(world.carer(seed * 10 + 5 + life))
+    await at_the_end(world)
     assert len(world.acked) > 100
     assert min(world.done.get(what, 0) for what in WORK) > 1

@@ -174,9 +174,7 @@ def test_small_segments_that_come_one_by_one_are_not_written_again_and_again() -
     ),
     st.integers(1, 2000),
 )
-def test_groups_cover_all_segments_and_none_is_empty(
-    segments: list[tuple[int, int, int]], target: int
-) -> None:
+def test_groups_cover_all_segments(segments: list[tuple[int, int, int]], target: int) -> None:
     sizes = [size for size, _, _ in segments]
     rows = [count for _, count, _ in segments]
     kept_rows = [min(stays, count) for _, count, stays in segments]
@@ -204,9 +202,7 @@ GRACE = Grace(wal_ms=HOUR_MS, table_ms=4 * HOUR_MS)
     st.integers(0, 30),
     st.sets(st.integers(1, 40)),
 )
-def test_i9_of_the_wal_only_what_is_covered_old_and_unnamed_goes(
-    ages: dict[int, int], base_seq: int, tails: set[int]
-) -> None:
+def test_i9_covered_old_entries_go(ages: dict[int, int], base_seq: int, tails: set[int]) -> None:
     infos = [
         ObjectInfo(object_keys.wal(seq), 10, NOW_MS - ages[seq] * HOUR_MS // 3)
         for seq in sorted(ages)

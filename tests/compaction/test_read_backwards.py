@@ -7,11 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.logs import COLD, MANUAL, append, closing, opened
+from tests.support.logs import COLD, MANUAL, append, closing, opened, spoil_chunk, with_topic
 from tests.support.maintenance import caring
 from tests.support.properties import examples
 from tests.support.records import TIME_MS
-from tests.support.vloop import run
 from tidelog.compaction.compact import compact
 from tidelog.storage.codec.chunk import Rows
 from tidelog.storage.core.errors import Corrupt
@@ -63,111 +62,88 @@ async def fill(log: Log, draw: random.Random) -> None:
 
 @given(st.randoms(use_true_random=False))
 @examples(12)
-def test_older_and_older_shows_each_record_once_and_the_newest_first(draw: random.Random) -> None:
-    async def main() -> None:
-        inner = MemoryStore()
-        inner.now_ms = TIME_MS
-        log = await opened(inner, draw.choice([MANUAL, COLD]))
-        async with closing(log):
-            await log.create_topic("t", 1, COMPACTING)
-            await fill(log, draw)
-            if draw.random() < 0.7:
-                async with caring(inner) as cluster:
-                    await compact(cluster, None, is_dry=False)
-                table = await log.tables.of(log.state.topic("t"))
-                await table.refresh()
-                await fill(log, draw)
-            everything = await forwards(log)
-            left, end = list(everything), None
-            while True:
-                bounds = ReadBounds(draw.randrange(1, 5000), draw.choice([1, 7, 50, 100_000]))
-                fetched, first = await before(log, end, bounds)
-                offsets = await log.offsets("t", 0)
-                page = rows_of(fetched)
-                assert fetched.next_offset == (offsets.high_watermark if end is None else end)
-                assert fetched.high_watermark == offsets.high_watermark
-                assert page == left[len(left) - len(page) :]
-                assert page or not left, "a page has at least one record if there is one"
-                assert len(page) <= bounds.records_max
-                assert fetched.weight <= bounds.bytes_max or len(page) == 1
-                left = left[: len(left) - len(page)]
-                assert all(offset < first for offset, _ in left)
-                end = first
-                if first == offsets.log_start_offset:
-                    break
-            assert left == []
-
-    run(main)
-
-
-def test_the_cost_of_a_hole_grows_with_the_logarithm_of_its_length() -> None:
-    async def main() -> None:
-        inner = MemoryStore()
-        inner.now_ms = TIME_MS
-        log = await opened(inner, MANUAL)
-        async with closing(log):
-            await log.create_topic("t", 1, COMPACTING)
-            for keys in ([b"old"], [b"hot"] * 50_000, [b"new"]):
-                rows = Rows([TIME_MS] * len(keys), keys, [b"v"] * len(keys))
-                await log.append(log.state.topic("t"), [(0, rows)], size=100, is_json=False)
-            await log.seal("t")
+async def test_backwards_shows_each_record_once_newest_first(draw: random.Random) -> None:
+    inner = MemoryStore()
+    inner.now_ms = TIME_MS
+    async with closing(await opened(inner, draw.choice([MANUAL, COLD]))) as log:
+        await log.create_topic("t", 1, COMPACTING)
+        await fill(log, draw)
+        if draw.random() < 0.7:
             async with caring(inner) as cluster:
                 await compact(cluster, None, is_dry=False)
-            await (await log.tables.of(log.state.topic("t"))).refresh()
-            calls = 0
-
-            async def fetch(offset: int, **bounds: int) -> FetchResult:
-                nonlocal calls
-                calls += 1
-                return await log.fetch("t", 0, offset, **bounds)
-
-            end = 50_002
-            result = await fetch_before(fetch, 0, end, end, ReadBounds(1 << 20, 50))
-            assert [offset for offset, _ in rows_of(result.fetched)] == [0, 50_000, 50_001]
-            assert result.first_offset == 0
-            assert calls <= 20
-
-    run(main)
-
-
-def test_a_retention_during_the_read_ends_it_at_the_new_log_start() -> None:
-    async def main() -> None:
-        log = await opened(MemoryStore(), MANUAL)
-        async with closing(log):
-            await log.create_topic("t", 1, {})
-            await append(log, *(str(number) for number in range(100)))
-            calls = 0
-
-            async def fetch(offset: int, **bounds: int) -> FetchResult:
-                nonlocal calls
-                calls += 1
-                if calls == 2:
-                    await log.delete_records("t", 0, 30)
-                return await log.fetch("t", 0, offset, **bounds)
-
-            result = await fetch_before(fetch, 0, 100, 100, ReadBounds(1 << 20))
-            assert [offset for offset, _ in rows_of(result.fetched)] == [*range(30, 100)]
-            assert (result.first_offset, result.fetched.log_start_offset) == (30, 30)
-
-    run(main)
+            table = await log.tables.of(log.state.topic("t"))
+            await table.refresh()
+            await fill(log, draw)
+        everything = await forwards(log)
+        left, end = list(everything), None
+        while True:
+            bounds = ReadBounds(draw.randrange(1, 5000), draw.choice([1, 7, 50, 100_000]))
+            fetched, first = await before(log, end, bounds)
+            offsets = await log.offsets("t", 0)
+            page = rows_of(fetched)
+            assert fetched.next_offset == (offsets.high_watermark if end is None else end)
+            assert fetched.high_watermark == offsets.high_watermark
+            assert page == left[len(left) - len(page) :]
+            assert page or not left, "a page has at least one record if there is one"
+            assert len(page) <= bounds.records_max
+            assert fetched.weight <= bounds.bytes_max or len(page) == 1
+            left = left[: len(left) - len(page)]
+            assert all(offset < first for offset, _ in left)
+            end = first
+            if first == offsets.log_start_offset:
+                break
+        assert left == []
 
 
-def test_records_after_a_damaged_one_are_found() -> None:
-    async def main() -> None:
-        inner = MemoryStore()
-        log = await opened(inner, COLD)
-        async with closing(log):
-            await log.create_topic("t", 1, {})
-            for value in "abc":
-                await append(log, value)
-            damaged = log.state.partition("t", 0).tail[1]
-            body = bytearray(await inner.get(damaged.object_key))
-            body[damaged.position + damaged.size - 1] ^= 1
-            await inner.put(damaged.object_key, [bytes(body)])
-            result = await before(log, None, ReadBounds(1 << 20))
-            assert rows_of(result.fetched) == [(2, b"c")]
-            assert result.first_offset == 2
-            with pytest.raises(Corrupt):
-                await before(log, 2, ReadBounds(1 << 20))
+async def test_cost_of_hole_is_logarithmic(inner: MemoryStore) -> None:
+    inner.now_ms = TIME_MS
+    async with closing(await with_topic(inner, MANUAL, configs=COMPACTING)) as log:
+        for keys in ([b"old"], [b"hot"] * 50_000, [b"new"]):
+            rows = Rows([TIME_MS] * len(keys), keys, [b"v"] * len(keys))
+            await log.append(log.state.topic("t"), [(0, rows)], size=100, is_json=False)
+        await log.seal("t")
+        async with caring(inner) as cluster:
+            await compact(cluster, None, is_dry=False)
+        await (await log.tables.of(log.state.topic("t"))).refresh()
+        calls = 0
 
-    run(main)
+        async def fetch(offset: int, **bounds: int) -> FetchResult:
+            nonlocal calls
+            calls += 1
+            return await log.fetch("t", 0, offset, **bounds)
+
+        end = 50_002
+        result = await fetch_before(fetch, 0, end, end, ReadBounds(1 << 20, 50))
+        assert [offset for offset, _ in rows_of(result.fetched)] == [0, 50_000, 50_001]
+        assert result.first_offset == 0
+        assert calls <= 20
+
+
+async def test_a_retention_during_the_read_ends_it_at_the_new_log_start() -> None:
+    async with closing(await with_topic(MemoryStore(), MANUAL)) as log:
+        await append(log, *(str(number) for number in range(100)))
+        calls = 0
+
+        async def fetch(offset: int, **bounds: int) -> FetchResult:
+            nonlocal calls
+            calls += 1
+            if calls == 2:
+                await log.delete_records("t", 0, 30)
+            return await log.fetch("t", 0, offset, **bounds)
+
+        result = await fetch_before(fetch, 0, 100, 100, ReadBounds(1 << 20))
+        assert [offset for offset, _ in rows_of(result.fetched)] == [*range(30, 100)]
+        assert (result.first_offset, result.fetched.log_start_offset) == (30, 30)
+
+
+async def test_records_after_a_damaged_one_are_found(inner: MemoryStore) -> None:
+    async with closing(await with_topic(inner, COLD)) as log:
+        for value in "abc":
+            await append(log, value)
+        chunk = log.state.partition("t", 0).tail[1]
+        await spoil_chunk(inner, chunk, chunk.size - 1)
+        result = await before(log, None, ReadBounds(1 << 20))
+        assert rows_of(result.fetched) == [(2, b"c")]
+        assert result.first_offset == 2
+        with pytest.raises(Corrupt):
+            await before(log, 2, ReadBounds(1 << 20))

@@ -1,13 +1,31 @@
 """Tables in doubt are repaired: restored where the objects are there, else adopted as they are."""
 
+import contextlib
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import deltalake
+import polars as pl
 import pytest
 
 from tests.support.broker_log import BrokerLog
-from tests.support.foreign_engines import END, batch_offsets, broker_records, caring, filled, table
+from tests.support.foreign_engines import (
+    END,
+    ROWS,
+    SEGMENTS,
+    append_one,
+    batch_offsets,
+    broker_records,
+    caring,
+    delete_one,
+    delete_segment,
+    filled,
+    optimize,
+    restore,
+    table,
+    table_uri,
+)
 from tidelog.compaction.garbage import Grace
 from tidelog.compaction.repair_tables import (
     ADOPT,
@@ -17,35 +35,16 @@ from tidelog.compaction.repair_tables import (
     repair,
     undo_rearrangement,
 )
-from tidelog.compaction.scrub import scrub
+from tidelog.compaction.retention import delete_records
+from tidelog.compaction.scrub import ScrubReport, scrub
 from tidelog.compaction.session import MaintenanceSession
+from tidelog.storage.core.errors import Corrupt, LogError
 
 ALL = list(range(END))
 
 
-def optimize(delta: deltalake.DeltaTable) -> None:
-    delta.optimize.compact()
-
-
-def delete_one(delta: deltalake.DeltaTable) -> None:
-    delta.delete('"offset" = 3')
-
-
-def delete_segment(delta: deltalake.DeltaTable) -> None:
-    delta.delete('"offset" >= 20 and "offset" < 30')
-
-
 def delete_all(delta: deltalake.DeltaTable) -> None:
     delta.delete()
-
-
-def restore(delta: deltalake.DeltaTable) -> None:
-    delta.restore(2)
-
-
-def append_one(delta: deltalake.DeltaTable) -> None:
-    row = delta.to_pyarrow_table().slice(0, 1)
-    deltalake.write_deltalake(delta, row, mode="append")
 
 
 def overwrite(delta: deltalake.DeltaTable) -> None:
@@ -61,11 +60,8 @@ def is_whole(root: Path) -> bool:
 
 
 def sealed(root: Path) -> int:
-    broker = BrokerLog(root)
-    try:
+    with BrokerLog(root) as broker:
         return broker.seal("t")
-    finally:
-        broker.close()
 
 
 COMMITS = [optimize, delete_one, delete_segment, delete_all, restore, append_one, overwrite]
@@ -166,21 +162,23 @@ def test_a_log_that_cannot_be_read_needs_a_copy(tmp_path: Path) -> None:
 def test_a_table_of_a_later_moment_than_the_wal(tmp_path: Path) -> None:
     """The copy of D4: the WAL before the table. The records of the WAL stay, the table's go."""
     original, copy = tmp_path / "original", tmp_path / "copy"
-    broker = BrokerLog(original)
-    broker.create("t", 1)
-    broker.append("t", {0: [b"a", b"b"]})
-    copy.mkdir()
-    shutil.copy(original / "cluster.json", copy)
-    shutil.copytree(original / "wal", copy / "wal")
-    broker.append("t", {0: [b"c", b"d"]})
-    broker.seal("t")
-    broker.close()
+    with BrokerLog(original) as broker:
+        broker.create("t", 1)
+        broker.append("t", {0: [b"a", b"b"]})
+        copy.mkdir()
+        shutil.copy(original / "cluster.json", copy)
+        shutil.copytree(original / "wal", copy / "wal")
+        broker.append("t", {0: [b"c", b"d"]})
+        broker.seal("t")
     shutil.copytree(original / "topics", copy / "topics")
     assert not is_whole(copy)
-    broker = BrokerLog(copy)
-    for value in (b"x", b"y", b"z"):
-        broker.append("t", {0: [value]})
-    broker.close()
+    with BrokerLog(copy) as broker:
+        for values in ([], [b"x", b"y", b"z"]):
+            for value in values:
+                broker.append("t", {0: [value]})
+            with contextlib.suppress(LogError):
+                broker.seal("t")
+            assert [record.value for record in broker.records("t")] == [b"a", b"b", *values]
     assert not is_whole(copy)
     (done,) = repaired(copy)
     assert (done.way, done.is_done) == (RESTORE, True)
@@ -201,3 +199,96 @@ def test_only_a_rearrangement_is_undone_unasked(tmp_path: Path, commit, is_undon
     assert caring(tmp_path, undo) == is_undone
     assert is_whole(tmp_path) == is_undone
     assert broker_records(tmp_path) == records
+
+
+# -- copies of a running cluster, folder after folder
+
+
+ORDERS = (
+    ("wal", "topics", "checkpoints", "cluster.json"),
+    ("cluster.json", "wal", "checkpoints", "topics"),
+    ("cluster.json", "topics", "checkpoints", "wal"),
+)
+orders = pytest.mark.parametrize("order", ORDERS)
+
+
+def copied(root: Path, order: tuple[str, ...]) -> Path:
+    """A copy of one folder after the other; between two of them records are written and sealed."""
+    original, copy = root / "original", root / "copy"
+    with BrokerLog(original) as broker:
+        broker.create("t", 2)
+        copy.mkdir()
+        for number, name in enumerate(order):
+            for partition in range(2):
+                broker.append("t", {partition: [b"%s %d" % (name.encode(), number)] * 3})
+            broker.seal("t")
+            source = original / name
+            if source.is_dir():
+                shutil.copytree(source, copy / name)
+            elif source.exists():
+                shutil.copy(source, copy)
+    return copy
+
+
+def scrubbed(root: Path) -> ScrubReport:
+    return caring(root, lambda cluster: scrub(cluster, None, Grace()))
+
+
+@orders
+def test_a_scrub_names_the_copy(tmp_path: Path, order: tuple[str, ...]) -> None:
+    copy = copied(tmp_path, order)
+    report = scrubbed(copy)
+    assert not report.is_whole
+    assert any("topics/t-" in str(finding) for finding in report.findings)
+
+
+@orders
+def test_copy_gives_no_offset_twice(tmp_path: Path, order: tuple[str, ...]) -> None:
+    copy = copied(tmp_path, order)
+    with BrokerLog(copy) as broker:
+        end = broker.log.state.partition("t", 0).high_watermark
+        start = broker.log.state.partition("t", 0).sealed_end
+        expected = _tail(broker, start)
+        assert len(expected) == end - start
+        for number in range(12):
+            broker.append("t", {0: [b"new %d" % number]})
+            with contextlib.suppress(Corrupt):
+                broker.seal("t")
+        expected += [b"new %d" % number for number in range(12)]
+        assert _tail(broker, start) == expected
+    assert not scrubbed(copy).is_whole
+
+
+def _tail(broker: BrokerLog, start: int) -> list[bytes]:
+    values: list[bytes] = []
+    while True:
+        fetched = broker._runner.run(broker.log.fetch("t", 0, start, bytes_max=1 << 20))
+        if not fetched.pieces:
+            return values
+        for piece in fetched.pieces:
+            values += piece.batch.column("value").to_pylist()
+        start = fetched.next_offset
+
+
+FIRST_KEPT = ROWS + ROWS // 2
+"""In the middle of the second segment."""
+
+
+def by_deltalake(uri: str) -> list[int]:
+    query = deltalake.QueryBuilder().register("t", deltalake.DeltaTable(uri))
+    batches = query.execute('select "offset" from t')
+    return sorted(offset for batch in batches for offset in batch.column("offset").to_pylist())
+
+
+def by_polars(uri: str) -> list[int]:
+    return sorted(pl.scan_delta(uri).select("offset").collect()["offset"].to_list())
+
+
+@pytest.mark.parametrize("read", [by_deltalake, by_polars])
+def test_engines_see_no_deleted_records(tmp_path: Path, read: Callable[[str], list[int]]) -> None:
+    filled(tmp_path)
+    assert read(table_uri(tmp_path)) == list(range(SEGMENTS * ROWS))
+    cut = {0: FIRST_KEPT}
+    caring(tmp_path, lambda cluster: delete_records(cluster, "t", cut, is_dry=False))
+    assert batch_offsets(tmp_path) == list(range(FIRST_KEPT, END))
+    assert read(table_uri(tmp_path)) == list(range(FIRST_KEPT, SEGMENTS * ROWS))

@@ -87,9 +87,7 @@ def clean_up(folder: FolderStore) -> None:
             path.unlink()
 
 
-async def test_checkpoints_are_made_and_no_commit_cleans_up_the_log(
-    folder: FolderStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_checkpoints_keep_log(folder: FolderStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table, "CHECKPOINT_INTERVAL", 5)
     monkeypatch.setitem(table._PROPERTIES, "delta.checkpointInterval", "5")
     delta_table, stale = delta(folder), delta(folder)
@@ -144,9 +142,7 @@ async def test_an_operator_sets_how_long_a_table_keeps_its_log(folder: FolderSto
     assert await delta_table.log_retention_ms() == 30 * 86_400_000
 
 
-async def test_a_stale_writer_whose_versions_are_gone_is_refused(
-    folder: FolderStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_stale_commit_refused(folder: FolderStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table, "CHECKPOINT_INTERVAL", 5)
     monkeypatch.setitem(table._PROPERTIES, "delta.checkpointInterval", "5")
     delta_table, stale = delta(folder), delta(folder)
@@ -160,9 +156,7 @@ async def test_a_stale_writer_whose_versions_are_gone_is_refused(
     await seal_often(stale, [16])
 
 
-async def test_transactions_are_followed_without_asking_delta(
-    folder: FolderStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_transactions_are_read(folder: FolderStore, monkeypatch: pytest.MonkeyPatch) -> None:
     delta_table, other = delta(folder), delta(folder)
     await seal_often(delta_table, [0])
     assert await other.transaction_version(seal_app_id(0)) == 10
@@ -173,9 +167,7 @@ async def test_transactions_are_followed_without_asking_delta(
     await seal_often(other, [4])
 
 
-async def test_every_version_is_synced_before_it_counts(
-    folder: FolderStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_synced_before_counted(folder: FolderStore, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[str] = []
     sync = delta_log._sync
     monkeypatch.setattr(delta_log, "_sync", lambda path: (synced.append(path.name), sync(path)))
@@ -301,9 +293,7 @@ async def test_a_lost_answer_is_not_a_lost_commit(moto_server: Moto, how: str) -
         await store.close()
 
 
-async def test_a_store_that_is_away_is_unavailable_and_its_commits_unknown(
-    moto_server: Moto,
-) -> None:
+async def test_commit_to_absent_store_is_unknown(moto_server: Moto) -> None:
     with LossyProxy(moto_server.endpoint_url, "500") as proxy:
         options = S3Options(endpoint_url=proxy.endpoint_url, region=REGION)
         store = await S3Store.open(moto_server.bucket, "away", options)

@@ -218,9 +218,7 @@ async def test_a_missing_bucket_is_refused(moto_server: Moto) -> None:
         await open_store("s3://nowhere/x", s3=options)
 
 
-async def test_a_server_that_is_not_there_is_unavailable(
-    aws_credentials: None, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_unreachable_server(aws_credentials: None, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.CRITICAL)
     endpoint_url = f"http://127.0.0.1:{free_port()}"
     options = S3Options(endpoint_url=endpoint_url, region=REGION, attempts_max=1)

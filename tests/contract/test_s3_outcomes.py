@@ -181,9 +181,7 @@ OUTCOMES = {
 
 
 @pytest.mark.parametrize("size", [100, 2_000_000], ids=["small", "large"])
-async def test_every_answer_has_its_outcome_and_is_asked_for_once(
-    aws_credentials: None, stub: Stub, size: int
-) -> None:
+async def test_every_answer_has_its_outcome(aws_credentials: None, stub: Stub, size: int) -> None:
     body = b"x" * size
     stub.answers = {answer: [answer] for answer in OUTCOMES}
     async with opened(stub, read_timeout_s=0.5) as store:
@@ -267,9 +265,7 @@ async def test_aiohttp_alone_repeats_a_dropped_put(
     assert [len(stub.puts(key)) for key in ("new", "warm", "kept")] == [2, 1, 2]
 
 
-async def test_a_cancelled_create_leaves_the_client_whole(
-    aws_credentials: None, stub: Stub
-) -> None:
+async def test_cancelled_create_leaves_client_whole(aws_credentials: None, stub: Stub) -> None:
     stub.answers["wal/1"] = ["silence"]
     async with opened(stub) as store:
         for size in (100, 2_000_000):
@@ -282,9 +278,7 @@ async def test_a_cancelled_create_leaves_the_client_whole(
             assert await store.create("wal/2", [b"x" * size]) is Created.DONE
 
 
-async def test_reads_are_repeated_and_their_failures_named(
-    aws_credentials: None, stub: Stub
-) -> None:
+async def test_reads_are_repeated_and_failures_named(aws_credentials: None, stub: Stub) -> None:
     stub.answers = {
         "twice": ["503 SlowDown", "cut", "cut", "200"],
         "cut": ["cut"],

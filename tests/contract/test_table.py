@@ -13,12 +13,7 @@ from tidelog.storage.store.folder import FolderStore
 from tidelog.storage.store.memory import MemoryStore
 from tidelog.storage.store.object_store import ObjectStore
 from tidelog.storage.tables.delta import open_table
-from tidelog.storage.tables.manifest import (
-    ManifestConflict,
-    Table,
-    maintenance_app_id,
-    seal_app_id,
-)
+from tidelog.storage.tables.manifest import ManifestConflict, Table, maintenance_app_id, seal_app_id
 from tidelog.storage.tables.memory import MemoryManifest
 
 PREFIX = object_keys.topic("orders", "0af3")

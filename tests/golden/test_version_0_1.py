@@ -18,10 +18,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
-from tests.support.records import rows
+from tests.support.records import found_cluster, rows
 from tidelog.compaction.upgrade import raise_level
 from tidelog.storage.broker import Broker
 from tidelog.storage.codec.entry import IdempotencyKey
@@ -30,7 +29,6 @@ from tidelog.storage.core.actions import CommitOffsets, GroupOffset
 from tidelog.storage.log import LogSettings
 from tidelog.storage.runtime.clock import SystemClock
 from tidelog.storage.store.folder import FolderStore
-from tidelog.storage.wal.wal_objects import ClusterIdentity
 
 ARCHIVE = Path(__file__).parent / "storage-0.1.tar.xz"
 CLUSTER_ID = "c0ffee"
@@ -211,8 +209,7 @@ async def this_version(folder: Path) -> AsyncIterator[Broker]:
 async def found_level_1(folder: Path) -> None:
     """Write the first object as version 0.1 does."""
     store = FolderStore(folder)
-    identity = ClusterIdentity(levels.FIRST, CLUSTER_ID, 1)
-    await store.create(object_keys.CLUSTER, [msgspec.json.encode(identity)])
+    await found_cluster(store, levels.FIRST)
     await store.close()
 
 
@@ -253,60 +250,52 @@ def dense(*values: str) -> list[list[list[object]]]:
 
 
 @pytest.mark.parametrize("is_founded_by_0_1", [False, True])
-def test_at_level_1_both_versions_write_in_turn_and_read_the_same(
+async def test_at_level_1_both_versions_write_in_turn_and_read_the_same(
     folder: Path, start: Callable[[], OldBroker], is_founded_by_0_1: bool
 ) -> None:
-    async def main() -> None:
-        old = start()
-        if not is_founded_by_0_1:
-            await found_level_1(folder)
-        await old.call("open")
-        async with this_version(folder) as new:
-            assert new.wal.cluster.format == 1
-            await new.create_topic("t", PARTITIONS, {"segment.ms": "1000"})
-            await old.call("refresh")
-            for number in range(6):  # each loses the number to the other's entry, then applies it
-                by_old, by_new = partial(old.call, "append"), partial(append, new)
-                first, second = (by_new, by_old) if number % 2 else (by_old, by_new)
-                assert await first(str(number)) == [[0, number], [1, number]]
-                # A retry at the other version finds the Idempotency-Key.
-                assert await second(str(number)) == [[0, number], [1, number]]
-            await commit_offset(new, 3)
-            await old.call("refresh")
-            assert await old.call("read") == [dense(*"012345"), [[0, 3]]]
-            await old.call("commit", 5)
-            await old.call("seal")
-            await new.wal.refresh()
-            assert await read(new) == [dense(*"012345"), [[0, 5]]]
-            assert new.state.level == 1
-            assert await old.call("state") == new.state.encode().hex()
-
-    asyncio.run(main())
+    old = start()
+    if not is_founded_by_0_1:
+        await found_level_1(folder)
+    await old.call("open")
+    async with this_version(folder) as new:
+        assert new.wal.cluster.format == 1
+        await new.create_topic("t", PARTITIONS, {"segment.ms": "1000"})
+        await old.call("refresh")
+        for number in range(6):  # each loses the number to the other's entry, then applies it
+            by_old, by_new = partial(old.call, "append"), partial(append, new)
+            first, second = (by_new, by_old) if number % 2 else (by_old, by_new)
+            assert await first(str(number)) == [[0, number], [1, number]]
+            # A retry at the other version finds the Idempotency-Key.
+            assert await second(str(number)) == [[0, number], [1, number]]
+        await commit_offset(new, 3)
+        await old.call("refresh")
+        assert await old.call("read") == [dense(*"012345"), [[0, 3]]]
+        await old.call("commit", 5)
+        await old.call("seal")
+        await new.wal.refresh()
+        assert await read(new) == [dense(*"012345"), [[0, 5]]]
+        assert new.state.level == 1
+        assert await old.call("state") == new.state.encode().hex()
 
 
 @pytest.mark.parametrize("is_checkpoint_of_0_1", [False, True])
-def test_at_level_1_each_version_starts_from_the_others_checkpoint(
+async def test_at_level_1_each_version_starts_from_the_others_checkpoint(
     folder: Path, start: Callable[[], OldBroker], is_checkpoint_of_0_1: bool
 ) -> None:
-    async def main() -> None:
-        old = start()
-        await old.call("open")
-        await old.call("create", "t")
-        await old.call("append", "a")
-        async with this_version(folder) as new:
-            await append(new, "b")
-            await commit_offset(new, 2)
-            newest = await (
-                old.call("checkpoint") if is_checkpoint_of_0_1 else new.wal.checkpoint()
-            )
-            await new.wal.store.delete([object_keys.wal(seq) for seq in range(1, newest - 2)])
-        late = start()
-        await late.call("open")
-        async with this_version(folder) as new:
-            assert await late.call("read") == await read(new) == [dense("a", "b"), [[0, 2]]]
-            assert await late.call("state") == new.state.encode().hex()
-
-    asyncio.run(main())
+    old = start()
+    await old.call("open")
+    await old.call("create", "t")
+    await old.call("append", "a")
+    async with this_version(folder) as new:
+        await append(new, "b")
+        await commit_offset(new, 2)
+        newest = await (old.call("checkpoint") if is_checkpoint_of_0_1 else new.wal.checkpoint())
+        await new.wal.store.delete([object_keys.wal(seq) for seq in range(1, newest - 2)])
+    late = start()
+    await late.call("open")
+    async with this_version(folder) as new:
+        assert await late.call("read") == await read(new) == [dense("a", "b"), [[0, 2]]]
+        assert await late.call("state") == new.state.encode().hex()
 
 
 def line_about(seq: int) -> str:
@@ -316,72 +305,59 @@ def line_about(seq: int) -> str:
     )
 
 
-def test_after_the_raise_a_broker_of_0_1_stops_at_the_entry_and_says_why(
-    folder: Path, start: Callable[[], OldBroker]
-) -> None:
-    async def main() -> None:
-        old = start()
-        await old.call("open")
-        await old.call("create", "t")
-        await old.call("append", "a")
-        async with this_version(folder) as new:
-            await raise_level(new.wal, 2)
-            raised = new.state.seq
-            await append(new, "b")
-            kinds = []
-            for said in (["refresh"], ["append", "lost"], ["refresh"]):
-                with pytest.raises(Refused) as caught:
-                    await old.call(*said)
-                kinds.append(caught.value.args[0])
-                assert line_about(raised) in caught.value.args[1]
-            assert kinds == ["Corrupt", "CommitUnknown", "Corrupt"]
-            await new.wal.refresh()
-            assert await read(new) == [dense("a", "b"), []]
-
-    asyncio.run(main())
+async def test_0_1_stops_at_entry_of_raise(folder: Path, start: Callable[[], OldBroker]) -> None:
+    old = start()
+    await old.call("open")
+    await old.call("create", "t")
+    await old.call("append", "a")
+    async with this_version(folder) as new:
+        await raise_level(new.wal, 2)
+        raised = new.state.seq
+        await append(new, "b")
+        kinds = []
+        for said in (["refresh"], ["append", "lost"], ["refresh"]):
+            with pytest.raises(Refused) as caught:
+                await old.call(*said)
+            kinds.append(caught.value.args[0])
+            assert line_about(raised) in caught.value.args[1]
+        assert kinds == ["Corrupt", "CommitUnknown", "Corrupt"]
+        await new.wal.refresh()
+        assert await read(new) == [dense("a", "b"), []]
 
 
 @pytest.mark.parametrize(
     ("has_checkpoint", "is_collected"), [(False, False), (True, False), (True, True)]
 )
-def test_after_the_raise_a_broker_of_0_1_does_not_start(
+async def test_after_the_raise_a_broker_of_0_1_does_not_start(
     folder: Path, start: Callable[[], OldBroker], has_checkpoint: bool, is_collected: bool
 ) -> None:
-    async def main() -> None:
-        await found_level_1(folder)
-        async with this_version(folder) as new:
-            await new.create_topic("t", PARTITIONS, {})
-            await raise_level(new.wal, 2)
-            raised = new.state.seq
-            await append(new, "a")
-            if has_checkpoint:
-                await new.wal.checkpoint()
-            if is_collected:
-                await new.wal.store.delete([object_keys.wal(seq) for seq in range(1, raised + 1)])
-        old = start()
-        with pytest.raises(Refused) as caught:
-            await old.call("open")
-        lines = old.log.read_text()
-        if is_collected:
-            assert caught.value.args[0] == "StoreUnfit"
-            assert "no checkpoint that can be read" in caught.value.args[1]
-        else:
-            assert caught.value.args == ("Corrupt", line_about(raised))
+    await found_level_1(folder)
+    async with this_version(folder) as new:
+        await new.create_topic("t", PARTITIONS, {})
+        await raise_level(new.wal, 2)
+        raised = new.state.seq
+        await append(new, "a")
         if has_checkpoint:
-            assert "checkpoint format 2, this version reads 1" in lines
+            await new.wal.checkpoint()
+        if is_collected:
+            await new.wal.store.delete([object_keys.wal(seq) for seq in range(1, raised + 1)])
+    old = start()
+    with pytest.raises(Refused) as caught:
+        await old.call("open")
+    lines = old.log.read_text()
+    if is_collected:
+        assert caught.value.args[0] == "StoreUnfit"
+        assert "no checkpoint that can be read" in caught.value.args[1]
+    else:
+        assert caught.value.args == ("Corrupt", line_about(raised))
+    if has_checkpoint:
+        assert "checkpoint format 2, this version reads 1" in lines
 
-    asyncio.run(main())
 
-
-def test_a_cluster_that_began_at_the_newest_level_is_refused_by_0_1(
-    folder: Path, start: Callable[[], OldBroker]
-) -> None:
-    async def main() -> None:
-        async with this_version(folder) as new:
-            await new.create_topic("t", PARTITIONS, {})
-        with pytest.raises(Refused) as caught:
-            await start().call("open")
-        line = f"{folder.as_uri()} has format {levels.NEWEST}, this version reads 1"
-        assert caught.value.args == ("StoreUnfit", line)
-
-    asyncio.run(main())
+async def test_0_1_refuses_newest_level(folder: Path, start: Callable[[], OldBroker]) -> None:
+    async with this_version(folder) as new:
+        await new.create_topic("t", PARTITIONS, {})
+    with pytest.raises(Refused) as caught:
+        await start().call("open")
+    line = f"{folder.as_uri()} has format {levels.NEWEST}, this version reads 1"
+    assert caught.value.args == ("StoreUnfit", line)

@@ -11,8 +11,7 @@ import pyarrow as pa
 import pytest
 
 from tests.support.faults import _catalogs
-from tests.support.logs import COLD, append, closing, opened, read_table
-from tests.support.vloop import run
+from tests.support.logs import COLD, append, closing, opened, read_table, with_topic
 from tidelog.storage.codec import chunk as chunks
 from tidelog.storage.codec import entry as entries
 from tidelog.storage.codec import segment as segments
@@ -75,9 +74,7 @@ def each_bit(body: bytes) -> Iterator[bytes]:
 
 async def with_both_tiers(inner: MemoryStore) -> tuple[str, Any]:
     """A topic of two partitions, a segment and two runs; the segment's key, partition 0's run."""
-    log = await opened(inner)
-    async with closing(log):
-        await log.create_topic("t", 2, {})
+    async with closing(await with_topic(inner, partitions=2)) as log:
         await append(log, *VALUES)
         await log.seal("t", [0])
         await append(log, *VALUES)
@@ -113,45 +110,26 @@ def unread_of(body: bytes, key: str) -> set[int]:
     return set(range(len(body))) - covered
 
 
-def test_a_segment_with_a_flipped_bit_is_not_served() -> None:
-    async def main() -> None:
-        inner = MemoryStore()
-        key, _ = await with_both_tiers(inner)
-        store = Flipping(inner)
-        cold = await opened(store, COLD)
-        async with closing(cold):
+@pytest.mark.parametrize("is_sealed", [True, False])
+async def test_flipped_bit_is_not_served(inner: MemoryStore, is_sealed: bool) -> None:
+    key, tail_run = await with_both_tiers(inner)
+    unread: Iterable[int] = ()
+    places = range(tail_run.position, tail_run.position + tail_run.size)
+    if is_sealed:
+        body = inner._objects[key][0]
+        places, unread = range(len(body)), unread_of(body, key)
+    else:
+        key = tail_run.object_key
+    store = Flipping(inner)
+    async with closing(await opened(store, COLD)) as cold:
 
-            async def read() -> pa.Table:
-                return await read_table(cold)
+        async def read() -> pa.Table:
+            return await read_table(cold)
 
-            right = await read()
-            assert right.num_rows == 2 * len(VALUES)
-            body = inner._objects[key][0]
-            outcome_by_byte = await store.outcomes(key, read, range(len(body)))
-            check_all(outcome_by_byte, key, right, unread_of(body, key))
-            await others_go_on(store, cold, key)
-
-    run(main)
-
-
-def test_a_chunk_with_a_flipped_bit_is_not_served() -> None:
-    async def main() -> None:
-        inner = MemoryStore()
-        _, tail_run = await with_both_tiers(inner)
-        store = Flipping(inner)
-        cold = await opened(store, COLD)
-        async with closing(cold):
-
-            async def read() -> pa.Table:
-                return await read_table(cold)
-
-            right = await read()
-            chunk = range(tail_run.position, tail_run.position + tail_run.size)
-            outcome_by_byte = await store.outcomes(tail_run.object_key, read, chunk)
-            check_all(outcome_by_byte, tail_run.object_key, right)
-            await others_go_on(store, cold, tail_run.object_key)
-
-    run(main)
+        right = await read()
+        assert right.num_rows == 2 * len(VALUES)
+        check_all(await store.outcomes(key, read, places), key, right, unread)
+        await others_go_on(store, cold, key)
 
 
 async def others_go_on(store: Flipping, log: Log, key: str) -> None:
@@ -163,103 +141,84 @@ async def others_go_on(store: Flipping, log: Log, key: str) -> None:
     store.key = ""
 
 
-def test_sparks_reader_serves_no_flipped_bit() -> None:
+async def test_sparks_reader_serves_no_flipped_bit(inner: MemoryStore) -> None:
     """The data source's executors read slices of segments and runs by themselves."""
+    key, tail_run = await with_both_tiers(inner)
+    store = Flipping(inner)
+    columns = ["offset", "key", "value", "timestamp"]
+    size, count = size_of(inner, key), len(VALUES)
+    segment = SegmentRange("t", 0, False, key, size, 0, count, size)
+    tail = TailRange(
+        "t", 0, False, tail_run, tail_run.base_offset, tail_run.end_offset, tail_run.size
+    )
 
-    async def main() -> None:
-        inner = MemoryStore()
-        key, tail_run = await with_both_tiers(inner)
-        store = Flipping(inner)
-        columns = ["offset", "key", "value", "timestamp"]
-        size, count = size_of(inner, key), len(VALUES)
-        segment = SegmentRange("t", 0, False, key, size, 0, count, size)
-        tail = TailRange(
-            "t", 0, False, tail_run, tail_run.base_offset, tail_run.end_offset, tail_run.size
-        )
+    def reading(record_slice: Any) -> Read:
+        async def read() -> list[dict[str, Any]]:
+            fetched = await SliceReader(store).fetch(record_slice)
+            return [row for batch in fetched.batches(columns) for row in batch.to_pylist()]
 
-        def reading(record_slice: Any) -> Read:
-            async def read() -> list[dict[str, Any]]:
-                fetched = await SliceReader(store).fetch(record_slice)
-                return [row for batch in fetched.batches(columns) for row in batch.to_pylist()]
+        return read
 
-            return read
-
-        right = await reading(segment)()
-        assert [row["value"] for row in right] == [value.encode() for value in VALUES]
-        body = inner._objects[key][0]
-        outcome_by_byte = await store.outcomes(key, reading(segment), range(size))
-        check_all(outcome_by_byte, key, right, unread_of(body, key))
-        chunk = range(tail_run.position, tail_run.position + tail_run.size)
-        outcome_by_byte = await store.outcomes(tail_run.object_key, reading(tail), chunk)
-        check_all(outcome_by_byte, tail_run.object_key, await reading(tail)())
-
-    run(main)
+    right = await reading(segment)()
+    assert [row["value"] for row in right] == [value.encode() for value in VALUES]
+    body = inner._objects[key][0]
+    outcome_by_byte = await store.outcomes(key, reading(segment), range(size))
+    check_all(outcome_by_byte, key, right, unread_of(body, key))
+    chunk = range(tail_run.position, tail_run.position + tail_run.size)
+    outcome_by_byte = await store.outcomes(tail_run.object_key, reading(tail), chunk)
+    check_all(outcome_by_byte, tail_run.object_key, await reading(tail)())
 
 
-def test_an_entry_with_a_flipped_bit_is_not_replayed() -> None:
+async def test_an_entry_with_a_flipped_bit_is_not_replayed(inner: MemoryStore) -> None:
     """Neither applied, nor taken for the end of the log: that would be to lose all after it. The
     copy of the header is used; without one, as at level 1, the entry is damaged."""
+    await with_both_tiers(inner)
+    numbers = [seq for key in inner._objects if (seq := object_keys.seq_of(key)) is not None]
+    store = Flipping(inner)
 
-    async def main() -> None:
-        inner = MemoryStore()
-        await with_both_tiers(inner)
-        numbers = [seq for key in inner._objects if (seq := object_keys.seq_of(key)) is not None]
-        store = Flipping(inner)
+    async def replay() -> bytes:
+        for key in [key for key in inner._objects if key.startswith(object_keys.CHECKPOINTS)]:
+            await inner.delete([key])
+        async with closing(await opened(store, COLD)) as log:
+            return log.state.encode()
 
-        async def replay() -> bytes:
-            for key in [key for key in inner._objects if key.startswith(object_keys.CHECKPOINTS)]:
-                await inner.delete([key])
-            log = await opened(store, COLD)
-            async with closing(log):
-                return log.state.encode()
-
-        right = await replay()
-        for seq in (1, 2, max(numbers)):
-            key = object_keys.wal(seq)
-            header = entries.header_length(inner._objects[key][0], key)
-            outcome_by_byte = await store.outcomes(key, replay, range(header))
-            check_all(outcome_by_byte, key, right, range(header))
-            body = await inner.get(key)
-            assert body[-12 - header : -12] == body[:header]
-            await inner.put(key, [body[: -12 - header]])
-            assert await replay() == right
-            check_all(await store.outcomes(key, replay, range(header)), key, right)
-
-    run(main)
+    right = await replay()
+    for seq in (1, 2, max(numbers)):
+        key = object_keys.wal(seq)
+        header = entries.header_length(inner._objects[key][0], key)
+        outcome_by_byte = await store.outcomes(key, replay, range(header))
+        check_all(outcome_by_byte, key, right, range(header))
+        body = await inner.get(key)
+        assert body[-12 - header : -12] == body[:header]
+        await inner.put(key, [body[: -12 - header]])
+        assert await replay() == right
+        check_all(await store.outcomes(key, replay, range(header)), key, right)
 
 
-def test_a_checkpoint_with_a_flipped_bit_is_passed_over() -> None:
-    async def main() -> None:
-        inner = MemoryStore()
-        await with_both_tiers(inner)
-        store = Flipping(inner)
+async def test_a_checkpoint_with_a_flipped_bit_is_passed_over(inner: MemoryStore) -> None:
+    await with_both_tiers(inner)
+    store = Flipping(inner)
 
-        async def load() -> bytes:
-            log = await opened(store, COLD)
-            async with closing(log):
-                return log.state.encode()
+    async def load() -> bytes:
+        async with closing(await opened(store, COLD)) as log:
+            return log.state.encode()
 
-        right = await load()
-        key = max(key for key in inner._objects if key.startswith(object_keys.CHECKPOINTS))
-        outcome_by_byte = await store.outcomes(key, load, range(0, size_of(inner, key), 7))
-        assert all(outcome == right for outcome in outcome_by_byte.values())
-
-    run(main)
+    right = await load()
+    key = max(key for key in inner._objects if key.startswith(object_keys.CHECKPOINTS))
+    outcome_by_byte = await store.outcomes(key, load, range(0, size_of(inner, key), 7))
+    assert all(outcome == right for outcome in outcome_by_byte.values())
 
 
 # -- bit by bit
 
 
-def test_every_bit_of_an_entry_s_header_counts(both_tiers: MemoryStore) -> None:
-    key = object_keys.wal(2)
-    body = both_tiers._objects[key][0]
-    header = body[: entries.header_length(body, key)]
-    for wrong in each_bit(header):
-        with pytest.raises(Corrupt):
-            entries.decode(wrong, key, seq=2, previous=None)
+@pytest.fixture
+async def both_tiers(inner: MemoryStore) -> MemoryStore:
+    await with_both_tiers(inner)
+    return inner
 
 
-def test_every_bit_of_a_checkpoint_counts(both_tiers: MemoryStore) -> None:
+async def test_every_bit_of_a_checkpoint_counts(both_tiers: MemoryStore) -> None:
     key = max(key for key in both_tiers._objects if key.startswith(object_keys.CHECKPOINTS))
     body = both_tiers._objects[key][0]
     state = wal_objects.decode_checkpoint(body, key, "c0ffee")
@@ -269,7 +228,7 @@ def test_every_bit_of_a_checkpoint_counts(both_tiers: MemoryStore) -> None:
             wal_objects.decode_checkpoint(wrong, key, "c0ffee")
 
 
-def test_every_bit_of_a_chunk_counts(both_tiers: MemoryStore) -> None:
+async def test_every_bit_of_a_chunk_counts(both_tiers: MemoryStore) -> None:
     key = max(key for key in both_tiers._objects if key.startswith(object_keys.CHECKPOINTS))
     state = wal_objects.decode_checkpoint(both_tiers._objects[key][0], key, "c0ffee")
     tail_run = state.topic("t").partitions[0].tail[0]
@@ -291,14 +250,3 @@ def test_every_bit_of_a_segment_s_footer_counts() -> None:
     for wrong in each_bit(tail):
         with pytest.raises(Corrupt):
             segments.read_footer(wrong, len(body), "s")
-
-
-@pytest.fixture
-def both_tiers() -> MemoryStore:
-    store = MemoryStore()
-
-    async def main() -> None:
-        await with_both_tiers(store)
-
-    run(main)
-    return store

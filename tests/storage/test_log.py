@@ -7,7 +7,6 @@ from collections.abc import Awaitable
 
 import pytest
 
-from tests.support.clock import ManualClock
 from tests.support.logs import (
     COLD,
     MANUAL,
@@ -19,7 +18,6 @@ from tests.support.logs import (
     store_of,
 )
 from tests.support.records import TIME_MS, rows
-from tests.support.vloop import run
 from tidelog.storage.codec import chunk as chunks
 from tidelog.storage.codec.chunk import Rows
 from tidelog.storage.codec.entry import IdempotencyKey
@@ -62,452 +60,379 @@ async def brokers(count: int, settings: LogSettings = MANUAL, *, partitions: int
 
 @pytest.mark.parametrize("settings", [MANUAL, COLD, MIXED], ids=["warm", "cold", "mixed"])
 @pytest.mark.parametrize("seed", range(3))
-def test_i2_i7_two_tiers_read_as_one_dense_run(seed: int, settings: LogSettings) -> None:
+async def test_i2_i7_two_tiers_read_as_one_dense_run(seed: int, settings: LogSettings) -> None:
     """Appends, seals and reads at random, on two brokers, against a list for each partition."""
-
-    async def main() -> None:
-        draws = random.Random(seed)
-        model: list[list[str]] = [[], [], []]
-        async with brokers(2, settings) as logs:
-            for step in range(120):
-                log = draws.choice(logs)
-                number = draws.randrange(3)
-                match draws.choice(["append"] * 4 + ["seal", "read", "read", "read", "read"]):
-                    case "append":
-                        made = [f"{step}.{i}" * draws.choice([1, 30]) for i in range(3)]
-                        made = made[: draws.randrange(1, 4)]
-                        placed = await append(log, *made, partition=number)
-                        assert placed == [("t", number, len(model[number]), len(made))]
-                        model[number] += made
-                    case "seal":
-                        await log.wal.refresh()
-                        await log.seal("t", draws.choice([None, [number], [0, 1]]))
-                    case "read":
-                        offset = draws.randrange(len(model[number]) + 1)
-                        bytes_max = draws.choice([1, 50, 1000, 1 << 20])
-                        values = await read_values(
-                            log, partition=number, offset=offset, bytes_max=bytes_max
-                        )
-                        assert values == model[number][offset:]
-            for log in logs:
-                await log.wal.refresh()
-                for number in range(3):
-                    assert await read_values(log, partition=number) == model[number]
-            assert logs[0].state.encode() == logs[1].state.encode()
-            sealed = [partition.sealed_end for _, _, partition in logs[0].state.partitions()]
-            assert max(sealed) > 0
-
-    run(main)
+    draws = random.Random(seed)
+    model: list[list[str]] = [[], [], []]
+    async with brokers(2, settings) as logs:
+        for step in range(120):
+            log = draws.choice(logs)
+            number = draws.randrange(3)
+            match draws.choice(["append"] * 4 + ["seal", "read", "read", "read", "read"]):
+                case "append":
+                    made = [f"{step}.{i}" * draws.choice([1, 30]) for i in range(3)]
+                    made = made[: draws.randrange(1, 4)]
+                    placed = await append(log, *made, partition=number)
+                    assert placed == [("t", number, len(model[number]), len(made))]
+                    model[number] += made
+                case "seal":
+                    await log.wal.refresh()
+                    await log.seal("t", draws.choice([None, [number], [0, 1]]))
+                case "read":
+                    offset = draws.randrange(len(model[number]) + 1)
+                    bytes_max = draws.choice([1, 50, 1000, 1 << 20])
+                    values = await read_values(
+                        log, partition=number, offset=offset, bytes_max=bytes_max
+                    )
+                    assert values == model[number][offset:]
+        for log in logs:
+            await log.wal.refresh()
+            for number in range(3):
+                assert await read_values(log, partition=number) == model[number]
+        assert logs[0].state.encode() == logs[1].state.encode()
+        sealed = [partition.sealed_end for _, _, partition in logs[0].state.partitions()]
+        assert max(sealed) > 0
 
 
-def test_an_answer_is_about_as_large_as_asked_for_and_has_a_record() -> None:
-    async def main() -> None:
-        async with brokers(1) as (log,):
-            await append(log, *["x" * 100] * 10)
+async def test_an_answer_is_about_as_large_as_asked_for_and_has_a_record() -> None:
+    async with brokers(1) as (log,):
+        await append(log, *["x" * 100] * 10)
+        await log.seal("t")
+        await append(log, *["y" * 100] * 10)
+        for bytes_max, count in [(0, 0), (1, 1), (123, 1), (124, 1), (250, 2), (1860, 15)]:
+            fetched = await log.fetch("t", 0, 0, bytes_max=bytes_max)
+            assert sum(piece.batch.num_rows for piece in fetched.pieces) == count
+            assert fetched.next_offset == count
+            assert (fetched.log_start_offset, fetched.high_watermark) == (0, 20)
+
+
+async def test_records_come_back_as_they_were_given() -> None:
+    sent_rows = Rows(
+        [TIME_MS, TIME_MS - 5, 0],
+        [b"k", None, b""],
+        [b"\x00\xff", b"", None],
+        [[("h", b"1"), ("h", None)], None, []],
+    )
+    async with brokers(1) as (log,):
+        await log.append(log.state.topic("t"), [(1, sent_rows)], size=10, is_json=False)
+        for _ in range(2):
+            for settings in (MANUAL, COLD):
+                async with closing(await opened(store_of(log).inner, settings)) as reader:
+                    (row, *others) = (await read_table(reader, partition=1)).to_pylist()
+                assert row["headers"] == [{"key": "h", "value": b"1"}, {"key": "h", "value": None}]
+                assert [row["key"], *(other["key"] for other in others)] == sent_rows.keys
+                assert [row["value"], *(other["value"] for other in others)] == sent_rows.values
+                stamps = [int(record["timestamp"].timestamp() * 1000) for record in (row, *others)]
+                assert stamps == sent_rows.timestamps
+                assert [other["headers"] for other in others] == [None, []]
             await log.seal("t")
-            await append(log, *["y" * 100] * 10)
-            for bytes_max, count in [(0, 0), (1, 1), (123, 1), (124, 1), (250, 2), (1860, 15)]:
-                fetched = await log.fetch("t", 0, 0, bytes_max=bytes_max)
-                assert sum(piece.batch.num_rows for piece in fetched.pieces) == count
-                assert fetched.next_offset == count
-                assert (fetched.log_start_offset, fetched.high_watermark) == (0, 20)
-
-    run(main)
 
 
-def test_records_come_back_as_they_were_given() -> None:
-    async def main() -> None:
-        sent_rows = Rows(
-            [TIME_MS, TIME_MS - 5, 0],
-            [b"k", None, b""],
-            [b"\x00\xff", b"", None],
-            [[("h", b"1"), ("h", None)], None, []],
-        )
-        async with brokers(1) as (log,):
-            await log.append(log.state.topic("t"), [(1, sent_rows)], size=10, is_json=False)
-            for _ in range(2):
-                for settings in (MANUAL, COLD):
-                    reader = await opened(store_of(log).inner, settings)
-                    async with closing(reader):
-                        (row, *others) = (await read_table(reader, partition=1)).to_pylist()
-                    assert row["headers"] == [
-                        {"key": "h", "value": b"1"},
-                        {"key": "h", "value": None},
-                    ]
-                    assert [row["key"], *(other["key"] for other in others)] == sent_rows.keys
-                    assert [row["value"], *(other["value"] for other in others)] == sent_rows.values
-                    stamps = [
-                        int(record["timestamp"].timestamp() * 1000) for record in (row, *others)
-                    ]
-                    assert stamps == sent_rows.timestamps
-                    assert [other["headers"] for other in others] == [None, []]
-                await log.seal("t")
-
-    run(main)
+async def test_i3_right_after_the_ack_every_broker_reads_it() -> None:
+    async with brokers(2) as (first, second):
+        for i in range(5):
+            await append(first, str(i))
+            fetched = await second.fetch("t", 0, i, bytes_max=100)
+            assert fetched.high_watermark == i + 1
+            offsets = await first.offsets("t", 0)
+            assert offsets.high_watermark == i + 1
+            await append(second, "other", partition=1)
+            assert (await first.offsets("t", 1)).high_watermark == i + 1
 
 
-def test_i3_right_after_the_ack_every_broker_reads_it() -> None:
-    async def main() -> None:
-        async with brokers(2) as (first, second):
-            for i in range(5):
-                await append(first, str(i))
-                fetched = await second.fetch("t", 0, i, bytes_max=100)
-                assert fetched.high_watermark == i + 1
-                offsets = await first.offsets("t", 0)
-                assert offsets.high_watermark == i + 1
-                await append(second, "other", partition=1)
-                assert (await first.offsets("t", 1)).high_watermark == i + 1
-
-    run(main)
-
-
-def test_i3_a_topic_and_its_growth_are_known_to_every_broker_at_once() -> None:
-    async def main() -> None:
-        async with brokers(2, partitions=0) as (first, second):
-            await first.create_topic("t", 1, {})
-            await append(first, "a")
-            assert (await second.fetch("t", 0, 0, bytes_max=100)).next_offset == 1
-            await first.add_partitions("t", 2)
-            await append(first, "b", partition=1)
-            assert (await second.fetch("t", 1, 0, bytes_max=100)).next_offset == 1
-            with pytest.raises(UnknownTopic):
-                await second.fetch("u", 0, 0, bytes_max=1)
-            with pytest.raises(UnknownPartition):
-                await second.fetch("t", 2, 0, bytes_max=1)
-            await first.create_topic("u", 1, {})
-            await second.alter_topic("u", {"segment.ms": "500"})
-            await first.create_topic("v", 1, {})
-            await second.add_partitions("v", 3)
-            await first.create_topic("w", 1, {})
-            await second.delete_topic("w")
-            await first.create_topic("w", 2, {})
-
-    run(main)
+async def test_i3_a_topic_and_its_growth_are_known_to_every_broker_at_once() -> None:
+    async with brokers(2, partitions=0) as (first, second):
+        await first.create_topic("t", 1, {})
+        await append(first, "a")
+        assert (await second.fetch("t", 0, 0, bytes_max=100)).next_offset == 1
+        await first.add_partitions("t", 2)
+        await append(first, "b", partition=1)
+        assert (await second.fetch("t", 1, 0, bytes_max=100)).next_offset == 1
+        with pytest.raises(UnknownTopic):
+            await second.fetch("u", 0, 0, bytes_max=1)
+        with pytest.raises(UnknownPartition):
+            await second.fetch("t", 2, 0, bytes_max=1)
+        await first.create_topic("u", 1, {})
+        await second.alter_topic("u", {"segment.ms": "500"})
+        await first.create_topic("v", 1, {})
+        await second.add_partitions("v", 3)
+        await first.create_topic("w", 1, {})
+        await second.delete_topic("w")
+        await first.create_topic("w", 2, {})
 
 
 @pytest.mark.parametrize("sealed", [False, True])
 @pytest.mark.parametrize("offset", [-1, 4, 10**18])
-def test_an_offset_out_of_range_error_has_the_range(offset: int, sealed: bool) -> None:
-    async def main() -> None:
-        async with brokers(1) as (log,):
-            await append(log, "a", "b", "c")
-            if sealed:
-                await log.seal("t")
-            with pytest.raises(OffsetOutOfRange) as caught:
-                await log.fetch("t", 0, offset, bytes_max=100, wait_s=10)
-            assert (caught.value.log_start_offset, caught.value.high_watermark) == (0, 3)
-            assert asyncio.get_running_loop().time() < 1
-
-    run(main)
+async def test_an_offset_out_of_range_error_has_the_range(offset: int, sealed: bool) -> None:
+    async with brokers(1) as (log,):
+        await append(log, "a", "b", "c")
+        if sealed:
+            await log.seal("t")
+        with pytest.raises(OffsetOutOfRange) as caught:
+            await log.fetch("t", 0, offset, bytes_max=100, wait_s=10)
+        assert (caught.value.log_start_offset, caught.value.high_watermark) == (0, 3)
+        assert asyncio.get_running_loop().time() < 1
 
 
 # -- long polls
 
 
-def test_a_long_poll_wakes_at_once_and_only_for_its_partition() -> None:
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        async with brokers(1) as (log,):
-            polls = [
-                asyncio.create_task(log.fetch("t", number, 0, bytes_max=100, wait_s=60))
-                for number in (0, 0, 1)
-            ]
-            await asyncio.sleep(7)
-            await append(log, "a")
-            for poll in polls[:2]:
-                fetched = await poll
-                assert fetched.pieces[0].batch.column("value").to_pylist() == [b"a"]
-            assert loop.time() == pytest.approx(7)
-            assert not polls[2].done()
-            empty = await polls[2]
-            assert loop.time() == pytest.approx(60)
-            assert (empty.pieces, empty.next_offset) == ([], 0)
-            assert not log._waiting
-
-    run(main)
-
-
-def test_a_long_poll_sees_what_another_broker_commits() -> None:
-    async def main() -> None:
-        async with brokers(2) as (first, second):
-            poll = asyncio.create_task(second.fetch("t", 0, 0, bytes_max=100, wait_s=60))
-            await asyncio.sleep(7)
-            await append(first, "a")
-            assert (await poll).next_offset == 1
-            assert asyncio.get_running_loop().time() <= 8.1  # the poll interval
-
-    run(main)
-
-
-def test_a_poller_that_goes_away_leaves_nothing() -> None:
-    async def main() -> None:
-        async with brokers(1) as (log,):
-            poll = asyncio.create_task(log.fetch("t", 0, 0, bytes_max=100, wait_s=60))
-            await asyncio.sleep(1)
-            poll.cancel()
-            await asyncio.sleep(1)
-            assert not log._waiting
-
-    run(main)
-
-
-def test_i3_reloaded_view_sends_no_poller_out_of_range() -> None:
-    """A consumer would begin at the other end of the log."""
-
-    async def main() -> None:
-        async with brokers(2) as (log, other):
-            await log.wal.checkpoint()
-            for i in range(40):
-                await append(log, str(i))
-            poll = asyncio.create_task(log.fetch("t", 0, 40, bytes_max=100, wait_s=60))
-            await asyncio.sleep(0.5)
-            store_of(log).latency = lambda _: 0.1
-            assert isinstance(log.clock, ManualClock)
-            log.clock.advance(700)
-            for _ in range(30):
-                fetched = await log.fetch("t", 0, 40, bytes_max=100)
-                assert fetched.high_watermark == 40
-            assert log.wal.counters.void >= 1
+async def test_a_long_poll_wakes_at_once_and_only_for_its_partition() -> None:
+    loop = asyncio.get_running_loop()
+    async with brokers(1) as (log,):
+        polls = [
+            asyncio.create_task(log.fetch("t", number, 0, bytes_max=100, wait_s=60))
+            for number in (0, 0, 1)
+        ]
+        await asyncio.sleep(7)
+        await append(log, "a")
+        for poll in polls[:2]:
             fetched = await poll
+            assert fetched.pieces[0].batch.column("value").to_pylist() == [b"a"]
+        assert loop.time() == pytest.approx(7)
+        assert not polls[2].done()
+        empty = await polls[2]
+        assert loop.time() == pytest.approx(60)
+        assert (empty.pieces, empty.next_offset) == ([], 0)
+        assert not log._waiting
+
+
+async def test_a_long_poll_sees_what_another_broker_commits() -> None:
+    async with brokers(2) as (first, second):
+        poll = asyncio.create_task(second.fetch("t", 0, 0, bytes_max=100, wait_s=60))
+        await asyncio.sleep(7)
+        await append(first, "a")
+        assert (await poll).next_offset == 1
+        assert asyncio.get_running_loop().time() <= 8.1  # the poll interval
+
+
+async def test_a_poller_that_goes_away_leaves_nothing() -> None:
+    async with brokers(1) as (log,):
+        poll = asyncio.create_task(log.fetch("t", 0, 0, bytes_max=100, wait_s=60))
+        await asyncio.sleep(1)
+        poll.cancel()
+        await asyncio.sleep(1)
+        assert not log._waiting
+
+
+async def test_i3_reloaded_view_sends_no_poller_out_of_range() -> None:
+    """A consumer would begin at the other end of the log."""
+    async with brokers(2) as (log, other):
+        await log.wal.checkpoint()
+        for i in range(40):
+            await append(log, str(i))
+        poll = asyncio.create_task(log.fetch("t", 0, 40, bytes_max=100, wait_s=60))
+        await asyncio.sleep(0.5)
+        store_of(log).latency = lambda _: 0.1
+        log.clock.advance(700)
+        for _ in range(30):
+            fetched = await log.fetch("t", 0, 40, bytes_max=100)
             assert fetched.high_watermark == 40
-            await append(other, "after")
-            assert await read_values(log, offset=40) == ["after"]
-
-    run(main)
-
-
-def test_a_reader_of_a_topic_waits_for_a_change_of_it() -> None:
-    async def main() -> None:
-        async with brokers(2) as (log, other):
-            loop, changes = asyncio.get_running_loop(), log.changes_of("t")
-
-            async def change_after(work: Awaitable[object]) -> list[int] | None:
-                count, began_s = changes.count, loop.time()
-                waiting = asyncio.create_task(log.wait_for_changes("t", changes, count, 60))
-                await asyncio.sleep(0.1)
-                assert not waiting.done()
-                await work
-                await waiting
-                assert loop.time() - began_s < 2
-                return changes.since(count)
-
-            assert await change_after(append(log, "a", partition=2)) == [2]
-            assert await change_after(append(other, "a", partition=1)) == [1]
-            assert await change_after(log.add_partitions("t", 4)) is None
-            began_s, count = loop.time(), changes.count
-            await log.create_topic("u", 1, {})
-            await log.add_partitions("u", 2)
-            await append(log, "a", topic="u")
-            await log.wait_for_changes("t", changes, count, 5)
-            assert loop.time() - began_s >= 5
-            assert changes.count == count
-            with pytest.raises(UnknownTopic):
-                await change_after(log.delete_topic("t"))
-            assert not log._waiting
-
-    run(main)
+        assert log.wal.counters.void >= 1
+        fetched = await poll
+        assert fetched.high_watermark == 40
+        await append(other, "after")
+        assert await read_values(log, offset=40) == ["after"]
 
 
-def test_a_stop_ends_long_polls_without_records() -> None:
-    async def main() -> None:
-        async with brokers(1) as (log,):
-            loop = asyncio.get_running_loop()
-            poll = asyncio.create_task(log.fetch("t", 0, 0, bytes_max=100, wait_s=60))
-            await asyncio.sleep(1)
-            await log.hand_over()
-            assert (await poll).pieces == []
-            assert loop.time() < 2
-            with pytest.raises(Unavailable, match="shutting down"):
-                await log.check_ready()
-            later = asyncio.create_task(log.fetch("t", 0, 0, bytes_max=100, wait_s=60))
-            await asyncio.sleep(1)
-            assert not later.done(), "until the port closes, polls may wait"
-            await append(log, "a")
-            assert (await later).records == 1
-            log.drain()
-            assert (await log.fetch("t", 0, 1, bytes_max=100, wait_s=60)).pieces == []
-            with pytest.raises(Unavailable, match="continue at another broker"):
-                log.check_serving()
-            assert loop.time() < 3
+async def test_a_reader_of_a_topic_waits_for_a_change_of_it() -> None:
+    async with brokers(2) as (log, other):
+        loop, changes = asyncio.get_running_loop(), log.changes_of("t")
 
-    run(main)
-
-
-def test_a_topic_that_is_deleted_is_unknown_to_all_and_another_may_have_its_name() -> None:
-    async def main() -> None:
-        async with brokers(2) as (first, second):
-            await append(first, "a", "b")
-            await first.seal("t")
-            await append(first, "c")
-            poll = asyncio.create_task(second.fetch("t", 0, 3, bytes_max=100, wait_s=5))
+        async def change_after(work: Awaitable[object]) -> list[int] | None:
+            count, began_s = changes.count, loop.time()
+            waiting = asyncio.create_task(log.wait_for_changes("t", changes, count, 60))
             await asyncio.sleep(0.1)
-            await first.delete_topic("t")
-            with pytest.raises(UnknownTopic):
-                await first.fetch("t", 0, 0, bytes_max=100)
-            with pytest.raises(UnknownTopic):
-                await poll
-            assert first.tail.bytes == 0
-            await first.create_topic("t", 1, {})
-            await append(first, "new")
-            await second.wal.refresh()
-            for log in (first, second):
-                assert await read_values(log) == ["new"]
+            assert not waiting.done()
+            await work
+            await waiting
+            assert loop.time() - began_s < 2
+            return changes.since(count)
 
-    run(main)
+        assert await change_after(append(log, "a", partition=2)) == [2]
+        assert await change_after(append(other, "a", partition=1)) == [1]
+        assert await change_after(log.add_partitions("t", 4)) is None
+        began_s, count = loop.time(), changes.count
+        await log.create_topic("u", 1, {})
+        await log.add_partitions("u", 2)
+        await append(log, "a", topic="u")
+        await log.wait_for_changes("t", changes, count, 5)
+        assert loop.time() - began_s >= 5
+        assert changes.count == count
+        with pytest.raises(UnknownTopic):
+            await change_after(log.delete_topic("t"))
+        assert not log._waiting
+
+
+async def test_a_stop_ends_long_polls_without_records() -> None:
+    async with brokers(1) as (log,):
+        loop = asyncio.get_running_loop()
+        poll = asyncio.create_task(log.fetch("t", 0, 0, bytes_max=100, wait_s=60))
+        await asyncio.sleep(1)
+        await log.hand_over()
+        assert (await poll).pieces == []
+        assert loop.time() < 2
+        with pytest.raises(Unavailable, match="shutting down"):
+            await log.check_ready()
+        later = asyncio.create_task(log.fetch("t", 0, 0, bytes_max=100, wait_s=60))
+        await asyncio.sleep(1)
+        assert not later.done(), "until the port closes, polls may wait"
+        await append(log, "a")
+        assert (await later).records == 1
+        log.drain()
+        assert (await log.fetch("t", 0, 1, bytes_max=100, wait_s=60)).pieces == []
+        with pytest.raises(Unavailable, match="continue at another broker"):
+            log.check_serving()
+        assert loop.time() < 3
+
+
+async def test_a_topic_that_is_deleted_is_unknown_to_all_and_another_may_have_its_name() -> None:
+    async with brokers(2) as (first, second):
+        await append(first, "a", "b")
+        await first.seal("t")
+        await append(first, "c")
+        poll = asyncio.create_task(second.fetch("t", 0, 3, bytes_max=100, wait_s=5))
+        await asyncio.sleep(0.1)
+        await first.delete_topic("t")
+        with pytest.raises(UnknownTopic):
+            await first.fetch("t", 0, 0, bytes_max=100)
+        with pytest.raises(UnknownTopic):
+            await poll
+        assert first.tail.bytes == 0
+        await first.create_topic("t", 1, {})
+        await append(first, "new")
+        await second.wal.refresh()
+        for log in (first, second):
+            assert await read_values(log) == ["new"]
 
 
 # -- requests
 
 
-def test_i4_keyed_request_is_stored_once_at_any_broker() -> None:
-    async def main() -> None:
-        key = IdempotencyKey("k", b"f", 3)
-        async with brokers(2) as logs:
-            for log in (*logs, *logs):
-                await log.wal.refresh()
-                parts = [(2, rows("a")), (0, rows("b", "c"))]
-                placed = await log.append(
-                    log.state.topic("t"), parts, size=3, is_json=False, key=key
-                )
-                assert placed == [("t", 2, 0, 1), ("t", 0, 0, 2)]
-            other = IdempotencyKey("k", b"g", 3)
-            with pytest.raises(IdempotencyMismatch):
-                await logs[0].append(
-                    logs[0].state.topic("t"), parts, size=3, is_json=False, key=other
-                )
-            assert await read_values(logs[1]) == ["b", "c"]
-
-    run(main)
+async def test_i4_keyed_request_is_stored_once_at_any_broker() -> None:
+    key = IdempotencyKey("k", b"f", 3)
+    async with brokers(2) as logs:
+        for log in (*logs, *logs):
+            await log.wal.refresh()
+            parts = [(2, rows("a")), (0, rows("b", "c"))]
+            placed = await log.append(log.state.topic("t"), parts, size=3, is_json=False, key=key)
+            assert placed == [("t", 2, 0, 1), ("t", 0, 0, 2)]
+        other = IdempotencyKey("k", b"g", 3)
+        with pytest.raises(IdempotencyMismatch):
+            await logs[0].append(logs[0].state.topic("t"), parts, size=3, is_json=False, key=other)
+        assert await read_values(logs[1]) == ["b", "c"]
 
 
-def test_an_invalid_request_is_refused_without_harm_to_others() -> None:
+async def test_an_invalid_request_is_refused_without_harm_to_others() -> None:
     """It fails no other request's flush, and not the writer."""
-
-    async def main() -> None:
-        empty = chunks.batch_of_rows([rows("x")]).slice(0, 0)
-        async with brokers(1) as (log,):
-            topic = log.state.topic("t")
-            for parts, error in [
-                ([(3, rows("x"))], UnknownPartition),
-                ([(-1, rows("x"))], UnknownPartition),
-                ([(0, rows())], InvalidRequest),
-                ([(0, rows("x")), (1, empty)], InvalidRequest),
-            ]:
-                beside = asyncio.create_task(append(log, "beside", partition=2))
-                with pytest.raises(error):
-                    await log.append(topic, parts, size=1, is_json=False)
-                await beside
-            assert await read_values(log, partition=2) == ["beside"] * 4
-
-    run(main)
+    empty = chunks.batch_of_rows([rows("x")]).slice(0, 0)
+    async with brokers(1) as (log,):
+        topic = log.state.topic("t")
+        for parts, error in [
+            ([(3, rows("x"))], UnknownPartition),
+            ([(-1, rows("x"))], UnknownPartition),
+            ([(0, rows())], InvalidRequest),
+            ([(0, rows("x")), (1, empty)], InvalidRequest),
+        ]:
+            beside = asyncio.create_task(append(log, "beside", partition=2))
+            with pytest.raises(error):
+                await log.append(topic, parts, size=1, is_json=False)
+            await beside
+        assert await read_values(log, partition=2) == ["beside"] * 4
 
 
-def test_topics_are_checked_before_anything_is_written() -> None:
-    async def main() -> None:
-        async with brokers(1) as (log,):
-            seq = log.state.seq
-            for name, partitions, configs, error in [
-                ("t", 1, {}, TopicExists),
-                ("..", 1, {}, InvalidRequest),
-                ("a b", 1, {}, InvalidRequest),
-                ("u", 0, {}, InvalidRequest),
-                ("u", 10_001, {}, InvalidRequest),
-                ("u", 1, {"retention": "1"}, InvalidConfig),
-                ("u", 1, {"retention.ms": "soon"}, InvalidConfig),
-            ]:
-                with pytest.raises(error):
-                    await log.create_topic(name, partitions, configs)
-            with pytest.raises(InvalidRequest):
-                await log.add_partitions("t", 2)
-            assert await log.create_topic("u", 1, {}, validate_only=True) is None
-            assert "u" not in log.state.topics
-            assert log.state.seq - seq <= 1
-            await log.alter_topic("t", {"segment.ms": "500"})
-            assert log.state.topic("t").config.segment_ms == 500
-            await log.alter_topic("t", {"segment.ms": None})
-            assert log.state.topic("t").configs == {}
-
-    run(main)
+async def test_topics_are_checked_before_anything_is_written() -> None:
+    async with brokers(1) as (log,):
+        seq = log.state.seq
+        for name, partitions, configs, error in [
+            ("t", 1, {}, TopicExists),
+            ("..", 1, {}, InvalidRequest),
+            ("a b", 1, {}, InvalidRequest),
+            ("u", 0, {}, InvalidRequest),
+            ("u", 10_001, {}, InvalidRequest),
+            ("u", 1, {"retention": "1"}, InvalidConfig),
+            ("u", 1, {"retention.ms": "soon"}, InvalidConfig),
+        ]:
+            with pytest.raises(error):
+                await log.create_topic(name, partitions, configs)
+        with pytest.raises(InvalidRequest):
+            await log.add_partitions("t", 2)
+        assert await log.create_topic("u", 1, {}, validate_only=True) is None
+        assert "u" not in log.state.topics
+        assert log.state.seq - seq <= 1
+        await log.alter_topic("t", {"segment.ms": "500"})
+        assert log.state.topic("t").config.segment_ms == 500
+        await log.alter_topic("t", {"segment.ms": None})
+        assert log.state.topic("t").configs == {}
 
 
-def test_two_callers_set_defaults_of_all_topics_and_lose_no_change() -> None:
-    async def main() -> None:
-        async with brokers(2) as (first, second):
-            await asyncio.gather(
-                first.set_topic_defaults({"log.roll.ms": "700", "num.partitions": " 4"[1:]}),
-                second.set_topic_defaults({"log.cleanup.policy": "compact , delete"}),
-            )
-            for log in (first, second):
-                await log.refresh()
-                set_values = {
-                    "log.roll.ms": "700",
-                    "num.partitions": "4",
-                    "log.cleanup.policy": "compact,delete",
-                }
-                assert log.state.defaults.values == set_values
-                config = log.state.topic("t").config
-                assert (config.segment_ms, len(config.cleanup_policy)) == (700, 2)
-            await second.alter_topic("t", {"segment.ms": "500"})
-            await second.set_topic_defaults({"log.roll.ms": None})
-            await first.refresh()
-            assert first.state.topic("t").config.segment_ms == 500
-            seq = first.state.seq
-            for name, value, why in [
-                ("log.roll.ms", "soon", "for the default log.roll.ms: must be a whole number"),
-                ("log.roll.ms", "", "must be a whole number"),
-                ("num.partitions", "10001", "must be 1 to 10000"),
-                ("auto.create.topics.enable", "yes", "must be one of true, false"),
-                ("log.cleanup.policy", "delete," * 200, "has 1400 characters"),
-                ("segment.ms", "1000", "use the name log.roll.ms"),
-                ("segment.ms", None, "use the name log.roll.ms"),
-                ("preallocate", "true", "cannot have a default: it has no effect here"),
-                ("log.retention.hours", "1", "unknown default 'log.retention.hours': known are"),
-            ]:
-                with pytest.raises(InvalidConfig, match=why):
-                    await first.set_topic_defaults({name: value})
-            assert first.state.seq == seq
-
-    run(main)
+async def test_two_callers_set_defaults_of_all_topics_and_lose_no_change() -> None:
+    async with brokers(2) as (first, second):
+        await asyncio.gather(
+            first.set_topic_defaults({"log.roll.ms": "700", "num.partitions": " 4"[1:]}),
+            second.set_topic_defaults({"log.cleanup.policy": "compact , delete"}),
+        )
+        for log in (first, second):
+            await log.refresh()
+            set_values = {
+                "log.roll.ms": "700",
+                "num.partitions": "4",
+                "log.cleanup.policy": "compact,delete",
+            }
+            assert log.state.defaults.values == set_values
+            config = log.state.topic("t").config
+            assert (config.segment_ms, len(config.cleanup_policy)) == (700, 2)
+        await second.alter_topic("t", {"segment.ms": "500"})
+        await second.set_topic_defaults({"log.roll.ms": None})
+        await first.refresh()
+        assert first.state.topic("t").config.segment_ms == 500
+        seq = first.state.seq
+        for name, value, why in [
+            ("log.roll.ms", "soon", "for the default log.roll.ms: must be a whole number"),
+            ("log.roll.ms", "", "must be a whole number"),
+            ("num.partitions", "10001", "must be 1 to 10000"),
+            ("auto.create.topics.enable", "yes", "must be one of true, false"),
+            ("log.cleanup.policy", "delete," * 200, "has 1400 characters"),
+            ("segment.ms", "1000", "use the name log.roll.ms"),
+            ("segment.ms", None, "use the name log.roll.ms"),
+            ("preallocate", "true", "cannot have a default: it has no effect here"),
+            ("log.retention.hours", "1", "unknown default 'log.retention.hours': known are"),
+        ]:
+            with pytest.raises(InvalidConfig, match=why):
+                await first.set_topic_defaults({name: value})
+        assert first.state.seq == seq
 
 
-def test_i10_nothing_is_held_of_topics_that_another_broker_deleted() -> None:
+async def test_i10_nothing_is_held_of_topics_that_another_broker_deleted() -> None:
     """H1: manifests and cached records of each topic that this broker had read."""
-
-    async def main() -> None:
-        async with brokers(2, partitions=0) as (first, second):
-            for i in range(6):
-                configs = {"cleanup.policy": "compact"} if i % 2 else {}
-                topic = await first.create_topic(f"t{i}", 1, configs)
-                assert topic is not None
-                await append(first, "a", topic=topic.name)
-                await first.seal(topic.name)
-                await append(first, "b", topic=topic.name)
-                assert await read_values(second, topic=topic.name) == ["a", "b"]
-                assert len(second.tables) == 1
-                await first.delete_topic(topic.name)
-                await second.wal.refresh()
-                assert not second.tail.bytes
-                for log in (first, second):
-                    assert not len(log.tables)
-                    await log.tables.of(topic)  # a seal or a fetch that began before
-                    assert not len(log.tables)
-
-    run(main)
-
-
-def test_i10_nothing_is_held_of_topics_deleted_while_the_view_was_expired() -> None:
-    async def main() -> None:
-        async with brokers(2, partitions=0) as (first, second):
-            for name in ("t", "kept"):
-                await first.create_topic(name, 1, {})
-                await append(first, "a", topic=name)
-                await first.seal(name)
-                assert await read_values(second, topic=name) == ["a"]
-            await first.delete_topic("t")
-            await first.wal.checkpoint()
-            assert isinstance(second.clock, ManualClock)
-            second.clock.advance(second.wal.view_age_max_s + 1)
-            await second.wal.ensure_view()
+    async with brokers(2, partitions=0) as (first, second):
+        for i in range(6):
+            configs = {"cleanup.policy": "compact"} if i % 2 else {}
+            topic = await first.create_topic(f"t{i}", 1, configs)
+            assert topic is not None
+            await append(first, "a", topic=topic.name)
+            await first.seal(topic.name)
+            await append(first, "b", topic=topic.name)
+            assert await read_values(second, topic=topic.name) == ["a", "b"]
             assert len(second.tables) == 1
+            await first.delete_topic(topic.name)
+            await second.wal.refresh()
+            assert not second.tail.bytes
+            for log in (first, second):
+                assert not len(log.tables)
+                await log.tables.of(topic)  # a seal or a fetch that began before
+                assert not len(log.tables)
 
-    run(main)
+
+async def test_i10_nothing_is_held_of_topics_deleted_while_the_view_was_expired() -> None:
+    async with brokers(2, partitions=0) as (first, second):
+        for name in ("t", "kept"):
+            await first.create_topic(name, 1, {})
+            await append(first, "a", topic=name)
+            await first.seal(name)
+            assert await read_values(second, topic=name) == ["a"]
+        await first.delete_topic("t")
+        await first.wal.checkpoint()
+        second.clock.advance(second.wal.view_age_max_s + 1)
+        await second.wal.ensure_view()
+        assert len(second.tables) == 1

@@ -9,12 +9,13 @@ import pytest
 
 from tests.support.cluster import Cluster
 from tests.support.faults import Call, Fault, Plan, Seeded
-from tests.support.logs import append, closing, made, opened, read_values, store_of
+from tests.support.logs import append, closing, made, opened, read_values, store_of, with_topic
 from tests.support.vloop import run
 from tidelog.storage.broker import Broker
-from tidelog.storage.core.errors import CommitUnknown, LogError, Unavailable
+from tidelog.storage.core.errors import CommitUnknown, LogError, StoreRefused, Unavailable
 from tidelog.storage.core.model import Acks
 from tidelog.storage.store.memory import MemoryStore
+from tidelog.storage.write.writer import FAILED_FLUSHES_MAX, TRIAL_S
 
 LATENCY_S = 0.02
 BEFORE_S = 12.0
@@ -65,8 +66,7 @@ class Load:
 
     async def check(self, inner: MemoryStore) -> None:
         """Read the log as a new broker does: dense, and each producer got a true answer."""
-        log = await opened(inner)
-        async with closing(log):
+        async with closing(await opened(inner)) as log:
             counts = Counter(await read_values(log))
         assert max(counts.values()) == 1
         assert not set(self.acked) - counts.keys(), "acked and lost"
@@ -128,114 +128,211 @@ def test_refusals_in_mid_flight_are_definite_and_pass() -> None:
     assert load.refused
 
 
-def test_three_brokers_are_at_full_speed_within_ten_seconds() -> None:
-    async def main() -> None:
-        async with Cluster() as cluster:
-            brokers = [await cluster.start() for _ in range(3)]
-            await cluster.settled()
-            await brokers[0].create_topic("t", 1, {})
-            for log in brokers:
-                await log.refresh()
-            loop = asyncio.get_running_loop()
-            began_s = loop.time() + BEFORE_S
-            end_s = began_s + 615.0
-            for log in brokers:
-                store = store_of(log)
-                store.latency = lambda _: 1.0 if began_s <= loop.time() < end_s else LATENCY_S
-                store.plan = during(began_s, end_s, dark)
-            load = Load(*brokers)
-            await asyncio.sleep(end_s + FULL_SPEED_S + 15.0 - loop.time())
-            before = load.rate(began_s - 10, began_s - 1)
-            after = load.rate(end_s + FULL_SPEED_S, end_s + FULL_SPEED_S + 10)
-            assert after >= 0.8 * before, (before, after)
-            await load.end()
-        await load.check(cluster.store)
-
-    run(main)
+async def test_three_brokers_are_at_full_speed_within_ten_seconds() -> None:
+    async with Cluster() as cluster:
+        brokers = [await cluster.start() for _ in range(3)]
+        await cluster.settled()
+        await brokers[0].create_topic("t", 1, {})
+        for log in brokers:
+            await log.refresh()
+        loop = asyncio.get_running_loop()
+        began_s = loop.time() + BEFORE_S
+        end_s = began_s + 615.0
+        for log in brokers:
+            store = store_of(log)
+            store.latency = lambda _: 1.0 if began_s <= loop.time() < end_s else LATENCY_S
+            store.plan = during(began_s, end_s, dark)
+        load = Load(*brokers)
+        await asyncio.sleep(end_s + FULL_SPEED_S + 15.0 - loop.time())
+        before = load.rate(began_s - 10, began_s - 1)
+        after = load.rate(end_s + FULL_SPEED_S, end_s + FULL_SPEED_S + 10)
+        assert after >= 0.8 * before, (before, after)
+        await load.end()
+    await load.check(cluster.store)
 
 
-def test_slow_down_of_one_call_in_twenty_for_an_hour_fails_no_request() -> None:
+async def test_slow_down_of_one_call_in_twenty_fails_no_request(inner: MemoryStore) -> None:
     """S3 answers 503 SlowDown: a create has no known outcome, reads are repeated by the SDK."""
-
-    async def main() -> None:
-        inner = MemoryStore()
-        log = await opened(inner)
-        async with closing(log):
-            await log.create_topic("t", 1, {})
-            drawn = Seeded(7, 0.05, creates=[Fault.ABSENT])
-            store_of(log).plan = lambda call: drawn(call) if call.verb == "create" else None
-            store_of(log).latency = lambda _: LATENCY_S
-            load = Load(log, pause_s=4.0, producers=2)
-            for _ in range(60):
-                await asyncio.sleep(60.0)
-                await log.check_ready()
-            await load.end()
-            assert not load.refused
-            assert not load.unknown
-            assert len(load.acked) > 2 * 3600 / 4.5
-            assert log.wal.counters.unknown > 0.04 * log.wal.counters.entries_committed
-        await load.check(inner)
-
-    run(main)
-
-
-def full_disk() -> Plan:
-    def plan(call: Call) -> Fault | None:
-        if call.verb == "put":
-            return Fault.UNAVAILABLE
-        return Fault.REFUSED if call.verb == "create" else None
-
-    return plan
+    async with closing(await with_topic(inner)) as log:
+        drawn = Seeded(7, 0.05, creates=[Fault.ABSENT])
+        store_of(log).plan = lambda call: drawn(call) if call.verb == "create" else None
+        store_of(log).latency = lambda _: LATENCY_S
+        load = Load(log, pause_s=4.0, producers=2)
+        for _ in range(60):
+            await asyncio.sleep(60.0)
+            await log.check_ready()
+        await load.end()
+        assert not load.refused
+        assert not load.unknown
+        assert len(load.acked) > 2 * 3600 / 4.5
+        assert log.wal.counters.unknown > 0.04 * log.wal.counters.entries_committed
+    await load.check(inner)
 
 
 @pytest.mark.parametrize("heal_s", [5.0, 300.0])
-def test_a_full_disk_refuses_writes_serves_reads_and_keeps_what_is_on_the_local_disk(
-    tmp_path: Path, heal_s: float
-) -> None:
-    async def main() -> None:
-        inner = MemoryStore()
-        log = await made(inner, hot_dir=tmp_path).open("c0ffee")
-        async with closing(log):
-            await log.create_topic("t", 1, {})
-            await append(log, "before")
-            store_of(log).plan = full_disk()
-            await append(log, "local", acks=Acks.LOCAL)
-            await asyncio.sleep(heal_s)
-            with pytest.raises(Unavailable, match="no space"):
-                await append(log, "refused")
-            assert await read_values(log) == ["before"]
-            with pytest.raises(Unavailable, match="the store does not accept writes: no space"):
-                await log.check_ready()
-            store_of(log).plan = lambda _: None
-            await asyncio.sleep(2.5)
+async def test_full_disk_keeps_acks_1(inner: MemoryStore, tmp_path: Path, heal_s: float) -> None:
+    async with closing(await made(inner, hot_dir=tmp_path).open("c0ffee")) as log:
+        await log.create_topic("t", 1, {})
+        await append(log, "before")
+        store_of(log).plan = full
+        await append(log, "local", acks=Acks.LOCAL)
+        await asyncio.sleep(heal_s)
+        with pytest.raises(Unavailable, match="no space"):
+            await append(log, "refused")
+        assert await read_values(log) == ["before"]
+        with pytest.raises(Unavailable, match="the store does not accept writes: no space"):
             await log.check_ready()
-            await append(log, "after")
-            assert await read_values(log) == ["before", "local", "after"]
+        store_of(log).plan = lambda _: None
+        await asyncio.sleep(2.5)
+        await log.check_ready()
+        await append(log, "after")
+        assert await read_values(log) == ["before", "local", "after"]
 
-    run(main)
 
-
-def test_a_load_of_the_view_is_not_hurt_by_one_failed_read() -> None:
+async def test_a_load_of_the_view_is_not_hurt_by_one_failed_read(inner: MemoryStore) -> None:
     """After a long outage the view is loaded again, while some calls still fail."""
+    async with closing(await with_topic(inner)) as log:
+        for number in range(50):
+            await append(log, str(number))
+        log.clock.advance(700.0)  # type: ignore[attr-defined]
+        store_of(log).plan = Seeded(3, 0.02, creates=[Fault.ABSENT])
+        deadline_s = asyncio.get_running_loop().time() + FULL_SPEED_S
+        while True:
+            try:
+                await append(log, "after")
+                break
+            except Unavailable:
+                assert asyncio.get_running_loop().time() < deadline_s
+                await asyncio.sleep(0.2)
+        store_of(log).plan = lambda _: None
+        assert (await read_values(log))[-1] == "after"
 
-    async def main() -> None:
-        inner = MemoryStore()
-        log = await opened(inner)
-        async with closing(log):
-            await log.create_topic("t", 1, {})
-            for number in range(50):
-                await append(log, str(number))
-            log.clock.advance(700.0)  # type: ignore[attr-defined]
-            store_of(log).plan = Seeded(3, 0.02, creates=[Fault.ABSENT])
-            deadline_s = asyncio.get_running_loop().time() + FULL_SPEED_S
-            while True:
-                try:
-                    await append(log, "after")
-                    break
-                except Unavailable:
-                    assert asyncio.get_running_loop().time() < deadline_s
-                    await asyncio.sleep(0.2)
+
+# -- readiness
+
+
+REASON = "the store does not accept writes: no space for wal/"
+
+
+def full(call: Call) -> Fault | None:
+    """A disk without space: it can be read."""
+    if call.verb == "put":
+        return Fault.UNAVAILABLE
+    return Fault.REFUSED if call.verb == "create" else None
+
+
+async def is_ready(log: Broker) -> bool:
+    try:
+        await log.check_ready()
+    except Unavailable:
+        return False
+    return True
+
+
+async def refused(log: Broker, times: int) -> None:
+    for _ in range(times):
+        with pytest.raises(StoreRefused):
+            await append(log, "refused")
+
+
+async def ready_after_s(log: Broker) -> float:
+    loop = asyncio.get_running_loop()
+    began_s = loop.time()
+    while not await is_ready(log):  # noqa: ASYNC110 - virtual time: polling is free
+        await asyncio.sleep(0.1)
+    return loop.time() - began_s
+
+
+async def test_idle_broker_learns_that_writes_succeed_again(inner: MemoryStore) -> None:
+    async with closing(await with_topic(inner)) as log:
+        await append(log, "before")
+        store_of(log).plan = full
+        await refused(log, FAILED_FLUSHES_MAX)
+        with pytest.raises(Unavailable, match=REASON):
+            await log.check_ready()
+        began = store_of(log).count("create")
+        await asyncio.sleep(100 * TRIAL_S)
+        with pytest.raises(Unavailable, match=REASON):
+            await log.check_ready()
+        assert 0 < store_of(log).count("create") - began <= 100, "one small PUT a trial"
+        store_of(log).plan = lambda _: None
+        assert await ready_after_s(log) <= TRIAL_S + 0.2
+        last = log.state.seq
+        await asyncio.sleep(100 * TRIAL_S)
+        assert log.state.seq == last, "trials end with the failure"
+        await append(log, "after")
+        assert log.writer.buffered_bytes == 0
+    async with closing(await opened(inner)) as again:
+        assert await read_values(again) == ["before", "after"]
+
+
+async def test_one_refused_flush_says_nothing_of_the_next() -> None:
+    async with closing(await with_topic(MemoryStore())) as log:
+        for _ in range(10):
+            store_of(log).plan = full
+            await refused(log, FAILED_FLUSHES_MAX - 1)
+            assert await is_ready(log)
             store_of(log).plan = lambda _: None
-            assert (await read_values(log))[-1] == "after"
+            await append(log, "good")
 
-    run(main)
+
+async def test_requests_that_are_refused_for_their_size_leave_a_broker_ready() -> None:
+    async with closing(await with_topic(MemoryStore())) as log:
+        store_of(log).plan = full
+        await refused(log, FAILED_FLUSHES_MAX)
+        store_of(log).plan = lambda _: None  # a small entry is accepted
+        assert await ready_after_s(log) <= TRIAL_S + 0.2
+
+
+async def test_a_flush_without_an_outcome_is_no_write() -> None:
+    unopened = made(MemoryStore())
+    async with closing(await unopened.open("c0ffee")) as log:
+        await log.create_topic("t", 1, {})
+        store_of(log).plan = lambda call: Fault.ABSENT if call.verb == "create" else None
+        timeout_s = log.settings.writer.answer_timeout_s
+        with pytest.raises(CommitUnknown):
+            await append(log, "late")
+        await asyncio.sleep(1.0)
+        with pytest.raises(Unavailable, match=r"a flush has had no outcome for 3[0-9] s"):
+            await log.check_ready()
+        assert asyncio.get_running_loop().time() < timeout_s + 10.0
+        store_of(log).plan = lambda _: None
+        assert await ready_after_s(log) <= 2.5, "the longest pause between two PUTs is 2 s"
+        assert await read_values(log) == ["late"]
+
+
+async def test_a_broker_that_was_never_written_to_is_not_ready_when_its_heartbeats_fail() -> None:
+    async with Cluster() as cluster:
+        broker, other = await cluster.start(), await cluster.start()
+        await cluster.settled()
+        settings = cluster.settings.membership
+        store_of(broker).plan = full
+        await asyncio.sleep(settings.member_timeout_s - settings.heartbeat_interval_s)
+        assert await is_ready(broker), "its peers still count it as live"
+        await asyncio.sleep(2 * settings.heartbeat_interval_s + 0.1)
+        with pytest.raises(Unavailable, match=r"no heartbeat was written for .*: put brokers"):
+            await broker.check_ready()
+        assert await is_ready(other)
+        store_of(broker).plan = lambda _: None
+        assert await ready_after_s(broker) <= settings.heartbeat_interval_s + 0.2
+
+
+async def test_a_process_that_was_suspended_is_ready_at_once() -> None:
+    """It wrote no heartbeat, but none has failed."""
+    async with Cluster() as cluster:
+        log = await cluster.start()
+        await cluster.settled()
+        log.clock.advance(100.0)  # type: ignore[attr-defined]
+        cluster.store.suspended_ms = 100_000
+        assert await is_ready(log)
+
+
+async def test_a_broker_that_shuts_down_does_not_wait_for_a_trial() -> None:
+    log = await with_topic(MemoryStore())
+    store_of(log).plan = full
+    await refused(log, FAILED_FLUSHES_MAX)
+    began_s = asyncio.get_running_loop().time()
+    await log.close()
+    assert asyncio.get_running_loop().time() - began_s < 1.0
+    with pytest.raises(LogError, match="shutting down"):
+        await append(log, "late")

@@ -9,11 +9,14 @@ from typing import Any
 
 import pytest
 
-from tests.support.logs import append, kill, opened, read_values
+from tests.support import logs
+from tests.support.faults import Fault
+from tests.support.logs import append, closing, kill, opened, read_values, store_of, with_topic
 from tests.support.records import rows
-from tests.support.vloop import run
+from tidelog.storage.cluster.sequencer import Sequencer
 from tidelog.storage.codec import segment as segments
 from tidelog.storage.codec.entry import IdempotencyKey
+from tidelog.storage.core.errors import CommitUnknown, Unavailable
 from tidelog.storage.core.model import Acks, Part
 from tidelog.storage.log import Log, LogSettings
 from tidelog.storage.seal import encode, uploads
@@ -141,88 +144,67 @@ async def goes_on(log: Log, watch: "asyncio.Task[None]", inner: MemoryStore) -> 
     values = await read_values(log)
     assert values in (["hit", "after"], ["after"])
     assert not isinstance(hit, list) or values == ["hit", "after"]
-    other = await opened(inner)
-    try:
+    async with closing(await opened(inner)) as other:
         assert await read_values(other) == values
         assert other.state.encode() == log.state.encode()
-    finally:
-        await other.close()
 
 
 @pytest.mark.parametrize(("owner", "name"), FLUSH)
-def test_an_exception_in_a_flush_does_not_end_the_broker(
-    monkeypatch: pytest.MonkeyPatch, owner: type, name: str
+async def test_an_exception_in_a_flush_does_not_end_the_broker(
+    inner: MemoryStore, monkeypatch: pytest.MonkeyPatch, owner: type, name: str
 ) -> None:
-    async def main() -> None:
-        inner = MemoryStore()
-        async with watched(inner) as (log, watch):
-            fail_once(monkeypatch, owner, name)
-            await goes_on(log, watch, inner)
-
-    run(main)
+    async with watched(inner) as (log, watch):
+        fail_once(monkeypatch, owner, name)
+        await goes_on(log, watch, inner)
 
 
-def test_an_oserror_after_a_put_does_not_end_the_broker() -> None:
-    async def main() -> None:
-        inner = FailsAfterwards()
-        async with watched(inner) as (log, watch):
-            inner.is_armed = True
-            await goes_on(log, watch, inner)
-
-    run(main)
+async def test_an_oserror_after_a_put_does_not_end_the_broker() -> None:
+    inner = FailsAfterwards()
+    async with watched(inner) as (log, watch):
+        inner.is_armed = True
+        await goes_on(log, watch, inner)
 
 
 # -- the hot log
 
 
-def test_an_exception_in_the_hot_log_is_answered(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    async def main() -> None:
-        async with watched(MemoryStore(), hot_dir=tmp_path) as (log, _):
-            fail_once(monkeypatch, HotLog, "_write")
-            hit = await answered(done(append(log, "hit", acks=Acks.LOCAL)))
-            after = await answered(done(append(log, "after", acks=Acks.LOCAL)))
-            assert after == "done"
-            assert hit is not None
-
-    run(main)
+async def test_hot_log_bug_is_answered(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    async with watched(MemoryStore(), hot_dir=tmp_path) as (log, _):
+        fail_once(monkeypatch, HotLog, "_write")
+        hit = await answered(done(append(log, "hit", acks=Acks.LOCAL)))
+        after = await answered(done(append(log, "after", acks=Acks.LOCAL)))
+        assert after == "done"
+        assert hit is not None
 
 
 @pytest.mark.parametrize(("owner", "name"), [(HotLog, "_write"), (hot_log, "_message")])
-def test_an_exception_in_the_hot_log_gives_the_bytes_back(
+async def test_an_exception_in_the_hot_log_gives_the_bytes_back(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, owner: Any, name: str
 ) -> None:
-    async def main() -> None:
-        async with watched(MemoryStore(), hot_dir=tmp_path) as (log, _):
-            assert log.writer.buffered_bytes == 0
-            fail_once(monkeypatch, owner, name)
-            await answered(done(append(log, "hit", acks=Acks.LOCAL)))
-            await asyncio.sleep(WAIT_S)
-            assert log.writer.buffered_bytes == 0
-
-    run(main)
+    async with watched(MemoryStore(), hot_dir=tmp_path) as (log, _):
+        assert log.writer.buffered_bytes == 0
+        fail_once(monkeypatch, owner, name)
+        await answered(done(append(log, "hit", acks=Acks.LOCAL)))
+        await asyncio.sleep(WAIT_S)
+        assert log.writer.buffered_bytes == 0
 
 
 @pytest.mark.parametrize("acks", [Acks.LOCAL, Acks.ALL])
-def test_a_retry_after_an_exception_in_the_hot_log_is_answered(
+async def test_a_retry_after_an_exception_in_the_hot_log_is_answered(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, acks: Acks
 ) -> None:
-    async def main() -> None:
-        async with watched(MemoryStore(), hot_dir=tmp_path) as (log, _):
+    async with watched(MemoryStore(), hot_dir=tmp_path) as (log, _):
 
-            async def produce(acks: Acks) -> None:
-                topic, key = log.state.topic("t"), IdempotencyKey("k", b"f", 1)
-                parts = [(0, rows("hit"))]
-                await log.append(topic, parts, size=3, is_json=False, acks=acks, key=key)
+        async def produce(acks: Acks) -> None:
+            topic, key = log.state.topic("t"), IdempotencyKey("k", b"f", 1)
+            parts = [(0, rows("hit"))]
+            await log.append(topic, parts, size=3, is_json=False, acks=acks, key=key)
 
-            fail_once(monkeypatch, hot_log, "_message")
-            assert isinstance(await answered(done(produce(Acks.LOCAL))), Exception)
-            assert await answered(done(produce(acks))) == "done"
-            await asyncio.sleep(WAIT_S)
-            assert await read_values(log) == ["hit"]
-
-    run(main)
+        fail_once(monkeypatch, hot_log, "_message")
+        assert isinstance(await answered(done(produce(Acks.LOCAL))), Exception)
+        assert await answered(done(produce(acks))) == "done"
+        await asyncio.sleep(WAIT_S)
+        assert await read_values(log) == ["hit"]
 
 
 # -- a seal
@@ -240,22 +222,66 @@ SEAL = [
 
 
 @pytest.mark.parametrize(("owner", "name", "error", "is_after"), SEAL)
-def test_an_exception_in_a_seal_does_not_end_the_broker(
+async def test_an_exception_in_a_seal_does_not_end_the_broker(
     monkeypatch: pytest.MonkeyPatch,
     owner: Any,
     name: str,
     error: type[BaseException],
     is_after: bool,
 ) -> None:
-    async def main() -> None:
-        settings = SETTINGS._replace(is_sealing=True)
-        async with watched(MemoryStore(), settings, segment_ms="100") as (log, watch):
-            await append(log, "a", "b")
-            left = fail_once(monkeypatch, owner, name, error, is_after=is_after)
-            await asyncio.sleep(WAIT_S)
-            assert not left, "the seal does not call it"
-            assert not watch.done(), "a task of the broker has ended"
-            assert log.state.partition("t", 0).sealed_end == 2
-            assert await read_values(log) == ["a", "b"]
+    settings = SETTINGS._replace(is_sealing=True)
+    async with watched(MemoryStore(), settings, segment_ms="100") as (log, watch):
+        await append(log, "a", "b")
+        left = fail_once(monkeypatch, owner, name, error, is_after=is_after)
+        await asyncio.sleep(WAIT_S)
+        assert not left, "the seal does not call it"
+        assert not watch.done(), "a task of the broker has ended"
+        assert log.state.partition("t", 0).sealed_end == 2
+        assert await read_values(log) == ["a", "b"]
 
-    run(main)
+
+# -- an apply (I3)
+
+
+@pytest.mark.parametrize("error", [MemoryError, Panic])
+async def test_i3_another_brokers_entry_that_fails_to_apply_is_read_again(
+    inner: MemoryStore, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+) -> None:
+    log_a, log_b = await logs.opened(inner), await logs.opened(inner)
+    async with closing(log_a, log_b):
+        await log_a.create_topic("t", 1, {})
+        await log_b.refresh()
+        await append(log_a, "a")
+        fail_once(monkeypatch, ClusterState, "_append", error)
+        with pytest.raises(Unavailable):
+            await log_b.refresh()
+        assert log_b.state.encode() == log_a.state.encode()
+        assert await read_values(log_b) == ["a"]
+        await append(log_b, "b")
+        assert await read_values(log_a) == ["a", "b"]
+
+
+async def test_i3_half_applied_state_is_not_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with closing(await with_topic(MemoryStore())) as log:
+        fail_once(monkeypatch, ClusterState, "_append", RuntimeError)
+        store_of(log).plan = lambda call: None if call.verb == "create" else Fault.UNAVAILABLE
+        topic = log.state.topic("t")
+        with pytest.raises(CommitUnknown):
+            await log.append(topic, [(0, rows("a"))], size=1, is_json=False)
+        with pytest.raises(Unavailable):
+            _ = log.state
+        store_of(log).plan = lambda call: None
+        await asyncio.sleep(2 * log.settings.poll_interval_s)
+        assert await read_values(log) == ["a"]
+
+
+@pytest.mark.parametrize("owner", [Log, Sequencer])
+async def test_failed_observer_keeps_ack(monkeypatch: pytest.MonkeyPatch, owner: type) -> None:
+    """Its entry is applied; the view is loaded again for the subscriber's sake."""
+    async with closing(await with_topic(MemoryStore())) as log:
+        loads = log.wal.counters.void
+        fail_once(monkeypatch, owner, "on_applied", RuntimeError)
+        assert await append(log, "a") is not None
+        await log.refresh()
+        assert log.wal.counters.void > loads
+        assert await read_values(log) == ["a"]

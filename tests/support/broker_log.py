@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from tests.support.logs import WAL
 from tidelog.storage.broker import Broker
@@ -36,6 +36,12 @@ class BrokerLog:
         self._runner = asyncio.Runner()
         self.log = self._runner.run(open_log(FolderStore(root)))
         self._stamps: dict[tuple[str, int], int] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def create(self, topic: str, partitions: int, **configs: str) -> None:
         named = {name.replace("_", "."): value for name, value in configs.items()}

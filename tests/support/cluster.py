@@ -124,10 +124,7 @@ class Cluster:
     """Brokers that share a store. Brokers that still run at the end are closed."""
 
     def __init__(
-        self,
-        settings: LogSettings = SETTINGS,
-        *,
-        latency: Callable[[Call], float] | None = None,
+        self, settings: LogSettings = SETTINGS, *, latency: Callable[[Call], float] | None = None
     ) -> None:
         self.settings = settings
         self.latency = latency

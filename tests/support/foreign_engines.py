@@ -30,15 +30,13 @@ END = SEGMENTS * ROWS + ROWS // 2
 
 def filled(root: Path, segments: int = SEGMENTS, **configs: str) -> list[Record]:
     """Topic `t` of one partition: so many segments, then a tail. The broker has ended."""
-    broker = BrokerLog(root)
-    broker.create("t", 1, **configs)
-    for first in range(0, segments * ROWS, ROWS):
-        append(broker, first, ROWS)
-        broker.seal("t")
-    append(broker, segments * ROWS, ROWS // 2)
-    records = broker.records("t")
-    broker.close()
-    return records
+    with BrokerLog(root) as broker:
+        broker.create("t", 1, **configs)
+        for first in range(0, segments * ROWS, ROWS):
+            append(broker, first, ROWS)
+            broker.seal("t")
+        append(broker, segments * ROWS, ROWS // 2)
+        return broker.records("t")
 
 
 def append(broker: BrokerLog, first: int, count: int) -> None:
@@ -57,6 +55,35 @@ def table_uri(root: Path) -> str:
 def table(root: Path) -> deltalake.DeltaTable:
     """The table as another engine opens it."""
     return deltalake.DeltaTable(table_uri(root))
+
+
+# -- commits of another engine
+
+
+def optimize(delta: deltalake.DeltaTable) -> None:
+    delta.optimize.compact()
+
+
+def delete_one(delta: deltalake.DeltaTable) -> None:
+    delta.delete('"offset" = 3')
+
+
+def delete_segment(delta: deltalake.DeltaTable) -> None:
+    """The third of five segments leaves the table."""
+    delta.delete('"offset" >= 20 and "offset" < 30')
+
+
+def restore(delta: deltalake.DeltaTable) -> None:
+    """The newest three of five segments leave the table."""
+    delta.restore(2)
+
+
+def append_one(delta: deltalake.DeltaTable) -> None:
+    row = delta.to_pyarrow_table().slice(0, 1)
+    deltalake.write_deltalake(delta, row, mode="append")
+
+
+# -- the log
 
 
 def caring(root: Path, work: Callable[[MaintenanceSession], Awaitable[T]]) -> T:
@@ -112,11 +139,8 @@ def stream_offsets(root: Path, rows_max: int, **options: str) -> Iterator[list[i
 
 def broker_records(root: Path) -> list[Record]:
     """All records, as a broker gives them that starts now. Raises LogError."""
-    broker = BrokerLog(root)
-    try:
+    with BrokerLog(root) as broker:
         return broker.records("t")
-    finally:
-        broker.close()
 
 
 def outcome(read: Callable[[], T]) -> T | LogError:

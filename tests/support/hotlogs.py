@@ -7,6 +7,7 @@ from typing import Any
 from tests.support.clock import ManualClock
 from tests.support.records import request, rows
 from tidelog.storage.codec.chunk import Rows
+from tidelog.storage.codec.entry import HotMark
 from tidelog.storage.core import levels
 from tidelog.storage.core.errors import LogError
 from tidelog.storage.write.hot_log import HotLog
@@ -26,12 +27,7 @@ class Opened:
         self.clock = ManualClock()
         self.level = levels.NEWEST
         self.log = HotLog(
-            directory,
-            CLUSTER_ID,
-            log_id,
-            self.handed.append,
-            self._fail,
-            lambda: self.level,
+            directory, CLUSTER_ID, log_id, self.handed.append, self._fail, lambda: self.level
         )
 
     def _fail(self, failed: AppendRequest, _error: LogError) -> None:
@@ -58,6 +54,10 @@ def values(requests: list[AppendRequest]) -> list[str]:
             column: list[Any] = records.column("value").to_pylist()
             texts += [str(value, "ascii") for value in column]
     return texts
+
+
+def marks(requests: list[AppendRequest]) -> list[HotMark | None]:
+    return [append_request.hot for append_request in requests]
 
 
 def values_of_lists(requests: list[AppendRequest]) -> list[str]:

@@ -4,10 +4,13 @@ import asyncio
 import contextlib
 import itertools
 import random
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 import pyarrow as pa
+import pytest
 
 from tests.support.clock import ManualClock
 from tests.support.faults import FaultyStore, Seeded
@@ -16,9 +19,12 @@ from tidelog.storage.broker import Broker
 from tidelog.storage.codec import segment as segments
 from tidelog.storage.core import object_keys
 from tidelog.storage.core.bounds import Bounds
+from tidelog.storage.core.errors import Unavailable
 from tidelog.storage.core.model import Acks, AppendedRange, SegmentFile
 from tidelog.storage.log import Log, LogSettings
 from tidelog.storage.read.reader import ReaderSettings
+from tidelog.storage.state.partition import TailChunk
+from tidelog.storage.store.memory import MemoryStore
 from tidelog.storage.store.object_store import ObjectStore
 from tidelog.storage.tables.manifest import seal_app_id
 from tidelog.storage.wal.wal_objects import WalSettings
@@ -97,11 +103,44 @@ def spoil(log: Log, draw: random.Random) -> None:
     store_of(log).latency = lambda _: draw.choice([0.005, 0.05, 0.2])
 
 
+async def with_topic(
+    inner: ObjectStore,
+    settings: LogSettings = MANUAL,
+    *,
+    partitions: int = 1,
+    configs: Mapping[str, str] = MappingProxyType({}),
+    hot_dir: Path | None = None,
+) -> Broker:
+    """A broker that made topic `t`."""
+    log = await opened(inner, settings, hot_dir=hot_dir)
+    await log.create_topic("t", partitions, dict(configs))
+    return log
+
+
+async def spoil_chunk(inner: MemoryStore, chunk: TailChunk, position: int = 0) -> None:
+    """Flip a bit at a position of a chunk's bytes."""
+    body = bytearray(await inner.get(chunk.object_key))
+    body[chunk.position + position] ^= 1
+    await inner.put(chunk.object_key, [bytes(body)])
+
+
+async def kill_while_sealing(log: Broker) -> None:
+    """Seal `t`; the sealer is killed between its commit to the table and its action in the WAL."""
+
+    async def killed(*_: object, **__: object) -> None:
+        raise Unavailable("killed")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(log.writer, "append", killed)
+        with pytest.raises(Unavailable, match="killed"):
+            await log.seal("t")
+
+
 @contextlib.asynccontextmanager
-async def closing(*logs: Broker):
-    """Close them whatever the test comes to."""
+async def closing(*logs: Broker) -> AsyncIterator[Broker]:
+    """The first of the brokers; all are closed at the end of the block."""
     try:
-        yield
+        yield logs[0]
     finally:
         for log in logs:
             await log.close()

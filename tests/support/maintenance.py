@@ -8,6 +8,8 @@ from tests.support.clock import ManualClock
 from tests.support.faults import FaultyStore
 from tests.support.logs import COLD, append, opened
 from tests.support.records import TIME_MS
+from tidelog.compaction.garbage import Grace
+from tidelog.compaction.scrub import scrub
 from tidelog.compaction.session import MaintenanceSession
 from tidelog.storage.log import Log, LogSettings
 from tidelog.storage.store.memory import MemoryStore
@@ -29,6 +31,13 @@ async def caring(inner: ObjectStore, *, report_damage: bool = True):
         yield cluster
     finally:
         await cluster.close()
+
+
+async def assert_clean(inner: ObjectStore, grace: Grace) -> None:
+    """A scrub finds no damage."""
+    async with caring(inner) as cluster:
+        report = await scrub(cluster, None, grace)
+        assert [finding for finding in report.findings if finding.is_damage] == []
 
 
 def way_of(cluster: MaintenanceSession) -> FaultyStore:

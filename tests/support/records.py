@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
+import msgspec
+
 from tidelog.storage.codec import entry as entries
 from tidelog.storage.codec.chunk import Rows
 from tidelog.storage.codec.entry import Draft, HotMark, IdempotencyKey
@@ -12,7 +14,7 @@ from tidelog.storage.runtime.clock import Clock, SystemClock
 from tidelog.storage.state.cluster_state import ClusterState
 from tidelog.storage.state.outcome import Outcome
 from tidelog.storage.store.object_store import ObjectStore
-from tidelog.storage.wal.wal_objects import WalObjects, empty_state
+from tidelog.storage.wal.wal_objects import ClusterIdentity, WalObjects, empty_state
 from tidelog.storage.write.hot_segment import ClosedSegment
 from tidelog.storage.write.requests import AppendRequest, TopicRecords
 
@@ -57,6 +59,12 @@ def creating(clock: Clock, name: str = "t", partitions: int = 1, topic_id: str =
     """A draft that makes a topic."""
     action = CreateTopic(name, topic_id, partitions, {})
     return draft(AppendRequest((), 0, actions=[action]))
+
+
+async def found_cluster(store: ObjectStore, level: int) -> None:
+    """Found a cluster of this level, as a version that does not know a newer one."""
+    identity = ClusterIdentity(level, "c0ffee", 1)
+    await store.create(object_keys.CLUSTER, [msgspec.json.encode(identity)])
 
 
 async def entries_of(store: ObjectStore, first: int = 1) -> list[tuple[str, entries.DecodedEntry]]:

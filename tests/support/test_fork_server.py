@@ -30,9 +30,7 @@ def test_status_and_streams_are_the_same(arguments: tuple[str, ...]) -> None:
     )
 
 
-def test_bytes_and_folder_and_variables_are_the_processes_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_streams_and_variables_are_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with Broker(tmp_path) as broker:
         broker.create_topic("t")

@@ -5,8 +5,9 @@ real time: while an executor works, the clock stands still and the loop really w
 """
 
 import asyncio
+import contextlib
 import selectors
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import Executor
 from typing import Any, TypeVar
 
@@ -56,12 +57,25 @@ class _Selector(selectors.BaseSelector):
         self._real.close()
 
 
+_failures: list[str] = []
+"""Reports of loops that have ended since `checked` began."""
+
+
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """Use `run`; `time()` starts at zero."""
+    """Use `run` or VIRTUAL_TIME; `time()` starts at zero."""
 
     def __init__(self) -> None:
         self._selector_of_time = _Selector()
+        self._reports: list[str] = []
         super().__init__(self._selector_of_time)
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        self._reports.append(str(context))
+
+    def close(self) -> None:
+        super().close()
+        _failures.extend(self._reports)
+        self._reports.clear()
 
     def time(self) -> float:
         return self._selector_of_time.now_s
@@ -78,14 +92,22 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self._selector_of_time.busy_threads -= 1
 
 
-def run(main: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """`main()` on a loop of its own, in virtual time; what it leaves behind is cancelled.
+VIRTUAL_TIME = ("asyncio", {"loop_factory": VirtualLoop})
+"""The value of a fixture `anyio_backend`: async tests run on a loop of their own each."""
 
-    An exception that no task retrieved, and a callback that failed, fail the run.
-    """
-    lost: list[str] = []
-    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        runner.get_loop().set_exception_handler(lambda _, context: lost.append(str(context)))
-        result = runner.run(main())
-    assert not lost, lost
-    return result
+
+@contextlib.contextmanager
+def checked() -> Iterator[None]:
+    """Fail if a loop that ends in the block reported an exception that no task retrieved, or a
+    callback that failed. pytest's hooks use it for each test, and for its teardown."""
+    try:
+        yield
+    finally:
+        failures, _failures[:] = _failures[:], []
+    assert not failures, failures
+
+
+def run(main: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """`main()` on a loop of its own, in virtual time; what it leaves behind is cancelled."""
+    with checked(), asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        return runner.run(main())

@@ -11,7 +11,10 @@ from aiokafka.record.default_records import DefaultRecordBatchBuilder
 
 from tests.service.conftest import QUIET
 from tests.service.kafka.wire import MemoryTransport, answer, framed
+from tests.service.keyed import SETTINGS
+from tidelog.service.kafka.connections import connection, handshake
 from tidelog.service.kafka.connections.connection import KafkaConnection
+from tidelog.service.kafka.messages.produce import InitProducerIdRequest, InitProducerIdResponse
 from tidelog.service.kafka.messages.schema import Message
 from tidelog.service.server.kafka import KafkaPorts, KafkaServer
 from tidelog.service.server.service import Ports, Service
@@ -129,6 +132,22 @@ async def kafka() -> AsyncIterator[Kafka]:
     async with broker() as made:
         await made.log.create_topic("t", 3, {})
         yield made
+
+
+@pytest.fixture
+async def secured(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Kafka]:
+    """A broker that needs keys, with the topic `t`."""
+    monkeypatch.setattr(handshake, "FAILED_DELAY_S", 0.01)
+    monkeypatch.setattr(connection, "CLOSE_DELAY_S", 0.01)
+    async with broker(**SETTINGS) as made:
+        await made.log.create_topic("t", 1, {})
+        yield made
+
+
+async def init_producer(client: Client) -> InitProducerIdResponse:
+    """A new producer."""
+    request = InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=0)
+    return await client.ask(request, InitProducerIdResponse, 4)
 
 
 def batch(

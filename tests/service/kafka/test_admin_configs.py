@@ -1,4 +1,4 @@
-"""Admin clients: configs of topics and brokers, with each error."""
+"""Admin clients: configs of topics and brokers, with each error, and ACLs."""
 
 from typing import Any
 
@@ -12,10 +12,12 @@ from tests.service.kafka.admin_requests import (
     describe,
     wanted_topic,
 )
-from tests.service.kafka.conftest import NODE, Kafka
+from tests.service.kafka.conftest import NODE, Kafka, broker
+from tests.service.keyed import SETTINGS
 from tidelog.service.kafka.admin.configs import OF_BROKER, OF_CLIENT_METRICS, OF_GROUP, OF_TOPIC
 from tidelog.service.kafka.errors import Code
-from tidelog.service.kafka.messages import configs, metadata
+from tidelog.service.kafka.messages import acls, configs, metadata
+from tidelog.service.kafka.messages.handshake import ApiVersionsRequest, ApiVersionsResponse
 from tidelog.storage.core import topic_configs
 
 LOGGER = 8
@@ -107,9 +109,7 @@ async def test_configs_of_a_broker(kafka: Kafka) -> None:
 # -- AlterConfigs, IncrementalAlterConfigs
 
 
-async def test_configs_without_an_effect_have_a_log_line(
-    kafka: Kafka, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_unused_config_is_logged(kafka: Kafka, caplog: pytest.LogCaptureFixture) -> None:
     client = kafka.client()
     values: dict[str, str | None] = {"min.insync.replicas": "2", "preallocate": "false"}
     (result,) = await create(client, wanted_topic(configs=config("min.insync.replicas", "2")))
@@ -301,3 +301,40 @@ async def test_the_cluster_turns_creation_of_topics_on_and_off(kafka: Kafka) -> 
     assert len(kafka.log.state.topic("a").partitions) == 4
     assert await alter(client, {"auto.create.topics.enable": "false"}, OF_BROKER, "") == (0, None)
     assert await asked("b") == Code.UNKNOWN_TOPIC_OR_PARTITION
+
+
+ACL_KEYS = {29, 30, 31}
+CREATION = acls.AclCreation(
+    resource_type=2, resource_name="t", principal="User:a", host="*", operation=3, permission_type=3
+)
+EVERYTHING: dict[str, Any] = {
+    "resource_type_filter": 1,
+    "resource_name_filter": None,
+    "principal_filter": None,
+    "host_filter": None,
+    "operation": 1,
+    "permission_type": 1,
+}
+"""The filter that fits all ACLs."""
+
+
+@pytest.mark.parametrize("version", acls.DescribeAclsRequest.versions)
+async def test_acls_without_keys_are_security_disabled(kafka: Kafka, version: int) -> None:
+    client = kafka.client()
+    description = acls.DescribeAclsRequest(**EVERYTHING)
+    described = await client.ask(description, acls.DescribeAclsResponse, version)
+    assert (described.error_code, described.resources) == (Code.SECURITY_DISABLED, [])
+    assert "security=off" in described.error_message
+    creation = acls.CreateAclsRequest(creations=[CREATION] * 2)
+    created = await client.ask(creation, acls.CreateAclsResponse, version)
+    assert [result.error_code for result in created.results] == [Code.SECURITY_DISABLED] * 2
+    deletion = acls.DeleteAclsRequest(filters=[acls.DeleteAclsFilter(**EVERYTHING)] * 2)
+    deleted = await client.ask(deletion, acls.DeleteAclsResponse, version)
+    assert [result.error_code for result in deleted.filter_results] == [Code.SECURITY_DISABLED] * 2
+
+
+async def test_a_broker_with_keys_does_not_list_the_apis(kafka: Kafka) -> None:
+    async with broker(**SETTINGS) as secured:
+        for server, listed in ((kafka, ACL_KEYS), (secured, set())):
+            answer = await server.client().ask(ApiVersionsRequest(), ApiVersionsResponse, 0)
+            assert {api.api_key for api in answer.api_keys} & ACL_KEYS == listed

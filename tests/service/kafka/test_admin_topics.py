@@ -17,7 +17,6 @@ from tests.service.kafka.admin_requests import (
 )
 from tests.service.kafka.conftest import Kafka
 from tests.service.kafka.test_security import _client_of as client_of
-from tests.service.kafka.test_security import secured
 from tests.service.keyed import allow, refill_nothing
 from tidelog.service.kafka.admin.configs import OF_BROKER, OF_TOPIC
 from tidelog.service.kafka.errors import Code
@@ -27,8 +26,6 @@ from tidelog.service.operations.change import CHANGES_AT_ONCE
 from tidelog.storage.core.actions import SetQuotas
 from tidelog.storage.core.errors import CommitUnknown, OffsetOutOfRange
 from tidelog.storage.log import Log
-
-assert secured  # a fixture
 
 LOGGER = 8
 
@@ -102,9 +99,7 @@ async def test_defaults_factors_and_assignments(
         (wanted_topic(configs=config("retention.ms", None)), Code.INVALID_CONFIG),
     ],
 )
-async def test_topics_that_are_refused(
-    kafka: Kafka, wanted: topics.CreatableTopic, code: Code
-) -> None:
+async def test_refused_topics(kafka: Kafka, wanted: topics.CreatableTopic, code: Code) -> None:
     (result,) = await create(kafka.client(), wanted)
     assert result.error_code == code
     assert result.error_message
@@ -131,9 +126,7 @@ async def test_more_topics_than_run_at_once(kafka: Kafka) -> None:
     assert {result.error_code for result in deleted} == {0}
 
 
-async def test_a_commit_of_unknown_outcome_is_a_timeout(
-    kafka: Kafka, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_unknown_commit_is_a_timeout(kafka: Kafka, monkeypatch: pytest.MonkeyPatch) -> None:
     async def lost(*_: object, **__: object) -> None:
         raise CommitUnknown("who knows")
 

@@ -3,17 +3,16 @@
 The APIs come from the table of the listener. An API without a row in ROWS fails.
 """
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import pytest
 
-from tests.service.kafka.conftest import Client, Kafka, batch, broker
+from tests.service.kafka.conftest import Client, Kafka, batch
 from tests.service.kafka.test_produce import _request
 from tests.service.kafka.test_security import JOINING, _authenticate, _client_of
-from tests.service.keyed import ADMIN_KEY, SETTINGS, allow
+from tests.service.keyed import ADMIN_KEY, allow
 from tidelog.service.kafka.apis import SASL_KEYS
-from tidelog.service.kafka.connections import connection, handshake
 from tidelog.service.kafka.errors import Code
 from tidelog.service.kafka.messages import (
     configs,
@@ -186,13 +185,9 @@ ROWS: dict[str, Row] = {
 
 
 @pytest.fixture
-async def secured(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Kafka]:
-    monkeypatch.setattr(handshake, "FAILED_DELAY_S", 0.01)
-    monkeypatch.setattr(connection, "CLOSE_DELAY_S", 0.01)
-    async with broker(**SETTINGS) as made:
-        for name in ("t", "other"):
-            await made.log.create_topic(name, 1, {})
-        yield made
+async def secured(secured: Kafka) -> Kafka:
+    await secured.log.create_topic("other", 1, {})
+    return secured
 
 
 def codes_in(answer: Any) -> Iterator[int]:

@@ -6,7 +6,7 @@ import logging
 import struct
 import threading
 import weakref
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -14,16 +14,11 @@ from typing import Any
 import pytest
 
 from tests.service.kafka.wire import MemoryTransport, answer, framed
-from tests.support import vloop
+from tests.support.vloop import VIRTUAL_TIME
 from tidelog.service.http.admission import Admission, Limits, Phase
 from tidelog.service.http.turns import TURN_S, Turns
 from tidelog.service.kafka.apis import Api
-from tidelog.service.kafka.client import (
-    ApiClient,
-    CloseConnection,
-    EncodedAnswer,
-    Later,
-)
+from tidelog.service.kafka.client import ApiClient, CloseConnection, EncodedAnswer, Later
 from tidelog.service.kafka.connections import connection as connections
 from tidelog.service.kafka.connections.connection import (
     CLOSE_DELAY_S,
@@ -156,18 +151,11 @@ class Peer:
         return [int.from_bytes(frame[:4], "big") for frame in self.transport.frames()]
 
 
-def virtual(test: Callable[[], Awaitable[None]]) -> Callable[[], None]:
-    def run() -> None:
-        async def main() -> None:
-            await test()
-
-        vloop.run(main)
-
-    run.__name__, run.__doc__ = test.__name__, test.__doc__
-    return run
+@pytest.fixture(scope="module")
+def anyio_backend() -> tuple[str, dict[str, object]]:
+    return VIRTUAL_TIME
 
 
-@virtual
 async def test_produce_requests_begin_at_once_and_are_answered_in_order() -> None:
     peer = Peer()
     peer.send(*(framed(PRODUCE, 9, number) for number in (1, 2, 3)))
@@ -180,7 +168,6 @@ async def test_produce_requests_begin_at_once_and_are_answered_in_order() -> Non
     assert peer.memory.used == 0
 
 
-@virtual
 async def test_another_request_waits_for_the_answers_before_it() -> None:
     peer = Peer()
     peer.send(framed(PRODUCE, 9, 1), framed(METADATA, 9, 2), framed(PRODUCE, 9, 3))
@@ -194,7 +181,6 @@ async def test_another_request_waits_for_the_answers_before_it() -> None:
     assert peer.numbers() == [1, 2, 3]
 
 
-@virtual
 async def test_a_client_with_too_many_unanswered_requests_is_not_read() -> None:
     peer = Peer()
     peer.send(*(framed(PRODUCE, 9, number) for number in range(40)))
@@ -214,7 +200,6 @@ async def test_a_client_with_too_many_unanswered_requests_is_not_read() -> None:
     assert peer.memory.used == 0
 
 
-@virtual
 async def test_a_connection_lets_other_callbacks_run_between_its_requests() -> None:
     peer = Peer()
     peer.step_s = TURN_S
@@ -228,7 +213,6 @@ async def test_a_connection_lets_other_callbacks_run_between_its_requests() -> N
     assert not peer.transport.is_paused
 
 
-@virtual
 async def test_connections_of_a_client_have_one_turn_in_an_iteration_of_the_loop() -> None:
     """Another client waits for one request, and not for one of each connection."""
     peer = Peer()
@@ -252,7 +236,6 @@ async def test_connections_of_a_client_have_one_turn_in_an_iteration_of_the_loop
     assert len(peer.begun) == 151
 
 
-@virtual
 async def test_bytes_of_unanswered_requests_are_bounded() -> None:
     peer = Peer()
     large = ProduceRequest(acks=-1, timeout_ms=1000, topic_data=[], transactional_id="x" * 30_000)
@@ -264,7 +247,6 @@ async def test_bytes_of_unanswered_requests_are_bounded() -> None:
         assert peer.transport.is_paused
 
 
-@virtual
 async def test_memory_is_shared_by_connections() -> None:
     frame = framed(PRODUCE, 9)
     peer = Peer(memory=4 * len(frame))
@@ -283,7 +265,6 @@ async def test_memory_is_shared_by_connections() -> None:
     assert peer.memory.used == 0
 
 
-@virtual
 async def test_a_connection_that_ends_gives_back_what_it_held() -> None:
     peer = Peer()
     peer.send(framed(PRODUCE, 9, 1), framed(METADATA, 9, 2), framed(PRODUCE, 9, 3)[:-1])
@@ -295,7 +276,6 @@ async def test_a_connection_that_ends_gives_back_what_it_held() -> None:
     assert peer.numbers() == []
 
 
-@virtual
 async def test_acks_0_has_no_answer_and_a_refusal_closes() -> None:
     peer = Peer()
     silent = ProduceRequest(acks=0, timeout_ms=1000, topic_data=[])
@@ -308,7 +288,6 @@ async def test_acks_0_has_no_answer_and_a_refusal_closes() -> None:
     assert peer.counters.closed["acks=0"] == 1
 
 
-@virtual
 async def test_a_request_under_check_holds_back_the_next() -> None:
     peer = Peer()
     checked = ProduceRequest(acks=-1, timeout_ms=7, topic_data=[])
@@ -321,7 +300,6 @@ async def test_a_request_under_check_holds_back_the_next() -> None:
     assert peer.begun == ["produce"] * 2
 
 
-@virtual
 async def test_an_unknown_version_of_api_versions_gets_version_0() -> None:
     peer = Peer()
     said = ApiVersionsRequest(client_software_name="a", client_software_version="1")
@@ -335,7 +313,6 @@ async def test_an_unknown_version_of_api_versions_gets_version_0() -> None:
     assert [(api.api_key, api.max_version) for api in response.api_keys] == [(18, 4)]
 
 
-@virtual
 async def test_api_versions_names_what_is_served_and_takes_the_name_of_the_library() -> None:
     peer = Peer()
     said = ApiVersionsRequest(client_software_name="lib", client_software_version="1.2-x")
@@ -368,10 +345,8 @@ async def test_api_versions_names_what_is_served_and_takes_the_name_of_the_libra
         b"\x16\x03\x01\x02\0\x01\0\x01\xfc\x03\x03",  # TLS
     ],
 )
-def test_a_bad_request_ends_the_connection_later_and_is_logged_once(
-    bad: bytes, caplog: pytest.LogCaptureFixture
-) -> None:
-    async def main() -> None:
+async def test_bad_request_is_logged_once(bad: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "tidelog.kafka"):
         peer = Peer()
         peer.send(framed(PRODUCE, 9, 1), bad)
         peer.finish(0)
@@ -383,13 +358,9 @@ def test_a_bad_request_ends_the_connection_later_and_is_logged_once(
         peer.connection.closed()
         peer.transport, peer.connection = peer.connect()
         peer.send(bad)
-
-    with caplog.at_level(logging.WARNING, "tidelog.kafka"):
-        vloop.run(main)
     assert len(caplog.messages) == 1
 
 
-@virtual
 async def test_a_bug_in_a_handler_closes_the_connection() -> None:
     async def broken(request: Any, client: ApiClient) -> None:
         raise ZeroDivisionError
@@ -401,7 +372,6 @@ async def test_a_bug_in_a_handler_closes_the_connection() -> None:
     assert peer.counters.closed["bug"] == 1
 
 
-@virtual
 async def test_no_answer_is_made_while_the_client_takes_none() -> None:
     peer = Peer()
     peer.connection.set_writable(False)
@@ -413,7 +383,6 @@ async def test_no_answer_is_made_while_the_client_takes_none() -> None:
     assert peer.numbers() == [1]
 
 
-@virtual
 async def test_a_wait_ends_with_its_connection() -> None:
     ended = asyncio.Event()
 
@@ -433,7 +402,6 @@ async def test_a_wait_ends_with_its_connection() -> None:
     assert peer.memory.used == 0
 
 
-@virtual
 async def test_the_memory_of_an_answer_is_held_until_the_socket_has_taken_it() -> None:
     released: list[int] = []
 
@@ -452,33 +420,28 @@ async def test_the_memory_of_an_answer_is_held_until_the_socket_has_taken_it() -
 
 
 @pytest.mark.parametrize("iterations", range(6))
-def test_an_answer_whose_client_leaves_at_that_moment_holds_no_memory(iterations: int) -> None:
+async def test_answer_of_client_that_leaves_frees_memory(iterations: int) -> None:
     released: list[int] = []
+    gate = asyncio.Event()
 
-    async def main() -> None:
-        gate = asyncio.Event()
+    async def fetched(request: Any, client: ApiClient) -> EncodedAnswer:
+        await gate.wait()
+        return EncodedAnswer([b"records"], partial(released.append, 1))
 
-        async def fetched(request: Any, client: ApiClient) -> EncodedAnswer:
-            await gate.wait()
-            return EncodedAnswer([b"records"], partial(released.append, 1))
-
-        peer = Peer(fetch=fetched)
-        partition = FetchPartition(partition=0, fetch_offset=0, partition_max_bytes=1)
-        topics = [FetchTopic(topic="t" * 200, partitions=[partition])] * 50
-        peer.send(framed(FetchRequest(max_wait_ms=0, min_bytes=0, topics=topics), 11))
-        await asyncio.sleep(0.1)
-        gate.set()
-        for _ in range(iterations):
-            await asyncio.sleep(0)
-        peer.connection.closed()
-        await asyncio.sleep(0.1)
-        assert len(released) == (iterations > 0)
-        assert peer.memory.used == 0
-
-    vloop.run(main)
+    peer = Peer(fetch=fetched)
+    partition = FetchPartition(partition=0, fetch_offset=0, partition_max_bytes=1)
+    topics = [FetchTopic(topic="t" * 200, partitions=[partition])] * 50
+    peer.send(framed(FetchRequest(max_wait_ms=0, min_bytes=0, topics=topics), 11))
+    await asyncio.sleep(0.1)
+    gate.set()
+    for _ in range(iterations):
+        await asyncio.sleep(0)
+    peer.connection.closed()
+    await asyncio.sleep(0.1)
+    assert len(released) == (iterations > 0)
+    assert peer.memory.used == 0
 
 
-@virtual
 async def test_the_phases_of_a_connection() -> None:
     peer = Peer()
     observed = peer.connection.observed
@@ -494,7 +457,6 @@ async def test_the_phases_of_a_connection() -> None:
     assert observed()[0] is Phase.ANSWER
 
 
-@virtual
 async def test_sasl_where_no_key_is_needed() -> None:
     peer = Peer()
     peer.send(framed(SaslHandshakeRequest(mechanism="PLAIN"), 1))
@@ -503,7 +465,6 @@ async def test_sasl_where_no_key_is_needed() -> None:
     assert response.error_code == Code.ILLEGAL_SASL_STATE
 
 
-@virtual
 async def test_a_long_client_id_is_cut() -> None:
     peer = Peer()
     for number in range(20):
@@ -513,7 +474,6 @@ async def test_a_long_client_id_is_cut() -> None:
     assert {client.client_id[:3] for client in peer.clients} == {f"{n:03}" for n in range(20)}
 
 
-@virtual
 async def test_a_change_holds_its_memory_to_its_end_after_the_connection() -> None:
     peer = Peer()
     peer.send(framed(METADATA, 9))
@@ -524,7 +484,6 @@ async def test_a_change_holds_its_memory_to_its_end_after_the_connection() -> No
     assert peer.memory.used == 0
 
 
-@virtual
 async def test_a_connection_that_ends_frees_the_part_of_a_frame() -> None:
     peer = Peer()
     peer.send(struct.pack(">ih", 1 << 20, 0) + bytes(1 << 19))
@@ -562,7 +521,6 @@ class _Other:
         """It waits for none."""
 
 
-@virtual
 async def test_a_client_that_logs_in_while_it_waits_for_memory_delays_no_other_login() -> None:
     peer, security = Peer(memory=1 << 20), _Security()
     peer.server.apis[36] = Api(SaslAuthenticateRequest, SaslAuthenticateResponse, None)
@@ -589,7 +547,6 @@ async def test_a_client_that_logs_in_while_it_waits_for_memory_delays_no_other_l
     assert peer.memory.used == 0
 
 
-@virtual
 async def test_connections_whose_turn_has_not_come_take_the_memory_that_they_waited_for() -> None:
     """Else those behind them would wait until memory is given back once more."""
     peer, small_bytes = Peer(memory=1 << 20), (1 << 20) // 4
@@ -615,7 +572,6 @@ async def test_connections_whose_turn_has_not_come_take_the_memory_that_they_wai
     assert peer.memory.used == small_bytes - SMALL_BYTES_MAX
 
 
-@virtual
 async def test_a_request_whose_turn_has_not_come_takes_the_memory_to_be_decoded() -> None:
     peer = Peer(memory=1 << 20)
     others_bytes = peer.memory.decoded.limit // 2
@@ -638,7 +594,6 @@ async def test_a_request_whose_turn_has_not_come_takes_the_memory_to_be_decoded(
     assert peer.memory.decoded.used == peer.memory.used == 0
 
 
-@virtual
 async def test_a_request_that_its_group_keeps_gives_its_memory_back_then() -> None:
     callbacks = asyncio.Queue[Callable[[], object]]()
     ends = asyncio.Event()
@@ -679,7 +634,6 @@ async def test_a_request_that_its_group_keeps_gives_its_memory_back_then() -> No
     assert peer.memory.used == peer.memory.decoded.used == 0
 
 
-@virtual
 async def test_a_connection_that_has_ended_is_freed() -> None:
     """A cache of its handlers kept it, and so each connection, for good."""
     peer = Peer()
@@ -695,7 +649,6 @@ async def test_a_connection_that_has_ended_is_freed() -> None:
     assert ended() is None
 
 
-@virtual
 async def test_large_requests_share_the_memory_of_decoded_requests() -> None:
     peer = Peer(memory=64 * 10_000)
     topics = [MetadataRequestTopic(name=f"{number:05}") for number in range(2_000)]
@@ -727,7 +680,6 @@ class _SlowApi(Api):
         return super().decode(frame, position, version)
 
 
-@virtual
 async def test_a_request_that_a_thread_decodes_holds_its_memory_after_its_connection() -> None:
     peer = Peer()
     api = peer.server.apis[1] = _SlowApi(FetchRequest, FetchResponse, peer._metadata)
@@ -821,10 +773,15 @@ class _Socket(MemoryTransport):
         self._outbox.set_writable(True)
 
 
-def test_an_answer_without_records_goes_to_its_transport_in_slices() -> None:
+def _opened_outbox() -> tuple[Outbox, _Socket]:
     outbox = Outbox(_Unread(""), UnsentAnswers(1 << 30))
     socket = _Socket(outbox)
     outbox.opened(socket)
+    return outbox, socket
+
+
+def test_an_answer_without_records_goes_to_its_transport_in_slices() -> None:
+    outbox, socket = _opened_outbox()
     answer = [bytes([number]) * (SLICE_BYTES * 3 // 4) for number in range(20)]
     released: list[int] = []
     outbox.write([*answer], is_counted=False)
@@ -845,18 +802,14 @@ def test_an_answer_without_records_goes_to_its_transport_in_slices() -> None:
 
 
 def test_records_are_written_at_once() -> None:
-    outbox = Outbox(_Unread(""), UnsentAnswers(1 << 30))
-    socket = _Socket(outbox)
-    outbox.opened(socket)
+    outbox, socket = _opened_outbox()
     outbox.write([bytes(UNSENT_BYTES_MAX * 2)], is_counted=True)
     assert socket.unsent == UNSENT_BYTES_MAX * 2
     assert not outbox.has_room
 
 
 def test_a_connection_that_ends_writes_what_waits() -> None:
-    outbox = Outbox(_Unread(""), UnsentAnswers(1 << 30))
-    socket = _Socket(outbox)
-    outbox.opened(socket)
+    outbox, socket = _opened_outbox()
     outbox.write([bytes(SLICE_BYTES * 9)], is_counted=False)
     outbox.end()
     assert len(socket.written) == SLICE_BYTES * 9

@@ -1,14 +1,15 @@
 """An error of the log in any handler is an answer with a code, not the end of the connection."""
 
+import contextlib
 import gc
 import random
 import warnings
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
 
-from tests.service.kafka.conftest import Kafka, broker
+from tests.service.kafka.conftest import Client, Kafka, broker
 from tests.service.kafka.definitions import Interpreter, load
 from tests.support.faults import Call, Fault, FaultyStore
 from tidelog.service.kafka.apis import Api
@@ -110,7 +111,6 @@ def _raise(*_: object) -> None:
 async def test_an_answer_has_an_item_for_each_item_of_the_request(kafka: Kafka) -> None:
     apis = kafka.server.listener.server.apis
     storage, coordinator = Code.KAFKA_STORAGE_ERROR, Code.COORDINATOR_NOT_AVAILABLE
-
     offsets = fetch.ListOffsetsRequest(
         replica_id=-1,
         topics=[
@@ -130,7 +130,6 @@ async def test_an_answer_has_an_item_for_each_item_of_the_request(kafka: Kafka) 
         ("u", [(1, storage)]),
     ]
     assert response.topics[0].partitions[0].offset == -1
-
     named = [group_offsets.OffsetFetchRequestTopic(name="t", partition_indexes=[0, 3])]
     committed = group_offsets.OffsetFetchRequest(group_id="g", topics=named)
     (topic,) = refused(kafka, apis[9], committed, 1).topics
@@ -139,7 +138,6 @@ async def test_an_answer_has_an_item_for_each_item_of_the_request(kafka: Kafka) 
     committed = group_offsets.OffsetFetchRequest(groups=[group])
     (answer,) = refused(kafka, apis[9], committed, 8).groups
     assert (answer.group_id, answer.error_code, answer.topics) == ("g", coordinator, [])
-
     keys = metadata.FindCoordinatorRequest(key_type=0, coordinator_keys=["g", "h"])
     response = refused(kafka, apis[10], keys, 4)
     assert [(item.key, item.error_code, item.node_id) for item in response.coordinators] == [
@@ -160,46 +158,40 @@ def _partitions(topic: Any) -> list[tuple[int, int]]:
     return [(partition.partition_index, partition.error_code) for partition in topic.partitions]
 
 
-class Failing:
-    """A plan of a store that answers no read of the WAL while `is_on`."""
+@contextlib.asynccontextmanager
+async def failing() -> AsyncIterator[tuple[Kafka, Client]]:
+    """A broker with topic `t` and a client; the store answers no read of the WAL in the block."""
+    is_on = False
 
-    def __init__(self) -> None:
-        self.is_on = False
-
-    def __call__(self, call: Call) -> Fault | None:
+    def plan(call: Call) -> Fault | None:
         is_read = call.verb in ("get", "get_range", "list")
-        return Fault.UNAVAILABLE if self.is_on and is_read else None
+        return Fault.UNAVAILABLE if is_on and is_read else None
+
+    async with broker(object_store=FaultyStore(MemoryStore(), plan)) as kafka:
+        await kafka.log.create_topic("t", 1, {})
+        client = kafka.client()
+        is_on = True
+        yield kafka, client
+        is_on = False
 
 
 async def test_each_api_answers_while_the_store_fails(caplog: pytest.LogCaptureFixture) -> None:
     """The handlers read the WAL to its end, because they do not know the topics of the requests."""
-    plan = Failing()
-    async with broker(object_store=FaultyStore(MemoryStore(), plan)) as kafka:
-        await kafka.log.create_topic("t", 1, {})
-        client = kafka.client()
-        plan.is_on = True
+    async with failing() as (kafka, client):
         for api, version in apis_of(kafka):
             (request,) = invented(api, version)
             if isinstance(request, produce.ProduceRequest):
                 request.acks = 1  # with 0 there is no answer
             await client.ask(request, api.response, version)
-        plan.is_on = False
     assert "bug in" not in caplog.text
 
 
 @pytest.mark.parametrize("version", [0, 9, 12])
-async def test_metadata_while_the_store_fails_describes_the_topics_that_are_known(
-    version: int,
-) -> None:
-    plan = Failing()
-    async with broker(object_store=FaultyStore(MemoryStore(), plan)) as kafka:
-        await kafka.log.create_topic("t", 1, {})
-        client = kafka.client()
-        plan.is_on = True
+async def test_metadata_on_failed_store_has_known_topics(version: int) -> None:
+    async with failing() as (_, client):
         asked = [metadata.MetadataRequestTopic(name=name) for name in ("t", "unknown", "a b")]
         request = metadata.MetadataRequest(topics=asked)
         response = await client.ask(request, metadata.MetadataResponse, version)
-        plan.is_on = False
         assert len(response.brokers) == 1
         assert {topic.name: topic.error_code for topic in response.topics} == {
             "t": Code.NONE,
@@ -209,11 +201,7 @@ async def test_metadata_while_the_store_fails_describes_the_topics_that_are_know
 
 
 async def test_fetch_while_the_store_fails_reads_the_topics_that_are_known() -> None:
-    plan = Failing()
-    async with broker(object_store=FaultyStore(MemoryStore(), plan)) as kafka:
-        await kafka.log.create_topic("t", 1, {})
-        client = kafka.client()
-        plan.is_on = True
+    async with failing() as (_, client):
         asked = [
             fetch.FetchTopic(
                 topic=name,
@@ -225,7 +213,6 @@ async def test_fetch_while_the_store_fails_reads_the_topics_that_are_known() -> 
         ]
         request = fetch.FetchRequest(max_wait_ms=0, min_bytes=0, topics=asked)
         response = await client.ask(request, fetch.FetchResponse, 11)
-        plan.is_on = False
         codes = {topic.topic: topic.partitions[0].error_code for topic in response.responses}
         assert codes == {"t": Code.NONE, "unknown": Code.KAFKA_STORAGE_ERROR}
 

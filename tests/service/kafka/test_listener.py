@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests.service.kafka.test_connection import FETCH, METADATA, Peer, virtual
+from tests.service.kafka.test_connection import FETCH, METADATA, Peer
 from tests.service.kafka.wire import framed
-from tests.support import vloop
+from tests.support.vloop import VIRTUAL_TIME
 from tidelog.service.http.admission import Admission
 from tidelog.service.http.handshakes import Handshakes
 from tidelog.service.http.sockets import bound_sockets
@@ -60,16 +60,18 @@ async def _serving(
         assert not served.listener.connections
 
 
-def test_a_broker_says_once_why_it_does_not_use_the_code_in_c(
+@pytest.fixture(scope="module")
+def anyio_backend() -> tuple[str, dict[str, object]]:
+    return VIRTUAL_TIME
+
+
+async def test_a_broker_says_once_why_it_does_not_use_the_code_in_c(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def main() -> None:
-        async with _serving():
-            pass
-
     monkeypatch.setattr(byte_loops, "WHY_SLOW", "its version is 0, not 1: install tidelog again")
     with caplog.at_level(logging.INFO, "tidelog"):
-        vloop.run(main)
+        async with _serving():
+            pass
     (line,) = [text for text in caplog.messages if "code in C" in text]
     assert "not used: its version is 0, not 1: install tidelog again. Record batches" in line
 
@@ -93,19 +95,15 @@ async def _seconds_until_closed(reader: asyncio.StreamReader) -> float:
     ],
     ids=["nothing", "a part of the first", "a part of the second", "idle"],
 )
-def test_a_connection_that_waits_too_long_is_closed(sent: bytes, least_s: float) -> None:
-    async def main() -> None:
-        async with _serving() as served:
-            reader, writer = await served.connect()
-            writer.write(sent)
-            took_s = await _seconds_until_closed(reader)
-            assert least_s <= took_s <= least_s + 5
-            writer.close()
-
-    vloop.run(main)
+async def test_a_connection_that_waits_too_long_is_closed(sent: bytes, least_s: float) -> None:
+    async with _serving() as served:
+        reader, writer = await served.connect()
+        writer.write(sent)
+        took_s = await _seconds_until_closed(reader)
+        assert least_s <= took_s <= least_s + 5
+        writer.close()
 
 
-@virtual
 async def test_a_client_that_takes_no_answers_gets_no_more_and_is_closed() -> None:
     made = 0
 
@@ -125,7 +123,6 @@ async def test_a_client_that_takes_no_answers_gets_no_more_and_is_closed() -> No
         writer.transport.abort()
 
 
-@virtual
 async def test_connections_above_the_bound() -> None:
     async with _serving(most=2) as served:
         first = await served.connect()
@@ -144,7 +141,6 @@ async def test_connections_above_the_bound() -> None:
             writer.close()
 
 
-@virtual
 async def test_a_drain_waits_for_requests_but_not_long() -> None:
     async def slow(request: Any, client: ApiClient) -> Any:
         await asyncio.sleep(1000)

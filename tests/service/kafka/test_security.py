@@ -1,16 +1,15 @@
 """SASL PLAIN, ACLs and quotas over the wire."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
-from tests.service.kafka.conftest import Client, Kafka, batch, broker
+from tests.service.kafka.conftest import Client, Kafka, batch, init_producer
 from tests.service.kafka.test_fetch import _fetch, _wanted
 from tests.service.kafka.test_produce import _produce, _request
-from tests.service.keyed import ADMIN_KEY, SETTINGS, allow, refill_nothing
-from tidelog.service.kafka.connections import connection, handshake
+from tests.service.keyed import ADMIN_KEY, allow, refill_nothing
+from tidelog.service.kafka.connections import connection
 from tidelog.service.kafka.errors import Code
 from tidelog.service.kafka.messages import group_offsets, groups
 from tidelog.service.kafka.messages.handshake import (
@@ -26,11 +25,7 @@ from tidelog.service.kafka.messages.metadata import (
     MetadataRequestTopic,
     MetadataResponse,
 )
-from tidelog.service.kafka.messages.produce import (
-    InitProducerIdRequest,
-    InitProducerIdResponse,
-    ProduceResponse,
-)
+from tidelog.service.kafka.messages.produce import ProduceResponse
 from tidelog.storage.core.actions import DeleteKey, SetQuotas
 from tidelog.storage.runtime.observer import PRINCIPAL
 
@@ -42,16 +37,6 @@ JOINING = groups.JoinGroupRequest(
     protocol_type="consumer",
     protocols=[groups.JoinGroupRequestProtocol(name="range", metadata=b"")],
 )
-
-
-@pytest.fixture
-async def secured(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Kafka]:
-    """A broker that needs keys, with the topic `t`."""
-    monkeypatch.setattr(handshake, "FAILED_DELAY_S", 0.01)
-    monkeypatch.setattr(connection, "CLOSE_DELAY_S", 0.01)
-    async with broker(**SETTINGS) as made:
-        await made.log.create_topic("t", 1, {})
-        yield made
 
 
 async def _authenticate(
@@ -140,11 +125,9 @@ async def test_acls_by_topic(secured: Kafka) -> None:
     )
     response = await client.ask(named, MetadataResponse, 9)
     assert [topic.error_code for topic in response.topics] == [Code.TOPIC_AUTHORIZATION_FAILED] * 2
-    asked = InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=0)
-    assert (await client.ask(asked, InitProducerIdResponse, 4)).error_code == 0
+    assert (await init_producer(client)).error_code == 0
     other = await _client_of(secured, "bob")
-    found_id = await other.ask(asked, InitProducerIdResponse, 4)
-    assert found_id.error_code == Code.CLUSTER_AUTHORIZATION_FAILED
+    assert (await init_producer(other)).error_code == Code.CLUSTER_AUTHORIZATION_FAILED
 
 
 async def test_a_permission_applies_to_the_next_request(secured: Kafka) -> None:
@@ -165,9 +148,7 @@ async def test_a_revoked_key_ends_its_connections(secured: Kafka) -> None:
     assert secured.counters.kafka.closed["revoked"] == 1
 
 
-async def test_an_expiring_key_gives_the_lifetime_and_a_client_proves_itself_again(
-    secured: Kafka,
-) -> None:
+async def test_expiring_key_gives_lifetime_and_is_proved_again(secured: Kafka) -> None:
     expires_ms = secured.log.clock.now_ms() + 60_000
     _, secret = await secured.log.create_key("User:alice", expires_ms=expires_ms)
     client = secured.client()
@@ -220,9 +201,7 @@ def _reset(group_id: str, offset: int) -> group_offsets.OffsetCommitRequest:
     return group_offsets.OffsetCommitRequest(group_id=group_id, member_id="", topics=[topic])
 
 
-async def test_changes_of_groups_count_in_the_quota_of_mutations(
-    secured: Kafka, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_group_changes_use_quota(secured: Kafka, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "MUTE_S_MAX", 0.001)
     for operation, kind, name in (("READ", "TOPIC", "t"), ("ALL", "GROUP", "*")):
         await allow(secured.log, "User:gina", operation, kind, name)
@@ -252,7 +231,6 @@ async def test_changes_of_groups_count_in_the_quota_of_mutations(
     assert not throttled
     assert await commits(-1) == [none] * 2 + [Code.COORDINATOR_NOT_AVAILABLE] * 2
     assert len(throttled) == 2
-
     await allow_two()
     parts = [group_offsets.OffsetDeleteRequestPartition(partition_index=0)]
     topic = group_offsets.OffsetDeleteRequestTopic(name="t", partitions=parts)
@@ -264,7 +242,6 @@ async def test_changes_of_groups_count_in_the_quota_of_mutations(
         refused,
     ]
     assert responses[-1].throttle_time_ms > 0
-
     await allow_two()
     deletion = groups.DeleteGroupsRequest(groups_names=["none", "g3", "g4", "g5"])
     deleted = await client.ask(deletion, groups.DeleteGroupsResponse, 2)
@@ -275,20 +252,7 @@ async def test_changes_of_groups_count_in_the_quota_of_mutations(
 
 async def test_acls_of_groups(secured: Kafka) -> None:
     client = await _client_of(secured, "gina")
-    committing = group_offsets.OffsetCommitRequest(
-        group_id="g",
-        member_id="",
-        topics=[
-            group_offsets.OffsetCommitRequestTopic(
-                name="t",
-                partitions=[
-                    group_offsets.OffsetCommitRequestPartition(
-                        partition_index=0, committed_offset=1, committed_metadata=None
-                    )
-                ],
-            )
-        ],
-    )
+    committing = _reset("g", 1)
     fetching = group_offsets.OffsetFetchRequest(group_id="g", topics=None)
     describing = groups.DescribeGroupsRequest(groups=["g"], include_authorized_operations=True)
     deleting = groups.DeleteGroupsRequest(groups_names=["g"])

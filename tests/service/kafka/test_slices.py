@@ -111,9 +111,7 @@ async def test_all_offsets_of_a_group(
     assert len(encoded_in_threads) == 1
 
 
-async def test_lists_and_descriptions_of_groups(
-    kafka: Kafka, encoded_in_threads: list[None]
-) -> None:
+async def test_groups_are_listed_in_slices(kafka: Kafka, encoded_in_threads: list[None]) -> None:
     await kafka.log.create_topic("wide", 1, {})
     client = kafka.client()
     names = [f"g{number:02}" for number in range(PARTITIONS)]

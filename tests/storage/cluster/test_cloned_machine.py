@@ -1,14 +1,16 @@
-"""Two processes continue from one copy of memory, and both have the same random numbers."""
+"""Two processes continue from one copy of memory (DESIGN 11): one is fenced, none loses records."""
 
 import asyncio
 import copy
+from typing import Any
 
 import msgspec
 import pytest
 
+from tests.storage.cluster.test_sequencer import three
 from tests.support.clock import ManualClock
 from tests.support.cluster import Cluster
-from tests.support.logs import append
+from tests.support.logs import append, read_values
 from tests.support.loop_brokers import (
     Acked,
     assert_kept,
@@ -20,11 +22,11 @@ from tests.support.loop_brokers import (
     served,
 )
 from tests.support.records import fold, tail_values
-from tests.support.vloop import run
 from tidelog.storage.broker import Broker
-from tidelog.storage.core.errors import Fenced, LogError
+from tidelog.storage.core.errors import CommitUnknown, Fenced, LogError
 from tidelog.storage.log import Log
 from tidelog.storage.runtime.clock import SystemClock
+from tidelog.storage.state.cluster_state import ClusterState
 from tidelog.storage.store.memory import MemoryStore
 
 CLOCKS = ["system", "manual"]
@@ -55,47 +57,30 @@ async def two_clones(store: MemoryStore, kind: str) -> tuple[Log, Log]:
 
 
 @pytest.mark.parametrize("kind", CLOCKS)
-def test_a_clone_never_acknowledges_a_lost_record(kind: str) -> None:
-    async def main() -> None:
-        store = MemoryStore()
-        original, twin = await two_clones(store, kind)
-        async with ending(original, twin):
-            of_original: Acked = {}
-            of_twin: Acked = {}
-            await produce(original, "X", of_original)
-            await produce(twin, "Y", of_twin)
-            records = await held(store, SystemClock())
-            assert_kept(of_original, records)
-            assert_kept(of_twin, records)
-
-    run(main)
+async def test_a_clone_never_acknowledges_a_lost_record(kind: str) -> None:
+    store = MemoryStore()
+    original, twin = await two_clones(store, kind)
+    async with ending(original, twin):
+        of_original: Acked = {}
+        of_twin: Acked = {}
+        await produce(original, "X", of_original)
+        await produce(twin, "Y", of_twin)
+        records = await held(store, SystemClock())
+        assert_kept(of_original, records)
+        assert_kept(of_twin, records)
 
 
 @pytest.mark.parametrize("kind", CLOCKS)
-def test_a_clone_never_breaks_the_chain(kind: str) -> None:
-    async def main() -> None:
-        store = MemoryStore()
-        original, twin = await two_clones(store, kind)
-        async with ending(original, twin):
-            await produce(original, "X", {})
-            await produce(twin, "Y", {})
-            await produce(twin, "Z", {})
-            assert (await held(store, SystemClock()))[1] == "X"
-            await original.wal.refresh()
-            assert (await served(original))[1] == "X"
-
-    run(main)
-
-
-async def three_brokers(cluster: Cluster) -> list[Broker]:
-    """Start three brokers with topic `t`; return those that are not the sequencer."""
-    for _ in range(3):
-        await cluster.start()
-    await cluster.settled()
-    await cluster.sequencer().create_topic("t", 1, {})
-    for log in cluster.logs:
-        await log.wal.refresh()
-    return cluster.others()
+async def test_a_clone_never_breaks_the_chain(kind: str) -> None:
+    store = MemoryStore()
+    original, twin = await two_clones(store, kind)
+    async with ending(original, twin):
+        await produce(original, "X", {})
+        await produce(twin, "Y", {})
+        await produce(twin, "Z", {})
+        assert (await held(store, SystemClock()))[1] == "X"
+        await original.wal.refresh()
+        assert (await served(original))[1] == "X"
 
 
 def twin_of(twin: Broker, of: Broker) -> None:
@@ -104,78 +89,112 @@ def twin_of(twin: Broker, of: Broker) -> None:
     twin.sequencer._number = of.sequencer._number
 
 
-def test_a_clone_that_hands_over_never_acknowledges_a_lost_record() -> None:
-    async def main() -> None:
-        async with Cluster(latency=lambda _: 0.02) as cluster:
-            original, twin = await three_brokers(cluster)
-            await produce(original, "before", {})
-            twin_of(twin, original)
-            of_original: Acked = {}
-            of_twin: Acked = {}
-            await asyncio.gather(produce(original, "X", of_original), produce(twin, "Y", of_twin))
-            state, _ = await fold(cluster.store, "c0ffee")
-            values = await tail_values(cluster.store, state, "t", 0)
-            records = {offset: str(value or b"", "utf-8") for offset, value in enumerate(values)}
-            assert_kept(of_original, records)
-            assert_kept(of_twin, records)
-
-    run(main)
+async def test_a_clone_that_hands_over_never_acknowledges_a_lost_record(cluster: Cluster) -> None:
+    _, original, twin = await three(cluster)
+    await produce(original, "before", {})
+    twin_of(twin, original)
+    of_original: Acked = {}
+    of_twin: Acked = {}
+    await asyncio.gather(produce(original, "X", of_original), produce(twin, "Y", of_twin))
+    state, _ = await fold(cluster.store, "c0ffee")
+    values = await tail_values(cluster.store, state, "t", 0)
+    records = {offset: str(value or b"", "utf-8") for offset, value in enumerate(values)}
+    assert_kept(of_original, records)
+    assert_kept(of_twin, records)
 
 
 @pytest.mark.parametrize("kind", CLOCKS)
-def test_one_of_two_clones_stops_and_the_other_goes_on(kind: str) -> None:
-    async def main() -> None:
-        store = MemoryStore()
-        original, twin = await two_clones(store, kind)
-        async with ending(original, twin):
-            running = asyncio.ensure_future(twin.run_until_failed())
-            acked: Acked = {}
-            await produce(original, "X", acked)
-            await twin.wal.refresh()
-            with pytest.raises(Fenced, match="a copy of the process runs"):
-                await running
-            with pytest.raises(LogError, match="a copy of the process runs"):
-                await append(twin, "Y")
-            await produce(original, "Z", acked)
-            assert await held(store, SystemClock()) == {0: "first"} | acked
-
-    run(main)
+async def test_one_of_two_clones_stops_and_the_other_goes_on(kind: str) -> None:
+    store = MemoryStore()
+    original, twin = await two_clones(store, kind)
+    async with ending(original, twin):
+        running = asyncio.ensure_future(twin.run_until_failed())
+        acked: Acked = {}
+        await produce(original, "X", acked)
+        await twin.wal.refresh()
+        with pytest.raises(Fenced, match="a copy of the process runs"):
+            await running
+        with pytest.raises(LogError, match="a copy of the process runs"):
+            await append(twin, "Y")
+        await produce(original, "Z", acked)
+        assert await held(store, SystemClock()) == {0: "first"} | acked
 
 
-def test_a_clone_without_a_draft_under_way_sees_the_drafts_of_the_other() -> None:
-    async def main() -> None:
-        async with Cluster(latency=lambda _: 0.02) as cluster:
-            original, twin = await three_brokers(cluster)
-            await produce(original, "before", {})
-            twin_of(twin, original)
-            running = asyncio.ensure_future(twin.run_until_failed())
-            await produce(original, "X", {})
-            await twin.wal.refresh()
-            with pytest.raises(Fenced):
-                await running
-
-    run(main)
+async def test_idle_clone_is_fenced_by_drafts_of_the_other(cluster: Cluster) -> None:
+    _, original, twin = await three(cluster)
+    await produce(original, "before", {})
+    twin_of(twin, original)
+    running = asyncio.ensure_future(twin.run_until_failed())
+    await produce(original, "X", {})
+    await twin.wal.refresh()
+    with pytest.raises(Fenced):
+        await running
 
 
-def test_own_entries_that_come_back_fence_nobody() -> None:
+async def test_own_entries_that_come_back_fence_nobody() -> None:
     """A view that expired loads own entries again, and those of the process before by this name."""
+    store = MemoryStore()
+    original = await broker(store, loop_clock(1))
+    await original.create_topic("t", 1, {})
+    await produce(original, "first", {})
+    again = await broker(store, loop_clock(2))
+    async with ending(original, again):
+        await produce(again, "second", {})
+        await asyncio.sleep(700)
+        await produce(original, "third", {})
+        await produce(again, "fourth", {})
+        assert list((await held(store, SystemClock())).values()) == [
+            "first",
+            "second",
+            "third",
+            "fourth",
+        ]
 
-    async def main() -> None:
-        store = MemoryStore()
-        original = await broker(store, loop_clock(1))
-        await original.create_topic("t", 1, {})
-        await produce(original, "first", {})
-        again = await broker(store, loop_clock(2))
-        async with ending(original, again):
-            await produce(again, "second", {})
-            await asyncio.sleep(700)
-            await produce(original, "third", {})
-            await produce(again, "fourth", {})
-            assert list((await held(store, SystemClock())).values()) == [
-                "first",
-                "second",
-                "third",
-                "fourth",
-            ]
 
-    run(main)
+# -- drafts that the sequencer commits
+
+
+async def test_i1_a_fenced_broker_forwards_no_draft(cluster: Cluster) -> None:
+    """Its number may be taken: `apply` would pass over the draft, and the records would be lost."""
+    _, broker_a, broker_b = await three(cluster)
+    await append(broker_a, "before")
+    end = broker_a.state.partition("t", 0).high_watermark
+    broker_a.wal.copy_fence.fence(broker_a.state.seq)
+    with pytest.raises(CommitUnknown, match="a copy of the process runs"):
+        await append(broker_a, "X")
+    assert (await broker_b.offsets("t", 0)).high_watermark == end
+
+
+async def test_a_view_that_passed_over_drafts_of_a_copy_is_fenced(cluster: Cluster) -> None:
+    _, broker_a, _ = await three(cluster)
+    for value in ("before", "after"):
+        await append(broker_a, value)
+    broker_a.sequencer._number -= 1  # a snapshot of before the second draft
+    broker_a.wal._freshness.expire()
+    await broker_a.wal.ensure_view()
+    with pytest.raises(Fenced):
+        broker_a.wal.copy_fence.check_fence()
+
+
+async def test_own_refused_draft_is_kept(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sequencer refuses the draft, so its broker commits it. The entry is in the WAL, but
+    `apply` fails: the view is loaded again, with a draft number that this process has used."""
+    real = ClusterState._append
+    errors = [MemoryError("a bug")]
+
+    def fails_once(self: ClusterState, *given: Any) -> Any:
+        if errors:
+            raise errors.pop()
+        return real(self, *given)
+
+    _, broker_a, broker_b = await three(cluster)
+    await append(broker_a, "before")
+    for other in cluster.logs:
+        other.sequencer._is_closing = other is not broker_a
+    monkeypatch.setattr(ClusterState, "_append", fails_once)
+    with pytest.raises(CommitUnknown):
+        await append(broker_a, "X")
+    assert not errors
+    broker_a.wal.copy_fence.check_fence()
+    await append(broker_a, "after")
+    assert await read_values(broker_b) == ["before", "X", "after"]

@@ -2,13 +2,13 @@
 time."""
 
 import asyncio
+from collections.abc import AsyncIterator
 
 import pytest
 
 from tests.support.cluster import SETTINGS, Broken, Cluster
 from tests.support.instances import BY_HAND, CONFIG, read
 from tests.support.logs import append
-from tests.support.vloop import run
 from tidelog.storage.broker import Broker
 from tidelog.storage.cluster.liveness import MembershipSettings
 from tidelog.storage.core.errors import Unavailable
@@ -22,6 +22,12 @@ SOON_S = 0.2
 """Messages, but no heartbeat."""
 
 
+@pytest.fixture
+async def cluster() -> AsyncIterator[Cluster]:
+    async with Cluster(SLOW_BEATS) as cluster:
+        yield cluster
+
+
 async def three(cluster: Cluster) -> list[Broker]:
     """Three brokers that know each other by notices alone, the sequencer first."""
     made = [await cluster.start() for _ in range(3)]
@@ -30,65 +36,49 @@ async def three(cluster: Cluster) -> list[Broker]:
     return [by_id[member.id] for member in made[0].membership.ranking]
 
 
-def test_a_broker_that_joins_is_seen_before_the_next_heartbeat() -> None:
-    async def main() -> None:
-        async with Cluster(SLOW_BEATS) as cluster:
-            made = await three(cluster)
-            assert {len(log.members().peers) for log in made} == {2}
-            assert asyncio.get_running_loop().time() < 1.0
-
-    run(main)
+async def test_a_broker_that_joins_is_seen_before_the_next_heartbeat(cluster: Cluster) -> None:
+    made = await three(cluster)
+    assert {len(log.members().peers) for log in made} == {2}
+    assert asyncio.get_running_loop().time() < 1.0
 
 
-def test_the_next_in_rank_commits_for_all_while_the_sequencer_drains() -> None:
-    async def main() -> None:
-        async with Cluster(SLOW_BEATS) as cluster:
-            first, second, third = await three(cluster)
-            await first.create_topic("t", 1, {})
-            await third.refresh()
-            await first.hand_over()
-            heir = second.membership.me.id
-            assert [log.members().sequencer.id for log in (first, second, third)] == [heir] * 3
-            assert {len(log.members().peers) for log in (second, third)} == {1}
-            before = second.stats().sequencer.taken
-            for log in (first, second, third):
-                await append(log, "a")
-            assert second.stats().sequencer.taken == before + 2
-            assert first.stats().sequencer.own_commits == third.stats().sequencer.own_commits == 0
-
-    run(main)
+async def test_next_in_rank_commits_while_sequencer_drains(cluster: Cluster) -> None:
+    first, second, third = await three(cluster)
+    await first.create_topic("t", 1, {})
+    await third.refresh()
+    await first.hand_over()
+    heir = second.membership.me.id
+    assert [log.members().sequencer.id for log in (first, second, third)] == [heir] * 3
+    assert {len(log.members().peers) for log in (second, third)} == {1}
+    before = second.stats().sequencer.taken
+    for log in (first, second, third):
+        await append(log, "a")
+    assert second.stats().sequencer.taken == before + 2
+    assert first.stats().sequencer.own_commits == third.stats().sequencer.own_commits == 0
 
 
-def test_a_peer_without_the_notice_still_commits_through_the_draining_broker() -> None:
-    async def main() -> None:
-        async with Cluster(SLOW_BEATS) as cluster:
-            first, second, third = await three(cluster)
-            await first.create_topic("t", 1, {})
-            await third.refresh()
-            address = third.membership.me.address
-            cluster.net.plan = lambda _, to: Broken.LOST if to == address else None
-            await first.hand_over()
-            cluster.net.plan = lambda _, to: None
-            assert third.members().sequencer.id == first.membership.me.id
-            await append(third, "a")
-            assert third.stats().sequencer.own_commits == 0
-            assert second.members().sequencer.id == second.membership.me.id
-
-    run(main)
+async def test_peer_without_notice_commits_through_draining_broker(cluster: Cluster) -> None:
+    first, second, third = await three(cluster)
+    await first.create_topic("t", 1, {})
+    await third.refresh()
+    address = third.membership.me.address
+    cluster.net.plan = lambda _, to: Broken.LOST if to == address else None
+    await first.hand_over()
+    cluster.net.plan = lambda _, to: None
+    assert third.members().sequencer.id == first.membership.me.id
+    await append(third, "a")
+    assert third.stats().sequencer.own_commits == 0
+    assert second.members().sequencer.id == second.membership.me.id
 
 
-def test_the_last_broker_hands_nothing_over() -> None:
-    async def main() -> None:
-        async with Cluster(SLOW_BEATS) as cluster:
-            only = await cluster.start()
-            await only.create_topic("t", 1, {})
-            await joined(only)
-            await only.hand_over()
-            assert only.members().is_sequencer
-            await append(only, "a")
-            assert await read(only.rest_groups, "m") == ["a"]
-
-    run(main)
+async def test_the_last_broker_hands_nothing_over(cluster: Cluster) -> None:
+    only = await cluster.start()
+    await only.create_topic("t", 1, {})
+    await joined(only)
+    await only.hand_over()
+    assert only.members().is_sequencer
+    await append(only, "a")
+    assert await read(only.rest_groups, "m") == ["a"]
 
 
 async def joined(log: Broker, config=CONFIG) -> None:
@@ -114,110 +104,89 @@ def heirs(log: Broker, cluster: Cluster) -> list[str]:
     return [broker.coordinator.broker_of("g") for broker in cluster.logs if broker is not log]
 
 
-def test_a_group_moves_with_its_offsets_and_its_members_wait_for_nothing() -> None:
-    async def main() -> None:
-        async with Cluster(SLOW_BEATS) as cluster:
-            first, _ = await of_group(cluster)
-            generation = first.state.members.get("g").generation
-            await first.hand_over()
-            (heir,) = {*heirs(first, cluster), first.coordinator.broker_of("g")}
-            assert heir != first.membership.me.id
-            after = next(log for log in cluster.logs if log.membership.me.id == heir)
-            await after.refresh()
-            began_s = asyncio.get_running_loop().time()
-            await append(after, "b")
-            assert await read(after.rest_groups, "m") == ["b"], "what was delivered is committed"
-            assert asyncio.get_running_loop().time() - began_s < HANDOVER_S / 4
-            assert after.state.members.get("g").generation == generation
-
-    run(main)
+async def test_group_moves_with_offsets_and_no_member_waits(cluster: Cluster) -> None:
+    first, _ = await of_group(cluster)
+    generation = first.state.members.get("g").generation
+    await first.hand_over()
+    (heir,) = {*heirs(first, cluster), first.coordinator.broker_of("g")}
+    assert heir != first.membership.me.id
+    after = next(log for log in cluster.logs if log.membership.me.id == heir)
+    await after.refresh()
+    began_s = asyncio.get_running_loop().time()
+    await append(after, "b")
+    assert await read(after.rest_groups, "m") == ["b"], "what was delivered is committed"
+    assert asyncio.get_running_loop().time() - began_s < HANDOVER_S / 4
+    assert after.state.members.get("g").generation == generation
 
 
-def test_a_broker_that_has_released_its_groups_takes_none_again() -> None:
-    async def main() -> None:
-        async with Cluster(SLOW_BEATS) as cluster:
-            first, _ = await of_group(cluster)
-            await first.hand_over()
-            for refused in (
-                first.rest_groups.heartbeat("g", "m"),
-                first.rest_groups.join("g", "another", CONFIG),
-                first.rest_groups.join("new", "m", CONFIG),
-            ):
-                with pytest.raises(Unavailable, match="shutting down"):
-                    await refused
-            await first.coordinator.adopt()
-            assert first.state.members.get("g").coordinator == first.membership.me.id
-
-    run(main)
+async def test_a_broker_that_has_released_its_groups_takes_none_again(cluster: Cluster) -> None:
+    first, _ = await of_group(cluster)
+    await first.hand_over()
+    for refused in (
+        first.rest_groups.heartbeat("g", "m"),
+        first.rest_groups.join("g", "another", CONFIG),
+        first.rest_groups.join("new", "m", CONFIG),
+    ):
+        with pytest.raises(Unavailable, match="shutting down"):
+            await refused
+    await first.coordinator.adopt()
+    assert first.state.members.get("g").coordinator == first.membership.me.id
 
 
-def test_new_requests_wait_until_those_under_way_have_ended() -> None:
-    async def main() -> None:
-        async with Cluster(SLOW_BEATS) as cluster:
-            first, _ = await of_group(cluster)
-            requests, loop = first.rest_groups.requests, asyncio.get_running_loop()
+async def test_new_requests_wait_until_those_under_way_have_ended(cluster: Cluster) -> None:
+    first, _ = await of_group(cluster)
+    requests, loop = first.rest_groups.requests, asyncio.get_running_loop()
 
-            async def polling() -> list[str]:
-                with requests.serving():
-                    return await read(first.rest_groups, "m", wait_s=30.0)
+    async def polling() -> list[str]:
+        with requests.serving():
+            return await read(first.rest_groups, "m", wait_s=30.0)
 
-            poll = asyncio.create_task(polling())
-            await asyncio.sleep(SOON_S)
-            began_s = loop.time()
-            handing_over = asyncio.create_task(first.hand_over())
-            while not requests._is_releasing:  # noqa: ASYNC110 - virtual time: polling is free
-                await asyncio.sleep(0)
-            await requests.until_decided()
-            assert requests.is_released
-            assert await poll == [], "a long poll ends without records"
-            await handing_over
-            assert loop.time() - began_s < SOON_S
-
-    run(main)
+    poll = asyncio.create_task(polling())
+    await asyncio.sleep(SOON_S)
+    began_s = loop.time()
+    handing_over = asyncio.create_task(first.hand_over())
+    while not requests._is_releasing:  # noqa: ASYNC110 - virtual time: polling is free
+        await asyncio.sleep(0)
+    await requests.until_decided()
+    assert requests.is_released
+    assert await poll == [], "a long poll ends without records"
+    await handing_over
+    assert loop.time() - began_s < SOON_S
 
 
-def test_a_request_that_does_not_end_makes_the_next_coordinator_wait() -> None:
-    async def main() -> None:
-        async with Cluster(SLOW_BEATS) as cluster:
-            first, _ = await of_group(cluster, BY_HAND)
-            loop = asyncio.get_running_loop()
-            with first.rest_groups.requests.serving():
-                began_s = loop.time()
-                await first.hand_over()
-                assert loop.time() - began_s == pytest.approx(RELEASE_S, abs=SOON_S)
-            heir = first.coordinator.broker_of("g")
-            after = next(log for log in cluster.logs if log.membership.me.id == heir)
-            await after.refresh()
-            began_s = loop.time()
-            assert await read(after.rest_groups, "m") == ["a"]
-            assert loop.time() - began_s >= HANDOVER_S
-
-    run(main)
+async def test_endless_request_makes_next_coordinator_wait(cluster: Cluster) -> None:
+    first, _ = await of_group(cluster, BY_HAND)
+    loop = asyncio.get_running_loop()
+    with first.rest_groups.requests.serving():
+        began_s = loop.time()
+        await first.hand_over()
+        assert loop.time() - began_s == pytest.approx(RELEASE_S, abs=SOON_S)
+    heir = first.coordinator.broker_of("g")
+    after = next(log for log in cluster.logs if log.membership.me.id == heir)
+    await after.refresh()
+    began_s = loop.time()
+    assert await read(after.rest_groups, "m") == ["a"]
+    assert loop.time() - began_s >= HANDOVER_S
 
 
-def test_a_group_that_a_third_broker_had_between_makes_the_next_coordinator_wait() -> None:
+async def test_term_of_third_broker_makes_next_coordinator_wait(cluster: Cluster) -> None:
     """The notice is of the term before; the broker of the term between may serve the member."""
-
-    async def main() -> None:
-        async with Cluster(SLOW_BEATS) as cluster:
-            first, _ = await of_group(cluster, BY_HAND)
-            heir = first.coordinator.broker_of("g")
-            await first.hand_over()
-            heir = first.coordinator.broker_of("g")
-            after = next(log for log in cluster.logs if log.membership.me.id == heir)
-            between = next(log for log in cluster.logs if log not in (first, after))
-            await after.refresh()
-            loop = asyncio.get_running_loop()
-            # Both take the group in the same moment.
-            await asyncio.gather(between.coordinator.take("g"), after.coordinator.take("g"))
-            await after.refresh()
-            last = next(
-                log
-                for log in (after, between)
-                if log.membership.me.id == log.state.members.get("g").coordinator
-            )
-            began_s = loop.time()
-            assert await read(last.rest_groups, "m") == ["a"]
-            assert loop.time() - began_s >= HANDOVER_S / 2
-
-    run(main)
+    first, _ = await of_group(cluster, BY_HAND)
+    heir = first.coordinator.broker_of("g")
+    await first.hand_over()
+    heir = first.coordinator.broker_of("g")
+    after = next(log for log in cluster.logs if log.membership.me.id == heir)
+    between = next(log for log in cluster.logs if log not in (first, after))
+    await after.refresh()
+    loop = asyncio.get_running_loop()
+    # Both take the group in the same moment.
+    await asyncio.gather(between.coordinator.take("g"), after.coordinator.take("g"))
+    await after.refresh()
+    last = next(
+        log
+        for log in (after, between)
+        if log.membership.me.id == log.state.members.get("g").coordinator
+    )
+    began_s = loop.time()
+    assert await read(last.rest_groups, "m") == ["a"]
+    assert loop.time() - began_s >= HANDOVER_S / 2

@@ -44,12 +44,7 @@ def draft_of(bodies: list[bytes], who: str = "", number: int = 0, data: str = ""
 
 
 def entry_of(
-    draft: Draft,
-    seq: int = 2,
-    *,
-    previous: bytes = b"",
-    at_ms: int = 0,
-    level: int = levels.NEWEST,
+    draft: Draft, seq: int = 2, *, previous: bytes = b"", at_ms: int = 0, level: int = levels.NEWEST
 ) -> DecodedEntry:
     head = (level, seq, previous, b"", "w", at_ms)
     entry = Entry(*head, draft.chunks, draft.commits, list(draft.origins))
@@ -59,9 +54,7 @@ def entry_of(
 
 @examples(100)
 @given(st.lists(st.tuples(st.lists(st.binary(min_size=1, max_size=9), min_size=1), st.booleans())))
-def test_a_merged_draft_says_what_its_drafts_said(
-    parts: list[tuple[list[bytes], bool]],
-) -> None:
+def test_a_merged_draft_says_what_its_drafts_said(parts: list[tuple[list[bytes], bool]]) -> None:
     drafts = [
         draft_of(bodies, f"o{index}", 1, object_keys.data("aa", 7) if is_referred else "")
         for index, (bodies, is_referred) in enumerate(parts)

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 
 from tests.storage.codec.reference import sent
-from tests.storage.codec.test_mutations import drawn, mutated
+from tests.storage.codec.test_record_batch import drawn, mutated
 from tidelog.storage.codec import plain_byte_loops
 from tidelog.storage.codec.batch_header import HEADER_SIZE
 

@@ -202,9 +202,7 @@ def test_a_forged_size_of_snappy_allocates_nothing() -> None:
         compression.unpack(compression.SNAPPY, body)
 
 
-def test_runs_of_zstd_are_refused_before_they_are_unpacked(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_runs_of_zstd_are_refused_before_they_are_unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
     run = struct.pack("<I", (128 << 10) << 3 | 2)[:3] + b"\0"
     body = stored_zstd(b"")[:6] + run * 130 + b"\1\0\0"
     monkeypatch.delattr(compression, "_stream")

@@ -277,9 +277,7 @@ def test_what_level_2_added_is_corrupt_at_level_1(number: int) -> None:
 @pytest.mark.parametrize(
     "path", [(), (6, 0), (7, 0), (7, 0, 1, 0), (7, 0, 2), (7, 0, 3), (8, 0)], ids=str
 )
-def test_an_unknown_element_is_corrupt_and_not_passed_over(
-    level: int, path: tuple[int, ...]
-) -> None:
+def test_unknown_element_is_corrupt(level: int, path: tuple[int, ...]) -> None:
     entry = msgspec.structs.replace(sample(), level=levels.NEWEST, origins=[DraftId("o", 1, 1)])
     raw = msgspec.msgpack.decode(encode_header(entry)[0][16:])
     raw[0] = level

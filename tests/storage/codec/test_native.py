@@ -34,9 +34,7 @@ def test_where_a_compiler_is_the_code_in_c_is_used() -> None:
 @pytest.mark.parametrize(
     "version", [None, plain_byte_loops.VERSION - 1, plain_byte_loops.VERSION + 1]
 )
-def test_a_build_of_other_code_is_not_used(
-    version: int | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_build_is_unused(version: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Builds before the first version have no number."""
     build = types.ModuleType("_native")
     if version is not None:

@@ -1,6 +1,9 @@
 """Batches of client libraries: accepted as they are, refused, served, read and built."""
 
 import gc
+import os
+import random
+import struct
 import zlib
 from types import ModuleType
 from typing import Any
@@ -16,8 +19,11 @@ from tests.storage.codec.reference import (
     WAYS,
     AiokafkaBuilder,
     Record,
+    Refused,
+    read,
     sent,
     use,
+    varint,
     with_header,
 )
 from tests.support.properties import examples
@@ -89,9 +95,7 @@ def test_the_bytes_of_a_client_have_these_records(codec: str) -> None:
 
 
 @given(RECORDS, st.sampled_from(BUILDERS), st.sampled_from(range(5)))
-def test_what_clients_build_is_accepted_as_it_is(
-    drawn: list[Record], builder: Any, codec: int
-) -> None:
+def test_batches_of_clients_are_accepted(drawn: list[Record], builder: Any, codec: int) -> None:
     if builder is not AiokafkaBuilder:
         codec = min(codec, compression.GZIP)
     built = sent(drawn, codec, builder, producer=(7, 1, 5))
@@ -141,109 +145,73 @@ def with_raw(raw: bytes, count: int, base: int = 0, **fields: int) -> bytes:
 PLAIN = sent(THREE)
 MINIMAL = b"\x0c\0\0\0\x01\x01\0"  # length 6, timestamp 0, offset 0, nulls, no headers
 REFUSED = {
-    "no bytes": (b"", InvalidBatch, "less than the header"),
-    "part of a header": (PLAIN[:60], InvalidBatch, "less than the header"),
-    "magic 1": (with_header(PLAIN, magic=1), InvalidBatch, "magic 1 is not supported"),
-    "a wrong checksum": (with_header(PLAIN, crc=1), CorruptBatch, "checksum"),
+    "no bytes": (b"", "less than the header"),
+    "part of a header": (PLAIN[:60], "less than the header"),
+    "magic 1": (with_header(PLAIN, magic=1), "magic 1 is not supported"),
+    "a wrong checksum": (with_header(PLAIN, crc=1), "checksum"),
     "a wrong checksum, 8 KiB": (
         with_header(sent([(NOW, None, bytes(8192), [])]), crc=1),
-        CorruptBatch,
         "checksum",
     ),
-    "two batches": (PLAIN + PLAIN, InvalidBatch, "exactly one batch"),
-    "a stray byte behind": (PLAIN + b"\0", InvalidBatch, "exactly one batch"),
-    "cut off": (PLAIN[:-1], InvalidBatch, "exactly one batch"),
-    "a negative length": (with_header(PLAIN, length=-1), InvalidBatch, "exactly one batch"),
-    "no records": (with_header(PLAIN, count=0, last_offset_delta=-1), InvalidBatch, "0 records"),
-    "a negative count": (with_header(PLAIN, count=-2, last_offset_delta=-3), InvalidBatch, "-2"),
-    "another last offset": (with_header(PLAIN, last_offset_delta=3), InvalidBatch, "do not fit"),
+    "two batches": (PLAIN + PLAIN, "exactly one batch"),
+    "a stray byte behind": (PLAIN + b"\0", "exactly one batch"),
+    "cut off": (PLAIN[:-1], "exactly one batch"),
+    "a negative length": (with_header(PLAIN, length=-1), "exactly one batch"),
+    "no records": (with_header(PLAIN, count=0, last_offset_delta=-1), "0 records"),
+    "a negative count": (with_header(PLAIN, count=-2, last_offset_delta=-3), "-2"),
+    "another last offset": (with_header(PLAIN, last_offset_delta=3), "do not fit"),
     "2**31 - 1 records": (
         with_header(PLAIN, count=2**31 - 1, last_offset_delta=2**31 - 2),
-        RecordTooLarge,
         "send smaller batches",
     ),
     "more records than bytes": (
         with_header(PLAIN, count=90_000, last_offset_delta=89_999),
-        InvalidBatch,
         "cannot hold",
     ),
-    "a base offset": (with_header(PLAIN, base_offset=1), InvalidBatch, "base offset 1"),
-    "a control batch": (with_header(PLAIN, attributes=0x20), InvalidBatch, "control"),
-    "a transaction": (with_header(PLAIN, attributes=0x10), TransactionalBatch, "transactional.id"),
-    "a delete horizon": (with_header(PLAIN, attributes=0x40), InvalidBatch, "attributes 64 have"),
-    "all attributes": (with_header(PLAIN, attributes=-1), TransactionalBatch, "transactional.id"),
-    "the sign of the attributes": (
-        with_header(PLAIN, attributes=-(2**15)),
-        InvalidBatch,
-        "without a meaning",
-    ),
-    "codec 5": (with_header(PLAIN, attributes=5), InvalidBatch, "codec 5 is none"),
+    "a base offset": (with_header(PLAIN, base_offset=1), "base offset 1"),
+    "a control batch": (with_header(PLAIN, attributes=0x20), "control"),
+    "a transaction": (with_header(PLAIN, attributes=0x10), "transactional.id"),
+    "a delete horizon": (with_header(PLAIN, attributes=0x40), "attributes 64 have"),
+    "all attributes": (with_header(PLAIN, attributes=-1), "transactional.id"),
+    "the sign of the attributes": (with_header(PLAIN, attributes=-(2**15)), "without a meaning"),
+    "codec 5": (with_header(PLAIN, attributes=5), "codec 5 is none"),
     "a producer without a sequence": (
         with_header(PLAIN, producer_id=7, producer_epoch=0),
-        InvalidBatch,
         "producer id, epoch and sequence",
     ),
-    "a producer of -2": (with_header(PLAIN, producer_id=-2), InvalidBatch, "producer id"),
-    "fewer records than the count": (
-        with_header(PLAIN, count=4, last_offset_delta=3),
-        InvalidBatch,
-        "cut off",
-    ),
-    "more records than the count": (
-        with_header(PLAIN, count=2, last_offset_delta=1),
-        InvalidBatch,
-        "do not end",
-    ),
-    "gzip that is none": (with_header(PLAIN, attributes=1), InvalidBatch, "unpack with gzip"),
-    "lz4 that is none": (with_header(PLAIN, attributes=3), InvalidBatch, "unpack with lz4"),
-    "an offset delta of 1": (
-        with_raw(b"\x0c\0\0\x02\x01\x01\0", 1),
-        InvalidBatch,
-        "offset delta of record 0",
-    ),
-    "a key length of -2": (with_raw(b"\x0c\0\0\0\x03\x01\0", 1), InvalidBatch, "negative"),
-    "a value length of -2": (with_raw(b"\x0c\0\0\0\x01\x03\0", 1), InvalidBatch, "negative"),
-    "-1 headers": (with_raw(b"\x0c\0\0\0\x01\x01\x01", 1), InvalidBatch, "negative"),
-    "a name that is null": (
-        with_raw(b"\x10\0\0\0\x01\x01\x02\x01\x01", 1),
-        InvalidBatch,
-        "negative",
-    ),
-    "a name that is not UTF-8": (
-        with_raw(b"\x12\0\0\0\x01\x01\x02\x02\xff\x01", 1),
-        InvalidBatch,
-        "not UTF-8",
-    ),
-    "a key over the end": (with_raw(b"\x0c\0\0\0\x7e\x01\0", 1), InvalidBatch, "cut off"),
-    "a key of 2**31 - 1 bytes": (
-        with_raw(b"\x14\0\0\0\xfe\xff\xff\xff\x0f\x01\0", 1),
-        InvalidBatch,
-        "cut off",
-    ),
-    "a number of six bytes": (
-        with_raw(b"\x16\0\0\0\x80\x80\x80\x80\x80\0\x01\0", 1),
-        InvalidBatch,
-        "too long",
-    ),
-    "10**9 headers": (
-        with_raw(b"\x14\0\0\0\x01\x01\x80\xa8\xd6\xb9\x07", 1),
-        InvalidBatch,
-        "cut off",
-    ),
-    "a timestamp beyond microseconds": (
-        with_raw(MINIMAL, 1, base=2**60),
-        InvalidBatch,
-        "not within",
-    ),
-    "the timestamp -2**63": (with_raw(MINIMAL, 1, base=-(2**63)), InvalidBatch, "not within"),
+    "a producer of -2": (with_header(PLAIN, producer_id=-2), "producer id"),
+    "fewer records than the count": (with_header(PLAIN, count=4, last_offset_delta=3), "cut off"),
+    "more records than the count": (with_header(PLAIN, count=2, last_offset_delta=1), "do not end"),
+    "gzip that is none": (with_header(PLAIN, attributes=1), "unpack with gzip"),
+    "lz4 that is none": (with_header(PLAIN, attributes=3), "unpack with lz4"),
+    "an offset delta of 1": (with_raw(b"\x0c\0\0\x02\x01\x01\0", 1), "offset delta of record 0"),
+    "a key length of -2": (with_raw(b"\x0c\0\0\0\x03\x01\0", 1), "negative"),
+    "a value length of -2": (with_raw(b"\x0c\0\0\0\x01\x03\0", 1), "negative"),
+    "-1 headers": (with_raw(b"\x0c\0\0\0\x01\x01\x01", 1), "negative"),
+    "a name that is null": (with_raw(b"\x10\0\0\0\x01\x01\x02\x01\x01", 1), "negative"),
+    "a name that is not UTF-8": (with_raw(b"\x12\0\0\0\x01\x01\x02\x02\xff\x01", 1), "not UTF-8"),
+    "a key over the end": (with_raw(b"\x0c\0\0\0\x7e\x01\0", 1), "cut off"),
+    "a key of 2**31 - 1 bytes": (with_raw(b"\x14\0\0\0\xfe\xff\xff\xff\x0f\x01\0", 1), "cut off"),
+    "a number of six bytes": (with_raw(b"\x16\0\0\0\x80\x80\x80\x80\x80\0\x01\0", 1), "too long"),
+    "10**9 headers": (with_raw(b"\x14\0\0\0\x01\x01\x80\xa8\xd6\xb9\x07", 1), "cut off"),
+    "a timestamp beyond microseconds": (with_raw(MINIMAL, 1, base=2**60), "not within"),
+    "the timestamp -2**63": (with_raw(MINIMAL, 1, base=-(2**63)), "not within"),
 }
+OTHER_ERRORS = {
+    "a wrong checksum": CorruptBatch,
+    "a wrong checksum, 8 KiB": CorruptBatch,
+    "2**31 - 1 records": RecordTooLarge,
+    "a transaction": TransactionalBatch,
+    "all attributes": TransactionalBatch,
+}
+"""Of requests in REFUSED; all others are InvalidBatch."""
 
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_producer_may_not_send_it(name: str, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     use(way, monkeypatch)
-    body, error, text = REFUSED[name]
+    (body, text), error = REFUSED[name], OTHER_ERRORS.get(name, InvalidBatch)
     with pytest.raises(error) as raised:
         check_one(body)
     assert type(raised.value) is error
@@ -343,9 +311,7 @@ def test_the_bound_of_headers_is_for_each_batch(way: str, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_more_headers_than_the_caller_allows_are_not_read(
-    way: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_headers_above_bound_are_not_read(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     use(way, monkeypatch)
     four = sent([(NOW, b"k", b"v", [("h", b"x")] * 2)] * 2)[HEADER_SIZE:]
     assert records.walk(four, 0, 2, NOW, headers_max=4).headers == 4
@@ -354,9 +320,7 @@ def test_more_headers_than_the_caller_allows_are_not_read(
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_the_records_without_a_key_are_in_the_error(
-    way: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_error_names_records_without_key(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     use(way, monkeypatch)
     monkeypatch.setattr(record_batch, "KEYLESS_MAX", 2)
     keys = [b"k", None, b"k", None, None]
@@ -385,7 +349,7 @@ def test_an_error_refers_to_none_of_the_bytes(way: str, monkeypatch: pytest.Monk
     """A request keeps its errors until its answer is sent: 250 errors of batches that unpack to 16
     MiB each would hold 4 GiB."""
     use(way, monkeypatch)
-    bodies = [body for body, _, _ in REFUSED.values()]
+    bodies = [body for body, _ in REFUSED.values()]
     bodies += [sent([(NOW, None, bytes(1 << 20), [])], codec) for codec in range(1, 5)]
     bodies += [with_raw(zlib.compress(bytes(1 << 20), wbits=31), 1, attributes=compression.GZIP)]
     for body in bodies:
@@ -442,9 +406,7 @@ def test_a_chunk_that_unpacks_too_large_is_corrupt(monkeypatch: pytest.MonkeyPat
 
 @given(RECORDS, st.data())
 @examples(100)
-def test_built_batches_have_the_offsets_of_the_rows(
-    drawn: list[Record], data: st.DataObject
-) -> None:
+def test_built_batches_have_offsets_of_rows(drawn: list[Record], data: st.DataObject) -> None:
     gaps = data.draw(st.lists(st.integers(1, 300), min_size=len(drawn), max_size=len(drawn)))
     start, end_gap = data.draw(st.tuples(st.integers(0, 2**50), st.integers(1, 2**31)))
     offsets, offset = list[int](), start - 1
@@ -537,3 +499,117 @@ def test_gap_over_the_bits_of_a_delta_is_between_batches_or_several_markers() ->
 def test_a_sequence_without_a_producer_has_no_meaning() -> None:
     checked_batch = check_one(with_header(PLAIN, base_sequence=0))
     assert checked_batch.producer_id == -1
+
+
+# -- changed records with a right checksum
+
+
+MUTATIONS = int(os.environ.get("TIDELOG_MUTATIONS", "20000"))
+
+
+def drawn(rng: random.Random) -> list[Record]:
+    def octets() -> bytes | None:
+        size = rng.choice([0, 1, 5, 63, 64, 300])
+        return None if rng.random() < 0.2 else rng.randbytes(size)
+
+    return [
+        (
+            NOW + rng.choice([0, 1, 99, -70, 10**6, -(10**13)]),
+            octets(),
+            octets(),
+            [(rng.choice(["", "é", "name"]), octets()) for _ in range(rng.choice([0, 0, 0, 1, 3]))],
+        )
+        for _ in range(rng.choice([1, 1, 2, 5, 20, 70]))
+    ]
+
+
+NUMBERS = [varint(n, pad) for n in (-2, -1, 0, 1, 63, 64, 2**31 - 1, -(2**31)) for pad in (0, 1, 4)]
+NUMBERS += [varint(n) for n in (2**31, 2**32, 2**62, 2**63 - 1, -(2**63), -3)]
+NUMBERS += [varint(0, 5), varint(0, 9), varint(0, 10), b"\xff" * 9 + b"\x01", b"\xff" * 9 + b"\x02"]
+
+
+def mutated(raw: bytes, rng: random.Random) -> bytes:
+    changed = bytearray(raw)
+    for _ in range(rng.choice([1, 1, 2, 4])):
+        position = rng.randrange(len(changed)) if changed else 0
+        # Most of the numbers are at the front.
+        position = rng.choice([position, position % 8, position % 30])
+        match rng.randrange(5):
+            case 0:
+                changed[position : position + 1] = bytes([rng.randrange(256)])
+            case 1:
+                changed[position : position + 1] = rng.choice(NUMBERS)
+            case 2:
+                del changed[position : position + rng.choice([1, 1, 2, 40])]
+            case 3:
+                changed[position:position] = rng.randbytes(rng.choice([1, 2, 9]))
+            case 4 if len(changed) > 1:  # a longer or a shorter record that still is whole
+                number = varint(rng.randrange(-3, 400), rng.choice([0, 0, 1, 3, 5]))
+                length = varint(len(number) + len(changed) - 2)
+                changed = bytearray(length + changed[1:2] + number + changed[2:])
+    return bytes(changed)
+
+
+def test_changed_records_are_refused_or_read_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = random.Random(7)
+    refused = accepted = 0
+    originals: list[bytes] = []
+    for number in range(MUTATIONS):
+        if number % 50 == 0:
+            originals = [sent(drawn(rng)) for _ in range(4)]
+        original = rng.choice(originals)
+        (count,) = struct.unpack_from(">i", original, 57)
+        (base,) = struct.unpack_from(">q", original, 27)
+        if rng.random() < 0.1:
+            base = rng.choice([2**63 - 1, -(2**63), 2**62, -1, 9 * 10**15])
+        raw = mutated(original[HEADER_SIZE:], rng)
+        body = with_header(original[:HEADER_SIZE] + raw, base_timestamp=base)
+        try:
+            expected = read(raw, count, base)
+        except Refused:
+            expected = None
+        for way in WAYS:
+            use(way, monkeypatch)
+            check(body, expected)
+        refused, accepted = refused + (expected is None), accepted + (expected is not None)
+    assert min(refused, accepted) > MUTATIONS // 20
+
+
+def check(body: bytes, expected: list[Record] | None) -> None:
+    """Compare what the broker says of a batch with what the format says."""
+    batches = record_batch.split(memoryview(body), "k")
+    if expected is None:
+        with pytest.raises(InvalidBatch):
+            check_one(body)
+        assert record_batch.decode(batches, "k").undecodable == 1
+        return
+    rows = rows_of(expected)
+    checked = check_one(body)
+    assert (checked.timestamp_min, checked.timestamp_max) == chunk.timestamp_range(rows)
+    assert checked.weight == chunk.weight(rows)
+    assert checked.has_null_key == any(record[1] is None for record in expected)
+    decoded = record_batch.decode(record_batch.split(checked.data, "k"), "k")
+    decoded.rows.validate(full=True)
+    assert decoded.rows.equals(rows)
+    assert not decoded.undecodable
+
+
+def test_changed_bytes_are_refused_or_accepted() -> None:
+    """All bytes of a batch, headers and packed records too, with a right checksum."""
+    rng = random.Random(8)
+    for _ in range(MUTATIONS // 4):
+        codec = rng.choice(range(5))
+        body = bytearray(sent(drawn(rng)[:5], codec))
+        for _ in range(rng.choice([1, 1, 3])):
+            body[rng.randrange(len(body))] = rng.randrange(256)
+        if rng.random() < 0.9:
+            body = bytearray(with_header(bytes(body)))
+        try:
+            checked = check_one(bytes(body))
+        except LogError:
+            continue
+        batches = record_batch.split(checked.data, "k")
+        assert record_batch.decode(batches, "k").undecodable == 0
+        again = check_one(checked.data)
+        assert (again.data, *again[1:]) == (checked.data, *checked[1:])
+        assert compression.NAMES[checked.codec]

@@ -97,10 +97,7 @@ def test_every_codec_of_a_topic_is_written_and_read(codec: str) -> None:
 
 def test_statistics_describe_the_written_records() -> None:
     written = segment.write(
-        [
-            batch_of(STRANGE[:2], [7, 9]),
-            batch_of(STRANGE[2:], [100, 101, 102, 2**40]),
-        ],
+        [batch_of(STRANGE[:2], [7, 9]), batch_of(STRANGE[2:], [100, 101, 102, 2**40])],
         codec="producer",
         is_json=True,
     )
@@ -199,9 +196,7 @@ def test_one_group_is_read_without_the_others() -> None:
     assert all(end <= start for (_, end), (start, _) in pairwise(ranges))
 
 
-def test_a_footer_that_is_longer_than_the_first_read_says_how_long(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_long_footer_says_its_length(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(segment, "GROUP_ROWS", 1)
     body = write(events(200))
     tail = body[-segment.FOOTER_READ_BYTES :]

@@ -6,7 +6,6 @@ import pytest
 from tests.support.clock import ManualClock
 from tests.support.maintenance import caring
 from tests.support.views import CLUSTER_ID, opened, wal_on
-from tests.support.vloop import run
 from tidelog.compaction.garbage import Grace
 from tidelog.storage.core import levels, object_keys
 from tidelog.storage.core.bounds import LEAST, Bounds, check
@@ -54,22 +53,18 @@ def test_shorter_ones_are_those_of_a_test(bounds: Bounds, is_test: bool) -> None
     assert bounds.is_test == is_test
 
 
-def test_the_process_that_creates_the_cluster_writes_them_and_all_others_obey() -> None:
-    async def main() -> None:
-        inner = MemoryStore()
-        first = await opened(inner, settings=WalSettings(LONG))
-        stored = msgspec.json.decode(await inner.get(object_keys.CLUSTER))
-        assert (stored["format"], stored["bounds"]) == (levels.NEWEST, msgspec.to_builtins(LONG))
-        for settings in (WalSettings(), WalSettings(Bounds(1, 4))):
-            other = await opened(inner, settings=settings)
-            assert other.cluster == first.cluster
-            assert other.view_age_max_s == LONG.view_age_ms / 1000
-        async with caring(inner) as care:
-            assert care.wal.cluster.bounds == LONG
-            assert care.wal.view_age_max_s == LONG.view_age_ms / 1000
-        assert msgspec.json.decode(await inner.get(object_keys.CLUSTER)) == stored
-
-    run(main)
+async def test_bounds_of_first_process_are_obeyed_by_others(inner: MemoryStore) -> None:
+    first = await opened(inner, settings=WalSettings(LONG))
+    stored = msgspec.json.decode(await inner.get(object_keys.CLUSTER))
+    assert (stored["format"], stored["bounds"]) == (levels.NEWEST, msgspec.to_builtins(LONG))
+    for settings in (WalSettings(), WalSettings(Bounds(1, 4))):
+        other = await opened(inner, settings=settings)
+        assert other.cluster == first.cluster
+        assert other.view_age_max_s == LONG.view_age_ms / 1000
+    async with caring(inner) as care:
+        assert care.wal.cluster.bounds == LONG
+        assert care.wal.view_age_max_s == LONG.view_age_ms / 1000
+    assert msgspec.json.decode(await inner.get(object_keys.CLUSTER)) == stored
 
 
 def test_a_collection_may_keep_longer_and_never_shorter() -> None:
@@ -80,16 +75,12 @@ def test_a_collection_may_keep_longer_and_never_shorter() -> None:
 
 
 @pytest.mark.parametrize("level", [1, 2])
-def test_a_cluster_without_them_has_those_of_version_0_1(level: int) -> None:
-    async def main() -> None:
-        inner = MemoryStore()
-        body = b'{"format":%d,"cluster_id":"%s","created_ms":1}' % (level, CLUSTER_ID.encode())
-        await inner.create(object_keys.CLUSTER, [body])
-        wal = await opened(inner, settings=WalSettings(LONG))
-        assert wal.cluster.bounds == Bounds(600_000, 3_600_000)
-        assert await inner.get(object_keys.CLUSTER) == body
-
-    run(main)
+async def test_cluster_without_bounds_has_those_of_0_1(inner: MemoryStore, level: int) -> None:
+    body = b'{"format":%d,"cluster_id":"%s","created_ms":1}' % (level, CLUSTER_ID.encode())
+    await inner.create(object_keys.CLUSTER, [body])
+    wal = await opened(inner, settings=WalSettings(LONG))
+    assert wal.cluster.bounds == Bounds(600_000, 3_600_000)
+    assert await inner.get(object_keys.CLUSTER) == body
 
 
 @pytest.mark.parametrize(
@@ -100,33 +91,21 @@ def test_a_cluster_without_them_has_those_of_version_0_1(level: int) -> None:
         (with_bounds(2, wal_retention_ms=2_000_000), "at least 4 times the age"),
     ],
 )
-def test_a_cluster_file_with_unsafe_bounds_is_unfit(body: bytes, why: str) -> None:
-    async def main() -> None:
-        inner = MemoryStore()
-        await inner.create(object_keys.CLUSTER, [body])
-        with pytest.raises(StoreUnfit, match=why):
-            await opened(inner)
-
-    run(main)
+async def test_unsafe_bounds_are_unfit(inner: MemoryStore, body: bytes, why: str) -> None:
+    await inner.create(object_keys.CLUSTER, [body])
+    with pytest.raises(StoreUnfit, match=why):
+        await opened(inner)
 
 
-def test_no_cluster_is_created_with_unsafe_bounds() -> None:
-    async def main() -> None:
-        inner = MemoryStore()
-        with pytest.raises(StoreUnfit, match=r"gets no cluster: the WAL retention \(3999 ms\)"):
-            await wal_on(inner, settings=WalSettings(Bounds(1000, 3999))).open()
-        with pytest.raises(ObjectNotFound):
-            await inner.get(object_keys.CLUSTER)
-
-    run(main)
+async def test_no_cluster_is_created_with_unsafe_bounds(inner: MemoryStore) -> None:
+    with pytest.raises(StoreUnfit, match=r"gets no cluster: the WAL retention \(3999 ms\)"):
+        await wal_on(inner, settings=WalSettings(Bounds(1000, 3999))).open()
+    with pytest.raises(ObjectNotFound):
+        await inner.get(object_keys.CLUSTER)
 
 
-def test_one_of_two_that_create_it_at_once_decides() -> None:
-    async def main() -> None:
-        inner = MemoryStore()
-        chain = WalObjects(inner, ManualClock())
-        first = await chain.open_cluster(None, is_creating=True, bounds=LONG)
-        second = await chain.open_cluster(None, is_creating=True, bounds=Bounds())
-        assert first == second
-
-    run(main)
+async def test_one_of_two_that_create_it_at_once_decides(inner: MemoryStore) -> None:
+    chain = WalObjects(inner, ManualClock())
+    first = await chain.open_cluster(None, is_creating=True, bounds=LONG)
+    second = await chain.open_cluster(None, is_creating=True, bounds=Bounds())
+    assert first == second

@@ -325,9 +325,7 @@ def test_a_stream_starts_at_the_latest_and_has_no_end() -> None:
         ({"failOnDataLoss": "perhaps"}, InvalidRequest, "option failOnDataLoss"),
     ],
 )
-def test_what_is_wrong_is_said_clearly(
-    options: dict[str, str], error: type[Exception], message: str
-) -> None:
+def test_wrong_options_named(options: dict[str, str], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         ranges_of(TWO_TIERS, **options)
 
@@ -401,7 +399,7 @@ def test_a_trigger_does_not_starve_a_small_partition() -> None:
     st.dictionaries(st.sampled_from([A, B, C]), st.tuples(st.integers(0, 99), st.integers(0, 99))),
     st.integers(1, 120),
 )
-def test_a_trigger_takes_as_much_as_it_may(
+def test_trigger_takes_its_most(
     given_: dict[TopicPartition, tuple[int, int]], rows_max: int
 ) -> None:
     start = {of: low for of, (low, _) in given_.items()}

@@ -7,7 +7,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tests.support.vloop import run
 from tidelog.storage.codec import segment
 from tidelog.storage.codec.chunk import HEADERS_TYPE, RECORD_SCHEMA, TIMESTAMP_TYPE
 from tidelog.storage.core.errors import Corrupt, ObjectNotFound
@@ -63,60 +62,49 @@ def body() -> bytes:
     return written.body.to_pybytes()
 
 
-def test_a_long_footer_takes_a_second_read_and_is_cached(body: bytes) -> None:
-    async def main() -> None:
-        store = Counting()
-        await store.create(KEY, [body])
-        reader = SegmentReader(StoreRanges(store))
-        footer = await reader.footer(KEY, len(body))
-        assert len(footer.groups) == GROUPS
-        needed = segment.footer_length(body, KEY)
-        assert needed > segment.FOOTER_READ_BYTES
-        first, second = store.ranges
-        assert first[1] == segment.FOOTER_READ_BYTES
-        assert second == (len(body) - needed, needed)
-        assert await reader.footer(KEY, len(body)) is footer
-        assert len(store.ranges) == 2
-
-    run(main)
+async def test_a_long_footer_takes_a_second_read_and_is_cached(body: bytes) -> None:
+    store = Counting()
+    await store.create(KEY, [body])
+    reader = SegmentReader(StoreRanges(store))
+    footer = await reader.footer(KEY, len(body))
+    assert len(footer.groups) == GROUPS
+    needed = segment.footer_length(body, KEY)
+    assert needed > segment.FOOTER_READ_BYTES
+    first, second = store.ranges
+    assert first[1] == segment.FOOTER_READ_BYTES
+    assert second == (len(body) - needed, needed)
+    assert await reader.footer(KEY, len(body)) is footer
+    assert len(store.ranges) == 2
 
 
 @pytest.mark.parametrize("is_cached", [True, False])
-def test_the_next_group_is_fetched_ahead_if_groups_are_cached(body: bytes, is_cached: bool) -> None:
-    async def main() -> None:
-        store = Counting()
-        await store.create(KEY, [body])
-        reader = SegmentReader(StoreRanges(store), group_bytes=1 << 20 if is_cached else 0)
-        footer = await reader.footer(KEY, len(body))
-        store.ranges.clear()
-        async for group, batch in reader.batches(KEY, footer, footer.groups[:4]):
-            assert batch.column("offset").to_pylist() == [
-                *range(group.base_offset, group.end_offset)
-            ]
-            await asyncio.sleep(1)
-            expected = min(group.index + 2, 4) if is_cached else group.index + 1
-            assert reader.cold_reads == len(store.ranges) == expected
-        assert reader.groups.peek((KEY, 0)) is is_cached
-
-    run(main)
+async def test_next_group_is_fetched_ahead_if_cached(body: bytes, is_cached: bool) -> None:
+    store = Counting()
+    await store.create(KEY, [body])
+    reader = SegmentReader(StoreRanges(store), group_bytes=1 << 20 if is_cached else 0)
+    footer = await reader.footer(KEY, len(body))
+    store.ranges.clear()
+    async for group, batch in reader.batches(KEY, footer, footer.groups[:4]):
+        assert batch.column("offset").to_pylist() == [*range(group.base_offset, group.end_offset)]
+        await asyncio.sleep(1)
+        expected = min(group.index + 2, 4) if is_cached else group.index + 1
+        assert reader.cold_reads == len(store.ranges) == expected
+    assert reader.groups.peek((KEY, 0)) is is_cached
 
 
-def test_a_time_is_found_by_one_row_group(body: bytes) -> None:
-    async def main() -> None:
-        store = Counting()
-        await store.create(KEY, [body])
-        reader = SegmentReader(StoreRanges(store))
+async def test_a_time_is_found_by_one_row_group(body: bytes) -> None:
+    store = Counting()
+    await store.create(KEY, [body])
+    reader = SegmentReader(StoreRanges(store))
 
-        async def found(timestamp_ms: int, start: int = 0, end: int = 10 * GROUPS) -> int | None:
-            return await reader.first_at(KEY, len(body), timestamp_ms, start, end)
+    async def offset_at(timestamp_ms: int, start: int = 0, end: int = 10 * GROUPS) -> int | None:
+        return await reader.first_at(KEY, len(body), timestamp_ms, start, end)
 
-        assert await found(345) == 345
-        assert reader.cold_reads == 1
-        assert await found(345, start=500) == 500
-        assert await found(345, end=345) is None
-        assert await found(10 * GROUPS) is None
-
-    run(main)
+    assert await offset_at(345) == 345
+    assert reader.cold_reads == 1
+    assert await offset_at(345, start=500) == 500
+    assert await offset_at(345, end=345) is None
+    assert await offset_at(10 * GROUPS) is None
 
 
 async def decoded(store: ObjectStore, size: int) -> list[bytes]:
@@ -147,30 +135,26 @@ async def test_ranges_and_mapped_files_give_the_same(body: bytes, tmp_path: Path
     await folder.close()
 
 
-def test_work_is_started_ahead_within_its_bounds() -> None:
-    async def main() -> None:
-        started: list[int] = []
+async def test_work_is_started_ahead_within_its_bounds() -> None:
+    tasks, started = asyncio.all_tasks(), list[int]()
 
-        def start(item: int) -> "asyncio.Task[int]":
-            started.append(item)
-            return asyncio.create_task(asyncio.sleep(1, item))
+    def start(item: int) -> "asyncio.Task[int]":
+        started.append(item)
+        return asyncio.create_task(asyncio.sleep(1, item))
 
-        ahead = started_ahead(range(10), start, lambda _: 10, items_max=3, bytes_max=1000)
-        assert [(await work, len(started)) for _, work in ahead] == [
-            (n, min(n + 3, 10)) for n in range(10)
-        ]
-        started.clear()
-        costly = started_ahead(range(4), start, lambda _: 10, items_max=3, bytes_max=5)
-        assert [(await work, len(started)) for _, work in costly] == [(n, n + 1) for n in range(4)]
-        stopped = started_ahead(range(4), start, lambda _: 10, items_max=3, bytes_max=1000)
-        _, first = next(stopped)
-        stopped.close()
-        await asyncio.sleep(2)
-        others = asyncio.all_tasks() - {asyncio.current_task()}
-        assert not others
-        assert await first == 0
-
-    run(main)
+    ahead = started_ahead(range(10), start, lambda _: 10, items_max=3, bytes_max=1000)
+    assert [(await work, len(started)) for _, work in ahead] == [
+        (n, min(n + 3, 10)) for n in range(10)
+    ]
+    started.clear()
+    costly = started_ahead(range(4), start, lambda _: 10, items_max=3, bytes_max=5)
+    assert [(await work, len(started)) for _, work in costly] == [(n, n + 1) for n in range(4)]
+    stopped = started_ahead(range(4), start, lambda _: 10, items_max=3, bytes_max=1000)
+    _, first = next(stopped)
+    stopped.close()
+    await asyncio.sleep(2)
+    assert asyncio.all_tasks() == tasks
+    assert await first == 0
 
 
 async def test_a_table_that_ends_before_the_seal_is_corrupt() -> None:

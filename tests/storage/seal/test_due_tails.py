@@ -5,7 +5,6 @@ import pytest
 from tests.storage.read.test_tail_cache import batch_of
 from tests.support.logs import closing, opened
 from tests.support.records import TIME_MS
-from tests.support.vloop import run
 from tidelog.storage.codec.chunk import Rows
 from tidelog.storage.core.actions import LoseRecords
 from tidelog.storage.log import Log
@@ -38,59 +37,46 @@ def due(
     return {topic.name: numbers for topic, numbers in rules.of(log.state)}["t"]
 
 
-def test_old_tails_of_a_topic_go_along_with_a_tail_that_is_due() -> None:
-    async def main() -> None:
-        log = await opened(MemoryStore())
-        async with closing(log):
-            await log.create_topic("t", 5, {"segment.ms": str(SEGMENT_MS)})
-            now_ms = TIME_MS + 10 * SEGMENT_MS
-            for number, age_ms in enumerate((SEGMENT_MS - 1, SEGMENT_MS // 4, SEGMENT_MS // 4 - 1)):
-                await fill(log, number, now_ms - age_ms)
-            await fill(log, 3, now_ms - SEGMENT_MS // 2)
-            assert due(log, now_ms) == []
-            assert due(log, now_ms + 1) == [0, 1, 2, 3]
-            log.state.partition("t", 2).tail[0].committed_ms += 2
-            assert due(log, now_ms + 1) == [0, 1, 3]
-            assert due(log, now_ms + 1, is_own=False) == []
-            late_ms = now_ms + 1 + (TAKEOVER_FACTOR - 1) * SEGMENT_MS
-            assert due(log, late_ms, is_own=False) == [0, 1, 2, 3]
-
-    run(main)
+async def test_old_tails_of_a_topic_go_along_with_a_tail_that_is_due() -> None:
+    async with closing(await opened(MemoryStore())) as log:
+        await log.create_topic("t", 5, {"segment.ms": str(SEGMENT_MS)})
+        now_ms = TIME_MS + 10 * SEGMENT_MS
+        for number, age_ms in enumerate((SEGMENT_MS - 1, SEGMENT_MS // 4, SEGMENT_MS // 4 - 1)):
+            await fill(log, number, now_ms - age_ms)
+        await fill(log, 3, now_ms - SEGMENT_MS // 2)
+        assert due(log, now_ms) == []
+        assert due(log, now_ms + 1) == [0, 1, 2, 3]
+        log.state.partition("t", 2).tail[0].committed_ms += 2
+        assert due(log, now_ms + 1) == [0, 1, 3]
+        assert due(log, now_ms + 1, is_own=False) == []
+        late_ms = now_ms + 1 + (TAKEOVER_FACTOR - 1) * SEGMENT_MS
+        assert due(log, late_ms, is_own=False) == [0, 1, 2, 3]
 
 
-def test_lost_records_alone_are_not_due_and_go_along_with_nothing() -> None:
-    async def main() -> None:
-        log = await opened(MemoryStore())
-        async with closing(log):
-            await log.create_topic("t", 2, {"segment.ms": str(SEGMENT_MS)})
-            for number in range(2):
-                await fill(log, number, TIME_MS)
-            await log.submit(LoseRecords(log.state.topic("t").topic_id, 1, 0, 1))
-            assert due(log, TIME_MS + SEGMENT_MS) == [0]
-            await log.submit(LoseRecords(log.state.topic("t").topic_id, 0, 0, 1))
-            assert due(log, TIME_MS + SEGMENT_MS) == []
-
-    run(main)
+async def test_lost_records_alone_are_not_due_and_go_along_with_nothing() -> None:
+    async with closing(await opened(MemoryStore())) as log:
+        await log.create_topic("t", 2, {"segment.ms": str(SEGMENT_MS)})
+        for number in range(2):
+            await fill(log, number, TIME_MS)
+        await log.submit(LoseRecords(log.state.topic("t").topic_id, 1, 0, 1))
+        assert due(log, TIME_MS + SEGMENT_MS) == [0]
+        await log.submit(LoseRecords(log.state.topic("t").topic_id, 0, 0, 1))
+        assert due(log, TIME_MS + SEGMENT_MS) == []
 
 
-def test_a_tail_is_due_before_the_cache_evicts_it(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_tail_is_due_before_the_cache_evicts_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sealer, "EVICTION_BYTES_MIN", 10_000)
-
-    async def main() -> None:
-        log = await opened(MemoryStore())
-        async with closing(log):
-            await log.create_topic("t", 2, {"segment.ms": str(SEGMENT_MS)})
-            await fill(log, 0, TIME_MS, nbytes=12_000)
-            await fill(log, 1, TIME_MS, nbytes=500)  # too small for a segment of its own
-            topic_id, cache = log.state.topic("t").topic_id, TailCache(100_000)
-            for number in range(2):
-                cache.add((topic_id, number), 0, batch_of(0, 1), is_json=False, nbytes=2000)
-            assert due(log, TIME_MS, cache=cache) == []
-            cache.add(("another", 0), 0, batch_of(0, 1), is_json=False, nbytes=48_000)
-            assert due(log, TIME_MS, cache=cache) == [0]
-            assert due(log, TIME_MS, cache=cache, is_own=False) == []
-
-    run(main)
+    async with closing(await opened(MemoryStore())) as log:
+        await log.create_topic("t", 2, {"segment.ms": str(SEGMENT_MS)})
+        await fill(log, 0, TIME_MS, nbytes=12_000)
+        await fill(log, 1, TIME_MS, nbytes=500)  # too small for a segment of its own
+        topic_id, cache = log.state.topic("t").topic_id, TailCache(100_000)
+        for number in range(2):
+            cache.add((topic_id, number), 0, batch_of(0, 1), is_json=False, nbytes=2000)
+        assert due(log, TIME_MS, cache=cache) == []
+        cache.add(("another", 0), 0, batch_of(0, 1), is_json=False, nbytes=48_000)
+        assert due(log, TIME_MS, cache=cache) == [0]
+        assert due(log, TIME_MS, cache=cache, is_own=False) == []
 
 
 async def fill_with(log: Log, *counts: int) -> None:
@@ -100,50 +86,38 @@ async def fill_with(log: Log, *counts: int) -> None:
             await fill(log, number, TIME_MS)
 
 
-def test_the_longest_tails_are_due_if_a_topic_has_too_many_chunks() -> None:
+async def test_the_longest_tails_are_due_if_a_topic_has_too_many_chunks() -> None:
     """Those of half of the mean: they have at least half of the chunks."""
-
-    async def main() -> None:
-        log = await opened(MemoryStore())
-        async with closing(log):
-            await log.create_topic("t", 5, {"segment.ms": str(SEGMENT_MS)})
-            await fill_with(log, 1, 2, 6, 7)
-            assert due(log, TIME_MS, topic_chunks_max=17) == []
-            assert due(log, TIME_MS, topic_chunks_max=16) == [1, 2, 3]
-            assert due(log, TIME_MS, topic_chunks_max=16, is_own=False) == []
-            assert due(log, TIME_MS, topic_chunks_max=8, is_own=False) == [1, 2, 3]
-            await log.seal("t", [1, 2, 3])
-            assert due(log, TIME_MS, topic_chunks_max=2) == []
-            assert due(log, TIME_MS, topic_chunks_max=1) == [0]
-
-    run(main)
+    async with closing(await opened(MemoryStore())) as log:
+        await log.create_topic("t", 5, {"segment.ms": str(SEGMENT_MS)})
+        await fill_with(log, 1, 2, 6, 7)
+        assert due(log, TIME_MS, topic_chunks_max=17) == []
+        assert due(log, TIME_MS, topic_chunks_max=16) == [1, 2, 3]
+        assert due(log, TIME_MS, topic_chunks_max=16, is_own=False) == []
+        assert due(log, TIME_MS, topic_chunks_max=8, is_own=False) == [1, 2, 3]
+        await log.seal("t", [1, 2, 3])
+        assert due(log, TIME_MS, topic_chunks_max=2) == []
+        assert due(log, TIME_MS, topic_chunks_max=1) == [0]
 
 
-def test_a_topic_is_due_if_all_topics_have_too_many_chunks(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_topic_is_due_if_all_topics_have_many_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Half of the bound; for a broker that does not own the seals, three quarters. A topic with few
     of the chunks is not due."""
     monkeypatch.setattr(tail_chunks, "CHUNKS_MAX", 16)
-
-    async def main() -> None:
-        log = await opened(MemoryStore())
-        async with closing(log):
-            await log.create_topic("t", 3, {"segment.ms": str(SEGMENT_MS)})
-            await log.create_topic("u", 9, {"segment.ms": str(SEGMENT_MS)})
-            await fill_with(log, 2, 2)
-            for number in range(4):
-                rows = Rows([TIME_MS], [None], [b"v"])
-                await log.append(log.state.topic("u"), [(number, rows)], size=1, is_json=False)
-            assert due(log, TIME_MS) == []
-            for limit, is_own in ((15, True), (10, False)):
-                monkeypatch.setattr(tail_chunks, "CHUNKS_MAX", limit)
-                assert due(log, TIME_MS, is_own=is_own) == [0, 1]
-            monkeypatch.setattr(tail_chunks, "CHUNKS_MAX", 15)
-            assert due(log, TIME_MS, is_own=False) == []
-            await log.seal("t")
-            await fill_with(log, 1)
-            monkeypatch.setattr(tail_chunks, "CHUNKS_MAX", 8)
-            assert due(log, TIME_MS) == []
-
-    run(main)
+    async with closing(await opened(MemoryStore())) as log:
+        await log.create_topic("t", 3, {"segment.ms": str(SEGMENT_MS)})
+        await log.create_topic("u", 9, {"segment.ms": str(SEGMENT_MS)})
+        await fill_with(log, 2, 2)
+        for number in range(4):
+            rows = Rows([TIME_MS], [None], [b"v"])
+            await log.append(log.state.topic("u"), [(number, rows)], size=1, is_json=False)
+        assert due(log, TIME_MS) == []
+        for limit, is_own in ((15, True), (10, False)):
+            monkeypatch.setattr(tail_chunks, "CHUNKS_MAX", limit)
+            assert due(log, TIME_MS, is_own=is_own) == [0, 1]
+        monkeypatch.setattr(tail_chunks, "CHUNKS_MAX", 15)
+        assert due(log, TIME_MS, is_own=False) == []
+        await log.seal("t")
+        await fill_with(log, 1)
+        monkeypatch.setattr(tail_chunks, "CHUNKS_MAX", 8)
+        assert due(log, TIME_MS) == []

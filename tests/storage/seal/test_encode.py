@@ -8,9 +8,8 @@ from collections.abc import Sequence
 import pyarrow as pa
 import pytest
 
-from tests.support.logs import COLD, closing, opened, store_of
+from tests.support.logs import COLD, closing, opened, spoil_chunk, store_of, with_topic
 from tests.support.records import TIME_MS
-from tests.support.vloop import run
 from tidelog.storage.codec import segment as segments
 from tidelog.storage.codec.chunk import Rows
 from tidelog.storage.core import topic_configs
@@ -20,7 +19,6 @@ from tidelog.storage.core.model import ReadBounds
 from tidelog.storage.log import Log
 from tidelog.storage.seal import encode, tail_windows
 from tidelog.storage.seal.encode import TailSegments
-from tidelog.storage.state.partition import Partition
 from tidelog.storage.store.memory import MemoryStore
 
 PARTITIONS = 3
@@ -101,7 +99,7 @@ def ends_of(log: Log) -> dict[int, tuple[int, int]]:
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("segment_bytes", [1024, 40_000, 64 * 1024 * 1024])
 @pytest.mark.parametrize("stamp", ["CreateTime", "LogAppendTime"])
-def test_segments_are_the_same_from_memory_and_from_the_wal(
+async def test_segments_are_the_same_from_memory_and_from_the_wal(
     monkeypatch: pytest.MonkeyPatch, seed: int, segment_bytes: int, stamp: str
 ) -> None:
     draw = random.Random(seed)
@@ -112,140 +110,102 @@ def test_segments_are_the_same_from_memory_and_from_the_wal(
     monkeypatch.setattr(encode, "JOB_BYTES", draw.choice([1, 1 << 24]))
     monkeypatch.setattr(encode, "TOGETHER_BYTES_MAX", draw.choice([1, 1 << 27]))
     monkeypatch.setattr(segments, "GROUP_ROWS", draw.choice([100, 10_000]))
-
-    async def main() -> None:
-        inner = MemoryStore()
-        configs = {"segment.bytes": str(segment_bytes), "message.timestamp.type": stamp}
-        warm = await opened(inner)
-        await warm.create_topic("t", PARTITIONS, configs)
-        cold = await opened(inner, COLD)
-        some = await opened(inner, COLD._replace(tail_cache_bytes=draw.choice([5000, 60_000])))
-        async with closing(warm, cold, some):
+    inner = MemoryStore()
+    configs = {"segment.bytes": str(segment_bytes), "message.timestamp.type": stamp}
+    warm = await with_topic(inner, partitions=PARTITIONS, configs=configs)
+    cold = await opened(inner, COLD)
+    some = await opened(inner, COLD._replace(tail_cache_bytes=draw.choice([5000, 60_000])))
+    async with closing(warm, cold, some):
+        await some.wal.refresh()
+        for _ in range(3):
+            await fill(draw.choice([warm, some]), draw, 12)
+            await warm.wal.refresh()
             await some.wal.refresh()
-            for _ in range(3):
-                await fill(draw.choice([warm, some]), draw, 12)
-                await warm.wal.refresh()
-                await some.wal.refresh()
-            number = draw.randrange(PARTITIONS)
-            end = warm.state.partition("t", number).high_watermark
-            base = draw.randrange(end)
-            await lose(warm, number, base, draw.randrange(base, end) + 1)
-            await fill(warm, draw, 6)
-            for log in (cold, some):
-                await log.wal.refresh()
-            ranges = ends_of(cold)
-            want = {
-                number: await expected(cold, number, base, end)
-                for number, (base, end) in ranges.items()
-            }
-            for log in (warm, cold, some):
-                assert await encoded(log, ranges) == want
-            middle = {
-                number: (0, draw.randrange(1, end + 1)) for number, (_, end) in ranges.items()
-            }
-            segments_by_number = await encoded(some, middle)
-            for number, (_, last) in middle.items():
-                assert segments_by_number[number] == await expected(cold, number, 0, last)
-
-    run(main)
+        number = draw.randrange(PARTITIONS)
+        end = warm.state.partition("t", number).high_watermark
+        base = draw.randrange(end)
+        await lose(warm, number, base, draw.randrange(base, end) + 1)
+        await fill(warm, draw, 6)
+        for log in (cold, some):
+            await log.wal.refresh()
+        ranges = ends_of(cold)
+        want = {
+            number: await expected(cold, number, base, end)
+            for number, (base, end) in ranges.items()
+        }
+        for log in (warm, cold, some):
+            assert await encoded(log, ranges) == want
+        middle = {number: (0, draw.randrange(1, end + 1)) for number, (_, end) in ranges.items()}
+        segments_by_number = await encoded(some, middle)
+        for number, (_, last) in middle.items():
+            assert segments_by_number[number] == await expected(cold, number, 0, last)
 
 
 @pytest.mark.parametrize("cache_bytes", [0, 1 << 20])
-def test_a_segment_is_json_if_all_its_records_are(cache_bytes: int) -> None:
-    async def main() -> None:
-        log = await opened(MemoryStore(), COLD._replace(tail_cache_bytes=cache_bytes))
-        async with closing(log):
-            await log.create_topic("t", PARTITIONS, {})
-            for number, kinds in enumerate(([True, True], [False, True], [True, False])):
-                for is_json in kinds:
-                    rows = Rows([TIME_MS], [None], [b"1"])
-                    part = [(number, rows)]
-                    await log.append(log.state.topic("t"), part, size=9, is_json=is_json)
-            for number, partition_segments in (await encoded(log, ends_of(log))).items():
-                ((_, _, body),) = partition_segments
-                footer = segments.read_footer(memoryview(body), len(body), "segment")
-                assert footer.is_json == (number == 0)
-
-    run(main)
-
-
-def test_damage_ends_its_partition_and_no_other() -> None:
-    async def main() -> None:
-        inner = MemoryStore()
-        log = await opened(inner, COLD)
-        async with closing(log):
-            await log.create_topic("t", PARTITIONS, {})
-            for _ in range(3):
-                for number in range(PARTITIONS):
-                    rows = Rows([TIME_MS] * 2, [None] * 2, [b"a", b"b"])
-                    await log.append(log.state.topic("t"), [(number, rows)], size=9, is_json=False)
-            await spoil(inner, log.state.partition("t", 1), 1)
-            await inner.delete([log.state.partition("t", 2).tail[0].object_key])
-            damage: dict[int, Corrupt] = {}
-            segments_by_number = await encoded(log, ends_of(log), damage)
-            assert [segment[:2] for segment in segments_by_number[0]] == [(0, 6)]
-            assert [segment[:2] for segment in segments_by_number[1]] == [(0, 2)]
-            assert segments_by_number[2] == []
-            for number, span in ((1, (2, 4)), (2, (0, 2))):
-                error = damage[number]
-                assert isinstance(error, DamagedRecords)
-                assert (error.partition, error.offset, error.end_offset) == (number, *span)
-            assert "does not exist" in str(damage[2])
-
-    run(main)
-
-
-def test_damaged_records_below_the_log_start_have_no_rows() -> None:
-    async def main() -> None:
-        inner = MemoryStore()
-        log = await opened(inner, COLD)
-        async with closing(log):
-            await log.create_topic("t", 1, {})
-            for value in (b"a", b"b", b"c"):
-                rows = Rows([TIME_MS] * 2, [None] * 2, [value] * 2)
-                await log.append(log.state.topic("t"), [(0, rows)], size=9, is_json=False)
-            await spoil(inner, log.state.partition("t", 0), 0)
-            await log.submit(MoveLogStart(log.state.topic("t").topic_id, 0, 2))
-            damage: dict[int, Corrupt] = {}
-            ((base, end, body),) = (await encoded(log, ends_of(log), damage))[0]
+async def test_a_segment_is_json_if_all_its_records_are(cache_bytes: int) -> None:
+    log = await opened(MemoryStore(), COLD._replace(tail_cache_bytes=cache_bytes))
+    async with closing(log):
+        await log.create_topic("t", PARTITIONS, {})
+        for number, kinds in enumerate(([True, True], [False, True], [True, False])):
+            for is_json in kinds:
+                rows = Rows([TIME_MS], [None], [b"1"])
+                part = [(number, rows)]
+                await log.append(log.state.topic("t"), part, size=9, is_json=is_json)
+        for number, partition_segments in (await encoded(log, ends_of(log))).items():
+            ((_, _, body),) = partition_segments
             footer = segments.read_footer(memoryview(body), len(body), "segment")
-            assert (base, end, damage) == (0, 6, {})
-            assert [(group.base_offset, group.rows) for group in footer.groups] == [(2, 4)]
-
-    run(main)
+            assert footer.is_json == (number == 0)
 
 
-def test_whole_tails_are_read_in_few_requests() -> None:
+async def test_damage_ends_its_partition_and_no_other(inner: MemoryStore) -> None:
+    async with closing(await with_topic(inner, COLD, partitions=PARTITIONS)) as log:
+        for _ in range(3):
+            for number in range(PARTITIONS):
+                rows = Rows([TIME_MS] * 2, [None] * 2, [b"a", b"b"])
+                await log.append(log.state.topic("t"), [(number, rows)], size=9, is_json=False)
+        await spoil_chunk(inner, log.state.partition("t", 1).tail[1])
+        await inner.delete([log.state.partition("t", 2).tail[0].object_key])
+        damage: dict[int, Corrupt] = {}
+        segments_by_number = await encoded(log, ends_of(log), damage)
+        assert [segment[:2] for segment in segments_by_number[0]] == [(0, 6)]
+        assert [segment[:2] for segment in segments_by_number[1]] == [(0, 2)]
+        assert segments_by_number[2] == []
+        for number, span in ((1, (2, 4)), (2, (0, 2))):
+            error = damage[number]
+            assert isinstance(error, DamagedRecords)
+            assert (error.partition, error.offset, error.end_offset) == (number, *span)
+        assert "does not exist" in str(damage[2])
+
+
+async def test_damaged_records_below_the_log_start_have_no_rows(inner: MemoryStore) -> None:
+    async with closing(await with_topic(inner, COLD)) as log:
+        for value in (b"a", b"b", b"c"):
+            rows = Rows([TIME_MS] * 2, [None] * 2, [value] * 2)
+            await log.append(log.state.topic("t"), [(0, rows)], size=9, is_json=False)
+        await spoil_chunk(inner, log.state.partition("t", 0).tail[0])
+        await log.submit(MoveLogStart(log.state.topic("t").topic_id, 0, 2))
+        damage: dict[int, Corrupt] = {}
+        ((base, end, body),) = (await encoded(log, ends_of(log), damage))[0]
+        footer = segments.read_footer(memoryview(body), len(body), "segment")
+        assert (base, end, damage) == (0, 6, {})
+        assert [(group.base_offset, group.rows) for group in footer.groups] == [(2, 4)]
+
+
+async def test_whole_tails_are_read_in_few_requests() -> None:
     """64 chunks of each of three partitions, in 64 objects: each object is read once."""
-
-    async def main() -> None:
-        log = await opened(MemoryStore(), COLD)
-        async with closing(log):
-            await log.create_topic("t", PARTITIONS, {})
-            for _ in range(64):
-                rows = Rows([TIME_MS] * PARTITIONS, [None] * PARTITIONS, [b"v"] * PARTITIONS)
-                places = list(range(PARTITIONS))
-                await log.append(log.state.topic("t"), [(places, rows)], size=9, is_json=False)
-            store = store_of(log)
-            before = store.count("get_range")
-            await encoded(log, ends_of(log))
-            assert store.count("get_range") - before == 64
-
-    run(main)
-
-
-async def spoil(inner: MemoryStore, partition: Partition, index: int) -> None:
-    """Flip a bit of one chunk of the tail."""
-    chunk = partition.tail[index]
-    body = bytearray(await inner.get(chunk.object_key))
-    body[chunk.position] ^= 1
-    await inner.put(chunk.object_key, [bytes(body)])
+    async with closing(await with_topic(MemoryStore(), COLD, partitions=PARTITIONS)) as log:
+        for _ in range(64):
+            rows = Rows([TIME_MS] * PARTITIONS, [None] * PARTITIONS, [b"v"] * PARTITIONS)
+            places = list(range(PARTITIONS))
+            await log.append(log.state.topic("t"), [(places, rows)], size=9, is_json=False)
+        store = store_of(log)
+        before = store.count("get_range")
+        await encoded(log, ends_of(log))
+        assert store.count("get_range") - before == 64
 
 
 @pytest.mark.parametrize("late_s", [0.0, 19.0, 20.0])
-def test_overdue_tails_are_encoded_at_normal_priority(
-    monkeypatch: pytest.MonkeyPatch, late_s: float
-) -> None:
+async def test_overdue_tail_runs_normally(monkeypatch: pytest.MonkeyPatch, late_s: float) -> None:
     """On a busy machine a thread of the lowest priority gets no CPU, and tails grow."""
     real, names = encode._finish, list[str]()
 
@@ -254,15 +214,9 @@ def test_overdue_tails_are_encoded_at_normal_priority(
         return real(encoders)  # type: ignore[arg-type]
 
     monkeypatch.setattr(encode, "_finish", finish)
-
-    async def main() -> None:
-        log = await opened(MemoryStore())
-        async with closing(log):
-            await log.create_topic("t", 1, {"segment.ms": "10000"})
-            rows = Rows([TIME_MS], [None], [b"v"])
-            await log.append(log.state.topic("t"), [(0, rows)], size=9, is_json=False)
-            await asyncio.sleep(late_s)
-            assert await log.seal("t") == 1
-
-    run(main)
+    async with closing(await with_topic(MemoryStore(), configs={"segment.ms": "10000"})) as log:
+        rows = Rows([TIME_MS], [None], [b"v"])
+        await log.append(log.state.topic("t"), [(0, rows)], size=9, is_json=False)
+        await asyncio.sleep(late_s)
+        assert await log.seal("t") == 1
     assert names == ["tidelog-seal_0" if late_s < 20 else "tidelog-seal-now_0"]

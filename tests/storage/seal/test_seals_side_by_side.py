@@ -8,7 +8,6 @@ import pytest
 from tests.support.faults import Call
 from tests.support.logs import closing, opened, store_of
 from tests.support.records import TIME_MS
-from tests.support.vloop import run
 from tidelog.storage.codec.chunk import Rows
 from tidelog.storage.core.model import SegmentFile
 from tidelog.storage.log import Log, LogSettings
@@ -62,62 +61,48 @@ async def all_sealed_s(log: Log) -> float:
     return loop.time() - began_s
 
 
-def test_topics_are_sealed_side_by_side() -> None:
+async def test_topics_are_sealed_side_by_side() -> None:
     topics = 4 * TOPICS_MAX
-
-    async def main() -> None:
-        log = await opened(MemoryStore(), SEALING)
-        async with closing(log):
-            for number in range(topics):
-                await log.create_topic(f"t{number}", 1, {"segment.ms": "5000"})
-            for number in range(topics):
-                await fill(log, f"t{number}")
-            slow_down(log)
-            await asyncio.sleep(4.0)
-            # One topic alone takes ten requests: refresh, upload, commit, and the WAL.
-            assert await all_sealed_s(log) <= 2.0 + 4 * 12 * REQUEST_S
-            assert log.sealer.counters.segments == topics
-
-    run(main)
+    async with closing(await opened(MemoryStore(), SEALING)) as log:
+        for number in range(topics):
+            await log.create_topic(f"t{number}", 1, {"segment.ms": "5000"})
+        for number in range(topics):
+            await fill(log, f"t{number}")
+        slow_down(log)
+        await asyncio.sleep(4.0)
+        # One topic alone takes ten requests: refresh, upload, commit, and the WAL.
+        assert await all_sealed_s(log) <= 2.0 + 4 * 12 * REQUEST_S
+        assert log.sealer.counters.segments == topics
 
 
-def test_partitions_of_a_topic_are_uploaded_side_by_side_in_one_commit() -> None:
+async def test_partitions_of_a_topic_are_uploaded_side_by_side_in_one_commit() -> None:
     partitions = 20 * UPLOADS_MAX
-
-    async def main() -> None:
-        log = await opened(MemoryStore(), SEALING)
-        async with closing(log):
-            await log.create_topic("t", partitions, {"segment.ms": "5000"})
-            await fill(log, "t")
-            slow_down(log)
-            await asyncio.sleep(4.0)
-            assert await all_sealed_s(log) <= 2.0 + (20 + 12) * REQUEST_S
-            table = await log.tables.of(log.state.topic("t"))
-            assert [len(commit.added) for commit in await table.commits(9)] == [partitions]
-
-    run(main)
+    async with closing(await opened(MemoryStore(), SEALING)) as log:
+        await log.create_topic("t", partitions, {"segment.ms": "5000"})
+        await fill(log, "t")
+        slow_down(log)
+        await asyncio.sleep(4.0)
+        assert await all_sealed_s(log) <= 2.0 + (20 + 12) * REQUEST_S
+        table = await log.tables.of(log.state.topic("t"))
+        assert [len(commit.added) for commit in await table.commits(9)] == [partitions]
 
 
-def test_a_topic_whose_store_hangs_keeps_no_other_from_its_seal() -> None:
-    async def main() -> None:
-        log = await opened(MemoryStore(), SEALING)
-        async with closing(log):
-            for name in ("t", "u"):
-                await log.create_topic(name, 1, {"segment.ms": "1000"})
-                await fill(log, name)
-            hanging = log.state.topic("t").prefix
+async def test_a_topic_whose_store_hangs_keeps_no_other_from_its_seal() -> None:
+    async with closing(await opened(MemoryStore(), SEALING)) as log:
+        for name in ("t", "u"):
+            await log.create_topic(name, 1, {"segment.ms": "1000"})
+            await fill(log, name)
+        hanging = log.state.topic("t").prefix
 
-            def latency(call: Call) -> float:
-                return 500.0 if call.key.startswith(hanging) else 0.0
+        def latency(call: Call) -> float:
+            return 500.0 if call.key.startswith(hanging) else 0.0
 
-            store_of(log).latency = latency
-            for _ in range(5):
-                await asyncio.sleep(3.0)
-                assert log.state.partition("u", 0).tail == []
-                await fill(log, "u")
-            assert log.state.partition("t", 0).sealed_end == 0
-            store_of(log).latency = None
-            await asyncio.sleep(600.0)
-            assert log.state.partition("t", 0).sealed_end == 2
-
-    run(main)
+        store_of(log).latency = latency
+        for _ in range(5):
+            await asyncio.sleep(3.0)
+            assert log.state.partition("u", 0).tail == []
+            await fill(log, "u")
+        assert log.state.partition("t", 0).sealed_end == 0
+        store_of(log).latency = None
+        await asyncio.sleep(600.0)
+        assert log.state.partition("t", 0).sealed_end == 2

@@ -5,8 +5,7 @@ import asyncio
 import pytest
 
 from tests.support.faults import FaultyStore
-from tests.support.logs import closing, opened
-from tests.support.vloop import run
+from tests.support.logs import closing, with_topic
 from tidelog.storage.core import object_keys
 from tidelog.storage.core.errors import StoreRefused
 from tidelog.storage.core.model import Part, SegmentFile
@@ -52,30 +51,23 @@ async def upload_all(uploader: Uploader, log: Log, work: CommitUploads, sizes: l
 @pytest.mark.parametrize(
     ("sizes", "most", "seconds"), [([1] * 10, 4, 3.0), ([60] * 3, 1, 3.0), ([500, 1, 1], 2, 2.0)]
 )
-def test_uploads_are_bounded_in_number_and_bytes(
-    monkeypatch: pytest.MonkeyPatch, sizes: list[int], most: int, seconds: float
+async def test_uploads_are_bounded_in_number_and_bytes(
+    inner: MemoryStore, monkeypatch: pytest.MonkeyPatch, sizes: list[int], most: int, seconds: float
 ) -> None:
     monkeypatch.setattr(uploads, "UPLOADS_MAX", 4)
     monkeypatch.setattr(uploads, "UPLOAD_BYTES_MAX", 100)
-
-    async def main() -> None:
-        inner = MemoryStore()
-        log = await opened(inner)
-        async with closing(log):
-            await log.create_topic("t", 1, {})
-            store, work = CountingStore(inner), CommitUploads()
-            began_s = asyncio.get_running_loop().time()
-            uploader = Uploader(store, Freshness(store, log.clock))
-            await upload_all(uploader, log, work, sizes)
-            assert asyncio.get_running_loop().time() - began_s == seconds
-            assert store.most == most
-            assert store.most_bytes <= max(100, sizes[0])
-            assert [encoded_segment.file.partition for encoded_segment in work.take_done()] == list(
-                range(len(sizes))
-            )
-            assert work.files() == []
-
-    run(main)
+    async with closing(await with_topic(inner)) as log:
+        store, work = CountingStore(inner), CommitUploads()
+        began_s = asyncio.get_running_loop().time()
+        uploader = Uploader(store, Freshness(store, log.clock))
+        await upload_all(uploader, log, work, sizes)
+        assert asyncio.get_running_loop().time() - began_s == seconds
+        assert store.most == most
+        assert store.most_bytes <= max(100, sizes[0])
+        assert [encoded_segment.file.partition for encoded_segment in work.take_done()] == list(
+            range(len(sizes))
+        )
+        assert work.files() == []
 
 
 class ThreadedStore(CountingStore):
@@ -86,31 +78,24 @@ class ThreadedStore(CountingStore):
 
 
 @pytest.mark.parametrize("refused", [3, 7])
-def test_after_an_error_no_upload_begins_and_none_leaves_a_file(
-    monkeypatch: pytest.MonkeyPatch, refused: int
+async def test_after_an_error_no_upload_begins_and_none_leaves_a_file(
+    inner: MemoryStore, monkeypatch: pytest.MonkeyPatch, refused: int
 ) -> None:
     monkeypatch.setattr(uploads, "UPLOADS_MAX", 4)
-
-    async def main() -> None:
-        inner = MemoryStore()
-        log = await opened(inner)
-        async with closing(log):
-            await log.create_topic("t", 1, {})
-            topic, store, work = log.state.topic("t"), ThreadedStore(inner), CommitUploads()
-            store.refused = f"partition={refused}"
-            uploader = Uploader(store, Freshness(store, log.clock))
-            with pytest.raises(StoreRefused):
-                await upload_all(uploader, log, work, [1] * 12)
-            assert [file.partition for file in work.files()] == list(range(refused + 1))
-            await uploader.remove(topic, work.files())
-            await asyncio.sleep(60)
-            assert [info.key async for info in inner.list(topic.prefix)] == []
-            assert (uploader._count, uploader._bytes) == (0, 0)
-            store.refused = ""
-            await upload_all(uploader, log, CommitUploads(), [1] * 8)
-            assert (uploader._count, uploader._bytes) == (0, 0)
-
-    run(main)
+    async with closing(await with_topic(inner)) as log:
+        topic, store, work = log.state.topic("t"), ThreadedStore(inner), CommitUploads()
+        store.refused = f"partition={refused}"
+        uploader = Uploader(store, Freshness(store, log.clock))
+        with pytest.raises(StoreRefused):
+            await upload_all(uploader, log, work, [1] * 12)
+        assert [file.partition for file in work.files()] == list(range(refused + 1))
+        await uploader.remove(topic, work.files())
+        await asyncio.sleep(60)
+        assert [info.key async for info in inner.list(topic.prefix)] == []
+        assert (uploader._count, uploader._bytes) == (0, 0)
+        store.refused = ""
+        await upload_all(uploader, log, CommitUploads(), [1] * 8)
+        assert (uploader._count, uploader._bytes) == (0, 0)
 
 
 def test_a_segment_after_one_that_is_not_uploaded_is_not_committed() -> None:

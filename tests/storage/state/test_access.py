@@ -51,9 +51,7 @@ def key(name: str = "k1", secret: bytes = b"s", **changed: object) -> CreateKey:
 
 
 @pytest.mark.parametrize(("level", "elements"), [(levels.FIRST, 9), (2, 17), (3, 18)])
-def test_a_cluster_without_any_of_it_has_the_bytes_that_its_level_always_had(
-    level: int, elements: int
-) -> None:
+def test_cluster_without_access_has_bytes_of_its_level(level: int, elements: int) -> None:
     used, unused = ClusterState("c", level), ClusterState("c", level)
     apply(unused, [])
     apply(used, [])

@@ -105,10 +105,8 @@ def test_one_comes_and_one_goes_with_no_move_too_many(members: int, count: int) 
     first = assign(group, {"a": count}, {})
     sizes = sorted(map(len, first.values()))
     assert sizes[-1] - sizes[0] <= 1
-
     joined = assign({**group, "new": ["a"]}, {"a": count}, first)
     assert moved(first, joined) == len(joined["new"]) == count // (members + 1)
-
     if members > 1:
         leaver, *rest = group
         left = assign({member: ["a"] for member in rest}, {"a": count}, first)

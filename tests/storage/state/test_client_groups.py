@@ -172,10 +172,7 @@ def test_a_static_member_may_get_another_id_within_the_generation() -> None:
 def test_a_group_is_of_one_kind_until_it_is_empty() -> None:
     state = group_of("x")
     assert isinstance(do(state, join("r")), InconsistentGroupProtocol)
-    for action in (
-        Subscribe("g", "x", ["alpha"]),
-        Seek("g", "x", []),
-    ):
+    for action in (Subscribe("g", "x", ["alpha"]), Seek("g", "x", [])):
         assert isinstance(do(state, action), UnknownMember)
     assert do(state, LeaveGroup("g", "x")) is None
     assert do(state, join("r")) is None

@@ -4,6 +4,7 @@ Entries are drawn at random, also such as no writer of ours would make: `apply` 
 decodes, and what it takes is compared with the plainest model that there is.
 """
 
+import contextlib
 import copy
 import random
 from typing import NamedTuple
@@ -32,8 +33,10 @@ from tidelog.storage.core.actions import (
     SetTopicDefaults,
 )
 from tidelog.storage.core.errors import (
+    Corrupt,
     IdempotencyMismatch,
     LogError,
+    NewerLevel,
     UnknownTopic,
 )
 from tidelog.storage.state import outcome as outcomes
@@ -319,9 +322,7 @@ def test_i4_a_hot_mark_is_applied_once(history: list[Spec]) -> None:
 
 @given(histories)
 @random_histories
-def test_a_key_is_answered_as_it_was_the_first_time_for_an_hour_of_elapsed_time(
-    history: list[Spec],
-) -> None:
+def test_key_is_answered_alike_for_an_elapsed_hour(history: list[Spec]) -> None:
     state = ClusterState("c")
     answer_by_key: dict[str, tuple[int, bytes, Outcome]] = {}
     clock_ms = now_ms = 0
@@ -469,9 +470,7 @@ def test_log_append_time_is_the_entrys() -> None:
     assert [run.append_ms for run in state.partition("alpha", 0).tail] == [-1, 60, -1]
 
 
-def test_i10_below_level_3_keys_are_forgotten_when_there_are_too_many(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_i10_below_level_3_too_many_keys_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outcomes, "KEYS_MAX", 5)
     state = ClusterState("c", 2)
     applied(state, FIRST)
@@ -480,3 +479,80 @@ def test_i10_below_level_3_keys_are_forgotten_when_there_are_too_many(
         applied(state, Spec(i, [chunk(1)], [commit]))
     applied(state, Spec(20, [], []))
     assert [i for i in range(20) if state.idempotency_record(str(i))] == list(range(15, 20))
+
+
+@given(st.binary(max_size=300))
+@examples(200)
+def test_noise_is_no_checkpoint(noise: bytes) -> None:
+    with pytest.raises((Corrupt, NewerLevel), match="checkpoints/7"):
+        ClusterState.decode(noise, "checkpoints/7")
+
+
+def test_a_damaged_checkpoint_is_corrupt_or_still_a_checkpoint() -> None:
+    """Its checksum is the WAL's business: here, any damage gives Corrupt, or another level."""
+    state = with_records(3, 4)
+    applied(
+        state,
+        Spec(
+            0,
+            [chunk(1)],
+            [Commit(b"", [Append(0, 0, 1)], IdempotencyKey("k", b"f"), HotMark("h", 2))],
+        ),
+    )
+    body = state.encode()
+    for length in range(len(body)):
+        with pytest.raises(Corrupt):
+            ClusterState.decode(body[:length], "checkpoints/7")
+    for position in range(len(body)):
+        damaged = bytearray(body)
+        damaged[position] ^= 0x41
+        with contextlib.suppress(Corrupt, NewerLevel):
+            ClusterState.decode(bytes(damaged), "checkpoints/7")
+
+
+def test_a_log_start_moves_up_to_the_high_watermark_and_never_back() -> None:
+    state = ClusterState("c")
+    six = Chunk(IDS[0], 0, 0, 90, 1, 6, 0, 5, False, "", 90)
+    applied(state, FIRST, Spec(0, [six], [Commit(b"", [Append(0, 0, 6)])]))
+    partition_state = state.partition("alpha", 0)
+    for offset, expected in ((2, 2), (6, 6), (1, 6), (7, 6)):
+        action = MoveLogStart(IDS[0], 0, offset)
+        ((outcome,),) = applied(state, Spec(0, [], [Commit(b"", [action])]))
+        assert (outcome.refusal is None) is (offset <= 6)
+        assert partition_state.log_start_offset == expected
+    assert (
+        partition_state.sealed_end,
+        partition_state.high_watermark,
+        len(partition_state.tail),
+    ) == (0, 6, 1)
+    for topic_id, partition in ((IDS[0], 2), (IDS[2], 0)):
+        action = MoveLogStart(topic_id, partition, 0)
+        ((outcome,),) = applied(state, Spec(0, [], [Commit(b"", [action])]))
+        assert outcome.refusal is not None
+    assert ClusterState.decode(state.encode(), "x").partition("alpha", 0) == partition_state
+
+
+def test_a_tombstone_is_dropped_by_its_action() -> None:
+    state = ClusterState("c")
+    applied(state, FIRST, Spec(5, [], [Commit(b"", [DeleteTopic(IDS[0])])]))
+    for topic_id, left in ((IDS[1], 1), (IDS[0], 0), (IDS[0], 0)):
+        ((outcome,),) = applied(state, Spec(5, [], [Commit(b"", [ForgetTopic(topic_id)])]))
+        assert outcome.refusal is None
+        assert len(state.deleted) == left
+    assert list(state.topics) == ["beta"]
+
+
+def test_a_topic_created_again_is_another_topic() -> None:
+    state = with_records(4)
+    applied(
+        state,
+        Spec(5, [], [Commit(b"", [DeleteTopic(IDS[0])])]),
+        Spec(6, [], [Commit(b"", [CreateTopic("alpha", IDS[2], 1, {})])]),
+    )
+    assert state.partition("alpha", 0).high_watermark == 0
+    ((outcome,),) = applied(state, appending((0, 0, 1), chunks=[chunk(1)]))
+    assert isinstance(outcome.refusal, UnknownTopic)
+    assert [
+        (deleted_topic.topic_id, deleted_topic.deleted_ms) for deleted_topic in state.deleted
+    ] == [(IDS[0], 5)]
+    assert ClusterState.decode(state.encode(), "x").encode() == state.encode()

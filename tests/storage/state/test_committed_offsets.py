@@ -172,9 +172,7 @@ class _Unlisted(dict[str, Any]):
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_a_deletion_costs_the_same_with_many_groups(
-    deletion: AnyAction, left: set[tuple[str, int]]
-) -> None:
+def test_deletion_looks_at_no_other_group(deletion: AnyAction, left: set[tuple[str, int]]) -> None:
     state = state_with()
     refusal_of(state, commit_of(to(0, 1), to(0, 2, topic_id=IDS[1])))
     refusal_of(state, commit_of(to(0, 1, topic_id=IDS[1]), group="h"))
@@ -188,9 +186,7 @@ def test_a_deletion_costs_the_same_with_many_groups(
 
 
 @pytest.mark.parametrize("bound", ["OFFSETS_MAX", "ALL_METADATA_BYTES_MAX"])
-def test_i10_at_the_bound_commits_are_refused_and_nothing_is_lost(
-    bound: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_i10_commits_at_bound_are_refused(bound: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, bound, 10)
     state = state_with()
     for number in range(5):
@@ -242,9 +238,7 @@ def test_a_group_that_was_never_seen_has_no_offsets() -> None:
     assert CommittedOffsets(GroupMembers({})).encoded() is None
 
 
-def test_a_checkpoint_encodes_only_the_groups_that_have_changed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_checkpoint_encodes_changed_groups_only(monkeypatch: pytest.MonkeyPatch) -> None:
     state = state_with()
     for number in range(20):
         assert refusal_of(state, commit_of(to(0, number), group=f"g{number}")) is None

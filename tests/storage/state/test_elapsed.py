@@ -51,9 +51,7 @@ def seen(*entries: tuple[str, int]) -> ElapsedTime:
         ([-YEAR_MS, 0], STEP_MS_MAX),
     ],
 )
-def test_a_writers_clock_adds_what_passed_on_it_within_a_step(
-    clock: list[int], now_ms: int
-) -> None:
+def test_clock_of_writer_adds_passed_time_within_step(clock: list[int], now_ms: int) -> None:
     assert seen(*(("a", at_ms) for at_ms in clock)).now_ms == now_ms
 
 
@@ -97,9 +95,7 @@ clocks = st.lists(
 
 @given(clocks, st.integers(0, 40))
 @examples(200)
-def test_it_never_goes_back_nor_far_and_a_checkpoint_keeps_it(
-    entries: list[tuple[str, int]], restart: int
-) -> None:
+def test_elapsed_time_moves_forward_in_steps(entries: list[tuple[str, int]], restart: int) -> None:
     first, second = ElapsedTime(), ElapsedTime()
     for number, (writer, at_ms) in enumerate(entries):
         if number == restart:
@@ -163,9 +159,7 @@ def test_a_cluster_that_is_raised_goes_on_from_its_time() -> None:
 
 
 @pytest.mark.parametrize(("level", "stamps"), [(levels.FIRST, [9000] * 2), (2, [9000, 10])])
-def test_elapsed_time_never_goes_back_and_entry_time_does_at_level_2(
-    level: int, stamps: list[int]
-) -> None:
+def test_elapsed_time_never_goes_back(level: int, stamps: list[int]) -> None:
     state = ClusterState("c", level)
     applied(state, FIRST)
     for at_ms in (9000, 10):
@@ -183,9 +177,7 @@ def test_elapsed_time_never_goes_back_and_entry_time_does_at_level_2(
         (0, 10**12, 10**12 - SKEW_MS_MAX),
     ],
 )
-def test_the_stores_time_bounds_the_time_of_an_entry(
-    at_ms: int, store_ms: int, stamp_ms: int
-) -> None:
+def test_store_time_bounds_time_of_entry(at_ms: int, store_ms: int, stamp_ms: int) -> None:
     state = with_records()
     decoded = encoded(state, appending((0, 0, 1), at_ms=at_ms, chunks=[chunk(1)]))
     entry = msgspec.structs.replace(decoded.entry, store_ms=store_ms)

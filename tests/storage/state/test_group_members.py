@@ -338,9 +338,7 @@ def test_a_deleted_group_takes_its_offsets_with_it() -> None:
 
 @given(st.integers(0, 2**32 - 1), st.sampled_from(["range", "roundrobin", "sticky"]))
 @examples(150)
-def test_whatever_happens_a_partition_has_one_owner_and_generations_grow(
-    seed: int, assignor: str
-) -> None:
+def test_partition_has_one_owner_and_generations_grow(seed: int, assignor: str) -> None:
     draw = random.Random(seed)
     state, names, seen = state_with(3), [f"m{n}" for n in range(5)], -1
     counts = {ALPHA: 3}

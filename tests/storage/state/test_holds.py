@@ -7,13 +7,7 @@ from tests.storage.state.test_access import apply
 from tidelog.storage.codec import entry as entries
 from tidelog.storage.codec.entry import GENESIS, Commit, Entry
 from tidelog.storage.core import levels
-from tidelog.storage.core.actions import (
-    AnyAction,
-    ReleaseHold,
-    RenewHold,
-    RetireHotLog,
-    TakeHold,
-)
+from tidelog.storage.core.actions import AnyAction, ReleaseHold, RenewHold, RetireHotLog, TakeHold
 from tidelog.storage.core.errors import Corrupt, InvalidRequest
 from tidelog.storage.state.cluster_state import ClusterState
 from tidelog.storage.state.holds import HOLD_ID_CHARS_MAX, HOLD_MS_MAX, HOLDS_MAX
@@ -64,9 +58,7 @@ def test_a_renewal_begins_the_duration_again() -> None:
         ([ReleaseHold("a"), TakeHold("b", MINUTE_MS)], False, ["b"]),
     ],
 )
-def test_a_commit_that_releases_a_hold_and_then_renews_it_is_refused(
-    actions: list[AnyAction], is_refused: bool, left: list[str]
-) -> None:
+def test_renew_after_release(actions: list[AnyAction], is_refused: bool, left: list[str]) -> None:
     state = ClusterState("c")
     assert not refused(state, TakeHold("a", MINUTE_MS))
     (outcome,) = apply(state, actions)

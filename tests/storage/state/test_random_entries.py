@@ -66,9 +66,7 @@ def reordered(body: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("kinds", [frozenset(), OF_GROUPS], ids=["all", "groups"])
-def test_i4_states_from_checkpoints_stay_equal_to_the_state_that_applied_everything(
-    kinds: frozenset[type[AnyAction]],
-) -> None:
+def test_i4_states_from_checkpoints_stay_equal(kinds: frozenset[type[AnyAction]]) -> None:
     """To the byte, and with equal outcomes. A state from a checkpoint with its groups in another
     order stays equal but for this order, and has equal outcomes."""
     changes_of_kind = 0

@@ -140,9 +140,7 @@ def wants(bound: str, number: int, principal: str, partitions: int) -> list[AnyA
 
 
 @pytest.mark.parametrize("bound", rules.NAMES)
-def test_a_principal_above_its_share_is_refused_by_name_and_others_are_not(
-    bound: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_principal_above_share_is_refused(bound: str, monkeypatch: pytest.MonkeyPatch) -> None:
     state = state_of()
     used_total = state.shares.total(bound)
     for other in set(MAXIMA) - {bound}:
@@ -305,9 +303,7 @@ def test_the_placements_of_keys_have_a_share(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize(("keys", "share"), [(1, BOUND), (4, 2 * BOUND), (8, 4 * BOUND)])
-def test_a_quota_of_keys_can_only_raise_the_share_of_placements(
-    monkeypatch: pytest.MonkeyPatch, keys: int, share: int
-) -> None:
+def test_key_quota_raises_share(monkeypatch: pytest.MonkeyPatch, keys: int, share: int) -> None:
     monkeypatch.setattr(outcome, "PLACEMENTS_MAX", 4 * BOUND)
     state = state_of()
     quotas = SetQuotas(MALLORY, {rules.IDEMPOTENCY_KEYS: keys})
@@ -380,9 +376,7 @@ class Dice(random.Random):
 
 @given(st.integers(0, 2**32), st.sampled_from([1, 2, 3]), st.integers(0, 30))
 @examples(200)
-def test_i4_the_counts_after_a_checkpoint_are_those_of_all_entries(
-    seed: int, level: int, raised_at: int
-) -> None:
+def test_i4_checkpoint_keeps_counts_of_shares(seed: int, level: int, raised_at: int) -> None:
     history = Dice(seed).history()
     state = ClusterState("c", level)
     for number, spec in enumerate(history):

@@ -1,4 +1,6 @@
-"""Defaults of topics in the cluster state: effective configs, refusals, checkpoints (I4)."""
+"""Defaults of topics in the cluster state, and the sizes of changes of configs (I4)."""
+
+import asyncio
 
 import msgspec
 import pytest
@@ -12,12 +14,14 @@ from tests.storage.state.test_cluster_state import (
     chunk,
     encoded,
 )
+from tests.support.logs import append, kill, opened, read_values
 from tidelog.storage.codec.entry import Commit, Entry, encode_header
 from tidelog.storage.core import levels, topic_configs
 from tidelog.storage.core.actions import AlterTopic, AnyAction, DeleteTopic, SetTopicDefaults
 from tidelog.storage.core.errors import Corrupt, InvalidConfig, InvalidRequest, LogError
 from tidelog.storage.core.topic_configs import BROKER_NAMES, CONFIGS, DEFAULTS, ConfigSource
 from tidelog.storage.state.cluster_state import ClusterState
+from tidelog.storage.store.memory import MemoryStore
 
 
 def do(state: ClusterState, action: AnyAction, at_ms: int = 10) -> LogError | None:
@@ -139,3 +143,54 @@ def test_levels_below_4_have_no_defaults(level: int) -> None:
         raw += [*missing, None, {"log.roll.ms": "2000"}]
         with pytest.raises(Corrupt):
             ClusterState.decode(msgspec.msgpack.encode(raw), "checkpoints/x")
+
+
+HEADER_BYTES_MAX = 64 * 1024
+"""Of an entry here, instead of 64 MiB: all sizes of these tests are a thousandth."""
+TOPICS = 17
+
+
+def policy_of(size: int) -> dict[str, str | None]:
+    """A valid value of so many bytes, which says no more than `delete`."""
+    return {"cleanup.policy": "delete" + ",delete" * (size // len(",delete"))}
+
+
+async def test_large_config_changes_do_not_end_broker(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tidelog.storage.codec.entry.HEADER_BYTES_MAX", HEADER_BYTES_MAX)
+    log = await opened(MemoryStore())
+    watch = asyncio.create_task(log.run_until_failed())
+    names = [f"t{number}" for number in range(TOPICS)]
+    try:
+        for name in names:
+            await log.create_topic(name, 1, {})
+        policy = policy_of(4 * 1024)
+        work = [log.alter_topic(name, policy) for name in names]
+        outcomes = await asyncio.gather(*work, return_exceptions=True)
+        assert not watch.done(), "a task of the broker has ended"
+        assert all(outcome is None or isinstance(outcome, InvalidConfig) for outcome in outcomes), (
+            outcomes
+        )
+        await append(log, "after", topic="t0")
+        assert await read_values(log, topic="t0") == ["after"]
+    finally:
+        watch.cancel()
+        await asyncio.gather(watch, return_exceptions=True)
+        await kill(log)
+
+
+@pytest.mark.parametrize("way", ["create", "alter"])
+async def test_the_state_keeps_no_more_of_a_config_than_it_says(way: str) -> None:
+    log = await opened(MemoryStore())
+    try:
+        policy = policy_of(100_000)
+        try:
+            if way == "create":
+                await log.create_topic("t", 1, dict(policy))
+            else:
+                await log.create_topic("t", 1, {})
+                await log.alter_topic("t", policy)
+        except LogError:
+            pass  # to refuse it is as good
+        assert len(log.state.encode()) < 1000
+    finally:
+        await kill(log)

@@ -151,9 +151,7 @@ async def test_a_failed_link_is_unknown(tmp_path: Path, monkeypatch: pytest.Monk
         assert await store.create("wal/1", [b"1"]) is Created.DONE
 
 
-async def test_a_failed_fsync_of_the_directory_is_unknown_to_readers_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_failed_folder_fsync_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """I1: reading one's own bytes back must not turn UNKNOWN into done before they are durable."""
 
     def fails(_fd: int) -> None:
@@ -177,9 +175,7 @@ async def test_a_failed_fsync_of_the_directory_is_unknown_to_readers_too(
         assert await store.create("new/1", [b"1"]) is Created.DONE
 
 
-async def test_a_failed_read_is_unavailable(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_failed_read_is_unavailable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(_fd: int, _length: int, _start: int) -> bytes:
         raise OSError(errno.EIO, "Input/output error")
 
@@ -235,9 +231,7 @@ async def test_a_key_leads_nowhere_but_below_the_root(tmp_path: Path, key: str) 
 
 @pytest.mark.parametrize("is_named", [False, True])
 @pytest.mark.parametrize("key", ["a" * 256, f"topics/{'a' * 256}/x"], ids=["file", "folder"])
-async def test_a_key_that_no_file_can_have_is_absent_and_refused(
-    tmp_path: Path, key: str, is_named: bool
-) -> None:
+async def test_impossible_key_is_refused(tmp_path: Path, key: str, is_named: bool) -> None:
     async with opened(tmp_path, is_named=is_named) as store:
         for call in (store.create, store.put):
             with pytest.raises(StoreRefused, match="longer than a file's name may be"):
@@ -303,9 +297,7 @@ def test_a_folder_without_links_is_unfit(tmp_path: Path, monkeypatch: pytest.Mon
         FolderStore(tmp_path)
 
 
-async def test_a_folder_without_unnamed_files_uses_named_ones(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_named_files_replace_unnamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     link = os.link
 
     def without_proc(source: str, *args, **kwargs) -> None:

@@ -2,20 +2,17 @@
 
 import asyncio
 import logging
-from collections.abc import Sequence
 
 import pytest
 
-from tests.support.clock import ManualClock
+from tests.contract.test_probe import EndsRangesOneLate, NeverCreates, Overwrites
 from tests.support.faults import Call, Fault, FaultyStore, Plan, Seeded
-from tests.support.logs import MANUAL, append, closing, made, opened, read_values, store_of
+from tests.support.logs import MANUAL, append, closing, made, read_values, store_of, with_topic
 from tests.support.vloop import run
 from tidelog.storage.core.errors import Corrupt, StoreRefused, StoreUnfit, Unavailable
 from tidelog.storage.core.log_settings import START_RETRY_S
-from tidelog.storage.core.model import Part
 from tidelog.storage.runtime.clock import SystemClock
 from tidelog.storage.store.memory import MemoryStore
-from tidelog.storage.store.object_store import Created
 from tidelog.storage.store.probe import probe
 from tidelog.storage.store.start_retry import (
     PAUSE_S,
@@ -93,42 +90,18 @@ CREATES = (Fault.ABSENT, Fault.STORED, Fault.LATE, Fault.OWN_412)
 
 
 @pytest.mark.parametrize("rate", [0.05, 0.3])
-def test_a_probe_judges_a_store_that_loses_requests_and_answers_as_fit(rate: float) -> None:
-    async def main() -> None:
-        for seed in range(SEEDS):
-            store = FaultyStore(MemoryStore(), Seeded(seed, rate, creates=CREATES))
+async def test_a_probe_judges_a_store_that_loses_requests_and_answers_as_fit(rate: float) -> None:
+    for seed in range(SEEDS):
+        store = FaultyStore(MemoryStore(), Seeded(seed, rate, creates=CREATES))
+        await probe(store, SystemClock())
+
+
+@pytest.mark.parametrize("kind", [Overwrites, NeverCreates, EndsRangesOneLate])
+async def test_probe_refuses_unfit_store_that_also_fails(kind: type[MemoryStore]) -> None:
+    for seed in range(SEEDS):
+        store = FaultyStore(kind(), Seeded(seed, 0.1, creates=CREATES))
+        with pytest.raises(StoreUnfit):
             await probe(store, SystemClock())
-
-    run(main)
-
-
-class Overwrites(MemoryStore):
-    async def create(self, key: str, parts: Sequence[Part]) -> Created:
-        await self.put(key, parts)
-        return Created.DONE
-
-
-class NeverCreates(MemoryStore):
-    async def create(self, key: str, parts: Sequence[Part]) -> Created:
-        return Created.EXISTS
-
-
-class CutsRanges(MemoryStore):
-    async def get_range(self, key: str, start: int, length: int) -> bytes:
-        return await super().get_range(key, start, length + 1)
-
-
-@pytest.mark.parametrize("kind", [Overwrites, NeverCreates, CutsRanges])
-def test_a_probe_refuses_an_unfit_store_that_fails_now_and_then_as_well(
-    kind: type[MemoryStore],
-) -> None:
-    async def main() -> None:
-        for seed in range(SEEDS):
-            store = FaultyStore(kind(), Seeded(seed, 0.1, creates=CREATES))
-            with pytest.raises(StoreUnfit):
-                await probe(store, SystemClock())
-
-    run(main)
 
 
 # -- the whole start
@@ -149,60 +122,105 @@ def nth(number: int) -> Plan:
 
 
 @pytest.mark.parametrize("is_new", [True, False])
-def test_each_call_of_a_start_may_fail_once(is_new: bool) -> None:
+async def test_each_call_of_a_start_may_fail_once(inner: MemoryStore, is_new: bool) -> None:
+    log = await with_topic(inner)
+    await log.wal.checkpoint()
+    await append(log, "a")
+    await log.close()
+    number = calls = 0
+    while number <= calls:
+        unopened = made(MemoryStore() if is_new else inner)
+        store_of(unopened).plan = nth(number)
+        async with closing(await unopened.open("c0ffee")) as log:
+            assert len(await log.secret()) == 32
+        calls = len(store_of(unopened).answered)
+        number += 1
+    assert calls >= 4
+
+
+async def test_a_dark_store_does_not_stop_a_start_of_the_next_minute(inner: MemoryStore) -> None:
+    log = await with_topic(inner)
+    await append(log, "kept")
+    await log.close()
+    unopened = made(inner)
+    loop = asyncio.get_running_loop()
+    light_s = loop.time() + START_RETRY_S - 5.0
+
+    def dark(call: Call) -> Fault | None:
+        if loop.time() >= light_s:
+            return None
+        return Fault.ABSENT if call.verb == "create" else Fault.UNAVAILABLE
+
+    store_of(unopened).plan = dark
+    async with closing(await unopened.open("c0ffee")) as again:
+        assert await read_values(again) == ["kept"]
+    assert loop.time() < light_s + PAUSE_S_MAX + 1.0
+
+
+async def test_a_start_without_retries_asks_once() -> None:
+    unopened = made(MemoryStore(), MANUAL._replace(start_retry_s=0.0))
+    store_of(unopened).plan = lambda _: Fault.UNAVAILABLE
+    with pytest.raises(Unavailable):
+        await unopened.open()
+    assert asyncio.get_running_loop().time() < 1.0
+
+
+# -- one failed call of a probe
+
+
+PROBE_CREATES = 9
+"""Conditional PUTs of a probe."""
+LOSSY_SEEDS = 60
+
+
+def nth_of(verb: str, number: int, fault: Fault) -> Plan:
+    """A plan in which so many calls of a verb are served, and the next one fails."""
+    seen = 0
+
+    def plan(call: Call) -> Fault | None:
+        nonlocal seen
+        seen += call.verb == verb
+        return fault if call.verb == verb and seen == number + 1 else None
+
+    return plan
+
+
+def probed(plan: Plan) -> None:
     async def main() -> None:
-        inner = MemoryStore()
-        log = await opened(inner)
-        await log.create_topic("t", 1, {})
-        await log.wal.checkpoint()
-        await append(log, "a")
-        await log.close()
-        number = calls = 0
-        while number <= calls:
-            unopened = made(MemoryStore() if is_new else inner)
-            store_of(unopened).plan = nth(number)
-            log = await unopened.open("c0ffee")
-            async with closing(log):
-                assert len(await log.secret()) == 32
-            calls = len(store_of(unopened).answered)
-            number += 1
-        assert calls >= 4
+        store = FaultyStore(MemoryStore(), plan)
+        await probe(store, SystemClock())
+        assert [info.key async for info in store.inner.list("")] == []
 
     run(main)
 
 
-def test_a_dark_store_does_not_stop_a_start_of_the_next_minute() -> None:
-    async def main() -> None:
-        inner = MemoryStore()
-        log = await opened(inner)
-        await log.create_topic("t", 1, {})
-        await append(log, "kept")
-        await log.close()
-        unopened = made(inner)
-        loop = asyncio.get_running_loop()
-        light_s = loop.time() + START_RETRY_S - 5.0
-
-        def dark(call: Call) -> Fault | None:
-            if loop.time() >= light_s:
-                return None
-            return Fault.ABSENT if call.verb == "create" else Fault.UNAVAILABLE
-
-        store_of(unopened).plan = dark
-        again = await unopened.open("c0ffee")
-        async with closing(again):
-            assert await read_values(again) == ["kept"]
-        assert loop.time() < light_s + PAUSE_S_MAX + 1.0
-
-    run(main)
+def test_a_store_that_does_not_fail_is_fit() -> None:
+    probed(lambda _: None)
 
 
-def test_a_start_without_retries_asks_once() -> None:
-    async def main() -> None:
-        unopened = made(MemoryStore(), MANUAL._replace(start_retry_s=0.0))
-        store_of(unopened).plan = lambda _: Fault.UNAVAILABLE
-        with pytest.raises(Unavailable):
-            await unopened.open()
-        assert asyncio.get_running_loop().time() < 1.0
-        assert isinstance(unopened.clock, ManualClock)
+ONCE = [
+    ("create", 0, Fault.ABSENT),
+    ("create", 0, Fault.STORED),
+    ("create", 0, Fault.REFUSED),
+    ("create", PROBE_CREATES - 1, Fault.ABSENT),
+    ("get", 0, Fault.UNAVAILABLE),
+    ("get_range", 0, Fault.UNAVAILABLE),
+    ("list", 0, Fault.UNAVAILABLE),
+    ("delete", 0, Fault.UNAVAILABLE),
+]
 
-    run(main)
+
+@pytest.mark.parametrize(("verb", "number", "fault"), ONCE)
+def test_a_call_that_fails_once_is_tried_again(verb: str, number: int, fault: Fault) -> None:
+    probed(nth_of(verb, number, fault))
+
+
+def test_a_store_with_few_lost_answers_is_fit() -> None:
+    failed = []
+    for seed in range(LOSSY_SEEDS):
+        drawn = Seeded(seed, 0.05, creates=(Fault.ABSENT, Fault.STORED))
+        try:
+            probed(lambda call, drawn=drawn: drawn(call) if call.verb == "create" else None)
+        except Unavailable:
+            failed.append(seed)
+    assert failed == []

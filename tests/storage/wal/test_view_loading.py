@@ -3,11 +3,12 @@
 import asyncio
 from collections.abc import AsyncIterator
 
+import msgspec
 import pytest
 
 from tests.support.clock import ManualClock
 from tests.support.faults import Fault, Script
-from tests.support.records import creating
+from tests.support.records import creating, entries_of, found_cluster
 from tests.support.views import (
     AGE_S,
     CLUSTER_ID,
@@ -20,16 +21,11 @@ from tests.support.views import (
     wal_on,
     with_topic,
 )
-from tests.support.vloop import run
 from tidelog.storage.codec import entry as entries
-from tidelog.storage.core import object_keys
+from tidelog.storage.codec.checksum import crc32c
+from tidelog.storage.core import levels, object_keys
 from tidelog.storage.core.bounds import Bounds
-from tidelog.storage.core.errors import (
-    Corrupt,
-    StoreRefused,
-    StoreUnfit,
-    Unavailable,
-)
+from tidelog.storage.core.errors import Corrupt, NewerLevel, StoreRefused, StoreUnfit, Unavailable
 from tidelog.storage.state.cluster_state import ClusterState
 from tidelog.storage.store.memory import MemoryStore
 from tidelog.storage.store.object_store import ObjectInfo
@@ -53,354 +49,263 @@ class Watching:
         self.resets += 1
 
 
-def test_the_listener_gets_every_entry_once_in_order() -> None:
-    async def main() -> None:
-        inner = MemoryStore()
-        first = await with_topic(inner)
-        second = await opened(inner)
-        watching = Watching(second)
-        second.subscribers.append(watching)
-        for i in range(40):
-            await (first if i % 3 else second).commit(one(first, str(i)))
-        await second.refresh()
-        assert watching.seqs == list(range(2, 42))
-        assert watching.resets == 0
-        suspend(second, AGE_S + 1)
-        await second.ensure_view()
-        assert watching.resets == 1
-
-    run(main)
+async def test_the_listener_gets_every_entry_once_in_order(inner: MemoryStore) -> None:
+    first = await with_topic(inner)
+    second = await opened(inner)
+    watching = Watching(second)
+    second.subscribers.append(watching)
+    for i in range(40):
+        await (first if i % 3 else second).commit(one(first, str(i)))
+    await second.refresh()
+    assert watching.seqs == list(range(2, 42))
+    assert watching.resets == 0
+    suspend(second, AGE_S + 1)
+    await second.ensure_view()
+    assert watching.resets == 1
 
 
-def test_a_broker_starts_from_the_newest_checkpoint_and_reads_on() -> None:
-    async def main() -> None:
-        inner = MemoryStore()
-        wal = await with_topic(inner)
-        for i in range(150):
-            await wal.commit(one(wal, str(i)))
-            if i in (40, 100):
-                await wal.checkpoint()
-        late = await opened(inner)
-        assert late.state.encode() == wal.state.encode()
-        assert late.counters.entries_applied == 49
-        fresh = MemoryStore()
-        for info in [info async for info in inner.list("wal/")]:
-            await fresh.create(info.key, [await inner.get(info.key)])
-        await fresh.create(object_keys.CLUSTER, [await inner.get(object_keys.CLUSTER)])
-        folded = await opened(fresh, latency=lambda _: 0.06)
-        assert folded.state.encode() == wal.state.encode()
-        assert asyncio.get_running_loop().time() < 2.0  # entries are read many at once
-
-    run(main)
+async def test_a_broker_starts_from_the_newest_checkpoint_and_reads_on(inner: MemoryStore) -> None:
+    wal = await with_topic(inner)
+    for i in range(150):
+        await wal.commit(one(wal, str(i)))
+        if i in (40, 100):
+            await wal.checkpoint()
+    late = await opened(inner)
+    assert late.state.encode() == wal.state.encode()
+    assert late.counters.entries_applied == 49
+    fresh = MemoryStore()
+    for info in [info async for info in inner.list("wal/")]:
+        await fresh.create(info.key, [await inner.get(info.key)])
+    await fresh.create(object_keys.CLUSTER, [await inner.get(object_keys.CLUSTER)])
+    folded = await opened(fresh, latency=lambda _: 0.06)
+    assert folded.state.encode() == wal.state.encode()
+    assert asyncio.get_running_loop().time() < 2.0  # entries are read many at once
 
 
-def test_a_chain_that_takes_longer_to_read_than_a_view_lasts_is_loaded() -> None:
-    async def main() -> None:
-        inner = MemoryStore()
-        wal = await with_topic(inner)
-        for i in range(100):
-            await wal.commit(one(wal, str(i)))
-        slow = wal_on(inner, latency=lambda _: 20.0, settings=WalSettings(Bounds(100_000, 400_000)))
-        assert (await slow.open(CLUSTER_ID)).state.encode() == wal.state.encode()
-
-    run(main)
+async def test_chain_that_outlasts_view_age_is_loaded(inner: MemoryStore) -> None:
+    wal = await with_topic(inner)
+    for i in range(100):
+        await wal.commit(one(wal, str(i)))
+    slow = wal_on(inner, latency=lambda _: 20.0, settings=WalSettings(Bounds(100_000, 400_000)))
+    assert (await slow.open(CLUSTER_ID)).state.encode() == wal.state.encode()
 
 
-def test_checkpoints_are_written_when_due_and_not_more_often() -> None:
-    async def main() -> None:
-        inner = MemoryStore()
-        settings = WalSettings(
-            checkpoint_entries=10, checkpoint_interval_s=5.0, checkpoint_entries_max=50
-        )
-        wal = await opened(inner, settings=settings)
-        await wal.commit(creating(wal.clock))
-        for i in range(45):
-            await wal.commit(one(wal, str(i)))
-        await asyncio.sleep(0)
-        assert wal.counters.checkpoints == 0  # not rested yet
-        for i in range(10):
-            await wal.commit(one(wal, str(i)))
-        await asyncio.sleep(0.1)
-        assert wal.counters.checkpoints == 1  # rested or not, the bound is reached
-        await asyncio.sleep(6)
-        for i in range(10):
-            await wal.commit(one(wal, str(i)))
-        await asyncio.sleep(0.1)
-        assert wal.counters.checkpoints == 2
-        await wal.close()
-        keys = [info.key async for info in inner.list(object_keys.CHECKPOINTS)]
-        for key in keys:
-            body = await inner.get(key)
-            assert ClusterState.decode(body[12:], key).seq == object_keys.seq_of(key)
-
-    run(main)
+async def test_checkpoints_are_written_when_due_and_not_more_often(inner: MemoryStore) -> None:
+    settings = WalSettings(
+        checkpoint_entries=10, checkpoint_interval_s=5.0, checkpoint_entries_max=50
+    )
+    wal = await opened(inner, settings=settings)
+    await wal.commit(creating(wal.clock))
+    for i in range(45):
+        await wal.commit(one(wal, str(i)))
+    await asyncio.sleep(0)
+    assert wal.counters.checkpoints == 0  # not rested yet
+    for i in range(10):
+        await wal.commit(one(wal, str(i)))
+    await asyncio.sleep(0.1)
+    assert wal.counters.checkpoints == 1  # rested or not, the bound is reached
+    await asyncio.sleep(6)
+    for i in range(10):
+        await wal.commit(one(wal, str(i)))
+    await asyncio.sleep(0.1)
+    assert wal.counters.checkpoints == 2
+    await wal.close()
+    keys = [info.key async for info in inner.list(object_keys.CHECKPOINTS)]
+    for key in keys:
+        body = await inner.get(key)
+        assert ClusterState.decode(body[12:], key).seq == object_keys.seq_of(key)
 
 
 @pytest.mark.parametrize("fault", [Fault.REFUSED, Fault.ABSENT])
-def test_a_checkpoint_that_is_not_stored_stops_nothing(fault: Fault) -> None:
-    async def main() -> None:
-        inner = MemoryStore()
-        settings = WalSettings(checkpoint_entries=5, checkpoint_interval_s=0.0)
-        wal = await opened(
-            inner, Script("create", object_keys.CHECKPOINTS, [fault]), settings=settings
-        )
-        await wal.commit(creating(wal.clock))
-        for i in range(20):
-            await wal.commit(one(wal, str(i)))
-            await asyncio.sleep(0.01)
-        assert [info async for info in inner.list(object_keys.CHECKPOINTS)]
-
-    run(main)
+async def test_checkpoint_that_fails_stops_nothing(inner: MemoryStore, fault: Fault) -> None:
+    settings = WalSettings(checkpoint_entries=5, checkpoint_interval_s=0.0)
+    wal = await opened(inner, Script("create", object_keys.CHECKPOINTS, [fault]), settings=settings)
+    await wal.commit(creating(wal.clock))
+    for i in range(20):
+        await wal.commit(one(wal, str(i)))
+        await asyncio.sleep(0.01)
+    assert [info async for info in inner.list(object_keys.CHECKPOINTS)]
 
 
-def test_two_brokers_write_the_same_checkpoint() -> None:
-    async def main() -> None:
-        inner = MemoryStore()
-        first = await with_topic(inner)
-        second = await opened(inner)
-        assert await first.checkpoint() == 1
-        body = await inner.get(object_keys.checkpoint(1))
-        await inner.delete([object_keys.checkpoint(1)])
-        assert await second.checkpoint() == 1
-        assert await inner.get(object_keys.checkpoint(1)) == body
-
-    run(main)
+async def test_two_brokers_write_the_same_checkpoint(inner: MemoryStore) -> None:
+    first = await with_topic(inner)
+    second = await opened(inner)
+    assert await first.checkpoint() == 1
+    body = await inner.get(object_keys.checkpoint(1))
+    await inner.delete([object_keys.checkpoint(1)])
+    assert await second.checkpoint() == 1
+    assert await inner.get(object_keys.checkpoint(1)) == body
 
 
 @pytest.mark.parametrize("damage", ["magic", "checksum", "payload", "cut", "empty", "foreign"])
-def test_a_damaged_checkpoint_is_passed_over_for_the_one_before_it(damage: str) -> None:
-    async def main() -> None:
-        inner = MemoryStore()
-        wal = await with_topic(inner)
-        await wal.checkpoint()
-        await wal.commit(one(wal, "a"))
-        newest = await wal.checkpoint()
-        await wal.commit(one(wal, "b"))
-        key = object_keys.checkpoint(newest)
-        body = await inner.get(key)
-        other = await WalView.open(MemoryStore(), ManualClock(), "x", cluster_id="another-cluster")
-        await other.checkpoint()
-        damaged = {
-            "magic": flip(body, 0),
-            "checksum": flip(body, 9),
-            "payload": flip(body, len(body) - 1),
-            "cut": body[: len(body) // 2],
-            "empty": b"",
-            "foreign": await other.store.get(object_keys.checkpoint(0)),
-        }[damage]
-        await inner.put(key, [damaged])
-        assert (await opened(inner)).state.encode() == wal.state.encode()
-
-    run(main)
+async def test_damaged_checkpoint_is_passed_over(inner: MemoryStore, damage: str) -> None:
+    wal = await with_topic(inner)
+    await wal.checkpoint()
+    await wal.commit(one(wal, "a"))
+    newest = await wal.checkpoint()
+    await wal.commit(one(wal, "b"))
+    key = object_keys.checkpoint(newest)
+    body = await inner.get(key)
+    other = await WalView.open(MemoryStore(), ManualClock(), "x", cluster_id="another-cluster")
+    await other.checkpoint()
+    damaged = {
+        "magic": flip(body, 0),
+        "checksum": flip(body, 9),
+        "payload": flip(body, len(body) - 1),
+        "cut": body[: len(body) // 2],
+        "empty": b"",
+        "foreign": await other.store.get(object_keys.checkpoint(0)),
+    }[damage]
+    await inner.put(key, [damaged])
+    assert (await opened(inner)).state.encode() == wal.state.encode()
 
 
-def test_i5_an_older_checkpoint_whose_entries_are_collected_is_not_taken_for_the_end() -> None:
+async def test_i5_older_checkpoint_is_not_taken_for_the_end(inner: MemoryStore) -> None:
     """The newest checkpoint is damaged and what it covers was collected: the cluster is damaged,
     and to go on from the older one would commit numbers twice."""
-
-    async def main() -> None:
-        inner = MemoryStore()
-        wal = await with_topic(inner)
-        await wal.checkpoint()
-        for i in range(3):
-            await wal.commit(one(wal, str(i)))
-        newest = await wal.checkpoint()
-        await wal.commit(one(wal, "after"))
-        await inner.delete([object_keys.wal(seq) for seq in range(1, newest + 1)])
-        body = await inner.get(object_keys.checkpoint(newest))
-        await inner.put(object_keys.checkpoint(newest), [flip(body, 20)])
-        with pytest.raises(Corrupt, match=object_keys.wal(2)):
-            await opened(inner)
-
-    run(main)
+    wal = await with_topic(inner)
+    await wal.checkpoint()
+    for i in range(3):
+        await wal.commit(one(wal, str(i)))
+    newest = await wal.checkpoint()
+    await wal.commit(one(wal, "after"))
+    await inner.delete([object_keys.wal(seq) for seq in range(1, newest + 1)])
+    body = await inner.get(object_keys.checkpoint(newest))
+    await inner.put(object_keys.checkpoint(newest), [flip(body, 20)])
+    with pytest.raises(Corrupt, match=object_keys.wal(2)):
+        await opened(inner)
 
 
-def test_a_checkpoint_that_is_collected_while_it_is_looked_at_is_looked_for_again() -> None:
-    async def main() -> None:
-        inner = MemoryStore()
-        wal = await with_topic(inner)
-        first = await wal.checkpoint()
-        late = wal_on(inner)
-        gate = store_of(late).hold("get", object_keys.checkpoint(first))
-        opening = asyncio.create_task(late.open(CLUSTER_ID))
-        await gate.reached.wait()
-        await wal.commit(one(wal, "a"))
-        await checkpoint_and_collect(wal, inner)
-        await inner.delete([object_keys.checkpoint(first)])
-        gate.opened.set()
-        assert (await opening).state.encode() == wal.state.encode()
-
-    run(main)
-
-
-def test_a_first_checkpoint_that_is_written_while_one_looks_is_found() -> None:
-    """None is listed; then there is one, and the WAL begins behind it."""
-
-    async def main() -> None:
-        inner = MemoryStore()
-        wal = await with_topic(inner)
-        late = wal_on(inner)
+@pytest.mark.parametrize("has_checkpoint", [True, False])
+async def test_checkpoint_changed_during_load(inner: MemoryStore, has_checkpoint: bool) -> None:
+    """The only one is collected; or none is listed, and then the WAL begins behind the first."""
+    wal, late = await with_topic(inner), wal_on(inner)
+    if has_checkpoint:
+        first = object_keys.checkpoint(await wal.checkpoint())
+        gate = store_of(late).hold("get", first)
+    else:
         gate = store_of(late).hold("list", object_keys.CHECKPOINTS, is_after=True)
-        opening = asyncio.create_task(late.open(CLUSTER_ID))
-        await gate.reached.wait()
-        await wal.commit(one(wal, "a"))
-        await checkpoint_and_collect(wal, inner)
-        gate.opened.set()
-        assert (await opening).state.encode() == wal.state.encode()
+    opening = asyncio.create_task(late.open(CLUSTER_ID))
+    await gate.reached.wait()
+    await wal.commit(one(wal, "a"))
+    await checkpoint_and_collect(wal, inner)
+    if has_checkpoint:
+        await inner.delete([first])
+    gate.opened.set()
+    assert (await opening).state.encode() == wal.state.encode()
 
-    run(main)
 
-
-def test_strange_keys_among_ours_are_passed_over() -> None:
-    async def main() -> None:
-        inner = MemoryStore()
-        wal = await with_topic(inner)
-        await wal.checkpoint()
-        await inner.create("checkpoints/zzz", [b"?"])
-        await inner.create("wal/zzz", [b"?"])
-        await wal.commit(one(wal, "a"))
-        assert (await opened(inner)).state.encode() == wal.state.encode()
-        gate = store_of(wal).hold("create", object_keys.wal(3), is_after=True)
-        commit = asyncio.create_task(wal.commit(one(wal, "b")))
-        await gate.reached.wait()
-        suspend(wal, AGE_S + 1)
-        gate.opened.set()
-        (outcome,) = await commit
-        assert outcome.placements == [("t", 0, 1, 1)]
-
-    run(main)
+async def test_strange_keys_among_ours_are_passed_over(inner: MemoryStore) -> None:
+    wal = await with_topic(inner)
+    await wal.checkpoint()
+    await inner.create("checkpoints/zzz", [b"?"])
+    await inner.create("wal/zzz", [b"?"])
+    await wal.commit(one(wal, "a"))
+    assert (await opened(inner)).state.encode() == wal.state.encode()
+    gate = store_of(wal).hold("create", object_keys.wal(3), is_after=True)
+    commit = asyncio.create_task(wal.commit(one(wal, "b")))
+    await gate.reached.wait()
+    suspend(wal, AGE_S + 1)
+    gate.opened.set()
+    (outcome,) = await commit
+    assert outcome.placements == [("t", 0, 1, 1)]
 
 
 # -- stores that are not fit, chains that are broken
 
 
-def test_a_wal_without_its_cluster_is_refused() -> None:
-    async def main() -> None:
-        inner = MemoryStore()
-        await with_topic(inner)
-        await inner.delete([object_keys.CLUSTER])
-        with pytest.raises(StoreUnfit, match=r"cluster\.json"):
-            await opened(inner)
-
-    run(main)
+async def test_a_wal_without_its_cluster_is_refused(inner: MemoryStore) -> None:
+    await with_topic(inner)
+    await inner.delete([object_keys.CLUSTER])
+    with pytest.raises(StoreUnfit, match=r"cluster\.json"):
+        await opened(inner)
 
 
-def test_a_wal_that_begins_late_without_a_checkpoint_is_refused() -> None:
-    async def main() -> None:
-        inner = MemoryStore()
-        wal = await with_topic(inner)
-        await wal.commit(one(wal, "a"))
-        await inner.delete([object_keys.wal(1)])
-        with pytest.raises(StoreUnfit, match=object_keys.wal(2)):
-            await opened(inner)
-
-    run(main)
+async def test_a_wal_that_begins_late_without_a_checkpoint_is_refused(inner: MemoryStore) -> None:
+    wal = await with_topic(inner)
+    await wal.commit(one(wal, "a"))
+    await inner.delete([object_keys.wal(1)])
+    with pytest.raises(StoreUnfit, match=object_keys.wal(2)):
+        await opened(inner)
 
 
-def test_another_cluster_is_refused_and_left_alone() -> None:
-    async def main() -> None:
-        inner = MemoryStore()
-        await with_topic(inner)
-        wal = wal_on(inner)
-        with pytest.raises(StoreUnfit, match="belongs to cluster c0ffee, not to tea"):
-            await wal.open("tea")
-        await wal_on(inner).open()  # without an expected id any cluster is accepted
-
-    run(main)
+async def test_another_cluster_is_refused_and_left_alone(inner: MemoryStore) -> None:
+    await with_topic(inner)
+    wal = wal_on(inner)
+    with pytest.raises(StoreUnfit, match="belongs to cluster c0ffee, not to tea"):
+        await wal.open("tea")
+    await wal_on(inner).open()  # without an expected id any cluster is accepted
 
 
 @pytest.mark.parametrize("body", [b"", b"{}", b"[1]", b"\xff", b'{"format":1}'])
-def test_a_cluster_file_that_is_not_ours_is_refused(body: bytes) -> None:
-    async def main() -> None:
-        inner = MemoryStore()
-        await inner.create(object_keys.CLUSTER, [body])
-        with pytest.raises(StoreUnfit):
-            await opened(inner)
-
-    run(main)
+async def test_a_cluster_file_that_is_not_ours_is_refused(inner: MemoryStore, body: bytes) -> None:
+    await inner.create(object_keys.CLUSTER, [body])
+    with pytest.raises(StoreUnfit):
+        await opened(inner)
 
 
 @pytest.mark.parametrize(
     "faults",
     [[Fault.ABSENT], [Fault.STORED], [Fault.OWN_412], [Fault.LATE], [Fault.ABSENT, Fault.LATE]],
 )
-def test_brokers_that_found_a_cluster_at_once_found_one(faults) -> None:
-    async def main() -> None:
-        inner = MemoryStore()
-        wals = [
-            wal_on(inner, Script("create", object_keys.CLUSTER, faults), latency=lambda _: 0.02)
-            for _ in range(3)
-        ]
-        views = await asyncio.gather(*(wal.open() for wal in wals))
-        assert len({view.cluster.cluster_id for view in views}) == 1
-        for wal in wals:
-            await store_of(wal).land()
-
-    run(main)
+async def test_brokers_that_found_a_cluster_at_once_found_one(inner: MemoryStore, faults) -> None:
+    wals = [
+        wal_on(inner, Script("create", object_keys.CLUSTER, faults), latency=lambda _: 0.02)
+        for _ in range(3)
+    ]
+    views = await asyncio.gather(*(wal.open() for wal in wals))
+    assert len({view.cluster.cluster_id for view in views}) == 1
+    for wal in wals:
+        await store_of(wal).land()
 
 
-def test_a_cluster_that_is_founded_while_one_looks_is_no_damaged_one() -> None:
-    async def main() -> None:
-        inner = MemoryStore()
-        slow = wal_on(inner)
-        gate = store_of(slow).hold("get", object_keys.CLUSTER, is_after=True)
-        opening = asyncio.create_task(slow.open(CLUSTER_ID))
-        await gate.reached.wait()
-        await with_topic(inner)
-        gate.opened.set()
-        assert (await opening).state.seq == 1
-
-    run(main)
+async def test_cluster_founded_during_load_is_no_damage(inner: MemoryStore) -> None:
+    slow = wal_on(inner)
+    gate = store_of(slow).hold("get", object_keys.CLUSTER, is_after=True)
+    opening = asyncio.create_task(slow.open(CLUSTER_ID))
+    await gate.reached.wait()
+    await with_topic(inner)
+    gate.opened.set()
+    assert (await opening).state.seq == 1
 
 
-def test_a_refused_founding_is_unavailable() -> None:
-    async def main() -> None:
-        wal = wal_on(MemoryStore(), Script("create", object_keys.CLUSTER, [Fault.REFUSED]))
-        with pytest.raises(StoreRefused):
-            await wal.open()
-
-    run(main)
+async def test_a_refused_founding_is_unavailable() -> None:
+    wal = wal_on(MemoryStore(), Script("create", object_keys.CLUSTER, [Fault.REFUSED]))
+    with pytest.raises(StoreRefused):
+        await wal.open()
 
 
 @pytest.mark.parametrize("how", ["swapped", "damaged", "other chain", "hole"])
-def test_i2_a_broken_chain_is_not_read_past(how: str) -> None:
-    async def main() -> None:
-        inner = MemoryStore()
-        wal = await with_topic(inner)
-        for i in range(6):
-            await wal.commit(one(wal, str(i)))
-        key = object_keys.wal(4)
-        body = await inner.get(key)
-        if how == "swapped":
-            await inner.put(key, [await inner.get(object_keys.wal(5))])
-        elif how == "damaged":  # in both copies of the header
-            copy = len(body) - 12 - entries.header_length(body, key)
-            await inner.put(key, [flip(flip(body, 30), copy + 30)])
-        elif how == "hole":
-            await inner.delete([key])
-        else:
-            entry = entries.decode(body, key, seq=4, previous=None).entry
-            forged = entries.Entry(entry.level, 4, bytes(32), b"id", "evil", entry.at_ms, [], [])
-            await inner.put(key, [entries.encode_header(forged)[0]])
-        with pytest.raises(Corrupt, match=key):
-            await opened(inner)
-
-    run(main)
+async def test_i2_a_broken_chain_is_not_read_past(inner: MemoryStore, how: str) -> None:
+    wal = await with_topic(inner)
+    for i in range(6):
+        await wal.commit(one(wal, str(i)))
+    key = object_keys.wal(4)
+    body = await inner.get(key)
+    if how == "swapped":
+        await inner.put(key, [await inner.get(object_keys.wal(5))])
+    elif how == "damaged":  # in both copies of the header
+        copy = len(body) - 12 - entries.header_length(body, key)
+        await inner.put(key, [flip(flip(body, 30), copy + 30)])
+    elif how == "hole":
+        await inner.delete([key])
+    else:
+        entry = entries.decode(body, key, seq=4, previous=None).entry
+        forged = entries.Entry(entry.level, 4, bytes(32), b"id", "evil", entry.at_ms, [], [])
+        await inner.put(key, [entries.encode_header(forged)[0]])
+    with pytest.raises(Corrupt, match=key):
+        await opened(inner)
 
 
-def test_closing_waits_for_nothing_that_matters() -> None:
-    async def main() -> None:
-        inner = MemoryStore()
-        wal = await with_topic(inner)
-        store_of(wal).latency = lambda _: 1000.0
-        asking = asyncio.create_task(wal.refresh())
-        await asyncio.sleep(0.01)
-        await wal.close()
-        with pytest.raises(asyncio.CancelledError):
-            await asking
-        await (await opened(inner)).close()
-
-    run(main)
+async def test_closing_waits_for_nothing_that_matters(inner: MemoryStore) -> None:
+    wal = await with_topic(inner)
+    store_of(wal).latency = lambda _: 1000.0
+    asking = asyncio.create_task(wal.refresh())
+    await asyncio.sleep(0.01)
+    await wal.close()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    await (await opened(inner)).close()
 
 
 class StaleListings(MemoryStore):
@@ -420,17 +325,67 @@ class StaleListings(MemoryStore):
 
 
 @pytest.mark.parametrize("left", [1, 100])
-def test_listings_that_stay_stale_end_a_load(left: int) -> None:
-    async def main() -> None:
-        inner = StaleListings()
-        await WalView.open(inner, ManualClock(), "a", WalSettings(), cluster_id=CLUSTER_ID)
-        inner.left, inner.lists = left, 0
-        opening = WalView.open(inner, ManualClock(), "b", WalSettings())
-        if left == 1:
+async def test_listings_that_stay_stale_end_a_load(left: int) -> None:
+    inner = StaleListings()
+    await WalView.open(inner, ManualClock(), "a", WalSettings(), cluster_id=CLUSTER_ID)
+    inner.left, inner.lists = left, 0
+    opening = WalView.open(inner, ManualClock(), "b", WalSettings())
+    if left == 1:
+        await opening
+    else:
+        with pytest.raises(Unavailable, match="listings are stale"):
             await opening
-        else:
-            with pytest.raises(Unavailable, match="listings are stale"):
-                await opening
-            assert inner.lists == wal_objects.LISTS_MAX
+        assert inner.lists == wal_objects.LISTS_MAX
 
-    run(main)
+
+# -- levels of the format (FORMAT 8)
+
+
+async def test_a_cluster_of_a_newer_level_is_refused() -> None:
+    inner = MemoryStore()
+    await found_cluster(inner, levels.NEWEST + 1)
+    with pytest.raises(NewerLevel) as caught:
+        await opened(inner)
+    assert str(caught.value) == (
+        f"object cluster.json has level {levels.NEWEST + 1} of the format, "
+        f"this version reads up to {levels.NEWEST}: "
+        "it needs a newer tidelog"
+    )
+    inner = MemoryStore()
+    await found_cluster(inner, 0)
+    with pytest.raises(Corrupt, match="it has level 0 of the format; the first is 1"):
+        await opened(inner)
+
+
+@pytest.mark.parametrize("level", [levels.FIRST, levels.NEWEST])
+async def test_wal_begins_at_level_of_cluster_file(inner: MemoryStore, level: int) -> None:
+    await found_cluster(inner, level)
+    wal = await with_topic(inner)
+    await wal.commit(one(wal, "a"))
+    assert [decoded.entry.level for _, decoded in await entries_of(inner)] == [level, level]
+    for _ in range(2):
+        late = await opened(inner)
+        assert (late.state.level, late.state.encode()) == (level, wal.state.encode())
+        await wal.checkpoint()
+
+
+async def test_new_clusters_begin_at_the_newest_level(inner: MemoryStore) -> None:
+    wal = await with_topic(inner)
+    assert wal.cluster.format == wal.state.level == levels.NEWEST
+    assert b'"format":%d' % levels.NEWEST in await inner.get(object_keys.CLUSTER)
+
+
+@pytest.mark.parametrize("is_collected", [False, True])
+async def test_newer_checkpoint_is_not_passed_over(inner: MemoryStore, is_collected: bool) -> None:
+    """It is not damaged, and the entries before it may be gone."""
+    wal = await with_topic(inner)
+    await wal.checkpoint()
+    await wal.commit(one(wal, "a"))
+    payload = msgspec.msgpack.encode([levels.NEWEST + 1, {"all": "new"}])
+    head = wal_objects.CHECKPOINT_MAGIC + crc32c(payload).to_bytes(4, "little")
+    await inner.create(object_keys.checkpoint(2), [head, payload])
+    if is_collected:
+        await inner.delete([object_keys.wal(1)])
+    message = f"{object_keys.checkpoint(2)} has level {levels.NEWEST + 1}"
+    with pytest.raises(NewerLevel, match=message):
+        await opened(inner)

@@ -11,7 +11,6 @@ from tests.support.cluster import Broken, Cluster
 from tests.support.hotlogs import CLUSTER_ID, names
 from tests.support.logs import append, read_values
 from tests.support.loop_brokers import loop_clock, served, way
-from tests.support.vloop import run
 from tidelog.storage.broker import Broker
 from tidelog.storage.codec.chunk import Rows
 from tidelog.storage.codec.entry import Commit, Draft, HotMark
@@ -60,10 +59,7 @@ async def crashed(home: Path, log: Broker, *values: str, first: int = 0) -> None
         commit_id = value.encode().ljust(16, b".")
         await hot_log.append(
             AppendRequest(
-                [part_rows(topic, 0, rows)],
-                10,
-                topic_id=topic.topic_id,
-                commit_id=commit_id,
+                [part_rows(topic, 0, rows)], 10, topic_id=topic.topic_id, commit_id=commit_id
             )
         )
     await hot_log.close(is_drained=False)
@@ -76,124 +72,101 @@ async def recovered(store: MemoryStore, number: int, home: Path) -> None:
 
 
 @pytest.mark.parametrize("order", ["one", "two"])
-def test_i1_requests_with_one_mark_on_two_disks_are_all_committed(
-    tmp_path: Path, order: str
-) -> None:
-    async def main() -> None:
-        store = MemoryStore()
-        log = await opened(store, 1, None)
-        await log.create_topic("t", 1, {})
-        folder_a, folder_b = tmp_path / "one", tmp_path / "two"
-        await crashed(folder_a, log, "shared", "X", "Y")
-        await crashed(folder_b, log, "shared", "Z")
-        await log.close()
-        first, second = (folder_a, folder_b) if order == "one" else (folder_b, folder_a)
-        await recovered(store, 2, first)
-        await recovered(store, 3, second)
-        assert sorted(await held(store)) == ["X", "Y", "Z", "shared"]
-
-    run(main)
+async def test_i1_one_mark_on_two_disks_commits_all_requests(tmp_path: Path, order: str) -> None:
+    store = MemoryStore()
+    log = await opened(store, 1, None)
+    await log.create_topic("t", 1, {})
+    folder_a, folder_b = tmp_path / "one", tmp_path / "two"
+    await crashed(folder_a, log, "shared", "X", "Y")
+    await crashed(folder_b, log, "shared", "Z")
+    await log.close()
+    first, second = (folder_a, folder_b) if order == "one" else (folder_b, folder_a)
+    await recovered(store, 2, first)
+    await recovered(store, 3, second)
+    assert sorted(await held(store)) == ["X", "Y", "Z", "shared"]
 
 
-def test_i1_a_recovery_after_a_crash_commits_nothing_twice(tmp_path: Path) -> None:
+async def test_i1_a_recovery_after_a_crash_commits_nothing_twice(tmp_path: Path) -> None:
     """A disk is restored whose requests were committed, and its log retired."""
-
-    async def main() -> None:
-        store = MemoryStore()
-        log = await opened(store, 1, None)
-        await log.create_topic("t", 1, {})
-        await crashed(tmp_path / "one", log, "X", "Y")
-        shutil.copytree(tmp_path / "one", tmp_path / "restored")
-        await log.close()
-        await recovered(store, 2, tmp_path / "one")
-        await recovered(store, 3, tmp_path / "restored")
-        assert await held(store) == ["X", "Y"]
-
-    run(main)
+    store = MemoryStore()
+    log = await opened(store, 1, None)
+    await log.create_topic("t", 1, {})
+    await crashed(tmp_path / "one", log, "X", "Y")
+    shutil.copytree(tmp_path / "one", tmp_path / "restored")
+    await log.close()
+    await recovered(store, 2, tmp_path / "one")
+    await recovered(store, 3, tmp_path / "restored")
+    assert await held(store) == ["X", "Y"]
 
 
-def test_a_request_whose_mark_was_committed_by_its_own_process_is_left_out(tmp_path: Path) -> None:
-    async def main() -> None:
-        store = MemoryStore()
-        log = await opened(store, 1, None)
-        await log.create_topic("t", 1, {})
-        await crashed(tmp_path / "one", log, "X", "Y")
-        commit = Commit(b"X".ljust(16, b"."), [], hot=HotMark(LOG_ID, 0))
-        await log.wal.commit(Draft([commit], [], []))
-        await log.close()
-        await recovered(store, 2, tmp_path / "one")
-        assert await held(store) == ["Y"]
-
-    run(main)
+async def test_request_with_committed_own_mark_is_left_out(tmp_path: Path) -> None:
+    store = MemoryStore()
+    log = await opened(store, 1, None)
+    await log.create_topic("t", 1, {})
+    await crashed(tmp_path / "one", log, "X", "Y")
+    commit = Commit(b"X".ljust(16, b"."), [], hot=HotMark(LOG_ID, 0))
+    await log.wal.commit(Draft([commit], [], []))
+    await log.close()
+    await recovered(store, 2, tmp_path / "one")
+    assert await held(store) == ["Y"]
 
 
-def test_a_claim_of_a_recovery_fences_a_live_copy(tmp_path: Path) -> None:
+async def test_a_claim_of_a_recovery_fences_a_live_copy(tmp_path: Path) -> None:
     """Its marks would count as committed; its requests stay on its disk."""
-
-    async def main() -> None:
-        store = MemoryStore()
-        live = await opened(store, 1, tmp_path / "live")
-        other = await opened(store, 2, None)
-        await live.create_topic("t", 1, {})
-        assert live.writer.hot_log is not None
-        mark = HotMark(live.writer.hot_log.log_id, CLAIM)
-        await other.wal.commit(Draft([Commit(other.clock.new_id(), [], hot=mark)], [], []))
-        await live.wal.refresh()
-        with pytest.raises(Fenced):
-            live.wal.copy_fence.check_fence()
-        await live.release()
-        await other.close()
-
-    run(main)
+    store = MemoryStore()
+    live = await opened(store, 1, tmp_path / "live")
+    other = await opened(store, 2, None)
+    await live.create_topic("t", 1, {})
+    assert live.writer.hot_log is not None
+    mark = HotMark(live.writer.hot_log.log_id, CLAIM)
+    await other.wal.commit(Draft([Commit(other.clock.new_id(), [], hot=mark)], [], []))
+    await live.wal.refresh()
+    with pytest.raises(Fenced):
+        live.wal.copy_fence.check_fence()
+    await live.release()
+    await other.close()
 
 
-def test_i1_a_request_whose_mark_a_copy_used_first_stays_in_its_file(tmp_path: Path) -> None:
+async def test_i1_a_request_whose_mark_a_copy_used_first_stays_in_its_file(tmp_path: Path) -> None:
     """The sequencer commits the request, but `apply` takes it for done, because an entry of the
     copy has its mark. The broker reads that entry only after it has forwarded the request."""
-
-    async def main() -> None:
-        async with Cluster(IDLE, latency=lambda _: 0.02) as cluster:
-            brokers = [await cluster.start(hot_dir=tmp_path / f"{n}") for n in range(3)]
-            await cluster.settled()
-            first = cluster.sequencer()
-            await first.create_topic("t", 1, {})
-            live, copy = cluster.others()
-            await live.wal.refresh()
-            cluster.net.plan = lambda verb, _: Broken.LOST if verb == "tell" else None
-            assert live.writer.hot_log is not None
-            mark = HotMark(live.writer.hot_log.log_id, 0)
-            copy.wal.writer = copy.wal.copy_fence.writer = live.wal.writer
-            action = MoveLogStart(copy.state.topic("t").topic_id, 0, 0)
-            await copy.wal.commit(Draft([Commit(copy.clock.new_id(), [action], hot=mark)], [], []))
-            await first.wal.refresh()
-            assert await append(live, "X", acks=Acks.LOCAL) is None
-            await asyncio.sleep(1.0)
-            assert live.sequencer.counters.handed_over == 1
-            with pytest.raises(Fenced):
-                live.wal.copy_fence.check_fence()
-            home = tmp_path / str(brokers.index(live))
-            await cluster.stop(live)  # it deletes the file if all its requests are committed
-            again = await cluster.start(hot_dir=home)
-            await again.wal.refresh()
-            assert await read_values(again) == ["X"]
-
-    run(main)
+    async with Cluster(IDLE, latency=lambda _: 0.02) as cluster:
+        brokers = [await cluster.start(hot_dir=tmp_path / f"{n}") for n in range(3)]
+        await cluster.settled()
+        first = cluster.sequencer()
+        await first.create_topic("t", 1, {})
+        live, copy = cluster.others()
+        await live.wal.refresh()
+        cluster.net.plan = lambda verb, _: Broken.LOST if verb == "tell" else None
+        assert live.writer.hot_log is not None
+        mark = HotMark(live.writer.hot_log.log_id, 0)
+        copy.wal.writer = copy.wal.copy_fence.writer = live.wal.writer
+        action = MoveLogStart(copy.state.topic("t").topic_id, 0, 0)
+        await copy.wal.commit(Draft([Commit(copy.clock.new_id(), [action], hot=mark)], [], []))
+        await first.wal.refresh()
+        assert await append(live, "X", acks=Acks.LOCAL) is None
+        await asyncio.sleep(1.0)
+        assert live.sequencer.counters.handed_over == 1
+        with pytest.raises(Fenced):
+            live.wal.copy_fence.check_fence()
+        home = tmp_path / str(brokers.index(live))
+        await cluster.stop(live)  # it deletes the file if all its requests are committed
+        again = await cluster.start(hot_dir=home)
+        await again.wal.refresh()
+        assert await read_values(again) == ["X"]
 
 
-def test_an_expired_view_that_passed_over_entries_of_a_copy_is_fenced(tmp_path: Path) -> None:
-    async def main() -> None:
-        store = MemoryStore()
-        live = await opened(store, 1, tmp_path)
-        await live.create_topic("t", 1, {})
-        copy = await opened(store, 2, None)
-        copy.wal.writer = live.wal.writer
-        await asyncio.sleep(1)
-        await copy.create_topic("u", 1, {})
-        await copy.wal.checkpoint()
-        live.wal._freshness.expire()
-        with pytest.raises(CommitUnknown, match="a copy of the process runs"):
-            await live.create_topic("v", 1, {})
-        await live.release()
-        await copy.release()
-
-    run(main)
+async def test_an_expired_view_that_passed_over_entries_of_a_copy_is_fenced(tmp_path: Path) -> None:
+    store = MemoryStore()
+    live = await opened(store, 1, tmp_path)
+    await live.create_topic("t", 1, {})
+    copy = await opened(store, 2, None)
+    copy.wal.writer = live.wal.writer
+    await asyncio.sleep(1)
+    await copy.create_topic("u", 1, {})
+    await copy.wal.checkpoint()
+    live.wal._freshness.expire()
+    with pytest.raises(CommitUnknown, match="a copy of the process runs"):
+        await live.create_topic("v", 1, {})
+    await live.release()
+    await copy.release()

@@ -56,8 +56,7 @@ def with_topics() -> ClusterState:
         name = NAMES.get(topic_id, "gone")
         action = CreateTopic(name, topic_id, 3, {})
         apply(
-            state,
-            ClosedSegment([AppendRequest((), 0, actions=[action])], clock.new_id).encode(""),
+            state, ClosedSegment([AppendRequest((), 0, actions=[action])], clock.new_id).encode("")
         )
     action = DeleteTopic(GONE)
     apply(state, ClosedSegment([AppendRequest((), 0, actions=[action])], clock.new_id).encode(""))
@@ -139,7 +138,6 @@ def test_i4_every_request_gets_what_is_its_own(shapes, codec: str) -> None:
     body, outcomes = apply(state, segment.encode(codec))
     answers = segment.answers(outcomes)
     assert [answer.request for answer in answers] == drawn.requests
-
     log: dict[tuple[str, int], list[bytes | None]] = {}
     answer_by_key: dict[str, tuple[bytes, list]] = {}
     for answer in answers:

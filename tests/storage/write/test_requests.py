@@ -3,9 +3,11 @@ I4)."""
 
 import asyncio
 import random
+from functools import partial
 
 import pytest
 
+from tests.support import logs
 from tests.support.logs import (
     CHECKPOINTING,
     COLD,
@@ -19,7 +21,6 @@ from tests.support.logs import (
 )
 from tests.support.record_batches import checked
 from tests.support.records import rows
-from tests.support.vloop import run
 from tidelog.storage.core.errors import (
     CommitUnknown,
     InvalidRequest,
@@ -33,11 +34,7 @@ from tidelog.storage.log import Log
 from tidelog.storage.state.producers import ProducerEpoch
 from tidelog.storage.store.memory import MemoryStore
 
-
-async def with_topic(inner: MemoryStore) -> Log:
-    log = await opened(inner)
-    await log.create_topic("t", 2, {})
-    return log
+with_topic = partial(logs.with_topic, partitions=2)
 
 
 async def send(
@@ -48,86 +45,72 @@ async def send(
     return placed
 
 
-def test_a_retried_batch_gets_its_offsets() -> None:
+async def test_a_retried_batch_gets_its_offsets(inner: MemoryStore) -> None:
     """In the same flush, in a later one, on another broker, after a restart."""
-
-    async def main() -> None:
-        inner = MemoryStore()
-        log, other = await with_topic(inner), await opened(inner)
-        async with closing(other):
-            async with closing(log):
-                who = await log.init_producer()
-                assert who == ProducerEpoch(0, 0)
-                seq = log.state.seq
-                both = await asyncio.gather(
-                    send(log, who, 0, "a", "b"),
-                    append(log, "plain"),
-                    send(log, who, 0, "a", "b"),
-                    send(log, who, 2, "c"),
-                )
-                assert log.state.seq == seq + 1
-                assert both[0] == both[2] == AppendedRange("t", 0, 0, 2)
-                assert both[3].base_offset == 3
-                # Own appends are read from memory: what was repeated must not be there twice.
-                assert await read_values(log) == ["a", "b", "plain", "c"]
-                assert await send(log, who, 2, "c") == both[3]
-                assert await send(other, who, 0, "a", "b") == both[0]
-                await log.wal.checkpoint()
-            heir = await opened(inner, COLD)
-            async with closing(heir):
-                assert await send(heir, who, 2, "c") == both[3]
-                assert await send(heir, who, 3, "d") == AppendedRange("t", 0, 4, 1)
-                assert await read_values(heir) == ["a", "b", "plain", "c", "d"]
-
-    run(main)
-
-
-def test_what_is_refused_is_not_there() -> None:
-    async def main() -> None:
-        log = await with_topic(MemoryStore())
+    log, other = await with_topic(inner), await opened(inner)
+    async with closing(other):
         async with closing(log):
             who = await log.init_producer()
-            await send(log, who, 0, "a")
-            results = await asyncio.gather(
-                send(log, who, 2, "early"),
+            assert who == ProducerEpoch(0, 0)
+            seq = log.state.seq
+            both = await asyncio.gather(
+                send(log, who, 0, "a", "b"),
                 append(log, "plain"),
-                send(log, who, 1, "b"),
-                return_exceptions=True,
+                send(log, who, 0, "a", "b"),
+                send(log, who, 2, "c"),
             )
-            assert isinstance(results[0], OutOfOrderSequence)
-            assert await read_values(log) == ["a", "plain", "b"]
-            with pytest.raises(UnknownPartition):
-                await send(log, who, 0, "x", partition=2)
-            with pytest.raises(InvalidRequest):
-                await send(log, who, 2)
-            assert await read_values(log) == ["a", "plain", "b"]
+            assert log.state.seq == seq + 1
+            assert both[0] == both[2] == AppendedRange("t", 0, 0, 2)
+            assert both[3].base_offset == 3
+            # Own appends are read from memory: what was repeated must not be there twice.
+            assert await read_values(log) == ["a", "b", "plain", "c"]
+            assert await send(log, who, 2, "c") == both[3]
+            assert await send(other, who, 0, "a", "b") == both[0]
+            await log.wal.checkpoint()
+        async with closing(await opened(inner, COLD)) as heir:
+            assert await send(heir, who, 2, "c") == both[3]
+            assert await send(heir, who, 3, "d") == AppendedRange("t", 0, 4, 1)
+            assert await read_values(heir) == ["a", "b", "plain", "c", "d"]
 
-    run(main)
+
+async def test_what_is_refused_is_not_there() -> None:
+    async with closing(await with_topic(MemoryStore())) as log:
+        who = await log.init_producer()
+        await send(log, who, 0, "a")
+        results = await asyncio.gather(
+            send(log, who, 2, "early"),
+            append(log, "plain"),
+            send(log, who, 1, "b"),
+            return_exceptions=True,
+        )
+        assert isinstance(results[0], OutOfOrderSequence)
+        assert await read_values(log) == ["a", "plain", "b"]
+        with pytest.raises(UnknownPartition):
+            await send(log, who, 0, "x", partition=2)
+        with pytest.raises(InvalidRequest):
+            await send(log, who, 2)
+        assert await read_values(log) == ["a", "plain", "b"]
 
 
-def test_a_new_instance_fences_the_old_one_on_every_broker() -> None:
-    async def main() -> None:
-        inner = MemoryStore()
-        log, other = await with_topic(inner), await opened(inner)
-        async with closing(log, other):
-            old = await log.init_producer()
-            await send(log, old, 0, "a")
-            await send(log, old, 0, "b", partition=1)
-            new = await other.init_producer(old.producer_id, old.epoch)
-            assert new == ProducerEpoch(old.producer_id, 1)
-            for partition in (0, 1):
-                with pytest.raises(ProducerFenced):
-                    await send(log, old, 1, "zombie", partition=partition)
-            await send(other, new, 0, "c")
-            assert await read_values(log) == ["a", "c"]
-            # A lost answer, then a third instance: who asks by the epoch before is gone for good.
-            assert await log.init_producer(*old) == new
-            assert (await log.init_producer(old.producer_id)).epoch == 2
+async def test_a_new_instance_fences_the_old_one_on_every_broker(inner: MemoryStore) -> None:
+    log, other = await with_topic(inner), await opened(inner)
+    async with closing(log, other):
+        old = await log.init_producer()
+        await send(log, old, 0, "a")
+        await send(log, old, 0, "b", partition=1)
+        new = await other.init_producer(old.producer_id, old.epoch)
+        assert new == ProducerEpoch(old.producer_id, 1)
+        for partition in (0, 1):
             with pytest.raises(ProducerFenced):
-                await log.init_producer(*old)
-            assert await log.init_producer() == ProducerEpoch(1, 0)
-
-    run(main)
+                await send(log, old, 1, "zombie", partition=partition)
+        await send(other, new, 0, "c")
+        assert await read_values(log) == ["a", "c"]
+        # A lost answer, then a third instance: who asks by the epoch before is gone for good.
+        assert await log.init_producer(*old) == new
+        assert (await log.init_producer(old.producer_id)).epoch == 2
+        with pytest.raises(ProducerFenced):
+            await log.init_producer(*old)
+        assert await log.init_producer() == ProducerEpoch(1, 0)
 
 
 class Client:
@@ -170,37 +153,33 @@ class Client:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_every_batch_is_there_once_and_in_order(seed: int) -> None:
-    async def main() -> None:
-        draw = random.Random(seed)
-        inner = MemoryStore()
-        await (await with_topic(inner)).close()
-        brokers = [await opened(inner, CHECKPOINTING) for _ in range(2)]
-        who = await brokers[0].init_producer()
-        client = Client(brokers, who, draw)
-        sending = asyncio.create_task(client.run())
-        for broker in brokers:
-            spoil(broker, draw)
-        deaths = 0
-        while not sending.done():
-            await asyncio.sleep(draw.random())
-            victim = draw.randrange(2)
-            heir = await opened(inner, CHECKPOINTING)
-            spoil(heir, draw)
-            dying, brokers[victim] = brokers[victim], heir
-            await kill(dying)
-            deaths += 1
-            assert deaths < 1000, "no progress"
-        await sending
-        for broker in brokers:
-            store_of(broker).plan = lambda _: None
-            await store_of(broker).land()
-        async with closing(*brokers):
-            await brokers[0].wal.refresh()
-            expected = [value for _, values in client.batches for value in values]
-            assert await read_values(brokers[0]) == expected
-            for (base, values), number in zip(client.batches, range(40), strict=True):
-                assert client.answers[number] == AppendedRange("t", 0, base, len(values))
-        assert client.again
-
-    run(main)
+async def test_every_batch_is_there_once_and_in_order(inner: MemoryStore, seed: int) -> None:
+    draw = random.Random(seed)
+    await (await with_topic(inner)).close()
+    brokers = [await opened(inner, CHECKPOINTING) for _ in range(2)]
+    who = await brokers[0].init_producer()
+    client = Client(brokers, who, draw)
+    sending = asyncio.create_task(client.run())
+    for broker in brokers:
+        spoil(broker, draw)
+    deaths = 0
+    while not sending.done():
+        await asyncio.sleep(draw.random())
+        victim = draw.randrange(2)
+        heir = await opened(inner, CHECKPOINTING)
+        spoil(heir, draw)
+        dying, brokers[victim] = brokers[victim], heir
+        await kill(dying)
+        deaths += 1
+        assert deaths < 1000, "no progress"
+    await sending
+    for broker in brokers:
+        store_of(broker).plan = lambda _: None
+        await store_of(broker).land()
+    async with closing(*brokers):
+        await brokers[0].wal.refresh()
+        expected = [value for _, values in client.batches for value in values]
+        assert await read_values(brokers[0]) == expected
+        for (base, values), number in zip(client.batches, range(40), strict=True):
+            assert client.answers[number] == AppendedRange("t", 0, base, len(values))
+    assert client.again

@@ -1,11 +1,12 @@
-"""Wall time within a minute of the store's, whatever a machine's own clock says."""
+"""Wall time within a minute of the store's, and reads that are repeated after a suspension."""
 
 import pytest
 
 from tests.support.clock import ManualClock
+from tidelog.storage.core.errors import Corrupt
 from tidelog.storage.core.model import SKEW_MS_MAX
 from tidelog.storage.store.memory import MemoryStore
-from tidelog.storage.wal.clocks import StoreTime
+from tidelog.storage.wal.clocks import READS_MAX, Freshness, StoreTime
 
 YEAR_MS = 365 * 86_400_000
 
@@ -62,3 +63,44 @@ def test_a_pause_that_boot_time_misses_ends_with_the_stores_next_answer() -> Non
     assert time.now_ms() == store.now_ms + SKEW_MS_MAX
     store.now_ms += 3_600_000
     assert (time.skew_ms(), time.now_ms()) == (0, store.now_ms)
+
+
+# -- reads that are repeated after a suspension
+
+
+PAUSE_S = 10.0
+
+
+@pytest.mark.parametrize("has_boot_time", [True, False])
+@pytest.mark.parametrize(
+    ("takes_s", "damaged", "calls"),
+    [
+        (1.0, 0, 1),
+        (1.0, 1, 1),
+        (12.0, 1, 2),
+        (12.0, READS_MAX - 1, READS_MAX),
+        (12.0, READS_MAX, READS_MAX),
+    ],
+)
+async def test_a_read_is_repeated_only_if_it_took_long_and_not_for_ever(
+    takes_s: float, damaged: int, calls: int, has_boot_time: bool
+) -> None:
+    """The boot clock may stop while a host pauses the machine. The store's clock then shows it."""
+    clock, store, made = ManualClock(), MemoryStore(now_ms=1), 0
+    freshness = Freshness(store, clock)
+
+    async def read() -> int:
+        nonlocal made
+        made += 1
+        clock.advance(takes_s if has_boot_time else 0.0)
+        store.now_ms += round(takes_s * 1000)
+        if made <= damaged:
+            raise Corrupt("wal/1", "is gone")
+        return made
+
+    if calls > damaged:
+        assert await freshness.retry_after_suspend(read, PAUSE_S) == calls
+    else:
+        with pytest.raises(Corrupt):
+            await freshness.retry_after_suspend(read, PAUSE_S)
+    assert made == calls
