@@ -11,6 +11,7 @@ import httpx
 import pyarrow as pa
 import pytest
 
+from tests.support.faults import FaultyStore
 from tests.support.held_loop import measured
 from tidelog.service.http.sockets import HttpServer
 from tidelog.service.http.turns import Turns
@@ -21,6 +22,8 @@ from tidelog.service.settings.settings import Settings
 from tidelog.service.telemetry.metrics import HttpCounters
 from tidelog.storage.broker import Broker as LogBroker
 from tidelog.storage.codec.chunk import Rows
+from tidelog.storage.core.acls import Acl
+from tidelog.storage.core.actions import CreateAcls
 from tidelog.storage.groups.rest_groups import Instances
 from tidelog.storage.log import Log, LogSettings
 from tidelog.storage.runtime.clock import SystemClock
@@ -92,6 +95,11 @@ class Broker(NamedTuple):
     http: httpx.AsyncClient
     consumers: Instances
 
+    @property
+    def v3(self) -> str:
+        """The cluster's path in the v3 dialect."""
+        return f"/v3/clusters/{self.log.identity.cluster_id}"
+
 
 @asynccontextmanager
 async def serving(log: LogBroker, settings: Settings) -> AsyncIterator[Broker]:
@@ -129,17 +137,45 @@ async def http_client(app: Any) -> AsyncIterator[httpx.AsyncClient]:
 
 
 @pytest.fixture
-async def broker(log: Log) -> AsyncIterator[Broker]:
-    async with serving(log, Settings(store="memory://")) as broker:
+def faulty(store: MemoryStore) -> FaultyStore:
+    """The store of the broker, if the test plans its faults."""
+    return FaultyStore(store)
+
+
+def marked(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """The arguments of the marks `broker` of a test and of its module."""
+    marks = [mark.kwargs for mark in request.node.iter_markers("broker")]
+    return {name: value for kwargs in reversed(marks) for name, value in kwargs.items()}
+
+
+@pytest.fixture
+async def broker(request: pytest.FixtureRequest, store: MemoryStore) -> AsyncIterator[Broker]:
+    """A quiet broker. A mark `broker` has its settings, in `topics` the partitions of its topics by
+    name, in `records` the values in `t`-0, in `acls` its ACLs."""
+    settings = marked(request)
+    topics, values = settings.pop("topics", {}), settings.pop("records", ())
+    acls: list[Acl] = settings.pop("acls", [])
+    is_faulty = "faulty" in request.fixturenames
+    inner: ObjectStore = request.getfixturevalue("faulty") if is_faulty else store
+    async with broker_on(inner, **settings) as broker:
+        for name, partitions in topics.items():
+            await broker.log.create_topic(name, partitions, {})
+        if values:
+            await append(broker.log, *values)
+        if acls:
+            await broker.log.change_access(CreateAcls(acls))
         yield broker
 
 
 @pytest.fixture
-async def topic_broker(store: MemoryStore) -> AsyncIterator[Broker]:
-    """A quiet broker with the topic `t` of one partition."""
-    async with broker_on(store) as broker:
-        await broker.log.create_topic("t", 1, {})
-        yield broker
+async def other(
+    request: pytest.FixtureRequest, store: MemoryStore, broker: Broker
+) -> AsyncIterator[Broker]:
+    """Another broker on the same store, with the same settings."""
+    content = ("topics", "records", "acls")
+    settings = {name: value for name, value in marked(request).items() if name not in content}
+    async with broker_on(store, "b2", **settings) as other:
+        yield other
 
 
 @pytest.fixture

@@ -231,6 +231,9 @@ async def test_assignments_count_partitions(client: httpx.AsyncClient, log: Log,
         ({"topic_name": "u", "configs": [{"name": "x", "value": 1}]}, 400, 40002, "'x'"),
         ({"topic_name": "u", "configs": [{"value": 1}]}, 422, 422, "configs.0.name is missing"),
         ({"topic_name": "u", "parts": 1}, 422, 422, "Unrecognized field: parts"),
+        ({"topic_name": "u", "partitions_count": True}, 422, 422, "partitions_count"),
+        ({"topic_name": "u", "partitions_count": "x"}, 422, 422, "partitions_count"),
+        ({"topic_name": "u", "partitions_count": 1.5}, 422, 422, "partitions_count"),
         ({}, 422, 422, "topic_name is missing"),
     ],
 )
@@ -261,6 +264,9 @@ async def test_partitions_only_grow(client: httpx.AsyncClient, log: Log, v3: str
     for count in (5, 4, 0, -1, 10_001, 2**64):
         answer = await client.patch(f"{v3}/topics/t", json={"partitions_count": count})
         assert (answer.status_code, answer.json()["error_code"]) == (400, 40002), count
+    for wrong in (True, "x", 1.5, None):
+        answer = await client.patch(f"{v3}/topics/t", json={"partitions_count": wrong})
+        assert answer.status_code in (400, 422), answer.text
     assert len(log.state.topic("t").partitions) == 5
 
 

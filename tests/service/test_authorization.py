@@ -13,6 +13,7 @@ from tests.service.keyed import (
     ADMIN,
     JSON_TYPE,
     RECORDS,
+    SETTINGS,
     allow,
     assert_denied,
     assert_unknown,
@@ -30,13 +31,7 @@ READ_T = "/topics/t/partitions/0/records"
 V2 = {"content-type": "application/vnd.kafka.v2+json"}
 
 
-@pytest.fixture
-async def broker(store: MemoryStore) -> AsyncIterator[Broker]:
-    async with secured(store) as broker:
-        await broker.log.create_topic("t", 1, {})
-        await broker.log.create_topic("u", 1, {})
-        await append(broker.log, b"1")
-        yield broker
+pytestmark = pytest.mark.broker(topics={"t": 1, "u": 1}, records=[b"1"], **SETTINGS)
 
 
 @pytest.fixture

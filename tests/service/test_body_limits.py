@@ -3,13 +3,13 @@ parsed."""
 
 import gzip
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.service.conftest import V2, Broker, broker_on
+from tests.service.conftest import V2, Broker
 from tests.service.keyed import key_of, secured
 from tidelog.service.formats import consumers
 from tidelog.service.formats.json_in import InvalidBody
@@ -47,11 +47,7 @@ WITH_BODY: list[tuple[str, str, Route]] = [
 IDS = [f"{method} {path}" for method, path, _ in WITH_BODY]
 
 
-@pytest.fixture
-async def broker() -> AsyncIterator[Broker]:
-    async with broker_on(MemoryStore()) as broker:
-        await broker.log.create_topic("t", 1, {})
-        yield broker
+pytestmark = pytest.mark.broker(topics={"t": 1})
 
 
 def url_of(path: str, cluster: str) -> str:

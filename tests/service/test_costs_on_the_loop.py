@@ -7,15 +7,14 @@ encoded.
 import asyncio
 import json
 import threading
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
 
-from tests.service.conftest import V2, Broker, append, broker_on, until
+from tests.service.conftest import V2, Broker, append, until
 from tidelog.service.formats import json_out
 from tidelog.storage.groups import patterns
-from tidelog.storage.store.memory import MemoryStore
 
 PAGE = 1000
 """Items of one answer at most."""
@@ -26,12 +25,6 @@ PATTERNS = 300
 """More than are remembered."""
 READERS = 5
 WAIT_S = 60.0
-
-
-@pytest.fixture
-async def broker() -> AsyncIterator[Broker]:
-    async with broker_on(MemoryStore()) as broker:
-        yield broker
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 import httpx
+import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -197,6 +198,10 @@ async def test_a_bad_last_event_id_is_refused(broker: Broker, ten: None, event_i
         ("/topics/t/partitions/x/records", 40402),
         ("/topics/t/partitions/%D9%A1/records", 40402),
         (f"/topics/t/partitions/{'9' * 5000}/records", 40402),
+        ("/topics/none/partitions/0/records?offset=0&timeout=0", 40401),
+        ("/topics/none/partitions/0/records?offset=", 40401),
+        ("/topics//partitions/0/records?offset=0", 404),
+        ("/consumers/g/instances/i/topics/t", 404),  # of v1
     ],
 )
 async def test_what_is_not_there_is_404(broker: Broker, ten: None, path: str, code: int) -> None:
@@ -231,12 +236,11 @@ async def test_following_the_next_offset_reads_all_once(broker: Broker, ten: Non
     assert read == [f"value-{n:04d}" for n in range(10)]
 
 
-async def test_the_servers_bound_is_the_last_word(store: MemoryStore) -> None:
-    async with broker_on(store, fetch_bytes=68, fetch_bytes_max=1024) as broker:
-        await broker.log.create_topic("t", 1, {})
-        await append(broker.log, *([b"v" * 10] * 200))
-        assert len((await get(broker)).json()) == 2
-        assert len((await get(broker, max_bytes=10**9)).json()) == 30
+@pytest.mark.broker(topics={"t": 1}, fetch_bytes=68, fetch_bytes_max=1024)
+async def test_the_servers_bound_is_the_last_word(broker: Broker) -> None:
+    await append(broker.log, *([b"v" * 10] * 200))
+    assert len((await get(broker)).json()) == 2
+    assert len((await get(broker, max_bytes=10**9)).json()) == 30
 
 
 # -- long polls
@@ -307,18 +311,17 @@ async def test_a_poll_sees_what_another_broker_acked(store: MemoryStore) -> None
         assert await poll == ["c"]
 
 
-async def test_waiting_holds_nothing_of_the_bound(store: MemoryStore) -> None:
-    async with broker_on(store, fetch_bytes_in_flight=1024) as broker:
-        await broker.log.create_topic("t", 2, {})
-        await append(broker.log, b"a", partition=1)
-        query = {"max_bytes": 1024, "timeout": 20_000}
-        polls = [asyncio.create_task(get(broker, TEXT, **query)) for _ in range(5)]
-        await until(lambda: len(broker.log._waiting.get(("t", 0), ())) == 5)
-        answer = await broker.http.get("/topics/t/partitions/1/records?max_bytes=1024")
-        assert (answer.status_code, len(answer.json())) == (200, 1)
-        await append(broker.log, b"b")
-        for poll in polls:
-            assert [record["value"] for record in (await poll).json()] == ["b"]
+@pytest.mark.broker(topics={"t": 2}, fetch_bytes_in_flight=1024)
+async def test_waiting_holds_nothing_of_the_bound(broker: Broker) -> None:
+    await append(broker.log, b"a", partition=1)
+    query = {"max_bytes": 1024, "timeout": 20_000}
+    polls = [asyncio.create_task(get(broker, TEXT, **query)) for _ in range(5)]
+    await until(lambda: len(broker.log._waiting.get(("t", 0), ())) == 5)
+    answer = await broker.http.get("/topics/t/partitions/1/records?max_bytes=1024")
+    assert (answer.status_code, len(answer.json())) == (200, 1)
+    await append(broker.log, b"b")
+    for poll in polls:
+        assert [record["value"] for record in (await poll).json()] == ["b"]
 
 
 async def test_the_bound_of_answers_is_503(log: Log, store: MemoryStore) -> None:
@@ -381,7 +384,15 @@ async def test_accept_chooses_the_format(
 
 
 @pytest.mark.parametrize(
-    "accept", ["text/html", "image/*", "application/vnd.kafka.xml.v2+json", "\xff", "application"]
+    "accept",
+    [
+        "text/html",
+        "image/*",
+        "image/png",
+        "application/vnd.kafka.xml.v2+json",
+        "\xff",
+        "application",
+    ],
 )
 async def test_other_formats_are_406(broker: Broker, ten: None, accept: str) -> None:
     answer = await broker.http.get(PATH, headers={"accept": accept.encode("latin-1")})
@@ -406,6 +417,17 @@ async def test_what_is_no_json_is_named(broker: Broker, topic: str) -> None:
     message = assert_refused(await get(broker, TEXT, offset=4), 422, 422)
     assert "format text: partition t-0, offset 4" in message
     assert len((await get(broker, BINARY)).json()) == 5
+
+
+async def test_plain_string_key_stops_no_reader_of_json(broker: Broker, topic: str) -> None:
+    """As most clients of Kafka have it."""
+    record = {"key": {"type": "STRING", "data": "N14228"}, "value": {"type": "JSON", "data": 1}}
+    path = f"{broker.v3}/topics/t/records"
+    made = await broker.http.post(path, json=record | {"partition_id": 0})
+    assert made.json()["error_code"] == 200
+    answer = await get(broker, JSON)
+    assert answer.status_code == 200, answer.text
+    assert [record["value"] for record in answer.json()] == [1]
 
 
 async def test_lines_are_records(broker: Broker, topic: str) -> None:
@@ -464,3 +486,18 @@ async def test_no_query_is_an_internal_error(
     assert status in {200, 400, 406, 422}, sent
     if status != 200:
         assert json.loads(sent[1]["body"]).keys() == {"error_code", "message"}
+
+
+@pytest.mark.parametrize(
+    "number", ["1e999999", "-1e999999", "9" * 5000, "[" + "9" * 5000 + "]"], ids=lambda n: n[:9]
+)
+async def test_number_that_is_taken_can_be_read(broker: Broker, topic: str, number: str) -> None:
+    body = f'{{"records":[{{"value":{number},"partition":0}}]}}'
+    made = await broker.http.post("/topics/t", content=body, headers={"content-type": JSON})
+    if made.status_code != 200:
+        assert made.status_code in (400, 422)
+        return
+    answer = await get(broker, JSON)
+    assert answer.status_code == 200, answer.text
+    for read in (json.loads, orjson.loads):
+        read(answer.content)

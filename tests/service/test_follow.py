@@ -197,6 +197,25 @@ async def test_what_goes_wrong_later_is_the_last_word(
     assert "offset 1" in said["message"]
 
 
+async def test_event_source_passes_a_bad_record(broker: Broker, port: int) -> None:
+    """It connects again, from the last id."""
+    await append(broker.log, b"0", b"no json", b"2")
+    seen: list[tuple[str, str]] = []
+    for _ in range(3):
+        last_id = {"event_id": seen[-1][1]} if seen else {}
+        async with following(port, SSE, **last_id) as answer:
+            assert answer.status_code == 200, "an EventSource closes at any other status"
+            events = Events(answer)
+            while not seen or seen[-1][1] != "2":
+                try:
+                    event = await events.next()
+                except StopAsyncIteration:
+                    break
+                if event.id:
+                    seen.append((event.kind, event.id))
+    assert seen == [("message", "0"), ("undecodable", "1"), ("message", "2")]
+
+
 async def test_a_damaged_object_ends_the_stream_by_name(
     broker: Broker, store: MemoryStore, port: int
 ) -> None:

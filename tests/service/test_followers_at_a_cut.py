@@ -15,29 +15,31 @@ from tidelog.service.settings.settings import Settings
 from tidelog.service.telemetry.maintenance_metrics import MaintenanceCounters
 from tidelog.storage.store.folder import FolderStore
 
+pytestmark = pytest.mark.broker(topics={"t": 1})
+
 
 @pytest.fixture
-async def port(topic_broker: Broker) -> AsyncIterator[int]:
-    async with asyncio.timeout(20), listening(topic_broker.app) as port:
+async def port(broker: Broker) -> AsyncIterator[int]:
+    async with asyncio.timeout(20), listening(broker.app) as port:
         yield port
 
 
 @pytest.mark.parametrize("count", [0, 2])
 async def test_a_cut_before_the_first_event_loses_no_record(
-    topic_broker: Broker, port: int, count: int
+    broker: Broker, port: int, count: int
 ) -> None:
     if count:
-        await append(topic_broker.log, *numbers(*range(count)))
+        await append(broker.log, *numbers(*range(count)))
     last_id = {}
     async with following(port, offset="latest") as answer:
         lines = answer.aiter_lines()
         while line := await anext(lines):  # what comes first ends with an empty line
             if line.startswith("id:"):
                 last_id = {"event_id": line.removeprefix("id:").strip()}
-    await append(topic_broker.log, *numbers(*range(count, count + 3)))
+    await append(broker.log, *numbers(*range(count, count + 3)))
     async with following(port, offset="latest", **last_id) as answer:  # as an EventSource does
         assert answer.status_code == 200
-        await append(topic_broker.log, *numbers(count + 3, count + 4))
+        await append(broker.log, *numbers(count + 3, count + 4))
         events = Events(answer)
         seen = [(await events.next()).data["value"]]
         while seen[-1] != count + 4:
@@ -46,7 +48,7 @@ async def test_a_cut_before_the_first_event_loses_no_record(
 
 
 async def test_lines_have_signs_of_life_too(
-    topic_broker: Broker, port: int, monkeypatch: pytest.MonkeyPatch
+    broker: Broker, port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fetch, "KEEPALIVE_S", 0.02)
     empty = 0
@@ -58,7 +60,7 @@ async def test_lines_have_signs_of_life_too(
                 empty += not line
 
     reading = asyncio.create_task(read())
-    await until(lambda: len(topic_broker.log._waiting) == 1)
+    await until(lambda: len(broker.log._waiting) == 1)
     async with following(port, SSE) as answer:
         events = Events(answer)
         waiting = asyncio.create_task(events.next())
@@ -71,12 +73,12 @@ async def test_lines_have_signs_of_life_too(
 
 @pytest.mark.parametrize("reset", ["earliest", "latest"])
 async def test_a_topic_that_was_created_again_is_followed(
-    topic_broker: Broker, port: int, reset: str
+    broker: Broker, port: int, reset: str
 ) -> None:
-    await append(topic_broker.log, *numbers(0))
+    await append(broker.log, *numbers(0))
     async with following(port, event_id="3", reset=reset) as answer:
         assert answer.status_code == 200
-        await append(topic_broker.log, *numbers(1))
+        await append(broker.log, *numbers(1))
         events = Events(answer)
         while (event := await events.next()).kind != "message":
             pass
@@ -104,29 +106,29 @@ async def test_a_log_that_begins_later_is_followed(tmp_path: Path) -> None:
     await store.close()
 
 
-async def test_the_last_event_has_a_name_of_its_own(topic_broker: Broker, port: int) -> None:
-    await append(topic_broker.log, *numbers(0))
+async def test_the_last_event_has_a_name_of_its_own(broker: Broker, port: int) -> None:
+    await append(broker.log, *numbers(0))
     async with following(port) as answer:
         events = Events(answer)
         await events.next()
-        await until(lambda: topic_broker.log._waiting)
-        topic_broker.log.drain()
+        await until(lambda: broker.log._waiting)
+        broker.log.drain()
         assert (await events.next()).kind == "tidelog-error"
 
 
-async def test_the_last_line_is_marked(topic_broker: Broker, port: int) -> None:
-    await append(topic_broker.log, *numbers(0))
+async def test_the_last_line_is_marked(broker: Broker, port: int) -> None:
+    await append(broker.log, *numbers(0))
     async with following(port, NDJSON, follow="true") as answer:
-        await until(lambda: topic_broker.log._waiting)
-        topic_broker.log.drain()
+        await until(lambda: broker.log._waiting)
+        broker.log.drain()
         text = (await answer.aread()).decode()
     said = json.loads(text.splitlines()[-1])
     assert said["error_code"] == 50302
     assert said.get("type") == "error"
 
 
-async def test_a_stream_says_how_soon_to_come_back(topic_broker: Broker, port: int) -> None:
-    await append(topic_broker.log, *numbers(0))
+async def test_a_stream_says_how_soon_to_come_back(broker: Broker, port: int) -> None:
+    await append(broker.log, *numbers(0))
     seen = []
     async with following(port) as answer:
         async for line in answer.aiter_lines():

@@ -350,5 +350,7 @@ async def test_the_description_is_complete(client: httpx.AsyncClient) -> None:
     ids = [operation["operationId"] for operation in operations]
     assert len(set(ids)) == len(ids)
     assert not any(path.startswith("/kafka") for path in said["paths"])
+    for path in ("/openapi", "/openapi/v3"):  # as Strimzi has it
+        assert (await client.get(path)).json()["openapi"].startswith("3.")
     answer = await client.get("/docs")
     assert (answer.status_code, answer.headers["location"]) == (307, "ui/#/api")

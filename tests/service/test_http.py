@@ -7,7 +7,6 @@ import logging
 import re
 import tracemalloc
 import zlib
-from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
@@ -38,15 +37,9 @@ BODY = b'{"records":[{"value":1}]}'
 MIB = 1024 * 1024
 
 
-@pytest.fixture
-async def broker() -> AsyncIterator[Broker]:
-    store = MemoryStore()
-    async with broker_on(
-        store, request_bytes_max=2 * MIB, cors_origins=f"{ORIGIN};http://b"
-    ) as running_broker:
-        await running_broker.log.create_topic("t", 1, {})
-        yield running_broker
-    await store.close()
+pytestmark = pytest.mark.broker(
+    topics={"t": 1}, request_bytes_max=2 * MIB, cors_origins=f"{ORIGIN};http://b"
+)
 
 
 def zstd(body: bytes) -> bytes:
@@ -92,8 +85,14 @@ async def test_head_of_a_follower_ends(broker: Broker) -> None:
     assert answer.headers["content-type"] == "text/event-stream"
 
 
-async def test_head_and_get_over_a_socket(broker: Broker) -> None:
+async def test_head_is_get_without_a_body(broker: Broker) -> None:
     await append(broker.log, b"1")
+    paths = ("/", "/healthy", "/ready", "/metrics", "/topics", "/topics/t", "/v3/clusters", PATH)
+    for path in (*paths, "/nowhere"):
+        got, head = await broker.http.get(path), await broker.http.head(path)
+        assert head.status_code == got.status_code == (404 if path == "/nowhere" else 200)
+        assert head.content == b""
+        assert head.headers["content-type"] == got.headers["content-type"]
     async with listening(broker.app) as port, httpx.AsyncClient(trust_env=False) as http:
         for path in ("/topics", "/nowhere"):
             url = f"http://127.0.0.1:{port}{path}"
@@ -139,14 +138,20 @@ async def test_a_packed_body_is_taken(broker: Broker, path: str, coding: str, pa
 
 
 @pytest.mark.parametrize(("coding", "pack"), [("gzip", gzip.compress), ("zstd", zstd)])
-async def test_a_packed_stream_of_records_is_taken(broker: Broker, coding: str, pack: Any) -> None:
-    path = f"/v3/clusters/{broker.log.identity.cluster_id}/topics/t/records"
+async def test_packed_body_of_any_route_is_taken(broker: Broker, coding: str, pack: Any) -> None:
+    path = f"{broker.v3}/topics/t/records"
     records = b'{"value":{"type":"JSON","data":1}}{"value":{"type":"JSON","data":2}}'
-    answer = await broker.http.post(
-        path, content=pack(records), headers={"content-encoding": coding}
-    )
+    packed = {"content-encoding": coding}
+    answer = await broker.http.post(path, content=pack(records), headers=packed)
     assert [json.loads(line)["error_code"] for line in answer.text.splitlines()] == [200, 200]
     assert [row["value"] for row in await stored(broker.log)] == [b"1", b"2"]
+    for path, kind, body, status in (
+        ("/consumers/g", V2, b'{"format":"json"}', 200),
+        ("/admin/topics", "application/json", b'{"topic_name":"u","partitions_count":1}', 201),
+    ):
+        headers = packed | {"content-type": kind}
+        answer = await broker.http.post(path, content=pack(body), headers=headers)
+        assert answer.status_code == status, answer.text
 
 
 @pytest.mark.parametrize("path", ["/topics/t", "/consumers/g", "/admin/topics"])

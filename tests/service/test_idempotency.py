@@ -140,18 +140,17 @@ async def test_a_refused_request_leaves_its_key_free(broker: Broker, topic: str)
 
 
 @pytest.mark.parametrize("name", ["keyless", "keyed"])
-async def test_duplicates_at_once_are_one(store: MemoryStore, name: str) -> None:
-    async with broker_on(store) as broker, broker_on(store, "b2") as other:
-        await broker.log.create_topic("t", 5, {})
-        answers = await asyncio.gather(
-            *(
-                post(receiver.http, BODIES[name], key="a")
-                for receiver in (broker, other, broker, other) * 3
-            )
+async def test_duplicates_at_once_are_one(broker: Broker, other: Broker, name: str) -> None:
+    await broker.log.create_topic("t", 5, {})
+    answers = await asyncio.gather(
+        *(
+            post(receiver.http, BODIES[name], key="a")
+            for receiver in (broker, other, broker, other) * 3
         )
-        assert {answer.content for answer in answers} == {answers[0].content}
-        await assert_true(other.log, BODIES[name], answers[0])
-        assert sum(ends(broker.log)) == len(BODIES[name])
+    )
+    assert {answer.content for answer in answers} == {answers[0].content}
+    await assert_true(other.log, BODIES[name], answers[0])
+    assert sum(ends(broker.log)) == len(BODIES[name])
 
 
 async def test_concurrent_requests_with_one_key_and_other_bodies_are_refused(
@@ -164,33 +163,31 @@ async def test_concurrent_requests_with_one_key_and_other_bodies_are_refused(
     assert ends(broker.log) == [1, 0, 0]
 
 
-async def test_a_retry_meets_the_first_under_way(store: MemoryStore) -> None:
-    faulty = FaultyStore(store)
-    async with broker_on(faulty) as broker:
-        await broker.log.create_topic("t", 2, {})
-        gate = faulty.hold("create", object_keys.wal(broker.log.state.seq + 1), is_after=True)
-        first = asyncio.create_task(post(broker.http, KEYED, key="a"))
-        await gate.reached.wait()
-        first.cancel()  # the client gave up
-        await asyncio.gather(first, return_exceptions=True)
-        again = asyncio.create_task(post(broker.http, KEYED, key="a"))
-        await asyncio.sleep(0.01)
-        gate.opened.set()
-        await assert_true(broker.log, KEYED, await again)
-        assert sum(ends(broker.log)) == len(KEYED)
+@pytest.mark.broker(topics={"t": 2})
+async def test_a_retry_meets_the_first_under_way(broker: Broker, faulty: FaultyStore) -> None:
+    gate = faulty.hold("create", object_keys.wal(broker.log.state.seq + 1), is_after=True)
+    first = asyncio.create_task(post(broker.http, KEYED, key="a"))
+    await gate.reached.wait()
+    first.cancel()  # the client gave up
+    await asyncio.gather(first, return_exceptions=True)
+    again = asyncio.create_task(post(broker.http, KEYED, key="a"))
+    await asyncio.sleep(0.01)
+    gate.opened.set()
+    await assert_true(broker.log, KEYED, await again)
+    assert sum(ends(broker.log)) == len(KEYED)
 
 
-async def test_a_lost_answer_is_found_again(store: MemoryStore) -> None:
-    faulty = FaultyStore(store)
-    async with broker_on(faulty, produce_timeout_ms=100) as broker:
-        await broker.log.create_topic("t", 2, {})
-        gate = faulty.hold("create", object_keys.wal(broker.log.state.seq + 1), is_after=True)
-        answer = await post(broker.http, KEYED, key="a")
-        assert "Idempotency-Key" in assert_refused(answer, 504, 50003)
-        gate.opened.set()
-        async with broker_on(store, "b2") as other:
-            await assert_true(other.log, KEYED, await post(other.http, KEYED, key="a"))
-            assert sum(ends(other.log)) == len(KEYED)
+@pytest.mark.broker(topics={"t": 2}, produce_timeout_ms=100)
+async def test_a_lost_answer_is_found_again(
+    broker: Broker, faulty: FaultyStore, store: MemoryStore
+) -> None:
+    gate = faulty.hold("create", object_keys.wal(broker.log.state.seq + 1), is_after=True)
+    answer = await post(broker.http, KEYED, key="a")
+    assert "Idempotency-Key" in assert_refused(answer, 504, 50003)
+    gate.opened.set()
+    async with broker_on(store, "b2") as other:
+        await assert_true(other.log, KEYED, await post(other.http, KEYED, key="a"))
+        assert sum(ends(other.log)) == len(KEYED)
 
 
 async def test_keys_outlive_the_broker(store: MemoryStore) -> None:

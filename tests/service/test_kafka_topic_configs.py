@@ -1,11 +1,8 @@
 """Topics whose definitions name Kafka's usual configs are created."""
 
-from collections.abc import AsyncIterator
-
 import pytest
 
-from tests.service.conftest import Broker, broker_on
-from tidelog.storage.store.memory import MemoryStore
+from tests.service.conftest import Broker
 
 CONFIGS = {
     "min.insync.replicas": "2",
@@ -26,14 +23,6 @@ CONFIGS = {
     "follower.replication.throttled.replicas": "",
     "confluent.value.schema.validation": "false",
 }
-
-
-@pytest.fixture
-async def broker() -> AsyncIterator[Broker]:
-    store = MemoryStore()
-    async with broker_on(store) as broker:
-        yield broker
-    await store.close()
 
 
 @pytest.mark.parametrize("name", CONFIGS)

@@ -2,7 +2,7 @@
 none holds the event loop, even if the cluster's state is at its bounds."""
 
 import typing
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from starlette.responses import Response
 
 from tests.service.conftest import Broker
-from tests.service.keyed import ADMIN, secured
+from tests.service.keyed import ADMIN, SETTINGS
 from tests.service.test_rights import DECLARED, address, inside
 from tidelog.service.http.paging import page_of_query
 from tidelog.service.server.router import HOT_ROUTES
@@ -26,7 +26,6 @@ from tidelog.storage.state.group_members import GROUP_PARTITIONS_MAX, MEMBERS_OF
 from tidelog.storage.state.group_types import ConsumerGroup, GroupMember
 from tidelog.storage.state.partition import Partition
 from tidelog.storage.state.shares import PARTITIONS_MAX, TOPICS_MAX
-from tidelog.storage.store.memory import MemoryStore
 
 CLUSTER = "/clusters/{cluster_id}"
 INSTANCE = "/consumers/{consumer_group_id}/instances/{instance}"
@@ -110,10 +109,7 @@ def served(broker: Broker) -> dict[str, APIRoute]:
     return {path: routes[DECLARED["GET", path].paths[0]] for path in READ if path not in HOT}
 
 
-@pytest.fixture
-async def broker() -> AsyncIterator[Broker]:
-    async with secured(MemoryStore()) as broker:
-        yield broker
+pytestmark = pytest.mark.broker(**SETTINGS)
 
 
 async def test_each_route_of_a_list_has_pages_or_a_reason(broker: Broker) -> None:

@@ -1,18 +1,14 @@
 """Requests with tokens of an OIDC issuer: rights, the cache of callers, the end of a token."""
 
-import asyncio
-import contextlib
 import json
 import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any
 
 import jwt
-import msgspec
 import pytest
 
-from tests.service.conftest import V2, Broker, append, broker_on, until
+from tests.service.conftest import V2, Broker, broker_on, until
 from tests.service.issuer import FakeIssuer, bearer, jwk, rsa_key, running_issuer
 from tests.service.keyed import (
     JSON_TYPE,
@@ -23,8 +19,7 @@ from tests.service.keyed import (
     assert_unknown,
     key_of,
 )
-from tests.service.test_revoked_streams import ANSWER_S, LATE, WAYS, read
-from tidelog.service.peers.forwarding import _Request, _Response
+from tests.service.test_revoked_streams import LATE, WAYS, forwarded, read, subscribe, waiting
 from tidelog.service.security.authenticator import HEADER_BYTES_MAX, TOKEN_BYTES_MAX, TOKEN_ID
 from tidelog.service.security.caller import Unauthenticated
 from tidelog.service.security.oidc import REFRESH_S
@@ -58,10 +53,6 @@ def pass_ms(monkeypatch: pytest.MonkeyPatch, broker: Broker, ms: int) -> None:
     now_ms = type(broker.log.clock).now_ms
     clock = broker.log.clock
     monkeypatch.setattr(clock, "now_ms", lambda: now_ms(clock) + ms)
-
-
-def issuer_of(broker: Broker) -> Any:
-    return broker.app._security._issuer  # type: ignore[union-attr]
 
 
 async def test_acls_decide_what_a_token_may_do(broker: Broker, far: FakeIssuer) -> None:
@@ -102,7 +93,7 @@ async def test_a_verified_token_is_not_verified_again(
     assert (await broker.http.get(RECORDS_PATH, headers=header)).status_code == 200
     monkeypatch.setattr(jwt, "decode", None)
     assert (await broker.http.get(RECORDS_PATH, headers=header)).status_code == 200
-    cache_keys = [key for key, *_ in broker.app._security._shown]  # type: ignore[union-attr]
+    cache_keys = [key for key, *_ in broker.app._security._shown]
     assert max(len(key) for key in cache_keys) <= HEADER_BYTES_MAX
     pass_ms(monkeypatch, broker, 600_001)
     monkeypatch.undo()
@@ -166,82 +157,40 @@ async def test_refused_tokens_are_audited_without_the_token(
 # -- the end of a token
 
 
-@contextlib.asynccontextmanager
-async def waiting(broker: Broker, reading: Any) -> AsyncIterator["asyncio.Task[bytes]"]:
-    """A reader that waits for a record; the record comes at the end of the block."""
-    task = asyncio.ensure_future(reading)
-    try:
-        await until(lambda: broker.log._waiting or task.done(), ANSWER_S)
-        assert not task.done()
-        yield task
-        await append(broker.log, LATE)
-        async with asyncio.timeout(ANSWER_S):
-            await asyncio.wait({task})
-    finally:
-        task.cancel()
-
-
 @pytest.mark.parametrize("way", WAYS)
-async def test_an_expired_token_ends_what_waits(
+async def test_expired_token_ends_what_waits(
     broker: Broker, far: FakeIssuer, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
-    query, accept = WAYS[way]
-    async with waiting(broker, read(broker, query, accept, bearer(far.token()))) as task:
+    async with waiting(broker, read(broker, *WAYS[way], bearer(far.token()))) as task:
         pass_ms(monkeypatch, broker, 600_001)
-    body = task.result()
-    assert LATE not in body
-    assert b"40101" in body
-    assert b"the token has expired" in body
+    assert LATE not in task.result()
+    assert b"40101" in task.result()
+    assert b"the token has expired" in task.result()
 
 
 @pytest.mark.parametrize("way", WAYS)
-async def test_a_withdrawn_key_ends_what_waits(
+async def test_withdrawn_key_ends_what_waits(
     broker: Broker, far: FakeIssuer, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
-    query, accept = WAYS[way]
-    async with waiting(broker, read(broker, query, accept, bearer(far.token()))) as task:
+    async with waiting(broker, read(broker, *WAYS[way], bearer(far.token()))) as task:
         far.keys = [jwk("two", rsa_key(1))]
-        issuer = issuer_of(broker)
+        issuer = broker.app._security._issuer
         monkeypatch.setattr(issuer, "_began_s", issuer._began_s - REFRESH_S)
         await issuer.begin_fetch()
     assert LATE not in task.result()
     assert b"40101" in task.result()
 
 
-async def test_a_forwarded_read_ends_with_the_token(
+async def test_forwarded_read_ends_with_the_token(
     broker: Broker, far: FakeIssuer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The broker that coordinates the group knows the time of the end, and not the token."""
-    header = bearer(far.token()) | {"content-type": V2}
-    path = "/consumers/g/instances/i"
-    body = {"name": "i", "format": "json", "auto.offset.reset": "earliest"}
-    for url, what in (("/consumers/g", body), (f"{path}/subscription", {"topics": ["t"]})):
-        (await broker.http.post(url, json=what, headers=header)).raise_for_status()
-    ends_ms = broker.log.clock.now_ms() + 600_000
-    said = _Request(
-        "GET",
-        f"{path}/records",
-        b"timeout=30000",
-        [(b"accept", b"application/vnd.kafka.json.v2+json")],
-        "http",
-        ("127.0.0.1", 8082),
-        b"",
-        (ALICE, "127.0.0.1"),
-        (TOKEN_ID, "", ends_ms),
-    )
-    forwarded = broker.app.forwarded
-
-    async def reading() -> bytes:
-        answer = await forwarded.take(msgspec.msgpack.encode(said), b"ticket", is_trusted=True)
-        return bytes(msgspec.msgpack.decode(answer, type=_Response).body)
-
-    try:
-        async with waiting(broker, reading()) as task:
-            pass_ms(monkeypatch, broker, 600_001)
-        assert LATE not in task.result()
-        assert b"40101" in task.result()
-    finally:
-        forwarded.settle(b"ticket", has_arrived=True)
+    await subscribe(broker, bearer(far.token()) | {"content-type": V2})
+    proof = (TOKEN_ID, "", broker.log.clock.now_ms() + 600_000)
+    async with forwarded(broker, ALICE, proof) as reading, waiting(broker, reading) as task:
+        pass_ms(monkeypatch, broker, 600_001)
+    assert LATE not in task.result()
+    assert b"40101" in task.result()
 
 
 @pytest.mark.parametrize(
@@ -264,7 +213,7 @@ async def test_a_forwarded_token_without_rights_is_refused(
 
 async def test_the_proof_of_a_token_has_its_end(broker: Broker, far: FakeIssuer) -> None:
     await broker.http.get(RECORDS_PATH, headers=bearer(far.token(exp=4_000_000_000)))
-    (caller,) = broker.app._security._callers.values()  # type: ignore[union-attr]
+    (caller,) = broker.app._security._callers.values()
     assert caller.proof == (TOKEN_ID, "", 4_000_000_000_000)
 
 

@@ -2,7 +2,6 @@
 
 import base64
 import json
-from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
@@ -27,13 +26,8 @@ BAD_TEXT = base64.b64encode(BAD).decode()
 CONFLUENT = {"auto.commit.enable": "false", "auto.offset.reset": "earliest", "format": "json"}
 
 
-@pytest.fixture
-async def broker(store: MemoryStore) -> AsyncIterator[Broker]:
-    """Topic `t` of two partitions: good, bad, good, bad in the first, nothing in the second."""
-    async with broker_on(store) as broker:
-        await broker.log.create_topic("t", 2, {})
-        await append(broker.log, b"0", BAD, b"2", BAD, partition=0)
-        yield broker
+pytestmark = pytest.mark.broker(topics={"t": 2}, records=[b"0", BAD, b"2", BAD])
+"""Good, bad, good, bad in the first partition, nothing in the second."""
 
 
 async def get(broker: Broker, accept: str, **query: Any) -> httpx.Response:

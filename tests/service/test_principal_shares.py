@@ -1,16 +1,14 @@
 """Bounds of the cluster's state have no shares, so one principal takes all of each."""
 
 import json
-from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
 import pytest
 
 from tests.service.conftest import JSON, V2, Broker, placed
-from tests.service.keyed import allow, key_of, secured
+from tests.service.keyed import SETTINGS, allow, key_of
 from tidelog.storage.state import committed_offsets, group_members, outcome
-from tidelog.storage.store.memory import MemoryStore
 
 BOUND = 50
 MEMBERS = 5
@@ -49,10 +47,7 @@ class Client:
         return await self.post(f"{path}/offsets", {"offsets": offsets})
 
 
-@pytest.fixture
-async def broker() -> AsyncIterator[Broker]:
-    async with secured(MemoryStore()) as broker:
-        yield broker
+pytestmark = pytest.mark.broker(**SETTINGS)
 
 
 async def client(broker: Broker, name: str) -> Client:

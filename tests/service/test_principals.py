@@ -2,25 +2,19 @@
 
 import asyncio
 import contextvars
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import Awaitable
 
 import pytest
 
 from tests.service.conftest import Broker
-from tests.service.keyed import ADMIN, JSON_TYPE, RECORDS, allow, key_of, secured
+from tests.service.keyed import ADMIN, JSON_TYPE, RECORDS, SETTINGS, allow, key_of
 from tests.support.records import entries_of
 from tidelog.storage.codec.entry import Commit
 from tidelog.storage.core.actions import Append, CommitOffsets, CreateTopic, GroupOffset
 from tidelog.storage.groups.offset_commits import _portions, _WaitingCommit
 from tidelog.storage.runtime.observer import PRINCIPAL
-from tidelog.storage.store.memory import MemoryStore
 
-
-@pytest.fixture
-async def broker(store: MemoryStore) -> AsyncIterator[Broker]:
-    async with secured(store) as broker:
-        await broker.log.create_topic("t", 1, {})
-        yield broker
+pytestmark = pytest.mark.broker(topics={"t": 1}, **SETTINGS)
 
 
 async def apart(work: Awaitable[object]) -> object:

@@ -21,7 +21,6 @@ from tests.service.conftest import (
     arrow,
     arrow_of,
     assert_refused,
-    broker_on,
     ends,
     placed,
     post,
@@ -32,7 +31,6 @@ from tests.support.properties import examples
 from tidelog.service.routes.produce import ACCEPTED
 from tidelog.storage.codec.chunk import RECORDS_MAX
 from tidelog.storage.core import object_keys
-from tidelog.storage.store.memory import MemoryStore
 
 VALUES = pa.array([b"a", None, b"", b"d"], pa.binary())
 
@@ -90,6 +88,7 @@ async def test_bad_arrow_is_refused(
         ("/topics/t", {"records": [{"value": 1}]}, 422, 42202),
         ("/topics/t", {"records": [{"value": 1}], "value_schema": None}, 422, 42202),
         ("/topics/t", {"records": [{"key": 1, "value": 1}], "value_schema_id": 1}, 422, 42201),
+        ("/topics/t", {"records": [{"key": {"a": 1}}]}, 422, 42201),
         ("/topics/t", {"records": [{"value": 1}], "value_schema": "{}"}, 408, 40801),
         (
             "/topics/t",
@@ -125,6 +124,7 @@ async def test_schemas_have_no_registry(
 async def test_what_is_not_there_is_404(broker: Broker, topic: str, path: str, code: int) -> None:
     assert_refused(await post(broker.http, [{"value": 1}], path=path), 404, code)
     assert ends(broker.log) == [0, 0, 0]
+    assert [*broker.log.state.topics] == ["t"]
 
 
 @pytest.mark.parametrize("number", [3, -1, 10**9, 2**63, -(2**70)])
@@ -233,77 +233,74 @@ async def test_an_oversized_record_refuses_the_request(broker: Broker, content_t
     assert ends(broker.log) == [1, 1]
 
 
-async def test_an_oversized_body_is_refused_unread(store: MemoryStore) -> None:
-    async with broker_on(store, request_bytes_max=2048) as broker:
-        await broker.log.create_topic("t", 1, {})
-        sent = 0
+@pytest.mark.broker(topics={"t": 1}, request_bytes_max=2048)
+async def test_an_oversized_body_is_refused_unread(broker: Broker) -> None:
+    sent = 0
 
-        async def pieces() -> AsyncIterator[bytes]:
-            nonlocal sent
-            for _ in range(100):
-                sent += 1000
-                yield b" " * 1000
+    async def pieces() -> AsyncIterator[bytes]:
+        nonlocal sent
+        for _ in range(100):
+            sent += 1000
+            yield b" " * 1000
 
-        headers = {"content-type": JSON}
-        answer = await broker.http.post("/topics/t", content=pieces(), headers=headers)
-        assert_refused(answer, 413, 413)
-        assert sent == 3000  # no more than it took to know
-        sent = 0
-        headers["content-length"] = "100000"
-        answer = await broker.http.post("/topics/t", content=pieces(), headers=headers)
-        assert_refused(answer, 413, 413)
-        assert sent == 0
-        # Exactly the bound is none too many.
-        body = json.dumps({"records": [{"value": "v"}]}).encode().ljust(2048)
-        headers = {"content-type": JSON}
-        assert placed(await broker.http.post("/topics/t", content=body, headers=headers))
-        answer = await broker.http.post("/topics/t", content=body + b" ", headers=headers)
-        assert_refused(answer, 413, 413)
-        assert ends(broker.log) == [1]
+    headers = {"content-type": JSON}
+    answer = await broker.http.post("/topics/t", content=pieces(), headers=headers)
+    assert_refused(answer, 413, 413)
+    assert sent == 3000  # no more than it took to know
+    sent = 0
+    headers["content-length"] = "100000"
+    answer = await broker.http.post("/topics/t", content=pieces(), headers=headers)
+    assert_refused(answer, 413, 413)
+    assert sent == 0
+    # Exactly the bound is none too many.
+    body = json.dumps({"records": [{"value": "v"}]}).encode().ljust(2048)
+    headers = {"content-type": JSON}
+    assert placed(await broker.http.post("/topics/t", content=body, headers=headers))
+    answer = await broker.http.post("/topics/t", content=body + b" ", headers=headers)
+    assert_refused(answer, 413, 413)
+    assert ends(broker.log) == [1]
 
 
-async def test_a_compressed_bomb_is_refused(store: MemoryStore) -> None:
-    async with broker_on(store, request_bytes_max=64 * 1024) as broker:
-        await broker.log.create_topic("t", 1, {})
-        batch = pa.record_batch({"value": pa.array([bytes(2**20)])})
-        body = arrow_of(batch, compression="zstd")
-        assert len(body) < 64 * 1024
-        answer = await broker.http.post("/topics/t", content=body, headers={"content-type": ARROW})
-        assert_refused(answer, 413, 413)
-        assert ends(broker.log) == [0]
+@pytest.mark.broker(topics={"t": 1}, request_bytes_max=64 * 1024)
+async def test_a_compressed_bomb_is_refused(broker: Broker) -> None:
+    batch = pa.record_batch({"value": pa.array([bytes(2**20)])})
+    body = arrow_of(batch, compression="zstd")
+    assert len(body) < 64 * 1024
+    answer = await broker.http.post("/topics/t", content=body, headers={"content-type": ARROW})
+    assert_refused(answer, 413, 413)
+    assert ends(broker.log) == [0]
 
 
 @pytest.mark.parametrize("acks", ["all", "1", "0"])
-async def test_a_full_buffer_says_when_to_come_back(store: MemoryStore, acks: str) -> None:
-    faulty = FaultyStore(store)
-    bounds = {"buffer_bytes_max": 8192, "request_bytes_max": 8192}
-    async with broker_on(faulty, **bounds) as broker:
-        await broker.log.create_topic("t", 1, {})
-        gate = faulty.hold("create", object_keys.wal(broker.log.state.seq + 1))
-        first = asyncio.create_task(post(broker.http, [{"value": "v" * 5000}]))
-        await gate.reached.wait()
-        answer = await post(broker.http, [{"value": "w" * 5000}], acks=acks)
-        assert_refused(answer, 429, 42901)
-        assert int(answer.headers["retry-after"]) >= 1
-        waiting = asyncio.create_task(post(broker.http, [{"value": "x"}]))  # there is room for it
-        buffered_bytes = broker.log.writer.buffered_bytes
-        await until(lambda: broker.log.writer.buffered_bytes > buffered_bytes)
-        gate.opened.set()
-        assert placed(await first) == [(0, 0)]
-        assert placed(await waiting) == [(0, 1)]
-        assert placed(await post(broker.http, [{"value": "w" * 5000}])) == [(0, 2)]
-        assert broker.log.writer.buffered_bytes == 0
+@pytest.mark.broker(topics={"t": 1}, buffer_bytes_max=8192, request_bytes_max=8192)
+async def test_a_full_buffer_says_when_to_come_back(
+    broker: Broker, faulty: FaultyStore, acks: str
+) -> None:
+    gate = faulty.hold("create", object_keys.wal(broker.log.state.seq + 1))
+    first = asyncio.create_task(post(broker.http, [{"value": "v" * 5000}]))
+    await gate.reached.wait()
+    answer = await post(broker.http, [{"value": "w" * 5000}], acks=acks)
+    assert_refused(answer, 429, 42901)
+    assert int(answer.headers["retry-after"]) >= 1
+    waiting = asyncio.create_task(post(broker.http, [{"value": "x"}]))  # there is room for it
+    buffered_bytes = broker.log.writer.buffered_bytes
+    await until(lambda: broker.log.writer.buffered_bytes > buffered_bytes)
+    gate.opened.set()
+    assert placed(await first) == [(0, 0)]
+    assert placed(await waiting) == [(0, 1)]
+    assert placed(await post(broker.http, [{"value": "w" * 5000}])) == [(0, 2)]
+    assert broker.log.writer.buffered_bytes == 0
 
 
-async def test_what_the_store_refuses_is_503_and_not_there(store: MemoryStore) -> None:
-    faulty = FaultyStore(store)
-    async with broker_on(faulty) as broker:
-        await broker.log.create_topic("t", 1, {})
-        faulty.plan = Script("create", "wal/", [Fault.REFUSED])
-        answer = await post(broker.http, [{"value": 1}])
-        assert_refused(answer, 503, 50302)
-        assert "retry-after" in answer.headers
-        assert placed(await post(broker.http, [{"value": 2}])) == [(0, 0)]
+@pytest.mark.broker(topics={"t": 1})
+async def test_what_the_store_refuses_is_503_and_not_there(
+    broker: Broker, faulty: FaultyStore
+) -> None:
+    faulty.plan = Script("create", "wal/", [Fault.REFUSED])
+    answer = await post(broker.http, [{"value": 1}])
+    assert_refused(answer, 503, 50302)
+    assert "retry-after" in answer.headers
+    assert placed(await post(broker.http, [{"value": 2}])) == [(0, 0)]
 
 
 # -- clients that go away
@@ -346,18 +343,18 @@ async def test_a_body_that_was_cut_off_is_not_taken_for_a_whole_one(
     assert sum(ends(broker.log)) == 1
 
 
-async def test_a_client_that_is_gone_does_not_stop_its_commit(store: MemoryStore) -> None:
-    faulty = FaultyStore(store)
-    async with broker_on(faulty) as broker:
-        await broker.log.create_topic("t", 1, {})
-        gate = faulty.hold("create", object_keys.wal(broker.log.state.seq + 1))
-        producing = asyncio.create_task(post(broker.http, [{"value": 1}]))
-        await gate.reached.wait()
-        producing.cancel()
-        await asyncio.gather(producing, return_exceptions=True)
-        gate.opened.set()
-        await until(lambda: ends(broker.log) == [1])
-        assert placed(await post(broker.http, [{"value": 2}])) == [(0, 1)]
+@pytest.mark.broker(topics={"t": 1})
+async def test_a_client_that_is_gone_does_not_stop_its_commit(
+    broker: Broker, faulty: FaultyStore
+) -> None:
+    gate = faulty.hold("create", object_keys.wal(broker.log.state.seq + 1))
+    producing = asyncio.create_task(post(broker.http, [{"value": 1}]))
+    await gate.reached.wait()
+    producing.cancel()
+    await asyncio.gather(producing, return_exceptions=True)
+    gate.opened.set()
+    await until(lambda: ends(broker.log) == [1])
+    assert placed(await post(broker.http, [{"value": 2}])) == [(0, 1)]
 
 
 # -- whatever comes

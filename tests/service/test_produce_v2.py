@@ -332,38 +332,37 @@ async def test_slashes_do_not_matter(broker: Broker, topic: str, path: str) -> N
     assert len(answer.json()) == 1
 
 
-async def test_topics_are_created_only_if_configured(store: MemoryStore) -> None:
-    settings = {"auto_create_topics": True, "default_partitions": 3}
-    async with broker_on(store, **settings) as broker, broker_on(store, "b2", **settings) as other:
-        records = [{"value": n, "partition": n} for n in range(3)]
-        assert placed(await post(broker.http, records)) == [(0, 0), (1, 0), (2, 0)]
-        assert placed(await post(other.http, records)) == [(0, 1), (1, 1), (2, 1)]
-        assert_refused(await post(broker.http, records, path="/topics/a b"), 400, 40002)
-        assert list(broker.log.state.topics) == ["t"]
+@pytest.mark.broker(auto_create_topics=True, default_partitions=3)
+async def test_topics_are_created_only_if_configured(broker: Broker, other: Broker) -> None:
+    records = [{"value": n, "partition": n} for n in range(3)]
+    assert placed(await post(broker.http, records)) == [(0, 0), (1, 0), (2, 0)]
+    assert placed(await post(other.http, records)) == [(0, 1), (1, 1), (2, 1)]
+    assert_refused(await post(broker.http, records, path="/topics/a b"), 400, 40002)
+    assert list(broker.log.state.topics) == ["t"]
 
 
-async def test_brokers_that_create_the_same_topic_agree(store: MemoryStore) -> None:
-    settings = {"auto_create_topics": True}
-    async with broker_on(store, **settings) as broker, broker_on(store, "b2", **settings) as other:
-        answers = await asyncio.gather(
-            *(post(receiver.http, [{"value": 1}]) for receiver in (broker, other) * 5)
-        )
-        assert sorted(placed(answer) for answer in answers) == [[(0, n)] for n in range(10)]
+@pytest.mark.broker(auto_create_topics=True)
+async def test_brokers_that_create_the_same_topic_agree(broker: Broker, other: Broker) -> None:
+    answers = await asyncio.gather(
+        *(post(receiver.http, [{"value": 1}]) for receiver in (broker, other) * 5)
+    )
+    assert sorted(placed(answer) for answer in answers) == [[(0, n)] for n in range(10)]
 
 
-async def test_partitions_that_another_broker_added_are_known(store: MemoryStore) -> None:
-    async with broker_on(store) as broker, broker_on(store, "b2") as other:
-        await broker.log.create_topic("t", 1, {})
-        await other.log.wal.refresh()
-        for count in (2, 3, 4):  # I3: what was answered there is seen here
-            await other.log.add_partitions("t", count)
-            record = {"value": 1, "partition": count - 1}
-            path = "/topics/t" if count == 2 else f"/topics/t/partitions/{count - 1}"
-            if count < 4:
-                assert placed(await post(broker.http, [record], path=path)) == [(count - 1, 0)]
-            else:
-                answer = await broker.http.get(f"{path}/records")
-                assert (answer.status_code, answer.json()) == (200, [])
+async def test_partitions_that_another_broker_added_are_known(
+    broker: Broker, other: Broker
+) -> None:
+    await broker.log.create_topic("t", 1, {})
+    await other.log.wal.refresh()
+    for count in (2, 3, 4):  # I3: what was answered there is seen here
+        await other.log.add_partitions("t", count)
+        record = {"value": 1, "partition": count - 1}
+        path = "/topics/t" if count == 2 else f"/topics/t/partitions/{count - 1}"
+        if count < 4:
+            assert placed(await post(broker.http, [record], path=path)) == [(count - 1, 0)]
+        else:
+            answer = await broker.http.get(f"{path}/records")
+            assert (answer.status_code, answer.json()) == (200, [])
 
 
 @pytest.mark.parametrize(

@@ -201,43 +201,40 @@ async def test_clusters_and_topics_must_be_there(broker: Broker, topic: str, las
     assert ends(broker.log) == [0, 0, 0]
 
 
-async def test_a_topic_may_go_and_grow_in_a_stream(store: MemoryStore) -> None:
-    async with broker_on(store) as broker, broker_on(store, "b2") as other:
+async def test_a_topic_may_go_and_grow_in_a_stream(broker: Broker, other: Broker) -> None:
+    await broker.log.create_topic("t", 1, {})
+
+    async def body() -> AsyncIterator[bytes]:
+        yield json.dumps(of(1)).encode()
+        await other.log.wal.refresh()
+        await other.log.add_partitions("t", 2)
+        yield json.dumps(of(2, partition_id=1)).encode()
+        await until(lambda: ends(broker.log) == [1, 1])
+        await broker.log.delete_topic("t")
+        yield json.dumps(of(3)).encode()
+        await asyncio.sleep(0.01)
         await broker.log.create_topic("t", 1, {})
+        yield json.dumps(of(4)).encode()
 
-        async def body() -> AsyncIterator[bytes]:
-            yield json.dumps(of(1)).encode()
-            await other.log.wal.refresh()
-            await other.log.add_partitions("t", 2)
-            yield json.dumps(of(2, partition_id=1)).encode()
-            await until(lambda: ends(broker.log) == [1, 1])
-            await broker.log.delete_topic("t")
-            yield json.dumps(of(3)).encode()
-            await asyncio.sleep(0.01)
-            await broker.log.create_topic("t", 1, {})
-            yield json.dumps(of(4)).encode()
-
-        reports = await stream(broker, body())
-        assert codes(reports) == [200, 200, 40403, 200]
-        assert [row["value"] for row in await stored(broker.log)] == [b"4"]
+    reports = await stream(broker, body())
+    assert codes(reports) == [200, 200, 40403, 200]
+    assert [row["value"] for row in await stored(broker.log)] == [b"4"]
 
 
-async def test_a_full_buffer_is_reported_in_place(store: MemoryStore) -> None:
-    faulty = FaultyStore(store)
-    async with broker_on(faulty, buffer_bytes_max=8192, request_bytes_max=4096) as broker:
-        await broker.log.create_topic("t", 1, {})
-        gate = faulty.hold("create", object_keys.wal(broker.log.state.seq + 1))
+@pytest.mark.broker(topics={"t": 1}, buffer_bytes_max=8192, request_bytes_max=4096)
+async def test_a_full_buffer_is_reported_in_place(broker: Broker, faulty: FaultyStore) -> None:
+    gate = faulty.hold("create", object_keys.wal(broker.log.state.seq + 1))
 
-        async def body() -> AsyncIterator[bytes]:
-            for n in range(8):
-                yield json.dumps(of(str(n) * 1500)).encode()
-            await gate.reached.wait()
-            gate.opened.set()
+    async def body() -> AsyncIterator[bytes]:
+        for n in range(8):
+            yield json.dumps(of(str(n) * 1500)).encode()
+        await gate.reached.wait()
+        gate.opened.set()
 
-        said = codes(await stream(broker, body()))
-        assert said == [200] * said.count(200) + [42901] * (8 - said.count(200))
-        assert ends(broker.log) == [said.count(200)]
-        assert 0 < said.count(200) < 8
+    said = codes(await stream(broker, body()))
+    assert said == [200] * said.count(200) + [42901] * (8 - said.count(200))
+    assert ends(broker.log) == [said.count(200)]
+    assert 0 < said.count(200) < 8
 
 
 # -- open streams
@@ -429,11 +426,10 @@ async def test_a_batch_has_ten_entries_at_most(broker: Broker, topic: str) -> No
     assert [report["offset"] for report in answer.json()["successes"]] == list(range(10))
 
 
-async def test_a_batch_has_a_bound(store: MemoryStore) -> None:
-    async with broker_on(store, request_bytes_max=2048) as broker:
-        await broker.log.create_topic("t", 1, {})
-        answer = await batch(broker, {"entries": [of("v" * 2048, id="a")]})
-        assert_refused(answer, 413, 413, JSON)
+@pytest.mark.broker(topics={"t": 1}, request_bytes_max=2048)
+async def test_a_batch_has_a_bound(broker: Broker) -> None:
+    answer = await batch(broker, {"entries": [of("v" * 2048, id="a")]})
+    assert_refused(answer, 413, 413, JSON)
 
 
 # -- whatever comes

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.service.conftest import listening, until
+from tests.service.conftest import Broker, listening, until
 from tidelog.service.http.admission import BODY_STEP_BYTES
 from tidelog.service.http.call import LEFT, BodyMemory, HttpRequest, HttpResponse
 from tidelog.service.http.response_writer import JOINED_BYTES_MAX
@@ -66,6 +66,17 @@ async def test_answers_of_any_size_one_after_the_other() -> None:
             assert await reader.readexactly(size) == b"x" * size
         writer.close()
         await writer.wait_closed()
+
+
+async def test_what_is_not_http_is_refused_by_an_error_object(broker: Broker) -> None:
+    async with listening(broker.app) as port, asyncio.timeout(20):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"not HTTP\r\n\r\n")
+        head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+        writer.close()
+        await writer.wait_closed()
+    assert head.startswith(b"HTTP/1.1 400 ")
+    assert json.loads(body).keys() == {"error_code", "message"}
 
 
 async def test_a_head_does_not_wait_for_a_body_that_is_late() -> None:

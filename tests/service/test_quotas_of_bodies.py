@@ -1,15 +1,11 @@
 """Quotas count the bytes of refused bodies, and what a body unpacks to."""
 
-from collections.abc import AsyncIterator
-
 import pyarrow as pa
 import pytest
 
 from tests.service.conftest import ARROW, JSON, Broker, arrow
-from tests.service.keyed import JSON_TYPE, RECORDS, allow, key_of, secured
+from tests.service.keyed import ACLS_OF_ALICE, JSON_TYPE, RECORDS, SETTINGS, key_of
 from tidelog.storage.codec.chunk import RECORDS_MAX
-from tidelog.storage.core.actions import SetQuotas
-from tidelog.storage.store.memory import MemoryStore
 
 ALICE = "User:alice"
 RATE = 100_000
@@ -17,13 +13,7 @@ RATE = 100_000
 ROWS = 100
 
 
-@pytest.fixture
-async def broker() -> AsyncIterator[Broker]:
-    async with secured(MemoryStore()) as broker:
-        await broker.log.create_topic("t", 1, {})
-        await allow(broker.log, ALICE, "ALL")
-        await broker.log.change_access(SetQuotas(ALICE, {"producer_byte_rate": RATE}))
-        yield broker
+pytestmark = pytest.mark.broker(topics={"t": 1}, acls=ACLS_OF_ALICE, **SETTINGS)
 
 
 def named(size: int) -> bytes:

@@ -1,14 +1,13 @@
 """The quota `request_percentage`: CPU time of a principal's requests."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from tests.service.conftest import JSON, Broker
-from tests.service.keyed import MALLORY, RECORDS, allow, key_of, open_to_mallory, refill_nothing
+from tests.service.keyed import MALLORY, OPEN_TO_MALLORY, RECORDS, allow, key_of, refill_nothing
 from tidelog.service import unpacking
 from tidelog.service.routes.produce import DECODE_INLINE_BYTES
 from tidelog.service.security import request_time
@@ -57,10 +56,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-@pytest.fixture
-async def broker() -> AsyncIterator[Broker]:
-    async with open_to_mallory() as broker:
-        yield broker
+pytestmark = OPEN_TO_MALLORY
 
 
 async def set_percentage(broker: Broker, percentage: int | None) -> None:

@@ -2,19 +2,17 @@
 without a key only what is public."""
 
 import re
-from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
 import pytest
 from fastapi import FastAPI
 
-from tests.service.conftest import Broker, append, http_client
-from tests.service.keyed import ADMIN, assert_denied, assert_unknown, key_of, secured
+from tests.service.conftest import Broker, http_client
+from tests.service.keyed import ADMIN, SETTINGS, assert_denied, assert_unknown, key_of
 from tidelog.service.http.route import V3, Permission, RouteAccess
 from tidelog.service.security.caller import Forbidden, rights_of
 from tidelog.service.server.router import APP_ROUTES, HOT_ROUTES
-from tidelog.storage.store.memory import MemoryStore
 
 CONSUMES = {"content-type": "application/vnd.kafka.v2+json"}
 ROUTES = (*HOT_ROUTES, *APP_ROUTES)
@@ -33,12 +31,7 @@ def inside(app: Any) -> FastAPI:
     return application
 
 
-@pytest.fixture
-async def broker(store: MemoryStore) -> AsyncIterator[Broker]:
-    async with secured(store) as broker:
-        await broker.log.create_topic("t", 1, {})
-        await append(broker.log, b"1")
-        yield broker
+pytestmark = pytest.mark.broker(topics={"t": 1}, records=[b"1"], **SETTINGS)
 
 
 def address(route: str, broker: Broker) -> str:

@@ -4,12 +4,18 @@ Routes and their access come from the table of the router. A route whose handler
 has a row in BY_HANDLER: a new one without a row fails.
 """
 
-from collections.abc import AsyncIterator
-
 import pytest
 
-from tests.service.conftest import Broker, append
-from tests.service.keyed import ADMIN, allow, assert_denied, assert_unknown, key_of, secured
+from tests.service.conftest import Broker
+from tests.service.keyed import (
+    ADMIN,
+    SETTINGS,
+    allow,
+    assert_denied,
+    assert_unknown,
+    key_of,
+    secured,
+)
 from tests.service.test_rights import DECLARED, asked, routes
 from tests.support.vloop import run
 from tidelog.service.http.media_types import ARROW, EVENT_STREAM, JSON_V2_TYPES, NDJSON
@@ -59,12 +65,7 @@ ACCEPTS = (
 )
 
 
-@pytest.fixture
-async def broker(store: MemoryStore) -> AsyncIterator[Broker]:
-    async with secured(store) as broker:
-        await broker.log.create_topic("t", 1, {})
-        await append(broker.log, b"1")
-        yield broker
+pytestmark = pytest.mark.broker(topics={"t": 1}, records=[b"1"], **SETTINGS)
 
 
 def may(who: str, method: str, route: str) -> bool:

@@ -2,17 +2,16 @@
 
 import base64
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.service.conftest import V2, Broker, assert_refused, broker_on, positions
+from tests.service.conftest import V2, Broker, assert_refused, positions
 from tests.service.instances import Instance, created
 from tests.service.test_follow import PATH
 from tests.service.test_on_error import metric, offsets_of, records_of
-from tidelog.storage.store.memory import MemoryStore
 
 FORMATS = ("avro", "jsonschema", "protobuf")
 BINARY = "application/vnd.kafka.binary.v2+json"
@@ -39,11 +38,7 @@ async def put(broker: Broker, *records: tuple[bytes | None, bytes | None]) -> No
     assert answer.status_code == 200, answer.text
 
 
-@pytest.fixture
-async def broker(store: MemoryStore) -> AsyncIterator[Broker]:
-    async with broker_on(store) as broker:
-        await broker.log.create_topic("t", 2, {})
-        yield broker
+pytestmark = pytest.mark.broker(topics={"t": 2})
 
 
 def type_of(fmt: str) -> str:

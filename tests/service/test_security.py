@@ -4,17 +4,17 @@ import asyncio
 import json
 import logging
 import os
-from collections.abc import AsyncIterator
 
 import httpx
 import pytest
 
-from tests.service.conftest import Broker, append, broker_on, listening
+from tests.service.conftest import Broker, broker_on
 from tests.service.keyed import (
     ADMIN,
     ADMIN_KEY,
     JSON_TYPE,
     RECORDS,
+    SETTINGS,
     allow,
     assert_denied,
     assert_unknown,
@@ -38,12 +38,7 @@ from tidelog.storage.store.memory import MemoryStore
 CONSOLE = {"tidelog-console": "1"}
 
 
-@pytest.fixture
-async def broker(store: MemoryStore) -> AsyncIterator[Broker]:
-    async with secured(store) as broker:
-        await broker.log.create_topic("t", 1, {})
-        await append(broker.log, b"1")
-        yield broker
+pytestmark = pytest.mark.broker(topics={"t": 1}, records=[b"1"], **SETTINGS)
 
 
 async def me(broker: Broker, headers: dict[str, str]) -> str:
@@ -292,31 +287,6 @@ async def test_the_decisions_of_all_callers_have_a_bound(
             ]
             assert names
             assert sum(map(len, names)) < bound
-
-
-async def test_a_follower_is_let_go_when_its_key_is_deleted(broker: Broker) -> None:
-    header = await key_of(broker.log, "User:alice")
-    await allow(broker.log, "User:alice", "READ")
-    (key_id,) = broker.log.state.access.keys
-    async with (
-        listening(broker.app) as port,
-        httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=20) as http,
-        http.stream(
-            "GET",
-            "/topics/t/partitions/0/records?offset=0&format=binary",
-            headers=header | {"accept": "text/event-stream"},
-        ) as answer,
-    ):
-        lines = answer.aiter_lines()
-        async for line in lines:
-            if line.startswith("data"):
-                break
-        await broker.log.change_access(DeleteKey(key_id))
-        await append(broker.log, b"2")
-        await append(broker.log, b"3")
-        rest = [line async for line in lines]
-    assert "event: tidelog-error" in rest
-    assert any("40101" in line for line in rest)
 
 
 # -- the console's session

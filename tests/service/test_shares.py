@@ -1,22 +1,17 @@
 """Rates of requests, and answers above a share of the cluster's bounds."""
 
 import json
-from collections.abc import AsyncIterator
 
 import httpx
 import pytest
 
 from tests.service.conftest import JSON, V2, Broker, placed
-from tests.service.keyed import MALLORY, RECORDS, allow, key_of, open_to_mallory, refill_nothing
+from tests.service.keyed import MALLORY, OPEN_TO_MALLORY, RECORDS, allow, key_of, refill_nothing
 from tidelog.storage.core.actions import SetQuotas
 from tidelog.storage.state import group_members, tail_chunks
 from tidelog.storage.state import shares as rules
 
-
-@pytest.fixture
-async def broker() -> AsyncIterator[Broker]:
-    async with open_to_mallory() as broker:
-        yield broker
+pytestmark = OPEN_TO_MALLORY
 
 
 @pytest.fixture

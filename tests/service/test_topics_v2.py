@@ -87,6 +87,7 @@ async def test_a_bad_timestamp_is_refused(client: httpx.AsyncClient, log: Log, s
         ("/topics/t/partitions/%D9%A1", 404),
         (f"/topics/t/partitions/{'9' * 5000}", 40402),
         ("/topics/t/partitions/1/offsets", 40402),
+        ("/topics/t/partitions/foo/offsets", 404),
     ],
 )
 async def test_what_is_not_there_is_404(
@@ -96,6 +97,7 @@ async def test_what_is_not_there_is_404(
     answer = await client.get(path)
     assert (answer.status_code, answer.json()["error_code"]) == (404, code)
     assert answer.headers["content-type"] == V2
+    assert ("Topic none not found" in answer.json()["message"]) is (code == 40401)
 
 
 async def test_there_is_one_logical_broker(client: httpx.AsyncClient) -> None:
@@ -155,6 +157,8 @@ async def test_creation_takes_configs_of_any_json_type(client: httpx.AsyncClient
         ({"topic_name": "u", "configs": {"no.such": "1"}}, 400, 40002, "no.such"),
         ({"topic_name": "u", "configs": {"segment.ms": "x"}}, 400, 40002, "segment.ms"),
         ({"topic_name": "u", "partitions_count": "x"}, 422, 422, "partitions_count"),
+        ({"topic_name": "u", "partitions_count": True}, 422, 422, "partitions_count"),
+        ({"topic_name": "u", "replication_factor": False}, 422, 422, "replication_factor"),
         ({"topic_name": 5}, 422, 422, "topic_name"),
         ({"partitions_count": 5}, 422, 422, "topic_name"),
         ({"topic_name": "u", "partitions": 5}, 422, 422, "Unrecognized field: partitions"),

@@ -206,26 +206,26 @@ async def test_offsets_are_kept_with_what_was_noted_beside_them(two: Broker) -> 
     ] == ["later"]
 
 
-async def test_i3_every_broker_sees_all_of_it_at_once(store: MemoryStore) -> None:
-    async with broker_on(store) as broker, broker_on(store, "b2") as other:
-        await broker.log.create_topic("t", 3, {})
-        await other.log.create_topic("u", 1, {})
-        answer = await transact(broker, BOTH | {"topics": [keyed("t", 5), records("u", 1)]})
-        assert answer.status_code == 200, answer.text
-        assert await committed(other) == {("t", 2): 7, ("u", 0): 0}
-        assert (sum(ends(other.log)), ends(other.log, "u")) == (5, [1])
+async def test_i3_every_broker_sees_all_of_it_at_once(broker: Broker, other: Broker) -> None:
+    await broker.log.create_topic("t", 3, {})
+    await other.log.create_topic("u", 1, {})
+    answer = await transact(broker, BOTH | {"topics": [keyed("t", 5), records("u", 1)]})
+    assert answer.status_code == 200, answer.text
+    assert await committed(other) == {("t", 2): 7, ("u", 0): 0}
+    assert (sum(ends(other.log)), ends(other.log, "u")) == (5, [1])
 
 
-async def test_a_partition_that_was_just_added_elsewhere_is_known(store: MemoryStore) -> None:
-    async with broker_on(store) as broker, broker_on(store, "b2") as other:
-        await broker.log.create_topic("t", 1, {})
-        await other.log.wal.refresh()
-        await broker.log.add_partitions("t", 2)
-        body = {
-            "topics": [records("t", 1, partition_id=1)],
-            "consumer_groups": [group(("t", 1, 1))],
-        }
-        await assert_true(other, body, await transact(other, body))
+async def test_a_partition_that_was_just_added_elsewhere_is_known(
+    broker: Broker, other: Broker
+) -> None:
+    await broker.log.create_topic("t", 1, {})
+    await other.log.wal.refresh()
+    await broker.log.add_partitions("t", 2)
+    body = {
+        "topics": [records("t", 1, partition_id=1)],
+        "consumer_groups": [group(("t", 1, 1))],
+    }
+    await assert_true(other, body, await transact(other, body))
 
 
 # -- with a key
@@ -283,17 +283,16 @@ async def test_a_key_stands_for_one_body_on_one_route(two: Broker) -> None:
     assert first.status_code == 200
 
 
-async def test_duplicates_at_once_are_one(store: MemoryStore) -> None:
-    async with broker_on(store) as broker, broker_on(store, "b2") as other:
-        await broker.log.create_topic("t", 3, {})
-        await broker.log.create_topic("u", 2, {})
-        body = {"topics": [keyed("t", 7), keyed("u", 7)], "consumer_groups": [group(("t", 0, 1))]}
-        answers = await asyncio.gather(
-            *(transact(receiver, body, "a") for receiver in (broker, other, broker, other) * 3)
-        )
-        assert {answer.content for answer in answers} == {answers[0].content}
-        await assert_true(other, body, answers[0])
-        assert sum(ends(broker.log)) == sum(ends(broker.log, "u")) == 7
+async def test_duplicates_at_once_are_one(broker: Broker, other: Broker) -> None:
+    await broker.log.create_topic("t", 3, {})
+    await broker.log.create_topic("u", 2, {})
+    body = {"topics": [keyed("t", 7), keyed("u", 7)], "consumer_groups": [group(("t", 0, 1))]}
+    answers = await asyncio.gather(
+        *(transact(receiver, body, "a") for receiver in (broker, other, broker, other) * 3)
+    )
+    assert {answer.content for answer in answers} == {answers[0].content}
+    await assert_true(other, body, answers[0])
+    assert sum(ends(broker.log)) == sum(ends(broker.log, "u")) == 7
 
 
 async def test_a_lost_answer_is_found_again(store: MemoryStore) -> None:
@@ -420,12 +419,11 @@ def test_many_headers_are_columns() -> None:
     assert rows.column("headers").to_pylist() == [[{"key": "a", "value": b"b"}] * 9] * 8
 
 
-async def test_a_body_over_the_bound_is_refused(store: MemoryStore) -> None:
-    async with broker_on(store, request_bytes_max=70_000) as broker:
-        await broker.log.create_topic("t", 1, {})
-        assert (await transact(broker, {"topics": [records("t", "x" * 69_000)]})).status_code == 200
-        answer = await transact(broker, {"topics": [records("t", "x" * 71_000)]})
-        assert_refused(answer, 413, 413, JSON)
+@pytest.mark.broker(topics={"t": 1}, request_bytes_max=70000)
+async def test_a_body_over_the_bound_is_refused(broker: Broker) -> None:
+    assert (await transact(broker, {"topics": [records("t", "x" * 69_000)]})).status_code == 200
+    answer = await transact(broker, {"topics": [records("t", "x" * 71_000)]})
+    assert_refused(answer, 413, 413, JSON)
 
 
 async def test_data_with_a_schema_needs_a_registry(two: Broker) -> None:
@@ -436,25 +434,23 @@ async def test_data_with_a_schema_needs_a_registry(two: Broker) -> None:
 
 @pytest.mark.parametrize("deleted_topic", ["t", "u"])
 async def test_i4_a_topic_that_goes_meanwhile_takes_all_of_it_along(
-    store: MemoryStore, deleted_topic: str
+    broker: Broker, other: Broker, faulty: FaultyStore, deleted_topic: str
 ) -> None:
     """Deleted by another broker after everything was checked: `apply` refuses the whole."""
-    faulty = FaultyStore(store)
-    async with broker_on(faulty) as broker, broker_on(store, "b2") as other:
-        await broker.log.create_topic("t", 2, {})
-        await broker.log.create_topic("u", 1, {})
-        await other.log.wal.refresh()
-        gate = faulty.hold("create", object_keys.wal(broker.log.state.seq + 1))
-        body = {"topics": [keyed("t", 5)], "consumer_groups": [group(("u", 0, 1), ("t", 0, 1))]}
-        asking = asyncio.create_task(transact(broker, body, "a"))
-        await gate.reached.wait()
-        await other.log.delete_topic(deleted_topic)
-        gate.opened.set()
-        assert deleted_topic in assert_refused(await asking, 404, 40401, JSON)
-        assert await committed(broker) is None
-        left = "u" if deleted_topic == "t" else "t"
-        assert not any(ends(broker.log, left))
-        assert_refused(await transact(broker, body, "a"), 404, 40401, JSON)
+    await broker.log.create_topic("t", 2, {})
+    await broker.log.create_topic("u", 1, {})
+    await other.log.wal.refresh()
+    gate = faulty.hold("create", object_keys.wal(broker.log.state.seq + 1))
+    body = {"topics": [keyed("t", 5)], "consumer_groups": [group(("u", 0, 1), ("t", 0, 1))]}
+    asking = asyncio.create_task(transact(broker, body, "a"))
+    await gate.reached.wait()
+    await other.log.delete_topic(deleted_topic)
+    gate.opened.set()
+    assert deleted_topic in assert_refused(await asking, 404, 40401, JSON)
+    assert await committed(broker) is None
+    left = "u" if deleted_topic == "t" else "t"
+    assert not any(ends(broker.log, left))
+    assert_refused(await transact(broker, body, "a"), 404, 40401, JSON)
 
 
 SAID = st.fixed_dictionaries(
