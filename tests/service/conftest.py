@@ -63,6 +63,7 @@ def app(log: Log) -> Application:
 
 
 MEMORY = Settings(store="memory://")
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 def routed(app: Application, settings: Settings = MEMORY) -> Router:
@@ -191,6 +192,18 @@ async def listening(app: Any, **options: Any) -> AsyncIterator[int]:
     `options` are those of Server."""
     async with listening_server(app, **options) as server:
         yield server.servers[0].sockets[0].getsockname()[1]
+
+
+@asynccontextmanager
+async def connected(port: int, *sent: bytes) -> AsyncIterator[Streams]:
+    """A connection, on which this was sent."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(b"".join(sent))
+    try:
+        yield reader, writer
+    finally:
+        writer.close()
+        await writer.wait_closed()
 
 
 @asynccontextmanager
@@ -329,3 +342,10 @@ async def consumer(broker: Broker, topic: str) -> Any:
     from tests.service.instances import subscribed  # which needs this module
 
     return await subscribed(broker, auto_commit_enable=False)
+
+
+@pytest.fixture
+async def port(broker: Broker) -> AsyncIterator[int]:
+    """The port of a listening broker."""
+    async with asyncio.timeout(240), listening(broker.app) as port:
+        yield port

@@ -104,10 +104,6 @@ class FakeIssuer:
         return jwt.encode(payload, signer, algorithm=algorithm, headers={**head, **(headers or {})})
 
 
-def bearer(token: str) -> dict[str, str]:
-    return {"authorization": f"Bearer {token}"}
-
-
 @contextmanager
 def running_issuer() -> Iterator[FakeIssuer]:
     class Handler(BaseHTTPRequestHandler):

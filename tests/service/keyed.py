@@ -44,6 +44,11 @@ async def secured(store: MemoryStore, name: str = "broker-1", **more: Any) -> As
 async def key_of(log: Log, principal: str, **more: Any) -> dict[str, str]:
     """A new key's header."""
     _, secret = await log.create_key(principal, **more)
+    return bearer(secret)
+
+
+def bearer(secret: str) -> dict[str, str]:
+    """The header of a key or a token."""
     return {"authorization": f"Bearer {secret}"}
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.service.conftest import Broker, assert_refused, listening
+from tests.service.conftest import Broker, assert_refused
 from tests.service.keyed import ADMIN, ADMIN_KEY, SETTINGS
 from tests.support.broker import error_line, json_of, tidelog
 from tidelog.storage.core.acls import Acl
@@ -37,7 +37,7 @@ async def ask(broker: Broker, method: str, path: str = "acls", **sent: Any) -> h
     return await broker.http.request(method, f"{broker.v3}/{path}", headers=ADMIN, **sent)
 
 
-async def test_an_acl_is_created_found_and_deleted(broker: Broker) -> None:
+async def test_acl_is_created_found_and_deleted(broker: Broker) -> None:
     made = await ask(broker, "POST", json=READ)
     assert (made.status_code, made.content) == (201, b"")
     lower = {name: text.lower() if name in WORDS else text for name, text in READ.items()}
@@ -58,7 +58,7 @@ async def test_an_acl_is_created_found_and_deleted(broker: Broker) -> None:
     assert (await ask(broker, "DELETE", params=ANYTHING)).json() == {"data": []}
 
 
-async def test_a_batch_is_all_or_nothing(broker: Broker) -> None:
+async def test_batch_is_all_or_nothing(broker: Broker) -> None:
     batch = [READ, READ | {"operation": "WRITE"}, READ | {"resource_type": "GROUP"}]
     bad = await ask(broker, "POST", "acls:batch", json={"data": [*batch, READ | {"host": ""}]})
     assert (bad.status_code, bad.json()["error_code"]) == (400, 40002)
@@ -123,7 +123,7 @@ REFUSED: list[tuple[Any, str]] = [
 
 
 @pytest.mark.broker(acls=RULES)
-async def test_deletion_without_a_whole_filter_deletes_nothing(broker: Broker) -> None:
+async def test_deletion_without_whole_filter_deletes_nothing(broker: Broker) -> None:
     for query, naming in REFUSED:
         answer = await ask(broker, "DELETE", params=query)
         assert naming in assert_refused(answer, 400, 40002, "application/json"), query
@@ -163,7 +163,7 @@ async def test_listing_needs_no_filter(broker: Broker) -> None:
 
 
 @pytest.mark.broker(acls=RULES)
-async def test_no_delete_or_put_ignores_a_parameter(broker: Broker) -> None:
+async def test_no_delete_or_put_ignores_parameter(broker: Broker) -> None:
     await broker.log.create_topic("t", 1, {"retention.ms": "7200000"})
     document = (await broker.http.get("/openapi.json", headers=ADMIN)).json()
     in_front = "/consumers/"  # served before the application: its routes name what they delete
@@ -188,7 +188,7 @@ async def test_no_delete_or_put_ignores_a_parameter(broker: Broker) -> None:
 
 
 @pytest.mark.broker(acls=RULES)
-async def test_the_command_line_removes_what_it_names(broker: Broker) -> None:
+async def test_command_line_removes_what_it_names(broker: Broker, port: int) -> None:
     async def remove(url: str, *options: str, status: int = 0) -> Any:
         return await asyncio.to_thread(
             tidelog,
@@ -198,16 +198,13 @@ async def test_the_command_line_removes_what_it_names(broker: Broker) -> None:
             TIDELOG_KEY=ADMIN_KEY,
         )
 
-    async with listening(broker.app) as port:
-        url = f"http://127.0.0.1:{port}"
-        refused = await remove(url, "--topic", "", status=1)
-        assert "resource_name is empty" in error_line(refused)
-        assert set(broker.log.state.access.acls) == set(RULES)
-        removed_acls = json_of(
-            await remove(url, "--principal", "alice", "-o", "read", "--topic", "a")
-        )
-        assert [acl["resource_type"] for acl in removed_acls] == ["TOPIC"]
-        assert set(broker.log.state.access.acls) == set(RULES[1:])
-        removed_acls = json_of(await remove(url, "--principal", "alice"))
-        assert [acl["resource_type"] for acl in removed_acls] == ["GROUP"]
-        assert set(broker.log.state.access.acls) == {RULES[1]}
+    url = f"http://127.0.0.1:{port}"
+    refused = await remove(url, "--topic", "", status=1)
+    assert "resource_name is empty" in error_line(refused)
+    assert set(broker.log.state.access.acls) == set(RULES)
+    removed_acls = json_of(await remove(url, "--principal", "alice", "-o", "read", "--topic", "a"))
+    assert [acl["resource_type"] for acl in removed_acls] == ["TOPIC"]
+    assert set(broker.log.state.access.acls) == set(RULES[1:])
+    removed_acls = json_of(await remove(url, "--principal", "alice"))
+    assert [acl["resource_type"] for acl in removed_acls] == ["GROUP"]
+    assert set(broker.log.state.access.acls) == {RULES[1]}

@@ -68,7 +68,7 @@ def _links(said: Any) -> list[str]:
     return own + [link for value in said.values() for link in _links(value)]
 
 
-async def test_the_cluster(client: httpx.AsyncClient, log: Log, v3: str) -> None:
+async def test_cluster(client: httpx.AsyncClient, log: Log, v3: str) -> None:
     cluster_id = log.identity.cluster_id
     (cluster,) = data_of(await client.get("/v3/clusters"))
     assert cluster == (await client.get(v3)).json()
@@ -84,7 +84,7 @@ async def test_the_cluster(client: httpx.AsyncClient, log: Log, v3: str) -> None
     assert (answer.status_code, answer.json()) == (404, said)
 
 
-async def test_the_broker_is_where_the_client_is(client: httpx.AsyncClient, v3: str) -> None:
+async def test_broker_is_where_client_is(client: httpx.AsyncClient, v3: str) -> None:
     (broker,) = data_of(await client.get(f"{v3}/brokers"))
     assert (broker["broker_id"], broker["host"], broker["port"]) == (1, "tide", 8082)
     assert broker["rack"] is None
@@ -92,7 +92,7 @@ async def test_the_broker_is_where_the_client_is(client: httpx.AsyncClient, v3: 
     assert (answer.status_code, answer.json()["error_code"]) == (404, 404)
 
 
-async def test_the_other_brokers_are_listed_while_they_live(
+async def test_other_brokers_are_listed_while_they_live(
     client: httpx.AsyncClient, log: Log, v3: str
 ) -> None:
     other = Member("c" * 32, "b2", "http://10.0.0.7:4711", "secret", 0, port=8082)
@@ -143,7 +143,7 @@ async def test_broker_replicas_are_all_partitions(
         ({"x-forwarded-host": "gw/<script>", "x-forwarded-prefix": "/a b"}, "http://tide:8082"),
     ],
 )
-async def test_links_go_through_the_proxy(
+async def test_links_go_through_proxy(
     client: httpx.AsyncClient, headers: dict[str, str], url: str
 ) -> None:
     said = (await client.get("/v3/clusters", headers=headers)).json()
@@ -163,7 +163,7 @@ async def test_links_go_through_the_proxy(
     ),
     st.text(),
 )
-def test_no_header_breaks_the_origin(headers: dict[str, str], path: str) -> None:
+def test_no_header_breaks_origin(headers: dict[str, str], path: str) -> None:
     request_origin = origin(headers, clean_path(path), proto="http", server="localhost:80")
     assert httpx.URL(request_origin.url).is_absolute_url
 
@@ -171,7 +171,7 @@ def test_no_header_breaks_the_origin(headers: dict[str, str], path: str) -> None
 # -- topics
 
 
-async def test_a_topic_is_created(client: httpx.AsyncClient, log: Log, v3: str) -> None:
+async def test_topic_is_created(client: httpx.AsyncClient, log: Log, v3: str) -> None:
     body = {
         "topic_name": "t",
         "partitions_count": "3",
@@ -237,7 +237,7 @@ async def test_assignments_count_partitions(client: httpx.AsyncClient, log: Log,
         ({}, 422, 422, "topic_name is missing"),
     ],
 )
-async def test_a_bad_creation_is_refused(
+async def test_bad_creation_is_refused(
     client: httpx.AsyncClient, log: Log, v3: str, body: Any, status: int, code: int, message: str
 ) -> None:
     await log.create_topic("t", 1, {})
@@ -282,9 +282,7 @@ async def test_deletion(client: httpx.AsyncClient, log: Log, v3: str) -> None:
 @pytest.mark.parametrize(
     "path", ["", "/configs", "/configs/segment.ms", "/partitions", "/partitions/0/offset"]
 )
-async def test_an_unknown_topic_is_not_hosted(
-    client: httpx.AsyncClient, v3: str, path: str
-) -> None:
+async def test_unknown_topic_is_not_hosted(client: httpx.AsyncClient, v3: str, path: str) -> None:
     answer = await client.get(f"{v3}/topics/none{path}")
     assert (answer.status_code, answer.json()) == (404, NOT_HOSTED)
 
@@ -322,13 +320,56 @@ async def test_configs_say_where_they_come_from(
     assert (answer.status_code, answer.json()["error_code"]) == (404, 404)
 
 
-async def test_a_config_is_set_and_reset(client: httpx.AsyncClient, log: Log, v3: str) -> None:
+async def test_config_is_set_and_reset(client: httpx.AsyncClient, log: Log, v3: str) -> None:
     await log.create_topic("t", 1, {})
     path = f"{v3}/topics/t/configs/segment.ms"
     assert (await client.put(path, json={"value": 7000})).status_code == 204
     assert log.state.topic("t").configs == {"segment.ms": "7000"}
     assert (await client.delete(path)).status_code == 204
     assert log.state.topic("t").configs == {}
+
+
+KAFKA_CONFIGS = {
+    "min.insync.replicas": "2",
+    "unclean.leader.election.enable": "false",
+    "max.compaction.lag.ms": "86400000",
+    "flush.ms": "1000",
+    "flush.messages": "10000",
+    "file.delete.delay.ms": "60000",
+    "segment.index.bytes": "10485760",
+    "index.interval.bytes": "4096",
+    "segment.jitter.ms": "0",
+    "preallocate": "false",
+    "message.format.version": "3.0-IV1",
+    "message.downconversion.enable": "true",
+    "message.timestamp.difference.max.ms": "9223372036854775807",
+    "remote.storage.enable": "false",
+    "local.retention.ms": "-2",
+    "follower.replication.throttled.replicas": "",
+    "confluent.value.schema.validation": "false",
+}
+"""Configs without a meaning here, which definitions of Kafka's topics have."""
+
+
+@pytest.mark.parametrize("name", KAFKA_CONFIGS)
+async def test_config_without_meaning_is_set_shown_and_reset(
+    client: httpx.AsyncClient, log: Log, v3: str, name: str
+) -> None:
+    value = KAFKA_CONFIGS[name]
+    body = {"topic_name": "t", "configs": [{"name": name, "value": value}]}
+    made = await client.post(f"{v3}/topics", json=body)
+    assert made.status_code == 201, made.text
+    shown = (await client.get(f"{v3}/topics/t/configs/{name}")).json()
+    assert (shown["value"], shown["source"]) == (value, "DYNAMIC_TOPIC_CONFIG")
+    assert (await client.get("/topics/t")).json()["configs"][name] == value
+    assert (await client.delete(f"{v3}/topics/t/configs/{name}")).status_code == 204
+    assert log.state.topics["t"].configs == {}
+    listed = data_of(await client.get(f"{v3}/topics/t/configs"))
+    assert name not in {config["name"] for config in listed}, "without effect, and not set"
+    assert (await client.get(f"{v3}/topics/t/configs/{name}")).json()["is_default"] is True
+    assert (await client.put(f"{v3}/topics/t/configs/{name}", json={"value": value})).is_success
+    listed = data_of(await client.get(f"{v3}/topics/t/configs"))
+    assert name in {config["name"] for config in listed}
 
 
 async def test_configs_change_together_or_not_at_all(
@@ -361,6 +402,16 @@ async def test_configs_change_together_or_not_at_all(
         ("PUT", "configs/segment.ms", {"value": "1"}, "must be"),
         ("PUT", "configs/segment.ms", {"value": None}, "Null value"),
         ("DELETE", "configs/no.such", None, "no.such"),
+        *(
+            ("PUT", f"configs/{name}", {"value": value}, name)
+            for name, value in (
+                ("message.timestamp.difference.max.ms", "1000"),
+                ("confluent.value.schema.validation", "true"),
+                ("min.insync.replicas", "0"),
+                ("unclean.leader.election.enable", "maybe"),
+                ("flush.ms", "soon"),
+            )
+        ),
         ("POST", "configs:alter", {"data": [{"name": "no.such", "value": "1"}]}, "no.such"),
         ("POST", "configs:alter", {"data": [{"name": "segment.ms"}]}, "Null value"),
         ("POST", "configs:alter", {"data": [{"name": "x", "operation": "DELETE"}]}, "'x'"),
@@ -372,7 +423,7 @@ async def test_configs_change_together_or_not_at_all(
         ),
     ],
 )
-async def test_a_bad_config_is_refused(
+async def test_bad_config_is_refused(
     client: httpx.AsyncClient, log: Log, v3: str, method: str, path: str, body: Any, word: str
 ) -> None:
     await log.create_topic("t", 1, {})
@@ -413,7 +464,7 @@ async def test_partitions_replicas_and_offsets(
         ("?offset_type=earliest_and_latest", {"earliest_offset": 0, "latest_offset": 0}),
     ],
 )
-async def test_offsets_of_a_partition(
+async def test_offsets_of_partition(
     client: httpx.AsyncClient, log: Log, v3: str, query: str, offsets: dict[str, int]
 ) -> None:
     await log.create_topic("t", 1, {})

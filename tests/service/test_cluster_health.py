@@ -1,12 +1,11 @@
 """Whether a cluster is well: each fault is named, with its runbook; and the facts of a broker."""
 
-from collections.abc import Sequence
-
 import msgspec
 import pytest
 
 from tests.service.conftest import QUIET, append, serving
 from tests.service.conftest import Broker as Served
+from tests.service.test_health import DarkStore, MovedClock
 from tests.service.test_monitoring import anchors
 from tidelog.service.settings.settings import Settings
 from tidelog.service.telemetry import health
@@ -27,8 +26,6 @@ from tidelog.service.telemetry.maintenance_results import (
     store_result,
 )
 from tidelog.storage.broker import Broker, MembershipSettings
-from tidelog.storage.core.errors import Unavailable
-from tidelog.storage.core.model import Part
 from tidelog.storage.runtime.clock import SystemClock
 from tidelog.storage.store.memory import MemoryStore
 from tidelog.storage.store.metered import VERBS, MeteredStore
@@ -83,12 +80,12 @@ FAULTS = {
 }
 
 
-def test_a_cluster_without_a_fault_is_well() -> None:
+def test_cluster_without_fault_is_well() -> None:
     assert judge(WELL) == []
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_each_fault_is_named_with_a_runbook_that_is_there(name: str) -> None:
+def test_each_fault_is_named_with_runbook_that_is_there(name: str) -> None:
     problems = judge(WELL._replace(**FAULTS[name]))
     assert name in {problem.name for problem in problems}
     assert {problem.name for problem in problems} <= {name, "group-without-members"}
@@ -100,17 +97,19 @@ def test_each_fault_is_named_with_a_runbook_that_is_there(name: str) -> None:
         assert "\n" not in problem.what
 
 
-def test_a_fault_names_its_place() -> None:
-    (problem,) = judge(WELL._replace(**FAULTS["seals-fail"]))
-    assert "t-0, t-1 and 5 more" in problem.what
-    (problem,) = judge(WELL._replace(**FAULTS["broker-gone"]))
-    assert "broker c " in problem.what
-    (problem,) = judge(WELL._replace(**FAULTS["levels-differ"]))
-    assert "a knows 4, b knows 3" in problem.what
-    (problem,) = judge(WELL._replace(**FAULTS["damage"]))
-    assert "wal/1: is corrupt" in problem.what
-    (problem,) = judge(WELL._replace(**FAULTS["group-without-members"]))
-    assert "group g has no members and 5 unread records, the oldest is 50 min old" in problem.what
+def test_fault_names_its_place() -> None:
+    for name, words in (
+        ("seals-fail", "t-0, t-1 and 5 more"),
+        ("broker-gone", "broker c "),
+        ("levels-differ", "a knows 4, b knows 3"),
+        ("damage", "wal/1: is corrupt"),
+        (
+            "group-without-members",
+            "group g has no members and 5 unread records, the oldest is 50 min old",
+        ),
+    ):
+        (problem,) = judge(WELL._replace(**FAULTS[name]))
+        assert words in problem.what
 
 
 @pytest.mark.parametrize(
@@ -130,7 +129,7 @@ def test_what_is_no_fault(facts: dict[str, object]) -> None:
 # -- results of maintenance
 
 
-async def test_a_failed_run_keeps_the_time_of_the_last_complete_one() -> None:
+async def test_failed_run_keeps_time_of_last_complete_one() -> None:
     store = MemoryStore()
     log = await Broker.open(store, QUIET, clock=SystemClock(), name="one")
     results = StoredResults(log)
@@ -150,18 +149,7 @@ async def test_a_failed_run_keeps_the_time_of_the_last_complete_one() -> None:
     await log.close()
 
 
-class DarkStore(MemoryStore):
-    """A store that answers no read while it is dark."""
-
-    is_dark = False
-
-    async def get(self, key: str) -> bytes:
-        if self.is_dark:
-            raise Unavailable("the store is dark")
-        return await super().get(key)
-
-
-async def test_a_store_that_is_away_leaves_the_last_results() -> None:
+async def test_store_that_is_dark_leaves_last_results() -> None:
     store = DarkStore()
     log = await Broker.open(store, QUIET, clock=SystemClock(), name="one")
     await store_result(store, result("scrub", 1_000))
@@ -177,7 +165,7 @@ async def test_a_store_that_is_away_leaves_the_last_results() -> None:
 # -- the route
 
 
-async def test_the_route_has_the_facts_of_the_broker() -> None:
+async def test_route_has_facts_of_broker() -> None:
     clock = SystemClock()
     log = await Broker.open(MeteredStore(MemoryStore(), clock), QUIET, clock=clock, name="one")
     await log.create_topic("t", 2, {})
@@ -202,47 +190,13 @@ async def test_the_route_has_the_facts_of_the_broker() -> None:
     await log.close()
 
 
-class AwayStore(MemoryStore):
-    """A store that answers nothing while it is away."""
-
-    is_away = False
-
-    def _check(self) -> None:
-        if self.is_away:
-            raise Unavailable("the store is away")
-
-    async def get(self, key: str) -> bytes:
-        self._check()
-        return await super().get(key)
-
-    async def get_range(self, key: str, start: int, length: int) -> bytes:
-        self._check()
-        return await super().get_range(key, start, length)
-
-    async def put(self, key: str, parts: Sequence[Part]) -> None:
-        self._check()
-        await super().put(key, parts)
-
-
-class MovedClock(SystemClock):
-    """Both times, which a test moves."""
-
-    skipped_s = 0.0
-
-    def boot_s(self) -> float:
-        return super().boot_s() + self.skipped_s
-
-    def now_ms(self) -> int:
-        return super().now_ms() + int(self.skipped_s * 1000)
-
-
 async def names_of(served: Served) -> set[str]:
     answer = (await served.http.get("/tidelog/v1/health")).json()
     return {problem["name"] for problem in answer["problems"]}
 
 
-async def test_faults_of_a_running_broker_are_named() -> None:
-    store, clock = AwayStore(), MovedClock()
+async def test_faults_of_running_broker_are_named() -> None:
+    store, clock = DarkStore(), MovedClock()
     settings = QUIET._replace(membership=MembershipSettings(5.0, 15.0, 3600.0))
     log = await Broker.open(MeteredStore(store, clock), settings, clock=clock, name="one")
     await log.join("http://127.0.0.1:1")
@@ -260,12 +214,12 @@ async def test_faults_of_a_running_broker_are_named() -> None:
             await log.membership.beat()
             await log.membership.look()
         assert await names_of(served) == {"broker-gone"}
-        store.is_away = True
+        store.is_dark = True
         clock.skipped_s += 100.0
         for _ in range(5):  # requests that fail
             names = await names_of(served)
         assert {"not-ready", "store-fails", "view-old"} <= names
-        store.is_away = False
+        store.is_dark = False
         clock.skipped_s += 40 * DAY_S
         await log.refresh()
         late = {"retain-late", "collect-late", "compact-late", "scrub-late"}
@@ -273,5 +227,5 @@ async def test_faults_of_a_running_broker_are_named() -> None:
     await log.close()
 
 
-def test_the_module_that_judges_uses_no_clock() -> None:
+def test_module_that_judges_uses_no_clock() -> None:
     assert not {"time", "datetime", "asyncio", "random"} & set(vars(health))

@@ -15,7 +15,7 @@ from tidelog.storage.log import Log
 from tidelog.storage.store.memory import MemoryStore
 
 
-async def test_defaults_of_the_cluster(client: httpx.AsyncClient, log: Log, v3: str) -> None:
+async def test_defaults_of_cluster(client: httpx.AsyncClient, log: Log, v3: str) -> None:
     await log.create_topic("t", 1, {"retention.ms": "5000"})
     path = f"{v3}/broker-configs"
     before = {config["name"]: config for config in data_of(await client.get(path))}
@@ -110,7 +110,7 @@ async def test_defaults_that_are_refused(
     assert log.state.defaults.values == {}
 
 
-async def test_defaults_need_rights_on_the_cluster_and_have_audit_lines(tmp_path: Path) -> None:
+async def test_defaults_need_rights_on_cluster_and_have_audit_lines(tmp_path: Path) -> None:
     file = tmp_path / "audit.jsonl"
     async with broker_on(MemoryStore(), **SETTINGS, audit_log=str(file)) as broker:
         http, log = broker.http, broker.log

@@ -76,7 +76,7 @@ async def ten(broker: Broker, topic: str) -> None:
         ({"last-event-id": "3"}, 4),
     ],
 )
-async def test_a_fetch_begins_at_the_requested_place(
+async def test_fetch_begins_at_requested_place(
     broker: Broker, ten: None, query: dict[str, str], first: int
 ) -> None:
     answer = await get(broker, **query)
@@ -96,7 +96,7 @@ async def test_a_fetch_begins_at_the_requested_place(
         ({"before": "0"}, range(0), 0),
     ],
 )
-async def test_the_newest_records_before_an_offset(
+async def test_newest_records_before_offset(
     broker: Broker, ten: None, query: dict[str, str], offsets: range, first: int
 ) -> None:
     answer = await get(broker, **query)
@@ -106,24 +106,7 @@ async def test_the_newest_records_before_an_offset(
     assert int(answer.headers["tidelog-first-offset"]) == first
 
 
-@pytest.mark.parametrize(
-    "query",
-    [
-        {"before": "-1"},
-        {"before": "newest"},
-        {"before": "5", "offset": "3"},
-        {"before": "5", "timestamp": "3"},
-        {"before": "5", "timeout": "3"},
-        {"before": "5", "follow": "true"},
-    ],
-)
-async def test_a_fetch_before_an_offset_has_one_place(
-    broker: Broker, ten: None, query: dict[str, str]
-) -> None:
-    assert_refused(await get(broker, **query), 400, 40002)
-
-
-async def test_no_record_is_before_the_log_start(broker: Broker, ten: None) -> None:
+async def test_no_record_is_before_log_start(broker: Broker, ten: None) -> None:
     await broker.log.delete_records("t", 0, 4)
     answer = await get(broker, before="6")
     assert [record["offset"] for record in answer.json()] == [4, 5]
@@ -131,7 +114,7 @@ async def test_no_record_is_before_the_log_start(broker: Broker, ten: None) -> N
     assert_refused(await get(broker, before="3"), 400, 40002)
 
 
-async def test_a_record_is_whole(broker: Broker, topic: str) -> None:
+async def test_record_is_whole(broker: Broker, topic: str) -> None:
     record = {"key": "k", "value": {"a": 1}, "timestamp": 5, "partition": 0}
     record["headers"] = [{"key": "h", "value": "aGk="}]
     await post(broker.http, [record])
@@ -139,7 +122,7 @@ async def test_a_record_is_whole(broker: Broker, topic: str) -> None:
     assert answer.json() == [{"topic": "t", "offset": 0, **record}]
 
 
-async def test_an_empty_partition_has_an_end(broker: Broker, topic: str) -> None:
+async def test_empty_partition_has_end(broker: Broker, topic: str) -> None:
     for query in ({}, {"offset": "latest"}, {"offset": "0"}, {"timestamp": "0"}):
         answer = await get(broker, **query)
         assert (answer.status_code, answer.json()) == (200, [])
@@ -147,7 +130,7 @@ async def test_an_empty_partition_has_an_end(broker: Broker, topic: str) -> None
 
 
 @pytest.mark.parametrize("offset", ["11", str(2**63 - 1)])
-async def test_out_of_range_says_the_range(broker: Broker, ten: None, offset: str) -> None:
+async def test_out_of_range_says_range(broker: Broker, ten: None, offset: str) -> None:
     message = assert_refused(await get(broker, offset=offset), 400, 40002)
     assert f"offset {offset} is out of range" in message
     assert "0 to 10" in message
@@ -171,16 +154,23 @@ async def test_bad_parameters_are_refused(broker: Broker, ten: None, name: str, 
         {"offset": "earliest", "timestamp": "0"},
         {"offset": "smallest"},
         {"max_bytes": "0"},
+        {"max_records": "0"},
         {"timestamp": "253402300800000"},
         {"format": "avro"},
+        {"before": "-1"},
+        {"before": "newest"},
+        *({"before": "5", name: "3"} for name in ("offset", "timestamp", "timeout")),
+        {"before": "5", "follow": "true"},
     ],
+    ids=str,
 )
 async def test_nonsense_is_refused(broker: Broker, ten: None, query: dict[str, str]) -> None:
-    assert_refused(await get(broker, "application/x-ndjson", **query), 400, 40002)
+    for accept in ("application/x-ndjson", *([None] if "before" in query else [])):
+        assert_refused(await get(broker, accept, **query), 400, 40002)
 
 
 @pytest.mark.parametrize("event_id", ["", "x", "-1", "1 2", "\xff", str(2**63)])
-async def test_a_bad_last_event_id_is_refused(broker: Broker, ten: None, event_id: str) -> None:
+async def test_bad_last_event_id_is_refused(broker: Broker, ten: None, event_id: str) -> None:
     headers = {"last-event-id": event_id.encode("latin-1")}
     answer = await broker.http.get(PATH, headers=headers)
     if event_id:
@@ -223,10 +213,9 @@ async def test_max_records_cuts_exactly(broker: Broker, ten: None) -> None:
     for max_records, count in ((1, 1), (9, 9), (10, 10), (10**18, 10)):
         answer = await get(broker, offset=0, max_records=max_records)
         assert positions(answer) == (count, 10, 0)
-    assert (await get(broker, offset=0, max_records=0)).status_code == 400
 
 
-async def test_following_the_next_offset_reads_all_once(broker: Broker, ten: None) -> None:
+async def test_following_next_offset_reads_all_once(broker: Broker, ten: None) -> None:
     read: list[str] = []
     offset = 0
     while offset < 10:
@@ -237,7 +226,7 @@ async def test_following_the_next_offset_reads_all_once(broker: Broker, ten: Non
 
 
 @pytest.mark.broker(topics={"t": 1}, fetch_bytes=68, fetch_bytes_max=1024)
-async def test_the_servers_bound_is_the_last_word(broker: Broker) -> None:
+async def test_servers_bound_is_last_word(broker: Broker) -> None:
     await append(broker.log, *([b"v" * 10] * 200))
     assert len((await get(broker)).json()) == 2
     assert len((await get(broker, max_bytes=10**9)).json()) == 30
@@ -252,7 +241,7 @@ async def timed(broker: Broker, **query: Any) -> tuple[httpx.Response, float]:
     return await get(broker, TEXT, **query), loop.time() - started
 
 
-async def test_a_poll_returns_with_the_first_record(broker: Broker, ten: None) -> None:
+async def test_poll_returns_with_first_record(broker: Broker, ten: None) -> None:
     polls = [asyncio.create_task(timed(broker, offset=10, timeout=20_000)) for _ in range(3)]
     await until(lambda: len(broker.log._waiting.get(("t", 0), ())) == 3)
     await append(broker.log, b"else", partition=1)
@@ -267,14 +256,14 @@ async def test_a_poll_returns_with_the_first_record(broker: Broker, ten: None) -
     assert not broker.log._waiting
 
 
-async def test_a_poll_ends_at_its_timeout(broker: Broker, ten: None) -> None:
+async def test_poll_ends_at_its_timeout(broker: Broker, ten: None) -> None:
     answer, took_s = await timed(broker, offset=10, timeout=150)
     assert answer.json() == []
     assert positions(answer) == (10, 10, 0)
     assert took_s == pytest.approx(0.15)
 
 
-async def test_a_poll_does_not_wait_for_what_is_there(broker: Broker, ten: None) -> None:
+async def test_poll_does_not_wait_for_what_is_there(broker: Broker, ten: None) -> None:
     answer, took_s = await timed(broker, offset=9, timeout=20_000)
     assert len(answer.json()) == 1
     assert took_s == 0
@@ -284,21 +273,21 @@ class _ShortPolls(Settings):
     fetch_wait_ms_max = 50
 
 
-async def test_a_polls_timeout_has_a_bound(store: MemoryStore) -> None:
+async def test_polls_timeout_has_bound(store: MemoryStore) -> None:
     async with broker_on(store, kind=_ShortPolls) as broker:
         await broker.log.create_topic("t", 1, {})
         _, took_s = await timed(broker, timeout=10**15)
         assert took_s == pytest.approx(0.05)
 
 
-async def test_a_poll_ends_when_its_topic_does(broker: Broker, ten: None) -> None:
+async def test_poll_ends_when_its_topic_does(broker: Broker, ten: None) -> None:
     poll = asyncio.create_task(get(broker, offset=10, timeout=300))
     await until(lambda: broker.log._waiting)
     await broker.log.delete_topic("t")
     assert_refused(await poll, 404, 40401)
 
 
-async def test_a_poll_sees_what_another_broker_acked(store: MemoryStore) -> None:
+async def test_poll_sees_what_another_broker_acked(store: MemoryStore) -> None:
     async with broker_on(store) as writer, broker_on(store, "b2", poll_interval_ms=10) as reader:
         await writer.log.create_topic("t", 1, {})
         await append(writer.log, b"a")
@@ -312,7 +301,7 @@ async def test_a_poll_sees_what_another_broker_acked(store: MemoryStore) -> None
 
 
 @pytest.mark.broker(topics={"t": 2}, fetch_bytes_in_flight=1024)
-async def test_waiting_holds_nothing_of_the_bound(broker: Broker) -> None:
+async def test_waiting_holds_nothing_of_bound(broker: Broker) -> None:
     await append(broker.log, b"a", partition=1)
     query = {"max_bytes": 1024, "timeout": 20_000}
     polls = [asyncio.create_task(get(broker, TEXT, **query)) for _ in range(5)]
@@ -324,7 +313,7 @@ async def test_waiting_holds_nothing_of_the_bound(broker: Broker) -> None:
         assert [record["value"] for record in (await poll).json()] == ["b"]
 
 
-async def test_the_bound_of_answers_is_503(log: Log, store: MemoryStore) -> None:
+async def test_bound_of_answers_is_503(log: Log, store: MemoryStore) -> None:
     gate = asyncio.Event()
     bounds = Settings(store="memory://", fetch_bytes_in_flight=1500)
     async with serving(log, bounds) as broker:
@@ -372,7 +361,7 @@ async def test_the_bound_of_answers_is_503(log: Log, store: MemoryStore) -> None
         ("text/html,application/xhtml+xml,*/*;q=0.8", BINARY),
     ],
 )
-async def test_accept_chooses_the_format(
+async def test_accept_chooses_format(
     broker: Broker, topic: str, accept: str | None, media_type: str
 ) -> None:
     await append(broker.log, b"1")
@@ -462,7 +451,7 @@ async def test_lines_are_records(broker: Broker, topic: str) -> None:
     | st.binary(max_size=4),
     event_id=st.none() | st.binary(max_size=3) | st.integers().map(lambda n: str(n).encode()),
 )
-async def test_no_query_is_an_internal_error(
+async def test_no_query_is_internal_error(
     broker: Broker, query: bytes, accept: bytes, event_id: bytes | None
 ) -> None:
     if "t" not in broker.log.state.topics:

@@ -30,7 +30,7 @@ async def get(broker: Broker, accept: str = TEXT, **query: Any) -> httpx.Respons
 # -- both tiers
 
 
-async def test_one_answer_spans_the_tiers(broker: Broker, topic: str) -> None:
+async def test_one_answer_spans_tiers(broker: Broker, topic: str) -> None:
     for n in range(30):
         await append(broker.log, b"value-%04d" % n, timestamp_ms=FIRST_MS + n)
         if n in (9, 19):
@@ -58,7 +58,7 @@ def damage(store: MemoryStore, key: str, position: int) -> None:
     store._objects[key] = (flip(body, position), modified_ms)
 
 
-async def test_a_damaged_chunk_fails_its_partition_alone(
+async def test_damaged_chunk_fails_its_partition_alone(
     broker: Broker, store: MemoryStore, topic: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     body = [{"value": n, "partition": n % 2} for n in range(20)]
@@ -79,7 +79,7 @@ async def test_a_damaged_chunk_fails_its_partition_alone(
 
 
 @pytest.mark.parametrize("accept", [JSON, TEXT, ARROW, "application/x-ndjson", "text/event-stream"])
-async def test_damage_is_said_in_every_form_of_an_answer(
+async def test_damage_is_said_in_every_form_of_answer(
     broker: Broker, store: MemoryStore, topic: str, accept: str
 ) -> None:
     await post(broker.http, [{"value": n, "partition": 0} for n in range(20)])
@@ -94,7 +94,7 @@ async def test_damage_is_said_in_every_form_of_an_answer(
     assert run.object_key in assert_refused(await get(broker, accept, offset=20), 500, 50002)
 
 
-async def test_a_damaged_segment_fails_its_partition_alone(
+async def test_damaged_segment_fails_its_partition_alone(
     broker: Broker, store: MemoryStore, topic: str
 ) -> None:
     await post(broker.http, [{"value": "v" * 100, "partition": n % 2} for n in range(20)])

@@ -19,8 +19,6 @@ from tests.service.conftest import (
     V2,
     Broker,
     append,
-    broker_on,
-    listening,
     stored,
 )
 from tests.service.instances import created, subscribed
@@ -29,7 +27,6 @@ from tidelog.service.http.media_types import is_served
 from tidelog.service.http.route import V2 as V2_DIALECT
 from tidelog.service.routes import fetch, topics
 from tidelog.service.server.router import APP_ROUTES, HOT_ROUTES
-from tidelog.storage.store.memory import MemoryStore
 
 PATH = "/topics/t/partitions/0/records"
 ORIGIN = "https://app.example.com"
@@ -71,7 +68,7 @@ async def test_every_path_names_its_methods(broker: Broker) -> None:
     assert (await broker.http.options("/nowhere")).status_code == 404
 
 
-async def test_head_reads_no_record_of_an_instance(broker: Broker) -> None:
+async def test_head_reads_no_record_of_instance(broker: Broker) -> None:
     await append(broker.log, b"0", b"1")
     instance = await subscribed(broker)
     answer = await instance("HEAD", "/records", accept=JSON)
@@ -79,13 +76,13 @@ async def test_head_reads_no_record_of_an_instance(broker: Broker) -> None:
     assert await instance.read() == [0, 1]
 
 
-async def test_head_of_a_follower_ends(broker: Broker) -> None:
+async def test_head_of_follower_ends(broker: Broker) -> None:
     answer = await broker.http.head(PATH, headers={"accept": "text/event-stream"})
     assert (answer.status_code, answer.content) == (200, b"")
     assert answer.headers["content-type"] == "text/event-stream"
 
 
-async def test_head_is_get_without_a_body(broker: Broker) -> None:
+async def test_head_is_get_without_body(broker: Broker, port: int) -> None:
     await append(broker.log, b"1")
     paths = ("/", "/healthy", "/ready", "/metrics", "/topics", "/topics/t", "/v3/clusters", PATH)
     for path in (*paths, "/nowhere"):
@@ -93,7 +90,7 @@ async def test_head_is_get_without_a_body(broker: Broker) -> None:
         assert head.status_code == got.status_code == (404 if path == "/nowhere" else 200)
         assert head.content == b""
         assert head.headers["content-type"] == got.headers["content-type"]
-    async with listening(broker.app) as port, httpx.AsyncClient(trust_env=False) as http:
+    async with httpx.AsyncClient(trust_env=False) as http:
         for path in ("/topics", "/nowhere"):
             url = f"http://127.0.0.1:{port}{path}"
             head, got = await http.head(url), await http.get(url)
@@ -105,14 +102,14 @@ async def test_head_is_get_without_a_body(broker: Broker) -> None:
 @pytest.mark.parametrize("accept", [TEXT, "text/event-stream"])
 @pytest.mark.parametrize("path", ["/topics/t/records", PATH])
 async def test_head_reads_and_encodes_no_record(
-    broker: Broker, monkeypatch: pytest.MonkeyPatch, path: str, accept: str
+    broker: Broker, port: int, monkeypatch: pytest.MonkeyPatch, path: str, accept: str
 ) -> None:
     if (path, accept) == ("/topics/t/records", TEXT):
         accept = "application/x-ndjson"
     await append(broker.log, b"1", b"2")
     monkeypatch.setattr(fetch, "encode", None)
     monkeypatch.setattr(broker.log, "fetch", None)
-    async with listening(broker.app) as port, httpx.AsyncClient(trust_env=False) as http:
+    async with httpx.AsyncClient(trust_env=False) as http:
         url = f"http://127.0.0.1:{port}{path}"
         query = {"offset": "earliest", "follow": "true"}
         answer = await http.head(url, params=query, headers={"accept": accept})
@@ -130,7 +127,7 @@ async def test_head_reads_and_encodes_no_record(
 
 @pytest.mark.parametrize(("coding", "pack"), [("gzip", gzip.compress), ("zstd", zstd)])
 @pytest.mark.parametrize("path", ["/topics/t", "/topics/t/partitions/0"])
-async def test_a_packed_body_is_taken(broker: Broker, path: str, coding: str, pack: Any) -> None:
+async def test_packed_body_is_taken(broker: Broker, path: str, coding: str, pack: Any) -> None:
     headers = {"content-type": JSON, "content-encoding": coding}
     answer = await broker.http.post(path, content=pack(BODY), headers=headers)
     assert answer.status_code == 200, answer.text
@@ -156,7 +153,7 @@ async def test_packed_body_of_any_route_is_taken(broker: Broker, coding: str, pa
 
 @pytest.mark.parametrize("path", ["/topics/t", "/consumers/g", "/admin/topics"])
 @pytest.mark.parametrize(("coding", "pack"), [("gzip", gzip.compress), ("zstd", zstd)])
-async def test_a_bomb_is_too_large(broker: Broker, path: str, coding: str, pack: Any) -> None:
+async def test_bomb_is_too_large(broker: Broker, path: str, coding: str, pack: Any) -> None:
     body = pack(b" " * (64 * MIB))
     assert len(body) < MIB
     headers = {"content-type": "application/json", "content-encoding": coding}
@@ -206,7 +203,7 @@ async def test_another_coding_is_refused_as_one(
         (b"", b"", b""),
     ],
 )
-def test_what_a_client_accepts(accepted: bytes, of_app: bytes, of_hot: bytes) -> None:
+def test_what_client_accepts(accepted: bytes, of_app: bytes, of_hot: bytes) -> None:
     assert coding_of_answer(accepted, is_hot=False) == of_app
     assert coding_of_answer(accepted, is_hot=True) == of_hot
 
@@ -232,7 +229,7 @@ async def test_large_answers_are_packed_for_clients_that_accept_it(broker: Broke
     assert len(json.loads(content)[0]["value"]) == 50_000
 
 
-def test_a_gzip_answer_is_gzip() -> None:
+def test_gzip_answer_is_gzip() -> None:
     from tidelog.service.http.content_coding import _gzip
 
     assert zlib.decompress(_gzip(BODY), 31) == BODY
@@ -241,7 +238,7 @@ def test_a_gzip_answer_is_gzip() -> None:
 # -- CORS
 
 
-async def test_a_page_of_an_allowed_origin_may_read_and_write(broker: Broker) -> None:
+async def test_page_of_allowed_origin_may_read_and_write(broker: Broker) -> None:
     asked = {"origin": ORIGIN, "access-control-request-method": "POST"}
     answer = await broker.http.options("/topics/t", headers=asked)
     assert answer.status_code == 204
@@ -259,7 +256,7 @@ async def test_a_page_of_an_allowed_origin_may_read_and_write(broker: Broker) ->
         assert "access-control-allow-credentials" not in answer.headers
 
 
-async def test_a_page_of_another_origin_may_not(broker: Broker) -> None:
+async def test_page_of_another_origin_may_not(broker: Broker) -> None:
     for origin in ("https://evil.example.com", f"{ORIGIN}.evil.com", "null", ORIGIN.upper()):
         asked = {"origin": origin, "access-control-request-method": "POST"}
         answer = await broker.http.options("/topics/t", headers=asked)
@@ -270,10 +267,9 @@ async def test_a_page_of_another_origin_may_not(broker: Broker) -> None:
     assert await stored(broker.log) == []
 
 
-async def test_without_the_setting_no_origin_is_allowed() -> None:
-    async with broker_on(MemoryStore()) as broker:
-        answer = await broker.http.get("/topics", headers={"origin": ORIGIN})
-        assert "access-control-allow-origin" not in answer.headers
+async def test_without_setting_no_origin_is_allowed(broker: Broker) -> None:
+    answer = await broker.http.get("/topics", headers={"origin": ORIGIN})
+    assert "access-control-allow-origin" not in answer.headers
 
 
 # -- request ids
@@ -282,7 +278,7 @@ async def test_without_the_setting_no_origin_is_allowed() -> None:
 @pytest.mark.parametrize(
     "path", ["/topics", PATH, "/topics/none", "/topics/none/partitions/0/records"]
 )
-async def test_the_id_of_a_request_is_returned(broker: Broker, path: str) -> None:
+async def test_id_of_request_is_returned(broker: Broker, path: str) -> None:
     answer = await broker.http.get(path, headers={"x-request-id": "a-b/c.1"})
     assert answer.headers["x-request-id"] == "a-b/c.1"
     assert answer.headers.get_list("x-request-id") == ["a-b/c.1"]
@@ -290,16 +286,14 @@ async def test_the_id_of_a_request_is_returned(broker: Broker, path: str) -> Non
 
 @pytest.mark.parametrize("path", ["/topics/none", "/topics/none/partitions/0/records"])
 @pytest.mark.parametrize("headers", [{}, {"x-request-id": "a b"}, {"x-request-id": "x" * 129}])
-async def test_an_error_always_has_an_id(
-    broker: Broker, path: str, headers: dict[str, str]
-) -> None:
+async def test_error_always_has_id(broker: Broker, path: str, headers: dict[str, str]) -> None:
     answers = [await broker.http.get(path, headers=headers) for _ in range(2)]
     ids = {answer.headers["x-request-id"] for answer in answers}
     assert len(ids) == 2
     assert not ids & set(headers.values())
 
 
-async def test_the_log_names_the_request(
+async def test_log_names_request(
     broker: Broker, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(topics, "_partitions", None)  # a bug
@@ -331,14 +325,14 @@ async def test_the_log_names_the_request(
         (b"application/json;q=0.0, text/html", False),
     ],
 )
-def test_the_types_of_an_accept(accept: bytes, is_one: bool) -> None:
+def test_types_of_accept(accept: bytes, is_one: bool) -> None:
     assert is_served(accept, V2_DIALECT.served) is is_one
 
 
 # -- bodies
 
 
-async def test_no_route_takes_an_unknown_field(broker: Broker) -> None:
+async def test_no_route_takes_unknown_field(broker: Broker) -> None:
     instance = await created(broker)
     checked = 0
     for route in HOT_ROUTES:
@@ -377,13 +371,13 @@ async def test_every_body_of_fastapi_refuses_unknown_fields(broker: Broker) -> N
 # -- links
 
 
-async def test_links_begin_with_the_advertised_url() -> None:
-    async with broker_on(MemoryStore(), advertised_url="https://log.example.com:8443/a/") as broker:
-        answer = await broker.http.post("/consumers/g", json={"name": "i"})
-        expected = "https://log.example.com:8443/a/consumers/g/instances/i"
-        assert answer.json()["base_uri"] == expected
-        clusters = (await broker.http.get("/v3/clusters")).json()
-        assert clusters["metadata"]["self"] == "https://log.example.com:8443/a/v3/clusters"
+@pytest.mark.broker(advertised_url="https://log.example.com:8443/a/")
+async def test_links_begin_with_advertised_url(broker: Broker) -> None:
+    answer = await broker.http.post("/consumers/g", json={"name": "i"})
+    expected = "https://log.example.com:8443/a/consumers/g/instances/i"
+    assert answer.json()["base_uri"] == expected
+    clusters = (await broker.http.get("/v3/clusters")).json()
+    assert clusters["metadata"]["self"] == "https://log.example.com:8443/a/v3/clusters"
 
 
 @pytest.mark.parametrize("coding", [b"gzip", b"zstd"])

@@ -42,7 +42,7 @@ async def test_unknown_field_is_refused(broker: Broker, route: str, body: Any) -
 
 
 @pytest.mark.parametrize("seek", ["", "/beginning", "/end"])
-async def test_seek_in_an_unassigned_partition_is_refused(broker: Broker, seek: str) -> None:
+async def test_seek_in_unassigned_partition_is_refused(broker: Broker, seek: str) -> None:
     instance = await subscribed(broker)
     await instance.read()
     partition = {"topic": "faulty", "partition": 0}
@@ -63,7 +63,7 @@ async def test_request_whose_answer_is_not_wanted_does_nothing(
     assert before == {"topics": ["t"] if method == "DELETE" else []}
 
 
-async def test_name_is_checked_before_the_body(broker: Broker) -> None:
+async def test_name_is_checked_before_body(broker: Broker) -> None:
     path = "/consumers/my%03group/instances/a/subscription"
     answer = await broker.http.post(path, headers={"content-type": V2})
     assert answer.status_code == 400

@@ -112,7 +112,7 @@ def served(broker: Broker) -> dict[str, APIRoute]:
 pytestmark = pytest.mark.broker(**SETTINGS)
 
 
-async def test_each_route_of_a_list_has_pages_or_a_reason(broker: Broker) -> None:
+async def test_each_route_of_list_has_pages_or_reason(broker: Broker) -> None:
     routes = served(broker)
     paged = {path for path, route in routes.items() if has_pages(route.dependant)}
     lists = {path for path in READ if path in HOT}
@@ -170,7 +170,7 @@ def paths(broker: Broker) -> Iterator[str]:
             yield address(changed.replace("{path:path}", "app.js"), broker)
 
 
-async def test_no_read_holds_the_loop_at_the_bounds_of_the_state(broker: Broker) -> None:
+async def test_no_read_holds_loop_at_bounds_of_state(broker: Broker) -> None:
     await broker.log.create_topic("t", 1, {})
     fill(broker.log.state)
     wrong = []
@@ -181,27 +181,3 @@ async def test_no_read_holds_the_loop_at_the_bounds_of_the_state(broker: Broker)
     assert not wrong
     # No checkpoint of this state: it would be encoded in one callback (storage/DESIGN.md 12.2).
     broker.log.wal._checkpoints.on_loaded(broker.log.state.seq)
-
-
-@pytest.mark.parametrize("size", [1, 2, 7])
-@pytest.mark.parametrize("path", ["keys", "quotas", "topics", "groups"])
-async def test_pages_of_tidelogs_own_lists(broker: Broker, path: str, size: int) -> None:
-    state = broker.log.state
-    for name in "cab":
-        await broker.log.create_topic(name, 1, {})
-        await broker.log.create_key(f"User:{name}")
-        state.access.quotas[f"User:{name}"] = {"members": 5}
-        topic_id = state.topic(name).topic_id
-        state.committed_offsets._keep(f"g{name}", topic_id, CommittedOffset(0, 0, -1, "", 0))
-    url: str | None = f"/tidelog/v1/{path}"
-    whole = (await broker.http.get(url, headers=ADMIN)).json()
-    assert whole["metadata"] == {"self": f"http://tide:8082/tidelog/v1/{path}", "next": None}
-    items: list[Any] = []
-    url += f"?page_size={size}"
-    while url:
-        answer = (await broker.http.get(url, headers=ADMIN)).json()
-        assert len(answer["data"]) == size or answer["metadata"]["next"] is None
-        items += answer["data"]
-        url = answer["metadata"]["next"]
-    assert items == whole["data"]
-    assert len(items) == 3

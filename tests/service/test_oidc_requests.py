@@ -9,7 +9,7 @@ import jwt
 import pytest
 
 from tests.service.conftest import V2, Broker, broker_on, until
-from tests.service.issuer import FakeIssuer, bearer, jwk, rsa_key, running_issuer
+from tests.service.issuer import FakeIssuer, jwk, rsa_key, running_issuer
 from tests.service.keyed import (
     JSON_TYPE,
     RECORDS,
@@ -17,6 +17,7 @@ from tests.service.keyed import (
     allow,
     assert_denied,
     assert_unknown,
+    bearer,
     key_of,
 )
 from tests.service.test_revoked_streams import LATE, WAYS, forwarded, read, subscribe, waiting
@@ -55,7 +56,7 @@ def pass_ms(monkeypatch: pytest.MonkeyPatch, broker: Broker, ms: int) -> None:
     monkeypatch.setattr(clock, "now_ms", lambda: now_ms(clock) + ms)
 
 
-async def test_acls_decide_what_a_token_may_do(broker: Broker, far: FakeIssuer) -> None:
+async def test_acls_decide_what_token_may_do(broker: Broker, far: FakeIssuer) -> None:
     alice, bob = bearer(far.token()), bearer(far.token(sub="bob"))
     http = broker.http
     made = await http.post("/topics/t", content=RECORDS, headers=alice | JSON_TYPE)
@@ -68,7 +69,7 @@ async def test_acls_decide_what_a_token_may_do(broker: Broker, far: FakeIssuer) 
     assert (me["principal"], me["is_super"], bool(me["expires_ms"])) == (ALICE, False, True)
 
 
-async def test_a_token_has_no_right_of_a_key_with_its_name(broker: Broker, far: FakeIssuer) -> None:
+async def test_token_has_no_right_of_key_with_its_name(broker: Broker, far: FakeIssuer) -> None:
     await allow(broker.log, "User:carol", "ALL")
     carol = await key_of(broker.log, "User:carol")
     assert (await broker.http.get(RECORDS_PATH, headers=carol)).status_code == 200
@@ -76,7 +77,7 @@ async def test_a_token_has_no_right_of_a_key_with_its_name(broker: Broker, far: 
     assert "User:oidc-carol" in assert_denied(await broker.http.get(RECORDS_PATH, headers=token))
 
 
-async def test_the_operator_may_give_both_one_name_space(far: FakeIssuer) -> None:
+async def test_operator_may_give_both_one_name_space(far: FakeIssuer) -> None:
     more = {"oidc_principal_prefix": "", "super_users": "User:root"}
     async with broker_on(MemoryStore(), **SETTINGS, **far.settings, **more) as broker:
         root, admin = bearer(far.token(sub="root")), bearer(far.token(sub="admin"))
@@ -86,7 +87,7 @@ async def test_the_operator_may_give_both_one_name_space(far: FakeIssuer) -> Non
 
 
 @pytest.mark.parametrize("size", [1, HEADER_BYTES_MAX])
-async def test_a_verified_token_is_not_verified_again(
+async def test_verified_token_is_not_verified_again(
     broker: Broker, far: FakeIssuer, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
     header = bearer(far.token(more="x" * size))
@@ -118,7 +119,7 @@ async def test_keys_work_beside_tokens(far: FakeIssuer) -> None:
         assert (await broker.http.get("/topics", headers=bearer(key))).status_code == 200
 
 
-async def test_a_token_begins_no_session_and_is_not_longer_than_the_bound(
+async def test_token_begins_no_session_and_is_not_longer_than_bound(
     broker: Broker, far: FakeIssuer
 ) -> None:
     token = far.token()
@@ -133,9 +134,7 @@ async def test_a_token_begins_no_session_and_is_not_longer_than_the_bound(
     assert len(far.asked) == 2
 
 
-async def test_refused_tokens_are_audited_without_the_token(
-    far: FakeIssuer, tmp_path: Path
-) -> None:
+async def test_refused_tokens_are_audited_without_token(far: FakeIssuer, tmp_path: Path) -> None:
     file = tmp_path / "audit.jsonl"
     tokens = [far.token(aud="other"), far.token(key_id="two"), far.token(lives_s=-1), "a.b.c"]
     async with broker_on(MemoryStore(), **SETTINGS, **far.settings, audit_log=str(file)) as broker:
@@ -181,7 +180,7 @@ async def test_withdrawn_key_ends_what_waits(
     assert b"40101" in task.result()
 
 
-async def test_forwarded_read_ends_with_the_token(
+async def test_forwarded_read_ends_with_token(
     broker: Broker, far: FakeIssuer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The broker that coordinates the group knows the time of the end, and not the token."""
@@ -198,26 +197,25 @@ async def test_forwarded_read_ends_with_the_token(
     [(ALICE, -1), (ALICE, None), ("User:admin", 60_000)],
     ids=["expired", "without an end", "the admin"],
 )
-async def test_a_forwarded_token_without_rights_is_refused(
+async def test_forwarded_token_without_rights_is_refused(
     broker: Broker, principal: str, ends_in_ms: int | None
 ) -> None:
     now_ms = broker.log.clock.now_ms()
     ends_ms = 0 if ends_in_ms is None else now_ms + ends_in_ms
     security = broker.app._security
-    assert security is not None
     good = await security.of_peer(ALICE, "h", (TOKEN_ID, "", now_ms + 60_000))
     assert good.proof == (TOKEN_ID, "", now_ms + 60_000)
     with pytest.raises(Unauthenticated):
         await security.of_peer(principal, "h", (TOKEN_ID, "", ends_ms))
 
 
-async def test_the_proof_of_a_token_has_its_end(broker: Broker, far: FakeIssuer) -> None:
+async def test_proof_of_token_has_its_end(broker: Broker, far: FakeIssuer) -> None:
     await broker.http.get(RECORDS_PATH, headers=bearer(far.token(exp=4_000_000_000)))
     (caller,) = broker.app._security._callers.values()
     assert caller.proof == (TOKEN_ID, "", 4_000_000_000_000)
 
 
-async def test_a_broker_without_the_package_says_so_in_a_line(
+async def test_broker_without_package_says_so_in_line(
     broker: Broker, far: FakeIssuer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "jwt", None)

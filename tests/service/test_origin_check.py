@@ -46,7 +46,7 @@ def refusal(
         "peer.example.org", "",
     ],
 )  # fmt: skip
-def test_a_broker_answers_under_its_names(host: str) -> None:
+def test_broker_answers_under_its_names(host: str) -> None:
     policy = sites(
         allowed_hosts="log.example.com; *.corp.example",
         peer_address="http://peer.example.org:9000",
@@ -62,7 +62,7 @@ def test_a_broker_answers_under_its_names(host: str) -> None:
         "\xe9vil.test", "x" * 5000 + ".test", "internal.evil", "tidelog.logs",
     ],
 )  # fmt: skip
-def test_a_broker_answers_under_no_other_name(host: str) -> None:
+def test_broker_answers_under_no_other_name(host: str) -> None:
     policy = sites(allowed_hosts="log.example.com;*.corp.example")
     for _ in range(2):  # what is refused is not remembered
         assert refusal(policy, {"host": host}, has_effects=False) is WrongHost
@@ -133,13 +133,13 @@ def test_pages_of_other_sites_have_no_effects(
     assert refusal(policy, {"host": "log.example", **headers}) is expected
 
 
-def test_reads_of_other_sites_are_the_browsers_business() -> None:
+def test_reads_of_other_sites_are_browsers_business() -> None:
     foreign = {"host": "h", "origin": "http://evil.test", "sec-fetch-site": "cross-site"}
     assert refusal(sites(), foreign, has_effects=False) is None
 
 
 @pytest.mark.parametrize("text", ["http://a.b", "a b", "*.", "a.*", "*a.b", "a.b:x", "/", "[::1]"])
-def test_an_entry_that_is_no_name_is_refused(text: str) -> None:
+def test_entry_that_is_no_name_is_refused(text: str) -> None:
     with pytest.raises(BadSettings, match="allowed_hosts"):
         sites(allowed_hosts=f"a.b;{text}")
 
@@ -151,7 +151,7 @@ async def test_health_is_answered_under_any_name(broker: Broker) -> None:
 
 
 @pytest.mark.broker(allowed_hosts="log.example")
-async def test_a_page_gets_a_reason_that_helps(broker: Broker) -> None:
+async def test_page_gets_reason_that_helps(broker: Broker) -> None:
     answer = await broker.http.get("/topics", headers={"host": "logs.example"})
     assert (answer.status_code, answer.json()["error_code"]) == (421, 42101)
     assert "allowed_hosts" in answer.json()["message"]
@@ -208,7 +208,7 @@ async def test_page_of_another_site_moves_no_position(broker: Broker) -> None:
     assert answer.status_code == 403
 
 
-async def test_name_that_is_not_the_brokers_is_refused(broker: Broker) -> None:
+async def test_name_that_is_not_brokers_is_refused(broker: Broker) -> None:
     headers = EVIL | {"sec-fetch-site": "same-origin", "content-type": "application/json"}
     assert (await broker.http.get("/topics", headers=headers)).status_code == 421
     assert (await sent(broker, "create", headers)).status_code == 421
@@ -216,7 +216,7 @@ async def test_name_that_is_not_the_brokers_is_refused(broker: Broker) -> None:
 
 @pytest.mark.broker(topics={"t": 1})
 @pytest.mark.parametrize("route", ["create", "produce"])
-async def test_page_without_a_type_of_its_body_is_refused(broker: Broker, route: str) -> None:
+async def test_page_without_type_of_its_body_is_refused(broker: Broker, route: str) -> None:
     assert (await sent(broker, route, OWN)).status_code == 415
 
 

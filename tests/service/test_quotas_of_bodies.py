@@ -32,7 +32,7 @@ async def after(broker: Broker, body: bytes, media_type: str, times: int = 1) ->
     return answer.status_code, last.status_code
 
 
-async def test_a_body_costs_what_it_unpacks_to(broker: Broker) -> None:
+async def test_body_costs_what_it_unpacks_to(broker: Broker) -> None:
     body = named(RATE // 10)
     assert len(body) < RATE // 5  # its packed bytes alone use up no quota, however slow this is
     assert await after(broker, body, ARROW) == (200, 429)
@@ -42,6 +42,6 @@ async def test_records_of_nothing_cost_something(broker: Broker) -> None:
     assert await after(broker, arrow(value=pa.nulls(RECORDS_MAX)), ARROW) == (200, 429)
 
 
-async def test_a_refused_body_costs_its_bytes(broker: Broker) -> None:
+async def test_refused_body_costs_its_bytes(broker: Broker) -> None:
     body = b"x" * (10 * RATE)
     assert await after(broker, body, JSON, times=10) in {(400, 429), (429, 429)}

@@ -54,9 +54,16 @@ async def delete_key(broker: Broker) -> None:
     await broker.log.change_access(DeleteKey(key_id))
 
 
-async def read(broker: Broker, query: str, accept: bytes, header: dict[str, str]) -> bytes:
-    """The body of an answer, also of a stream; its client stays until the end."""
-    body: list[bytes] = []
+async def read(
+    broker: Broker,
+    query: str,
+    accept: bytes,
+    header: dict[str, str],
+    parts: list[bytes] | None = None,
+) -> bytes:
+    """The body of an answer, also of a stream; its client stays until the end. `parts` has what has
+    come of it so far."""
+    body: list[bytes] = [] if parts is None else parts
 
     async def receive() -> Any:
         await asyncio.Event().wait()
@@ -138,7 +145,7 @@ async def test_reader_without_rights_gets_no_later_record(
 
 
 @pytest.mark.parametrize("way", WAYS)
-async def test_logout_ends_what_the_session_reads(broker: Broker, way: str) -> None:
+async def test_logout_ends_what_session_reads(broker: Broker, way: str) -> None:
     answer = await broker.http.post("/tidelog/v1/login", json={"key": ADMIN_KEY})
     header = {"cookie": answer.headers["set-cookie"].partition(";")[0]}
     broker.http.cookies.clear()
@@ -171,7 +178,7 @@ async def test_waiting_instance_gets_no_later_record(
     assert LATE in again.content
 
 
-async def test_forwarded_read_without_a_key_gets_no_later_record(broker: Broker) -> None:
+async def test_forwarded_read_without_key_gets_no_later_record(broker: Broker) -> None:
     """A broker forwards the key's id, and its message is signed: one without is not served at all
     (S11)."""
     await subscribe(broker, await key_of(broker.log, ALICE) | {"content-type": V2})

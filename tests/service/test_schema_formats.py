@@ -57,7 +57,7 @@ async def member_of(broker: Broker, fmt: str, partitions: Sequence[int] = (0, 1)
 
 
 @pytest.mark.parametrize("fmt", FORMATS)
-async def test_a_key_in_binary_without_a_value_as_karapaces_clients_read_it(
+async def test_key_in_binary_without_value_as_karapaces_clients_read_it(
     broker: Broker, fmt: str
 ) -> None:
     """The bytes of the requests, and of the answer, are those of Karapace's own suite."""
@@ -86,7 +86,7 @@ async def test_a_key_in_binary_without_a_value_as_karapaces_clients_read_it(
 
 
 @pytest.mark.parametrize("fmt", FORMATS)
-async def test_a_value_that_needs_a_registry_as_karapaces_clients_read_it(
+async def test_value_that_needs_registry_as_karapaces_clients_read_it(
     broker: Broker, fmt: str
 ) -> None:
     headers = {"content-type": BINARY}
@@ -112,7 +112,7 @@ async def test_a_value_that_needs_a_registry_as_karapaces_clients_read_it(
         (b"\xff\x00\x00\x00\x07data", "/wAAAAdkYXRh"),
     ],
 )
-async def test_a_key_without_the_registrys_framing_is_base64(
+async def test_key_without_registrys_framing_is_base64(
     broker: Broker, fmt: str, key: bytes | None, shown: str | None
 ) -> None:
     await put(broker, (key, None))
@@ -127,7 +127,7 @@ async def test_a_key_without_the_registrys_framing_is_base64(
 @pytest.mark.parametrize(
     ("record", "part"), [((FRAMED, None), "key"), ((b"k", FRAMED), "value"), ((b"k", b""), "value")]
 )
-async def test_a_fetch_stops_skips_or_shows_the_bytes(
+async def test_fetch_stops_skips_or_shows_bytes(
     broker: Broker, fmt: str, record: tuple[bytes, bytes | None], part: str
 ) -> None:
     await put(broker, (b"a", None), record, (b"b", None))
@@ -156,7 +156,7 @@ async def test_a_fetch_stops_skips_or_shows_the_bytes(
 
 
 @pytest.mark.parametrize("fmt", FORMATS)
-async def test_an_instance_stops_skips_or_shows_the_bytes(broker: Broker, fmt: str) -> None:
+async def test_instance_stops_skips_or_shows_bytes(broker: Broker, fmt: str) -> None:
     await put(broker, (b"a", None), (b"k", FRAMED), (b"b", None))
     member = await member_of(broker, fmt)
     answer = await member("GET", "/records?timeout=0")
@@ -176,7 +176,7 @@ async def test_an_instance_stops_skips_or_shows_the_bytes(broker: Broker, fmt: s
     assert (await member.committed())[0] == 5
 
 
-async def test_a_partition_that_stops_keeps_back_no_other(broker: Broker) -> None:
+async def test_partition_that_stops_keeps_back_no_other(broker: Broker) -> None:
     await put(broker, (b"k", FRAMED))
     body = b'{"records": [{"key": "YQ==", "partition": 1}]}'
     answer = await broker.http.post("/topics/t", content=body, headers={"content-type": BINARY})
@@ -188,7 +188,7 @@ async def test_a_partition_that_stops_keeps_back_no_other(broker: Broker) -> Non
 
 
 @pytest.mark.parametrize("fmt", FORMATS)
-async def test_a_read_of_nothing(broker: Broker, fmt: str) -> None:
+async def test_read_of_nothing(broker: Broker, fmt: str) -> None:
     answer = await fetched(broker, fmt)
     assert (answer.content, answer.headers["content-type"]) == (b"[]", type_of(fmt))
     member = await member_of(broker, fmt)

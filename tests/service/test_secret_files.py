@@ -23,7 +23,7 @@ from tidelog.storage.store.memory import MemoryStore
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o400, 0o700])
-def test_a_file_of_this_user_alone_is_read(tmp_path: Path, mode: int) -> None:
+def test_file_of_this_user_alone_is_read(tmp_path: Path, mode: int) -> None:
     file = tmp_path / "key"
     file.write_text("secret\n")
     file.chmod(mode)
@@ -31,7 +31,7 @@ def test_a_file_of_this_user_alone_is_read(tmp_path: Path, mode: int) -> None:
 
 
 @pytest.mark.parametrize("mode", [0o644, 0o640, 0o604, 0o620, 0o602, 0o777, 0o440])
-def test_a_file_that_others_can_read_or_change_is_refused(tmp_path: Path, mode: int) -> None:
+def test_file_that_others_can_read_or_change_is_refused(tmp_path: Path, mode: int) -> None:
     file = tmp_path / "key"
     file.write_text(ADMIN_KEY)
     file.chmod(mode)
@@ -46,7 +46,7 @@ def test_a_file_that_others_can_read_or_change_is_refused(tmp_path: Path, mode: 
     ("mode", "is_allowed"),
     [(0o440, True), (0o640, True), (0o400, True), (0o444, False), (0o660, False), (0o644, False)],
 )
-def test_a_mounted_secret_may_be_read_by_the_group(
+def test_mounted_secret_may_be_read_by_group(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int, is_allowed: bool
 ) -> None:
     """Kubernetes: a file of root, behind a link, readable by the group of the pod."""
@@ -62,7 +62,7 @@ def test_a_mounted_secret_may_be_read_by_the_group(
     assert is_allowed or "chmod 0440" in str(why)
 
 
-def test_a_pipe_has_no_other_readers(tmp_path: Path) -> None:
+def test_pipe_has_no_other_readers(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     pipe.chmod(0o666)
@@ -70,7 +70,7 @@ def test_a_pipe_has_no_other_readers(tmp_path: Path) -> None:
     assert why_exposed(tmp_path / "absent") is None
 
 
-async def test_a_clusters_secret_that_others_can_read_is_refused(
+async def test_clusters_secret_that_others_can_read_is_refused(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """In a folder whose name has blanks. An open folder is only warned of: its user may have it
@@ -113,7 +113,7 @@ def open_to_others(root: Path) -> list[str]:
     return sorted(str(path.relative_to(root)) for path in paths)
 
 
-async def test_a_folder_is_for_its_user_alone(tmp_path: Path) -> None:
+async def test_folder_is_for_its_user_alone(tmp_path: Path) -> None:
     before = os.umask(0o022)
     try:
         store = FolderStore(tmp_path / "store")
@@ -128,7 +128,7 @@ async def test_a_folder_is_for_its_user_alone(tmp_path: Path) -> None:
     assert open_to_others(tmp_path) == []
 
 
-async def test_a_process_that_may_write_the_wal_is_an_administrator() -> None:
+async def test_process_that_may_write_wal_is_administrator() -> None:
     """Rights with a signature would not help: such a process can also
     write a checkpoint with any state, delete records, and read `secret.json`, because brokers write
     the WAL with the same permission. The boundary is the permission to write, and is documented."""

@@ -38,7 +38,7 @@ def signed(sender: Signatures, receiver: str = "b", message: bytes = MESSAGE) ->
     return sender.sign(receiver, PATH, message).encode()
 
 
-def test_a_brokers_message_is_taken_once(clock: Clock) -> None:
+def test_brokers_message_is_taken_once(clock: Clock) -> None:
     a, b = broker("a", clock), broker("b", clock)
     first, second = signed(a), signed(a)
     assert b.accepts(second, PATH, MESSAGE)
@@ -74,7 +74,7 @@ def test_all_that_is_signed_counts(clock: Clock) -> None:
     assert b.accepts(header, PATH, MESSAGE)
 
 
-def test_clocks_may_differ_by_the_window(clock: Clock) -> None:
+def test_clocks_may_differ_by_window(clock: Clock) -> None:
     a, b = broker("a", clock), broker("b", clock)
     before, other = signed(a), signed(a)
     clock.ms += WINDOW_MS
@@ -88,7 +88,7 @@ def test_clocks_may_differ_by_the_window(clock: Clock) -> None:
     assert not b.accepts(further, PATH, MESSAGE)
 
 
-def test_a_number_is_never_taken_twice_however_many_come(clock: Clock) -> None:
+def test_number_is_never_taken_twice_however_many_come(clock: Clock) -> None:
     a, b = broker("a", clock), broker("b", clock)
     headers = [signed(a) for _ in range(3 * NUMBERS_KEPT)]
     accepted_headers = [header for header in headers if b.accepts(header, PATH, MESSAGE)]
@@ -97,7 +97,7 @@ def test_a_number_is_never_taken_twice_however_many_come(clock: Clock) -> None:
     assert len(b._senders["a"].seen) < 2 * NUMBERS_KEPT
 
 
-def test_a_message_of_a_forgotten_sender_is_too_old(clock: Clock) -> None:
+def test_message_of_forgotten_sender_is_too_old(clock: Clock) -> None:
     b = broker("b", clock)
     old = signed(broker("a", clock))
     assert b.accepts(old, PATH, MESSAGE)

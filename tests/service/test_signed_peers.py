@@ -118,7 +118,7 @@ async def test_brokers_take_each_others_messages(pair: list[Process]) -> None:
     assert status(await a.peers.post(to, GROUP_REQUEST, forwarded(ADMIN, ADMIN_ID))) == 200
 
 
-async def test_a_read_ends_when_its_peer_waits_for_it_no_more(pair: list[Process]) -> None:
+async def test_read_ends_when_its_peer_waits_for_it_no_more(pair: list[Process]) -> None:
     a, b = pair
     await a.log.create_topic("t", 1, {})
     to = b.log.members().me
@@ -135,7 +135,7 @@ async def test_a_read_ends_when_its_peer_waits_for_it_no_more(pair: list[Process
     await until(lambda: not instance.under_way)
 
 
-async def test_a_large_answer_of_another_broker_has_its_memory_until_its_client_has_it(
+async def test_large_answer_of_another_broker_has_its_memory_until_its_client_has_it(
     pair: list[Process],
 ) -> None:
     a, b = pair
@@ -168,7 +168,7 @@ async def test_a_large_answer_of_another_broker_has_its_memory_until_its_client_
         await writer.wait_closed()
 
 
-async def test_the_token_alone_is_not_enough(pair: list[Process]) -> None:
+async def test_token_alone_is_not_enough(pair: list[Process]) -> None:
     a, b = pair
     message = forwarded(ADMIN, ADMIN_ID)
     for path in (HAND_OVER, ANNOUNCE, METRICS, client.GROUP_ARRIVED, client.GROUP_LOST):
@@ -192,7 +192,7 @@ async def test_the_token_alone_is_not_enough(pair: list[Process]) -> None:
         assert status(answer.content) == expected
 
 
-async def test_a_draft_without_a_signature_is_refused_and_committed_by_its_sender(
+async def test_draft_without_signature_is_refused_and_committed_by_its_sender(
     pair: list[Process],
 ) -> None:
     """As a broker that switches security on sees those that do not have it yet."""
@@ -223,9 +223,7 @@ async def test_brokers_of_version_0_1_are_peers_at_level_1(
     ("principal", "key_id"),
     [(ALICE, ""), (ALICE, "0" * 16), (ALICE, ADMIN_ID), ("User:bob", "alice"), (ADMIN, "alice")],
 )
-async def test_a_broker_looks_the_key_up_itself(
-    pair: list[Process], principal: str, key_id: str
-) -> None:
+async def test_broker_looks_key_up_itself(pair: list[Process], principal: str, key_id: str) -> None:
     """Even a message that is signed names no principal without its key."""
     a, b = pair
     await key_of(a.log, ALICE)
@@ -235,7 +233,7 @@ async def test_a_broker_looks_the_key_up_itself(
     assert status(await a.peers.post(b.log.members().me, GROUP_REQUEST, message)) == 401
 
 
-async def test_a_forwarded_request_ends_with_its_key(pair: list[Process]) -> None:
+async def test_forwarded_request_ends_with_its_key(pair: list[Process]) -> None:
     a, b = pair
     await key_of(a.log, ALICE)
     await allow(a.log, ALICE, "ALL", "GROUP", "g")

@@ -109,7 +109,7 @@ async def test_requests_and_answers_of_any_size(authority: Authority, pair: Pair
         assert (await answer(reader))[1] == sent
 
 
-async def test_the_protocol_is_http_1(authority: Authority, pair: Pair) -> None:
+async def test_protocol_is_http_1(authority: Authority, pair: Pair) -> None:
     async with (
         listening(certificate(pair)) as port,
         connected(port, authority.ca, ("h2", "http/1.1")) as (_, writer),
@@ -170,7 +170,7 @@ class Handshake:
             await asyncio.sleep(0)  # the turn of the handshake
 
 
-async def test_a_connection_counts_from_its_first_packet_and_its_handshake_has_a_clock(
+async def test_connection_counts_from_its_first_packet_and_its_handshake_has_clock(
     pair: Pair,
 ) -> None:
     admission: Admission[Any] = Admission(Limits(first_byte_s=10.0))
@@ -192,7 +192,7 @@ async def test_a_connection_counts_from_its_first_packet_and_its_handshake_has_a
     assert admission.ended == {"handshake": 1}
 
 
-async def test_an_answer_that_is_not_read_is_encrypted_in_steps(pair: Pair) -> None:
+async def test_answer_that_is_not_read_is_encrypted_in_steps(pair: Pair) -> None:
     client = Handshake(pair)
     for _ in range(3):
         await client.flow()
@@ -258,7 +258,7 @@ async def test_changed_files_serve_new_connections(
         assert (await answer(reader))[1] == b"xx"
 
 
-def test_a_certificate_that_ends_soon_is_named(
+def test_certificate_that_ends_soon_is_named(
     authority: Authority, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)
@@ -268,48 +268,34 @@ def test_a_certificate_that_ends_soon_is_named(
     assert "short.crt expires in 14" in caplog.text
 
 
-def _missing(pair: Pair, _: Authority) -> None:
-    pair.cert.unlink()
+DAMAGES: list[tuple[Callable[[Pair, Authority], object], str]] = [
+    (lambda pair, _: pair.cert.unlink(), "tls_cert_file: cannot read .*broker.crt: no such file"),
+    (lambda pair, _: pair.key.chmod(0o644), "tls_key_file: other users can .*chmod 0600"),
+    (
+        lambda pair, authority: shutil.copyfile(authority.pair("other").key, pair.key),
+        "the key does not fit the certificate",
+    ),
+    (lambda pair, _: pair.cert.write_text("nothing"), "not PEM files"),
+    (
+        lambda pair, authority: replace(pair, authority.pair("old", days=-1)),
+        "broker.crt has expired",
+    ),
+    (
+        lambda pair, authority: replace(pair, authority.pair("far", host="192.0.2.1")),
+        "is not valid for 127.0.0.1.*set peer_address",
+    ),
+    (
+        lambda pair, authority: replace(
+            pair, Authority(authority.ca.parent / "x", "foreign").pair("strange")
+        ),
+        "is not accepted: unable to get local issuer certificate",
+    ),
+]
 
 
-def _open(pair: Pair, _: Authority) -> None:
-    pair.key.chmod(0o644)
-
-
-def _foreign_key(pair: Pair, authority: Authority) -> None:
-    shutil.copyfile(authority.pair("other").key, pair.key)
-
-
-def _no_pem(pair: Pair, _: Authority) -> None:
-    pair.cert.write_text("nothing")
-
-
-def _expired(pair: Pair, authority: Authority) -> None:
-    replace(pair, authority.pair("old", days=-1))
-
-
-def _other_host(pair: Pair, authority: Authority) -> None:
-    replace(pair, authority.pair("far", host="192.0.2.1"))
-
-
-def _other_ca(pair: Pair, authority: Authority) -> None:
-    replace(pair, Authority(authority.ca.parent / "x", "foreign").pair("strange"))
-
-
-@pytest.mark.parametrize(
-    ("damage", "why"),
-    [
-        (_missing, "tls_cert_file: cannot read .*broker.crt: no such file"),
-        (_open, "tls_key_file: other users can read or change .*chmod 0600"),
-        (_foreign_key, "the key does not fit the certificate"),
-        (_no_pem, "not PEM files"),
-        (_expired, "broker.crt has expired"),
-        (_other_host, "is not valid for 127.0.0.1.*set peer_address"),
-        (_other_ca, "is not accepted: unable to get local issuer certificate"),
-    ],
-)
+@pytest.mark.parametrize(("damage", "why"), DAMAGES, ids=[why for _, why in DAMAGES])
 def test_files_that_cannot_be_used_are_named_in_one_line(
-    authority: Authority, pair: Pair, damage: Callable[[Pair, Authority], None], why: str
+    authority: Authority, pair: Pair, damage: Callable[[Pair, Authority], object], why: str
 ) -> None:
     damage(pair, authority)
     with pytest.raises(LogError, match=why) as caught:
@@ -359,9 +345,7 @@ async def test_brokers_take_only_certificates_of_their_ca(
         await strange.close()
 
 
-async def test_what_comes_after_the_last_answer_is_not_served(
-    authority: Authority, pair: Pair
-) -> None:
+async def test_what_comes_after_last_answer_is_not_served(authority: Authority, pair: Pair) -> None:
     paths: list[str] = []
     size = 16 * MIB  # more than the socket takes before the client reads
 

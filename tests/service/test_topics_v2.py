@@ -36,7 +36,7 @@ async def test_topics_are_listed_by_name(client: httpx.AsyncClient, log: Log) ->
     assert answer.headers["content-type"] == V2
 
 
-async def test_a_topic_has_effective_configs_and_partitions(
+async def test_topic_has_effective_configs_and_partitions(
     client: httpx.AsyncClient, log: Log
 ) -> None:
     await log.create_topic("t", 2, {"segment.ms": "5000"})
@@ -48,7 +48,7 @@ async def test_a_topic_has_effective_configs_and_partitions(
     assert (await client.get("/topics/t/partitions/1")).json() == partition_info(1)
 
 
-async def test_offsets_are_the_range_of_the_partition(client: httpx.AsyncClient, log: Log) -> None:
+async def test_offsets_are_range_of_partition(client: httpx.AsyncClient, log: Log) -> None:
     await log.create_topic("t", 2, {})
     await produce(log, "t", 1, [10, 20, 30])
     answer = await client.get("/topics/t/partitions/1/offsets")
@@ -67,7 +67,7 @@ async def test_offsets_by_timestamp(
 
 
 @pytest.mark.parametrize("stamp", ["", "x", "-1", "1.5", "9" * 30, "9" * 5000])
-async def test_a_bad_timestamp_is_refused(client: httpx.AsyncClient, log: Log, stamp: str) -> None:
+async def test_bad_timestamp_is_refused(client: httpx.AsyncClient, log: Log, stamp: str) -> None:
     await log.create_topic("t", 1, {})
     answer = await client.get("/topics/t/partitions/0/offsets", params={"timestamp": stamp})
     assert (answer.status_code, answer.json()["error_code"]) == (400, 40002)
@@ -131,7 +131,7 @@ async def test_strimzi_creates_topics(client: httpx.AsyncClient, log: Log) -> No
 
 
 @pytest.mark.parametrize("count", [{}, {"partitions_count": None}, {"partitions_count": -1}])
-async def test_the_number_of_partitions_has_a_default(log: Log, count: dict[str, object]) -> None:
+async def test_number_of_partitions_has_default(log: Log, count: dict[str, object]) -> None:
     app = build_app(log, default_settings=of_settings(4, is_auto_create=False))
     async with http_client(routed(app)) as client:
         answer = await client.post("/admin/topics", json={"topic_name": "t", **count})
@@ -166,7 +166,7 @@ async def test_creation_takes_configs_of_any_json_type(client: httpx.AsyncClient
         (None, 422, 422, "body"),
     ],
 )
-async def test_a_bad_creation_is_refused(
+async def test_bad_creation_is_refused(
     client: httpx.AsyncClient, log: Log, body: object, status: int, code: int, word: str
 ) -> None:
     await log.create_topic("t", 1, {})
@@ -196,7 +196,7 @@ async def test_what_another_broker_created_is_seen_at_once(
 # -- seal
 
 
-async def test_seal_moves_the_tail_into_the_table(client: httpx.AsyncClient, log: Log) -> None:
+async def test_seal_moves_tail_into_table(client: httpx.AsyncClient, log: Log) -> None:
     await log.create_topic("t", 2, {})
     await produce(log, "t", 0, [10, 20])
     await produce(log, "t", 1, [30])

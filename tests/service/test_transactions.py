@@ -136,7 +136,7 @@ async def test_records_of_topics_and_offsets_of_groups_are_committed_as_one(two:
     assert 'tidelog_http_requests_total{route="transactions",status="2xx"} 1.0' in metrics
 
 
-async def test_a_record_is_what_the_v3_route_makes_of_it(two: Broker) -> None:
+async def test_record_is_what_v3_route_makes_of_it(two: Broker) -> None:
     record = {
         "partition_id": 2,
         "headers": [{"name": "h", "value": "/w=="}, {"name": "h"}],
@@ -154,7 +154,7 @@ async def test_a_record_is_what_the_v3_route_makes_of_it(two: Broker) -> None:
         assert row["timestamp"].isoformat().startswith("2021-02-05T19:14:42")
 
 
-async def test_the_documented_example_works(broker: Broker) -> None:
+async def test_documented_example_works(broker: Broker) -> None:
     for name, partitions in (("flights", 1), ("delays", 3), ("audit", 1)):
         await broker.log.create_topic(name, partitions, {})
     await assert_true(broker, EXAMPLE, await transact(broker, EXAMPLE))
@@ -215,7 +215,7 @@ async def test_i3_every_broker_sees_all_of_it_at_once(broker: Broker, other: Bro
     assert (sum(ends(other.log)), ends(other.log, "u")) == (5, [1])
 
 
-async def test_a_partition_that_was_just_added_elsewhere_is_known(
+async def test_partition_that_was_just_added_elsewhere_is_known(
     broker: Broker, other: Broker
 ) -> None:
     await broker.log.create_topic("t", 1, {})
@@ -231,7 +231,7 @@ async def test_a_partition_that_was_just_added_elsewhere_is_known(
 # -- with a key
 
 
-async def test_a_retry_gets_the_first_answer_on_any_broker(store: MemoryStore) -> None:
+async def test_retry_gets_first_answer_on_any_broker(store: MemoryStore) -> None:
     """Also where topics have grown since, each by its own number."""
     body = {"topics": [keyed("t", 40), keyed("u", 40)], "consumer_groups": [group(("t", 0, 1))]}
     for turn, (before, after) in enumerate([((1, 3), (2, 5)), ((2, 3), (7, 3)), ((4, 1), (64, 2))]):
@@ -251,7 +251,7 @@ async def test_a_retry_gets_the_first_answer_on_any_broker(store: MemoryStore) -
             assert sum(ends(broker.log)) == sum(ends(broker.log, "u")) == 40
 
 
-async def test_keys_outlive_the_broker_and_its_checkpoints(store: MemoryStore) -> None:
+async def test_keys_outlive_broker_and_its_checkpoints(store: MemoryStore) -> None:
     body = {"topics": [keyed("t", 9)], "consumer_groups": [group(("t", 0, 1))]}
     async with broker_on(store) as broker:
         await broker.log.create_topic("t", 3, {})
@@ -264,7 +264,7 @@ async def test_keys_outlive_the_broker_and_its_checkpoints(store: MemoryStore) -
         assert sum(ends(broker.log)) == 9
 
 
-async def test_a_key_stands_for_one_body_on_one_route(two: Broker) -> None:
+async def test_key_stands_for_one_body_on_one_route(two: Broker) -> None:
     body = {"topics": [records("t", 1)]}
     first = await transact(two, body, "a")
     for other in (
@@ -295,7 +295,7 @@ async def test_duplicates_at_once_are_one(broker: Broker, other: Broker) -> None
     assert sum(ends(broker.log)) == sum(ends(broker.log, "u")) == 7
 
 
-async def test_a_lost_answer_is_found_again(store: MemoryStore) -> None:
+async def test_lost_answer_is_found_again(store: MemoryStore) -> None:
     faulty = FaultyStore(store)
     body = {"topics": [keyed("t", 7)], "consumer_groups": [group(("t", 0, 1))]}
     async with broker_on(faulty, produce_timeout_ms=100) as broker:
@@ -329,7 +329,7 @@ async def test_unknown_topics_and_partitions(two: Broker) -> None:
     assert await untouched(two)
 
 
-async def test_a_member_of_no_group_has_no_generation(two: Broker) -> None:
+async def test_member_of_no_group_has_no_generation(two: Broker) -> None:
     body = {"topics": [records("t", 1)], "consumer_groups": [group(("t", 0, 1), generation=0)]}
     assert "generation 0" in assert_refused(await transact(two, body, "a"), 409, 40903, JSON)
     assert await untouched(two)
@@ -386,12 +386,12 @@ async def test_a_member_of_no_group_has_no_generation(two: Broker) -> None:
     ],
     ids=lambda value: str(value)[:50],
 )
-async def test_a_body_that_is_none_is_refused(two: Broker, body: Any, why: str) -> None:
+async def test_body_that_is_none_is_refused(two: Broker, body: Any, why: str) -> None:
     assert why in assert_refused(await transact(two, body), 422, 422, JSON)
     assert await untouched(two)
 
 
-async def test_what_is_noted_beside_an_offset_has_a_bound(two: Broker) -> None:
+async def test_what_is_noted_beside_offset_has_bound(two: Broker) -> None:
     said = group(("t", 0, 1))
     said["offsets"][0]["metadata"] = "x" * (METADATA_BYTES_MAX + 1)
     body = {"topics": [records("t", 1)], "consumer_groups": [said]}
@@ -399,7 +399,7 @@ async def test_what_is_noted_beside_an_offset_has_a_bound(two: Broker) -> None:
     assert await untouched(two)
 
 
-async def test_a_record_that_is_too_large_for_its_topic_refuses_all(two: Broker) -> None:
+async def test_record_that_is_too_large_for_its_topic_refuses_all(two: Broker) -> None:
     await two.log.alter_topic("u", {"max.message.bytes": "34"})
     large = {"topics": [records("t", "x" * 100), records("u", "x", "x" * 9)]}
     message = assert_refused(await transact(two, large), 413, 413, JSON)
@@ -420,20 +420,20 @@ def test_many_headers_are_columns() -> None:
 
 
 @pytest.mark.broker(topics={"t": 1}, request_bytes_max=70000)
-async def test_a_body_over_the_bound_is_refused(broker: Broker) -> None:
+async def test_body_over_bound_is_refused(broker: Broker) -> None:
     assert (await transact(broker, {"topics": [records("t", "x" * 69_000)]})).status_code == 200
     answer = await transact(broker, {"topics": [records("t", "x" * 71_000)]})
     assert_refused(answer, 413, 413, JSON)
 
 
-async def test_data_with_a_schema_needs_a_registry(two: Broker) -> None:
+async def test_data_with_schema_needs_registry(two: Broker) -> None:
     record = {"value": {"type": "AVRO", "data": 1}}
     answer = await transact(two, {"topics": [{"topic_name": "t", "records": [record]}]})
     assert_refused(answer, 408, 40801, JSON)
 
 
 @pytest.mark.parametrize("deleted_topic", ["t", "u"])
-async def test_i4_a_topic_that_goes_meanwhile_takes_all_of_it_along(
+async def test_i4_topic_that_goes_meanwhile_takes_all_of_it_along(
     broker: Broker, other: Broker, faulty: FaultyStore, deleted_topic: str
 ) -> None:
     """Deleted by another broker after everything was checked: `apply` refuses the whole."""

@@ -52,7 +52,7 @@ async def ended(job: CompactionJob) -> CompactionJob:
     return job
 
 
-async def test_one_at_a_time_with_progress_and_result(held: tuple[Held, Compactions]) -> None:
+async def test_one_at_time_with_progress_and_result(held: tuple[Held, Compactions]) -> None:
     work, jobs = held
     job = jobs.start("t", is_dry_run=False, is_forced=True)
     await asyncio.sleep(0)
@@ -67,7 +67,7 @@ async def test_one_at_a_time_with_progress_and_result(held: tuple[Held, Compacti
     assert done.ended_ms is not None
 
 
-async def test_a_failure_is_kept(held: tuple[Held, Compactions]) -> None:
+async def test_failure_is_kept(held: tuple[Held, Compactions]) -> None:
     work, jobs = held
     work.may_end.set()
     for error, words in (
@@ -83,7 +83,7 @@ async def test_a_failure_is_kept(held: tuple[Held, Compactions]) -> None:
     assert job.state == "failed"
 
 
-async def test_the_last_jobs_are_kept(held: tuple[Held, Compactions]) -> None:
+async def test_last_jobs_are_kept(held: tuple[Held, Compactions]) -> None:
     work, jobs = held
     work.may_end.set()
     for _ in range(JOBS_MAX + 3):
@@ -91,7 +91,7 @@ async def test_the_last_jobs_are_kept(held: tuple[Held, Compactions]) -> None:
     assert len(await jobs.all()) == JOBS_MAX
 
 
-async def test_a_job_ends_with_its_broker(held: tuple[Held, Compactions]) -> None:
+async def test_job_ends_with_its_broker(held: tuple[Held, Compactions]) -> None:
     _, jobs = held
     job = jobs.start("t", is_dry_run=False, is_forced=False)
     await asyncio.sleep(0)
@@ -99,7 +99,7 @@ async def test_a_job_ends_with_its_broker(held: tuple[Held, Compactions]) -> Non
     assert (job.state, job.error) == ("stopped", "the broker stopped")
 
 
-async def test_the_jobs_of_peers_are_listed_and_other_versions_are_left_out(broker: Broker) -> None:
+async def test_jobs_of_peers_are_listed_and_other_versions_are_left_out(broker: Broker) -> None:
     own = Compactions(broker.log)
     own.start("mine", is_dry_run=True, is_forced=False)
     answer = await own.encoded()
@@ -110,13 +110,13 @@ async def test_the_jobs_of_peers_are_listed_and_other_versions_are_left_out(brok
     assert [job.topic for job in await Compactions(broker.log, ask=ask).all()] == ["mine"]
 
 
-async def test_a_store_in_memory_is_not_compacted(broker: Broker) -> None:
+async def test_store_in_memory_is_not_compacted(broker: Broker) -> None:
     jobs = Compactions(broker.log, compactions.no_store)
     job = await ended(jobs.start("t", is_dry_run=True, is_forced=False))
     assert "the store is in memory" in job.error
 
 
-async def test_routes_of_a_topic_that_is_not_there(broker: Broker) -> None:
+async def test_routes_of_topic_that_is_not_there(broker: Broker) -> None:
     for path, body in (
         ("records:delete", {"partitions": [{"partition_id": 0, "offset": 0}]}),
         ("compactions", {}),

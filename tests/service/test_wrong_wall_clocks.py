@@ -48,7 +48,7 @@ async def commit_ahead(log: Log, clock: ManualClock, *ahead_ms: int) -> None:
     clock.skew_ms = 0
 
 
-def test_a_clock_ahead_forgets_no_idempotency_key() -> None:
+def test_clock_ahead_forgets_no_idempotency_key() -> None:
     async def main() -> None:
         store = LoopStore()
         right, other, wrong = await two_brokers(store)
@@ -62,7 +62,7 @@ def test_a_clock_ahead_forgets_no_idempotency_key() -> None:
     run(main)
 
 
-def test_a_clock_ahead_forgets_no_offset_of_a_group() -> None:
+def test_clock_ahead_forgets_no_offset_of_group() -> None:
     async def main() -> None:
         store = LoopStore()
         right, other, wrong = await two_brokers(store)
@@ -80,7 +80,7 @@ def test_a_clock_ahead_forgets_no_offset_of_a_group() -> None:
     run(main)
 
 
-def test_after_a_clock_was_ahead_tails_are_sealed_by_their_age() -> None:
+def test_after_clock_was_ahead_tails_are_sealed_by_their_age() -> None:
     async def main() -> None:
         store = LoopStore()
         right, other, wrong = await two_brokers(store)
@@ -97,7 +97,7 @@ def test_after_a_clock_was_ahead_tails_are_sealed_by_their_age() -> None:
     run(main)
 
 
-async def test_a_clock_behind_stamps_no_record_that_retention_deletes() -> None:
+async def test_clock_behind_stamps_no_record_that_retention_deletes() -> None:
     clock = ManualClock(1)
     store = MemoryStore(now_ms=clock.now_ms())
     log = await broker(store, clock)

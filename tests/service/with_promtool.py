@@ -319,7 +319,7 @@ def test_each_rule_has_cases_both_ways() -> None:
 
 
 @pytest.mark.parametrize("alert", RULES)
-def test_a_rule_fires_when_it_should(promtool: str, alert: str, tmp_path: Path) -> None:
+def test_rule_fires_when_it_should(promtool: str, alert: str, tmp_path: Path) -> None:
     tests = [_test(case) for case in CASES if case.alert == alert]
     # Without annotations: promtool would compare their texts, too. `check rules` parses them.
     rule = {key: value for key, value in RULES[alert].items() if key != "annotations"}

@@ -175,7 +175,7 @@ def test_forged_values_are_named_and_refused(value: bytes, total: int) -> None:
             assert isinstance(refused.value, InvalidRequest)
 
 
-def test_two_halves_do_not_make_a_whole() -> None:
+def test_two_halves_do_not_make_whole() -> None:
     halves: list[Record] = [(b"[1", b"2]", None), (b'{"a":1', b'"b":2}', None)]
     for half in halves:
         with pytest.raises(Undecodable):
@@ -325,9 +325,7 @@ def test_reports_of_one_run(count: int, base: int | None) -> None:
 @pytest.mark.parametrize("count", [2, FEW_REPORTS, FEW_REPORTS + 1, 500])
 @pytest.mark.parametrize("bases", [(100, 2000, 0), None])
 @pytest.mark.parametrize("as_batch", [True, False])
-def test_reports_follow_the_request(
-    count: int, bases: tuple[int, ...] | None, as_batch: bool
-) -> None:
+def test_reports_follow_request(count: int, bases: tuple[int, ...] | None, as_batch: bool) -> None:
     asked = [(row * row) % 3 for row in range(count)]
     rows = Rows([0] * count, [None] * count, [None] * count)
     places = place(batch_of_rows([rows]) if as_batch else rows, asked, 3, Sticky(1))
