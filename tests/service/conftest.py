@@ -104,7 +104,6 @@ class Broker(NamedTuple):
 
 @asynccontextmanager
 async def serving(log: LogBroker, settings: Settings) -> AsyncIterator[Broker]:
-    """The application on an open log."""
     counters = HttpCounters()
     security = await security_of(settings, log, counters, Turns())
     app = routed(build_app(log, http=counters, security=security), settings)
@@ -131,7 +130,6 @@ async def broker_on(
 
 @asynccontextmanager
 async def http_client(app: Any) -> AsyncIterator[httpx.AsyncClient]:
-    """A client of an application."""
     transport = httpx.ASGITransport(app=app)
     async with httpx.AsyncClient(transport=transport, base_url="http://tide:8082") as client:
         yield client
@@ -221,7 +219,6 @@ async def listening_server(app: Any, **options: Any) -> AsyncIterator[HttpServer
 
 
 def ends(log: Log, topic: str = "t") -> list[int]:
-    """The high watermark of each partition."""
     return [partition.high_watermark for partition in log.state.topic(topic).partitions]
 
 
@@ -234,7 +231,6 @@ async def stored(log: Log, partition: int = 0, topic: str = "t") -> list[dict[st
 
 
 async def until(condition: Any, seconds: float = 5.0) -> None:
-    """Wait until the condition holds."""
     for _ in range(round(seconds / 0.005)):
         if condition():
             return
@@ -249,6 +245,12 @@ JSON = "application/vnd.kafka.json.v2+json"
 BINARY = "application/vnd.kafka.binary.v2+json"
 TEXT = "application/vnd.kafka.text.v2+json"
 ARROW = "application/vnd.apache.arrow.stream"
+
+
+async def send(
+    http: httpx.AsyncClient, body: Any, media_type: str, path: str = "/topics/t"
+) -> httpx.Response:
+    return await http.post(path, content=body, headers={"content-type": media_type})
 
 
 async def post(

@@ -36,7 +36,6 @@ def key_for(algorithm: str) -> Any:
 
 
 def jwk(key_id: str, key: Any, **more: Any) -> dict[str, Any]:
-    """The public key as a member of a JWKS."""
     public = key.public_key()
     if isinstance(public, rsa.RSAPublicKey):
         fields = jwt.algorithms.RSAAlgorithm.to_jwk(public, as_dict=True)

@@ -30,8 +30,6 @@ from tidelog.service.settings.settings import Settings
 
 
 class Client:
-    """A connection as a test sets it."""
-
     def __init__(self, phase: Phase = Phase.IDLE, owner: str = "") -> None:
         self.phase = phase
         self.owner = owner

@@ -84,7 +84,7 @@ async def test_listings_show_what_may_be_described(broker: Broker, alice: dict[s
     assert_denied(await broker.http.get(f"{cluster}/topics/u", headers=alice))
 
 
-@pytest.mark.broker(**SETTINGS, auto_create_topics=True)
+@pytest.mark.broker(topics={}, records=[], auto_create_topics=True)
 async def test_what_produce_creates_must_be_allowed_to_be_created(broker: Broker) -> None:
     alice = await key_of(broker.log, "User:alice")
     await allow(broker.log, "User:alice", "WRITE", name="*")

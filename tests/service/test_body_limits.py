@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.service.conftest import V2, Broker
+from tests.service.conftest import V2, Broker, send
 from tests.service.keyed import SETTINGS, key_of
 from tidelog.service.formats import consumers
 from tidelog.service.formats.json_in import InvalidBody
@@ -151,8 +151,7 @@ async def test_login_without_key_reads_four_kib(broker: Broker) -> None:
     answer = await broker.http.post("/tidelog/v1/login", content=body)
     assert_status(answer, 413)
     few = json.dumps({str(number): 1 for number in range(90)})
-    headers = {"content-type": "application/json"}
-    answer = await broker.http.post("/tidelog/v1/login", content=few, headers=headers)
+    answer = await send(broker.http, few, "application/json", "/tidelog/v1/login")
     assert_status(answer, 422)
     assert answer.text.count("Unrecognized field") == VALIDATION_ERRORS_MAX
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.service.conftest import JSON, V2, Broker, append, until
+from tests.service.conftest import JSON, V2, Broker, append, send, until
 from tests.service.test_revoked_streams import read
 from tidelog.service.formats import json_out
 from tidelog.storage.groups import patterns
@@ -45,14 +45,11 @@ async def test_listing_comes_in_pages(broker: Broker, path: str) -> None:
 
 
 async def subscribe(broker: Broker, group: str, name: str, pattern: str) -> None:
-    headers = {"content-type": V2}
-    made = await broker.http.post(
-        f"/consumers/{group}", content=json.dumps({"name": name}), headers=headers
-    )
+    made = await send(broker.http, json.dumps({"name": name}), V2, f"/consumers/{group}")
     made.raise_for_status()
     path = f"/consumers/{group}/instances/{name}/subscription"
     body = json.dumps({"topic_pattern": pattern})
-    answer = await broker.http.post(path, content=body, headers=headers)
+    answer = await send(broker.http, body, V2, path)
     answer.raise_for_status()
 
 

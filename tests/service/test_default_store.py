@@ -48,7 +48,6 @@ def serving(folder: Path, *arguments: str, **variables: str) -> Iterator[str]:
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty working directory."""
     folder = tmp_path / "here"
     folder.mkdir()
     monkeypatch.chdir(folder)
@@ -103,13 +102,7 @@ async def test_readers_and_writers_take_url_for_same_folder(here: Path) -> None:
 
 async def test_readers_refuse_what_writers_refuse() -> None:
     for url in (
-        "",
-        "file:",
-        "file://",
-        "file:///",
-        "file://./here",
-        "gopher://burrow/7",
-        "s3:///p",
+        *("", "file:", "file://", "file:///", "file://./here", "gopher://burrow/7", "s3:///p"),
     ):
         for opening in (open_store, open_to_read):
             with pytest.raises(StoreUnfit, match="is none of memory://"):

@@ -34,8 +34,6 @@ from tidelog.storage.store.object_store import Created
 
 
 class Dialect(errors.InvalidRequest):
-    """An error with a status of its own."""
-
     status = 406
     code = 40601
 

@@ -25,6 +25,7 @@ from tests.service.conftest import (
     broker_on,
     positions,
     post,
+    send,
     serving,
     until,
     values,
@@ -201,17 +202,18 @@ async def test_what_is_not_there_is_404(broker: Broker, ten: None, path: str, co
 # -- how much
 
 
-async def test_max_bytes_cuts_exactly(broker: Broker, ten: None) -> None:
-    # A record weighs 10 bytes of key and value and 24; there is always one.
-    for max_bytes, count in ((1, 1), (34, 1), (67, 1), (68, 2), (339, 9), (340, 10), (10**18, 10)):
-        answer = await get(broker, offset=0, max_bytes=max_bytes)
+# A record weighs 10 bytes of key and value and 24; there is always one.
+CUTS = {
+    "max_bytes": ((1, 1), (34, 1), (67, 1), (68, 2), (339, 9), (340, 10), (10**18, 10)),
+    "max_records": ((1, 1), (9, 9), (10, 10), (10**18, 10)),
+}
+
+
+@pytest.mark.parametrize("bound", CUTS)
+async def test_bound_cuts_exactly(broker: Broker, ten: None, bound: str) -> None:
+    for limit, count in CUTS[bound]:
+        answer = await get(broker, offset=0, **{bound: limit})
         assert len(answer.json()) == count
-        assert positions(answer) == (count, 10, 0)
-
-
-async def test_max_records_cuts_exactly(broker: Broker, ten: None) -> None:
-    for max_records, count in ((1, 1), (9, 9), (10, 10), (10**18, 10)):
-        answer = await get(broker, offset=0, max_records=max_records)
         assert positions(answer) == (count, 10, 0)
 
 
@@ -343,13 +345,8 @@ async def test_bound_of_answers_is_503(log: Log, store: MemoryStore) -> None:
 @pytest.mark.parametrize(
     ("accept", "media_type"),
     [
-        (None, BINARY),
-        ("", BINARY),
-        ("*/*", BINARY),
-        ("application/*", BINARY),
-        (V2, BINARY),
-        ("application/json", BINARY),
-        (JSON, JSON),
+        *((None, BINARY), ("", BINARY), ("*/*", BINARY), ("application/*", BINARY), (V2, BINARY)),
+        *(("application/json", BINARY), (JSON, JSON)),
         (JSON.upper(), JSON),
         (f"{JSON}; q=0.5", JSON),
         ("application/vnd.kafka.json+json", JSON),
@@ -375,11 +372,7 @@ async def test_accept_chooses_format(
 @pytest.mark.parametrize(
     "accept",
     [
-        "text/html",
-        "image/*",
-        "image/png",
-        "application/vnd.kafka.xml.v2+json",
-        "\xff",
+        *("text/html", "image/*", "image/png", "application/vnd.kafka.xml.v2+json", "\xff"),
         "application",
     ],
 )
@@ -482,7 +475,7 @@ async def test_no_query_is_internal_error(
 )
 async def test_number_that_is_taken_can_be_read(broker: Broker, topic: str, number: str) -> None:
     body = f'{{"records":[{{"value":{number},"partition":0}}]}}'
-    made = await broker.http.post("/topics/t", content=body, headers={"content-type": JSON})
+    made = await send(broker.http, body, JSON)
     if made.status_code != 200:
         assert made.status_code in (400, 422)
         return

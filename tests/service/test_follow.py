@@ -80,7 +80,6 @@ class Events:
 async def following(
     port: int, accept: str = SSE, path: str = PATH, **query: Any
 ) -> AsyncIterator[httpx.Response]:
-    """An open fetch."""
     headers = {"accept": accept, **query.pop("headers", {})}
     if (event_id := query.pop("event_id", None)) is not None:
         headers["last-event-id"] = event_id

@@ -14,6 +14,7 @@ from tests.service.conftest import (
     Broker,
     append,
     assert_refused,
+    send,
     until,
 )
 from tests.service.keyed import SETTINGS, allow, key_of
@@ -156,7 +157,7 @@ async def test_one_write_has_records_of_all_partitions_of_commit(
         monkeypatch.setattr(Log, "turn", turn)
         records = ",".join(f'{{"partition":{n},"value":1}}' for n in range(partitions))
         body = f'{{"records":[{records}]}}'
-        made = await broker.http.post("/topics/t", content=body, headers={"content-type": JSON})
+        made = await send(broker.http, body, JSON)
         assert made.status_code == 200
         received = await Events(answer).take(partitions)
         assert seen(received) == [(partition, 0) for partition in range(partitions)]

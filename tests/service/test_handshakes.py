@@ -70,8 +70,6 @@ class Address(Transport):
 
 
 class Arrived:
-    """A connection of a client at the broker."""
-
     def __init__(
         self, context: ssl.SSLContext, handshakes: Handshakes, address: str = "127.0.0.1"
     ) -> None:
@@ -272,7 +270,6 @@ async def test_oldest_handshakes_end_at_bound_of_memory(context: ssl.SSLContext)
 
 
 async def opened(context: ssl.SSLContext, handshakes: Handshakes) -> tuple[TlsClient, Arrived]:
-    """Do a handshake."""
     client, arrived = TlsClient(), Arrived(context, handshakes)
     while not arrived.tls.is_open:
         received = bytes(arrived.raw.written)

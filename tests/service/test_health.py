@@ -273,11 +273,7 @@ async def test_labels_have_bounded_values(client: httpx.AsyncClient, log: Log) -
     assert values["route"] <= tags
     assert values["status"] <= {"2xx", "4xx"}
     assert values["kind"] <= {
-        "UnknownTopic",
-        "TopicNotHosted",
-        "NoSuchResource",
-        "HTTPException",
-        "UnknownPartition",
+        *("UnknownTopic", "TopicNotHosted", "NoSuchResource", "HTTPException", "UnknownPartition"),
         "InvalidParameter",
     }
 

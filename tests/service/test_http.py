@@ -13,14 +13,7 @@ import httpx
 import pyarrow as pa
 import pytest
 
-from tests.service.conftest import (
-    JSON,
-    TEXT,
-    V2,
-    Broker,
-    append,
-    stored,
-)
+from tests.service.conftest import JSON, TEXT, V2, Broker, append, stored
 from tests.service.instances import created, subscribed
 from tidelog.service.http.content_coding import BadEncoding, coding_of_answer, packed, unpack
 from tidelog.service.http.media_types import is_served
@@ -195,12 +188,9 @@ async def test_another_coding_is_refused_as_one(
         (b"gzip, zstd", b"zstd", b""),
         (b"gzip;q=1.0, zstd;q=0.5", b"gzip", b""),
         (b"zstd, identity;q=0", b"zstd", b"zstd"),
-        (b"gzip, *;q=0", b"gzip", b"gzip"),
-        (b"*", b"zstd", b""),
-        (b"br, identity;q=0", b"", b""),
-        (b"gzip;q=0", b"", b""),
-        (b"gzip;q=x,,;", b"gzip", b""),
-        (b"", b"", b""),
+        *((b"gzip, *;q=0", b"gzip", b"gzip"), (b"*", b"zstd", b"")),
+        *((b"br, identity;q=0", b"", b""), (b"gzip;q=0", b"", b"")),
+        *((b"gzip;q=x,,;", b"gzip", b""), (b"", b"", b"")),
     ],
 )
 def test_what_client_accepts(accepted: bytes, of_app: bytes, of_hot: bytes) -> None:
@@ -267,6 +257,7 @@ async def test_page_of_another_origin_may_not(broker: Broker) -> None:
     assert await stored(broker.log) == []
 
 
+@pytest.mark.broker(cors_origins="")
 async def test_without_setting_no_origin_is_allowed(broker: Broker) -> None:
     answer = await broker.http.get("/topics", headers={"origin": ORIGIN})
     assert "access-control-allow-origin" not in answer.headers
@@ -397,3 +388,57 @@ async def test_bodies_that_do_not_unpack_leave_no_memory(coding: bytes) -> None:
     finally:
         tracemalloc.stop()
     assert grown < 1 << 18
+
+
+# -- paths
+
+RECORD = {"value": {"type": "JSON", "data": 1}, "partition_id": 0}
+COMMITTED = {
+    "consumer_groups": [
+        {"consumer_group_id": "g", "offsets": [{"topic_name": "t", "partition_id": 0, "offset": 5}]}
+    ]
+}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        *(
+            (path, {"records": [{"value": "MQ==", "partition": 0}]})
+            for path in ("/topics/t/", "//topics/t", "///topics//t//", "/topics/t/partitions/0/")
+        ),
+        *((path, None) for path in ("/topics/", "//topics", "///topics//", "/topics//")),
+        *(
+            (f"{mount}/clusters/{{cluster}}/topics/t/records/", RECORD)
+            for mount in ("/v3", "/kafka/v3", "//v3", "/kafka//v3")
+        ),
+        *(
+            (f"{mount}/clusters/{{cluster}}/transactions/", COMMITTED)
+            for mount in ("/v3", "/kafka/v3", "//v3")
+        ),
+    ],
+)
+async def test_slashes_and_mounts_do_not_matter(broker: Broker, path: str, body: Any) -> None:
+    cluster = broker.log.identity.cluster_id
+    url = f"http://tide:8082{path.format(cluster=cluster)}"
+    if body is None:
+        answer = await broker.http.get(url)
+        assert (answer.status_code, answer.json()) == (200, ["t"])
+        return
+    answer = await broker.http.post(url, json=body)
+    assert answer.status_code == 200, answer.text
+    if body is COMMITTED:
+        base = f"{url.removesuffix('/transactions/')}/consumer-groups/g/offsets"
+        assert (await broker.http.get(base)).json() == {
+            "kind": "TidelogConsumerGroupOffsetList",
+            "metadata": {
+                "self": f"http://tide:8082{httpx.URL(base).path.replace('//', '/')}",
+                "next": None,
+            },
+            "cluster_id": cluster,
+            "consumer_group_id": "g",
+            "data": [{**COMMITTED["consumer_groups"][0]["offsets"][0], "metadata": ""}],
+        }
+    else:
+        answer = await broker.http.get("http://tide:8082//topics/t//partitions/0/records/")
+        assert len(answer.json()) == 1

@@ -17,8 +17,6 @@ from tidelog.service.memory_pool import (
 
 
 class _Taker:
-    """Takes its bytes as soon as there is room."""
-
     def __init__(
         self,
         memory: MemoryPool,

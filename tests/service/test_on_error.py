@@ -15,6 +15,7 @@ from tests.service.conftest import (
     assert_refused,
     broker_on,
     positions,
+    send,
 )
 from tests.service.instances import STRIMZI, Instance, created, subscribed
 from tests.service.test_follow import NDJSON, PATH, SSE, Events, following
@@ -252,7 +253,6 @@ async def test_read_chooses_for_itself(broker: Broker) -> None:
 
 async def test_instance_with_another_word_is_refused(broker: Broker) -> None:
     body = json.dumps({"on.error": "x"})
-    headers = {"content-type": "application/vnd.kafka.v2+json"}
-    answer = await broker.http.post("/consumers/g", content=body, headers=headers)
+    answer = await send(broker.http, body, "application/vnd.kafka.v2+json", "/consumers/g")
     message = assert_refused(answer, 422, 42204)
     assert message == "Invalid value 'x' for configuration on.error: one of stop, skip, raw"

@@ -48,8 +48,7 @@ def refusal(
 )  # fmt: skip
 def test_broker_answers_under_its_names(host: str) -> None:
     policy = sites(
-        allowed_hosts="log.example.com; *.corp.example",
-        peer_address="http://peer.example.org:9000",
+        allowed_hosts="log.example.com; *.corp.example", peer_address="http://peer.example.org:9000"
     )
     assert refusal(policy, {"host": host}, has_effects=False) is None
 

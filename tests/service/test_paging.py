@@ -23,7 +23,6 @@ async def base(broker: Broker) -> str:
 
 
 async def pages(http: httpx.AsyncClient, path: str) -> list[list[Any]]:
-    """The items of each page."""
     items = []
     url: str | None = path
     while url:
@@ -51,10 +50,13 @@ async def test_pages_have_every_item_once(broker: Broker, base: str, path: str, 
         topic_id = state.topic(name).topic_id
         state.committed_offsets._keep(f"g{name}", topic_id, CommittedOffset(0, 0, -1, "", 0))
     broker.http.headers.update(ADMIN)
-    (whole,) = await pages(broker.http, path.format(base=base))
+    path = path.format(base=base)
+    (whole,) = await pages(broker.http, path)
     assert len(whole) == count
-    for size in range(1, count + 1):
-        parts = await pages(broker.http, f"{path.format(base=base)}?page_size={size}")
+    said = (await broker.http.get(path)).json()
+    assert said["metadata"] == {"self": f"http://tide:8082{path}", "next": None}
+    for size in range(1, count + 3):
+        parts = await pages(broker.http, f"{path}?page_size={size}")
         assert [len(page) for page in parts[:-1]] == [size] * (len(parts) - 1)
         assert [item for page in parts for item in page] == whole
 

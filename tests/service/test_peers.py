@@ -43,8 +43,6 @@ pytestmark = pytest.mark.anyio
 
 
 class Process:
-    """A broker and its listener, in this process."""
-
     def __init__(self, folder: Path, name: str) -> None:
         self.peers = HttpPeers()
         settings = LogSettings(is_sealing=False, sequencer=SequencerSettings(5.0))
@@ -182,12 +180,12 @@ async def test_caller_that_times_out_leaves_no_connection_in_use(
     await peers.announce(me, encode_announcements([]))
     (again,) = peers._idle[me.address]
     assert again is not connection
+    await peers.close()
     assert not again.is_open
 
 
 async def test_caller_cancelled_with_answer_there_leaves_no_connection(
-    peers: HttpPeers,
-    pair: list[Log],
+    peers: HttpPeers, pair: list[Log]
 ) -> None:
     me = pair[0].membership.me
     asking = asyncio.create_task(peers.announce(me, encode_announcements([])))

@@ -14,14 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.service.conftest import (
-    Broker,
-    assert_refused,
-    broker_on,
-    ends,
-    stored,
-    until,
-)
+from tests.service.conftest import Broker, assert_refused, broker_on, ends, stored, until
 from tests.service.test_produce_refusals import JSONISH, anything
 from tests.support.faults import FaultyStore
 from tidelog.service.formats import v3_records
@@ -85,13 +78,6 @@ async def test_report_says_what_became_of_record(broker: Broker, topic: str) -> 
     assert (row["key"], row["value"]) == ("kü".encode(), b'{"a": 1}')
     assert row["headers"] == [{"key": "h", "value": b"\xff"}, {"key": "h", "value": None}]
     assert row["timestamp"].isoformat() == "2021-02-05T19:14:42.500000+00:00"
-
-
-@pytest.mark.parametrize("base", ["/v3", "/kafka/v3", "//v3", "/kafka//v3"])
-async def test_both_mounts_are_served(broker: Broker, topic: str, base: str) -> None:
-    url = f"http://tide:8082{path(broker, base=base)}/"
-    answer = await broker.http.post(url, content=json.dumps(of(1)))
-    assert (answer.status_code, answer.json()["error_code"]) == (200, 200)
 
 
 async def test_objects_may_be_cut_anywhere(broker: Broker, topic: str) -> None:
@@ -313,8 +299,6 @@ async def test_object_that_has_not_ended_is_charged(broker: Broker, port: int) -
 
 
 class Other:
-    """Another taker of memory."""
-
     owner = "User:other"
 
     def on_memory(self) -> None:

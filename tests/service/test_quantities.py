@@ -190,11 +190,8 @@ def tidelog(
 
 
 DURATIONS = [
-    ("bounds", "--file-grace-ms"),
-    ("bounds", "--wal-retention-ms"),
-    ("bounds", "--view-age-ms"),
-    ("collect", "--file-grace-ms"),
-    ("scrub", "--file-grace-ms"),
+    *(("bounds", "--file-grace-ms"), ("bounds", "--wal-retention-ms")),
+    *(("bounds", "--view-age-ms"), ("collect", "--file-grace-ms"), ("scrub", "--file-grace-ms")),
     ("maintain", "--file-grace-ms"),
 ]
 

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.service.conftest import V2, Broker, assert_refused, positions
+from tests.service.conftest import V2, Broker, assert_refused, positions, send
 from tests.service.instances import Instance, created
 from tests.service.test_follow import PATH
 from tests.service.test_on_error import metric, offsets_of, records_of
@@ -34,7 +34,7 @@ async def put(broker: Broker, *records: tuple[bytes | None, bytes | None]) -> No
         for record in records
     ]
     body = json.dumps({"records": [{**fields, "partition": 0} for fields in named]})
-    answer = await broker.http.post("/topics/t", content=body, headers={"content-type": BINARY})
+    answer = await send(broker.http, body, BINARY)
     assert answer.status_code == 200, answer.text
 
 
@@ -68,9 +68,7 @@ async def test_key_in_binary_without_value_as_karapaces_clients_read_it(
     placed = answer.json()["offsets"][0]
     headers = {"content-type": type_of(fmt), "accept": type_of(fmt)}
     body = b'{"format": "%b", "auto.offset.reset": "earliest"}' % fmt.encode()
-    answer = await broker.http.post(
-        "/consumers/e2e_group", content=body, headers={"content-type": V2}
-    )
+    answer = await send(broker.http, body, V2, "/consumers/e2e_group")
     path = f"/consumers/e2e_group/instances/{answer.json()['instance_id']}"
     body = b'{"partitions": [{"topic": "t", "partition": %d}]}' % placed["partition"]
     answer = await broker.http.post(f"{path}/assignments", content=body, headers=headers)
@@ -89,9 +87,8 @@ async def test_key_in_binary_without_value_as_karapaces_clients_read_it(
 async def test_value_that_needs_registry_as_karapaces_clients_read_it(
     broker: Broker, fmt: str
 ) -> None:
-    headers = {"content-type": BINARY}
     body = b'{"records": [{"value": "dGVzdA==", "partition": 0}]}'
-    assert (await broker.http.post("/topics/t", content=body, headers=headers)).status_code == 200
+    assert (await send(broker.http, body, BINARY)).status_code == 200
     member = await member_of(broker, fmt, [0])
     for _ in range(2):
         answer = await member("GET", "/records?timeout=0", accept=type_of(fmt))
@@ -105,10 +102,7 @@ async def test_value_that_needs_registry_as_karapaces_clients_read_it(
 @pytest.mark.parametrize(
     ("key", "shown"),
     [
-        (None, None),
-        (b"", ""),
-        (b"N14228", "TjE0MjI4"),
-        (b"\x00\x00\x00\x07", "AAAABw=="),
+        *((None, None), (b"", ""), (b"N14228", "TjE0MjI4"), (b"\x00\x00\x00\x07", "AAAABw==")),
         (b"\xff\x00\x00\x00\x07data", "/wAAAAdkYXRh"),
     ],
 )
@@ -179,7 +173,7 @@ async def test_instance_stops_skips_or_shows_bytes(broker: Broker, fmt: str) -> 
 async def test_partition_that_stops_keeps_back_no_other(broker: Broker) -> None:
     await put(broker, (b"k", FRAMED))
     body = b'{"records": [{"key": "YQ==", "partition": 1}]}'
-    answer = await broker.http.post("/topics/t", content=body, headers={"content-type": BINARY})
+    answer = await send(broker.http, body, BINARY)
     assert answer.status_code == 200
     member = await member_of(broker, "avro")
     answer = await member("GET", "/records?timeout=0")
@@ -199,8 +193,7 @@ async def test_read_of_nothing(broker: Broker, fmt: str) -> None:
 async def test_columns_of_json_are_not_taken_for_decoded(broker: Broker) -> None:
     """Also for a batch whose keys and values are known to be JSON."""
     body = b'{"records":[{"key":1,"value":{"a":1},"partition":0}]}'
-    headers = {"content-type": "application/vnd.kafka.json.v2+json"}
-    assert (await broker.http.post("/topics/t", content=body, headers=headers)).status_code == 200
+    assert (await send(broker.http, body, "application/vnd.kafka.json.v2+json")).status_code == 200
     assert_refused(await fetched(broker, "jsonschema"), 422, 422)
     (record,) = records_of(await fetched(broker, "jsonschema", on_error="raw"))
     assert (record["key"], record["value_base64"]) == ("MQ==", base64_of(b'{"a":1}'))

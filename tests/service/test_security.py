@@ -138,9 +138,7 @@ async def test_repeated_creation_leaves_one_key_with_known_secret(
     assert await me(broker, header) == "User:alice"
 
 
-async def test_key_is_listed_without_its_secret_and_ends_when_it_is_deleted(
-    broker: Broker,
-) -> None:
+async def test_key_is_listed_without_its_secret_and_ends_when_it_is_deleted(broker: Broker) -> None:
     key = await made(broker, principal="User:alice", note="nightly", ttl_s=60)
     header = bearer(key["secret"])
     (shown,) = (await broker.http.get("/tidelog/v1/keys", headers=ADMIN)).json()["data"]
@@ -235,9 +233,7 @@ async def test_what_is_remembered_has_bound(
     assert all(len(caller._decisions) <= 3 for caller in security._callers.values())
 
 
-async def test_decision_about_longer_name_than_resource_has_is_not_cached(
-    broker: Broker,
-) -> None:
+async def test_decision_about_longer_name_than_resource_has_is_not_cached(broker: Broker) -> None:
     header = await key_of(broker.log, "User:alice")
     security = broker.app._security
     for size in (TEXT_BYTES_MAX, TEXT_BYTES_MAX + 1, 60_000):
@@ -335,9 +331,7 @@ async def test_session_ends_with_its_key_and_when_it_is_forged(broker: Broker) -
     assert answer.headers["www-authenticate"].startswith("Bearer")  # no dialogue of the browser's
 
 
-async def test_another_administrators_key_ends_sessions_of_first(
-    store: MemoryStore,
-) -> None:
+async def test_another_administrators_key_ends_sessions_of_first(store: MemoryStore) -> None:
     async with secured(store) as broker:
         cookie = {"cookie": cookie_of(await login(broker, ADMIN_KEY))}
         assert await me(broker, cookie) == "User:admin"
@@ -406,9 +400,7 @@ async def test_logging_in_and_out(broker: Broker) -> None:
     assert "max-age=0" in out.headers["set-cookie"].lower()
 
 
-async def test_only_browsers_are_redirected_to_login(
-    broker: Broker,
-) -> None:
+async def test_only_browsers_are_redirected_to_login(broker: Broker) -> None:
     browser = await broker.http.get("/", headers={"accept": "text/html,*/*"})
     assert (browser.status_code, browser.headers["location"]) == (307, "ui/")
     assert_unknown(await broker.http.get("/"))
@@ -419,7 +411,7 @@ async def test_only_browsers_are_redirected_to_login(
 # -- switched on and off
 
 
-@pytest.mark.broker(topics={"t": 1})
+@pytest.mark.broker(security="off", admin_key="")
 async def test_off_is_as_it_always_was(broker: Broker, store: MemoryStore) -> None:
     for header in ({}, {"authorization": "Basic no-base64"}):
         assert (await broker.http.get("/topics", headers=header)).json() == ["t"]

@@ -145,7 +145,7 @@ async def test_subscription_above_share_of_bytes_is_429(
     statuses = []
     for group in ("g", "h"):
         assert (await mallory.instance(group=group)).status_code == 200
-        body = {"topics": [f"m.{number}" for number in range(50)]}
+        body = {"topics": [f"mallory.{number}" for number in range(50)]}
         answer = await mallory.of_instance("subscription", body, group)
         statuses.append(answer.status_code)
     assert statuses == [204, 429]

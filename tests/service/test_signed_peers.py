@@ -25,6 +25,7 @@ from tidelog.service.server.router import Router
 from tidelog.service.settings.settings import Settings
 from tidelog.service.telemetry.metrics import HttpCounters
 from tidelog.storage.broker import Broker
+from tidelog.storage.cluster.liveness import Member
 from tidelog.storage.cluster.messages import ForwardRefused
 from tidelog.storage.core import levels
 from tidelog.storage.core.actions import DeleteKey
@@ -110,6 +111,13 @@ async def unsigned(to: Process, path: str, message: bytes, **more: str) -> httpx
         return await http.post(path, content=message, headers=headers)
 
 
+async def subscribe(sender: Process, to: Member) -> None:
+    """An instance of the administrator at a broker, by way of another one."""
+    topics = {"path": "/instances/i/subscription", "body": b'{"topics": ["t"]}'}
+    for message in (forwarded(ADMIN, ADMIN_ID), forwarded(ADMIN, ADMIN_ID, **topics)):
+        assert status(await sender.peers.post(to, GROUP_REQUEST, message)) in (200, 204)
+
+
 async def test_brokers_take_each_others_messages(pair: list[Process]) -> None:
     a, b = pair
     await a.log.create_topic("t", 1, {})
@@ -122,9 +130,7 @@ async def test_read_ends_when_its_peer_waits_for_it_no_more(pair: list[Process])
     a, b = pair
     await a.log.create_topic("t", 1, {})
     to = b.log.members().me
-    topics = {"path": "/instances/i/subscription", "body": b'{"topics": ["t"]}'}
-    for message in (forwarded(ADMIN, ADMIN_ID), forwarded(ADMIN, ADMIN_ID, **topics)):
-        assert status(await a.peers.post(to, GROUP_REQUEST, message)) in (200, 204)
+    await subscribe(a, to)
     (instance,) = b.log.groups.coordinator.led["g"].instances.values()
     read = forwarded(
         ADMIN, ADMIN_ID, method="GET", path="/instances/i/records", query=b"timeout=60000"
@@ -144,9 +150,7 @@ async def test_large_answer_of_another_broker_has_its_memory_until_its_client_ha
     for _ in range(16):
         await append(b.log, b'"%s"' % (b"x" * 900_000))
     to = b.log.members().me
-    topics = {"path": "/instances/i/subscription", "body": b'{"topics": ["t"]}'}
-    for message in (forwarded(ADMIN, ADMIN_ID), forwarded(ADMIN, ADMIN_ID, **topics)):
-        assert status(await a.peers.post(to, GROUP_REQUEST, message)) in (200, 204)
+    await subscribe(a, to)
     await a.log.refresh()
     answers = a.app.admission.answers
     async with asyncio.timeout(60), listening(a.app) as port:

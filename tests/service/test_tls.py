@@ -56,10 +56,7 @@ async def app(scope: Any, receive: Any, send: Any) -> None:
             break
     size = int(scope["path"][1:] or 0)
     body = body or b"x" * size
-    headers = [
-        (b"content-length", b"%d" % len(body)),
-        (b"x-scheme", scope["scheme"].encode()),
-    ]
+    headers = [(b"content-length", b"%d" % len(body)), (b"x-scheme", scope["scheme"].encode())]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
     await send({"type": "http.response.body", "body": body})
 
@@ -159,7 +156,6 @@ class Handshake:
         self.tls = used.client().wrap_bio(self.incoming, self.outgoing)
 
     async def flow(self) -> None:
-        """Exchange what both sides have to send."""
         written = self.connection.transport.written
         self.incoming.write(bytes(written))
         written.clear()
@@ -306,10 +302,7 @@ def test_files_that_cannot_be_used_are_named_in_one_line(
 @pytest.mark.parametrize(
     "settings",
     [
-        {"tls_cert_file": "c"},
-        {"tls_key_file": "k"},
-        {"peer_tls": True},
-        {"tls_ca_file": "a"},
+        *({"tls_cert_file": "c"}, {"tls_key_file": "k"}, {"peer_tls": True}, {"tls_ca_file": "a"}),
         {"peer_tls": True, "tls_ca_file": "a"},
         {"peer_tls": True, "tls_ca_file": "a", "peer_tls_cert_file": "c"},
     ],

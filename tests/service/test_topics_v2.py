@@ -97,17 +97,12 @@ async def test_what_is_not_there_is_404(
     answer = await client.get(path)
     assert (answer.status_code, answer.json()["error_code"]) == (404, code)
     assert answer.headers["content-type"] == V2
-    assert ("Topic none not found" in answer.json()["message"]) is (code == 40401)
+    if path == "/topics/none/partitions/0/offsets":  # in Karapace's words
+        assert "Topic none not found" in answer.json()["message"]
 
 
 async def test_there_is_one_logical_broker(client: httpx.AsyncClient) -> None:
     assert (await client.get("/brokers")).json() == {"brokers": [1]}
-
-
-@pytest.mark.parametrize("path", ["/topics/", "//topics", "///topics//", "/topics//"])
-async def test_slashes_do_not_matter(client: httpx.AsyncClient, path: str) -> None:
-    answer = await client.get(f"http://tide:8082{path}")
-    assert (answer.status_code, answer.json()) == (200, [])
 
 
 async def test_control_characters_in_names_are_named(broker: Served) -> None:

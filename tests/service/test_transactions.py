@@ -169,25 +169,6 @@ async def test_records_alone_and_offsets_alone(two: Broker, left_out: str) -> No
     assert (await committed(two) is None) == (left_out == "consumer_groups")
 
 
-@pytest.mark.parametrize("mount", ["/v3", "/kafka/v3", "//v3"])
-async def test_both_mounts_are_served(two: Broker, mount: str) -> None:
-    url = f"http://tide:8082{base(two, mount)}/transactions/"
-    answer = await two.http.post(url, json={"consumer_groups": [group(("t", 0, 5))]})
-    assert answer.status_code == 200, answer.text
-    listed = await two.http.get(f"http://tide:8082{base(two, mount)}/consumer-groups/g/offsets")
-    mount = mount.replace("//", "/")
-    assert listed.json() == {
-        "kind": "TidelogConsumerGroupOffsetList",
-        "metadata": {
-            "self": f"http://tide:8082{base(two, mount)}/consumer-groups/g/offsets",
-            "next": None,
-        },
-        "cluster_id": two.log.identity.cluster_id,
-        "consumer_group_id": "g",
-        "data": [{"topic_name": "t", "partition_id": 0, "offset": 5, "metadata": ""}],
-    }
-
-
 async def test_offsets_are_kept_with_what_was_noted_beside_them(two: Broker) -> None:
     offset = {"topic_name": "t", "partition_id": 0, "offset": 2**63 - 1}
     note = "ü" * (METADATA_BYTES_MAX // 2)
@@ -221,10 +202,7 @@ async def test_partition_that_was_just_added_elsewhere_is_known(
     await broker.log.create_topic("t", 1, {})
     await other.log.wal.refresh()
     await broker.log.add_partitions("t", 2)
-    body = {
-        "topics": [records("t", 1, partition_id=1)],
-        "consumer_groups": [group(("t", 1, 1))],
-    }
+    body = {"topics": [records("t", 1, partition_id=1)], "consumer_groups": [group(("t", 1, 1))]}
     await assert_true(other, body, await transact(other, body))
 
 

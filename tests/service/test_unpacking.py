@@ -28,8 +28,6 @@ MIB = 1 << 20
 
 
 class Caller:
-    """A caller whose charges are kept."""
-
     def __init__(self, principal: str) -> None:
         self.principal = principal
         self.charges: list[tuple[str, float]] = []

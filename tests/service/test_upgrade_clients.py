@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.service.conftest import JSON, QUIET, V2, Broker, ends, stored
+from tests.service.conftest import JSON, QUIET, V2, Broker, ends, send, stored
 from tests.service.instances import created
 from tidelog.service.peers.client import ANNOUNCE, METRICS
 from tidelog.service.peers.listener import PeerApp, PeerListener
@@ -95,7 +95,6 @@ async def exchange(port: int, *packets: bytes, statuses: int) -> list[int]:
 
 
 def post(path: str, body: bytes, offer: bytes = OFFER, media_type: str = JSON) -> bytes:
-    """The packet of a request."""
     head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: {media_type}\r\n".encode()
     return head + offer + b"Content-Length: %d\r\n\r\n" % len(body) + body
 
@@ -145,11 +144,7 @@ async def test_body_is_not_run_as_request(broker: Broker, port: int) -> None:
 async def test_commit_commits_what_its_body_names(broker: Broker, port: int) -> None:
     for number in range(5):
         assert (
-            await broker.http.post(
-                "/topics/t",
-                content=b'{"records":[{"value":%d}]}' % number,
-                headers={"content-type": JSON},
-            )
+            await send(broker.http, b'{"records":[{"value":%d}]}' % number, JSON)
         ).status_code == 200
     instance = await created(broker, auto_commit_enable=False)
     await instance.ok("POST", "/subscription", {"topics": ["t"]})

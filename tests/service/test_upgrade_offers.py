@@ -46,11 +46,7 @@ REQUESTS = {
     "many fields": (b"PUT /a HTTP/1.1\r\n", MANY + LENGTH % 3, b"abc"),
     "HEAD of many fields": (b"HEAD /a HTTP/1.1\r\n", MANY, b""),
     "empty fields": (b"POST /a HTTP/1.1\r\n", b"X-A:\r\nX-B: \r\n" + LENGTH % 1, b"x"),
-    "an expectation": (
-        b"POST /a HTTP/1.1\r\n",
-        b"Expect: 100-continue\r\n" + LENGTH % 5,
-        b"hello",
-    ),
+    "an expectation": (b"POST /a HTTP/1.1\r\n", b"Expect: 100-continue\r\n" + LENGTH % 5, b"hello"),
     "the last of its connection": (
         b"POST /a HTTP/1.1\r\n",
         b"Connection: close\r\n" + LENGTH % 5,

@@ -24,8 +24,6 @@ SILENCE_S = 600.0
 
 
 class Transport(asyncio.Transport):
-    """Keeps what is written."""
-
     def __init__(self) -> None:
         super().__init__()
         self.written = bytearray()
@@ -67,8 +65,6 @@ class Transport(asyncio.Transport):
 
 
 class Connection:
-    """A client's end."""
-
     def __init__(
         self,
         config: uvicorn.Config,

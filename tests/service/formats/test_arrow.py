@@ -287,9 +287,7 @@ def test_rows_of_nothing() -> None:
 # --- what would take too much work
 
 
-def test_dictionary_is_converted_once_for_all_its_batches(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_dictionary_is_converted_once_for_all_its_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     validated: list[int] = []
     validate = arrow_module._validate
 

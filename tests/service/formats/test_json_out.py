@@ -12,12 +12,7 @@ from hypothesis import strategies as st
 
 from tests.support.properties import examples
 from tidelog.service.formats.json_in import Format
-from tidelog.service.formats.json_out import (
-    FEW,
-    FEW_REPORTS,
-    encode_placements,
-    encode_records,
-)
+from tidelog.service.formats.json_out import FEW, FEW_REPORTS, encode_placements, encode_records
 from tidelog.service.formats.json_text import Undecodable
 from tidelog.storage.codec.chunk import Headers, Rows, batch_of_rows, with_offsets
 from tidelog.storage.codec.partitioner import Sticky, place
@@ -141,14 +136,7 @@ def test_batches_of_both_kinds_keep_their_order() -> None:
 FORGED = [
     *(b"1,2", b'1},{"x":2', b"1}", b"]", b'"', b'"a', b'a"', b"{", b'{"a":1', b"", b" ", b"nul"),
     *(
-        b'1,"offset":99',
-        b"//",
-        b"NaN",
-        b"01",
-        b"'a'",
-        b'"\n"',
-        b"\xef\xbb\xbf1",
-        b'"\\"',
+        *(b'1,"offset":99', b"//", b"NaN", b"01", b"'a'", b'"\n"', b"\xef\xbb\xbf1", b'"\\"'),
         b"[" * 5000,
     ),
     *(b'"\xff"', b'"\xed\xa0\x80"', b"\xff", b'"\\ud800"', b"1 2", b"{} {}", b'{"a":1}}', b"\x00"),

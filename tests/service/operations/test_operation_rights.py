@@ -109,8 +109,7 @@ KEY_ID = "ab" * 8
 CREATION = (topic_rights(CREATE, name="new"), cluster_right(CREATE))
 OPERATIONS = {
     "topics.create": Operation(
-        lambda ops, change, _: ops.topics.create(change, "new", lambda: NewTopic(1, {})),
-        CREATION,
+        lambda ops, change, _: ops.topics.create(change, "new", lambda: NewTopic(1, {})), CREATION
     ),
     "topics.create_on_demand": Operation(
         lambda ops, change, _: ops.topics.create_on_demand(change, "new"),
@@ -126,8 +125,7 @@ OPERATIONS = {
         lambda ops, change, _: ops.topics.delete(change, "t"), (topic_rights(DELETE),)
     ),
     "topics.add_partitions": Operation(
-        lambda ops, change, _: ops.topics.add_partitions(change, "t", 3),
-        (topic_rights(ALTER),),
+        lambda ops, change, _: ops.topics.add_partitions(change, "t", 3), (topic_rights(ALTER),)
     ),
     "topics.delete_records": Operation(
         lambda ops, change, _: ops.topics.delete_records(change, "t", [(0, 1)]),
@@ -158,16 +156,14 @@ OPERATIONS = {
         (cluster_right(ALTER),),
     ),
     "access.delete_acls": Operation(
-        lambda ops, change, _: ops.access.delete_acls(change, AclFilter()),
-        (cluster_right(ALTER),),
+        lambda ops, change, _: ops.access.delete_acls(change, AclFilter()), (cluster_right(ALTER),)
     ),
     "access.create_key": Operation(
         lambda ops, change, _: ops.access.create_key(change, "User:bob", None, "", None),
         (cluster_right(ALTER),),
     ),
     "access.delete_key": Operation(
-        lambda ops, change, _: ops.access.delete_key(change, KEY_ID),
-        (cluster_right(ALTER),),
+        lambda ops, change, _: ops.access.delete_key(change, KEY_ID), (cluster_right(ALTER),)
     ),
     "access.set_quotas": Operation(
         lambda ops, change, _: ops.access.set_quotas(change, "User:bob", {"request_rate": 7}),
