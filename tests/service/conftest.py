@@ -11,6 +11,7 @@ import httpx
 import pyarrow as pa
 import pytest
 
+from tests.support.clock import ManualClock
 from tests.support.faults import FaultyStore
 from tests.support.held_loop import measured
 from tidelog.service.http.sockets import HttpServer
@@ -41,6 +42,11 @@ def loop_is_not_held() -> Iterator[None]:
 
 QUIET = LogSettings(poll_interval_s=60.0, is_sealing=False)
 """Nothing happens by itself: what a test sees follows from what it asked."""
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock(1)
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from tests.service.conftest import JSON, Broker, broker_on
+from tidelog.service.security.authenticator import CONSOLE_HEADER
 from tidelog.service.security.token_bucket import Bucket
 from tidelog.storage.core.acls import Acl
 from tidelog.storage.core.actions import CreateAcls
@@ -20,6 +21,8 @@ ADMIN = {"authorization": f"Bearer {ADMIN_KEY}"}
 SETTINGS: Mapping[str, Any] = {"security": "keys", "admin_key": ADMIN_KEY}
 RECORDS = b'{"records":[{"value":1}]}'
 JSON_TYPE = {"content-type": JSON}
+CONSOLE = {CONSOLE_HEADER.decode(): "1"}
+"""Proves that a page of the console sent the request."""
 ALICE, MALLORY = "User:alice", "User:mallory"
 OPEN_TO_MALLORY = pytest.mark.broker(
     topics={"m.t": 1},

@@ -10,15 +10,21 @@ from typing import Any
 import pytest
 
 from tests.service.conftest import Broker, broker_on, until
-from tests.service.keyed import ADMIN, ADMIN_KEY, JSON_TYPE, RECORDS, SETTINGS, key_of, secured
+from tests.service.keyed import (
+    ADMIN,
+    ADMIN_KEY,
+    CONSOLE,
+    JSON_TYPE,
+    RECORDS,
+    SETTINGS,
+    key_of,
+    secured,
+)
 from tidelog.service.http.call import HttpRequest, HttpResponse
 from tidelog.service.security import audit
-from tidelog.service.security.authenticator import CONSOLE_HEADER
 from tidelog.service.server.log_lines import LINES_MAX, WINDOW_S, Bounded, JsonFormatter
 from tidelog.storage.core.errors import LogError
 from tidelog.storage.store.memory import MemoryStore
-
-CONSOLE = {CONSOLE_HEADER.decode(): "1"}
 
 
 def events(path: Path) -> list[dict[str, Any]]:

@@ -1,8 +1,5 @@
 """A fetch over both tiers is one dense run, and what a damaged object does to it."""
 
-from typing import Any
-
-import httpx
 import pyarrow as pa
 import pytest
 
@@ -17,15 +14,9 @@ from tests.service.conftest import (
     post,
     values,
 )
+from tests.service.test_fetch import get
 from tests.support.views import flip
 from tidelog.storage.store.memory import MemoryStore
-
-PATH = "/topics/t/partitions/0/records"
-
-
-async def get(broker: Broker, accept: str = TEXT, **query: Any) -> httpx.Response:
-    return await broker.http.get(PATH, headers={"accept": accept}, params=query)
-
 
 # -- both tiers
 
@@ -65,17 +56,17 @@ async def test_damaged_chunk_fails_its_partition_alone(
     await post(broker.http, body)
     run = broker.log.state.partition("t", 0).tail[0]
     damage(store, run.object_key, run.position + run.size // 2)
-    assert len((await get(broker)).json()) == 10  # from memory
+    assert len((await get(broker, TEXT)).json()) == 10  # from memory
     broker.log.tail.clear()
-    message = assert_refused(await get(broker), 500, 50002)
+    message = assert_refused(await get(broker, TEXT), 500, 50002)
     assert run.object_key in message
     assert run.object_key in caplog.text
     other = await broker.http.get("/topics/t/partitions/1/records")
     assert len(other.json()) == 10
     # Records written since are whole; the offset before it is not skipped in silence.
     await post(broker.http, [{"value": 1, "partition": 0}])
-    assert len((await get(broker, offset=10)).json()) == 1
-    assert_refused(await get(broker, offset=9), 500, 50002)
+    assert len((await get(broker, TEXT, offset=10)).json()) == 1
+    assert_refused(await get(broker, TEXT, offset=9), 500, 50002)
 
 
 @pytest.mark.parametrize("accept", [JSON, TEXT, ARROW, "application/x-ndjson", "text/event-stream"])
@@ -107,14 +98,14 @@ async def test_damaged_segment_fails_its_partition_alone(
         damage(store, segments[0], position)
         broker.log.reader.segments.groups._values.clear()
         broker.log.reader.segments.footers._values.clear()
-        assert segments[0] in assert_refused(await get(broker), 500, 50002)
+        assert segments[0] in assert_refused(await get(broker, TEXT), 500, 50002)
         other = await broker.http.get("/topics/t/partitions/1/records")
         assert len(other.json()) == 10
-        assert len((await get(broker, offset=10)).json()) == 1
+        assert len((await get(broker, TEXT, offset=10)).json()) == 1
         damage(store, segments[0], position)
     broker.log.reader.segments.groups._values.clear()
-    assert len((await get(broker)).json()) == 11
+    assert len((await get(broker, TEXT)).json()) == 11
     del store._objects[segments[0]]
     broker.log.reader.segments.groups._values.clear()
     broker.log.reader.segments.footers._values.clear()
-    assert segments[0] in assert_refused(await get(broker), 500, 50002)
+    assert segments[0] in assert_refused(await get(broker, TEXT), 500, 50002)

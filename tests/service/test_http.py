@@ -4,7 +4,6 @@ strict bodies, links."""
 import gzip
 import json
 import logging
-import re
 import tracemalloc
 import zlib
 from typing import Any
@@ -15,6 +14,7 @@ import pytest
 
 from tests.service.conftest import JSON, TEXT, V2, Broker, append, stored
 from tests.service.instances import created, subscribed
+from tests.service.test_rights import address
 from tidelog.service.http.content_coding import BadEncoding, coding_of_answer, packed, unpack
 from tidelog.service.http.media_types import is_served
 from tidelog.service.http.route import V2 as V2_DIALECT
@@ -37,14 +37,6 @@ def zstd(body: bytes) -> bytes:
     return packed
 
 
-def filled(broker: Broker, path: str) -> str:
-    """The path of a route with the names of what exists."""
-    cluster = broker.log.identity.cluster_id
-    for name, text in (("cluster_id", cluster), ("topic_name", "t"), ("partition_id", "0")):
-        path = path.replace(f"{{{name}}}", text)
-    return re.sub(r"\{[^}]*\}", "x", path)
-
-
 # -- HEAD and OPTIONS
 
 
@@ -53,7 +45,7 @@ async def test_every_path_names_its_methods(broker: Broker) -> None:
     for route in (*HOT_ROUTES, *APP_ROUTES):
         methods.setdefault(route.paths[0], set()).add(route.method)
     for path, own in methods.items():
-        answer = await broker.http.options(filled(broker, path))
+        answer = await broker.http.options(address(path, broker))
         assert (answer.status_code, answer.content) == (204, b""), path
         allowed = set(answer.headers["allow"].split(", "))
         assert allowed >= own | {"OPTIONS"}, path
@@ -329,7 +321,7 @@ async def test_no_route_takes_unknown_field(broker: Broker) -> None:
     for route in HOT_ROUTES:
         if route.doc.body is None or not route.doc.body.example:
             continue
-        path = filled(broker, route.paths[0])
+        path = address(route.paths[0], broker)
         if "instances" in path:
             path = instance.path + route.path.partition("{instance}")[2]
         body = json.dumps({**route.doc.body.example, "misspelt": 1})

@@ -234,14 +234,10 @@ async def test_quoted_key_is_key(broker: Broker, topic: str) -> None:
 # -- v3
 
 
-def v3(broker: Broker, last: str) -> str:
-    return f"{broker.v3}/topics/t/{last}"
-
-
 async def stream(broker: Broker, records: list[Any], key: str = "a") -> list[Any]:
     body = "".join(map(json.dumps, records))
     headers = {"idempotency-key": key}
-    answer = await broker.http.post(v3(broker, "records"), content=body, headers=headers)
+    answer = await broker.http.post(f"{broker.v3}/topics/t/records", content=body, headers=headers)
     assert answer.status_code == 200
     return [json.loads(line) for line in answer.text.splitlines()]
 
@@ -281,7 +277,9 @@ async def test_entries_of_batch_are_remembered_by_id(store: MemoryStore) -> None
     async def batch(broker: Broker, ids: list[int]) -> dict[str, Any]:
         body = {"entries": [v3_record(n, id=str(n)) for n in ids]}
         headers = {"idempotency-key": "a"}
-        answer = await broker.http.post(v3(broker, "records:batch"), json=body, headers=headers)
+        answer = await broker.http.post(
+            f"{broker.v3}/topics/t/records:batch", json=body, headers=headers
+        )
         assert answer.status_code == 207
         assert not answer.json()["failures"]
         return {success["id"]: success for success in answer.json()["successes"]}

@@ -18,7 +18,8 @@ from tests.service.conftest import (
     send,
 )
 from tests.service.instances import STRIMZI, Instance, created, subscribed
-from tests.service.test_follow import NDJSON, PATH, SSE, Events, following
+from tests.service.test_fetch import get
+from tests.service.test_follow import NDJSON, SSE, Events, following
 from tidelog.storage.store.memory import MemoryStore
 
 BAD = b"\xff"
@@ -28,10 +29,6 @@ CONFLUENT = {"auto.commit.enable": "false", "auto.offset.reset": "earliest", "fo
 
 pytestmark = pytest.mark.broker(topics={"t": 2}, records=[b"0", BAD, b"2", BAD])
 """Good, bad, good, bad in the first partition, nothing in the second."""
-
-
-async def get(broker: Broker, accept: str, **query: Any) -> httpx.Response:
-    return await broker.http.get(PATH, params=query, headers={"accept": accept})
 
 
 def records_of(answer: httpx.Response) -> list[Any]:

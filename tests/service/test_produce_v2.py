@@ -53,12 +53,6 @@ TYPES = {
 }
 
 
-@pytest.fixture
-async def topic(broker: Broker) -> str:
-    await broker.log.create_topic("t", 3, {})
-    return "t"
-
-
 # -- content types and formats
 
 

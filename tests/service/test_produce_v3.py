@@ -27,8 +27,8 @@ from tidelog.storage.store.memory import MemoryStore
 JSON = "application/json"
 
 
-def path(broker: Broker, last: str = "records", topic: str = "t", base: str = "/v3") -> str:
-    return f"{base}/clusters/{broker.log.identity.cluster_id}/topics/{topic}/{last}"
+def path(broker: Broker, last: str = "records", topic: str = "t") -> str:
+    return f"{broker.v3}/topics/{topic}/{last}"
 
 
 async def stream(broker: Broker, body: Any) -> list[dict[str, Any]]:

@@ -37,11 +37,6 @@ def step(number: int, first: float = 0.0, ack: int = 0) -> Step:
 
 
 @pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock(1)
-
-
-@pytest.fixture
 async def log(clock: ManualClock) -> AsyncIterator[Broker]:
     store = MeteredStore(MemoryStore(), clock)
     log = await Broker.open(store, LogSettings(is_sealing=False), clock=clock, name="b")

@@ -14,6 +14,7 @@ from tests.service.keyed import (
     ADMIN,
     ADMIN_KEY,
     ALICE,
+    CONSOLE,
     OPEN_TO_ALICE,
     allow,
     assert_denied,
@@ -21,13 +22,11 @@ from tests.service.keyed import (
     key_of,
 )
 from tidelog.service.peers.forwarding import _Request, _Response
-from tidelog.service.security.authenticator import CONSOLE_HEADER
 from tidelog.storage.core.actions import DeleteKey
 
 LATE = b'"late"'
 PATH = "/topics/t/partitions/0/records"
 ANSWER_S = 60.0
-CONSOLE = {CONSOLE_HEADER.decode(): "1"}
 WAYS = {
     "long poll": ("offset=0&timeout=30000", b"application/vnd.kafka.json.v2+json"),
     "events": ("offset=0", b"text/event-stream"),

@@ -12,6 +12,7 @@ from tests.service.conftest import Broker
 from tests.service.keyed import (
     ADMIN,
     ADMIN_KEY,
+    CONSOLE,
     JSON_TYPE,
     RECORDS,
     SETTINGS,
@@ -35,9 +36,6 @@ from tidelog.storage.core.actions import DeleteKey, SetQuotas
 from tidelog.storage.core.errors import StoreUnfit
 from tidelog.storage.runtime.clock import SystemClock
 from tidelog.storage.store.memory import MemoryStore
-
-CONSOLE = {"tidelog-console": "1"}
-
 
 pytestmark = pytest.mark.broker(topics={"t": 1}, records=[b"1"], **SETTINGS)
 

@@ -3,23 +3,15 @@
 import httpx
 import pytest
 
-from tests.service.conftest import QUIET, http_client, routed
+from tests.service.conftest import QUIET, V2, http_client, routed
 from tests.service.conftest import Broker as Served
+from tests.support.logs import append
 from tidelog.service.server.app import build_app
 from tidelog.storage.broker import Broker
-from tidelog.storage.codec.chunk import Rows
 from tidelog.storage.core.topic_configs import CONFIGS, of_settings
 from tidelog.storage.log import Log
 from tidelog.storage.runtime.clock import SystemClock
 from tidelog.storage.store.memory import MemoryStore
-
-V2 = "application/vnd.kafka.v2+json"
-
-
-async def produce(log: Log, topic: str, partition: int, timestamps: list[int]) -> None:
-    count = len(timestamps)
-    rows = Rows(timestamps, [None] * count, [b"v"] * count)
-    await log.append(log.state.topic(topic), [(partition, rows)], size=count, is_json=False)
 
 
 def partition_info(number: int) -> dict[str, object]:
@@ -48,22 +40,24 @@ async def test_topic_has_effective_configs_and_partitions(
     assert (await client.get("/topics/t/partitions/1")).json() == partition_info(1)
 
 
-async def test_offsets_are_range_of_partition(client: httpx.AsyncClient, log: Log) -> None:
-    await log.create_topic("t", 2, {})
-    await produce(log, "t", 1, [10, 20, 30])
-    answer = await client.get("/topics/t/partitions/1/offsets")
-    assert answer.json() == {"beginning_offset": 0, "end_offset": 3}
-    assert answer.headers["content-type"] == V2
-
-
-@pytest.mark.parametrize(("stamp", "offset"), [(0, 0), (10, 0), (11, 1), (30, 2), (31, None)])
+@pytest.mark.parametrize(
+    ("query", "by_time"),
+    [
+        ("", {}),
+        *(
+            (f"?timestamp={stamp}", {"timestamp_offset": offset})
+            for stamp, offset in ((0, 0), (10, 0), (11, 1), (30, 2), (31, None))
+        ),
+    ],
+)
 async def test_offsets_by_timestamp(
-    client: httpx.AsyncClient, log: Log, stamp: int, offset: int | None
+    client: httpx.AsyncClient, log: Log, query: str, by_time: dict[str, int | None]
 ) -> None:
-    await log.create_topic("t", 1, {})
-    await produce(log, "t", 0, [10, 20, 30])
-    answer = await client.get(f"/topics/t/partitions/0/offsets?timestamp={stamp}")
-    assert answer.json() == {"beginning_offset": 0, "end_offset": 3, "timestamp_offset": offset}
+    await log.create_topic("t", 2, {})
+    await append(log, *"vvv", partition=1, timestamps=[10, 20, 30])
+    answer = await client.get(f"/topics/t/partitions/1/offsets{query}")
+    assert answer.json() == {"beginning_offset": 0, "end_offset": 3, **by_time}
+    assert answer.headers["content-type"] == V2
 
 
 @pytest.mark.parametrize("stamp", ["", "x", "-1", "1.5", "9" * 30, "9" * 5000])
@@ -181,7 +175,7 @@ async def test_what_another_broker_created_is_seen_at_once(
     other = await Broker.open(store, QUIET, clock=SystemClock(), name="broker-2")
     await other.create_topic("t", 1, {})
     assert (await client.get("/topics")).json() == ["t"]
-    await produce(other, "t", 0, [10])
+    await append(other, "v", timestamps=[10])
     assert (await client.get("/topics/t/partitions/0/offsets")).json()["end_offset"] == 1
     await other.delete_topic("t")
     assert (await client.post("/admin/topics", json={"topic_name": "t"})).status_code == 201
@@ -193,8 +187,8 @@ async def test_what_another_broker_created_is_seen_at_once(
 
 async def test_seal_moves_tail_into_table(client: httpx.AsyncClient, log: Log) -> None:
     await log.create_topic("t", 2, {})
-    await produce(log, "t", 0, [10, 20])
-    await produce(log, "t", 1, [30])
+    await append(log, *"vv", timestamps=[10, 20])
+    await append(log, "v", partition=1, timestamps=[30])
     answer = await client.post("/admin/topics/t/seal")
     assert (answer.status_code, answer.json()) == (200, {"sealed_records": 3})
     assert [p.sealed_end for p in log.state.topic("t").partitions] == [2, 1]

@@ -28,14 +28,10 @@ JSON = "application/json"
 LONG_AGO = "2021-02-05T19:14:42Z"
 
 
-def base(broker: Broker, mount: str = "/v3") -> str:
-    return f"{mount}/clusters/{broker.log.identity.cluster_id}"
-
-
 async def transact(broker: Broker, body: Any, key: str | None = None) -> httpx.Response:
     headers = {} if key is None else {"idempotency-key": key}
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
-    path = f"{base(broker)}/transactions"
+    path = f"{broker.v3}/transactions"
     return await broker.http.post(path, content=content, headers=headers)
 
 
@@ -68,7 +64,7 @@ def group(*offsets: tuple[str, int, int], name: str = "g", **more: Any) -> dict[
 
 async def committed(broker: Broker, name: str = "g") -> dict[tuple[str, int], int] | None:
     """As the broker says it; None when there are none."""
-    answer = await broker.http.get(f"{base(broker)}/consumer-groups/{name}/offsets")
+    answer = await broker.http.get(f"{broker.v3}/consumer-groups/{name}/offsets")
     if answer.status_code == 404:
         assert_refused(answer, 404, 404, JSON)
         return None
@@ -176,7 +172,7 @@ async def test_offsets_are_kept_with_what_was_noted_beside_them(two: Broker) -> 
         said = group(name="a/b c")
         said["offsets"] = [{**offset, "metadata": metadata}]
         assert (await transact(two, {"consumer_groups": [said]})).status_code == 200
-        path = f"{base(two)}/consumer-groups/a%2Fb c/offsets"
+        path = f"{two.v3}/consumer-groups/a%2Fb c/offsets"
         answer = await two.http.get(path)
         if answer.status_code == 200:  # a slash in a name is another path to most routers
             assert answer.json()["data"] == [{**offset, "metadata": metadata or ""}]
