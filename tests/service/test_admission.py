@@ -41,7 +41,7 @@ class Client:
 
 def limits(**chosen: float) -> Limits:
     small = {"connections_max": 6, "unproved_max": 6, "address_max": 6, "spare_max": 2}
-    return Limits()._replace(**{**small, **chosen})  # type: ignore[arg-type]
+    return Limits()._replace(**{**small, **chosen})
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from tests.service.conftest import QUIET, append, serving
+from tests.service.conftest import QUIET, serving
 from tests.service.conftest import Broker as Served
 from tests.service.test_health import DarkStore, MovedClock
 from tests.service.test_monitoring import anchors
@@ -36,7 +36,7 @@ SIGNS = BrokerSigns(seconds=60.0, commits=240.0, store=StoreSigns(REQUESTS, 0, [
 FINE = MaintenanceResult("retain", 1_000, 1_000, True)
 
 
-def broker(name: str = "a", level: int = 4, **signs: object) -> BrokerFacts:
+def facts_of(name: str = "a", level: int = 4, **signs: object) -> BrokerFacts:
     return BrokerFacts(name, "0.2.0", level, msgspec.structs.replace(SIGNS, **signs))
 
 
@@ -46,7 +46,7 @@ def kept(kind: str, since_s: float = 60.0, **last: object) -> MaintenanceFacts:
 
 WELL = Facts(
     why_not_ready="",
-    brokers=[broker("a"), broker("b")],
+    brokers=[facts_of("a"), facts_of("b")],
     sequencers=["a", "a"],
     gone=[],
     tails=[TailFacts("t", -100.0)],
@@ -56,17 +56,17 @@ WELL = Facts(
 FAILING = StoreSigns(REQUESTS, 30, [100])
 FAULTS = {
     "not-ready": {"why_not_ready": "the WAL cannot be read: the store is dark"},
-    "store-fails": {"brokers": [broker(store=FAILING)]},
-    "view-old": {"brokers": [broker(view_age_s=90.0)]},
-    "set-aside": {"brokers": [broker(set_aside=2)]},
+    "store-fails": {"brokers": [facts_of(store=FAILING)]},
+    "view-old": {"brokers": [facts_of(view_age_s=90.0)]},
+    "set-aside": {"brokers": [facts_of(set_aside=2)]},
     "broker-gone": {"gone": ["c"]},
-    "broker-silent": {"brokers": [broker("a"), BrokerFacts("b", "", 4, None)]},
+    "broker-silent": {"brokers": [facts_of("a"), BrokerFacts("b", "", 4, None)]},
     "sequencers-differ": {"sequencers": ["a", "b"]},
-    "levels-differ": {"brokers": [broker("a", 4), broker("b", 3)]},
-    "clock": {"brokers": [broker(clock_ms=-40_000)]},
-    "seals-fail": {"brokers": [broker(seals_failing=7, seals_failing_names=["t-0", "t-1"])]},
-    "table-in-doubt": {"brokers": [broker(doubts=1, doubts_names=["t"])]},
-    "tail-damaged": {"brokers": [broker(damaged_tails=1, damaged_tails_names=["t-0"])]},
+    "levels-differ": {"brokers": [facts_of("a", 4), facts_of("b", 3)]},
+    "clock": {"brokers": [facts_of(clock_ms=-40_000)]},
+    "seals-fail": {"brokers": [facts_of(seals_failing=7, seals_failing_names=["t-0", "t-1"])]},
+    "table-in-doubt": {"brokers": [facts_of(doubts=1, doubts_names=["t"])]},
+    "tail-damaged": {"brokers": [facts_of(damaged_tails=1, damaged_tails_names=["t-0"])]},
     "tails-late": {"tails": [TailFacts("t", HOUR_S), TailFacts("u", -1.0)]},
     "damage": {"maintenance": [kept("scrub", is_ok=False, damage=2, what="wal/1: is corrupt")]},
     "compact-failed": {"maintenance": [kept("compact", is_ok=False, what="no disk space")]},
@@ -115,23 +115,21 @@ def test_fault_names_its_place() -> None:
 @pytest.mark.parametrize(
     "facts",
     [
-        {"brokers": [broker(store=StoreSigns(REQUESTS, 2, [100]))]},
-        {"brokers": [broker(clock_ms=4_000)]},
+        {"brokers": [facts_of(store=StoreSigns(REQUESTS, 2, [100]))]},
+        {"brokers": [facts_of(clock_ms=4_000)]},
         {"tails": [TailFacts("t", 60.0)]},
         {"groups": [GroupFacts("g", 0, 5, 30.0), GroupFacts("h", 3, 10**9, None)]},
         {"brokers": [], "sequencers": []},
     ],
 )
 def test_what_is_no_fault(facts: dict[str, object]) -> None:
-    assert judge(WELL._replace(**facts)) == []  # type: ignore[arg-type]
+    assert judge(WELL._replace(**facts)) == []
 
 
 # -- results of maintenance
 
 
-async def test_failed_run_keeps_time_of_last_complete_one() -> None:
-    store = MemoryStore()
-    log = await Broker.open(store, QUIET, clock=SystemClock(), name="one")
+async def test_failed_run_keeps_time_of_last_complete_one(store: MemoryStore, log: Broker) -> None:
     results = StoredResults(log)
     await results.refresh()
     assert results.found == {}
@@ -146,7 +144,6 @@ async def test_failed_run_keeps_time_of_last_complete_one() -> None:
     await store.put("maintenance/scrub.json", [b"{"])
     await results.refresh(0.0)
     assert results.found == {}, "an object that cannot be decoded is no result"
-    await log.close()
 
 
 async def test_store_that_is_dark_leaves_last_results() -> None:
@@ -165,34 +162,27 @@ async def test_store_that_is_dark_leaves_last_results() -> None:
 # -- the route
 
 
-async def test_route_has_facts_of_broker() -> None:
-    clock = SystemClock()
-    log = await Broker.open(MeteredStore(MemoryStore(), clock), QUIET, clock=clock, name="one")
-    await log.create_topic("t", 2, {})
-    settings = Settings(store="memory://", seal_enabled=False, poll_interval_ms=60_000)
-    async with serving(log, settings) as served:
-        await append(log, b"a", b"b")
-        answer = (await served.http.get("/tidelog/v1/health")).json()
-        assert answer["is_well"], answer["problems"]
-        assert answer["problems"] == []
-        (own,) = answer["brokers"]
-        assert (own["name"], own["is_sequencer"], own["why_not_writing"]) == ("one", True, None)
-        assert answer["tails"]["records"] == 2
-        assert answer["tails"]["oldest_topic"] == "t"
-        assert answer["store"]["failures"] == 0
-        assert answer["store"]["cost_a_day_usd"] > 0
-        assert [task["task"] for task in answer["maintenance"]] == list(KINDS)
-        log.drain()
-        answer = (await served.http.get("/tidelog/v1/health")).json()
-        assert not answer["is_well"]
-        names = {problem["name"] for problem in answer["problems"]}
-        assert names == {"not-ready", "store-fails"}
-    await log.close()
-
-
 async def names_of(served: Served) -> set[str]:
     answer = (await served.http.get("/tidelog/v1/health")).json()
     return {problem["name"] for problem in answer["problems"]}
+
+
+@pytest.mark.broker(topics={"t": 2}, records=[b"a", b"b"])
+async def test_route_has_facts_of_broker(broker: Served) -> None:
+    answer = (await broker.http.get("/tidelog/v1/health")).json()
+    assert answer["is_well"], answer["problems"]
+    assert answer["problems"] == []
+    (own,) = answer["brokers"]
+    assert (own["name"], own["is_sequencer"], own["why_not_writing"]) == ("broker-1", True, None)
+    assert answer["tails"]["records"] == 2
+    assert answer["tails"]["oldest_topic"] == "t"
+    assert answer["store"]["failures"] == 0
+    assert answer["store"]["cost_a_day_usd"] > 0
+    assert [task["task"] for task in answer["maintenance"]] == list(KINDS)
+    broker.log.drain()
+    answer = (await broker.http.get("/tidelog/v1/health")).json()
+    assert not answer["is_well"]
+    assert await names_of(broker) == {"not-ready", "store-fails"}
 
 
 async def test_faults_of_running_broker_are_named() -> None:

@@ -328,7 +328,7 @@ async def test_bound_of_answers_is_503(log: Log, store: MemoryStore) -> None:
             await gate.wait()
             return await get_range(key, start, length)
 
-        store.get_range = slow  # type: ignore[method-assign]
+        store.get_range = slow
         first = asyncio.create_task(get(broker, max_bytes=1000, offset=0))
         await asyncio.sleep(0.01)
         answer = await get(broker, max_bytes=1000, offset=0)

@@ -185,7 +185,7 @@ async def test_keys_that_must_not_verify_are_passed_over(case: Case) -> None:
         {**private, "kid": "five"},
         {"kty": "RSA", "n": "!", "e": "AQAB", "kid": "six"},
         {"kty": ["RSA"]},
-        7,  # type: ignore[list-item]
+        7,
         jwk("one", rsa_key()),
     ]
     await case.verify(case.token())
@@ -349,7 +349,7 @@ async def test_requests_wait_for_same_fetch_and_may_go_away(case: Case) -> None:
     case.far.may_answer.set()
     outcomes = await asyncio.gather(*waiting, return_exceptions=True)
     assert isinstance(outcomes[0], asyncio.CancelledError)
-    assert all(token.principal == "User:oidc-alice" for token in outcomes[1:])  # type: ignore[union-attr]
+    assert all(token.principal == "User:oidc-alice" for token in outcomes[1:])
     assert case.far.asked.count("/jwks") == 1
 
 

@@ -49,7 +49,7 @@ async def test_requests_of_two_principals_at_once_share_no_commit(broker: Broker
         for who in [alice, alice, bob, bob, alice, ADMIN]
     ]
     answers = await asyncio.gather(*map(apart, posts))
-    assert {answer.status_code for answer in answers} == {200}  # type: ignore[attr-defined]
+    assert {answer.status_code for answer in answers} == {200}
     appends = appends_by_principal(await commits_of(broker))
     assert appends["User:alice"] == 3 * appends["User:admin"]
     assert appends["User:bob"] == 2 * appends["User:admin"]
@@ -61,7 +61,7 @@ async def test_changes_of_topics_name_their_principal_and_those_of_brokers_none(
 ) -> None:
     path = f"{broker.v3}/topics"
     made = broker.http.post(path, json={"topic_name": "new"}, headers=ADMIN)
-    assert (await apart(made)).status_code == 201  # type: ignore[attr-defined]
+    assert (await apart(made)).status_code == 201
     await broker.log.create_topic("own", 1, {})
     creators = {
         action.name: commit.principal

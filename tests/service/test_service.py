@@ -13,7 +13,7 @@ from tidelog.storage.store.memory import MemoryStore
 
 
 def settings(**more: object) -> Settings:
-    return Settings(**{"store": "memory://", "auto_create_topics": True, **more})  # type: ignore[arg-type]
+    return Settings(**{"store": "memory://", "auto_create_topics": True, **more})
 
 
 async def test_service_serves_requests_without_port() -> None:

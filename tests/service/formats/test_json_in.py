@@ -387,7 +387,7 @@ def test_headers_are_decoded_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     records[8]["headers"] = [{"key": "x" * 1000}]
     expected = decode_json(json.dumps({"records": records}).encode(), "text", 1)
     assert isinstance(expected.rows, pa.RecordBatch)
-    assert many(records, monkeypatch).rows.equals(expected.rows)  # type: ignore[union-attr]
+    assert many(records, monkeypatch).rows.equals(expected.rows)
 
 
 def test_error_in_slice_names_record(monkeypatch: pytest.MonkeyPatch) -> None:
