@@ -4,10 +4,10 @@ import pyarrow as pa
 import pytest
 
 from tests.service.conftest import ARROW, JSON, Broker, arrow
-from tests.service.keyed import ACLS_OF_ALICE, JSON_TYPE, RECORDS, SETTINGS, key_of
+from tests.service.keyed import ACLS_OF_ALICE, ALICE, JSON_TYPE, RECORDS, SETTINGS, key_of
 from tidelog.storage.codec.chunk import RECORDS_MAX
+from tidelog.storage.core.actions import SetQuotas
 
-ALICE = "User:alice"
 RATE = 100_000
 """Bytes a second. Each case costs at least ten times as much: it is not paid within the test."""
 ROWS = 100
@@ -24,6 +24,7 @@ def named(size: int) -> bytes:
 
 async def after(broker: Broker, body: bytes, media_type: str, times: int = 1) -> tuple[int, int]:
     """The status of so many requests with a body, and of one small record after them."""
+    await broker.log.change_access(SetQuotas(ALICE, {"producer_byte_rate": RATE}))
     header = await key_of(broker.log, ALICE)
     for _ in range(times):
         headers = header | {"content-type": media_type}
