@@ -418,6 +418,14 @@ async def test_no_body_is_internal_error(
         assert ends(broker.log) == before
 
 
+@anything
+@given(body=TORN)
+async def test_torn_stream_is_no_internal_error(broker: Broker, body: bytes) -> None:
+    if "t" not in broker.log.state.topics:
+        await broker.log.create_topic("t", 3, {})
+    assert_answered(await send(broker.http, body, ARROW))
+
+
 @pytest.mark.parametrize("way", ["json", "arrow"])
 async def test_too_many_records_refuse_request(broker: Broker, way: str) -> None:
     await broker.log.create_topic("t", 1, {})

@@ -232,6 +232,12 @@ async def test_arrow_goes_in_and_comes_out(broker: Broker, topic: str) -> None:
 # -- acks
 
 
+async def test_arrow_values_alone_are_enough(broker: Broker, topic: str) -> None:
+    answer = await send(broker.http, arrow(value=VALUES), ARROW)
+    assert sum(partition["count"] for partition in answer.json()["partitions"]) == 4
+    assert sum(ends(broker.log)) == 4
+
+
 async def test_acks_all_gives_offsets(broker: Broker, topic: str) -> None:
     record = {"value": 1, "partition": 0}
     for offset, query in enumerate([{}, {"acks": "all"}, {"acks": "-1"}, {"async": "false"}]):
