@@ -11,6 +11,8 @@ import httpx
 import pyarrow as pa
 import pytest
 
+from tests.support.clock import ManualClock
+from tests.support.faults import FaultyStore
 from tests.support.held_loop import measured
 from tidelog.service.http.sockets import HttpServer
 from tidelog.service.server.app import Application, build_app
@@ -19,6 +21,8 @@ from tidelog.service.server.service import Service
 from tidelog.service.settings.settings import Settings
 from tidelog.storage.broker import Broker as LogBroker
 from tidelog.storage.codec.chunk import Rows
+from tidelog.storage.core.acls import Acl
+from tidelog.storage.core.actions import CreateAcls
 from tidelog.storage.groups.rest_groups import RestGroups
 from tidelog.storage.log import Log, LogSettings
 from tidelog.storage.runtime.clock import SystemClock
@@ -39,6 +43,11 @@ QUIET = LogSettings(poll_interval_s=60.0, is_sealing=False)
 
 
 @pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock(1)
+
+
+@pytest.fixture
 async def store() -> AsyncIterator[MemoryStore]:
     store = MemoryStore()
     yield store
@@ -55,6 +64,9 @@ async def log(store: MemoryStore) -> AsyncIterator[Log]:
 @pytest.fixture
 def app(log: Log) -> Application:
     return build_app(log)
+
+
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 def routed(app: Application) -> Router:
@@ -86,6 +98,11 @@ class Broker(NamedTuple):
     http: httpx.AsyncClient
     consumers: RestGroups
 
+    @property
+    def v3(self) -> str:
+        """The cluster's path in the v3 dialect."""
+        return f"/v3/clusters/{self.log.identity.cluster_id}"
+
 
 @asynccontextmanager
 async def broker_on(
@@ -106,25 +123,51 @@ async def broker_on(
 
 @asynccontextmanager
 async def http_client(app: Any) -> AsyncIterator[httpx.AsyncClient]:
-    """A client of an application."""
     transport = httpx.ASGITransport(app=app)
     async with httpx.AsyncClient(transport=transport, base_url="http://tide:8082") as client:
         yield client
 
 
 @pytest.fixture
-async def broker(log: LogBroker) -> AsyncIterator[Broker]:
-    app = routed(build_app(log))
-    async with http_client(app) as client:
-        yield Broker(log, app, client, log.rest_groups)
+def faulty(store: MemoryStore) -> FaultyStore:
+    """The store of the broker, if the test plans its faults."""
+    return FaultyStore(store)
+
+
+def marked(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """The arguments of the marks `broker` of a test and of its module."""
+    marks = [mark.kwargs for mark in request.node.iter_markers("broker")]
+    return {name: value for kwargs in reversed(marks) for name, value in kwargs.items()}
 
 
 @pytest.fixture
-async def topic_broker(store: MemoryStore) -> AsyncIterator[Broker]:
-    """A quiet broker with the topic `t` of one partition."""
-    async with broker_on(store) as broker:
-        await broker.log.create_topic("t", 1, {})
+async def broker(request: pytest.FixtureRequest, store: MemoryStore) -> AsyncIterator[Broker]:
+    """A quiet broker. A mark `broker` has its settings, in `topics` the partitions of its topics by
+    name, in `records` the values in `t`-0, in `acls` its ACLs."""
+    settings = marked(request)
+    topics, values = settings.pop("topics", {}), settings.pop("records", ())
+    acls: list[Acl] = settings.pop("acls", [])
+    is_faulty = "faulty" in request.fixturenames
+    inner: ObjectStore = request.getfixturevalue("faulty") if is_faulty else store
+    async with broker_on(inner, **settings) as broker:
+        for name, partitions in topics.items():
+            await broker.log.create_topic(name, partitions, {})
+        if values:
+            await append(broker.log, *values)
+        if acls:
+            await broker.log.change_access(CreateAcls(acls))
         yield broker
+
+
+@pytest.fixture
+async def other(
+    request: pytest.FixtureRequest, store: MemoryStore, broker: Broker
+) -> AsyncIterator[Broker]:
+    """Another broker on the same store, with the same settings."""
+    content = ("topics", "records", "acls")
+    settings = {name: value for name, value in marked(request).items() if name not in content}
+    async with broker_on(store, "b2", **settings) as other:
+        yield other
 
 
 @pytest.fixture
@@ -143,6 +186,18 @@ async def listening(app: Any, **options: Any) -> AsyncIterator[int]:
 
 
 @asynccontextmanager
+async def connected(port: int, *sent: bytes) -> AsyncIterator[Streams]:
+    """A connection, on which this was sent."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(b"".join(sent))
+    try:
+        yield reader, writer
+    finally:
+        writer.close()
+        await writer.wait_closed()
+
+
+@asynccontextmanager
 async def listening_server(app: Any, **options: Any) -> AsyncIterator[HttpServer]:
     server = HttpServer(app, "127.0.0.1", 0, timeout_graceful_shutdown=5, **options)
     running = asyncio.create_task(server.serve())
@@ -157,7 +212,6 @@ async def listening_server(app: Any, **options: Any) -> AsyncIterator[HttpServer
 
 
 def ends(log: Log, topic: str = "t") -> list[int]:
-    """The high watermark of each partition."""
     return [partition.high_watermark for partition in log.state.topic(topic).partitions]
 
 
@@ -170,7 +224,6 @@ async def stored(log: Log, partition: int = 0, topic: str = "t") -> list[dict[st
 
 
 async def until(condition: Any, seconds: float = 5.0) -> None:
-    """Wait until the condition holds."""
     for _ in range(round(seconds / 0.005)):
         if condition():
             return
@@ -185,6 +238,12 @@ JSON = "application/vnd.kafka.json.v2+json"
 BINARY = "application/vnd.kafka.binary.v2+json"
 TEXT = "application/vnd.kafka.text.v2+json"
 ARROW = "application/vnd.apache.arrow.stream"
+
+
+async def send(
+    http: httpx.AsyncClient, body: Any, media_type: str, path: str = "/topics/t"
+) -> httpx.Response:
+    return await http.post(path, content=body, headers={"content-type": media_type})
 
 
 async def post(
@@ -278,3 +337,10 @@ async def consumer(broker: Broker, topic: str) -> Any:
     from tests.service.instances import subscribed  # which needs this module
 
     return await subscribed(broker, auto_commit_enable=False)
+
+
+@pytest.fixture
+async def port(broker: Broker) -> AsyncIterator[int]:
+    """The port of a listening broker."""
+    async with asyncio.timeout(240), listening(broker.app) as port:
+        yield port

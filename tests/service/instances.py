@@ -12,8 +12,6 @@ STRIMZI = {"enable.auto.commit": False, "auto.offset.reset": "earliest", "format
 
 
 class Instance:
-    """One consumer instance over HTTP."""
-
     def __init__(self, http: httpx.AsyncClient, path: str) -> None:
         self.http = http
         self.path = path
@@ -32,7 +30,6 @@ class Instance:
         return answer.json() if answer.content else None
 
     async def read(self, **query: Any) -> list[Any]:
-        """Values."""
         text = "&".join(f"{name}={value}" for name, value in query.items())
         return [record["value"] for record in await self.ok("GET", f"/records?{text}")]
 

@@ -36,7 +36,6 @@ def key_for(algorithm: str) -> Any:
 
 
 def jwk(key_id: str, key: Any, **more: Any) -> dict[str, Any]:
-    """The public key as a member of a JWKS."""
     public = key.public_key()
     if isinstance(public, rsa.RSAPublicKey):
         fields = jwt.algorithms.RSAAlgorithm.to_jwk(public, as_dict=True)
@@ -102,10 +101,6 @@ class FakeIssuer:
         head = {} if key_id is None else {"kid": key_id}
         signer = key_for(algorithm) if key is None else key
         return jwt.encode(payload, signer, algorithm=algorithm, headers={**head, **(headers or {})})
-
-
-def bearer(token: str) -> dict[str, str]:
-    return {"authorization": f"Bearer {token}"}
 
 
 @contextmanager

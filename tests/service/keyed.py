@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from tests.service.conftest import JSON, Broker, broker_on
+from tidelog.service.security.authenticator import CONSOLE_HEADER
 from tidelog.service.security.token_bucket import Bucket
 from tidelog.storage.core.acls import Acl
 from tidelog.storage.core.actions import CreateAcls
@@ -20,7 +21,21 @@ ADMIN = {"authorization": f"Bearer {ADMIN_KEY}"}
 SETTINGS: Mapping[str, Any] = {"security": "keys", "admin_key": ADMIN_KEY}
 RECORDS = b'{"records":[{"value":1}]}'
 JSON_TYPE = {"content-type": JSON}
+CONSOLE = {CONSOLE_HEADER.decode(): "1"}
+"""Proves that a page of the console sent the request."""
 ALICE, MALLORY = "User:alice", "User:mallory"
+OPEN_TO_MALLORY = pytest.mark.broker(
+    topics={"m.t": 1},
+    acls=[Acl(kind, "m.", "PREFIXED", MALLORY, "*", "ALL", "ALLOW") for kind in ("TOPIC", "GROUP")],
+    **SETTINGS,
+)
+"""A broker with the topic m.t. Mallory may do everything with topics and groups m.*."""
+ACLS_OF_ALICE = [
+    Acl(kind, name, "LITERAL", ALICE, "*", "ALL", "ALLOW")
+    for kind, name in (("TOPIC", "t"), ("GROUP", "g"))
+]
+OPEN_TO_ALICE = pytest.mark.broker(topics={"t": 1}, acls=ACLS_OF_ALICE, **SETTINGS)
+"""A broker with the topic t. Alice may do everything with it and with the group g."""
 
 
 @asynccontextmanager
@@ -32,27 +47,12 @@ async def secured(store: MemoryStore, name: str = "broker-1", **more: Any) -> As
 async def key_of(log: Log, principal: str, **more: Any) -> dict[str, str]:
     """A new key's header."""
     _, secret = await log.create_key(principal, **more)
+    return bearer(secret)
+
+
+def bearer(secret: str) -> dict[str, str]:
+    """The header of a key or a token."""
     return {"authorization": f"Bearer {secret}"}
-
-
-@asynccontextmanager
-async def open_to_mallory() -> AsyncIterator[Broker]:
-    """A broker with the topic m.t. Mallory may do everything with topics and groups m.*."""
-    async with secured(MemoryStore()) as broker:
-        await broker.log.create_topic("m.t", 1, {})
-        for resource_type in ("TOPIC", "GROUP"):
-            await allow(broker.log, MALLORY, "ALL", resource_type, "m.", "PREFIXED")
-        yield broker
-
-
-@asynccontextmanager
-async def open_to_alice() -> AsyncIterator[Broker]:
-    """A broker with the topic t. Alice may do everything with it and with the group g."""
-    async with secured(MemoryStore()) as broker:
-        await broker.log.create_topic("t", 1, {})
-        await allow(broker.log, ALICE, "ALL")
-        await allow(broker.log, ALICE, "ALL", "GROUP", "g")
-        yield broker
 
 
 def refill_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

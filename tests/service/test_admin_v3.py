@@ -16,10 +16,7 @@ from tidelog.storage.cluster.liveness import Member
 from tidelog.storage.core.topic_configs import CONFIGS
 from tidelog.storage.log import Log
 
-NOT_HOSTED = {
-    "error_code": 40403,
-    "message": "This server does not host this topic-partition.",
-}
+NOT_HOSTED = {"error_code": 40403, "message": "This server does not host this topic-partition."}
 
 ROUTES_MAX = 40
 """More routes than the application has with a body: each gets one of the bodies."""
@@ -68,7 +65,7 @@ def _links(said: Any) -> list[str]:
     return own + [link for value in said.values() for link in _links(value)]
 
 
-async def test_the_cluster(client: httpx.AsyncClient, log: Log, v3: str) -> None:
+async def test_cluster(client: httpx.AsyncClient, log: Log, v3: str) -> None:
     cluster_id = log.identity.cluster_id
     (cluster,) = data_of(await client.get("/v3/clusters"))
     assert cluster == (await client.get(v3)).json()
@@ -84,7 +81,7 @@ async def test_the_cluster(client: httpx.AsyncClient, log: Log, v3: str) -> None
     assert (answer.status_code, answer.json()) == (404, said)
 
 
-async def test_the_broker_is_where_the_client_is(client: httpx.AsyncClient, v3: str) -> None:
+async def test_broker_is_where_client_is(client: httpx.AsyncClient, v3: str) -> None:
     (broker,) = data_of(await client.get(f"{v3}/brokers"))
     assert (broker["broker_id"], broker["host"], broker["port"]) == (1, "tide", 8082)
     assert broker["rack"] is None
@@ -92,7 +89,7 @@ async def test_the_broker_is_where_the_client_is(client: httpx.AsyncClient, v3: 
     assert (answer.status_code, answer.json()["error_code"]) == (404, 404)
 
 
-async def test_the_other_brokers_are_listed_while_they_live(
+async def test_other_brokers_are_listed_while_they_live(
     client: httpx.AsyncClient, log: Log, v3: str
 ) -> None:
     other = Member("c" * 32, "b2", "http://10.0.0.7:4711", "secret", 0, port=8082)
@@ -143,7 +140,7 @@ async def test_broker_replicas_are_all_partitions(
         ({"x-forwarded-host": "gw/<script>", "x-forwarded-prefix": "/a b"}, "http://tide:8082"),
     ],
 )
-async def test_links_go_through_the_proxy(
+async def test_links_go_through_proxy(
     client: httpx.AsyncClient, headers: dict[str, str], url: str
 ) -> None:
     said = (await client.get("/v3/clusters", headers=headers)).json()
@@ -163,7 +160,7 @@ async def test_links_go_through_the_proxy(
     ),
     st.text(),
 )
-def test_no_header_breaks_the_origin(headers: dict[str, str], path: str) -> None:
+def test_no_header_breaks_origin(headers: dict[str, str], path: str) -> None:
     request_origin = origin(headers, clean_path(path), proto="http", server="localhost:80")
     assert httpx.URL(request_origin.url).is_absolute_url
 
@@ -171,7 +168,7 @@ def test_no_header_breaks_the_origin(headers: dict[str, str], path: str) -> None
 # -- topics
 
 
-async def test_a_topic_is_created(client: httpx.AsyncClient, log: Log, v3: str) -> None:
+async def test_topic_is_created(client: httpx.AsyncClient, log: Log, v3: str) -> None:
     body = {
         "topic_name": "t",
         "partitions_count": "3",
@@ -231,10 +228,24 @@ async def test_assignments_count_partitions(client: httpx.AsyncClient, log: Log,
         ({"topic_name": "u", "configs": [{"name": "x", "value": 1}]}, 400, 40002, "'x'"),
         ({"topic_name": "u", "configs": [{"value": 1}]}, 422, 422, "configs.0.name is missing"),
         ({"topic_name": "u", "parts": 1}, 422, 422, "Unrecognized field: parts"),
+        *(
+            ({"topic_name": "u", "configs": [{"name": name, "value": value}]}, 400, 40002, name)
+            for name, value in (
+                ("min.insinc.replicas", "2"),
+                ("message.timestamp.difference.max.ms", "1000"),
+                ("confluent.value.schema.validation", "true"),
+                ("min.insync.replicas", "0"),
+                ("unclean.leader.election.enable", "maybe"),
+                ("flush.ms", "soon"),
+            )
+        ),
+        ({"topic_name": "u", "partitions_count": True}, 422, 422, "partitions_count"),
+        ({"topic_name": "u", "partitions_count": "x"}, 422, 422, "partitions_count"),
+        ({"topic_name": "u", "partitions_count": 1.5}, 422, 422, "partitions_count"),
         ({}, 422, 422, "topic_name is missing"),
     ],
 )
-async def test_a_bad_creation_is_refused(
+async def test_bad_creation_is_refused(
     client: httpx.AsyncClient, log: Log, v3: str, body: Any, status: int, code: int, message: str
 ) -> None:
     await log.create_topic("t", 1, {})
@@ -261,6 +272,9 @@ async def test_partitions_only_grow(client: httpx.AsyncClient, log: Log, v3: str
     for count in (5, 4, 0, -1, 10_001, 2**64):
         answer = await client.patch(f"{v3}/topics/t", json={"partitions_count": count})
         assert (answer.status_code, answer.json()["error_code"]) == (400, 40002), count
+    for wrong in (True, "x", 1.5, None):
+        answer = await client.patch(f"{v3}/topics/t", json={"partitions_count": wrong})
+        assert answer.status_code in (400, 422), answer.text
     assert len(log.state.topic("t").partitions) == 5
 
 
@@ -276,9 +290,7 @@ async def test_deletion(client: httpx.AsyncClient, log: Log, v3: str) -> None:
 @pytest.mark.parametrize(
     "path", ["", "/configs", "/configs/segment.ms", "/partitions", "/partitions/0/offset"]
 )
-async def test_an_unknown_topic_is_not_hosted(
-    client: httpx.AsyncClient, v3: str, path: str
-) -> None:
+async def test_unknown_topic_is_not_hosted(client: httpx.AsyncClient, v3: str, path: str) -> None:
     answer = await client.get(f"{v3}/topics/none{path}")
     assert (answer.status_code, answer.json()) == (404, NOT_HOSTED)
 
@@ -316,13 +328,56 @@ async def test_configs_say_where_they_come_from(
     assert (answer.status_code, answer.json()["error_code"]) == (404, 404)
 
 
-async def test_a_config_is_set_and_reset(client: httpx.AsyncClient, log: Log, v3: str) -> None:
+async def test_config_is_set_and_reset(client: httpx.AsyncClient, log: Log, v3: str) -> None:
     await log.create_topic("t", 1, {})
     path = f"{v3}/topics/t/configs/segment.ms"
     assert (await client.put(path, json={"value": 7000})).status_code == 204
     assert log.state.topic("t").configs == {"segment.ms": "7000"}
     assert (await client.delete(path)).status_code == 204
     assert log.state.topic("t").configs == {}
+
+
+KAFKA_CONFIGS = {
+    "min.insync.replicas": "2",
+    "unclean.leader.election.enable": "false",
+    "max.compaction.lag.ms": "86400000",
+    "flush.ms": "1000",
+    "flush.messages": "10000",
+    "file.delete.delay.ms": "60000",
+    "segment.index.bytes": "10485760",
+    "index.interval.bytes": "4096",
+    "segment.jitter.ms": "0",
+    "preallocate": "false",
+    "message.format.version": "3.0-IV1",
+    "message.downconversion.enable": "true",
+    "message.timestamp.difference.max.ms": "9223372036854775807",
+    "remote.storage.enable": "false",
+    "local.retention.ms": "-2",
+    "follower.replication.throttled.replicas": "",
+    "confluent.value.schema.validation": "false",
+}
+"""Configs without a meaning here, which definitions of Kafka's topics have."""
+
+
+@pytest.mark.parametrize("name", KAFKA_CONFIGS)
+async def test_config_without_meaning_is_set_shown_and_reset(
+    client: httpx.AsyncClient, log: Log, v3: str, name: str
+) -> None:
+    value = KAFKA_CONFIGS[name]
+    body = {"topic_name": "t", "configs": [{"name": name, "value": value}]}
+    made = await client.post(f"{v3}/topics", json=body)
+    assert made.status_code == 201, made.text
+    shown = (await client.get(f"{v3}/topics/t/configs/{name}")).json()
+    assert (shown["value"], shown["source"]) == (value, "DYNAMIC_TOPIC_CONFIG")
+    assert (await client.get("/topics/t")).json()["configs"][name] == value
+    assert (await client.delete(f"{v3}/topics/t/configs/{name}")).status_code == 204
+    assert log.state.topics["t"].configs == {}
+    listed = data_of(await client.get(f"{v3}/topics/t/configs"))
+    assert name not in {config["name"] for config in listed}, "without effect, and not set"
+    assert (await client.get(f"{v3}/topics/t/configs/{name}")).json()["is_default"] is True
+    assert (await client.put(f"{v3}/topics/t/configs/{name}", json={"value": value})).is_success
+    listed = data_of(await client.get(f"{v3}/topics/t/configs"))
+    assert name in {config["name"] for config in listed}
 
 
 async def test_configs_change_together_or_not_at_all(
@@ -358,15 +413,10 @@ async def test_configs_change_together_or_not_at_all(
         ("POST", "configs:alter", {"data": [{"name": "no.such", "value": "1"}]}, "no.such"),
         ("POST", "configs:alter", {"data": [{"name": "segment.ms"}]}, "Null value"),
         ("POST", "configs:alter", {"data": [{"name": "x", "operation": "DELETE"}]}, "'x'"),
-        (
-            "POST",
-            "configs:alter",
-            {"data": [{"name": "segment.ms", "value": "5000"}] * 2},
-            "twice",
-        ),
+        ("POST", "configs:alter", {"data": [{"name": "segment.ms", "value": "5000"}] * 2}, "twice"),
     ],
 )
-async def test_a_bad_config_is_refused(
+async def test_bad_config_is_refused(
     client: httpx.AsyncClient, log: Log, v3: str, method: str, path: str, body: Any, word: str
 ) -> None:
     await log.create_topic("t", 1, {})
@@ -407,7 +457,7 @@ async def test_partitions_replicas_and_offsets(
         ("?offset_type=earliest_and_latest", {"earliest_offset": 0, "latest_offset": 0}),
     ],
 )
-async def test_offsets_of_a_partition(
+async def test_offsets_of_partition(
     client: httpx.AsyncClient, log: Log, v3: str, query: str, offsets: dict[str, int]
 ) -> None:
     await log.create_topic("t", 1, {})
@@ -447,12 +497,8 @@ values = st.recursive(
 bodies = st.dictionaries(names, values, max_size=6).map(json.dumps).map(str.encode)
 types = st.sampled_from(
     [
-        "application/json",
-        "application/vnd.kafka.v2+json",
-        "text/plain",
-        "multipart/form-data",
-        "",
-        "/",
+        *("application/json", "application/vnd.kafka.v2+json", "text/plain"),
+        *("multipart/form-data", "", "/"),
     ]
 )
 
@@ -465,11 +511,7 @@ types = st.sampled_from(
     st.sampled_from(["segment.ms", "no.such"]),
 )
 async def test_no_body_is_answered_with_500(
-    client: httpx.AsyncClient,
-    app: FastAPI,
-    log: Log,
-    sent: list[tuple[bytes, str]],
-    config: str,
+    client: httpx.AsyncClient, app: FastAPI, log: Log, sent: list[tuple[bytes, str]], config: str
 ) -> None:
     if "t" not in log.state.topics:
         await log.create_topic("t", 1, {})

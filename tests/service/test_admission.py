@@ -30,8 +30,6 @@ from tidelog.service.settings.settings import Settings
 
 
 class Client:
-    """A connection as a test sets it."""
-
     def __init__(self, phase: Phase = Phase.IDLE, owner: str = "") -> None:
         self.phase = phase
         self.owner = owner
@@ -43,7 +41,12 @@ class Client:
 
 def limits(**chosen: float) -> Limits:
     small = {"connections_max": 6, "unproved_max": 6, "address_max": 6, "spare_max": 2}
-    return Limits()._replace(**{**small, **chosen})  # type: ignore[arg-type]
+    return Limits()._replace(**{**small, **chosen})
+
+
+@pytest.fixture
+def admission() -> Admission[Client]:
+    return Admission(limits())
 
 
 def ended(admission: Admission[Client], now_s: float) -> list[tuple[Client, Phase]]:
@@ -130,8 +133,7 @@ def test_connections_are_bounded_and_nothing_is_left(seed: int) -> None:
     assert not any(left)
 
 
-def test_a3_a_new_connection_displaces_the_oldest_unproved() -> None:
-    admission: Admission[Client] = Admission(limits())
+def test_a3_new_connection_displaces_oldest_unproved(admission: Admission[Client]) -> None:
     clients = [Client() for _ in range(6)]
     for client in clients:
         assert admission.arrive(client, "a") is None
@@ -142,8 +144,7 @@ def test_a3_a_new_connection_displaces_the_oldest_unproved() -> None:
     assert admission.ended["displaced"] == 1
 
 
-def test_a_connection_above_the_bound_is_spare() -> None:
-    admission: Admission[Client] = Admission(limits())
+def test_connection_above_bound_is_spare(admission: Admission[Client]) -> None:
     for _ in range(6):
         client = Client(Phase.SERVED)
         admission.arrive(client, "a")
@@ -163,8 +164,7 @@ def proved(admission: Admission[Client], client: Client, address: str = "a") -> 
     return client
 
 
-def test_a5_the_longest_idle_of_the_largest_owner_is_displaced() -> None:
-    admission: Admission[Client] = Admission(limits())
+def test_a5_longest_idle_of_largest_owner_is_displaced(admission: Admission[Client]) -> None:
     small = [proved(admission, Client(owner="small")) for _ in range(2)]
     large = [proved(admission, Client(owner="large")) for _ in range(4)]
     large[0].phase = Phase.SERVED
@@ -184,8 +184,7 @@ def test_a5_the_longest_idle_of_the_largest_owner_is_displaced() -> None:
     assert all(client in admission._seen for client in (*small, large[0], large[2]))
 
 
-def test_a5_an_equal_share_is_kept() -> None:
-    admission: Admission[Client] = Admission(limits())
+def test_a5_equal_share_is_kept(admission: Admission[Client]) -> None:
     for owner in "ppqqrr":
         proved(admission, Client(owner=owner))
     new, later = Client(), Client()
@@ -201,8 +200,7 @@ def test_a5_an_equal_share_is_kept() -> None:
     assert admission.is_spare(later)
 
 
-def test_a5_requests_under_way_are_not_displaced() -> None:
-    admission: Admission[Client] = Admission(limits())
+def test_a5_requests_under_way_are_not_displaced(admission: Admission[Client]) -> None:
     for phase in (Phase.SERVED, Phase.BODY, Phase.STREAM, Phase.ANSWER):
         proved(admission, Client(phase, "large"))
     idle = [proved(admission, Client(owner="small")) for _ in range(2)]
@@ -214,7 +212,7 @@ def test_a5_requests_under_way_are_not_displaced() -> None:
     assert all(client in admission._seen for client in idle)
 
 
-def test_a5_without_principals_an_address_is_the_owner() -> None:
+def test_a5_without_principals_address_is_owner() -> None:
     admission: Admission[Client] = Admission(limits(address_max=3))
     for address in ("a", "a", "a", "b", "b", "b"):
         proved(admission, Client(), address)
@@ -226,7 +224,7 @@ def test_a5_without_principals_an_address_is_the_owner() -> None:
     assert not admission.is_spare(new)
 
 
-def test_a5_a_principal_behind_a_full_address_is_served() -> None:
+def test_a5_principal_behind_full_address_is_served() -> None:
     admission: Admission[Client] = Admission(limits(address_max=3))
     large = [proved(admission, Client(owner="large")) for _ in range(3)]
     proved(admission, Client(owner="large"), "b")
@@ -235,7 +233,7 @@ def test_a5_a_principal_behind_a_full_address_is_served() -> None:
     assert not admission.is_spare(new)
 
 
-def test_a5_a_search_for_an_idle_connection_is_short() -> None:
+def test_a5_search_for_idle_connection_is_short() -> None:
     looks = 0
 
     class Busy(Client):
@@ -253,7 +251,7 @@ def test_a5_a_search_for_an_idle_connection_is_short() -> None:
     assert looks <= LOOKED_MAX * LOOKED_OWNERS_MAX
 
 
-def test_an_address_has_never_all_connections_and_a_network_of_ipv6_is_one() -> None:
+def test_address_has_never_all_connections_and_network_of_ipv6_is_one() -> None:
     assert [address_max(most) for most in (1, 2, 4, 100, 999, 1000, 10_000)] == [
         *(1, 2, 3, 75, 750),
         *(250, 2_500),
@@ -268,7 +266,7 @@ def test_an_address_has_never_all_connections_and_a_network_of_ipv6_is_one() -> 
     assert "10.0.0.1" in admission._addresses
 
 
-def test_a_connection_with_refused_requests_may_be_idle_as_long_as_others() -> None:
+def test_connection_with_refused_requests_may_be_idle_as_long_as_others() -> None:
     """Else a balancer could send a request on a connection that the broker closes."""
     for idle_s, is_closed in ((75.0, False), (10.0, True)):
         admission: Admission[Client] = Admission(limits(unproved_idle_s=idle_s))
@@ -300,8 +298,7 @@ def test_each_clock_ends_what_stands_still() -> None:
         assert admission.ended[phase.value] == 1
 
 
-def test_an_unproved_connection_has_less_time() -> None:
-    admission: Admission[Client] = Admission(limits())
+def test_unproved_connection_has_less_time(admission: Admission[Client]) -> None:
     client = Client()
     admission.arrive(client, "a")
     ended(admission, 0.0)
@@ -310,7 +307,7 @@ def test_an_unproved_connection_has_less_time() -> None:
     assert ended(admission, 10.0) == [(client, Phase.IDLE)]
 
 
-def test_a_body_needs_more_than_a_byte_now_and_then() -> None:
+def test_body_needs_more_than_byte_now_and_then() -> None:
     bounds = limits()
     admission: Admission[Client] = Admission(bounds)
     slow, steady = Client(Phase.BODY), Client(Phase.BODY)
@@ -327,8 +324,7 @@ def test_a_body_needs_more_than_a_byte_now_and_then() -> None:
     assert now_s <= bounds.body_s + 2
 
 
-def test_a4_no_clock_runs_while_the_broker_works() -> None:
-    admission: Admission[Client] = Admission(limits())
+def test_a4_no_clock_runs_while_broker_works(admission: Admission[Client]) -> None:
     client = Client(Phase.BODY)
     admission.arrive(client, "a")
     for now_s in range(10_000):
@@ -336,7 +332,7 @@ def test_a4_no_clock_runs_while_the_broker_works() -> None:
         assert ended(admission, float(now_s)) == []
 
 
-def test_a_round_over_many_connections_is_in_pieces() -> None:
+def test_round_over_many_connections_is_in_pieces() -> None:
     many = 3 * WATCHED_MAX
     bounds = Limits(connections_max=many, unproved_max=many, address_max=many)
     admission: Admission[Client] = Admission(bounds)
@@ -348,15 +344,14 @@ def test_a_round_over_many_connections_is_in_pieces() -> None:
     assert len(ended(admission, 100.0)) == many
 
 
-def test_lines_of_bad_requests_are_few_and_counted() -> None:
-    admission: Admission[Client] = Admission(limits())
+def test_lines_of_bad_requests_are_few_and_counted(admission: Admission[Client]) -> None:
     lines = [admission.line(0.0) for _ in range(100)]
     assert lines == [0] * LOG_LINES + [None] * (100 - LOG_LINES)
     assert admission.line(LOG_PERIOD_S) == 100 - LOG_LINES
     assert admission.line(LOG_PERIOD_S) == 0
 
 
-def test_the_bound_of_memory_is_the_sum_of_the_limits() -> None:
+def test_bound_of_memory_is_sum_of_limits() -> None:
     admission: Admission[Client] = Admission(
         limits(bodies_bytes_max=10, answers_bytes_max=20), {"cache": 30}
     )
@@ -369,7 +364,7 @@ def test_the_bound_of_memory_is_the_sum_of_the_limits() -> None:
 
 
 @pytest.mark.parametrize("kafka_port", [0, 9092])
-def test_the_bound_of_memory_has_every_part_that_holds_bytes_of_clients(kafka_port: int) -> None:
+def test_bound_of_memory_has_every_part_that_holds_bytes_of_clients(kafka_port: int) -> None:
     settings = Settings(store="memory://", kafka_port=kafka_port)
     admission: Admission[Client] = Admission(limits_of(settings, 100), other_bounds(settings, 100))
     buffer = settings.buffer_bytes_max
@@ -382,7 +377,7 @@ def test_the_bound_of_memory_has_every_part_that_holds_bytes_of_clients(kafka_po
 
 
 @pytest.mark.parametrize("files", [64, 128, 256, 1024, 4096, 20_000, 1 << 20])
-def test_descriptors_are_kept_for_the_store(files: int) -> None:
+def test_descriptors_are_kept_for_store(files: int) -> None:
     divided = connection_limits(files, 10_000, 1_000)
     assert divided.clients <= 10_000
     assert divided.peers <= 1_000

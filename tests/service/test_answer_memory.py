@@ -75,7 +75,7 @@ def body_bytes(made: fetched.FetchPage) -> int:
 
 @pytest.mark.parametrize("query", ["", "&timeout=1000"])
 @pytest.mark.parametrize("accept", [TEXT, BINARY, ARROW, "application/x-ndjson"])
-async def test_a_page_has_its_memory_before_it_is_encoded(
+async def test_page_has_its_memory_before_it_is_encoded(
     broker: Broker, monkeypatch: pytest.MonkeyPatch, accept: str, query: str
 ) -> None:
     calls = watched(monkeypatch, broker, fetch, "encode", body_bytes)
@@ -95,7 +95,7 @@ async def test_a_page_has_its_memory_before_it_is_encoded(
     assert broker.app.admission.answers.used == 0
 
 
-async def test_a_page_backwards_has_its_memory(
+async def test_page_backwards_has_its_memory(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = watched(monkeypatch, broker, fetch, "encode", body_bytes)
@@ -108,7 +108,7 @@ async def test_a_page_backwards_has_its_memory(
 
 
 @pytest.mark.parametrize(("form", "accept"), [("text", TEXT), ("binary", BINARY), ("text", ARROW)])
-async def test_a_read_of_an_instance_has_its_memory(
+async def test_read_of_instance_has_its_memory(
     broker: Broker, monkeypatch: pytest.MonkeyPatch, form: str, accept: str
 ) -> None:
     instance = await subscribed(broker, format=form)
@@ -130,7 +130,7 @@ async def test_a_read_of_an_instance_has_its_memory(
 
 
 @pytest.mark.parametrize("coding", ["gzip", "zstd"])
-async def test_a_packed_page_has_its_memory(
+async def test_packed_page_has_its_memory(
     broker: Broker, monkeypatch: pytest.MonkeyPatch, coding: str
 ) -> None:
     calls = watched(monkeypatch, broker, fetch, "pack", len, least=0)
@@ -146,7 +146,7 @@ async def test_a_packed_page_has_its_memory(
 
 
 @pytest.mark.parametrize("reader", ["fetch", "before", "instance"])
-async def test_a_page_is_freed_when_it_is_packed(
+async def test_page_is_freed_when_it_is_packed(
     broker: Broker, monkeypatch: pytest.MonkeyPatch, reader: str
 ) -> None:
     packed: list[tuple[int, int, int]] = []
@@ -188,7 +188,7 @@ async def test_a_page_is_freed_when_it_is_packed(
     assert used_sizes == [packed_size]
 
 
-async def test_a_page_whose_packing_has_no_memory_is_refused(broker: Broker) -> None:
+async def test_page_whose_packing_has_no_memory_is_refused(broker: Broker) -> None:
     headers = {"accept": BINARY, "accept-encoding": "gzip, identity;q=0"}
     path = f"{PATH}?offset=0&max_bytes={PAGE_MAX}"
     other = Share(broker.app.admission.answers, UNPROVED + "another")
@@ -199,7 +199,7 @@ async def test_a_page_whose_packing_has_no_memory_is_refused(broker: Broker) -> 
 
 
 @pytest.mark.parametrize("freed_s", [0.2, None])
-async def test_a_fetch_waits_for_memory(broker: Broker, freed_s: float | None) -> None:
+async def test_fetch_waits_for_memory(broker: Broker, freed_s: float | None) -> None:
     pool: MemoryPool = broker.app.admission.answers
     other = Share(pool, "User:other")
     assert other.set(LIMIT)
@@ -214,7 +214,7 @@ async def test_a_fetch_waits_for_memory(broker: Broker, freed_s: float | None) -
         assert json.loads(answer.content)["error_code"] == 50302
 
 
-async def test_a_follower_waits_for_the_memory_of_a_page_that_is_longer_than_its_records(
+async def test_follower_waits_for_memory_of_page_that_is_longer_than_its_records(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fetch, "ENCODE_INLINE_BYTES", MIB)
@@ -231,7 +231,7 @@ async def test_a_follower_waits_for_the_memory_of_a_page_that_is_longer_than_its
         assert share.size == len(page.page.body) > 5 * len(VALUE)
 
 
-async def test_a_task_of_an_answer_that_has_ended_takes_no_memory(broker: Broker) -> None:
+async def test_task_of_answer_that_has_ended_takes_no_memory(broker: Broker) -> None:
     """For example the task that waits for the room of a forwarded answer: it is cancelled only in a
     later turn than its request."""
     fetcher = broker.app.consumers._fetch
@@ -242,7 +242,7 @@ async def test_a_task_of_an_answer_that_has_ended_takes_no_memory(broker: Broker
     assert broker.app.admission.answers.used == 0
 
 
-async def test_a_request_that_was_released_takes_no_memory() -> None:
+async def test_request_that_was_released_takes_no_memory() -> None:
     async def nothing(*_: Any) -> Any:
         raise AssertionError
 

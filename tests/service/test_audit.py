@@ -10,15 +10,21 @@ from typing import Any
 import pytest
 
 from tests.service.conftest import Broker, broker_on, until
-from tests.service.keyed import ADMIN, ADMIN_KEY, JSON_TYPE, RECORDS, SETTINGS, key_of, secured
+from tests.service.keyed import (
+    ADMIN,
+    ADMIN_KEY,
+    CONSOLE,
+    JSON_TYPE,
+    RECORDS,
+    SETTINGS,
+    key_of,
+    secured,
+)
 from tidelog.service.http.call import HttpRequest, HttpResponse
 from tidelog.service.security import audit
-from tidelog.service.security.authenticator import CONSOLE_HEADER
 from tidelog.service.server.log_lines import LINES_MAX, WINDOW_S, Bounded, JsonFormatter
 from tidelog.storage.core.errors import LogError
 from tidelog.storage.store.memory import MemoryStore
-
-CONSOLE = {CONSOLE_HEADER.decode(): "1"}
 
 
 def events(path: Path) -> list[dict[str, Any]]:
@@ -73,7 +79,7 @@ async def test_refusals_logins_and_changes_are_written(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
-async def test_a_flood_is_left_out_and_counted(
+async def test_flood_is_left_out_and_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Changes are written all the same; the file may be renamed meanwhile."""
@@ -83,7 +89,7 @@ async def test_a_flood_is_left_out_and_counted(
     async with broker_on(MemoryStore(), **SETTINGS, audit_log=str(file)) as broker:
         for _ in range(50):
             await broker.http.get("/topics")
-        await until(lambda: broker.app._audit._left_out == 0, 60.0)  # type: ignore[union-attr]
+        await until(lambda: broker.app._audit._left_out == 0, 60.0)
         file.rename(tmp_path / "audit.jsonl.1")
         made = await broker.http.post("/admin/topics", json={"topic_name": "t"}, headers=ADMIN)
         assert made.status_code == 201
@@ -95,7 +101,7 @@ async def test_a_flood_is_left_out_and_counted(
     assert [event["event"] for event in events(file)] == ["change"]
 
 
-async def test_a_file_that_cannot_be_written_stops_a_start_and_no_request(tmp_path: Path) -> None:
+async def test_file_that_cannot_be_written_stops_start_and_no_request(tmp_path: Path) -> None:
     with pytest.raises(LogError, match=r"audit_log .* cannot be written: "):
         async with broker_on(MemoryStore(), **SETTINGS, audit_log=str(tmp_path)):
             pass
@@ -108,7 +114,7 @@ async def test_a_file_that_cannot_be_written_stops_a_start_and_no_request(tmp_pa
         assert broker.app.counters.audit_lost == {"write": 1}
 
 
-async def test_what_a_client_chooses_is_cut_and_stays_one_line(
+async def test_what_client_chooses_is_cut_and_stays_one_line(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """By default, security writes to the broker's log; as JSON, an event is an object in it."""
@@ -137,7 +143,7 @@ async def test_it_is_on_where_security_is(settings: dict[str, Any], is_on: bool)
         assert (broker.app._audit is not None) is is_on
 
 
-async def test_a_topic_that_a_producer_creates_has_a_line(tmp_path: Path) -> None:
+async def test_topic_that_producer_creates_has_line(tmp_path: Path) -> None:
     file = tmp_path / "audit.log"
     settings = {**SETTINGS, "auto_create_topics": True, "audit_log": str(file)}
     async with broker_on(MemoryStore(), **settings) as broker:
@@ -190,7 +196,7 @@ def test_lines_of_one_kind_are_bounded_and_counted() -> None:
     assert again.getMessage() == "bad 100% y"
 
 
-def test_a_clock_that_goes_back_stops_no_lines() -> None:
+def test_clock_that_goes_back_stops_no_lines() -> None:
     bounded = Bounded()
     for _ in range(LINES_MAX + 1):
         bounded.filter(line("bad", 1000.0))

@@ -13,6 +13,7 @@ from tests.service.keyed import (
     ADMIN,
     JSON_TYPE,
     RECORDS,
+    SETTINGS,
     allow,
     assert_denied,
     assert_unknown,
@@ -30,13 +31,7 @@ READ_T = "/topics/t/partitions/0/records"
 V2 = {"content-type": "application/vnd.kafka.v2+json"}
 
 
-@pytest.fixture
-async def broker(store: MemoryStore) -> AsyncIterator[Broker]:
-    async with secured(store) as broker:
-        await broker.log.create_topic("t", 1, {})
-        await broker.log.create_topic("u", 1, {})
-        await append(broker.log, b"1")
-        yield broker
+pytestmark = pytest.mark.broker(topics={"t": 1, "u": 1}, records=[b"1"], **SETTINGS)
 
 
 @pytest.fixture
@@ -66,23 +61,9 @@ async def test_produce_and_fetch_each_need_their_own(broker: Broker, alice: dict
     assert 'tidelog_errors_total{kind="Forbidden"} 5.0' in text
 
 
-async def test_denied_request_writes_and_reveals_nothing(
-    broker: Broker, alice: dict[str, str]
-) -> None:
-    before = broker.log.state.encode()
-    cluster = broker.log.identity.cluster_id
-    body = json.dumps({"value": {"type": "JSON", "data": 1}})
-    for path in (f"/v3/clusters/{cluster}/topics/t/records", "/topics/t/partitions/0"):
-        answer = await broker.http.post(path, content=body, headers=JSON_TYPE | alice)
-        assert_denied(answer)
-        media = "application/json" if path.startswith("/v3") else "application/vnd.kafka.v2+json"
-        assert answer.headers["content-type"] == media
-    assert broker.log.state.encode() == before
-
-
 async def test_listings_show_what_may_be_described(broker: Broker, alice: dict[str, str]) -> None:
     await allow(broker.log, "User:alice", "WRITE", name="t")
-    cluster = f"/v3/clusters/{broker.log.identity.cluster_id}"
+    cluster = f"{broker.v3}"
 
     async def names(path: str, field: str) -> list[str]:
         said = (await broker.http.get(path, headers=alice)).json()
@@ -103,36 +84,18 @@ async def test_listings_show_what_may_be_described(broker: Broker, alice: dict[s
     assert_denied(await broker.http.get(f"{cluster}/topics/u", headers=alice))
 
 
-@pytest.mark.parametrize(
-    "right", [("CLUSTER", "kafka-cluster", "LITERAL"), ("TOPIC", "new", "PREFIXED")]
-)
-async def test_who_may_create(
-    broker: Broker, alice: dict[str, str], right: tuple[str, str, str]
-) -> None:
-    cluster = f"/v3/clusters/{broker.log.identity.cluster_id}"
-    routes = [("/admin/topics", "new-1"), (f"{cluster}/topics", "new-2")]
-    for path, name in routes:
-        answer = await broker.http.post(path, json={"topic_name": name}, headers=alice)
-        assert_denied(answer)
-    kind, name, pattern = right
-    await allow(broker.log, "User:alice", "CREATE", kind, name, pattern)
-    for path, name in routes:
-        answer = await broker.http.post(path, json={"topic_name": name}, headers=alice)
-        assert answer.status_code == 201, answer.text
+@pytest.mark.broker(topics={}, records=[], auto_create_topics=True)
+async def test_what_produce_creates_must_be_allowed_to_be_created(broker: Broker) -> None:
+    alice = await key_of(broker.log, "User:alice")
+    await allow(broker.log, "User:alice", "WRITE", name="*")
+    assert_denied(await produce(broker, "new", alice))
+    assert not broker.log.state.topics
+    await allow(broker.log, "User:alice", "CREATE", name="new")
+    assert (await produce(broker, "new", alice)).status_code == 200
 
 
-async def test_what_a_produce_creates_must_be_allowed_to_be_created(store: MemoryStore) -> None:
-    async with secured(store, auto_create_topics=True) as broker:
-        alice = await key_of(broker.log, "User:alice")
-        await allow(broker.log, "User:alice", "WRITE", name="*")
-        assert_denied(await produce(broker, "new", alice))
-        assert not broker.log.state.topics
-        await allow(broker.log, "User:alice", "CREATE", name="new")
-        assert (await produce(broker, "new", alice)).status_code == 200
-
-
-async def test_a_transaction_needs_all_of_it(broker: Broker, alice: dict[str, str]) -> None:
-    path = f"/v3/clusters/{broker.log.identity.cluster_id}/transactions"
+async def test_transaction_needs_all_of_it(broker: Broker, alice: dict[str, str]) -> None:
+    path = f"{broker.v3}/transactions"
     body = {
         "topics": [{"topic_name": "u", "records": [{"value": {"type": "JSON", "data": 1}}]}],
         "consumer_groups": [
@@ -152,11 +115,11 @@ async def test_a_transaction_needs_all_of_it(broker: Broker, alice: dict[str, st
     assert (await broker.http.post(path, json=body, headers=alice)).status_code == 200
 
 
-async def test_a_stream_of_records_ends_with_the_right_to_write_them(
+async def test_stream_of_records_ends_with_right_to_write_them(
     broker: Broker, alice: dict[str, str]
 ) -> None:
     await allow(broker.log, "User:alice", "WRITE")
-    path = f"/v3/clusters/{broker.log.identity.cluster_id}/topics/t/records"
+    path = f"{broker.v3}/topics/t/records"
     record = json.dumps({"value": {"type": "JSON", "data": 1}}).encode()
     sent = 0
 
@@ -185,7 +148,7 @@ async def created(broker: Broker, who: dict[str, str], group: str = "g") -> str:
     return f"/consumers/{group}/instances/c"
 
 
-async def test_an_instance_needs_its_group_and_its_topics(
+async def test_instance_needs_its_group_and_its_topics(
     broker: Broker, alice: dict[str, str]
 ) -> None:
     await produce(broker, "u", ADMIN)
@@ -214,9 +177,7 @@ async def test_an_instance_needs_its_group_and_its_topics(
     assert_denied(read)
 
 
-async def test_a_pattern_finds_what_its_owner_may_see(
-    broker: Broker, alice: dict[str, str]
-) -> None:
+async def test_pattern_finds_what_its_owner_may_see(broker: Broker, alice: dict[str, str]) -> None:
     await produce(broker, "u", ADMIN)
     await allow(broker.log, "User:alice", "READ", "GROUP", "g")
     path = await created(broker, alice)
@@ -243,7 +204,7 @@ async def test_a_pattern_finds_what_its_owner_may_see(
 async def test_groups_are_seen_and_reset_by_whom_they_may(
     broker: Broker, alice: dict[str, str]
 ) -> None:
-    cluster = f"/v3/clusters/{broker.log.identity.cluster_id}/consumer-groups"
+    cluster = f"{broker.v3}/consumer-groups"
     for topic in "tu":
         body = {"to": "EARLIEST", "topic_name": topic}
         reset = await broker.http.post(f"{cluster}/g/offsets:reset", json=body, headers=ADMIN)
@@ -286,7 +247,7 @@ class Between:
         self.coordinator.app.forwarded.settle(ticket, has_arrived=has_arrived)
 
 
-async def test_a_request_that_is_handed_over_keeps_its_rights_and_not_its_secret(
+async def test_request_that_is_handed_over_keeps_its_rights_and_not_its_secret(
     store: MemoryStore,
 ) -> None:
     async with AsyncExitStack() as stack:
@@ -328,7 +289,7 @@ async def set_quota(broker: Broker, who: str, **rates: Any) -> None:
 
 
 @pytest.mark.parametrize("who", ["User:alice", DEFAULT])
-async def test_a_producer_over_its_quota_waits_before_anything_is_accepted(
+async def test_producer_over_its_quota_waits_before_anything_is_accepted(
     broker: Broker, alice: dict[str, str], who: str
 ) -> None:
     await allow(broker.log, "User:alice", "WRITE")
@@ -352,7 +313,7 @@ async def test_a_producer_over_its_quota_waits_before_anything_is_accepted(
     assert (await produce(broker, "t", alice)).status_code == 200
 
 
-async def test_a_reader_over_its_quota_waits(broker: Broker, alice: dict[str, str]) -> None:
+async def test_reader_over_its_quota_waits(broker: Broker, alice: dict[str, str]) -> None:
     await allow(broker.log, "User:alice", "READ")
     await allow(broker.log, "User:alice", "READ", "GROUP", "g")
     await set_quota(broker, "User:alice", consumer_byte_rate=1)
@@ -383,7 +344,7 @@ async def test_quotas_over_http(broker: Broker, alice: dict[str, str]) -> None:
     assert_denied(await broker.http.put(f"{path}/User:alice", json=body, headers=alice))
 
 
-def test_a_bucket_lets_through_its_rate_whatever_the_pieces() -> None:
+def test_bucket_lets_through_its_rate_whatever_pieces() -> None:
     now_s, sent = 100.0, 0
     bucket = Bucket(1000, now_s)
     for step in range(10_000):
@@ -395,7 +356,7 @@ def test_a_bucket_lets_through_its_rate_whatever_the_pieces() -> None:
     assert sent == pytest.approx(1000 * (100 + BURST_S), rel=0.02)
 
 
-def test_a_bucket_says_how_long_it_takes() -> None:
+def test_bucket_says_how_long_it_takes() -> None:
     bucket = Bucket(100, 0.0)
     bucket.charge(350)
     assert bucket.throttle_s(0.0) == pytest.approx(2.5)

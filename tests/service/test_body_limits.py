@@ -3,14 +3,14 @@ parsed."""
 
 import gzip
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.service.conftest import V2, Broker, broker_on
-from tests.service.keyed import key_of, secured
+from tests.service.conftest import V2, Broker, send
+from tests.service.keyed import SETTINGS, key_of
 from tidelog.service.formats import consumers
 from tidelog.service.formats.json_in import InvalidBody
 from tidelog.service.http.body_limit import BodyLimit, values_bound
@@ -23,7 +23,6 @@ from tidelog.service.server.router import APP_ROUTES, HOT_ROUTES
 from tidelog.storage.core.topic_configs import PARTITIONS_MAX
 from tidelog.storage.state.access import ACLS_AT_ONCE_MAX
 from tidelog.storage.state.group_members import GROUP_PARTITIONS_MAX, GROUP_TOPICS_MAX
-from tidelog.storage.store.memory import MemoryStore
 
 BYTES_MAX = 3 << 20
 VALUES_MAX = 110_000
@@ -47,11 +46,7 @@ WITH_BODY: list[tuple[str, str, Route]] = [
 IDS = [f"{method} {path}" for method, path, _ in WITH_BODY]
 
 
-@pytest.fixture
-async def broker() -> AsyncIterator[Broker]:
-    async with broker_on(MemoryStore()) as broker:
-        await broker.log.create_topic("t", 1, {})
-        yield broker
+pytestmark = pytest.mark.broker(topics={"t": 1})
 
 
 def url_of(path: str, cluster: str) -> str:
@@ -89,7 +84,7 @@ def test_only_routes_of_records_have_no_limit_of_their_own() -> None:
     ]
 
 
-async def test_each_route_refuses_a_body_above_its_small_limit(broker: Broker) -> None:
+async def test_each_route_refuses_body_above_its_small_limit(broker: Broker) -> None:
     for method, path, route in WITH_BODY:
         limit = limit_of(route)
         assert limit.bytes_max <= BYTES_MAX, path
@@ -115,7 +110,7 @@ async def test_each_route_refuses_a_body_above_its_small_limit(broker: Broker) -
 
 
 @pytest.mark.parametrize("depth", [90, 900, 3_900])
-async def test_a_deep_body_is_refused(broker: Broker, depth: int) -> None:
+async def test_deep_body_is_refused(broker: Broker, depth: int) -> None:
     for method, path, _ in WITH_BODY:
         url = url_of(path, broker.log.identity.cluster_id)
         headers = {"content-type": V2 if path.startswith("/consumers") else "application/json"}
@@ -140,7 +135,7 @@ def hostile(fields: list[str]) -> Iterator[Any]:
         yield from ({field: value} for value in values)
 
 
-def test_pydantic_makes_few_errors_for_a_body() -> None:
+def test_pydantic_makes_few_errors_for_body() -> None:
     assert PARSED
     for route, field in PARSED:
         assert field is not None
@@ -150,39 +145,37 @@ def test_pydantic_makes_few_errors_for_a_body() -> None:
             assert len(errors) <= ERRORS_MAX, (route.path, len(errors))
 
 
-async def test_a_login_without_a_key_reads_four_kib() -> None:
-    async with secured(MemoryStore()) as broker:
-        body = b"{" + b",".join(b'"%d":1' % number for number in range(380_000)) + b"}"
-        answer = await broker.http.post("/tidelog/v1/login", content=body)
-        assert_status(answer, 413)
-        few = json.dumps({str(number): 1 for number in range(90)})
-        headers = {"content-type": "application/json"}
-        answer = await broker.http.post("/tidelog/v1/login", content=few, headers=headers)
-        assert_status(answer, 422)
-        assert answer.text.count("Unrecognized field") == VALIDATION_ERRORS_MAX
+@pytest.mark.broker(**SETTINGS)
+async def test_login_without_key_reads_four_kib(broker: Broker) -> None:
+    body = b"{" + b",".join(b'"%d":1' % number for number in range(380_000)) + b"}"
+    answer = await broker.http.post("/tidelog/v1/login", content=body)
+    assert_status(answer, 413)
+    few = json.dumps({str(number): 1 for number in range(90)})
+    answer = await send(broker.http, few, "application/json", "/tidelog/v1/login")
+    assert_status(answer, 422)
+    assert answer.text.count("Unrecognized field") == VALIDATION_ERRORS_MAX
 
 
-async def test_rights_are_checked_before_the_body() -> None:
-    async with secured(MemoryStore()) as broker:
-        await broker.log.create_topic("t", 1, {})
-        headers = await key_of(broker.log, "User:stranger")
-        for method, path, route in WITH_BODY:
-            if not hasattr(route.access, "operation"):
-                continue
-            url = url_of(path, broker.log.identity.cluster_id)
-            large = b" " * (limit_of(route).bytes_max + 1)
-            answer = await broker.http.request(method, url, content=large, headers=headers)
-            assert answer.status_code == 403, (path, answer.text)
+@pytest.mark.broker(topics={"t": 1}, **SETTINGS)
+async def test_rights_are_checked_before_body(broker: Broker) -> None:
+    headers = await key_of(broker.log, "User:stranger")
+    for method, path, route in WITH_BODY:
+        if not hasattr(route.access, "operation"):
+            continue
+        url = url_of(path, broker.log.identity.cluster_id)
+        large = b" " * (limit_of(route).bytes_max + 1)
+        answer = await broker.http.request(method, url, content=large, headers=headers)
+        assert answer.status_code == 403, (path, answer.text)
 
 
-async def test_a_new_topic_of_a_stranger_is_refused_before_it_is_parsed() -> None:
-    async with secured(MemoryStore()) as broker:
-        headers = await key_of(broker.log, "User:stranger")
-        url = f"/v3/clusters/{broker.log.identity.cluster_id}/topics"
-        body = b'{"topic_name":"q","configs":[' + b",".join([b"{}"] * 1_380_000) + b"]}"
-        packed = {**headers, "content-encoding": "gzip", "content-type": "application/json"}
-        answer = await broker.http.post(url, content=gzip.compress(body), headers=packed)
-        assert_status(answer, 413)
+@pytest.mark.broker(**SETTINGS)
+async def test_new_topic_of_stranger_is_refused_before_it_is_parsed(broker: Broker) -> None:
+    headers = await key_of(broker.log, "User:stranger")
+    url = f"{broker.v3}/topics"
+    body = b'{"topic_name":"q","configs":[' + b",".join([b"{}"] * 1_380_000) + b"]}"
+    packed = {**headers, "content-encoding": "gzip", "content-type": "application/json"}
+    answer = await broker.http.post(url, content=gzip.compress(body), headers=packed)
+    assert_status(answer, 413)
 
 
 NAME = "a-topic-with-a-name-of-forty-characters-"
@@ -224,7 +217,7 @@ instance."""
 
 
 @pytest.mark.parametrize("path", LARGEST)
-def test_the_largest_legal_request_is_below_the_limit(path: str) -> None:
+def test_largest_legal_request_is_below_limit(path: str) -> None:
     if not path.startswith("/"):
         path = f"/consumers/{{consumer_group_id}}/instances/{{instance}}/{path}"
     (limit,) = (
@@ -237,15 +230,15 @@ def test_the_largest_legal_request_is_below_the_limit(path: str) -> None:
     assert values_bound(body) <= limit.values_max
 
 
-async def test_a_topic_with_an_assignment_of_each_partition_is_created(broker: Broker) -> None:
-    url = f"/v3/clusters/{broker.log.identity.cluster_id}/topics"
+async def test_topic_with_assignment_of_each_partition_is_created(broker: Broker) -> None:
+    url = f"{broker.v3}/topics"
     body = LARGEST["/v3/clusters/{cluster_id}/topics"] | {"validate_only": True}
     answer = await broker.http.post(url, json=body)
     assert answer.status_code == 200, answer.text
     assert answer.json()["partitions_count"] == PARTITIONS_MAX
 
 
-def test_a_member_names_as_many_partitions_as_a_group_shares() -> None:
+def test_member_names_as_many_partitions_as_group_shares() -> None:
     for count, is_refused in ((GROUP_PARTITIONS_MAX, False), (GROUP_PARTITIONS_MAX + 1, True)):
         parts = {"partitions": [{"topic": "t", "partition": 0}] * count}
         offsets = {"offsets": [{"topic": "t", "partition": 0, "offset": 0}] * count}

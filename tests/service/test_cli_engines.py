@@ -11,7 +11,7 @@ from tidelog.service.settings.settings import Settings
 SETTINGS = Settings(compact_spark_bytes=1000)
 
 
-def test_the_larger_go_to_spark_unless_an_engine_is_named() -> None:
+def test_larger_go_to_spark_unless_engine_is_named() -> None:
     pytest.importorskip("pyspark")
     for named, size, expected in (
         ("auto", 1000, "in-process"),
@@ -22,7 +22,7 @@ def test_the_larger_go_to_spark_unless_an_engine_is_named() -> None:
         assert EngineOptions(named).of(size, SETTINGS) == expected
 
 
-def test_without_spark_only_a_request_for_spark_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_spark_only_request_for_spark_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     assert EngineOptions("auto").of(2000, SETTINGS) == "in-process"
     missing = r"^Spark is not installed: pip install 'tidelog\[spark\]'$"

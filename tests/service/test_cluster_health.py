@@ -1,12 +1,12 @@
 """Whether a cluster is well: each fault is named, with its runbook; and the facts of a broker."""
 
-from collections.abc import Sequence
-
 import httpx
 import msgspec
 import pytest
 
-from tests.service.conftest import QUIET, append, broker_on, http_client, routed
+from tests.service.conftest import QUIET, http_client, routed
+from tests.service.conftest import Broker as Served
+from tests.service.test_health import DarkStore, MovedClock
 from tests.service.test_monitoring import anchors
 from tidelog.service.server.app import build_app
 from tidelog.service.telemetry import health
@@ -27,8 +27,6 @@ from tidelog.service.telemetry.maintenance_results import (
     store_result,
 )
 from tidelog.storage.broker import Broker, MembershipSettings
-from tidelog.storage.core.errors import Unavailable
-from tidelog.storage.core.model import Part
 from tidelog.storage.runtime.clock import SystemClock
 from tidelog.storage.store.memory import MemoryStore
 from tidelog.storage.store.metered import VERBS, MeteredStore
@@ -39,7 +37,7 @@ SIGNS = BrokerSigns(seconds=60.0, commits=240.0, store=StoreSigns(REQUESTS, 0, [
 FINE = MaintenanceResult("retain", 1_000, 1_000, True)
 
 
-def broker(name: str = "a", level: int = 4, **signs: object) -> BrokerFacts:
+def facts_of(name: str = "a", level: int = 4, **signs: object) -> BrokerFacts:
     return BrokerFacts(name, "0.2.0", level, msgspec.structs.replace(SIGNS, **signs))
 
 
@@ -49,7 +47,7 @@ def kept(kind: str, since_s: float = 60.0, **last: object) -> MaintenanceFacts:
 
 WELL = Facts(
     why_not_ready="",
-    brokers=[broker("a"), broker("b")],
+    brokers=[facts_of("a"), facts_of("b")],
     sequencers=["a", "a"],
     gone=[],
     tails=[TailFacts("t", -100.0)],
@@ -59,17 +57,17 @@ WELL = Facts(
 FAILING = StoreSigns(REQUESTS, 30, [100])
 FAULTS = {
     "not-ready": {"why_not_ready": "the WAL cannot be read: the store is dark"},
-    "store-fails": {"brokers": [broker(store=FAILING)]},
-    "view-old": {"brokers": [broker(view_age_s=90.0)]},
-    "set-aside": {"brokers": [broker(set_aside=2)]},
+    "store-fails": {"brokers": [facts_of(store=FAILING)]},
+    "view-old": {"brokers": [facts_of(view_age_s=90.0)]},
+    "set-aside": {"brokers": [facts_of(set_aside=2)]},
     "broker-gone": {"gone": ["c"]},
-    "broker-silent": {"brokers": [broker("a"), BrokerFacts("b", "", 4, None)]},
+    "broker-silent": {"brokers": [facts_of("a"), BrokerFacts("b", "", 4, None)]},
     "sequencers-differ": {"sequencers": ["a", "b"]},
-    "levels-differ": {"brokers": [broker("a", 4), broker("b", 3)]},
-    "clock": {"brokers": [broker(clock_ms=-40_000)]},
-    "seals-fail": {"brokers": [broker(seals_failing=7, seals_failing_names=["t-0", "t-1"])]},
-    "table-in-doubt": {"brokers": [broker(doubts=1, doubts_names=["t"])]},
-    "tail-damaged": {"brokers": [broker(damaged_tails=1, damaged_tails_names=["t-0"])]},
+    "levels-differ": {"brokers": [facts_of("a", 4), facts_of("b", 3)]},
+    "clock": {"brokers": [facts_of(clock_ms=-40_000)]},
+    "seals-fail": {"brokers": [facts_of(seals_failing=7, seals_failing_names=["t-0", "t-1"])]},
+    "table-in-doubt": {"brokers": [facts_of(doubts=1, doubts_names=["t"])]},
+    "tail-damaged": {"brokers": [facts_of(damaged_tails=1, damaged_tails_names=["t-0"])]},
     "tails-late": {"tails": [TailFacts("t", HOUR_S), TailFacts("u", -1.0)]},
     "damage": {"maintenance": [kept("scrub", is_ok=False, damage=2, what="wal/1: is corrupt")]},
     "compact-failed": {"maintenance": [kept("compact", is_ok=False, what="no disk space")]},
@@ -83,12 +81,12 @@ FAULTS = {
 }
 
 
-def test_a_cluster_without_a_fault_is_well() -> None:
+def test_cluster_without_fault_is_well() -> None:
     assert judge(WELL) == []
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_each_fault_is_named_with_a_runbook_that_is_there(name: str) -> None:
+def test_each_fault_is_named_with_runbook_that_is_there(name: str) -> None:
     problems = judge(WELL._replace(**FAULTS[name]))
     assert name in {problem.name for problem in problems}
     assert {problem.name for problem in problems} <= {name, "group-without-members"}
@@ -100,39 +98,39 @@ def test_each_fault_is_named_with_a_runbook_that_is_there(name: str) -> None:
         assert "\n" not in problem.what
 
 
-def test_a_fault_names_its_place() -> None:
-    (problem,) = judge(WELL._replace(**FAULTS["seals-fail"]))
-    assert "t-0, t-1 and 5 more" in problem.what
-    (problem,) = judge(WELL._replace(**FAULTS["broker-gone"]))
-    assert "broker c " in problem.what
-    (problem,) = judge(WELL._replace(**FAULTS["levels-differ"]))
-    assert "a knows 4, b knows 3" in problem.what
-    (problem,) = judge(WELL._replace(**FAULTS["damage"]))
-    assert "wal/1: is corrupt" in problem.what
-    (problem,) = judge(WELL._replace(**FAULTS["group-without-members"]))
-    assert "group g has no members and 5 unread records, the oldest is 50 min old" in problem.what
+def test_fault_names_its_place() -> None:
+    for name, words in (
+        ("seals-fail", "t-0, t-1 and 5 more"),
+        ("broker-gone", "broker c "),
+        ("levels-differ", "a knows 4, b knows 3"),
+        ("damage", "wal/1: is corrupt"),
+        (
+            "group-without-members",
+            "group g has no members and 5 unread records, the oldest is 50 min old",
+        ),
+    ):
+        (problem,) = judge(WELL._replace(**FAULTS[name]))
+        assert words in problem.what
 
 
 @pytest.mark.parametrize(
     "facts",
     [
-        {"brokers": [broker(store=StoreSigns(REQUESTS, 2, [100]))]},
-        {"brokers": [broker(clock_ms=4_000)]},
+        {"brokers": [facts_of(store=StoreSigns(REQUESTS, 2, [100]))]},
+        {"brokers": [facts_of(clock_ms=4_000)]},
         {"tails": [TailFacts("t", 60.0)]},
         {"groups": [GroupFacts("g", 0, 5, 30.0), GroupFacts("h", 3, 10**9, None)]},
         {"brokers": [], "sequencers": []},
     ],
 )
 def test_what_is_no_fault(facts: dict[str, object]) -> None:
-    assert judge(WELL._replace(**facts)) == []  # type: ignore[arg-type]
+    assert judge(WELL._replace(**facts)) == []
 
 
 # -- results of maintenance
 
 
-async def test_a_failed_run_keeps_the_time_of_the_last_complete_one() -> None:
-    store = MemoryStore()
-    log = await Broker.open(store, QUIET, clock=SystemClock(), name="one")
+async def test_failed_run_keeps_time_of_last_complete_one(store: MemoryStore, log: Broker) -> None:
     results = StoredResults(log)
     await results.refresh()
     assert results.found == {}
@@ -147,21 +145,9 @@ async def test_a_failed_run_keeps_the_time_of_the_last_complete_one() -> None:
     await store.put("maintenance/scrub.json", [b"{"])
     await results.refresh(0.0)
     assert results.found == {}, "an object that cannot be decoded is no result"
-    await log.close()
 
 
-class DarkStore(MemoryStore):
-    """A store that answers no read while it is dark."""
-
-    is_dark = False
-
-    async def get(self, key: str) -> bytes:
-        if self.is_dark:
-            raise Unavailable("the store is dark")
-        return await super().get(key)
-
-
-async def test_a_store_that_is_away_leaves_the_last_results() -> None:
+async def test_store_that_is_dark_leaves_last_results() -> None:
     store = DarkStore()
     log = await Broker.open(store, QUIET, clock=SystemClock(), name="one")
     await store_result(store, result("scrub", 1_000))
@@ -177,66 +163,31 @@ async def test_a_store_that_is_away_leaves_the_last_results() -> None:
 # -- the route
 
 
-async def test_the_route_has_the_facts_of_the_broker() -> None:
-    async with broker_on(MemoryStore(), "one") as served:
-        await served.log.create_topic("t", 2, {})
-        await append(served.log, b"a", b"b")
-        answer = (await served.http.get("/tidelog/v1/health")).json()
-        assert answer["is_well"], answer["problems"]
-        assert answer["problems"] == []
-        (own,) = answer["brokers"]
-        assert (own["name"], own["is_sequencer"], own["why_not_writing"]) == ("one", True, None)
-        assert answer["tails"]["records"] == 2
-        assert answer["tails"]["oldest_topic"] == "t"
-        assert answer["store"]["failures"] == 0
-        assert answer["store"]["cost_a_day_usd"] > 0
-        assert [task["task"] for task in answer["maintenance"]] == list(KINDS)
-        served.log.drain()
-        assert not (await served.http.get("/tidelog/v1/health")).json()["is_well"]
-        assert await names_of(served.http) == {"not-ready", "store-fails"}
-
-
-class AwayStore(MemoryStore):
-    """A store that answers nothing while it is away."""
-
-    is_away = False
-
-    def _check(self) -> None:
-        if self.is_away:
-            raise Unavailable("the store is away")
-
-    async def get(self, key: str) -> bytes:
-        self._check()
-        return await super().get(key)
-
-    async def get_range(self, key: str, start: int, length: int) -> bytes:
-        self._check()
-        return await super().get_range(key, start, length)
-
-    async def put(self, key: str, parts: Sequence[Part]) -> None:
-        self._check()
-        await super().put(key, parts)
-
-
-class MovedClock(SystemClock):
-    """Both times, which a test moves."""
-
-    skipped_s = 0.0
-
-    def boot_s(self) -> float:
-        return super().boot_s() + self.skipped_s
-
-    def now_ms(self) -> int:
-        return super().now_ms() + int(self.skipped_s * 1000)
-
-
 async def names_of(http: httpx.AsyncClient) -> set[str]:
     answer = (await http.get("/tidelog/v1/health")).json()
     return {problem["name"] for problem in answer["problems"]}
 
 
-async def test_faults_of_a_running_broker_are_named() -> None:
-    store, clock = AwayStore(), MovedClock()
+@pytest.mark.broker(topics={"t": 2}, records=[b"a", b"b"])
+async def test_route_has_facts_of_broker(broker: Served) -> None:
+    answer = (await broker.http.get("/tidelog/v1/health")).json()
+    assert answer["is_well"], answer["problems"]
+    assert answer["problems"] == []
+    (own,) = answer["brokers"]
+    assert (own["name"], own["is_sequencer"], own["why_not_writing"]) == ("broker-1", True, None)
+    assert answer["tails"]["records"] == 2
+    assert answer["tails"]["oldest_topic"] == "t"
+    assert answer["store"]["failures"] == 0
+    assert answer["store"]["cost_a_day_usd"] > 0
+    assert [task["task"] for task in answer["maintenance"]] == list(KINDS)
+    broker.log.drain()
+    answer = (await broker.http.get("/tidelog/v1/health")).json()
+    assert not answer["is_well"]
+    assert await names_of(broker.http) == {"not-ready", "store-fails"}
+
+
+async def test_faults_of_running_broker_are_named() -> None:
+    store, clock = DarkStore(), MovedClock()
     settings = QUIET._replace(membership=MembershipSettings(5.0, 15.0, 3600.0))
     log = await Broker.open(MeteredStore(store, clock), settings, clock=clock, name="one")
     await log.join("http://127.0.0.1:1")
@@ -254,12 +205,12 @@ async def test_faults_of_a_running_broker_are_named() -> None:
             await log.membership.beat()
             await log.membership.look()
         assert await names_of(http) == {"broker-gone"}
-        store.is_away = True
+        store.is_dark = True
         clock.skipped_s += 100.0
         for _ in range(5):  # requests that fail
             names = await names_of(http)
         assert {"not-ready", "store-fails", "view-old"} <= names
-        store.is_away = False
+        store.is_dark = False
         clock.skipped_s += 40 * DAY_S
         await log.refresh()
         late = {"retain-late", "collect-late", "compact-late", "scrub-late"}
@@ -267,5 +218,5 @@ async def test_faults_of_a_running_broker_are_named() -> None:
     await log.close()
 
 
-def test_the_module_that_judges_uses_no_clock() -> None:
+def test_module_that_judges_uses_no_clock() -> None:
     assert not {"time", "datetime", "asyncio", "random"} & set(vars(health))

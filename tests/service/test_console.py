@@ -16,7 +16,7 @@ from tidelog.storage.tables.manifest import SegmentIndex, Table
 # -- its files
 
 
-async def test_every_file_comes_with_the_policy(client: httpx.AsyncClient) -> None:
+async def test_every_file_comes_with_policy(client: httpx.AsyncClient) -> None:
     for name in load():
         answer = await client.get(f"/ui/{name}")
         assert answer.status_code == 200
@@ -44,7 +44,7 @@ def test_nothing_is_loaded_from_elsewhere_or_inline() -> None:
             assert imported in names, f"{path.name} imports {imported}"
 
 
-async def test_the_console_is_a_folder(client: httpx.AsyncClient) -> None:
+async def test_console_is_folder(client: httpx.AsyncClient) -> None:
     answer = await client.get("/ui")
     assert (answer.status_code, answer.headers["location"]) == (307, "ui/")
     assert (await client.get("/ui/")).text.startswith("<!doctype html>")
@@ -59,7 +59,7 @@ async def test_the_console_is_a_folder(client: httpx.AsyncClient) -> None:
 # -- what it shows
 
 
-async def test_the_overview_of_one_broker(broker: Broker, topic: str) -> None:
+async def test_overview_of_one_broker(broker: Broker, topic: str) -> None:
     await post(broker.http, [{"value": 1}, {"value": 2}])
     answer = await broker.http.get("/tidelog/v1/overview", params={"history": "true"})
     said = answer.json()
@@ -108,7 +108,7 @@ async def test_topics_and_their_picture(broker: Broker, topic: str) -> None:
     assert (await http.get("/tidelog/v1/topics/t?count=101")).status_code == 422
 
 
-async def test_a_partition_whose_segments_cannot_be_read_does_not_hide_the_others(
+async def test_partition_whose_segments_cannot_be_read_does_not_hide_others(
     broker: Broker, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for number in range(3):
@@ -131,7 +131,7 @@ async def test_a_partition_whose_segments_cannot_be_read_does_not_hide_the_other
     assert (said[1]["sealed_end_offset"], said[1]["high_watermark"]) == (1, 2)
 
 
-async def test_the_sums_of_a_topic_are_those_of_all_partitions(broker: Broker) -> None:
+async def test_sums_of_topic_are_those_of_all_partitions(broker: Broker) -> None:
     await broker.log.create_topic("t", 5, {})
     for number in range(5):
         await append(broker.log, b"a", partition=number)
@@ -147,7 +147,7 @@ async def test_the_sums_of_a_topic_are_those_of_all_partitions(broker: Broker) -
     assert totals["unsealed_since_ms"] == everything[4]["unsealed_since_ms"]
 
 
-async def test_the_sums_of_very_many_partitions_are_kept_for_a_while(
+async def test_sums_of_very_many_partitions_are_kept_for_while(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await broker.log.create_topic("t", FRESH_PARTITIONS_MAX + 1, {})
@@ -175,7 +175,7 @@ async def test_compaction_that_is_due_shows(broker: Broker) -> None:
     assert only["compaction"]["merges"] == 1
 
 
-async def test_a_dirty_ratio_that_equals_the_config_is_not_due(broker: Broker) -> None:
+async def test_dirty_ratio_that_equals_config_is_not_due(broker: Broker) -> None:
     """The same as `tidelog compact` does."""
     configs = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "1"}
     await broker.log.create_topic("t", 1, configs)
@@ -220,7 +220,7 @@ async def test_groups_and_their_lag(broker: Broker, topic: str, v3: str) -> None
     assert (past["at_ms"], past["topics"]) == ([], {})
 
 
-async def test_the_end_of_the_wal(client: httpx.AsyncClient, log: Log) -> None:
+async def test_end_of_wal(client: httpx.AsyncClient, log: Log) -> None:
     await log.create_topic("t", 1, {})
     for value in (b"a", b"b"):
         await append(log, value)

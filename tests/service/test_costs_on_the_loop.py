@@ -8,14 +8,15 @@ import asyncio
 import json
 import threading
 from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
-from tests.service.conftest import V2, Broker, append, broker_on, until
+from tests.service.conftest import JSON, V2, Broker, append, send, until
+from tests.service.test_revoked_streams import read
 from tidelog.service.formats import json_out
 from tidelog.storage.groups import patterns
-from tidelog.storage.store.memory import MemoryStore
 
 PAGE = 1000
 """Items of one answer at most."""
@@ -28,12 +29,6 @@ READERS = 5
 WAIT_S = 60.0
 
 
-@pytest.fixture
-async def broker() -> AsyncIterator[Broker]:
-    async with broker_on(MemoryStore()) as broker:
-        yield broker
-
-
 @pytest.mark.parametrize(
     "path",
     [
@@ -41,7 +36,7 @@ async def broker() -> AsyncIterator[Broker]:
         "/v3/clusters/{cluster}/topics/t/partitions",
     ],
 )
-async def test_a_listing_comes_in_pages(broker: Broker, path: str) -> None:
+async def test_listing_comes_in_pages(broker: Broker, path: str) -> None:
     await broker.log.create_topic("t", PARTITIONS, {})
     url = path.format(cluster=broker.log.wal.cluster.cluster_id)
     answer = (await broker.http.get(url)).json()
@@ -50,18 +45,15 @@ async def test_a_listing_comes_in_pages(broker: Broker, path: str) -> None:
 
 
 async def subscribe(broker: Broker, group: str, name: str, pattern: str) -> None:
-    headers = {"content-type": V2}
-    made = await broker.http.post(
-        f"/consumers/{group}", content=json.dumps({"name": name}), headers=headers
-    )
+    made = await send(broker.http, json.dumps({"name": name}), V2, f"/consumers/{group}")
     made.raise_for_status()
     path = f"/consumers/{group}/instances/{name}/subscription"
     body = json.dumps({"topic_pattern": pattern})
-    answer = await broker.http.post(path, content=body, headers=headers)
+    answer = await send(broker.http, body, V2, path)
     answer.raise_for_status()
 
 
-async def test_a_new_topic_is_the_only_name_that_is_matched(
+async def test_new_topic_is_only_name_that_is_matched(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for number in range(TOPICS):
@@ -86,7 +78,7 @@ async def test_a_new_topic_is_the_only_name_that_is_matched(
     assert len(matched) <= GROUPS
 
 
-async def test_a_pattern_is_compiled_once(broker: Broker) -> None:
+async def test_pattern_is_compiled_once(broker: Broker) -> None:
     for number in range(PATTERNS):
         await subscribe(broker, f"g{number}", "i", f"t{number}")
     compiled = patterns._compiled.cache_info().misses
@@ -95,75 +87,9 @@ async def test_a_pattern_is_compiled_once(broker: Broker) -> None:
     assert patterns._compiled.cache_info().misses == compiled
 
 
-async def read(broker: Broker, query: bytes, accept: bytes, seen: list[bytes]) -> None:
-    """Take an answer, also one that does not end, until the task is cancelled."""
-
-    async def receive() -> Any:
-        await asyncio.Event().wait()
-
-    async def send(message: Any) -> None:
-        seen.append(message.get("body", b""))
-
-    scope = {
-        "type": "http",
-        "method": "GET",
-        "path": "/topics/t/partitions/0/records",
-        "query_string": query,
-        "headers": [(b"accept", accept)],
-        "client": ("127.0.0.1", 1),
-    }
-    await broker.app(scope, receive, send)
-
-
-@pytest.mark.parametrize(
-    ("query", "accept"),
-    [
-        (b"offset=0&format=json", b"text/event-stream"),
-        (b"offset=0&timeout=30000", b"application/vnd.kafka.json.v2+json"),
-    ],
-    ids=["followers", "long polls"],
-)
-async def test_a_page_is_encoded_once_for_all_its_readers(
-    broker: Broker, monkeypatch: pytest.MonkeyPatch, query: bytes, accept: bytes
-) -> None:
-    await broker.log.create_topic("t", 1, {})
-    encode = json_out.encode_records
-    pages: list[int] = []
-
-    def counted(batches: Any, *more: Any, **named: Any) -> bytes:
-        if batches:
-            pages.append(len(batches))
-        return encode(batches, *more, **named)
-
-    monkeypatch.setattr(json_out, "encode_records", counted)
-    bodies: list[list[bytes]] = [[] for _ in range(READERS)]
-    readers = [asyncio.ensure_future(read(broker, query, accept, seen)) for seen in bodies]
-    try:
-        await until(lambda: sum(map(len, broker.log._waiting.values())) == READERS, WAIT_S)
-        await append(broker.log, b'"record"')
-        await until(lambda: all(b"record" in b"".join(seen) for seen in bodies), WAIT_S)
-    finally:
-        for reader in readers:
-            reader.cancel()
-        await asyncio.gather(*readers, return_exceptions=True)
-    assert len(pages) == 1
-
-
-@pytest.mark.parametrize(
-    ("query", "accept"),
-    [
-        (b"offset=0&format=json&max_bytes=5000000", b"text/event-stream"),
-        (b"offset=0&timeout=30000&max_bytes=5000000", b"application/vnd.kafka.json.v2+json"),
-        (b"offset=0&max_bytes=5000000&format=json", b"application/x-ndjson"),
-        (b"before=latest&max_bytes=5000000", b"application/vnd.kafka.json.v2+json"),
-    ],
-    ids=["followers", "long polls", "lines", "backwards"],
-)
-async def test_a_large_page_is_encoded_in_a_thread(
-    broker: Broker, monkeypatch: pytest.MonkeyPatch, query: bytes, accept: bytes
-) -> None:
-    await broker.log.create_topic("t", 1, {"max.message.bytes": "4000000"})
-    await append(broker.log, b'"%b"' % (b"1e00" * 500_000))
+@pytest.fixture
+def encodings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The thread of each encoding of records."""
     encode = json_out.encode_records
     threads: list[str] = []
 
@@ -173,14 +99,54 @@ async def test_a_large_page_is_encoded_in_a_thread(
         return encode(batches, *more, **named)
 
     monkeypatch.setattr(json_out, "encode_records", counted)
+    return threads
+
+
+@asynccontextmanager
+async def reading(broker: Broker, query: str, accept: bytes, awaited: bytes) -> AsyncIterator[None]:
+    """Several readers of one page, until each of them has these bytes."""
     bodies: list[list[bytes]] = [[] for _ in range(READERS)]
-    readers = [asyncio.ensure_future(read(broker, query, accept, seen)) for seen in bodies]
+    readers = [asyncio.ensure_future(read(broker, query, accept, {}, parts)) for parts in bodies]
     try:
-        await until(lambda: all(b"1e00" in b"".join(seen) for seen in bodies), WAIT_S)
+        yield
+        await until(lambda: all(awaited in b"".join(parts) for parts in bodies), WAIT_S)
     finally:
         for reader in readers:
             reader.cancel()
         await asyncio.gather(*readers, return_exceptions=True)
-    assert all(name.startswith("tidelog-unpack") for name in threads)
-    is_shared = b"timeout" in query or b"event-stream" in accept
-    assert len(threads) == (1 if is_shared else READERS)
+
+
+@pytest.mark.broker(topics={"t": 1})
+@pytest.mark.parametrize(
+    ("query", "accept"),
+    [("offset=0&format=json", b"text/event-stream"), ("offset=0&timeout=30000", JSON.encode())],
+    ids=["followers", "long polls"],
+)
+async def test_page_is_encoded_once_for_all_its_readers(
+    broker: Broker, encodings: list[str], query: str, accept: bytes
+) -> None:
+    async with reading(broker, query, accept, b"record"):
+        await until(lambda: sum(map(len, broker.log._waiting.values())) == READERS, WAIT_S)
+        await append(broker.log, b'"record"')
+    assert len(encodings) == 1
+
+
+@pytest.mark.parametrize(
+    ("query", "accept", "count"),
+    [
+        ("offset=0&format=json", b"text/event-stream", 1),
+        ("offset=0&timeout=30000", JSON.encode(), 1),
+        ("offset=0&format=json", b"application/x-ndjson", READERS),
+        ("before=latest", JSON.encode(), READERS),
+    ],
+    ids=["followers", "long polls", "lines", "backwards"],
+)
+async def test_large_page_is_encoded_in_thread(
+    broker: Broker, encodings: list[str], query: str, accept: bytes, count: int
+) -> None:
+    await broker.log.create_topic("t", 1, {"max.message.bytes": "4000000"})
+    await append(broker.log, b'"%b"' % (b"1e00" * 500_000))
+    async with reading(broker, f"{query}&max_bytes=5000000", accept, b"1e00"):
+        pass
+    assert all(name.startswith("tidelog-unpack") for name in encodings)
+    assert len(encodings) == count

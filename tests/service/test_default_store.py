@@ -48,7 +48,6 @@ def serving(folder: Path, *arguments: str, **variables: str) -> Iterator[str]:
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty working directory."""
     folder = tmp_path / "here"
     folder.mkdir()
     monkeypatch.chdir(folder)
@@ -64,7 +63,7 @@ def write_and_seal(url: str) -> None:
 CARE = ("scrub", "retain", "compact", "collect", "maintain", "delete-records t 0:1", "upgrade")
 
 
-def test_every_command_finds_the_log_of_serve_without_options(here: Path) -> None:
+def test_every_command_finds_log_of_serve_without_options(here: Path) -> None:
     with serving(here, "serve") as url:
         write_and_seal(url)
         for command in CARE:
@@ -75,7 +74,7 @@ def test_every_command_finds_the_log_of_serve_without_options(here: Path) -> Non
 
 @pytest.mark.spark
 @pytest.mark.xdist_group("spark")
-def test_replay_finds_the_log_of_serve_without_options(here: Path, tmp_path: Path) -> None:
+def test_replay_finds_log_of_serve_without_options(here: Path, tmp_path: Path) -> None:
     with serving(here, "serve") as url:
         write_and_seal(url)
         tidelog("produce", "t", "--format", "ndjson", stdin='{"value":2}\n', TIDELOG_URL=url)
@@ -85,15 +84,13 @@ def test_replay_finds_the_log_of_serve_without_options(here: Path, tmp_path: Pat
 
 @pytest.mark.parametrize("command", ["serve", "scrub"])
 @pytest.mark.parametrize("url", ["file://./data", ""])
-def test_every_command_refuses_a_url_that_names_no_folder(
-    here: Path, command: str, url: str
-) -> None:
+def test_every_command_refuses_url_that_names_no_folder(here: Path, command: str, url: str) -> None:
     done = tidelog(command, "--store", url, status=2)
     assert f"store url {url!r} is none of memory://, file:///folder, a path" in error_line(done)
     assert not list(here.iterdir())
 
 
-async def test_readers_and_writers_take_a_url_for_the_same_folder(here: Path) -> None:
+async def test_readers_and_writers_take_url_for_same_folder(here: Path) -> None:
     for name in ("plain", "a b", "c%20d"):
         for url in (f"./{name}", name, str(here / name), (here / name).as_uri()):
             writer = await open_store(url)
@@ -105,13 +102,7 @@ async def test_readers_and_writers_take_a_url_for_the_same_folder(here: Path) ->
 
 async def test_readers_refuse_what_writers_refuse() -> None:
     for url in (
-        "",
-        "file:",
-        "file://",
-        "file:///",
-        "file://./here",
-        "gopher://burrow/7",
-        "s3:///p",
+        *("", "file:", "file://", "file:///", "file://./here", "gopher://burrow/7", "s3:///p"),
     ):
         for opening in (open_store, open_to_read):
             with pytest.raises(StoreUnfit, match="is none of memory://"):
@@ -130,7 +121,7 @@ def variables_of(stage: str) -> dict[str, str]:
     return dict(re.findall(r"^(?:ENV|   ) (TIDELOG_\w+)=(\S+)", text[1], re.MULTILINE))
 
 
-def test_the_image_serves_a_folder_of_its_volume_to_other_hosts() -> None:
+def test_image_serves_folder_of_its_volume_to_other_hosts() -> None:
     (volume,) = re.findall(r"^VOLUME (\S+)$", DOCKERFILE, re.MULTILINE)
     settings = load({}, variables_of("broker"))
     assert Path(volume) in Path(settings.store).parents
@@ -140,7 +131,7 @@ def test_the_image_serves_a_folder_of_its_volume_to_other_hosts() -> None:
     assert load({}, variables_of("spark")).store == settings.store
 
 
-def test_the_command_of_the_image_starts_with_the_variables_of_the_image(here: Path) -> None:
+def test_command_of_image_starts_with_variables_of_image(here: Path) -> None:
     assert 'ENTRYPOINT ["tidelog"]\nCMD ["serve"]' in DOCKERFILE
     store = variables_of("broker")["TIDELOG_STORE"]
     inside = {"TIDELOG_STORE": f"{here}{store}", "HOME": str(here)}
@@ -151,7 +142,7 @@ def test_the_command_of_the_image_starts_with_the_variables_of_the_image(here: P
 
 
 @pytest.mark.parametrize(("host", "warnings"), [("127.0.0.1", 0), ("0.0.0.0", 1)])
-async def test_a_broker_that_others_reach_without_keys_says_so(
+async def test_broker_that_others_reach_without_keys_says_so(
     caplog: pytest.LogCaptureFixture, host: str, warnings: int
 ) -> None:
     async with broker_on(MemoryStore()) as broker:

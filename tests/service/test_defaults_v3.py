@@ -2,11 +2,12 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
-from tests.service.conftest import broker_on
+from tests.service.conftest import Broker, assert_refused, broker_on
 from tests.service.keyed import ADMIN, SETTINGS, allow, assert_denied, key_of
 from tests.service.test_admin_v3 import data_of
 from tidelog.storage.core.topic_configs import DEFAULTS
@@ -14,7 +15,7 @@ from tidelog.storage.log import Log
 from tidelog.storage.store.memory import MemoryStore
 
 
-async def test_defaults_of_the_cluster(client: httpx.AsyncClient, log: Log, v3: str) -> None:
+async def test_defaults_of_cluster(client: httpx.AsyncClient, log: Log, v3: str) -> None:
     await log.create_topic("t", 1, {"retention.ms": "5000"})
     path = f"{v3}/broker-configs"
     before = {config["name"]: config for config in data_of(await client.get(path))}
@@ -109,7 +110,7 @@ async def test_defaults_that_are_refused(
     assert log.state.defaults.values == {}
 
 
-async def test_defaults_need_rights_on_the_cluster_and_have_audit_lines(tmp_path: Path) -> None:
+async def test_defaults_need_rights_on_cluster_and_have_audit_lines(tmp_path: Path) -> None:
     file = tmp_path / "audit.jsonl"
     async with broker_on(MemoryStore(), **SETTINGS, audit_log=str(file)) as broker:
         http, log = broker.http, broker.log
@@ -129,3 +130,25 @@ async def test_defaults_need_rights_on_the_cluster_and_have_audit_lines(tmp_path
         ("User:alice", "User:alice changed defaults: log.roll.ms=7000"),
         ("User:admin", "User:admin changed defaults: log.roll.ms removed"),
     ]
+
+
+@pytest.mark.parametrize("path", ["broker-configs/c", "brokers/1/configs/c"])
+async def test_unknown_config_of_brokers_is_named(broker: Broker, path: str) -> None:
+    answer = await broker.http.get(f"{broker.v3}/{path}")
+    assert answer.status_code == 404
+    assert answer.json()["message"] != "HTTP 404 Not Found"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("PUT", "brokers/1/configs/c", {"value": "1"}),
+        ("DELETE", "brokers/1/configs/c", None),
+        ("POST", "brokers/1/configs:alter", {"data": [{"name": "c", "value": "1"}]}),
+    ],
+)
+async def test_configs_of_brokers_are_read_only(
+    broker: Broker, method: str, path: str, body: Any
+) -> None:
+    answer = await broker.http.request(method, f"{broker.v3}/{path}", json=body)
+    assert "read-only" in assert_refused(answer, 400, 40002, "application/json")

@@ -50,8 +50,6 @@ class Stage:
 
 
 class KafkaStage:
-    """The listener for Kafka clients of a Stage."""
-
     def __init__(self, stage: Stage) -> None:
         self._stage = stage
 
@@ -91,27 +89,19 @@ def test_roles_are_handed_over_before_kafka_clients_are_sent_away() -> None:
     stage.is_drained = True
     drained(stage)
     assert stage.words == [
-        "close each connection",
-        "hand over",
-        "handed over",
-        "send Kafka clients away",
-        "drain",
+        *("close each connection", "hand over", "handed over", "send Kafka clients away", "drain"),
         "stop",
     ]
 
 
-def test_a_broker_without_clients_ends_soon() -> None:
-    assert drained(Stage()) == pytest.approx(0.1 + QUIET_S, abs=3 * LOOK_S)
-
-
-def test_a_broker_with_clients_serves_them_for_the_whole_time() -> None:
+def test_broker_with_clients_serves_them_for_whole_time() -> None:
     stage = Stage()
     stage.connections = 1
     assert drained(stage) == pytest.approx(DRAIN_S, abs=2 * LOOK_S)
     assert stage.calls[0][1] == 0.0, "each answer closes its connection from the signal on"
 
 
-def test_the_log_says_how_long_a_broker_waits_for_clients(
+def test_log_says_how_long_broker_waits_for_clients(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with caplog.at_level(logging.INFO):
@@ -120,7 +110,7 @@ def test_the_log_says_how_long_a_broker_waits_for_clients(
     assert line.startswith("stopping: clients have up to 5 s to disconnect; a second signal ")
 
 
-def test_requests_on_new_connections_prolong_a_drain() -> None:
+def test_requests_on_new_connections_prolong_drain() -> None:
     stage = Stage()
 
     async def asking() -> None:
@@ -142,35 +132,33 @@ def test_requests_on_new_connections_prolong_a_drain() -> None:
     assert run(main) == pytest.approx(11 * QUIET_S, abs=3 * LOOK_S)
 
 
-def test_kafka_clients_prolong_a_drain_until_they_have_left() -> None:
-    stage = Stage(has_kafka=True)
-
-    def leave(_: Drain) -> None:
-        stage.is_drained = True
-
-    assert drained(stage, leave) == pytest.approx(1.0 + QUIET_S, abs=3 * LOOK_S)
-
-
-def test_a_second_signal_ends_a_drain_at_once() -> None:
+@pytest.mark.parametrize(
+    ("connections", "then", "more", "end_s"),
+    [
+        (0, lambda _: None, {}, 0.1 + QUIET_S),
+        (1, Drain.on_signal, {}, 1.0),
+        (1, Drain.on_signal, {"repeat_s": 1.5}, DRAIN_S),
+        (1, lambda _: None, {"drain_s": 0.0}, 0.1),
+    ],
+    ids=["no clients", "a second signal", "two signals of a worker", "no time"],
+)
+def test_drain_ends_in_time(
+    connections: int, then: Callable[[Drain], None], more: dict[str, float], end_s: float
+) -> None:
     stage = Stage()
-    stage.connections = 1
-    assert drained(stage, Drain.on_signal) == pytest.approx(1.0, abs=2 * LOOK_S)
+    stage.connections = connections
+    tolerance_s = (2 if connections else 3) * LOOK_S
+    assert drained(stage, then, **more) == pytest.approx(end_s, abs=tolerance_s)
+    assert "handed over" in stage.words
 
 
-def test_a_second_signal_ends_also_a_handover() -> None:
+def test_kafka_clients_prolong_drain_until_they_have_left() -> None:
+    stage = Stage(has_kafka=True)
+    end_s = drained(stage, lambda _: setattr(stage, "is_drained", True))
+    assert end_s == pytest.approx(1.0 + QUIET_S, abs=3 * LOOK_S)
+
+
+def test_second_signal_ends_also_handover() -> None:
     stage = Stage(hand_over_s=4.0)
     assert drained(stage, Drain.on_signal) == pytest.approx(1.0, abs=2 * LOOK_S)
     assert "handed over" not in stage.words
-
-
-def test_a_worker_takes_two_signals_at_once_for_one() -> None:
-    stage = Stage()
-    stage.connections = 1
-    assert drained(stage, Drain.on_signal, repeat_s=1.5) == pytest.approx(DRAIN_S, abs=2 * LOOK_S)
-
-
-def test_without_a_time_the_roles_are_still_handed_over() -> None:
-    stage = Stage()
-    stage.connections = 1
-    assert drained(stage, drain_s=0.0) == pytest.approx(0.1, abs=2 * LOOK_S)
-    assert "handed over" in stage.words

@@ -34,7 +34,7 @@ async def aged(broker: Broker) -> Broker:
     return broker
 
 
-async def test_a_preview_of_a_topic_changes_nothing(aged: Broker) -> None:
+async def test_preview_of_topic_changes_nothing(aged: Broker) -> None:
     before = aged.log.state.encode()
     preview = await asked(aged, TOPIC, "retention.ms", 2 * DAY_MS)
     assert aged.log.state.encode() == before
@@ -53,7 +53,7 @@ async def test_a_preview_of_a_topic_changes_nothing(aged: Broker) -> None:
         assert (preview["records"], preview["partitions"]) == (0, [])
 
 
-async def test_a_preview_of_defaults_counts_the_topics_that_have_them(
+async def test_preview_of_defaults_counts_topics_that_have_them(
     aged: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     preview = await asked(aged, DEFAULTS, "log.retention.ms", 2 * DAY_MS)
@@ -79,7 +79,7 @@ async def test_what_no_change_may_be_has_no_preview(
     assert name in assert_refused(answer, 400, 40002, "application/json")
 
 
-async def test_an_unknown_topic_has_no_preview(broker: Broker) -> None:
+async def test_unknown_topic_has_no_preview(broker: Broker) -> None:
     path = TOPIC.replace("/t/", "/none/")
     answer = await broker.http.post(path, json=change("retention.ms", 1))
     assert answer.status_code == 404

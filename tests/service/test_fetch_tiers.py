@@ -1,8 +1,5 @@
 """A fetch over both tiers is one dense run, and what a damaged object does to it."""
 
-from typing import Any
-
-import httpx
 import pyarrow as pa
 import pytest
 
@@ -17,20 +14,14 @@ from tests.service.conftest import (
     post,
     values,
 )
+from tests.service.test_fetch import get
 from tests.support.views import flip
 from tidelog.storage.store.memory import MemoryStore
-
-PATH = "/topics/t/partitions/0/records"
-
-
-async def get(broker: Broker, accept: str = TEXT, **query: Any) -> httpx.Response:
-    return await broker.http.get(PATH, headers={"accept": accept}, params=query)
-
 
 # -- both tiers
 
 
-async def test_one_answer_spans_the_tiers(broker: Broker, topic: str) -> None:
+async def test_one_answer_spans_tiers(broker: Broker, topic: str) -> None:
     for n in range(30):
         await append(broker.log, b"value-%04d" % n, timestamp_ms=FIRST_MS + n)
         if n in (9, 19):
@@ -58,28 +49,28 @@ def damage(store: MemoryStore, key: str, position: int) -> None:
     store._objects[key] = (flip(body, position), modified_ms)
 
 
-async def test_a_damaged_chunk_fails_its_partition_alone(
+async def test_damaged_chunk_fails_its_partition_alone(
     broker: Broker, store: MemoryStore, topic: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     body = [{"value": n, "partition": n % 2} for n in range(20)]
     await post(broker.http, body)
     run = broker.log.state.partition("t", 0).tail[0]
     damage(store, run.object_key, run.position + run.size // 2)
-    assert len((await get(broker)).json()) == 10  # from memory
+    assert len((await get(broker, TEXT)).json()) == 10  # from memory
     broker.log.tail.clear()
-    message = assert_refused(await get(broker), 500, 50002)
+    message = assert_refused(await get(broker, TEXT), 500, 50002)
     assert run.object_key in message
     assert run.object_key in caplog.text
     other = await broker.http.get("/topics/t/partitions/1/records")
     assert len(other.json()) == 10
     # Records written since are whole; the offset before it is not skipped in silence.
     await post(broker.http, [{"value": 1, "partition": 0}])
-    assert len((await get(broker, offset=10)).json()) == 1
-    assert_refused(await get(broker, offset=9), 500, 50002)
+    assert len((await get(broker, TEXT, offset=10)).json()) == 1
+    assert_refused(await get(broker, TEXT, offset=9), 500, 50002)
 
 
 @pytest.mark.parametrize("accept", [JSON, TEXT, ARROW, "application/x-ndjson", "text/event-stream"])
-async def test_damage_is_said_in_every_form_of_an_answer(
+async def test_damage_is_said_in_every_form_of_answer(
     broker: Broker, store: MemoryStore, topic: str, accept: str
 ) -> None:
     await post(broker.http, [{"value": n, "partition": 0} for n in range(20)])
@@ -94,7 +85,7 @@ async def test_damage_is_said_in_every_form_of_an_answer(
     assert run.object_key in assert_refused(await get(broker, accept, offset=20), 500, 50002)
 
 
-async def test_a_damaged_segment_fails_its_partition_alone(
+async def test_damaged_segment_fails_its_partition_alone(
     broker: Broker, store: MemoryStore, topic: str
 ) -> None:
     await post(broker.http, [{"value": "v" * 100, "partition": n % 2} for n in range(20)])
@@ -107,14 +98,14 @@ async def test_a_damaged_segment_fails_its_partition_alone(
         damage(store, segments[0], position)
         broker.log.reader.segments.groups._values.clear()
         broker.log.reader.segments.footers._values.clear()
-        assert segments[0] in assert_refused(await get(broker), 500, 50002)
+        assert segments[0] in assert_refused(await get(broker, TEXT), 500, 50002)
         other = await broker.http.get("/topics/t/partitions/1/records")
         assert len(other.json()) == 10
-        assert len((await get(broker, offset=10)).json()) == 1
+        assert len((await get(broker, TEXT, offset=10)).json()) == 1
         damage(store, segments[0], position)
     broker.log.reader.segments.groups._values.clear()
-    assert len((await get(broker)).json()) == 11
+    assert len((await get(broker, TEXT)).json()) == 11
     del store._objects[segments[0]]
     broker.log.reader.segments.groups._values.clear()
     broker.log.reader.segments.footers._values.clear()
-    assert segments[0] in assert_refused(await get(broker), 500, 50002)
+    assert segments[0] in assert_refused(await get(broker, TEXT), 500, 50002)

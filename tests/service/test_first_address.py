@@ -6,7 +6,7 @@ from pathlib import Path
 from tests.support.broker import Broker
 
 
-def test_the_first_address_is_that_of_the_port_for_clients(tmp_path: Path) -> None:
+def test_first_address_is_that_of_port_for_clients(tmp_path: Path) -> None:
     with Broker(tmp_path) as broker:
         printed = re.findall(r"https?://[^\s\"]+", broker.log())
         assert printed[0].rstrip("/") == broker.base_url.rstrip("/"), printed

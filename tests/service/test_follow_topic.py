@@ -1,25 +1,24 @@
 """Followers of a topic over a real server: all partitions in one stream, resumed by a vector."""
 
 import asyncio
+import functools
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
 import pytest
 
+from tests.service import test_follow
 from tests.service.conftest import (
     JSON,
     Broker,
     append,
     assert_refused,
-    broker_on,
-    listening,
+    send,
     until,
 )
-from tests.service.keyed import allow, key_of, secured
-from tests.service.test_follow import NDJSON, SSE, Event, Events, numbers
+from tests.service.keyed import SETTINGS, allow, key_of
+from tests.service.test_follow import NDJSON, SSE, TOPIC_PATH, Event, Events, numbers
 from tidelog.service.formats import events as event_texts
 from tidelog.service.formats.fetched import FetchPage, FetchParams
 from tidelog.service.http.call import HttpRequest
@@ -34,29 +33,10 @@ from tidelog.storage.read.long_polls import TopicChanges
 from tidelog.storage.read.reader import Reader
 from tidelog.storage.state.access import CONSUMER_BYTE_RATE
 from tidelog.storage.state.cluster_state import Topic
-from tidelog.storage.store.memory import MemoryStore
 
-PATH = "/topics/t/records"
-
-
-@asynccontextmanager
-async def following(
-    port: int, accept: str = SSE, path: str = PATH, **query: Any
-) -> AsyncIterator[httpx.Response]:
-    headers = {"accept": accept, **query.pop("headers", {})}
-    if (event_id := query.pop("event_id", None)) is not None:
-        headers["last-event-id"] = event_id
-    async with (
-        httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as client,
-        client.stream("GET", path, headers=headers, params=query) as answer,
-    ):
-        yield answer
-
-
-@pytest.fixture
-async def port(broker: Broker, topic: str) -> AsyncIterator[int]:
-    async with asyncio.timeout(240), listening(broker.app) as port:
-        yield port
+PATH = TOPIC_PATH
+following = functools.partial(test_follow.following, path=PATH)
+pytestmark = pytest.mark.broker(topics={"t": 3})
 
 
 def seen(received: list[Event]) -> list[tuple[int, int]]:
@@ -71,32 +51,28 @@ async def first_id(answer: httpx.Response) -> str:
     raise AssertionError("no id")
 
 
-async def test_a_thousand_records_of_six_partitions_come_in_the_order_of_each(
-    store: MemoryStore,
+@pytest.mark.broker(topics={"t": 6})
+async def test_thousand_records_of_six_partitions_come_in_order_of_each(
+    broker: Broker, port: int
 ) -> None:
-    async with broker_on(store) as broker, listening(broker.app) as port, asyncio.timeout(240):
-        await broker.log.create_topic("t", 6, {})
+    async def produce() -> None:
+        for first in range(0, 1000, 10):
+            await append(broker.log, *numbers(*range(first, first + 10)), partition=first // 10 % 6)
 
-        async def produce() -> None:
-            for first in range(0, 1000, 10):
-                await append(
-                    broker.log, *numbers(*range(first, first + 10)), partition=first // 10 % 6
-                )
-
-        async with following(port, max_bytes=50) as answer:
-            producing = asyncio.create_task(produce())
-            received = await Events(answer).take(1000)
-            await producing
-        for partition in range(6):
-            offsets = [offset for number, offset in seen(received) if number == partition]
-            assert offsets == list(range(len(offsets)))
-        expected = [0] * 6
-        for event in received:
-            expected[event.data["partition"]] += 1
-            assert event.id.encode() == event_texts.vector(expected)
+    async with following(port, max_bytes=50) as answer:
+        producing = asyncio.create_task(produce())
+        received = await Events(answer).take(1000)
+        await producing
+    for partition in range(6):
+        offsets = [offset for number, offset in seen(received) if number == partition]
+        assert offsets == list(range(len(offsets)))
+    expected = [0] * 6
+    for event in received:
+        expected[event.data["partition"]] += 1
+        assert event.id.encode() == event_texts.vector(expected)
 
 
-async def test_a_cut_anywhere_loses_and_repeats_nothing(broker: Broker, port: int) -> None:
+async def test_cut_anywhere_loses_and_repeats_nothing(broker: Broker, port: int) -> None:
     for partition, count in enumerate((5, 1, 7)):
         await append(broker.log, *numbers(*range(count)), partition=partition)
     received: list[Event] = []
@@ -111,9 +87,7 @@ async def test_a_cut_anywhere_loses_and_repeats_nothing(broker: Broker, port: in
     assert event_id == "0:4,1:0,2:6"
 
 
-async def test_a_cut_before_the_first_record_of_latest_loses_nothing(
-    broker: Broker, port: int
-) -> None:
+async def test_cut_before_first_record_of_latest_loses_nothing(broker: Broker, port: int) -> None:
     await append(broker.log, *numbers(0, 1), partition=1)
     async with following(port, offset="latest") as answer:
         event_id = await first_id(answer)
@@ -142,7 +116,7 @@ async def test_partitions_added_later_are_read_from_their_beginning(
         assert sorted(seen(await Events(answer).take(3))) == [(3, 0), (4, 0), (4, 1)]
 
 
-async def test_a_partition_with_many_records_does_not_hold_up_another(
+async def test_partition_with_many_records_does_not_hold_up_another(
     broker: Broker, port: int
 ) -> None:
     await append(broker.log, *numbers(*range(200)), partition=0)
@@ -162,8 +136,8 @@ async def test_one_waiter_and_one_wake_up_for_all_partitions(broker: Broker, por
     await until(lambda: not broker.log._waiting)
 
 
-async def test_one_write_has_the_records_of_all_partitions_of_a_commit(
-    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+async def test_one_write_has_records_of_all_partitions_of_commit(
+    broker: Broker, port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     partitions, written, turns = 2 * follower.PAGES_AT_ONCE, list[int](), list[Log]()
     real_chunk, real_turn = HttpRequest.chunk, Log.turn
@@ -176,25 +150,25 @@ async def test_one_write_has_the_records_of_all_partitions_of_a_commit(
         turns.append(log)
         await real_turn(log)
 
-    async with broker_on(store) as broker, listening(broker.app) as port, asyncio.timeout(240):
-        await broker.log.create_topic("t", partitions, {})
-        async with following(port, offset="latest") as answer:
-            await until(lambda: broker.log._waiting)
-            monkeypatch.setattr(HttpRequest, "chunk", chunk)
-            monkeypatch.setattr(Log, "turn", turn)
-            records = ",".join(f'{{"partition":{n},"value":1}}' for n in range(partitions))
-            body = f'{{"records":[{records}]}}'
-            made = await broker.http.post("/topics/t", content=body, headers={"content-type": JSON})
-            assert made.status_code == 200
-            received = await Events(answer).take(partitions)
-            assert seen(received) == [(partition, 0) for partition in range(partitions)]
-            await until(lambda: broker.log._waiting)
+    await broker.log.add_partitions("t", partitions)
+    async with following(port, offset="latest") as answer:
+        await until(lambda: broker.log._waiting)
+        monkeypatch.setattr(HttpRequest, "chunk", chunk)
+        monkeypatch.setattr(Log, "turn", turn)
+        records = ",".join(f'{{"partition":{n},"value":1}}' for n in range(partitions))
+        body = f'{{"records":[{records}]}}'
+        made = await send(broker.http, body, JSON)
+        assert made.status_code == 200
+        received = await Events(answer).take(partitions)
+        assert seen(received) == [(partition, 0) for partition in range(partitions)]
+        await until(lambda: broker.log._waiting)
     assert written == [follower.PAGES_AT_ONCE] * 2
     assert len(turns) == 1, "the second write is behind other readers"
 
 
-async def test_a_wake_up_looks_at_the_changed_partitions_alone(
-    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.broker(topics={"t": 256})
+async def test_wake_up_looks_at_changed_partitions_alone(
+    broker: Broker, port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looked_at: list[list[int] | None] = []
     real = TopicChanges.since
@@ -204,20 +178,18 @@ async def test_a_wake_up_looks_at_the_changed_partitions_alone(
         return looked_at[-1]
 
     monkeypatch.setattr(TopicChanges, "since", since)
-    async with broker_on(store) as broker, listening(broker.app) as port, asyncio.timeout(240):
-        await broker.log.create_topic("t", 256, {})
-        async with following(port, offset="latest") as answer:
-            events = Events(answer)
-            for partition in (7, 200, 7):
-                await until(lambda: broker.log._waiting)
-                await append(broker.log, *numbers(1), partition=partition)
-                await events.next()
+    async with following(port, offset="latest") as answer:
+        events = Events(answer)
+        for partition in (7, 200, 7):
+            await until(lambda: broker.log._waiting)
+            await append(broker.log, *numbers(1), partition=partition)
+            await events.next()
     assert looked_at[0] is None
     assert [numbers for numbers in looked_at[1:] if numbers] == [[7], [200], [7]]
     assert None not in looked_at[1:]
 
 
-async def test_followers_at_the_same_offsets_read_the_records_once(
+async def test_followers_at_same_offsets_read_records_once(
     broker: Broker, port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[int] = []
@@ -249,7 +221,7 @@ async def test_followers_at_the_same_offsets_read_the_records_once(
         await broker.log.submit(LoseRecords(broker.log.state.topic("t").topic_id, 2, 0, 1))
 
 
-async def test_an_error_comes_after_the_records_of_other_partitions(
+async def test_error_comes_after_records_of_other_partitions(
     broker: Broker, port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = Fetch.page
@@ -269,7 +241,7 @@ async def test_an_error_comes_after_the_records_of_other_partitions(
     assert "wal/1" in received[1].data["message"]
 
 
-async def test_a_reset_comes_between_records_with_its_own_id(broker: Broker, port: int) -> None:
+async def test_reset_comes_between_records_with_its_own_id(broker: Broker, port: int) -> None:
     for partition in range(3):
         await append(broker.log, *numbers(1), partition=partition)
     async with following(port, event_id="0:-1,1:9,2:-1", reset="earliest") as answer:
@@ -282,7 +254,7 @@ async def test_a_reset_comes_between_records_with_its_own_id(broker: Broker, por
     ]
 
 
-async def test_lines_begin_with_the_position_and_have_signs_of_life(
+async def test_lines_begin_with_position_and_have_signs_of_life(
     broker: Broker, port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(follower, "KEEPALIVE_S", 0.02)
@@ -303,19 +275,7 @@ async def test_lines_begin_with_the_position_and_have_signs_of_life(
         assert json.loads(await anext(lines))["offset"] == 1
 
 
-async def test_events_have_signs_of_life(
-    broker: Broker, port: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(follower, "KEEPALIVE_S", 0.02)
-    async with following(port) as answer:
-        events = Events(answer)
-        reading = asyncio.create_task(events.next())
-        await until(lambda: events.comments >= 3)
-        await append(broker.log, *numbers(0))
-        assert seen([await reading]) == [(0, 0)]
-
-
-async def test_a_record_that_does_not_decode_is_passed_by_its_id(broker: Broker, port: int) -> None:
+async def test_record_that_does_not_decode_is_passed_by_its_id(broker: Broker, port: int) -> None:
     await append(broker.log, *numbers(0), b"no json", b"2", partition=1)
     await append(broker.log, *numbers(0), partition=2)
     received: list[Event] = []
@@ -348,7 +308,7 @@ async def test_what_does_not_decode_is_skipped_or_raw_if_asked(broker: Broker, p
 
 
 @pytest.mark.parametrize(("reset", "offset"), [("earliest", 0), ("latest", 1)])
-async def test_an_offset_out_of_range_is_reset_if_asked(
+async def test_offset_out_of_range_is_reset_if_asked(
     broker: Broker, port: int, reset: str, offset: int
 ) -> None:
     await append(broker.log, *numbers(0), partition=1)
@@ -373,43 +333,7 @@ async def test_an_offset_out_of_range_is_reset_if_asked(
         assert seen([await events.next()]) == [(1, offset)]
 
 
-@pytest.mark.parametrize(
-    ("accept", "query", "status", "code"),
-    [
-        (NDJSON, {}, 400, 40002),
-        ("*/*", {}, 400, 40002),
-        ("application/vnd.kafka.json.v2+json", {"follow": "true"}, 406, 406),
-        (SSE, {"offset": "5"}, 400, 40002),
-        (SSE, {"format": "x"}, 400, 40002),
-        (SSE, {"reset": "x"}, 400, 40002),
-        (SSE, {"on_error": "x"}, 400, 40002),
-        (SSE, {"max_bytes": "0"}, 400, 40002),
-        (NDJSON, {"follow": "true"}, 422, 422),
-        *(
-            (SSE, {"last-event-id": text}, 400, 40002)
-            for text in ("5", "start", "0:1,0:2", "0:-2", "0:1,", "x", "0:" + "9" * 19, "9:1")
-        ),
-        *(
-            (SSE, {"headers": {"last-event-id": text}}, 400, 40002)
-            for text in (",".join(f"{n}:1" for n in range(7000)), "0:1," * 12_000, "9" * 60_000)
-        ),
-    ],
-)
-async def test_what_is_wrong_at_first_has_a_status(
-    broker: Broker, port: int, accept: str, query: dict[str, str], status: int, code: int
-) -> None:
-    await append(broker.log, b"no json", partition=1)
-    async with following(port, accept, **query) as answer:
-        await answer.aread()
-        said = answer.json()
-    assert (
-        answer.status_code,
-        said["error_code"] // 100 if code == 406 else said["error_code"],
-    ) == (status, code)
-    assert status != 406 or f"ask for {SSE} or {NDJSON}, not" in said["message"]
-
-
-async def test_an_unknown_topic_and_one_of_too_many_partitions(
+async def test_unknown_topic_and_one_of_too_many_partitions(
     broker: Broker, port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answer = await broker.http.get("/topics/u/records", headers={"accept": SSE})
@@ -420,115 +344,64 @@ async def test_an_unknown_topic_and_one_of_too_many_partitions(
         assert "has 3 partitions" in assert_refused(refused, 400, 40002)
 
 
-async def test_a_deleted_topic_and_an_ending_broker_end_the_stream(
-    broker: Broker, port: int
-) -> None:
-    async with following(port) as answer:
-        await until(lambda: broker.log._waiting)
-        await broker.log.delete_topic("t")
-        event = await Events(answer).next()
-    assert (event.kind, event.data["error_code"]) == ("tidelog-error", 40401)
-    await broker.log.create_topic("t", 1, {})
-    async with following(port) as answer:
-        await until(lambda: broker.log._waiting)
-        broker.log.drain()
-        event = await Events(answer).next()
-    assert (event.kind, event.data["error_code"]) == ("tidelog-error", 50302)
+@pytest.mark.broker(topics={"t": 2}, **SETTINGS)
+async def test_right_or_key_that_is_taken_away_ends_stream(broker: Broker, port: int) -> None:
+    answer = await broker.http.get(PATH, headers={"accept": SSE})
+    assert answer.status_code == 401
+    for cause in ("right", "key"):
+        headers = await key_of(broker.log, f"User:{cause}")
+        async with following(port, headers=headers) as refused:
+            assert refused.status_code == 403
+        await allow(broker.log, f"User:{cause}", "READ")
+        async with following(port, headers=headers, offset="latest") as answer:
+            events = Events(answer)
+            await append(broker.log, b"1")
+            assert (await events.next()).data["value"] == 1
+            if cause == "right":
+                await allow(broker.log, f"User:{cause}", "READ", permission="DENY")
+            else:
+                keys = broker.log.state.access.keys.values()
+                (key_id,) = (k.key_id for k in keys if k.principal == f"User:{cause}")
+                await broker.log.change_access(DeleteKey(key_id))
+            await append(broker.log, b"2", partition=1)
+            last = await events.next()
+            assert last.kind == "tidelog-error"
+            assert last.data["error_code"] == (40301 if cause == "right" else 40101)
+            with pytest.raises(StopAsyncIteration):
+                await events.next()
 
 
-async def test_a_right_or_key_that_is_taken_away_ends_the_stream(store: MemoryStore) -> None:
-    async with (
-        secured(store) as broker,
-        listening(broker.app) as port,
-        asyncio.timeout(240),
-    ):
-        await broker.log.create_topic("t", 2, {})
-        answer = await broker.http.get(PATH, headers={"accept": SSE})
-        assert answer.status_code == 401
-        for cause in ("right", "key"):
-            headers = await key_of(broker.log, f"User:{cause}")
-            async with following(port, headers=headers) as refused:
-                assert refused.status_code == 403
-            await allow(broker.log, f"User:{cause}", "READ")
-            async with following(port, headers=headers, offset="latest") as answer:
-                events = Events(answer)
-                await append(broker.log, b"1")
-                assert (await events.next()).data["value"] == 1
-                if cause == "right":
-                    await allow(broker.log, f"User:{cause}", "READ", permission="DENY")
-                else:
-                    keys = broker.log.state.access.keys.values()
-                    (key_id,) = (k.key_id for k in keys if k.principal == f"User:{cause}")
-                    await broker.log.change_access(DeleteKey(key_id))
-                await append(broker.log, b"2", partition=1)
-                last = await events.next()
-                assert last.kind == "tidelog-error"
-                assert last.data["error_code"] == (40301 if cause == "right" else 40101)
-                with pytest.raises(StopAsyncIteration):
-                    await events.next()
-
-
-async def test_the_partitions_of_a_principals_followers_are_bounded(
-    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.broker(topics={"t": 3}, **SETTINGS)
+async def test_partitions_of_principals_followers_are_bounded(
+    broker: Broker, port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(follower_bounds, "FOLLOWED_PARTITIONS_MAX", 7)
-    async with (
-        secured(store) as broker,
-        listening(broker.app) as port,
-        asyncio.timeout(240),
-    ):
-        await broker.log.create_topic("t", 3, {})
-        headers, others = [await key_of(broker.log, f"User:{name}") for name in "ab"]
-        for name in "ab":
-            await allow(broker.log, f"User:{name}", "READ")
-        one_path = "/topics/t/partitions/0/records"
-        before = asyncio.all_tasks()
-        for _ in range(2):  # what ends is not counted any more
-            async with (
-                following(port, headers=headers, offset="latest"),
-                following(port, headers=headers, offset="latest"),
-                following(port, path=one_path, headers=headers, offset="latest"),
-            ):
-                for path in (PATH, one_path):
-                    async with following(port, path=path, headers=headers) as refused:
-                        await refused.aread()
-                        said = assert_refused(refused, 429, 42901)
-                        assert "User:a has followers of 7 partitions at this broker" in said
-                async with following(port, headers=others) as answer:  # of another principal
-                    assert answer.status_code == 200
-            await until(lambda: asyncio.all_tasks() <= before)
+    headers, others = [await key_of(broker.log, f"User:{name}") for name in "ab"]
+    for name in "ab":
+        await allow(broker.log, f"User:{name}", "READ")
+    one_path = "/topics/t/partitions/0/records"
+    before = asyncio.all_tasks()
+    for _ in range(2):  # what ends is not counted any more
         async with (
             following(port, headers=headers, offset="latest"),
-            following(port, headers=headers, offset="latest") as answer,
+            following(port, headers=headers, offset="latest"),
+            following(port, path=one_path, headers=headers, offset="latest"),
         ):
-            await until(lambda: broker.log._waiting)
-            await broker.log.add_partitions("t", 4)
-            assert (await Events(answer).take(1))[0].data["error_code"] == 42901
-
-
-async def test_followers_share_the_bound_of_answers(store: MemoryStore) -> None:
-    async with (
-        broker_on(store, fetch_bytes_in_flight=1024, fetch_bytes=1024) as broker,
-        listening(broker.app) as port,
-        asyncio.timeout(240),
-    ):
-        await broker.log.create_topic("t", 3, {})
-        async with following(port) as follower_a, following(port) as follower_b:
-            for n in range(6):
-                await append(broker.log, *numbers(n), partition=n % 3)
-            for answer in (follower_a, follower_b):
-                assert len(await Events(answer).take(6)) == 6
-        assert broker.app.admission.answers.used == 0
-
-
-async def test_a_disconnected_follower_leaves_nothing_behind(broker: Broker, port: int) -> None:
-    before = asyncio.all_tasks()
-    for accept in (SSE, NDJSON):
-        async with following(port, accept, follow="true") as answer:
-            await anext(answer.aiter_bytes())
-            await until(lambda: broker.log._waiting)
-        await until(lambda: not broker.log._waiting)
+            for path in (PATH, one_path):
+                async with following(port, path=path, headers=headers) as refused:
+                    await refused.aread()
+                    said = assert_refused(refused, 429, 42901)
+                    assert "User:a has followers of 7 partitions at this broker" in said
+            async with following(port, headers=others) as answer:  # of another principal
+                assert answer.status_code == 200
         await until(lambda: asyncio.all_tasks() <= before)
+    async with (
+        following(port, headers=headers, offset="latest"),
+        following(port, headers=headers, offset="latest") as answer,
+    ):
+        await until(lambda: broker.log._waiting)
+        await broker.log.add_partitions("t", 4)
+        assert (await Events(answer).take(1))[0].data["error_code"] == 42901
 
 
 _EVENT = (
@@ -537,7 +410,7 @@ _EVENT = (
 )
 
 
-def test_vectors_of_a_large_page_come_in_bounded_pieces() -> None:
+def test_vectors_of_large_page_come_in_bounded_pieces() -> None:
     offsets = [10**12] * 256
     body = b"".join(_EVENT % (n, n) for n in range(5000))
     pieces = list(event_texts.with_vectors(body, event_texts.pairs(offsets), 100))
@@ -551,7 +424,7 @@ def test_vectors_of_a_large_page_come_in_bounded_pieces() -> None:
         assert parsed == {**dict.fromkeys(range(256), 10**12), 100: number + 1}
 
 
-async def test_a_follower_is_charged_the_weight_of_its_records(
+async def test_follower_is_charged_weight_of_its_records(
     broker: Broker, port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     charged: list[int] = []

@@ -70,8 +70,6 @@ class Address(Transport):
 
 
 class Arrived:
-    """A connection of a client at the broker."""
-
     def __init__(
         self, context: ssl.SSLContext, handshakes: Handshakes, address: str = "127.0.0.1"
     ) -> None:
@@ -135,7 +133,7 @@ def half(size: int, claimed: int = 0x1FF00) -> bytes:
 # -- turns
 
 
-async def test_handshakes_of_many_clients_take_turns_of_the_loop(context: ssl.SSLContext) -> None:
+async def test_handshakes_of_many_clients_take_turns_of_loop(context: ssl.SSLContext) -> None:
     handshakes = Handshakes(Turns(Steps(0.003)))  # two steps fit in a turn
     clients = [Arrived(context, handshakes) for _ in range(7)]
     data = hello()
@@ -149,7 +147,7 @@ async def test_handshakes_of_many_clients_take_turns_of_the_loop(context: ssl.SS
     assert answered == [2, 4, 6, 7]
 
 
-async def test_a_flood_of_one_address_does_not_delay_another_one(context: ssl.SSLContext) -> None:
+async def test_flood_of_one_address_does_not_delay_another_one(context: ssl.SSLContext) -> None:
     handshakes = Handshakes(Turns(Steps(0.005)))  # one step a turn
     flood = [Arrived(context, handshakes) for _ in range(20)]
     other = Arrived(context, handshakes, "127.0.0.2")
@@ -161,7 +159,7 @@ async def test_a_flood_of_one_address_does_not_delay_another_one(context: ssl.SS
     assert sum(bool(client.raw.written) for client in flood) == 1
 
 
-async def test_the_last_step_of_a_handshake_goes_before_client_hellos(
+async def test_last_step_of_handshake_goes_before_client_hellos(
     context: ssl.SSLContext,
 ) -> None:
     handshakes = Handshakes(Turns(Steps(0.005)))  # one step a turn
@@ -177,7 +175,7 @@ async def test_the_last_step_of_a_handshake_goes_before_client_hellos(
     assert not any(flooding.raw.written for flooding in flood)
 
 
-async def test_a_client_that_leaves_has_no_turn(context: ssl.SSLContext) -> None:
+async def test_client_that_leaves_has_no_turn(context: ssl.SSLContext) -> None:
     handshakes = Handshakes()
     client = Arrived(context, handshakes)
     client.tls.received(hello())
@@ -201,7 +199,7 @@ async def test_openssl_gets_no_half_client_hello(
     assert client.tls.is_waiting is False
 
 
-async def test_a_client_hello_that_is_too_large_is_refused(context: ssl.SSLContext) -> None:
+async def test_client_hello_that_is_too_large_is_refused(context: ssl.SSLContext) -> None:
     handshakes = Handshakes()
     client = Arrived(context, handshakes)
     data = half(HELLO_BYTES_MAX - 5) + half(100)
@@ -229,7 +227,7 @@ async def test_whole_client_hellos_are_answered(
     assert not client.above.failures
 
 
-async def test_a_client_hello_in_many_records_is_answered(context: ssl.SSLContext) -> None:
+async def test_client_hello_in_many_records_is_answered(context: ssl.SSLContext) -> None:
     client = Arrived(context, Handshakes())
     message = hello()[5:]
     client.tls.received(
@@ -239,7 +237,7 @@ async def test_a_client_hello_in_many_records_is_answered(context: ssl.SSLContex
     assert client.raw.written[:1] == b"\x16"
 
 
-async def test_the_second_client_hello_must_be_whole_too(
+async def test_second_client_hello_must_be_whole_too(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -254,7 +252,7 @@ async def test_the_second_client_hello_must_be_whole_too(
     assert not client.tls.is_waiting
 
 
-async def test_the_oldest_handshakes_end_at_the_bound_of_memory(context: ssl.SSLContext) -> None:
+async def test_oldest_handshakes_end_at_bound_of_memory(context: ssl.SSLContext) -> None:
     handshakes = Handshakes()
     size = SILENT_BYTES + HELLO_BYTES_MAX
     clients = [Arrived(context, handshakes) for _ in range(HANDSHAKES_BYTES_MAX // size + 10)]
@@ -272,7 +270,6 @@ async def test_the_oldest_handshakes_end_at_the_bound_of_memory(context: ssl.SSL
 
 
 async def opened(context: ssl.SSLContext, handshakes: Handshakes) -> tuple[TlsClient, Arrived]:
-    """Do a handshake."""
     client, arrived = TlsClient(), Arrived(context, handshakes)
     while not arrived.tls.is_open:
         received = bytes(arrived.raw.written)
@@ -282,7 +279,7 @@ async def opened(context: ssl.SSLContext, handshakes: Handshakes) -> tuple[TlsCl
     return client, arrived
 
 
-async def test_a_handshake_is_charged_until_it_is_done(context: ssl.SSLContext) -> None:
+async def test_handshake_is_charged_until_it_is_done(context: ssl.SSLContext) -> None:
     handshakes = Handshakes()
     silent = Arrived(context, handshakes)
     assert handshakes.bytes == SILENT_BYTES
@@ -298,7 +295,7 @@ async def test_a_handshake_is_charged_until_it_is_done(context: ssl.SSLContext) 
 # -- messages without data
 
 
-async def test_key_updates_end_the_connection_after_a_few(context: ssl.SSLContext) -> None:
+async def test_key_updates_end_connection_after_few(context: ssl.SSLContext) -> None:
     client, arrived = await opened(context, Handshakes())
     arrived.tls.received(client.key_updates(UNASKED_MAX) + client.data(b"a"))
     assert arrived.above.plain == b"a"
@@ -308,7 +305,7 @@ async def test_key_updates_end_the_connection_after_a_few(context: ssl.SSLContex
     assert arrived.raw.is_closed
 
 
-async def test_a_packet_of_key_updates_is_not_read_to_its_end(
+async def test_packet_of_key_updates_is_not_read_to_its_end(
     context: ssl.SSLContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client, arrived = await opened(context, Handshakes())
@@ -337,7 +334,7 @@ async def test_small_records_are_data(context: ssl.SSLContext) -> None:
     assert not arrived.above.failures
 
 
-def test_a_piece_of_large_records_has_few_bytes() -> None:
+def test_piece_of_large_records_has_few_bytes() -> None:
     """OpenSSL keeps memory for the largest piece of a connection, to its end."""
     data = record(bytes(16_000)) * 20
     pieces = Records().split(data)

@@ -3,7 +3,7 @@
 import asyncio
 import re
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from tidelog.service.telemetry.metrics import (
 from tidelog.storage.broker import Broker as LogBroker
 from tidelog.storage.codec.chunk import Rows
 from tidelog.storage.core.errors import ObjectNotFound, Unavailable
+from tidelog.storage.core.model import Part
 from tidelog.storage.log import Log
 from tidelog.storage.runtime.clock import SystemClock
 from tidelog.storage.store.memory import MemoryStore
@@ -45,7 +46,7 @@ async def scrape(client: httpx.AsyncClient) -> Samples:
     }
 
 
-async def test_the_root_and_health_routes_answer(client: httpx.AsyncClient) -> None:
+async def test_root_and_health_routes_answer(client: httpx.AsyncClient) -> None:
     assert (await client.get("/")).json() == {"version": VERSION}
     said = (await client.get("/_health")).json()
     uptime_s = said.pop("process_uptime_sec")
@@ -56,7 +57,7 @@ async def test_the_root_and_health_routes_answer(client: httpx.AsyncClient) -> N
 
 
 @pytest.mark.parametrize("path", ["/ready", "/status/ready"])
-async def test_an_open_log_is_ready_until_it_drains(
+async def test_open_log_is_ready_until_it_drains(
     client: httpx.AsyncClient, log: LogBroker, path: str
 ) -> None:
     assert (await client.get(path)).json() == {"status": "ready"}
@@ -66,29 +67,43 @@ async def test_an_open_log_is_ready_until_it_drains(
     assert (answer.status_code, answer.json()) == (503, {"error_code": 50302, "message": message})
 
 
-async def test_a_closed_log_is_not_ready(client: httpx.AsyncClient, log: Log) -> None:
+async def test_closed_log_is_not_ready(client: httpx.AsyncClient, log: Log) -> None:
     await log.close()
     assert (await client.get("/ready")).status_code == 503
 
 
 class DarkStore(MemoryStore):
-    """Answers no read while it is dark."""
+    """Answers nothing while it is dark."""
 
     is_dark = False
 
-    async def get_range(self, key: str, start: int, length: int) -> bytes:
+    def _check(self) -> None:
         if self.is_dark:
             raise Unavailable("the store is dark")
+
+    async def get(self, key: str) -> bytes:
+        self._check()
+        return await super().get(key)
+
+    async def get_range(self, key: str, start: int, length: int) -> bytes:
+        self._check()
         return await super().get_range(key, start, length)
+
+    async def put(self, key: str, parts: Sequence[Part]) -> None:
+        self._check()
+        await super().put(key, parts)
 
 
 class MovedClock(SystemClock):
-    """Boot time that a test moves."""
+    """Both times, which a test moves."""
 
     skipped_s = 0.0
 
     def boot_s(self) -> float:
         return super().boot_s() + self.skipped_s
+
+    def now_ms(self) -> int:
+        return super().now_ms() + int(self.skipped_s * 1000)
 
 
 async def test_readiness_survives_one_failed_read_and_not_many() -> None:
@@ -110,7 +125,7 @@ async def test_readiness_survives_one_failed_read_and_not_many() -> None:
 # -- metrics
 
 
-async def test_metrics_follow_the_log(client: httpx.AsyncClient, log: Log) -> None:
+async def test_metrics_follow_log(client: httpx.AsyncClient, log: Log) -> None:
     await log.create_topic("t", 2, {})
     rows = Rows([1, 2, 3], [None] * 3, [b"v"] * 3)
     await log.append(log.state.topic("t"), [(1, rows)], size=300, is_json=False)
@@ -128,7 +143,7 @@ async def test_metrics_follow_the_log(client: httpx.AsyncClient, log: Log) -> No
     assert samples["process_resident_memory_bytes", ()] > 0
 
 
-async def test_metrics_have_a_bounded_number_of_series(client: httpx.AsyncClient, log: Log) -> None:
+async def test_metrics_have_bounded_number_of_series(client: httpx.AsyncClient, log: Log) -> None:
     await log.create_topic("t", SERIES_MAX - 1, {})
     await log.create_topic("u", 3, {})
     samples = await scrape(client)
@@ -153,7 +168,7 @@ async def test_requests_are_counted(client: httpx.AsyncClient, log: Log) -> None
     }
 
 
-async def test_hot_counters_reach_the_metrics(log: Log) -> None:
+async def test_hot_counters_reach_metrics(log: Log) -> None:
     http = HttpCounters()
     http.observe("produce", 200, 0.0005)
     http.observe("produce", 200, 0.001)
@@ -203,7 +218,7 @@ async def metered() -> AsyncIterator[Log]:
         await log.close()
 
 
-async def test_what_a_flush_was_and_what_the_store_was_asked() -> None:
+async def test_what_flush_was_and_what_store_was_asked() -> None:
     async with metered() as log:
         await log.create_topic("t", 1, {})
         asked = log.store.counters.requests.copy()
@@ -223,7 +238,7 @@ async def test_what_a_flush_was_and_what_the_store_was_asked() -> None:
     assert 0 <= samples["tidelog_unsealed_age_seconds", (("topic", "t"),)] < 10
 
 
-async def test_a_store_is_counted_by_verb_and_failures_are_not_misses() -> None:
+async def test_store_is_counted_by_verb_and_failures_are_not_misses() -> None:
     store = MeteredStore(DarkStore(), SystemClock())
     await store.put("brokers/a", [b"12", b"3"])
     assert await store.get("brokers/a") == b"123"
@@ -258,16 +273,12 @@ async def test_labels_have_bounded_values(client: httpx.AsyncClient, log: Log) -
     assert values["route"] <= tags
     assert values["status"] <= {"2xx", "4xx"}
     assert values["kind"] <= {
-        "UnknownTopic",
-        "TopicNotHosted",
-        "NoSuchResource",
-        "HTTPException",
-        "UnknownPartition",
+        *("UnknownTopic", "TopicNotHosted", "NoSuchResource", "HTTPException", "UnknownPartition"),
         "InvalidParameter",
     }
 
 
-def test_topics_beyond_the_bound_share_one_series() -> None:
+def test_topics_beyond_bound_share_one_series() -> None:
     http = HttpCounters()
     for number in range(METRIC_TOPICS_MAX + 10):
         http.add_records_in(1, 10, f"t{number}")
@@ -289,7 +300,7 @@ async def test_topics_that_are_gone_are_forgotten(log: Log) -> None:
     assert list(http.topics) == ["t"]
 
 
-async def test_one_answer_has_the_metrics_of_each_worker(log: Log) -> None:
+async def test_one_answer_has_metrics_of_each_worker(log: Log) -> None:
     hostile = b'# HELP tidelog_x x\n# TYPE tidelog_x gauge\ntidelog_x{group="# HELP y"} 1.0\n'
     second = await Telemetry(log, HttpCounters(), VERSION, worker=Worker(2, 3, no_reports)).text()
 
@@ -311,7 +322,7 @@ async def test_one_answer_has_the_metrics_of_each_worker(log: Log) -> None:
     assert samples["tidelog_x", None] == 1
 
 
-async def test_a_worker_that_hangs_does_not_cost_the_scrape(monkeypatch: Any) -> None:
+async def test_worker_that_hangs_does_not_cost_scrape(monkeypatch: Any) -> None:
     monkeypatch.setattr("tidelog.service.telemetry.metrics.WORKER_WAIT_S", 0.01)
 
     async def answers() -> bytes:
@@ -338,7 +349,7 @@ async def test_waiting_for_records_is_no_latency(broker: Broker, topic: str) -> 
 # -- the API's description
 
 
-async def test_the_description_is_complete(client: httpx.AsyncClient) -> None:
+async def test_description_is_complete(client: httpx.AsyncClient) -> None:
     said = (await client.get("/openapi.json")).json()
     assert (said["info"]["title"], said["info"]["version"]) == ("tidelog", VERSION)
     tags = {tag["name"] for tag in said["tags"]}
@@ -350,5 +361,7 @@ async def test_the_description_is_complete(client: httpx.AsyncClient) -> None:
     ids = [operation["operationId"] for operation in operations]
     assert len(set(ids)) == len(ids)
     assert not any(path.startswith("/kafka") for path in said["paths"])
+    for path in ("/openapi", "/openapi/v3"):  # as Strimzi has it
+        assert (await client.get(path)).json()["openapi"].startswith("3.")
     answer = await client.get("/docs")
     assert (answer.status_code, answer.headers["location"]) == (307, "ui/#/api")

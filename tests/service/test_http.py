@@ -4,33 +4,22 @@ strict bodies, links."""
 import gzip
 import json
 import logging
-import re
 import tracemalloc
 import zlib
-from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
 import pyarrow as pa
 import pytest
 
-from tests.service.conftest import (
-    JSON,
-    TEXT,
-    V2,
-    Broker,
-    append,
-    broker_on,
-    listening,
-    stored,
-)
+from tests.service.conftest import JSON, TEXT, V2, Broker, append, stored
 from tests.service.instances import created, subscribed
+from tests.service.test_rights import address
 from tidelog.service.http.content_coding import BadEncoding, coding_of_answer, packed, unpack
 from tidelog.service.http.media_types import is_served
 from tidelog.service.http.route import V2 as V2_DIALECT
 from tidelog.service.routes import fetch, topics
 from tidelog.service.server.router import APP_ROUTES, HOT_ROUTES
-from tidelog.storage.store.memory import MemoryStore
 
 PATH = "/topics/t/partitions/0/records"
 ORIGIN = "https://app.example.com"
@@ -38,28 +27,14 @@ BODY = b'{"records":[{"value":1}]}'
 MIB = 1024 * 1024
 
 
-@pytest.fixture
-async def broker() -> AsyncIterator[Broker]:
-    store = MemoryStore()
-    async with broker_on(
-        store, request_bytes_max=2 * MIB, cors_origins=f"{ORIGIN};http://b"
-    ) as running_broker:
-        await running_broker.log.create_topic("t", 1, {})
-        yield running_broker
-    await store.close()
+pytestmark = pytest.mark.broker(
+    topics={"t": 1}, request_bytes_max=2 * MIB, cors_origins=f"{ORIGIN};http://b"
+)
 
 
 def zstd(body: bytes) -> bytes:
     packed: bytes = pa.compress(body, codec="zstd", asbytes=True)
     return packed
-
-
-def filled(broker: Broker, path: str) -> str:
-    """The path of a route with the names of what exists."""
-    cluster = broker.log.identity.cluster_id
-    for name, text in (("cluster_id", cluster), ("topic_name", "t"), ("partition_id", "0")):
-        path = path.replace(f"{{{name}}}", text)
-    return re.sub(r"\{[^}]*\}", "x", path)
 
 
 # -- HEAD and OPTIONS
@@ -70,7 +45,7 @@ async def test_every_path_names_its_methods(broker: Broker) -> None:
     for route in (*HOT_ROUTES, *APP_ROUTES):
         methods.setdefault(route.paths[0], set()).add(route.method)
     for path, own in methods.items():
-        answer = await broker.http.options(filled(broker, path))
+        answer = await broker.http.options(address(path, broker))
         assert (answer.status_code, answer.content) == (204, b""), path
         allowed = set(answer.headers["allow"].split(", "))
         assert allowed >= own | {"OPTIONS"}, path
@@ -78,7 +53,7 @@ async def test_every_path_names_its_methods(broker: Broker) -> None:
     assert (await broker.http.options("/nowhere")).status_code == 404
 
 
-async def test_head_reads_no_record_of_an_instance(broker: Broker) -> None:
+async def test_head_reads_no_record_of_instance(broker: Broker) -> None:
     await append(broker.log, b"0", b"1")
     instance = await subscribed(broker)
     answer = await instance("HEAD", "/records", accept=JSON)
@@ -86,15 +61,21 @@ async def test_head_reads_no_record_of_an_instance(broker: Broker) -> None:
     assert await instance.read() == [0, 1]
 
 
-async def test_head_of_a_follower_ends(broker: Broker) -> None:
+async def test_head_of_follower_ends(broker: Broker) -> None:
     answer = await broker.http.head(PATH, headers={"accept": "text/event-stream"})
     assert (answer.status_code, answer.content) == (200, b"")
     assert answer.headers["content-type"] == "text/event-stream"
 
 
-async def test_head_and_get_over_a_socket(broker: Broker) -> None:
+async def test_head_is_get_without_body(broker: Broker, port: int) -> None:
     await append(broker.log, b"1")
-    async with listening(broker.app) as port, httpx.AsyncClient(trust_env=False) as http:
+    paths = ("/", "/healthy", "/ready", "/metrics", "/topics", "/topics/t", "/v3/clusters", PATH)
+    for path in (*paths, "/nowhere"):
+        got, head = await broker.http.get(path), await broker.http.head(path)
+        assert head.status_code == got.status_code == (404 if path == "/nowhere" else 200)
+        assert head.content == b""
+        assert head.headers["content-type"] == got.headers["content-type"]
+    async with httpx.AsyncClient(trust_env=False) as http:
         for path in ("/topics", "/nowhere"):
             url = f"http://127.0.0.1:{port}{path}"
             head, got = await http.head(url), await http.get(url)
@@ -106,14 +87,14 @@ async def test_head_and_get_over_a_socket(broker: Broker) -> None:
 @pytest.mark.parametrize("accept", [TEXT, "text/event-stream"])
 @pytest.mark.parametrize("path", ["/topics/t/records", PATH])
 async def test_head_reads_and_encodes_no_record(
-    broker: Broker, monkeypatch: pytest.MonkeyPatch, path: str, accept: str
+    broker: Broker, port: int, monkeypatch: pytest.MonkeyPatch, path: str, accept: str
 ) -> None:
     if (path, accept) == ("/topics/t/records", TEXT):
         accept = "application/x-ndjson"
     await append(broker.log, b"1", b"2")
     monkeypatch.setattr(fetch, "encode", None)
     monkeypatch.setattr(broker.log, "fetch", None)
-    async with listening(broker.app) as port, httpx.AsyncClient(trust_env=False) as http:
+    async with httpx.AsyncClient(trust_env=False) as http:
         url = f"http://127.0.0.1:{port}{path}"
         query = {"offset": "earliest", "follow": "true"}
         answer = await http.head(url, params=query, headers={"accept": accept})
@@ -131,7 +112,7 @@ async def test_head_reads_and_encodes_no_record(
 
 @pytest.mark.parametrize(("coding", "pack"), [("gzip", gzip.compress), ("zstd", zstd)])
 @pytest.mark.parametrize("path", ["/topics/t", "/topics/t/partitions/0"])
-async def test_a_packed_body_is_taken(broker: Broker, path: str, coding: str, pack: Any) -> None:
+async def test_packed_body_is_taken(broker: Broker, path: str, coding: str, pack: Any) -> None:
     headers = {"content-type": JSON, "content-encoding": coding}
     answer = await broker.http.post(path, content=pack(BODY), headers=headers)
     assert answer.status_code == 200, answer.text
@@ -139,19 +120,25 @@ async def test_a_packed_body_is_taken(broker: Broker, path: str, coding: str, pa
 
 
 @pytest.mark.parametrize(("coding", "pack"), [("gzip", gzip.compress), ("zstd", zstd)])
-async def test_a_packed_stream_of_records_is_taken(broker: Broker, coding: str, pack: Any) -> None:
-    path = f"/v3/clusters/{broker.log.identity.cluster_id}/topics/t/records"
+async def test_packed_body_of_any_route_is_taken(broker: Broker, coding: str, pack: Any) -> None:
+    path = f"{broker.v3}/topics/t/records"
     records = b'{"value":{"type":"JSON","data":1}}{"value":{"type":"JSON","data":2}}'
-    answer = await broker.http.post(
-        path, content=pack(records), headers={"content-encoding": coding}
-    )
+    packed = {"content-encoding": coding}
+    answer = await broker.http.post(path, content=pack(records), headers=packed)
     assert [json.loads(line)["error_code"] for line in answer.text.splitlines()] == [200, 200]
     assert [row["value"] for row in await stored(broker.log)] == [b"1", b"2"]
+    for path, kind, body, status in (
+        ("/consumers/g", V2, b'{"format":"json"}', 200),
+        ("/admin/topics", "application/json", b'{"topic_name":"u","partitions_count":1}', 201),
+    ):
+        headers = packed | {"content-type": kind}
+        answer = await broker.http.post(path, content=pack(body), headers=headers)
+        assert answer.status_code == status, answer.text
 
 
 @pytest.mark.parametrize("path", ["/topics/t", "/consumers/g", "/admin/topics"])
 @pytest.mark.parametrize(("coding", "pack"), [("gzip", gzip.compress), ("zstd", zstd)])
-async def test_a_bomb_is_too_large(broker: Broker, path: str, coding: str, pack: Any) -> None:
+async def test_bomb_is_too_large(broker: Broker, path: str, coding: str, pack: Any) -> None:
     body = pack(b" " * (64 * MIB))
     assert len(body) < MIB
     headers = {"content-type": "application/json", "content-encoding": coding}
@@ -193,15 +180,12 @@ async def test_another_coding_is_refused_as_one(
         (b"gzip, zstd", b"zstd", b""),
         (b"gzip;q=1.0, zstd;q=0.5", b"gzip", b""),
         (b"zstd, identity;q=0", b"zstd", b"zstd"),
-        (b"gzip, *;q=0", b"gzip", b"gzip"),
-        (b"*", b"zstd", b""),
-        (b"br, identity;q=0", b"", b""),
-        (b"gzip;q=0", b"", b""),
-        (b"gzip;q=x,,;", b"gzip", b""),
-        (b"", b"", b""),
+        *((b"gzip, *;q=0", b"gzip", b"gzip"), (b"*", b"zstd", b"")),
+        *((b"br, identity;q=0", b"", b""), (b"gzip;q=0", b"", b"")),
+        *((b"gzip;q=x,,;", b"gzip", b""), (b"", b"", b"")),
     ],
 )
-def test_what_a_client_accepts(accepted: bytes, of_app: bytes, of_hot: bytes) -> None:
+def test_what_client_accepts(accepted: bytes, of_app: bytes, of_hot: bytes) -> None:
     assert coding_of_answer(accepted, is_hot=False) == of_app
     assert coding_of_answer(accepted, is_hot=True) == of_hot
 
@@ -227,7 +211,7 @@ async def test_large_answers_are_packed_for_clients_that_accept_it(broker: Broke
     assert len(json.loads(content)[0]["value"]) == 50_000
 
 
-def test_a_gzip_answer_is_gzip() -> None:
+def test_gzip_answer_is_gzip() -> None:
     from tidelog.service.http.content_coding import _gzip
 
     assert zlib.decompress(_gzip(BODY), 31) == BODY
@@ -236,7 +220,7 @@ def test_a_gzip_answer_is_gzip() -> None:
 # -- CORS
 
 
-async def test_a_page_of_an_allowed_origin_may_read_and_write(broker: Broker) -> None:
+async def test_page_of_allowed_origin_may_read_and_write(broker: Broker) -> None:
     asked = {"origin": ORIGIN, "access-control-request-method": "POST"}
     answer = await broker.http.options("/topics/t", headers=asked)
     assert answer.status_code == 204
@@ -254,7 +238,7 @@ async def test_a_page_of_an_allowed_origin_may_read_and_write(broker: Broker) ->
         assert "access-control-allow-credentials" not in answer.headers
 
 
-async def test_a_page_of_another_origin_may_not(broker: Broker) -> None:
+async def test_page_of_another_origin_may_not(broker: Broker) -> None:
     for origin in ("https://evil.example.com", f"{ORIGIN}.evil.com", "null", ORIGIN.upper()):
         asked = {"origin": origin, "access-control-request-method": "POST"}
         answer = await broker.http.options("/topics/t", headers=asked)
@@ -265,10 +249,10 @@ async def test_a_page_of_another_origin_may_not(broker: Broker) -> None:
     assert await stored(broker.log) == []
 
 
-async def test_without_the_setting_no_origin_is_allowed() -> None:
-    async with broker_on(MemoryStore()) as broker:
-        answer = await broker.http.get("/topics", headers={"origin": ORIGIN})
-        assert "access-control-allow-origin" not in answer.headers
+@pytest.mark.broker(cors_origins="")
+async def test_without_setting_no_origin_is_allowed(broker: Broker) -> None:
+    answer = await broker.http.get("/topics", headers={"origin": ORIGIN})
+    assert "access-control-allow-origin" not in answer.headers
 
 
 # -- request ids
@@ -277,7 +261,7 @@ async def test_without_the_setting_no_origin_is_allowed() -> None:
 @pytest.mark.parametrize(
     "path", ["/topics", PATH, "/topics/none", "/topics/none/partitions/0/records"]
 )
-async def test_the_id_of_a_request_is_returned(broker: Broker, path: str) -> None:
+async def test_id_of_request_is_returned(broker: Broker, path: str) -> None:
     answer = await broker.http.get(path, headers={"x-request-id": "a-b/c.1"})
     assert answer.headers["x-request-id"] == "a-b/c.1"
     assert answer.headers.get_list("x-request-id") == ["a-b/c.1"]
@@ -285,16 +269,14 @@ async def test_the_id_of_a_request_is_returned(broker: Broker, path: str) -> Non
 
 @pytest.mark.parametrize("path", ["/topics/none", "/topics/none/partitions/0/records"])
 @pytest.mark.parametrize("headers", [{}, {"x-request-id": "a b"}, {"x-request-id": "x" * 129}])
-async def test_an_error_always_has_an_id(
-    broker: Broker, path: str, headers: dict[str, str]
-) -> None:
+async def test_error_always_has_id(broker: Broker, path: str, headers: dict[str, str]) -> None:
     answers = [await broker.http.get(path, headers=headers) for _ in range(2)]
     ids = {answer.headers["x-request-id"] for answer in answers}
     assert len(ids) == 2
     assert not ids & set(headers.values())
 
 
-async def test_the_log_names_the_request(
+async def test_log_names_request(
     broker: Broker, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(topics, "_partitions", None)  # a bug
@@ -326,20 +308,20 @@ async def test_the_log_names_the_request(
         (b"application/json;q=0.0, text/html", False),
     ],
 )
-def test_the_types_of_an_accept(accept: bytes, is_one: bool) -> None:
+def test_types_of_accept(accept: bytes, is_one: bool) -> None:
     assert is_served(accept, V2_DIALECT.served) is is_one
 
 
 # -- bodies
 
 
-async def test_no_route_takes_an_unknown_field(broker: Broker) -> None:
+async def test_no_route_takes_unknown_field(broker: Broker) -> None:
     instance = await created(broker)
     checked = 0
     for route in HOT_ROUTES:
         if route.doc.body is None or not route.doc.body.example:
             continue
-        path = filled(broker, route.paths[0])
+        path = address(route.paths[0], broker)
         if "instances" in path:
             path = instance.path + route.path.partition("{instance}")[2]
         body = json.dumps({**route.doc.body.example, "misspelt": 1})
@@ -372,13 +354,13 @@ async def test_every_body_of_fastapi_refuses_unknown_fields(broker: Broker) -> N
 # -- links
 
 
-async def test_links_begin_with_the_advertised_url() -> None:
-    async with broker_on(MemoryStore(), advertised_url="https://log.example.com:8443/a/") as broker:
-        answer = await broker.http.post("/consumers/g", json={"name": "i"})
-        expected = "https://log.example.com:8443/a/consumers/g/instances/i"
-        assert answer.json()["base_uri"] == expected
-        clusters = (await broker.http.get("/v3/clusters")).json()
-        assert clusters["metadata"]["self"] == "https://log.example.com:8443/a/v3/clusters"
+@pytest.mark.broker(advertised_url="https://log.example.com:8443/a/")
+async def test_links_begin_with_advertised_url(broker: Broker) -> None:
+    answer = await broker.http.post("/consumers/g", json={"name": "i"})
+    expected = "https://log.example.com:8443/a/consumers/g/instances/i"
+    assert answer.json()["base_uri"] == expected
+    clusters = (await broker.http.get("/v3/clusters")).json()
+    assert clusters["metadata"]["self"] == "https://log.example.com:8443/a/v3/clusters"
 
 
 @pytest.mark.parametrize("coding", [b"gzip", b"zstd"])
@@ -398,3 +380,57 @@ async def test_bodies_that_do_not_unpack_leave_no_memory(coding: bytes) -> None:
     finally:
         tracemalloc.stop()
     assert grown < 1 << 18
+
+
+# -- paths
+
+RECORD = {"value": {"type": "JSON", "data": 1}, "partition_id": 0}
+COMMITTED = {
+    "consumer_groups": [
+        {"consumer_group_id": "g", "offsets": [{"topic_name": "t", "partition_id": 0, "offset": 5}]}
+    ]
+}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        *(
+            (path, {"records": [{"value": "MQ==", "partition": 0}]})
+            for path in ("/topics/t/", "//topics/t", "///topics//t//", "/topics/t/partitions/0/")
+        ),
+        *((path, None) for path in ("/topics/", "//topics", "///topics//", "/topics//")),
+        *(
+            (f"{mount}/clusters/{{cluster}}/topics/t/records/", RECORD)
+            for mount in ("/v3", "/kafka/v3", "//v3", "/kafka//v3")
+        ),
+        *(
+            (f"{mount}/clusters/{{cluster}}/transactions/", COMMITTED)
+            for mount in ("/v3", "/kafka/v3", "//v3")
+        ),
+    ],
+)
+async def test_slashes_and_mounts_do_not_matter(broker: Broker, path: str, body: Any) -> None:
+    cluster = broker.log.identity.cluster_id
+    url = f"http://tide:8082{path.format(cluster=cluster)}"
+    if body is None:
+        answer = await broker.http.get(url)
+        assert (answer.status_code, answer.json()) == (200, ["t"])
+        return
+    answer = await broker.http.post(url, json=body)
+    assert answer.status_code == 200, answer.text
+    if body is COMMITTED:
+        base = f"{url.removesuffix('/transactions/')}/consumer-groups/g/offsets"
+        assert (await broker.http.get(base)).json() == {
+            "kind": "TidelogConsumerGroupOffsetList",
+            "metadata": {
+                "self": f"http://tide:8082{httpx.URL(base).path.replace('//', '/')}",
+                "next": None,
+            },
+            "cluster_id": cluster,
+            "consumer_group_id": "g",
+            "data": [{**COMMITTED["consumer_groups"][0]["offsets"][0], "metadata": ""}],
+        }
+    else:
+        answer = await broker.http.get("http://tide:8082//topics/t//partitions/0/records/")
+        assert len(answer.json()) == 1

@@ -49,7 +49,7 @@ async def assert_true(log: Log, records: list[dict[str, Any]], answer: httpx.Res
 
 
 @pytest.mark.parametrize("name", BODIES)
-async def test_a_retry_gets_the_first_answer(broker: Broker, topic: str, name: str) -> None:
+async def test_retry_gets_first_answer(broker: Broker, topic: str, name: str) -> None:
     first = await post(broker.http, BODIES[name], key="a")
     before = ends(broker.log)
     await assert_true(broker.log, BODIES[name], first)
@@ -61,7 +61,7 @@ async def test_a_retry_gets_the_first_answer(broker: Broker, topic: str, name: s
 
 
 @pytest.mark.parametrize("name", BODIES)
-async def test_a_retry_is_parted_as_the_first_was(store: MemoryStore, name: str) -> None:
+async def test_retry_is_parted_as_first_was(store: MemoryStore, name: str) -> None:
     for turn, (before, after) in enumerate([(1, 2), (2, 3), (3, 7), (4, 64)]):
         async with broker_on(store) as broker, broker_on(store, "b2") as other:
             if turn:
@@ -77,7 +77,7 @@ async def test_a_retry_is_parted_as_the_first_was(store: MemoryStore, name: str)
             assert sum(ends(broker.log)) == len(BODIES[name])
 
 
-async def test_the_same_partitions_with_other_records_are_not_the_same(
+async def test_same_partitions_with_other_records_are_not_same(
     store: MemoryStore,
 ) -> None:
     # Both ways of parting name partitions 0 and 1, in this order, with two records each.
@@ -105,7 +105,7 @@ async def test_arrow_is_remembered_too(broker: Broker, topic: str) -> None:
     assert sum(ends(broker.log)) == 20
 
 
-async def test_a_key_stands_for_one_request(broker: Broker, topic: str) -> None:
+async def test_key_stands_for_one_request(broker: Broker, topic: str) -> None:
     await broker.log.create_topic("u", 3, {})
     await post(broker.http, KEYED, key="a", path="/topics/t/partitions/1")
     before = ends(broker.log)
@@ -123,9 +123,7 @@ async def test_a_key_stands_for_one_request(broker: Broker, topic: str) -> None:
     assert ends(broker.log, "u") == [0, 0, 0]
 
 
-async def test_the_same_bytes_of_another_format_are_another_request(
-    broker: Broker, topic: str
-) -> None:
+async def test_same_bytes_of_another_format_are_another_request(broker: Broker, topic: str) -> None:
     record = {"value": "aGk=", "partition": 0}
     await post(broker.http, [record], BINARY, key="a")
     assert "key" in assert_refused(await post(broker.http, [record], JSON, key="a"), 422, 422)
@@ -134,24 +132,23 @@ async def test_the_same_bytes_of_another_format_are_another_request(
     assert placed(await post(broker.http, [record], "application/json", key="a")) == [(0, 0)]
 
 
-async def test_a_refused_request_leaves_its_key_free(broker: Broker, topic: str) -> None:
+async def test_refused_request_leaves_its_key_free(broker: Broker, topic: str) -> None:
     assert (await post(broker.http, [{"value": 1, "partition": 9}], key="a")).status_code == 404
     assert placed(await post(broker.http, [{"value": 1, "partition": 2}], key="a")) == [(2, 0)]
 
 
 @pytest.mark.parametrize("name", ["keyless", "keyed"])
-async def test_duplicates_at_once_are_one(store: MemoryStore, name: str) -> None:
-    async with broker_on(store) as broker, broker_on(store, "b2") as other:
-        await broker.log.create_topic("t", 5, {})
-        answers = await asyncio.gather(
-            *(
-                post(receiver.http, BODIES[name], key="a")
-                for receiver in (broker, other, broker, other) * 3
-            )
+async def test_duplicates_at_once_are_one(broker: Broker, other: Broker, name: str) -> None:
+    await broker.log.create_topic("t", 5, {})
+    answers = await asyncio.gather(
+        *(
+            post(receiver.http, BODIES[name], key="a")
+            for receiver in (broker, other, broker, other) * 3
         )
-        assert {answer.content for answer in answers} == {answers[0].content}
-        await assert_true(other.log, BODIES[name], answers[0])
-        assert sum(ends(broker.log)) == len(BODIES[name])
+    )
+    assert {answer.content for answer in answers} == {answers[0].content}
+    await assert_true(other.log, BODIES[name], answers[0])
+    assert sum(ends(broker.log)) == len(BODIES[name])
 
 
 async def test_concurrent_requests_with_one_key_and_other_bodies_are_refused(
@@ -164,36 +161,34 @@ async def test_concurrent_requests_with_one_key_and_other_bodies_are_refused(
     assert ends(broker.log) == [1, 0, 0]
 
 
-async def test_a_retry_meets_the_first_under_way(store: MemoryStore) -> None:
-    faulty = FaultyStore(store)
-    async with broker_on(faulty) as broker:
-        await broker.log.create_topic("t", 2, {})
-        gate = faulty.hold("create", object_keys.wal(broker.log.state.seq + 1), is_after=True)
-        first = asyncio.create_task(post(broker.http, KEYED, key="a"))
-        await gate.reached.wait()
-        first.cancel()  # the client gave up
-        await asyncio.gather(first, return_exceptions=True)
-        again = asyncio.create_task(post(broker.http, KEYED, key="a"))
-        await asyncio.sleep(0.01)
-        gate.opened.set()
-        await assert_true(broker.log, KEYED, await again)
-        assert sum(ends(broker.log)) == len(KEYED)
+@pytest.mark.broker(topics={"t": 2})
+async def test_retry_meets_first_under_way(broker: Broker, faulty: FaultyStore) -> None:
+    gate = faulty.hold("create", object_keys.wal(broker.log.state.seq + 1), is_after=True)
+    first = asyncio.create_task(post(broker.http, KEYED, key="a"))
+    await gate.reached.wait()
+    first.cancel()  # the client gave up
+    await asyncio.gather(first, return_exceptions=True)
+    again = asyncio.create_task(post(broker.http, KEYED, key="a"))
+    await asyncio.sleep(0.01)
+    gate.opened.set()
+    await assert_true(broker.log, KEYED, await again)
+    assert sum(ends(broker.log)) == len(KEYED)
 
 
-async def test_a_lost_answer_is_found_again(store: MemoryStore) -> None:
-    faulty = FaultyStore(store)
-    async with broker_on(faulty, produce_timeout_ms=100) as broker:
-        await broker.log.create_topic("t", 2, {})
-        gate = faulty.hold("create", object_keys.wal(broker.log.state.seq + 1), is_after=True)
-        answer = await post(broker.http, KEYED, key="a")
-        assert "Idempotency-Key" in assert_refused(answer, 504, 50003)
-        gate.opened.set()
-        async with broker_on(store, "b2") as other:
-            await assert_true(other.log, KEYED, await post(other.http, KEYED, key="a"))
-            assert sum(ends(other.log)) == len(KEYED)
+@pytest.mark.broker(topics={"t": 2}, produce_timeout_ms=100)
+async def test_lost_answer_is_found_again(
+    broker: Broker, faulty: FaultyStore, store: MemoryStore
+) -> None:
+    gate = faulty.hold("create", object_keys.wal(broker.log.state.seq + 1), is_after=True)
+    answer = await post(broker.http, KEYED, key="a")
+    assert "Idempotency-Key" in assert_refused(answer, 504, 50003)
+    gate.opened.set()
+    async with broker_on(store, "b2") as other:
+        await assert_true(other.log, KEYED, await post(other.http, KEYED, key="a"))
+        assert sum(ends(other.log)) == len(KEYED)
 
 
-async def test_keys_outlive_the_broker(store: MemoryStore) -> None:
+async def test_keys_outlive_broker(store: MemoryStore) -> None:
     async with broker_on(store) as broker:
         await broker.log.create_topic("t", 3, {})
         first = await post(broker.http, KEYLESS, key="a")
@@ -216,7 +211,7 @@ async def test_acks_1_and_0_take_keys(broker: Broker, topic: str) -> None:
 
 
 @pytest.mark.parametrize("key", [b"", b'""', b"k" * 256, b"a\tb", b"a\x01", b"\xa0", b"\x7f"])
-async def test_a_bad_key_is_refused(broker: Broker, topic: str, key: bytes) -> None:
+async def test_bad_key_is_refused(broker: Broker, topic: str, key: bytes) -> None:
     headers = {"content-type": JSON, "idempotency-key": key}
     body = json.dumps({"records": KEYED})
     cluster = broker.log.identity.cluster_id
@@ -230,7 +225,7 @@ async def test_a_bad_key_is_refused(broker: Broker, topic: str, key: bytes) -> N
     assert ends(broker.log) == [0, 0, 0]
 
 
-async def test_a_quoted_key_is_the_key(broker: Broker, topic: str) -> None:
+async def test_quoted_key_is_key(broker: Broker, topic: str) -> None:
     first = await post(broker.http, KEYED, key='"a b"')
     assert (await post(broker.http, KEYED, key="a b")).content == first.content
     assert placed(await post(broker.http, KEYED, key="k" * 255))
@@ -239,14 +234,10 @@ async def test_a_quoted_key_is_the_key(broker: Broker, topic: str) -> None:
 # -- v3
 
 
-def v3(broker: Broker, last: str) -> str:
-    return f"/v3/clusters/{broker.log.identity.cluster_id}/topics/t/{last}"
-
-
 async def stream(broker: Broker, records: list[Any], key: str = "a") -> list[Any]:
     body = "".join(map(json.dumps, records))
     headers = {"idempotency-key": key}
-    answer = await broker.http.post(v3(broker, "records"), content=body, headers=headers)
+    answer = await broker.http.post(f"{broker.v3}/topics/t/records", content=body, headers=headers)
     assert answer.status_code == 200
     return [json.loads(line) for line in answer.text.splitlines()]
 
@@ -255,7 +246,7 @@ def v3_record(n: int, **more: Any) -> dict[str, Any]:
     return {"value": {"type": "JSON", "data": n}, "timestamp": "2021-02-05T19:14:42Z", **more}
 
 
-async def test_records_of_a_stream_are_remembered_one_by_one(store: MemoryStore) -> None:
+async def test_records_of_stream_are_remembered_one_by_one(store: MemoryStore) -> None:
     records = [v3_record(n) for n in range(8)]
     async with broker_on(store) as broker:
         await broker.log.create_topic("t", 3, {})
@@ -272,21 +263,23 @@ async def test_records_of_a_stream_are_remembered_one_by_one(store: MemoryStore)
         assert sum(ends(broker.log)) == 8
 
 
-async def test_a_record_that_is_refused_counts(broker: Broker, topic: str) -> None:
+async def test_record_that_is_refused_counts(broker: Broker, topic: str) -> None:
     bad = {"value": {"type": "JSON", "data": 1}, "partition_id": 9}
     first = await stream(broker, [v3_record(0), bad, v3_record(2)])
     assert [report["error_code"] for report in first] == [200, 40402, 200]
     assert await stream(broker, [v3_record(0), bad, v3_record(2)]) == first
 
 
-async def test_entries_of_a_batch_are_remembered_by_id(store: MemoryStore) -> None:
+async def test_entries_of_batch_are_remembered_by_id(store: MemoryStore) -> None:
     async with broker_on(store) as broker:
         await broker.log.create_topic("t", 3, {})
 
     async def batch(broker: Broker, ids: list[int]) -> dict[str, Any]:
         body = {"entries": [v3_record(n, id=str(n)) for n in ids]}
         headers = {"idempotency-key": "a"}
-        answer = await broker.http.post(v3(broker, "records:batch"), json=body, headers=headers)
+        answer = await broker.http.post(
+            f"{broker.v3}/topics/t/records:batch", json=body, headers=headers
+        )
         assert answer.status_code == 207
         assert not answer.json()["failures"]
         return {success["id"]: success for success in answer.json()["successes"]}

@@ -7,15 +7,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import httpx
-import pytest
-from uvicorn.server import ServerState
 
 from tests.service.conftest import JSON
-from tests.service.virtual_connections import Connection, peer_port, served
 from tests.support.broker import Broker
-from tests.support.vloop import run
-from tidelog.service.peers import listener
-from tidelog.service.peers.client import VITALS
 
 CONNECTIONS = 20
 FILES = 128
@@ -42,13 +36,13 @@ def few_files(count: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_health_is_answered_at_the_bound_of_connections(tmp_path: Path) -> None:
+def test_health_is_answered_at_bound_of_connections(tmp_path: Path) -> None:
     tuning = {"service": {"connections_max": CONNECTIONS}}
     with Broker(tmp_path, tuning=tuning) as broker, idle(broker, CONNECTIONS + 5):
         assert [httpx.get(broker.base_url + path).status_code for path in HEALTH] == [200] * 3
 
 
-def test_idle_connections_leave_descriptors_for_the_wal(tmp_path: Path) -> None:
+def test_idle_connections_leave_descriptors_for_wal(tmp_path: Path) -> None:
     with ExitStack() as cleanup:
         with few_files(FILES):
             broker = cleanup.enter_context(Broker(tmp_path))
@@ -62,29 +56,3 @@ def test_idle_connections_leave_descriptors_for_the_wal(tmp_path: Path) -> None:
 def produce(client: httpx.Client) -> int:
     body = '{"records":[{"value":1}]}'
     return client.post("/topics/t", content=body, headers={"content-type": JSON}).status_code
-
-
-def test_strangers_do_not_lock_out_peers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listener, "CONNECTIONS_MAX", CONNECTIONS)
-
-    async def main() -> None:
-        async with served() as broker:
-            config, server = peer_port(broker), ServerState()
-            token = broker.log.membership.me.token.encode()
-            head = b"POST %b HTTP/1.1\r\nHost: x\r\n" % VITALS.encode()
-            with ExitStack() as cleanup:
-                for _ in range(CONNECTIONS + 5):
-                    stranger = Connection(config, server)
-                    cleanup.callback(stranger.end)
-                    await stranger.send(head)
-                peer = Connection(config, server)
-                cleanup.callback(peer.end)
-                await peer.send(
-                    head + b"Authorization: Bearer %b\r\nContent-Length: 0\r\n\r\n" % token
-                )
-                status = await peer.status()
-                text = bytes(peer.transport.written)
-                # This broker serves no vitals: its own answer says so.
-                assert status == 200 or b"no consumer groups and no reports" in text
-
-    run(main)

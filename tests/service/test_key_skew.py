@@ -8,7 +8,7 @@ from tidelog.service.cli.topics import skew_of
 from tidelog.storage.codec.murmur2 import partition_of
 
 
-def test_a_hot_key_and_its_salts() -> None:
+def test_hot_key_and_its_salts() -> None:
     sample = Counter({(b"hot", partition_of(b"hot", 8)): 800})
     for number in range(200):
         key = b"k%d" % number
@@ -22,13 +22,13 @@ def test_a_hot_key_and_its_salts() -> None:
     assert skew.average <= skew.salted_share < 0.35
 
 
-def test_one_salt_only_moves_the_key() -> None:
+def test_one_salt_only_moves_key() -> None:
     skew = skew_of(Counter({(b"a", 0): 10}), 4, top=5, salts=1)
     assert skew is not None
     assert skew.salted_share == 1.0
 
 
-def test_records_without_a_key_have_no_salt() -> None:
+def test_records_without_key_have_no_salt() -> None:
     skew = skew_of(Counter({(None, 0): 3, (None, 1): 1}), 2, top=5, salts=4)
     assert skew is not None
     assert (skew.keys, skew.top, skew.share) == (0, [], 0.75)

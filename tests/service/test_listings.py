@@ -2,7 +2,7 @@
 none holds the event loop, even if the cluster's state is at its bounds."""
 
 import typing
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from starlette.responses import Response
 
 from tests.service.conftest import Broker
-from tests.service.keyed import ADMIN, secured
+from tests.service.keyed import ADMIN, SETTINGS
 from tests.service.test_rights import DECLARED, address, inside
 from tidelog.service.http.paging import page_of_query
 from tidelog.service.server.router import HOT_ROUTES
@@ -26,7 +26,6 @@ from tidelog.storage.state.group_members import GROUP_PARTITIONS_MAX, MEMBERS_OF
 from tidelog.storage.state.group_types import ConsumerGroup, GroupMember
 from tidelog.storage.state.partition import Partition
 from tidelog.storage.state.shares import PARTITIONS_MAX, TOPICS_MAX
-from tidelog.storage.store.memory import MemoryStore
 
 CLUSTER = "/clusters/{cluster_id}"
 INSTANCE = "/consumers/{consumer_group_id}/instances/{instance}"
@@ -110,13 +109,10 @@ def served(broker: Broker) -> dict[str, APIRoute]:
     return {path: routes[DECLARED["GET", path].paths[0]] for path in READ if path not in HOT}
 
 
-@pytest.fixture
-async def broker() -> AsyncIterator[Broker]:
-    async with secured(MemoryStore()) as broker:
-        yield broker
+pytestmark = pytest.mark.broker(**SETTINGS)
 
 
-async def test_each_route_of_a_list_has_pages_or_a_reason(broker: Broker) -> None:
+async def test_each_route_of_list_has_pages_or_reason(broker: Broker) -> None:
     routes = served(broker)
     paged = {path for path, route in routes.items() if has_pages(route.dependant)}
     lists = {path for path in READ if path in HOT}
@@ -174,7 +170,7 @@ def paths(broker: Broker) -> Iterator[str]:
             yield address(changed.replace("{path:path}", "app.js"), broker)
 
 
-async def test_no_read_holds_the_loop_at_the_bounds_of_the_state(broker: Broker) -> None:
+async def test_no_read_holds_loop_at_bounds_of_state(broker: Broker) -> None:
     await broker.log.create_topic("t", 1, {})
     fill(broker.log.state)
     wrong = []
@@ -185,27 +181,3 @@ async def test_no_read_holds_the_loop_at_the_bounds_of_the_state(broker: Broker)
     assert not wrong
     # No checkpoint of this state: it would be encoded in one callback (storage/DESIGN.md 12.2).
     broker.log.wal._checkpoints.on_loaded(broker.log.state.seq)
-
-
-@pytest.mark.parametrize("size", [1, 2, 7])
-@pytest.mark.parametrize("path", ["keys", "quotas", "topics", "groups"])
-async def test_pages_of_tidelogs_own_lists(broker: Broker, path: str, size: int) -> None:
-    state = broker.log.state
-    for name in "cab":
-        await broker.log.create_topic(name, 1, {})
-        await broker.log.create_key(f"User:{name}")
-        state.access.quotas[f"User:{name}"] = {"members": 5}
-        topic_id = state.topic(name).topic_id
-        state.committed_offsets._keep(f"g{name}", topic_id, CommittedOffset(0, 0, -1, "", 0))
-    url: str | None = f"/tidelog/v1/{path}"
-    whole = (await broker.http.get(url, headers=ADMIN)).json()
-    assert whole["metadata"] == {"self": f"http://tide:8082/tidelog/v1/{path}", "next": None}
-    items: list[Any] = []
-    url += f"?page_size={size}"
-    while url:
-        answer = (await broker.http.get(url, headers=ADMIN)).json()
-        assert len(answer["data"]) == size or answer["metadata"]["next"] is None
-        items += answer["data"]
-        url = answer["metadata"]["next"]
-    assert items == whole["data"]
-    assert len(items) == 3

@@ -19,7 +19,7 @@ def event(message: str, *args: object, exc_info: Any = None) -> dict[str, Any]:
     return dict(json.loads(line))
 
 
-def test_an_event_has_a_time_a_level_and_the_message() -> None:
+def test_event_has_time_level_and_message() -> None:
     said = event("%s of %d", "one", 2)
     assert said.pop("process") > 0
     assert said == {
@@ -31,11 +31,11 @@ def test_an_event_has_a_time_a_level_and_the_message() -> None:
 
 
 @pytest.mark.parametrize("text", ["two\nlines", 'a "quote"', "\ud800 half", "\x00\x1b[31m"])
-def test_whatever_a_message_holds_is_one_line(text: str) -> None:
+def test_whatever_message_holds_is_one_line(text: str) -> None:
     assert event("%s", text)["message"] == text.replace("\ud800", "?")
 
 
-def test_the_fields_of_a_request_are_fields_of_its_event() -> None:
+def test_fields_of_request_are_fields_of_its_event() -> None:
     record = logging.LogRecord("tidelog.http", logging.ERROR, "f", 1, "it failed", (), None)
     record.fields = {"request_id": "r-17", "topic": "\ud800t", "status": 503}
     said = json.loads(JsonFormatter().format(record))
@@ -43,7 +43,7 @@ def test_the_fields_of_a_request_are_fields_of_its_event() -> None:
     assert said["message"] == "it failed"
 
 
-def test_a_traceback_is_part_of_its_event() -> None:
+def test_traceback_is_part_of_its_event() -> None:
     try:
         raise ValueError("two\nlines")
     except ValueError:
@@ -52,7 +52,7 @@ def test_a_traceback_is_part_of_its_event() -> None:
     assert "two\nlines" in said["exception"]
 
 
-def test_a_start_that_fails_is_an_event_too() -> None:
+def test_start_that_fails_is_event_too() -> None:
     done = tidelog("serve", "/dev/null/none", "--log-format", "json", "--port", "0", status=3)
     (line,) = done.stderr.decode().splitlines()
     said = json.loads(line)

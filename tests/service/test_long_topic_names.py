@@ -62,7 +62,7 @@ async def create_as_before(log: Log, name: str = LONG) -> None:
 
 @pytest.mark.parametrize("length", [223, 230, 249, 250])
 @pytest.mark.parametrize("open_store", [lambda _: MemoryStore(), FolderStore])
-async def test_a_name_that_no_folder_can_have_is_refused(
+async def test_name_that_no_folder_can_have_is_refused(
     tmp_path: Path, open_store: Callable[[Path], ObjectStore], length: int
 ) -> None:
     store = open_store(tmp_path)
@@ -77,7 +77,7 @@ async def test_a_name_that_no_folder_can_have_is_refused(
         await store.close()
 
 
-async def test_the_longest_name_is_sealed_on_a_folder(tmp_path: Path) -> None:
+async def test_longest_name_is_sealed_on_folder(tmp_path: Path) -> None:
     async with log_on(tmp_path) as log:
         await log.create_topic(LONGEST, 1, {})
         await append(log, "a", topic=LONGEST)
@@ -85,7 +85,7 @@ async def test_the_longest_name_is_sealed_on_a_folder(tmp_path: Path) -> None:
         assert await read_values(log, topic=LONGEST) == ["a"]
 
 
-async def test_a_topic_that_cannot_be_sealed_ends_no_broker(tmp_path: Path) -> None:
+async def test_topic_that_cannot_be_sealed_ends_no_broker(tmp_path: Path) -> None:
     async with log_on(tmp_path) as log:
         await create_as_before(log)
         await log.create_topic("other", 1, SEALED_AT_ONCE)
@@ -110,7 +110,7 @@ async def check_life(root: Path, start: int) -> None:
         running.cancel()
 
 
-async def test_a_topic_that_cannot_be_sealed_stops_no_duty(tmp_path: Path) -> None:
+async def test_topic_that_cannot_be_sealed_stops_no_duty(tmp_path: Path) -> None:
     async with log_on(tmp_path) as log:
         await create_as_before(log)
         await log.create_topic("other", 1, {"retention.ms": "1"})
@@ -137,7 +137,7 @@ async def test_a_topic_that_cannot_be_sealed_stops_no_duty(tmp_path: Path) -> No
             await cluster.close()
 
 
-async def test_a_topic_that_cannot_be_sealed_is_shown_and_deleted(tmp_path: Path) -> None:
+async def test_topic_that_cannot_be_sealed_is_shown_and_deleted(tmp_path: Path) -> None:
     store = FolderStore(tmp_path)
     async with broker_on(store) as broker:
         await create_as_before(broker.log)
@@ -147,12 +147,12 @@ async def test_a_topic_that_cannot_be_sealed_is_shown_and_deleted(tmp_path: Path
         shown = await broker.http.get(f"/tidelog/v1/topics/{LONG}")
         assert shown.status_code == 200, shown.text
         assert (await broker.http.post(f"/admin/topics/{LONG}/seal")).status_code == 503
-        v3 = f"/v3/clusters/{broker.log.wal.cluster.cluster_id}"
+        v3 = f"{broker.v3}"
         assert (await broker.http.delete(f"{v3}/topics/{LONG}")).status_code == 204
     await store.close()
 
 
-async def test_the_door_says_how_long_a_name_may_be(tmp_path: Path) -> None:
+async def test_door_says_how_long_name_may_be(tmp_path: Path) -> None:
     store = FolderStore(tmp_path)
     async with broker_on(store, auto_create_topics=True) as broker:
         answer = await broker.http.post("/admin/topics", json={"topic_name": LONG})
@@ -169,7 +169,7 @@ class Panic(BaseException):
 
 
 @pytest.mark.parametrize("failure", [ValueError, MemoryError, RuntimeError, Panic, Corrupt])
-def test_whatever_a_seal_raises_the_others_are_sealed(failure: type[BaseException]) -> None:
+def test_whatever_seal_raises_others_are_sealed(failure: type[BaseException]) -> None:
     raised = failure("topics/t", "a bug") if failure is Corrupt else failure("a bug")
 
     async def main() -> None:

@@ -2,34 +2,34 @@
 
 import resource
 
+import pytest
+
 from tidelog.service.server.return_memory import PEAK_BYTES_MIN, PeakWatch
 from tidelog.storage.runtime.malloc import keep_freed, return_freed
 
 MIB = 1024 * 1024
 
 
-def watched(*looks: tuple[int, int]) -> list[bool]:
-    """Return the result of `is_over` for each (buffered, flushed so far) in MiB."""
-    watch = PeakWatch()
-    return [watch.is_over(buffered * MIB, flushed * MIB) for buffered, flushed in looks]
-
-
-def test_a_buffer_that_an_outage_filled_is_returned_once_under_load() -> None:
-    looks = [(8, 100), (256, 100), (256, 100), (200, 400), (8, 900), (8, 1500), (8, 2100)]
-    assert watched(*looks) == [False, False, False, False, True, False, False]
-
-
-def test_steady_load_keeps_its_memory() -> None:
-    assert watched(*((8, 100 * n) for n in range(50))) == [False] * 50
-
-
-def test_a_broker_that_becomes_idle_returns_it_once() -> None:
-    assert watched((8, 500), (0, 501), (0, 501), (0, 502)) == [False, True, False, False]
-
-
-def test_a_broker_that_did_little_keeps_it() -> None:
+@pytest.mark.parametrize(
+    ("looks", "is_over"),
+    [
+        (
+            [(8, 100), (256, 100), (256, 100), (200, 400), (8, 900), (8, 1500), (8, 2100)],
+            [False, False, False, False, True, False, False],
+        ),
+        ([(8, 100 * n) for n in range(50)], [False] * 50),
+        ([(8, 500), (0, 501), (0, 501), (0, 502)], [False, True, False, False]),
+        ([(1, 10), (0, 10), (0, 11)], [False] * 3),
+    ],
+    ids=["an outage filled the buffer", "steady load", "a broker becomes idle", "it did little"],
+)
+def test_memory_is_returned_once_after_a_peak(
+    looks: list[tuple[int, int]], is_over: list[bool]
+) -> None:
+    """The bytes that are buffered, and those flushed so far, in MiB."""
     assert PEAK_BYTES_MIN == 64 * MIB
-    assert watched((1, 10), (0, 10), (0, 11)) == [False] * 3
+    watch = PeakWatch()
+    assert [watch.is_over(buffered * MIB, flushed * MIB) for buffered, flushed in looks] == is_over
 
 
 def rss_bytes() -> int:

@@ -17,8 +17,6 @@ from tidelog.service.memory_pool import (
 
 
 class _Taker:
-    """Takes its bytes as soon as there is room."""
-
     def __init__(
         self,
         memory: MemoryPool,
@@ -48,7 +46,7 @@ def _sizes(takers: list[_Taker]) -> list[int]:
     return [taker.size for taker in takers if taker.has_bytes]
 
 
-def test_memory_of_one_owner_is_given_in_the_order_of_requests() -> None:
+def test_memory_of_one_owner_is_given_in_order_of_requests() -> None:
     memory = MemoryPool(100)
     takers = _takers(memory, 60, 90, 5, 1000)
     assert _sizes(takers) == [60], "the small request does not overtake the large one"
@@ -62,7 +60,7 @@ def test_memory_of_one_owner_is_given_in_the_order_of_requests() -> None:
     assert memory.used == 0
 
 
-def test_taker_that_leaves_lets_the_next_one_go_on() -> None:
+def test_taker_that_leaves_lets_next_one_go_on() -> None:
     memory = MemoryPool(100)
     takers = _takers(memory, 60, 90, 5)
     memory.leave(takers[1])
@@ -86,7 +84,7 @@ def test_shares_of_one_owner_leave_room_for_those_of_others() -> None:
     assert memory.used == 0
 
 
-def test_a_share_that_has_ended_takes_no_bytes() -> None:
+def test_share_that_has_ended_takes_no_bytes() -> None:
     memory = MemoryPool(90)
     share = Share(memory, "User:a")
     assert share.set(30)
@@ -131,7 +129,7 @@ def test_owner_whose_queue_never_empties_delays_another_one_by_what_it_holds() -
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_an_owner_that_holds_nothing_is_passed_by_another_one_once(seed: int) -> None:
+def test_owner_that_holds_nothing_is_passed_by_another_one_once(seed: int) -> None:
     draw, memory, services = random.Random(seed), MemoryPool(1000), list[str]()
     queues: dict[str, list[_Taker]] = {f"User:{number}": [] for number in range(4)}
     waits_since: dict[str, int] = {}
@@ -175,7 +173,7 @@ def test_taker_that_leaves_after_its_owner_has_changed_is_not_woken() -> None:
     assert other.has_bytes
 
 
-def test_connections_without_a_principal_share_a_small_part() -> None:
+def test_connections_without_principal_share_small_part() -> None:
     memory = MemoryPool(1600)
     takers = _takers(memory, *[10] * 400, owner=UNPROVED)
     assert sum(_sizes(takers)) == 1600 // UNPROVED_PART
@@ -208,7 +206,7 @@ def test_takers_that_give_their_bytes_back_at_once_are_all_served() -> None:
     assert memory.used == 0
 
 
-def test_taker_with_a_bug_stops_no_other(caplog: pytest.LogCaptureFixture) -> None:
+def test_taker_with_bug_stops_no_other(caplog: pytest.LogCaptureFixture) -> None:
     memory = MemoryPool(100)
     (large,) = _takers(memory, 100)
     broken = _Broken(memory, 10)
@@ -220,7 +218,7 @@ def test_taker_with_a_bug_stops_no_other(caplog: pytest.LogCaptureFixture) -> No
     assert caplog.records[0].exc_info
 
 
-async def test_an_iteration_of_the_event_loop_wakes_so_many_takers() -> None:
+async def test_iteration_of_event_loop_wakes_so_many_takers() -> None:
     memory, services = MemoryPool(10_000), list[str]()
     (large,) = _takers(memory, 10_000)
     for _ in range(2 * WOKEN_AT_ONCE + 1):
@@ -321,7 +319,7 @@ class _Late(_Taker):
             super().on_memory()
 
 
-def test_those_behind_a_late_taker_go_on_when_it_has_its_bytes() -> None:
+def test_those_behind_late_taker_go_on_when_it_has_its_bytes() -> None:
     memory = MemoryPool(100)
     (first,) = _takers(memory, 100)
     late = _Late(memory, 10)

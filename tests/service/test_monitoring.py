@@ -71,7 +71,7 @@ def labels_of(family: Metric) -> set[str]:
     return {*getattr(family, "_labelnames", ()), *(n for s in family.samples for n in s.labels)}
 
 
-def test_the_dashboard_in_the_tree_is_the_one_that_is_written_down() -> None:
+def test_dashboard_in_tree_is_one_that_is_written_down() -> None:
     text = (DEPLOY / "monitoring" / "dashboard.json").read_text()
     assert text == dashboard.text(), "python -m deploy.monitoring.dashboard writes it"
     panels = json.loads(text)["panels"]
@@ -94,7 +94,7 @@ async def test_every_metric_that_is_looked_at_is_exported(exported: dict[str, se
             assert labels <= labels_by_name[selector.name] | LABELS_OF_SCRAPE, f"{source}: {labels}"
 
 
-async def test_what_is_summed_by_is_a_label_of_it(exported: dict[str, set[str]]) -> None:
+async def test_what_is_summed_by_is_label_of_it(exported: dict[str, set[str]]) -> None:
     labels_by_name = exported
     grouped = 0
     for source, expr in EXPRESSIONS:
@@ -113,7 +113,7 @@ def anchors() -> set[str]:
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule["alert"])
-def test_an_alert_says_what_to_do(rule: dict[str, Any]) -> None:
+def test_alert_says_what_to_do(rule: dict[str, Any]) -> None:
     assert rule["labels"]["severity"] in {"page", "ticket"}
     page, _, anchor = rule["annotations"]["runbook_url"].partition("#")
     assert page == "https://example.com/tidelog/deploy/README.md"
@@ -122,7 +122,7 @@ def test_an_alert_says_what_to_do(rule: dict[str, Any]) -> None:
     assert rule["annotations"]["description"]
 
 
-async def test_the_example_of_autoscaling_reads_a_metric(exported: dict[str, set[str]]) -> None:
+async def test_example_of_autoscaling_reads_metric(exported: dict[str, set[str]]) -> None:
     path = DEPLOY / "kubernetes" / "autoscaling" / "consumer.yaml"
     scaled = yaml.safe_load(path.read_text())
     assert (scaled["apiVersion"], scaled["kind"]) == ("keda.sh/v1alpha1", "ScaledObject")

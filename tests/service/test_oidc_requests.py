@@ -1,19 +1,15 @@
 """Requests with tokens of an OIDC issuer: rights, the cache of callers, the end of a token."""
 
-import asyncio
-import contextlib
 import json
 import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any
 
 import jwt
-import msgspec
 import pytest
 
-from tests.service.conftest import V2, Broker, append, broker_on, until
-from tests.service.issuer import FakeIssuer, bearer, jwk, rsa_key, running_issuer
+from tests.service.conftest import V2, Broker, broker_on, until
+from tests.service.issuer import FakeIssuer, jwk, rsa_key, running_issuer
 from tests.service.keyed import (
     JSON_TYPE,
     RECORDS,
@@ -21,10 +17,10 @@ from tests.service.keyed import (
     allow,
     assert_denied,
     assert_unknown,
+    bearer,
     key_of,
 )
-from tests.service.test_revoked_streams import ANSWER_S, LATE, WAYS, read
-from tidelog.service.peers.forwarding import _Request, _Response
+from tests.service.test_revoked_streams import LATE, WAYS, forwarded, read, subscribe, waiting
 from tidelog.service.security.authenticator import HEADER_BYTES_MAX, TOKEN_BYTES_MAX, TOKEN_ID
 from tidelog.service.security.caller import Unauthenticated
 from tidelog.service.security.oidc import REFRESH_S
@@ -60,11 +56,7 @@ def pass_ms(monkeypatch: pytest.MonkeyPatch, broker: Broker, ms: int) -> None:
     monkeypatch.setattr(clock, "now_ms", lambda: now_ms(clock) + ms)
 
 
-def issuer_of(broker: Broker) -> Any:
-    return broker.app._security._issuer  # type: ignore[union-attr]
-
-
-async def test_acls_decide_what_a_token_may_do(broker: Broker, far: FakeIssuer) -> None:
+async def test_acls_decide_what_token_may_do(broker: Broker, far: FakeIssuer) -> None:
     alice, bob = bearer(far.token()), bearer(far.token(sub="bob"))
     http = broker.http
     made = await http.post("/topics/t", content=RECORDS, headers=alice | JSON_TYPE)
@@ -77,7 +69,7 @@ async def test_acls_decide_what_a_token_may_do(broker: Broker, far: FakeIssuer) 
     assert (me["principal"], me["is_super"], bool(me["expires_ms"])) == (ALICE, False, True)
 
 
-async def test_a_token_has_no_right_of_a_key_with_its_name(broker: Broker, far: FakeIssuer) -> None:
+async def test_token_has_no_right_of_key_with_its_name(broker: Broker, far: FakeIssuer) -> None:
     await allow(broker.log, "User:carol", "ALL")
     carol = await key_of(broker.log, "User:carol")
     assert (await broker.http.get(RECORDS_PATH, headers=carol)).status_code == 200
@@ -85,7 +77,7 @@ async def test_a_token_has_no_right_of_a_key_with_its_name(broker: Broker, far: 
     assert "User:oidc-carol" in assert_denied(await broker.http.get(RECORDS_PATH, headers=token))
 
 
-async def test_the_operator_may_give_both_one_name_space(far: FakeIssuer) -> None:
+async def test_operator_may_give_both_one_name_space(far: FakeIssuer) -> None:
     more = {"oidc_principal_prefix": "", "super_users": "User:root"}
     async with broker_on(MemoryStore(), **SETTINGS, **far.settings, **more) as broker:
         root, admin = bearer(far.token(sub="root")), bearer(far.token(sub="admin"))
@@ -95,14 +87,14 @@ async def test_the_operator_may_give_both_one_name_space(far: FakeIssuer) -> Non
 
 
 @pytest.mark.parametrize("size", [1, HEADER_BYTES_MAX])
-async def test_a_verified_token_is_not_verified_again(
+async def test_verified_token_is_not_verified_again(
     broker: Broker, far: FakeIssuer, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
     header = bearer(far.token(more="x" * size))
     assert (await broker.http.get(RECORDS_PATH, headers=header)).status_code == 200
     monkeypatch.setattr(jwt, "decode", None)
     assert (await broker.http.get(RECORDS_PATH, headers=header)).status_code == 200
-    cache_keys = [key for key, *_ in broker.app._security._shown]  # type: ignore[union-attr]
+    cache_keys = [key for key, *_ in broker.app._security._shown]
     assert max(len(key) for key in cache_keys) <= HEADER_BYTES_MAX
     pass_ms(monkeypatch, broker, 600_001)
     monkeypatch.undo()
@@ -127,7 +119,7 @@ async def test_keys_work_beside_tokens(far: FakeIssuer) -> None:
         assert (await broker.http.get("/topics", headers=bearer(key))).status_code == 200
 
 
-async def test_a_token_begins_no_session_and_is_not_longer_than_the_bound(
+async def test_token_begins_no_session_and_is_not_longer_than_bound(
     broker: Broker, far: FakeIssuer
 ) -> None:
     token = far.token()
@@ -142,9 +134,7 @@ async def test_a_token_begins_no_session_and_is_not_longer_than_the_bound(
     assert len(far.asked) == 2
 
 
-async def test_refused_tokens_are_audited_without_the_token(
-    far: FakeIssuer, tmp_path: Path
-) -> None:
+async def test_refused_tokens_are_audited_without_token(far: FakeIssuer, tmp_path: Path) -> None:
     file = tmp_path / "audit.jsonl"
     tokens = [far.token(aud="other"), far.token(key_id="two"), far.token(lives_s=-1), "a.b.c"]
     async with broker_on(MemoryStore(), **SETTINGS, **far.settings, audit_log=str(file)) as broker:
@@ -166,82 +156,40 @@ async def test_refused_tokens_are_audited_without_the_token(
 # -- the end of a token
 
 
-@contextlib.asynccontextmanager
-async def waiting(broker: Broker, reading: Any) -> AsyncIterator["asyncio.Task[bytes]"]:
-    """A reader that waits for a record; the record comes at the end of the block."""
-    task = asyncio.ensure_future(reading)
-    try:
-        await until(lambda: broker.log._waiting or task.done(), ANSWER_S)
-        assert not task.done()
-        yield task
-        await append(broker.log, LATE)
-        async with asyncio.timeout(ANSWER_S):
-            await asyncio.wait({task})
-    finally:
-        task.cancel()
-
-
 @pytest.mark.parametrize("way", WAYS)
-async def test_an_expired_token_ends_what_waits(
+async def test_expired_token_ends_what_waits(
     broker: Broker, far: FakeIssuer, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
-    query, accept = WAYS[way]
-    async with waiting(broker, read(broker, query, accept, bearer(far.token()))) as task:
+    async with waiting(broker, read(broker, *WAYS[way], bearer(far.token()))) as task:
         pass_ms(monkeypatch, broker, 600_001)
-    body = task.result()
-    assert LATE not in body
-    assert b"40101" in body
-    assert b"the token has expired" in body
+    assert LATE not in task.result()
+    assert b"40101" in task.result()
+    assert b"the token has expired" in task.result()
 
 
 @pytest.mark.parametrize("way", WAYS)
-async def test_a_withdrawn_key_ends_what_waits(
+async def test_withdrawn_key_ends_what_waits(
     broker: Broker, far: FakeIssuer, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
-    query, accept = WAYS[way]
-    async with waiting(broker, read(broker, query, accept, bearer(far.token()))) as task:
+    async with waiting(broker, read(broker, *WAYS[way], bearer(far.token()))) as task:
         far.keys = [jwk("two", rsa_key(1))]
-        issuer = issuer_of(broker)
+        issuer = broker.app._security._issuer
         monkeypatch.setattr(issuer, "_began_s", issuer._began_s - REFRESH_S)
         await issuer.begin_fetch()
     assert LATE not in task.result()
     assert b"40101" in task.result()
 
 
-async def test_a_forwarded_read_ends_with_the_token(
+async def test_forwarded_read_ends_with_token(
     broker: Broker, far: FakeIssuer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The broker that coordinates the group knows the time of the end, and not the token."""
-    header = bearer(far.token()) | {"content-type": V2}
-    path = "/consumers/g/instances/i"
-    body = {"name": "i", "format": "json", "auto.offset.reset": "earliest"}
-    for url, what in (("/consumers/g", body), (f"{path}/subscription", {"topics": ["t"]})):
-        (await broker.http.post(url, json=what, headers=header)).raise_for_status()
-    ends_ms = broker.log.clock.now_ms() + 600_000
-    said = _Request(
-        "GET",
-        f"{path}/records",
-        b"timeout=30000",
-        [(b"accept", b"application/vnd.kafka.json.v2+json")],
-        "http",
-        ("127.0.0.1", 8082),
-        b"",
-        (ALICE, "127.0.0.1"),
-        (TOKEN_ID, "", ends_ms),
-    )
-    forwarded = broker.app.forwarded
-
-    async def reading() -> bytes:
-        answer = await forwarded.take(msgspec.msgpack.encode(said), b"ticket", is_trusted=True)
-        return bytes(msgspec.msgpack.decode(answer, type=_Response).body)
-
-    try:
-        async with waiting(broker, reading()) as task:
-            pass_ms(monkeypatch, broker, 600_001)
-        assert LATE not in task.result()
-        assert b"40101" in task.result()
-    finally:
-        forwarded.settle(b"ticket", has_arrived=True)
+    await subscribe(broker, bearer(far.token()) | {"content-type": V2})
+    proof = (TOKEN_ID, "", broker.log.clock.now_ms() + 600_000)
+    async with forwarded(broker, ALICE, proof) as reading, waiting(broker, reading) as task:
+        pass_ms(monkeypatch, broker, 600_001)
+    assert LATE not in task.result()
+    assert b"40101" in task.result()
 
 
 @pytest.mark.parametrize(
@@ -249,26 +197,25 @@ async def test_a_forwarded_read_ends_with_the_token(
     [(ALICE, -1), (ALICE, None), ("User:admin", 60_000)],
     ids=["expired", "without an end", "the admin"],
 )
-async def test_a_forwarded_token_without_rights_is_refused(
+async def test_forwarded_token_without_rights_is_refused(
     broker: Broker, principal: str, ends_in_ms: int | None
 ) -> None:
     now_ms = broker.log.clock.now_ms()
     ends_ms = 0 if ends_in_ms is None else now_ms + ends_in_ms
     security = broker.app._security
-    assert security is not None
     good = await security.of_peer(ALICE, "h", (TOKEN_ID, "", now_ms + 60_000))
     assert good.proof == (TOKEN_ID, "", now_ms + 60_000)
     with pytest.raises(Unauthenticated):
         await security.of_peer(principal, "h", (TOKEN_ID, "", ends_ms))
 
 
-async def test_the_proof_of_a_token_has_its_end(broker: Broker, far: FakeIssuer) -> None:
+async def test_proof_of_token_has_its_end(broker: Broker, far: FakeIssuer) -> None:
     await broker.http.get(RECORDS_PATH, headers=bearer(far.token(exp=4_000_000_000)))
-    (caller,) = broker.app._security._callers.values()  # type: ignore[union-attr]
+    (caller,) = broker.app._security._callers.values()
     assert caller.proof == (TOKEN_ID, "", 4_000_000_000_000)
 
 
-async def test_a_broker_without_the_package_says_so_in_a_line(
+async def test_broker_without_package_says_so_in_line(
     broker: Broker, far: FakeIssuer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "jwt", None)

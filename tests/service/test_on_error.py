@@ -2,7 +2,6 @@
 
 import base64
 import json
-from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
@@ -15,11 +14,12 @@ from tests.service.conftest import (
     append,
     assert_refused,
     broker_on,
-    listening,
     positions,
+    send,
 )
 from tests.service.instances import STRIMZI, Instance, created, subscribed
-from tests.service.test_follow import NDJSON, PATH, SSE, Events, following
+from tests.service.test_fetch import get
+from tests.service.test_follow import NDJSON, SSE, Events, following
 from tidelog.storage.store.memory import MemoryStore
 
 BAD = b"\xff"
@@ -27,17 +27,8 @@ BAD_TEXT = base64.b64encode(BAD).decode()
 CONFLUENT = {"auto.commit.enable": "false", "auto.offset.reset": "earliest", "format": "json"}
 
 
-@pytest.fixture
-async def broker(store: MemoryStore) -> AsyncIterator[Broker]:
-    """Topic `t` of two partitions: good, bad, good, bad in the first, nothing in the second."""
-    async with broker_on(store) as broker:
-        await broker.log.create_topic("t", 2, {})
-        await append(broker.log, b"0", BAD, b"2", BAD, partition=0)
-        yield broker
-
-
-async def get(broker: Broker, accept: str, **query: Any) -> httpx.Response:
-    return await broker.http.get(PATH, params=query, headers={"accept": accept})
+pytestmark = pytest.mark.broker(topics={"t": 2}, records=[b"0", BAD, b"2", BAD])
+"""Good, bad, good, bad in the first partition, nothing in the second."""
 
 
 def records_of(answer: httpx.Response) -> list[Any]:
@@ -62,7 +53,7 @@ async def metric(broker: Broker, on_error: str) -> float:
 
 
 @pytest.mark.parametrize("accept", [JSON, TEXT, NDJSON])
-async def test_a_fetch_stops_skips_or_shows_the_bytes(broker: Broker, accept: str) -> None:
+async def test_fetch_stops_skips_or_shows_bytes(broker: Broker, accept: str) -> None:
     answer = await get(broker, accept)
     assert offsets_of(answer) == [0]
     assert positions(answer) == (1, 4, 0)
@@ -100,8 +91,8 @@ async def test_any_other_word_is_refused(broker: Broker, accept: str) -> None:
 # -- followers
 
 
-async def test_events_name_what_is_skipped(broker: Broker) -> None:
-    async with listening(broker.app) as port, following(port, SSE, on_error="skip") as answer:
+async def test_events_name_what_is_skipped(broker: Broker, port: int) -> None:
+    async with following(port, SSE, on_error="skip") as answer:
         events = Events(answer)
         seen = await events.take(3)
         assert [(event.kind, event.id) for event in seen] == [
@@ -117,9 +108,9 @@ async def test_events_name_what_is_skipped(broker: Broker) -> None:
         assert (await events.next()).data["value"] == 5
 
 
-async def test_events_begin_with_a_record_that_does_not_decode(broker: Broker) -> None:
+async def test_events_begin_with_record_that_does_not_decode(broker: Broker, port: int) -> None:
     """An EventSource ends for good at any other status than 200."""
-    async with listening(broker.app) as port, following(port, SSE, offset="1") as answer:
+    async with following(port, SSE, offset="1") as answer:
         assert answer.status_code == 200
         events = Events(answer)
         event = await events.next()
@@ -129,9 +120,9 @@ async def test_events_begin_with_a_record_that_does_not_decode(broker: Broker) -
 
 
 @pytest.mark.parametrize("accept", [SSE, NDJSON])
-async def test_followers_get_bytes_if_they_ask(broker: Broker, accept: str) -> None:
+async def test_followers_get_bytes_if_they_ask(broker: Broker, port: int, accept: str) -> None:
     query = {"on_error": "raw", "follow": "true"}
-    async with listening(broker.app) as port, following(port, accept, **query) as answer:
+    async with following(port, accept, **query) as answer:
         seen: list[Any] = []
         async for line in answer.aiter_lines():
             text = line.removeprefix("data: ")
@@ -142,9 +133,9 @@ async def test_followers_get_bytes_if_they_ask(broker: Broker, accept: str) -> N
     assert [record.get("value_base64") for record in seen] == [None, BAD_TEXT] * 2
 
 
-async def test_lines_name_what_is_skipped(broker: Broker) -> None:
+async def test_lines_name_what_is_skipped(broker: Broker, port: int) -> None:
     query = {"on_error": "skip", "follow": "true"}
-    async with listening(broker.app) as port, following(port, NDJSON, **query) as answer:
+    async with following(port, NDJSON, **query) as answer:
         lines = answer.aiter_lines()
         assert [json.loads(await anext(lines))["offset"] for _ in range(2)] == [0, 2]
         assert json.loads(await anext(lines)) == {"skipped": 2, "first_skipped_offset": 1}
@@ -163,7 +154,7 @@ async def member_of(broker: Broker, dialect: dict[str, Any], **more: Any) -> Ins
 
 @pytest.mark.parametrize("dialect", [CONFLUENT, STRIMZI], ids=["confluent", "strimzi"])
 @pytest.mark.parametrize("max_bytes", [1, 1_000_000])
-async def test_a_partition_that_stops_keeps_back_no_other(
+async def test_partition_that_stops_keeps_back_no_other(
     broker: Broker, dialect: dict[str, Any], max_bytes: int
 ) -> None:
     """Also if one portion takes all bytes of a read."""
@@ -184,7 +175,7 @@ async def test_a_partition_that_stops_keeps_back_no_other(
     assert await member.read(timeout=0, on_error="skip") == [2]
 
 
-async def test_an_answer_names_the_partition_that_has_stopped(broker: Broker) -> None:
+async def test_answer_names_partition_that_has_stopped(broker: Broker) -> None:
     member = await subscribed(broker)
     assert await member.read() == [0]
     await append(broker.log, b"10", partition=1)
@@ -193,7 +184,7 @@ async def test_an_answer_names_the_partition_that_has_stopped(broker: Broker) ->
     assert answer.headers["tidelog-undecodable"] == "t-0@1"
 
 
-async def test_i3_the_error_comes_only_if_no_broker_has_acked_other_records(
+async def test_i3_error_comes_only_if_no_broker_has_acked_other_records(
     broker: Broker, store: MemoryStore
 ) -> None:
     member = await subscribed(broker)
@@ -203,7 +194,7 @@ async def test_i3_the_error_comes_only_if_no_broker_has_acked_other_records(
         assert await member.read(timeout=0) == [10]
 
 
-async def test_a_partition_that_stops_ends_the_wait_for_more_bytes(
+async def test_partition_that_stops_ends_wait_for_more_bytes(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     member = await subscribed(broker, fetch_min_bytes=1_000_000)
@@ -234,7 +225,7 @@ async def test_what_is_committed_is_what_was_delivered(broker: Broker) -> None:
 
 
 @pytest.mark.parametrize("dialect", [CONFLUENT, STRIMZI], ids=["confluent", "strimzi"])
-async def test_the_setting_of_an_instance(broker: Broker, dialect: dict[str, Any]) -> None:
+async def test_setting_of_instance(broker: Broker, dialect: dict[str, Any]) -> None:
     member = await member_of(broker, dialect, name="skips", **{"on.error": "skip"})
     answer = await member("GET", "/records", accept=JSON)
     assert offsets_of(answer) == [0, 2]
@@ -250,16 +241,15 @@ async def test_the_setting_of_an_instance(broker: Broker, dialect: dict[str, Any
     assert answer.status_code == (204 if is_strimzi else 200), "the dialect is not another"
 
 
-async def test_a_read_chooses_for_itself(broker: Broker) -> None:
+async def test_read_chooses_for_itself(broker: Broker) -> None:
     member = await subscribed(broker, **{"on.error": "skip"})
     assert offsets_of(await member("GET", "/records?on_error=stop")) == [0]
     assert_refused(await member("GET", "/records?on_error=stop"), 422, 422)
     assert await member.read() == [2]
 
 
-async def test_an_instance_with_another_word_is_refused(broker: Broker) -> None:
+async def test_instance_with_another_word_is_refused(broker: Broker) -> None:
     body = json.dumps({"on.error": "x"})
-    headers = {"content-type": "application/vnd.kafka.v2+json"}
-    answer = await broker.http.post("/consumers/g", content=body, headers=headers)
+    answer = await send(broker.http, body, "application/vnd.kafka.v2+json", "/consumers/g")
     message = assert_refused(answer, 422, 42204)
     assert message == "Invalid value 'x' for configuration on.error: one of stop, skip, raw"

@@ -43,8 +43,6 @@ pytestmark = pytest.mark.anyio
 
 
 class Process:
-    """A broker and its listener, in this process."""
-
     def __init__(self, folder: Path, name: str) -> None:
         self.peers = HttpPeers()
         settings = LogSettings(is_sealing=False, sequencer=SequencerSettings(5.0))
@@ -66,6 +64,13 @@ class Process:
 
 
 @pytest.fixture
+async def peers() -> AsyncIterator[HttpPeers]:
+    peers = HttpPeers()
+    yield peers
+    await peers.close()
+
+
+@pytest.fixture
 async def pair(tmp_path: Path) -> AsyncIterator[list[Log]]:
     """Two brokers that know each other, the sequencer first, and topic `t`."""
     processes = [Process(tmp_path, "a"), Process(tmp_path, "b")]
@@ -82,7 +87,7 @@ async def pair(tmp_path: Path) -> AsyncIterator[list[Log]]:
         await process.stop()
 
 
-async def test_a_forwarded_draft_is_known_to_both_at_once(pair: list[Log]) -> None:
+async def test_forwarded_draft_is_known_to_both_at_once(pair: list[Log]) -> None:
     first, second = pair
     for number in range(20):
         await append(pair[number % 2], str(number))
@@ -94,7 +99,7 @@ async def test_a_forwarded_draft_is_known_to_both_at_once(pair: list[Log]) -> No
     assert await read_values(second) == [str(number) for number in range(20)]
 
 
-async def test_a_request_without_the_token_is_refused(pair: list[Log]) -> None:
+async def test_request_without_token_is_refused(pair: list[Log]) -> None:
     me = pair[0].membership.me
     async with httpx.AsyncClient(base_url=me.address, trust_env=False) as client:
         right = {"authorization": f"Bearer {me.token}"}
@@ -137,13 +142,11 @@ async def answering(answer: bytes) -> AsyncIterator[Member]:
     await asyncio.gather(*closed)
 
 
-async def test_refused_connection_is_a_definite_failure() -> None:
+async def test_refused_connection_is_definite_failure(peers: HttpPeers) -> None:
     async with answering(b"") as peer:
         pass
-    peers = HttpPeers()
     with pytest.raises(ForwardRefused):
         await peers.forward(peer, b"draft")
-    await peers.close()
 
 
 @pytest.mark.parametrize(
@@ -158,17 +161,16 @@ async def test_refused_connection_is_a_definite_failure() -> None:
         (b"", ForwardOutcomeUnknown),
     ],
 )
-async def test_what_an_answer_means(answer: bytes, error: type[LogError]) -> None:
-    peers = HttpPeers()
+async def test_what_answer_means(peers: HttpPeers, answer: bytes, error: type[LogError]) -> None:
     async with answering(answer) as peer:
         with pytest.raises(error):
             await peers.forward(peer, b"draft")
-    await peers.close()
 
 
-async def test_a_caller_that_times_out_leaves_no_connection_in_use(pair: list[Log]) -> None:
+async def test_caller_that_times_out_leaves_no_connection_in_use(
+    peers: HttpPeers, pair: list[Log]
+) -> None:
     me = pair[0].membership.me
-    peers = HttpPeers()
     await peers.announce(me, encode_announcements([]))
     (connection,) = peers._idle[me.address]
     with pytest.raises(TimeoutError):
@@ -182,11 +184,10 @@ async def test_a_caller_that_times_out_leaves_no_connection_in_use(pair: list[Lo
     assert not again.is_open
 
 
-async def test_a_caller_cancelled_with_the_answer_there_leaves_no_connection(
-    pair: list[Log],
+async def test_caller_cancelled_with_answer_there_leaves_no_connection(
+    peers: HttpPeers, pair: list[Log]
 ) -> None:
     me = pair[0].membership.me
-    peers = HttpPeers()
     asking = asyncio.create_task(peers.announce(me, encode_announcements([])))
     async with asyncio.timeout(240):
         while not peers._opened or next(iter(peers._opened))._answer is None:  # noqa: ASYNC110
@@ -198,10 +199,9 @@ async def test_a_caller_cancelled_with_the_answer_there_leaves_no_connection(
     assert asking.cancelled()
     await asyncio.sleep(0.01)
     assert not peers._opened
-    await peers.close()
 
 
-async def test_a_port_that_is_taken_is_named(pair: list[Log]) -> None:
+async def test_port_that_is_taken_is_named(peers: HttpPeers, pair: list[Log]) -> None:
     port = int(pair[0].membership.me.address.rpartition(":")[2])
     listener = PeerListener(PeerApp(pair[0]), "127.0.0.1", port)
     with pytest.raises(LogError, match=f"cannot listen for peers on 127.0.0.1:{port}"):
@@ -212,9 +212,9 @@ async def test_a_port_that_is_taken_is_named(pair: list[Log]) -> None:
 LARGE = 8 << 20
 
 
-async def test_a_large_answer_is_read_when_there_is_room_for_it() -> None:
+async def test_large_answer_is_read_when_there_is_room_for_it(peers: HttpPeers) -> None:
     head = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % LARGE
-    peers, sizes, has_room = HttpPeers(), [], asyncio.Event()
+    sizes, has_room = [], asyncio.Event()
 
     async def room(size: int) -> None:
         sizes.append(size)
@@ -228,12 +228,10 @@ async def test_a_large_answer_is_read_when_there_is_room_for_it() -> None:
         assert len(connection._body) < LARGE // 8
         has_room.set()
         assert len(await asking) == sizes[0] == LARGE
-    await peers.close()
 
 
-async def test_an_answer_without_room_is_not_read() -> None:
+async def test_answer_without_room_is_not_read(peers: HttpPeers) -> None:
     head = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % LARGE
-    peers = HttpPeers()
 
     async def room(size: int) -> None:
         raise Unavailable("no room")
@@ -262,7 +260,7 @@ async def with_whole_answer(
             await peers.close()
 
 
-async def test_a_whole_answer_waits_for_its_room_and_its_connection_reads_on() -> None:
+async def test_whole_answer_waits_for_its_room_and_its_connection_reads_on() -> None:
     has_room = asyncio.Event()
 
     async def room(_: int) -> None:
@@ -280,7 +278,7 @@ async def test_a_whole_answer_waits_for_its_room_and_its_connection_reads_on() -
 
 
 @pytest.mark.parametrize("is_cancelled", [True, False])
-async def test_a_whole_answer_without_room_closes_its_connection(is_cancelled: bool) -> None:
+async def test_whole_answer_without_room_closes_its_connection(is_cancelled: bool) -> None:
     is_refused = asyncio.Event()
 
     async def room(_: int) -> None:
@@ -298,7 +296,7 @@ async def test_a_whole_answer_without_room_closes_its_connection(is_cancelled: b
         await until(lambda: not peers._opened)
 
 
-async def test_a_forwarded_request_that_waits_keeps_no_message(pair: list[Log]) -> None:
+async def test_forwarded_request_that_waits_keeps_no_message(pair: list[Log]) -> None:
     class Message(bytearray):
         """A message that has weak references."""
 

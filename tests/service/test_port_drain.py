@@ -35,8 +35,6 @@ class App:
 
 
 class Client:
-    """One connection."""
-
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
 
@@ -68,7 +66,7 @@ class Client:
 
 
 @pytest.mark.parametrize("path", [b"/whole", b"/parts"])
-async def test_each_answer_of_a_drain_ends_its_connection(path: bytes) -> None:
+async def test_each_answer_of_drain_ends_its_connection(path: bytes) -> None:
     async with listening_server(App()) as server:
         old = await Client.of(server)
         assert CLOSE not in await old.ask(path)
@@ -82,7 +80,7 @@ async def test_each_answer_of_a_drain_ends_its_connection(path: bytes) -> None:
         await new.close()
 
 
-async def test_the_answer_under_way_ends_its_connection() -> None:
+async def test_answer_under_way_ends_its_connection() -> None:
     app = App()
     async with listening_server(app) as server:
         client = await Client.of(server)
@@ -97,7 +95,7 @@ async def test_the_answer_under_way_ends_its_connection() -> None:
         await client.close()
 
 
-async def test_the_first_request_of_a_connection_is_served_after_the_stop() -> None:
+async def test_first_request_of_connection_is_served_after_stop() -> None:
     async with listening_server(App()) as server:
         client = await Client.of(server)
         while not server.activity[0]:  # noqa: ASYNC110 - the server has no event for it
@@ -111,7 +109,7 @@ async def test_the_first_request_of_a_connection_is_served_after_the_stop() -> N
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has socket filters")
-def test_a_port_that_ends_keeps_its_queue_and_refuses_new_connections() -> None:
+def test_port_that_ends_keeps_its_queue_and_refuses_new_connections() -> None:
     with socket.socket() as listener, socket.socket() as queued, socket.socket() as late:
         listener.bind(("127.0.0.1", 0))
         listener.listen(16)

@@ -2,25 +2,19 @@
 
 import asyncio
 import contextvars
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import Awaitable
 
 import pytest
 
 from tests.service.conftest import Broker
-from tests.service.keyed import ADMIN, JSON_TYPE, RECORDS, allow, key_of, secured
+from tests.service.keyed import ADMIN, JSON_TYPE, RECORDS, SETTINGS, allow, key_of
 from tests.support.records import entries_of
 from tidelog.storage.codec.entry import Commit
 from tidelog.storage.core.actions import Append, CommitOffsets, CreateTopic, GroupOffset
 from tidelog.storage.groups.offset_commits import _portions, _WaitingCommit
 from tidelog.storage.runtime.observer import PRINCIPAL
-from tidelog.storage.store.memory import MemoryStore
 
-
-@pytest.fixture
-async def broker(store: MemoryStore) -> AsyncIterator[Broker]:
-    async with secured(store) as broker:
-        await broker.log.create_topic("t", 1, {})
-        yield broker
+pytestmark = pytest.mark.broker(topics={"t": 1}, **SETTINGS)
 
 
 async def apart(work: Awaitable[object]) -> object:
@@ -55,7 +49,7 @@ async def test_requests_of_two_principals_at_once_share_no_commit(broker: Broker
         for who in [alice, alice, bob, bob, alice, ADMIN]
     ]
     answers = await asyncio.gather(*map(apart, posts))
-    assert {answer.status_code for answer in answers} == {200}  # type: ignore[attr-defined]
+    assert {answer.status_code for answer in answers} == {200}
     appends = appends_by_principal(await commits_of(broker))
     assert appends["User:alice"] == 3 * appends["User:admin"]
     assert appends["User:bob"] == 2 * appends["User:admin"]
@@ -65,9 +59,9 @@ async def test_requests_of_two_principals_at_once_share_no_commit(broker: Broker
 async def test_changes_of_topics_name_their_principal_and_those_of_brokers_none(
     broker: Broker,
 ) -> None:
-    path = f"/v3/clusters/{broker.log.identity.cluster_id}/topics"
+    path = f"{broker.v3}/topics"
     made = broker.http.post(path, json={"topic_name": "new"}, headers=ADMIN)
-    assert (await apart(made)).status_code == 201  # type: ignore[attr-defined]
+    assert (await apart(made)).status_code == 201
     await broker.log.create_topic("own", 1, {})
     creators = {
         action.name: commit.principal

@@ -21,10 +21,10 @@ from tests.service.conftest import (
     arrow,
     arrow_of,
     assert_refused,
-    broker_on,
     ends,
     placed,
     post,
+    send,
     until,
 )
 from tests.support.faults import Fault, FaultyStore, Script
@@ -32,7 +32,6 @@ from tests.support.properties import examples
 from tidelog.service.routes.produce import ACCEPTED
 from tidelog.storage.codec.chunk import RECORDS_MAX
 from tidelog.storage.core import object_keys
-from tidelog.storage.store.memory import MemoryStore
 
 VALUES = pa.array([b"a", None, b"", b"d"], pa.binary())
 
@@ -40,20 +39,14 @@ VALUES = pa.array([b"a", None, b"", b"d"], pa.binary())
 @pytest.mark.parametrize(
     "content_type",
     [
-        "text/plain",
-        "application/xml",
-        "application/vnd.kafka.xml.v2+json",
-        "application/vnd.kafka.json.v3+json",
-        "application/x-www-form-urlencoded",
-        "multipart/form-data; boundary=x",
-        "application/x-ndjson",
-        "\xff",
+        *("text/plain", "application/xml", "application/vnd.kafka.xml.v2+json"),
+        *("application/vnd.kafka.json.v3+json", "application/x-www-form-urlencoded"),
+        *("multipart/form-data; boundary=x", "application/x-ndjson", "\xff"),
     ],
 )
 async def test_other_content_types_are_415(broker: Broker, topic: str, content_type: str) -> None:
-    headers = {"content-type": content_type.encode("latin-1")}
     body = b'{"records":[{"value":"aGk="}]}'
-    answer = await broker.http.post("/topics/t", content=body, headers=headers)
+    answer = await send(broker.http, body, content_type.encode("latin-1"))
     said = assert_refused(answer, 415, 415)
     assert f"send {ACCEPTED}, not {content_type!r}" in said
     for accepted in ("vnd.kafka.json.v2+json", "vnd.apache.arrow.stream"):
@@ -76,7 +69,7 @@ async def test_other_content_types_are_415(broker: Broker, topic: str, content_t
 async def test_bad_arrow_is_refused(
     broker: Broker, topic: str, body: bytes, status: int, code: int
 ) -> None:
-    answer = await broker.http.post("/topics/t", content=body, headers={"content-type": ARROW})
+    answer = await send(broker.http, body, ARROW)
     assert_refused(answer, status, code)
     assert ends(broker.log) == [0, 0, 0]
 
@@ -90,6 +83,7 @@ async def test_bad_arrow_is_refused(
         ("/topics/t", {"records": [{"value": 1}]}, 422, 42202),
         ("/topics/t", {"records": [{"value": 1}], "value_schema": None}, 422, 42202),
         ("/topics/t", {"records": [{"key": 1, "value": 1}], "value_schema_id": 1}, 422, 42201),
+        ("/topics/t", {"records": [{"key": {"a": 1}}]}, 422, 42201),
         ("/topics/t", {"records": [{"value": 1}], "value_schema": "{}"}, 408, 40801),
         (
             "/topics/t",
@@ -125,12 +119,13 @@ async def test_schemas_have_no_registry(
 async def test_what_is_not_there_is_404(broker: Broker, topic: str, path: str, code: int) -> None:
     assert_refused(await post(broker.http, [{"value": 1}], path=path), 404, code)
     assert ends(broker.log) == [0, 0, 0]
+    assert [*broker.log.state.topics] == ["t"]
 
 
 @pytest.mark.parametrize("number", [3, -1, 10**9, 2**63, -(2**70)])
 @pytest.mark.parametrize("copies", [1, 70], ids=["few", "many"])
 @pytest.mark.parametrize("path", ["/topics/t", "/topics/t/partitions/0"])
-async def test_one_record_to_nowhere_refuses_the_request(
+async def test_one_record_to_nowhere_refuses_request(
     broker: Broker, topic: str, number: int, copies: int, path: str
 ) -> None:
     records = [{"value": 1}, {"value": 2, "partition": 1}] * copies
@@ -153,32 +148,19 @@ async def test_control_characters_in_names_are_named(broker: Broker) -> None:
     ("body", "status", "code"),
     [
         (b"", 422, 422),
-        (b" \n", 422, 422),
-        (b"null", 422, 422),
-        (b"{}", 422, 422),
-        (b'{"records":null}', 422, 422),
         (b'{"records":[]}', 422, 422),
-        (b'{"records":[{"value":"aGk=","x":1}]}', 422, 422),
         (b'{"records":[{"value":"aGk="}],"x":1}', 422, 422),
-        (b'{"records":[{"value":"aGk=","timestamp":-1}]}', 422, 422),
         (b"{", 400, 400),
-        (b"records", 400, 400),
-        (b"[]", 400, 400),
-        (b'"\xff"', 400, 400),
-        (b'{"records":5}', 400, 400),
-        (b'{"records":[5]}', 400, 400),
         (b'{"records":[{"value":5}]}', 400, 400),
-        (b'{"records":[{"value":"aGk=","partition":"x"}]}', 400, 400),
-        (b'{"records":[{"value":"aGk=","headers":[{"key":"h","value":"?"}]}]}', 400, 400),
-        (b'{"records":[{"value":"aGk="},{"value":"a"}]}', 400, 400),
         (b'{"records":[{"key":"\\u0000","value":"aGk="}]}', 400, 400),
+        (b'{"records":[{"value":"aGk="},{"value":"a"}]}', 400, 400),
         (b"[" * 100_000, 400, 400),
     ],
 )
 async def test_bad_bodies_are_refused(
     broker: Broker, topic: str, body: bytes, status: int, code: int
 ) -> None:
-    answer = await broker.http.post("/topics/t", content=body, headers={"content-type": BINARY})
+    answer = await send(broker.http, body, BINARY)
     assert_refused(answer, status, code)
     assert ends(broker.log) == [0, 0, 0]
 
@@ -198,7 +180,7 @@ async def test_bad_base64_is_named(broker: Broker, topic: str) -> None:
         (b'{"records":[{"key":{},"value":1}]}', "", 400, f"use Content-Type: {JSON}"),
     ],
 )
-async def test_a_first_request_is_answered_with_what_to_send(
+async def test_first_request_is_answered_with_what_to_send(
     broker: Broker, topic: str, body: bytes, content_type: str, status: int, words: str
 ) -> None:
     headers = {"content-type": content_type} if content_type else {}
@@ -211,7 +193,7 @@ async def test_a_first_request_is_answered_with_what_to_send(
 
 
 @pytest.mark.parametrize("content_type", [BINARY, ARROW])
-async def test_an_oversized_record_refuses_the_request(broker: Broker, content_type: str) -> None:
+async def test_oversized_record_refuses_request(broker: Broker, content_type: str) -> None:
     await broker.log.create_topic("t", 2, {"max.message.bytes": "1000"})
     for size, status in ((1001, 413), (1000, 200)):  # key, value, and 24 bytes
         values = [b"x", b"v" * (size - 10 - 24)]
@@ -224,8 +206,7 @@ async def test_an_oversized_record_refuses_the_request(broker: Broker, content_t
                 for n, (k, v) in enumerate(zip(keys_, values, strict=True))
             ]
             body = json.dumps({"records": records}).encode()
-        headers = {"content-type": content_type}
-        answer = await broker.http.post("/topics/t", content=body, headers=headers)
+        answer = await send(broker.http, body, content_type)
         assert answer.status_code == status
         if status == 413:
             assert "record 1 has 1001 bytes" in assert_refused(answer, 413, 413)
@@ -233,77 +214,72 @@ async def test_an_oversized_record_refuses_the_request(broker: Broker, content_t
     assert ends(broker.log) == [1, 1]
 
 
-async def test_an_oversized_body_is_refused_unread(store: MemoryStore) -> None:
-    async with broker_on(store, request_bytes_max=2048) as broker:
-        await broker.log.create_topic("t", 1, {})
-        sent = 0
+@pytest.mark.broker(topics={"t": 1}, request_bytes_max=2048)
+async def test_oversized_body_is_refused_unread(broker: Broker) -> None:
+    sent = 0
 
-        async def pieces() -> AsyncIterator[bytes]:
-            nonlocal sent
-            for _ in range(100):
-                sent += 1000
-                yield b" " * 1000
+    async def pieces() -> AsyncIterator[bytes]:
+        nonlocal sent
+        for _ in range(100):
+            sent += 1000
+            yield b" " * 1000
 
-        headers = {"content-type": JSON}
-        answer = await broker.http.post("/topics/t", content=pieces(), headers=headers)
-        assert_refused(answer, 413, 413)
-        assert sent == 3000  # no more than it took to know
-        sent = 0
-        headers["content-length"] = "100000"
-        answer = await broker.http.post("/topics/t", content=pieces(), headers=headers)
-        assert_refused(answer, 413, 413)
-        assert sent == 0
-        # Exactly the bound is none too many.
-        body = json.dumps({"records": [{"value": "v"}]}).encode().ljust(2048)
-        headers = {"content-type": JSON}
-        assert placed(await broker.http.post("/topics/t", content=body, headers=headers))
-        answer = await broker.http.post("/topics/t", content=body + b" ", headers=headers)
-        assert_refused(answer, 413, 413)
-        assert ends(broker.log) == [1]
+    headers = {"content-type": JSON}
+    answer = await broker.http.post("/topics/t", content=pieces(), headers=headers)
+    assert_refused(answer, 413, 413)
+    assert sent == 3000  # no more than it took to know
+    sent = 0
+    headers["content-length"] = "100000"
+    answer = await broker.http.post("/topics/t", content=pieces(), headers=headers)
+    assert_refused(answer, 413, 413)
+    assert sent == 0
+    # Exactly the bound is none too many.
+    body = json.dumps({"records": [{"value": "v"}]}).encode().ljust(2048)
+    headers = {"content-type": JSON}
+    assert placed(await broker.http.post("/topics/t", content=body, headers=headers))
+    answer = await broker.http.post("/topics/t", content=body + b" ", headers=headers)
+    assert_refused(answer, 413, 413)
+    assert ends(broker.log) == [1]
 
 
-async def test_a_compressed_bomb_is_refused(store: MemoryStore) -> None:
-    async with broker_on(store, request_bytes_max=64 * 1024) as broker:
-        await broker.log.create_topic("t", 1, {})
-        batch = pa.record_batch({"value": pa.array([bytes(2**20)])})
-        body = arrow_of(batch, compression="zstd")
-        assert len(body) < 64 * 1024
-        answer = await broker.http.post("/topics/t", content=body, headers={"content-type": ARROW})
-        assert_refused(answer, 413, 413)
-        assert ends(broker.log) == [0]
+@pytest.mark.broker(topics={"t": 1}, request_bytes_max=64 * 1024)
+async def test_compressed_bomb_is_refused(broker: Broker) -> None:
+    batch = pa.record_batch({"value": pa.array([bytes(2**20)])})
+    body = arrow_of(batch, compression="zstd")
+    assert len(body) < 64 * 1024
+    answer = await send(broker.http, body, ARROW)
+    assert_refused(answer, 413, 413)
+    assert ends(broker.log) == [0]
 
 
 @pytest.mark.parametrize("acks", ["all", "1", "0"])
-async def test_a_full_buffer_says_when_to_come_back(store: MemoryStore, acks: str) -> None:
-    faulty = FaultyStore(store)
-    bounds = {"buffer_bytes_max": 8192, "request_bytes_max": 8192}
-    async with broker_on(faulty, **bounds) as broker:
-        await broker.log.create_topic("t", 1, {})
-        gate = faulty.hold("create", object_keys.wal(broker.log.state.seq + 1))
-        first = asyncio.create_task(post(broker.http, [{"value": "v" * 5000}]))
-        await gate.reached.wait()
-        answer = await post(broker.http, [{"value": "w" * 5000}], acks=acks)
-        assert_refused(answer, 429, 42901)
-        assert int(answer.headers["retry-after"]) >= 1
-        waiting = asyncio.create_task(post(broker.http, [{"value": "x"}]))  # there is room for it
-        buffered_bytes = broker.log.writer.buffered_bytes
-        await until(lambda: broker.log.writer.buffered_bytes > buffered_bytes)
-        gate.opened.set()
-        assert placed(await first) == [(0, 0)]
-        assert placed(await waiting) == [(0, 1)]
-        assert placed(await post(broker.http, [{"value": "w" * 5000}])) == [(0, 2)]
-        assert broker.log.writer.buffered_bytes == 0
+@pytest.mark.broker(topics={"t": 1}, buffer_bytes_max=8192, request_bytes_max=8192)
+async def test_full_buffer_says_when_to_come_back(
+    broker: Broker, faulty: FaultyStore, acks: str
+) -> None:
+    gate = faulty.hold("create", object_keys.wal(broker.log.state.seq + 1))
+    first = asyncio.create_task(post(broker.http, [{"value": "v" * 5000}]))
+    await gate.reached.wait()
+    answer = await post(broker.http, [{"value": "w" * 5000}], acks=acks)
+    assert_refused(answer, 429, 42901)
+    assert int(answer.headers["retry-after"]) >= 1
+    waiting = asyncio.create_task(post(broker.http, [{"value": "x"}]))  # there is room for it
+    buffered_bytes = broker.log.writer.buffered_bytes
+    await until(lambda: broker.log.writer.buffered_bytes > buffered_bytes)
+    gate.opened.set()
+    assert placed(await first) == [(0, 0)]
+    assert placed(await waiting) == [(0, 1)]
+    assert placed(await post(broker.http, [{"value": "w" * 5000}])) == [(0, 2)]
+    assert broker.log.writer.buffered_bytes == 0
 
 
-async def test_what_the_store_refuses_is_503_and_not_there(store: MemoryStore) -> None:
-    faulty = FaultyStore(store)
-    async with broker_on(faulty) as broker:
-        await broker.log.create_topic("t", 1, {})
-        faulty.plan = Script("create", "wal/", [Fault.REFUSED])
-        answer = await post(broker.http, [{"value": 1}])
-        assert_refused(answer, 503, 50302)
-        assert "retry-after" in answer.headers
-        assert placed(await post(broker.http, [{"value": 2}])) == [(0, 0)]
+@pytest.mark.broker(topics={"t": 1})
+async def test_what_store_refuses_is_503_and_not_there(broker: Broker, faulty: FaultyStore) -> None:
+    faulty.plan = Script("create", "wal/", [Fault.REFUSED])
+    answer = await post(broker.http, [{"value": 1}])
+    assert_refused(answer, 503, 50302)
+    assert "retry-after" in answer.headers
+    assert placed(await post(broker.http, [{"value": 2}])) == [(0, 0)]
 
 
 # -- clients that go away
@@ -325,12 +301,10 @@ def call(broker: Broker, messages: list[dict[str, Any]], content_type: str) -> A
     async def send(_: object) -> None:
         """Drop the message: the client is gone."""
 
-    return broker.app(scope, receive, send)  # type: ignore[arg-type]
+    return broker.app(scope, receive, send)
 
 
-async def test_a_body_that_was_cut_off_is_not_taken_for_a_whole_one(
-    broker: Broker, topic: str
-) -> None:
+async def test_body_that_was_cut_off_is_not_taken_for_whole_one(broker: Broker, topic: str) -> None:
     batch = pa.record_batch({"value": VALUES})
     whole = arrow_of(batch, batch)
     half = arrow_of(batch)[: -len(b"\xff\xff\xff\xff\x00\x00\x00\x00")]  # a stream without its end
@@ -346,18 +320,18 @@ async def test_a_body_that_was_cut_off_is_not_taken_for_a_whole_one(
     assert sum(ends(broker.log)) == 1
 
 
-async def test_a_client_that_is_gone_does_not_stop_its_commit(store: MemoryStore) -> None:
-    faulty = FaultyStore(store)
-    async with broker_on(faulty) as broker:
-        await broker.log.create_topic("t", 1, {})
-        gate = faulty.hold("create", object_keys.wal(broker.log.state.seq + 1))
-        producing = asyncio.create_task(post(broker.http, [{"value": 1}]))
-        await gate.reached.wait()
-        producing.cancel()
-        await asyncio.gather(producing, return_exceptions=True)
-        gate.opened.set()
-        await until(lambda: ends(broker.log) == [1])
-        assert placed(await post(broker.http, [{"value": 2}])) == [(0, 1)]
+@pytest.mark.broker(topics={"t": 1})
+async def test_client_that_is_gone_does_not_stop_its_commit(
+    broker: Broker, faulty: FaultyStore
+) -> None:
+    gate = faulty.hold("create", object_keys.wal(broker.log.state.seq + 1))
+    producing = asyncio.create_task(post(broker.http, [{"value": 1}]))
+    await gate.reached.wait()
+    producing.cancel()
+    await asyncio.gather(producing, return_exceptions=True)
+    gate.opened.set()
+    await until(lambda: ends(broker.log) == [1])
+    assert placed(await post(broker.http, [{"value": 2}])) == [(0, 1)]
 
 
 # -- whatever comes
@@ -424,7 +398,7 @@ def assert_answered(answer: httpx.Response) -> None:
     query=st.dictionaries(st.sampled_from(["acks", "async", "x"]), st.text(max_size=3), max_size=1),
     key=st.none() | st.binary(max_size=3),
 )
-async def test_no_body_is_an_internal_error(
+async def test_no_body_is_internal_error(
     broker: Broker,
     body: bytes,
     content_type: str | None,
@@ -446,15 +420,14 @@ async def test_no_body_is_an_internal_error(
 
 @anything
 @given(body=TORN)
-async def test_no_torn_stream_is_an_internal_error(broker: Broker, body: bytes) -> None:
+async def test_torn_stream_is_no_internal_error(broker: Broker, body: bytes) -> None:
     if "t" not in broker.log.state.topics:
         await broker.log.create_topic("t", 3, {})
-    headers = {"content-type": ARROW}
-    assert_answered(await broker.http.post("/topics/t", content=body, headers=headers))
+    assert_answered(await send(broker.http, body, ARROW))
 
 
 @pytest.mark.parametrize("way", ["json", "arrow"])
-async def test_too_many_records_refuse_the_request(broker: Broker, way: str) -> None:
+async def test_too_many_records_refuse_request(broker: Broker, way: str) -> None:
     await broker.log.create_topic("t", 1, {})
     count = RECORDS_MAX + 1
     bodies = {
@@ -462,7 +435,6 @@ async def test_too_many_records_refuse_the_request(broker: Broker, way: str) -> 
         "arrow": (ARROW, arrow(value=pa.nulls(count))),
     }
     content_type, body = bodies[way]
-    headers = {"content-type": content_type}
-    answer = await broker.http.post("/topics/t", content=body, headers=headers)
+    answer = await send(broker.http, body, content_type)
     assert f"the limit is {RECORDS_MAX}" in assert_refused(answer, 413, 413)
     assert ends(broker.log) == [0]

@@ -14,15 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.service.conftest import (
-    Broker,
-    assert_refused,
-    broker_on,
-    ends,
-    listening,
-    stored,
-    until,
-)
+from tests.service.conftest import Broker, assert_refused, broker_on, ends, stored, until
 from tests.service.test_produce_refusals import JSONISH, anything
 from tests.support.faults import FaultyStore
 from tidelog.service.formats import v3_records
@@ -35,8 +27,8 @@ from tidelog.storage.store.memory import MemoryStore
 JSON = "application/json"
 
 
-def path(broker: Broker, last: str = "records", topic: str = "t", base: str = "/v3") -> str:
-    return f"{base}/clusters/{broker.log.identity.cluster_id}/topics/{topic}/{last}"
+def path(broker: Broker, last: str = "records", topic: str = "t") -> str:
+    return f"{broker.v3}/topics/{topic}/{last}"
 
 
 async def stream(broker: Broker, body: Any) -> list[dict[str, Any]]:
@@ -63,7 +55,7 @@ def codes(reports: list[dict[str, Any]]) -> list[int]:
 # -- records
 
 
-async def test_a_report_says_what_became_of_the_record(broker: Broker, topic: str) -> None:
+async def test_report_says_what_became_of_record(broker: Broker, topic: str) -> None:
     record = {
         "partition_id": 2,
         "headers": [{"name": "h", "value": b64encode(b"\xff").decode()}, {"name": "h"}],
@@ -88,43 +80,6 @@ async def test_a_report_says_what_became_of_the_record(broker: Broker, topic: st
     assert row["timestamp"].isoformat() == "2021-02-05T19:14:42.500000+00:00"
 
 
-async def test_types_are_bytes_as_they_say(broker: Broker, topic: str) -> None:
-    records: list[tuple[Any, bytes | None]] = [
-        (of("aGk=", "BINARY"), b"hi"),
-        (of("aGk=", "STRING"), b"aGk="),
-        (of("aGk=", "JSON"), b'"aGk="'),
-        (of(False), b"false"),
-        (of(0), b"0"),
-        (of(""), b'""'),
-        (of({}), b"{}"),
-        (of(None), None),
-        (of(None, "BINARY"), None),
-        (of(None, "STRING"), None),
-        (of("", "STRING"), b""),
-        ({"partition_id": 0}, None),
-        (of("ü☃𝄞\x00", "STRING"), "ü☃𝄞\x00".encode()),
-    ]
-    reports = await stream(broker, "".join(json.dumps(record) for record, _ in records))
-    assert codes(reports) == [200] * len(records)
-    assert [report["offset"] for report in reports] == list(range(len(records)))
-    assert [row["value"] for row in await stored(broker.log)] == [value for _, value in records]
-
-
-@pytest.mark.parametrize("base", ["/v3", "/kafka/v3", "//v3", "/kafka//v3"])
-async def test_both_mounts_are_served(broker: Broker, topic: str, base: str) -> None:
-    url = f"http://tide:8082{path(broker, base=base)}/"
-    answer = await broker.http.post(url, content=json.dumps(of(1)))
-    assert (answer.status_code, answer.json()["error_code"]) == (200, 200)
-
-
-@pytest.mark.parametrize("between", ["", "\n", "\r\n", " \t\n "])
-async def test_objects_are_concatenated(broker: Broker, topic: str, between: str) -> None:
-    body = between.join(json.dumps(of(n)) for n in range(25)) + between
-    reports = await stream(broker, body)
-    assert [report["offset"] for report in reports] == list(range(25))
-    assert [row["value"] for row in await stored(broker.log)] == [b"%d" % n for n in range(25)]
-
-
 async def test_objects_may_be_cut_anywhere(broker: Broker, topic: str) -> None:
     body = json.dumps(of('ü{"}\\')).encode() + b"\n" + json.dumps(of([{}, "}"])).encode()
     for position in range(len(body) + 1):
@@ -139,7 +94,7 @@ async def test_objects_may_be_cut_anywhere(broker: Broker, topic: str) -> None:
 # -- errors
 
 
-async def test_the_records_of_one_piece_are_in_one_flush(broker: Broker, topic: str) -> None:
+async def test_records_of_one_piece_are_in_one_flush(broker: Broker, topic: str) -> None:
     flushes = broker.log.stats().writer.flushes
     body = b"".join(json.dumps(of(number)).encode() for number in range(500))
     reports = await stream(broker, body)
@@ -170,7 +125,7 @@ async def test_errors_are_reported_in_their_place(broker: Broker, topic: str) ->
     assert [row["value"] for row in await stored(broker.log)] == [b"1", b"2"]
 
 
-async def test_what_is_no_object_ends_the_stream(broker: Broker, topic: str) -> None:
+async def test_what_is_no_object_ends_stream(broker: Broker, topic: str) -> None:
     for end in (b"[1]", b"}", b'{"value":', b"x"):
         body = json.dumps(of(1)).encode() + end
         assert codes(await stream(broker, body)) == [200, 400]
@@ -184,7 +139,7 @@ async def test_what_is_no_object_ends_the_stream(broker: Broker, topic: str) -> 
 
 
 @pytest.mark.parametrize("body", [b"", b" \r\n"])
-async def test_an_empty_stream_is_422(broker: Broker, topic: str, body: bytes) -> None:
+async def test_empty_stream_is_422(broker: Broker, topic: str, body: bytes) -> None:
     answer = await broker.http.post(path(broker), content=body)
     assert_refused(answer, 422, 422, JSON)
 
@@ -201,43 +156,40 @@ async def test_clusters_and_topics_must_be_there(broker: Broker, topic: str, las
     assert ends(broker.log) == [0, 0, 0]
 
 
-async def test_a_topic_may_go_and_grow_in_a_stream(store: MemoryStore) -> None:
-    async with broker_on(store) as broker, broker_on(store, "b2") as other:
+async def test_topic_may_go_and_grow_in_stream(broker: Broker, other: Broker) -> None:
+    await broker.log.create_topic("t", 1, {})
+
+    async def body() -> AsyncIterator[bytes]:
+        yield json.dumps(of(1)).encode()
+        await other.log.wal.refresh()
+        await other.log.add_partitions("t", 2)
+        yield json.dumps(of(2, partition_id=1)).encode()
+        await until(lambda: ends(broker.log) == [1, 1])
+        await broker.log.delete_topic("t")
+        yield json.dumps(of(3)).encode()
+        await asyncio.sleep(0.01)
         await broker.log.create_topic("t", 1, {})
+        yield json.dumps(of(4)).encode()
 
-        async def body() -> AsyncIterator[bytes]:
-            yield json.dumps(of(1)).encode()
-            await other.log.wal.refresh()
-            await other.log.add_partitions("t", 2)
-            yield json.dumps(of(2, partition_id=1)).encode()
-            await until(lambda: ends(broker.log) == [1, 1])
-            await broker.log.delete_topic("t")
-            yield json.dumps(of(3)).encode()
-            await asyncio.sleep(0.01)
-            await broker.log.create_topic("t", 1, {})
-            yield json.dumps(of(4)).encode()
-
-        reports = await stream(broker, body())
-        assert codes(reports) == [200, 200, 40403, 200]
-        assert [row["value"] for row in await stored(broker.log)] == [b"4"]
+    reports = await stream(broker, body())
+    assert codes(reports) == [200, 200, 40403, 200]
+    assert [row["value"] for row in await stored(broker.log)] == [b"4"]
 
 
-async def test_a_full_buffer_is_reported_in_place(store: MemoryStore) -> None:
-    faulty = FaultyStore(store)
-    async with broker_on(faulty, buffer_bytes_max=8192, request_bytes_max=4096) as broker:
-        await broker.log.create_topic("t", 1, {})
-        gate = faulty.hold("create", object_keys.wal(broker.log.state.seq + 1))
+@pytest.mark.broker(topics={"t": 1}, buffer_bytes_max=8192, request_bytes_max=4096)
+async def test_full_buffer_is_reported_in_place(broker: Broker, faulty: FaultyStore) -> None:
+    gate = faulty.hold("create", object_keys.wal(broker.log.state.seq + 1))
 
-        async def body() -> AsyncIterator[bytes]:
-            for n in range(8):
-                yield json.dumps(of(str(n) * 1500)).encode()
-            await gate.reached.wait()
-            gate.opened.set()
+    async def body() -> AsyncIterator[bytes]:
+        for n in range(8):
+            yield json.dumps(of(str(n) * 1500)).encode()
+        await gate.reached.wait()
+        gate.opened.set()
 
-        said = codes(await stream(broker, body()))
-        assert said == [200] * said.count(200) + [42901] * (8 - said.count(200))
-        assert ends(broker.log) == [said.count(200)]
-        assert 0 < said.count(200) < 8
+    said = codes(await stream(broker, body()))
+    assert said == [200] * said.count(200) + [42901] * (8 - said.count(200))
+    assert ends(broker.log) == [said.count(200)]
+    assert 0 < said.count(200) < 8
 
 
 # -- open streams
@@ -275,12 +227,8 @@ async def read_report(reader: asyncio.StreamReader) -> dict[str, Any]:
     return report
 
 
-async def test_reports_come_while_records_go(broker: Broker, topic: str) -> None:
-    async with (
-        asyncio.timeout(240),
-        listening(broker.app) as port,
-        open_stream(port, path(broker)) as (reader, writer),
-    ):
+async def test_reports_come_while_records_go(broker: Broker, port: int, topic: str) -> None:
+    async with open_stream(port, path(broker)) as (reader, writer):
         for n in range(20):
             writer.write(chunk(json.dumps(of(n)).encode()))
             if n == 0:
@@ -297,15 +245,11 @@ async def test_reports_come_while_records_go(broker: Broker, topic: str) -> None
         assert (await reader.readline(), await reader.readline()) == (b"\r\n", b"0\r\n")
 
 
-async def test_reports_of_slow_commits_are_in_order(store: MemoryStore) -> None:
-    faulty = FaultyStore(store)
-    async with (
-        asyncio.timeout(240),
-        broker_on(faulty) as broker,
-        listening(broker.app) as port,
-        open_stream(port, path(broker)) as (reader, writer),
-    ):
-        await broker.log.create_topic("t", 2, {})
+@pytest.mark.broker(topics={"t": 2})
+async def test_reports_of_slow_commits_are_in_order(
+    broker: Broker, port: int, faulty: FaultyStore
+) -> None:
+    async with open_stream(port, path(broker)) as (reader, writer):
         gate = faulty.hold("create", object_keys.wal(broker.log.state.seq + 1))
         writer.write(chunk(json.dumps(of(0)).encode()))
         await gate.reached.wait()
@@ -318,54 +262,50 @@ async def test_reports_of_slow_commits_are_in_order(store: MemoryStore) -> None:
         assert [(await read_report(reader))["error_code"] for _ in range(3)] == [200, 40402, 200]
 
 
-async def test_a_client_that_leaves_an_open_stream_leaves_nothing(
-    broker: Broker, topic: str
+async def test_client_that_leaves_open_stream_leaves_nothing(
+    broker: Broker, port: int, topic: str
 ) -> None:
-    async with asyncio.timeout(240), listening(broker.app) as port:
-        before = asyncio.all_tasks()
-        async with open_stream(port, path(broker)) as (reader, writer):
-            writer.write(chunk(json.dumps(of(0)).encode() * 3 + b'{"value":'))
-            await read_head(reader)
-            assert (await read_report(reader))["offset"] == 0
-        await until(lambda: asyncio.all_tasks() <= before)
-        assert ends(broker.log) == [3, 0, 0]  # what was whole
+    before = asyncio.all_tasks()
+    async with open_stream(port, path(broker)) as (reader, writer):
+        writer.write(chunk(json.dumps(of(0)).encode() * 3 + b'{"value":'))
+        await read_head(reader)
+        assert (await read_report(reader))["offset"] == 0
+    await until(lambda: asyncio.all_tasks() <= before)
+    assert ends(broker.log) == [3, 0, 0]  # what was whole
 
 
-async def test_an_object_that_has_not_ended_is_charged(store: MemoryStore) -> None:
+@pytest.mark.broker(topics={"t": 1})
+async def test_object_that_has_not_ended_is_charged(broker: Broker, port: int) -> None:
     """Its bytes are given back with its report. If they do not fit, the last report says so."""
-    async with asyncio.timeout(240), broker_on(store) as broker, listening(broker.app) as port:
-        await broker.log.create_topic("t", 1, {})
-        bodies = broker.app.admission.bodies
-        async with open_stream(port, path(broker)) as (reader, writer):
-            large = json.dumps(of("x" * 300_000)).encode()
-            writer.write(chunk(large[:-1]))
-            await until(lambda: bodies.used >= len(large))
-            assert bodies.used <= len(large) + BODY_STEP_BYTES
-            writer.write(chunk(large[-1:]))
-            await read_head(reader)
-            assert (await read_report(reader))["error_code"] == 200
-            writer.write(chunk(json.dumps(of(1)).encode()))
-            assert (await read_report(reader))["error_code"] == 200
-            await until(lambda: not bodies.used)
-            bodies.limit = len(large) // 2
-            bodies.take(Other(), BODY_STEP_BYTES)
-            writer.write(chunk(large[:-1]))
-            assert (await read_report(reader))["error_code"] == 50302
-            assert (await reader.read()).endswith(b"0\r\n\r\n")
-        await until(lambda: bodies.used == BODY_STEP_BYTES)
-        assert ends(broker.log) == [2]
+    bodies = broker.app.admission.bodies
+    async with open_stream(port, path(broker)) as (reader, writer):
+        large = json.dumps(of("x" * 300_000)).encode()
+        writer.write(chunk(large[:-1]))
+        await until(lambda: bodies.used >= len(large))
+        assert bodies.used <= len(large) + BODY_STEP_BYTES
+        writer.write(chunk(large[-1:]))
+        await read_head(reader)
+        assert (await read_report(reader))["error_code"] == 200
+        writer.write(chunk(json.dumps(of(1)).encode()))
+        assert (await read_report(reader))["error_code"] == 200
+        await until(lambda: not bodies.used)
+        bodies.limit = len(large) // 2
+        bodies.take(Other(), BODY_STEP_BYTES)
+        writer.write(chunk(large[:-1]))
+        assert (await read_report(reader))["error_code"] == 50302
+        assert (await reader.read()).endswith(b"0\r\n\r\n")
+    await until(lambda: bodies.used == BODY_STEP_BYTES)
+    assert ends(broker.log) == [2]
 
 
 class Other:
-    """Another taker of memory."""
-
     owner = "User:other"
 
     def on_memory(self) -> None:
         raise AssertionError("it has its bytes")
 
 
-async def test_a_compressed_stream_has_a_bound_of_records(broker: Broker, topic: str) -> None:
+async def test_compressed_stream_has_bound_of_records(broker: Broker, topic: str) -> None:
     """200 bytes may unpack to a million records. Nothing is appended, whatever the first are."""
     for record, code in ((b"{}", 413), (b"{[}", 413)):
         body = gzip.compress(record * (RECORDS_MAX + 1))
@@ -383,7 +323,7 @@ async def batch(broker: Broker, body: Any) -> httpx.Response:
     return await broker.http.post(path(broker, "records:batch"), json=body)
 
 
-async def test_a_batch_is_answered_by_id(broker: Broker, topic: str) -> None:
+async def test_batch_is_answered_by_id(broker: Broker, topic: str) -> None:
     entries = [of(1, id="a"), of(2, id="b", partition_id=9), of(3, id=7), of("?", "BINARY", id="d")]
     answer = await batch(broker, {"entries": entries})
     assert (answer.status_code, answer.headers["content-type"]) == (207, JSON)
@@ -403,20 +343,14 @@ async def test_a_batch_is_answered_by_id(broker: Broker, topic: str) -> None:
 @pytest.mark.parametrize(
     ("body", "status", "code"),
     [
-        (json.dumps({"entries": []}), 422, 42208),
         (json.dumps({"entries": [of(n, id=str(n)) for n in range(11)]}), 422, 42208),
         (json.dumps({"entries": [of(1, id="a"), of(2, id="a")]}), 422, 42208),
-        (json.dumps({"entries": [of(1, id="a b")]}), 422, 42208),
-        (json.dumps({"entries": [of(1, id="")]}), 422, 42208),
         (json.dumps({"entries": [of(1)]}), 400, 400),
-        (json.dumps({"entries": 5}), 400, 400),
-        (json.dumps({}), 400, 400),
-        ("", 400, 400),
         ("null", 400, 400),
-        ("{", 400, 400),
+        ("", 400, 400),
     ],
 )
-async def test_a_bad_batch_is_refused_whole(
+async def test_bad_batch_is_refused_whole(
     broker: Broker, topic: str, body: str, status: int, code: int
 ) -> None:
     answer = await broker.http.post(path(broker, "records:batch"), content=body)
@@ -424,16 +358,10 @@ async def test_a_bad_batch_is_refused_whole(
     assert ends(broker.log) == [0, 0, 0]
 
 
-async def test_a_batch_has_ten_entries_at_most(broker: Broker, topic: str) -> None:
-    answer = await batch(broker, {"entries": [of(n, id=str(n)) for n in range(10)]})
-    assert [report["offset"] for report in answer.json()["successes"]] == list(range(10))
-
-
-async def test_a_batch_has_a_bound(store: MemoryStore) -> None:
-    async with broker_on(store, request_bytes_max=2048) as broker:
-        await broker.log.create_topic("t", 1, {})
-        answer = await batch(broker, {"entries": [of("v" * 2048, id="a")]})
-        assert_refused(answer, 413, 413, JSON)
+@pytest.mark.broker(topics={"t": 1}, request_bytes_max=2048)
+async def test_batch_has_bound(broker: Broker) -> None:
+    answer = await batch(broker, {"entries": [of("v" * 2048, id="a")]})
+    assert_refused(answer, 413, 413, JSON)
 
 
 # -- whatever comes
@@ -456,7 +384,7 @@ async def test_a_batch_has_a_bound(store: MemoryStore) -> None:
     last=st.sampled_from(["records", "records:batch"]),
     is_batch=st.booleans(),
 )
-async def test_no_body_is_an_internal_error(
+async def test_no_body_is_internal_error(
     broker: Broker, body: bytes, last: str, is_batch: bool
 ) -> None:
     if "t" not in broker.log.state.topics:
@@ -469,7 +397,7 @@ async def test_no_body_is_an_internal_error(
     assert all(report.get("error_code", 200) < 50000 for report in said)
 
 
-async def test_a_body_is_split_in_pieces(
+async def test_body_is_split_in_pieces(
     broker: Broker, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One piece of a body may have millions of objects. Few of them are split off at a time."""
@@ -495,7 +423,7 @@ LARGE = {"a value": of("x" * 2_000_000), "headers": of(0, headers=[{"name": "ab"
 
 @pytest.mark.parametrize("way", ["stream", "batch"])
 @pytest.mark.parametrize("what", LARGE)
-async def test_a_large_record_is_decoded_in_a_thread(
+async def test_large_record_is_decoded_in_thread(
     store: MemoryStore, monkeypatch: pytest.MonkeyPatch, way: str, what: str
 ) -> None:
     threads: list[str] = []

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.service.conftest import listening, until
+from tests.service.conftest import Broker, connected, listening, until
 from tidelog.service.http.admission import BODY_STEP_BYTES
 from tidelog.service.http.call import LEFT, BodyMemory, HttpRequest, HttpResponse
 from tidelog.service.http.response_writer import JOINED_BYTES_MAX
@@ -37,70 +37,64 @@ class App:
         await send({"type": "http.response.body", "body": body})
 
 
-async def _ask(port: int, *paths: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    for path in paths:
-        writer.write(f"GET {path} HTTP/1.1\r\nhost: x\r\n\r\n".encode())
-    await writer.drain()
-    return reader, writer
+def gets(*paths: str) -> list[bytes]:
+    return [f"GET {path} HTTP/1.1\r\nhost: x\r\n\r\n".encode() for path in paths]
 
 
-async def test_a_small_answer_is_one_packet() -> None:
+async def test_small_answer_is_one_packet() -> None:
     async with listening(App()) as port:
         for size in (0, 2, 1000):
-            reader, writer = await _ask(port, f"/{size}")
-            got = await reader.read(1 << 20)
-            assert got.startswith(b"HTTP/1.1 200 OK\r\n")
-            assert got.endswith(b"\r\n\r\n" + b"x" * size)
-            writer.close()
-            await writer.wait_closed()
+            async with connected(port, *gets(f"/{size}")) as (reader, _):
+                got = await reader.read(1 << 20)
+                assert got.startswith(b"HTTP/1.1 200 OK\r\n")
+                assert got.endswith(b"\r\n\r\n" + b"x" * size)
 
 
-async def test_answers_of_any_size_one_after_the_other() -> None:
+async def test_answers_of_any_size_one_after_other() -> None:
     async with listening(App()) as port:
         sizes = (5, 3 * JOINED_BYTES_MAX, 0, JOINED_BYTES_MAX, JOINED_BYTES_MAX + 1, 7)
-        reader, writer = await _ask(port, *(f"/{size}" for size in sizes))
-        for size in sizes:
-            head = await reader.readuntil(b"\r\n\r\n")
-            assert b"content-length: %d\r\n" % size in head
-            assert await reader.readexactly(size) == b"x" * size
-        writer.close()
-        await writer.wait_closed()
+        async with connected(port, *gets(*(f"/{size}" for size in sizes))) as (reader, _):
+            for size in sizes:
+                head = await reader.readuntil(b"\r\n\r\n")
+                assert b"content-length: %d\r\n" % size in head
+                assert await reader.readexactly(size) == b"x" * size
 
 
-async def test_a_head_does_not_wait_for_a_body_that_is_late() -> None:
+async def test_what_is_not_http_is_refused_by_error_object(broker: Broker, port: int) -> None:
+    async with connected(port) as (reader, writer):
+        writer.write(b"not HTTP\r\n\r\n")
+        head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400 ")
+    assert json.loads(body).keys() == {"error_code", "message"}
+
+
+async def test_head_does_not_wait_for_body_that_is_late() -> None:
     app = App()
-    async with listening(app) as port:
-        reader, writer = await _ask(port, "/3/late")
+    async with listening(app) as port, connected(port, *gets("/3/late")) as (reader, _):
         async with asyncio.timeout(240):
             assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
             app.go_on.set()
             assert await reader.readexactly(3) == b"xxx"
-        writer.close()
-        await writer.wait_closed()
 
 
-async def test_a_client_that_goes_in_the_middle_is_no_error() -> None:
+async def test_client_that_goes_in_middle_is_no_error() -> None:
     app = App()
     async with listening(app) as port:
-        reader, writer = await _ask(port, "/3/late")
-        await reader.readuntil(b"\r\n\r\n")
-        writer.transport.abort()
-        app.go_on.set()
-        reader, writer = await _ask(port, "/4")
-        assert (await reader.read(1000)).endswith(b"xxxx")
-        writer.close()
-        await writer.wait_closed()
+        async with connected(port, *gets("/3/late")) as (reader, writer):
+            await reader.readuntil(b"\r\n\r\n")
+            writer.transport.abort()
+            app.go_on.set()
+        async with connected(port, *gets("/4")) as (reader, _):
+            assert (await reader.read(1000)).endswith(b"xxxx")
 
 
-async def test_an_answer_before_the_end_of_a_body_arrives_and_is_the_last() -> None:
+async def test_answer_before_end_of_body_arrives_and_is_last() -> None:
     async def refuse(scope: Any, receive: Any, send: Any) -> None:
         headers = [(b"content-length", b"2"), (b"connection", b"close")]
         await send({"type": "http.response.start", "status": 413, "headers": headers})
         await send({"type": "http.response.body", "body": b"no"})
 
-    async with listening(refuse) as port:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    async with listening(refuse) as port, connected(port) as (reader, writer):
         writer.write(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 99999999\r\n\r\n")
         for _ in range(64):  # the client sends on, and reads afterwards
             writer.write(b"x" * 100_000)
@@ -109,28 +103,23 @@ async def test_an_answer_before_the_end_of_a_body_arrives_and_is_the_last() -> N
             answer = await reader.read()  # ends: the client sees that nothing comes any more
         assert answer.startswith(b"HTTP/1.1 413")
         assert answer.endswith(b"\r\n\r\nno")
-        writer.close()
-        await writer.wait_closed()
 
 
-async def test_a_header_of_an_answer_never_becomes_two() -> None:
+async def test_header_of_answer_never_becomes_two() -> None:
     async def split(scope: Any, receive: Any, send: Any) -> None:
         headers = ((b"location", b"/x\r\nset-cookie: a=b"),)
         await HttpRequest(scope, receive, send).answer(HttpResponse(200, b"{}", headers=headers))
 
-    async with listening(split) as port:
-        reader, writer = await _ask(port, "/")
+    async with listening(split) as port, connected(port, *gets("/")) as (reader, _):
         got = await reader.read(1 << 20)
         assert got.startswith(b"HTTP/1.1 500 ")
         assert b"set-cookie" not in got
-        writer.close()
-        await writer.wait_closed()
 
 
 @pytest.mark.parametrize(
     ("method", "status", "code"), [("GET", 503, 50302), ("HEAD", 503, 50302), ("POST", 504, 50003)]
 )
-async def test_a_request_that_the_stop_of_the_broker_ends_has_an_answer(
+async def test_request_that_stop_of_broker_ends_has_answer(
     method: str, status: int, code: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The server cancels requests that take longer than it waits. A change may have been done."""
@@ -138,8 +127,7 @@ async def test_a_request_that_the_stop_of_the_broker_ends_has_an_answer(
     async def stopped(scope: Any, receive: Any, send: Any) -> None:
         raise asyncio.CancelledError
 
-    async with listening(stopped) as port:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    async with listening(stopped) as port, connected(port) as (reader, writer):
         writer.write(f"{method} /topics/t HTTP/1.1\r\nhost: x\r\n\r\n".encode())
         head, _, body = (await reader.read(-1)).partition(b"\r\n\r\n")
         lines = head.lower().split(b"\r\n")
@@ -147,43 +135,36 @@ async def test_a_request_that_the_stop_of_the_broker_ends_has_an_answer(
         assert {b"content-type: application/vnd.kafka.v2+json", b"connection: close"} <= {*lines}
         assert (b"retry-after: 1" in lines) is (status == 503)
         assert body == b"" if method == "HEAD" else json.loads(body)["error_code"] == code
-        writer.close()
-        await writer.wait_closed()
     assert not [line for line in caplog.records if line.levelname == "ERROR"]
 
 
-async def test_an_application_that_fails_or_says_nothing_gets_an_error_of_the_api() -> None:
+async def test_application_that_fails_or_says_nothing_gets_error_of_api() -> None:
     async def silent(scope: Any, receive: Any, send: Any) -> None:
         if scope["path"] == "/bug":
             raise KeyError("bug")
 
     async with listening(silent) as port:
         for path in ("/bug", "/nothing"):
-            reader, writer = await _ask(port, path)
-            head, _, body = (await reader.read(-1)).partition(b"\r\n\r\n")
-            assert head.startswith(b"HTTP/1.1 500 ")
-            assert json.loads(body)["error_code"] == 50002
-            assert b"KeyError" not in body
-            writer.close()
-            await writer.wait_closed()
+            async with connected(port, *gets(path)) as (reader, _):
+                head, _, body = (await reader.read(-1)).partition(b"\r\n\r\n")
+                assert head.startswith(b"HTTP/1.1 500 ")
+                assert json.loads(body)["error_code"] == 50002
+                assert b"KeyError" not in body
 
 
 @pytest.mark.parametrize("field", ["", "connection: close\r\n"])
-async def test_the_last_answer_says_so_and_ends_the_connection(field: str) -> None:
+async def test_last_answer_says_so_and_ends_connection(field: str) -> None:
     async def serve(scope: Any, receive: Any, send: Any) -> None:
         call = HttpRequest(scope, receive, send)
         await call.answer(HttpResponse(200, await call.body(100)))
 
-    async with listening(serve) as port:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    async with listening(serve) as port, connected(port) as (reader, writer):
         version = "1.1" if field else "1.0"
         head = f"POST / HTTP/{version}\r\nhost: x\r\n{field}content-length: 5\r\n\r\n"
         writer.write(head.encode() + b"hello")
         got = await reader.read(-1)
         assert b"\r\nconnection: close\r\n" in got
         assert got.endswith(b"\r\n\r\nhello")
-        writer.close()
-        await writer.wait_closed()
 
 
 async def test_whole_bodies_and_parted_ones_are_read_on_one_connection() -> None:
@@ -191,8 +172,7 @@ async def test_whole_bodies_and_parted_ones_are_read_on_one_connection() -> None
         call = HttpRequest(scope, receive, send)
         await call.answer(HttpResponse(200, await call.body(1 << 20)))
 
-    async with listening(serve) as port:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    async with listening(serve) as port, connected(port) as (reader, writer):
         for size, is_parted in ((5, False), (5, True), (0, False), (300_000, True), (1, False)):
             body = b"x" * size
             head = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % size
@@ -206,8 +186,6 @@ async def test_whole_bodies_and_parted_ones_are_read_on_one_connection() -> None
             answer = await reader.readuntil(b"\r\n\r\n")
             assert b"content-length: %d\r\n" % size in answer
             assert await reader.readexactly(size) == body
-        writer.close()
-        await writer.wait_closed()
 
 
 async def test_bodies_of_one_principal_leave_memory_for_those_of_others() -> None:
@@ -254,7 +232,7 @@ async def test_bodies_of_one_principal_leave_memory_for_those_of_others() -> Non
 
 
 @pytest.mark.parametrize("pieces", [1, 2])
-async def test_a_body_counts_as_it_arrived_also_if_it_cannot_be_unpacked(pieces: int) -> None:
+async def test_body_counts_as_it_arrived_also_if_it_cannot_be_unpacked(pieces: int) -> None:
     async def serve(scope: Any, receive: Any, send: Any) -> None:
         call = HttpRequest(scope, receive, send)
         with contextlib.suppress(InvalidRequest):
@@ -263,21 +241,16 @@ async def test_a_body_counts_as_it_arrived_also_if_it_cannot_be_unpacked(pieces:
 
     body = gzip.compress(bytes(1000))
     head = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-encoding: gzip\r\ncontent-length: %d\r\n\r\n"
-    async with listening(serve) as port:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    async with listening(serve) as port, connected(port) as (reader, writer):
         writer.write(head % len(body) + (body if pieces == 1 else body[:5]))
         if pieces == 2:
             await asyncio.sleep(0.02)
             writer.write(body[5:])
         assert b"200" in await reader.readuntil(b"\r\n\r\n")
         assert await reader.readexactly(2) == b"%d" % len(body)
-        writer.close()
-        await writer.wait_closed()
 
 
-async def test_a_packed_body_is_charged_while_it_waits_and_not_unpacked_if_its_client_left() -> (
-    None
-):
+async def test_packed_body_is_charged_while_it_waits_and_not_unpacked_if_its_client_left() -> None:
     pool, threads, gate = MemoryPool(64 * BODY_STEP_BYTES), UnpackThreads(), threading.Event()
     bodies = BodyMemory(pool, threads)
     outcomes: list[str] = []

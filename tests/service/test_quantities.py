@@ -36,12 +36,12 @@ POSITIONS = (
 
 
 @given(POSITIONS)
-def test_a_position_is_read_as_it_is_printed(place: positions.Position) -> None:
+def test_position_is_read_as_it_is_printed(place: positions.Position) -> None:
     assert position(text_of(place)) == place
 
 
 @given(st.integers(0, 10**15))
-def test_a_quantity_is_read_as_it_is_printed(value: int) -> None:
+def test_quantity_is_read_as_it_is_printed(value: int) -> None:
     assert quantities.milliseconds(quantities.duration(value)) == value
     assert quantities.octets(quantities.size(value)) == value
 
@@ -101,7 +101,7 @@ def test_texts_that_are_no_position(text: str) -> None:
         position(text)
 
 
-def test_a_time_before_the_calendar_is_wrong_usage() -> None:
+def test_time_before_calendar_is_wrong_usage() -> None:
     with pytest.raises(BadUsage, match="before the year 1"):
         positions.at_time(position("-999999w"), NOW)
 
@@ -189,11 +189,8 @@ def tidelog(
 
 
 DURATIONS = [
-    ("bounds", "--file-grace-ms"),
-    ("bounds", "--wal-retention-ms"),
-    ("bounds", "--view-age-ms"),
-    ("collect", "--file-grace-ms"),
-    ("scrub", "--file-grace-ms"),
+    *(("bounds", "--file-grace-ms"), ("bounds", "--wal-retention-ms")),
+    *(("bounds", "--view-age-ms"), ("collect", "--file-grace-ms"), ("scrub", "--file-grace-ms")),
     ("maintain", "--file-grace-ms"),
 ]
 

@@ -1,5 +1,7 @@
 """Vitals: what was added in each step, sums of brokers, latencies out of size classes."""
 
+from collections.abc import AsyncIterator
+
 import msgspec
 import pytest
 
@@ -34,6 +36,14 @@ def step(number: int, first: float = 0.0, ack: int = 0) -> Step:
     return Step(number, added, [ack, *ACKS[1:]])
 
 
+@pytest.fixture
+async def log(clock: ManualClock) -> AsyncIterator[Broker]:
+    store = MeteredStore(MemoryStore(), clock)
+    log = await Broker.open(store, LogSettings(is_sealing=False), clock=clock, name="b")
+    yield log
+    await log.close()
+
+
 def broker(*steps: Step) -> BrokerRates:
     none = step(0)
     return BrokerRates(
@@ -52,7 +62,7 @@ def test_steps_of_brokers_are_added_up_by_their_numbers() -> None:
     assert summed([]) == []
 
 
-def test_a_step_that_not_all_are_over_with_waits_for_them_and_not_for_the_silent() -> None:
+def test_step_that_not_all_are_over_with_waits_for_them_and_not_for_silent() -> None:
     before, late = [step(7, 1), step(8, 1)], [step(7, 1)]
     assert [total.number for total in summed([broker(*before), broker(*late)])] == [7]
     assert [total.number for total in summed([broker(*before), broker()])] == [7, 8]
@@ -66,7 +76,7 @@ def test_adding_up_changes_no_input() -> None:
     assert own.added[0] == 2
 
 
-def test_a_quantile_is_in_its_bucket() -> None:
+def test_quantile_is_in_its_bucket() -> None:
     counts = list(ACKS)
     assert quantile_s(counts, 0.5) is None
     counts[3] = 100  # of those up to 0.01 s, beyond 0.005
@@ -76,11 +86,7 @@ def test_a_quantile_is_in_its_bucket() -> None:
     assert quantile_s(counts, 0.99) == SECONDS[-1], "beyond the last bound the value is unknown"
 
 
-async def test_a_step_has_what_was_added_since_the_one_before() -> None:
-    clock = ManualClock(1)
-    log = await Broker.open(
-        MeteredStore(MemoryStore(), clock), LogSettings(is_sealing=False), clock=clock, name="b"
-    )
+async def test_step_has_what_was_added_since_one_before(log: Broker) -> None:
     http = HttpCounters()
     vitals = RateSampler(log, http, "1", ack_labels=ACK_LABELS)
     await log.create_topic("t", 1, {})
@@ -101,12 +107,9 @@ async def test_a_step_has_what_was_added_since_the_one_before() -> None:
     assert (said["records_in"], said["bytes_in"], said["requests"]) == (5, 500, 1)
     assert sum(only.acks) == 1
     assert msgspec.msgpack.decode(vitals.encoded(), type=BrokerRates) == vitals.own()
-    await log.close()
 
 
-async def test_a_peer_of_another_version_is_left_out() -> None:
-    clock = ManualClock(1)
-    log = await Broker.open(MemoryStore(), LogSettings(is_sealing=False), clock=clock, name="b")
+async def test_peer_of_another_version_is_left_out(log: Broker) -> None:
     other = broker(step(8, 2))
     longer = msgspec.structs.replace(other, steps=[Step(8, [1.0] * (len(NAMES) + 1), ACKS)])
 
@@ -116,13 +119,10 @@ async def test_a_peer_of_another_version_is_left_out() -> None:
 
     rates = await RateSampler(log, HttpCounters(), "1", ask=peers, ack_labels=()).all()
     assert [broker_rates.name for broker_rates in rates] == ["b", "n"]
-    await log.close()
 
 
-async def test_the_past_of_a_broker_stays_when_it_ends() -> None:
+async def test_past_of_broker_stays_when_it_ends(log: Broker, clock: ManualClock) -> None:
     """For an hour; a broker that answers again is not absent."""
-    clock = ManualClock(1)
-    log = await Broker.open(MemoryStore(), LogSettings(is_sealing=False), clock=clock, name="b")
     other = broker(step(7, 1), step(8, 2))
     live = [other]
 
@@ -147,12 +147,9 @@ async def test_the_past_of_a_broker_stays_when_it_ends() -> None:
     assert vitals.absent(await vitals.all()) == []
     live.append(other)
     assert vitals.absent(await vitals.all()) == []
-    await log.close()
 
 
-async def test_remembered_answers_are_bounded() -> None:
-    clock = ManualClock(1)
-    log = await Broker.open(MemoryStore(), LogSettings(is_sealing=False), clock=clock, name="b")
+async def test_remembered_answers_are_bounded(log: Broker) -> None:
     others = [msgspec.structs.replace(broker(step(8)), id=f"i{number}") for number in range(50)]
 
     async def peers() -> list[bytes]:
@@ -161,12 +158,9 @@ async def test_remembered_answers_are_bounded() -> None:
     vitals = RateSampler(log, HttpCounters(), "1", ask=peers, ack_labels=())
     await vitals.all()
     assert len(vitals.absent([])) == REMEMBERED_MAX
-    await log.close()
 
 
-async def test_lag_over_time_is_of_groups_that_are_there() -> None:
-    clock = ManualClock(1)
-    log = await Broker.open(MemoryStore(), LogSettings(is_sealing=False), clock=clock, name="b")
+async def test_lag_over_time_is_of_groups_that_are_there(log: Broker) -> None:
     topic = await log.create_topic("t", 1, {})
     assert topic is not None
     vitals = RateSampler(log, HttpCounters(), "1", ack_labels=())
@@ -182,4 +176,3 @@ async def test_lag_over_time_is_of_groups_that_are_there() -> None:
     await vitals.lags.refresh()
     vitals.step()
     assert vitals.lag_history("g").topics == {}
-    await log.close()

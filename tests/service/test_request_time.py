@@ -1,14 +1,13 @@
 """The quota `request_percentage`: CPU time of a principal's requests."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from tests.service.conftest import JSON, Broker
-from tests.service.keyed import MALLORY, RECORDS, allow, key_of, open_to_mallory, refill_nothing
+from tests.service.keyed import MALLORY, OPEN_TO_MALLORY, RECORDS, allow, key_of, refill_nothing
 from tidelog.service import unpacking
 from tidelog.service.routes.produce import DECODE_INLINE_BYTES
 from tidelog.service.security import request_time
@@ -57,17 +56,14 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-@pytest.fixture
-async def broker() -> AsyncIterator[Broker]:
-    async with open_to_mallory() as broker:
-        yield broker
+pytestmark = OPEN_TO_MALLORY
 
 
 async def set_percentage(broker: Broker, percentage: int | None) -> None:
     await broker.log.change_access(SetQuotas(MALLORY, {REQUEST_PERCENTAGE: percentage}))
 
 
-async def test_requests_above_the_percentage_are_refused(broker: Broker, clock: Clock) -> None:
+async def test_requests_above_percentage_are_refused(broker: Broker, clock: Clock) -> None:
     mallory = await key_of(broker.log, MALLORY)
     await set_percentage(broker, 10)
 
@@ -100,7 +96,7 @@ async def test_requests_above_the_percentage_are_refused(broker: Broker, clock: 
     ],
     ids=["a task for each record", "a thread that decodes"],
 )
-async def test_tasks_and_threads_of_a_request_are_charged(
+async def test_tasks_and_threads_of_request_are_charged(
     broker: Broker, clock: Clock, monkeypatch: pytest.MonkeyPatch, path: str, body: bytes
 ) -> None:
     """The time of the request's own task does not count here."""
@@ -113,7 +109,7 @@ async def test_tasks_and_threads_of_a_request_are_charged(
     assert (await broker.http.get("/topics/m.t", headers=mallory)).status_code == 429
 
 
-async def test_a_produce_request_is_charged(broker: Broker, clock: Clock) -> None:
+async def test_produce_request_is_charged(broker: Broker, clock: Clock) -> None:
     mallory = await key_of(broker.log, MALLORY)
     await set_percentage(broker, 100)
     headers = mallory | {"content-type": JSON}
@@ -127,7 +123,7 @@ async def test_a_produce_request_is_charged(broker: Broker, clock: Clock) -> Non
 
 
 @pytest.mark.parametrize("percentage", [0, 101, -1])
-async def test_a_percentage_is_1_to_100(broker: Broker, percentage: int) -> None:
+async def test_percentage_is_1_to_100(broker: Broker, percentage: int) -> None:
     with pytest.raises(InvalidRequest, match="request_percentage is 1 to 100"):
         await set_percentage(broker, percentage)
 
@@ -150,7 +146,7 @@ async def test_waits_are_not_charged(clock: Clock) -> None:
     assert rights.charged == [STEP_S * 100] * 3
 
 
-async def test_errors_and_cancellations_reach_the_work(clock: Clock) -> None:
+async def test_errors_and_cancellations_reach_work(clock: Clock) -> None:
     rights: Any = Rights()
     seen = []
 
@@ -182,7 +178,7 @@ async def test_errors_and_cancellations_reach_the_work(clock: Clock) -> None:
         await never
 
 
-async def test_nothing_is_measured_without_the_quota() -> None:
+async def test_nothing_is_measured_without_quota() -> None:
     async def work() -> None:
         return
 

@@ -1,15 +1,26 @@
-"""Records that come after a key or a right was taken away go out to who waits for them."""
+"""Readers that wait and lose a key, a right, a session or a token get no later record."""
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
+import httpx
 import msgspec
 import pytest
 
-from tests.service.conftest import V2, Broker, append, until
-from tests.service.keyed import ALICE, allow, key_of, open_to_alice
+from tests.service.conftest import JSON, V2, Broker, append, until
+from tests.service.keyed import (
+    ADMIN,
+    ADMIN_KEY,
+    ALICE,
+    CONSOLE,
+    OPEN_TO_ALICE,
+    allow,
+    assert_denied,
+    assert_unknown,
+    key_of,
+)
 from tidelog.service.peers.forwarding import _Request, _Response
 from tidelog.storage.core.actions import DeleteKey
 
@@ -21,16 +32,20 @@ WAYS = {
     "events": ("offset=0", b"text/event-stream"),
     "lines": ("offset=0&follow=true", b"application/x-ndjson"),
 }
+INSTANCE = "/consumers/g/instances/i"
+SUBSCRIBED = (
+    ("/consumers/g", {"name": "i", "format": "json", "auto.offset.reset": "earliest"}),
+    (f"{INSTANCE}/subscription", {"topics": ["t"]}),
+)
+pytestmark = OPEN_TO_ALICE
 
 
-@pytest.fixture
-async def broker() -> AsyncIterator[Broker]:
-    async with open_to_alice() as broker:
-        yield broker
-
-
-async def deny(broker: Broker) -> None:
+async def deny_topic(broker: Broker) -> None:
     await allow(broker.log, ALICE, "READ", permission="DENY")
+
+
+async def deny_group(broker: Broker) -> None:
+    await allow(broker.log, ALICE, "READ", "GROUP", "g", permission="DENY")
 
 
 async def delete_key(broker: Broker) -> None:
@@ -38,12 +53,16 @@ async def delete_key(broker: Broker) -> None:
     await broker.log.change_access(DeleteKey(key_id))
 
 
-REVOKE = {"a DENY": deny, "a deleted key": delete_key}
-
-
-async def read(broker: Broker, query: str, accept: bytes, header: dict[str, str]) -> bytes:
-    """The body of an answer, also of a stream; its client stays until the end."""
-    body: list[bytes] = []
+async def read(
+    broker: Broker,
+    query: str,
+    accept: bytes,
+    header: dict[str, str],
+    parts: list[bytes] | None = None,
+) -> bytes:
+    """The body of an answer, also of a stream; its client stays until the end. `parts` has what has
+    come of it so far."""
+    body: list[bytes] = [] if parts is None else parts
 
     async def receive() -> Any:
         await asyncio.Event().wait()
@@ -63,61 +82,106 @@ async def read(broker: Broker, query: str, accept: bytes, header: dict[str, str]
     return b"".join(body)
 
 
-async def late(
-    broker: Broker, reading: Awaitable[bytes], revoke: Callable[[Broker], Awaitable[None]]
-) -> bytes:
-    """The answer of a reader that waits and loses its rights, before there is a record."""
+@asynccontextmanager
+async def waiting(broker: Broker, reading: Awaitable[Any]) -> AsyncIterator[asyncio.Future[Any]]:
+    """A reader that waits for a record; the record comes at the end of the block."""
     task = asyncio.ensure_future(reading)
     try:
         await until(lambda: broker.log._waiting or task.done(), ANSWER_S)
         assert not task.done()
-        await revoke(broker)
+        yield task
         await append(broker.log, LATE)
         async with asyncio.timeout(ANSWER_S):
-            return await task
+            await asyncio.wait({task})
     finally:
         task.cancel()
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("revoked", REVOKE)
-async def test_a_reader_without_rights_gets_no_later_record(
-    broker: Broker, way: str, revoked: str
-) -> None:
-    query, accept = WAYS[way]
-    header = await key_of(broker.log, ALICE)
-    assert LATE not in await late(broker, read(broker, query, accept, header), REVOKE[revoked])
-
-
-async def test_a_forwarded_read_without_a_key_gets_no_later_record(broker: Broker) -> None:
-    """A broker forwards the key's id, and its message is signed: one without is not served at all
-    (S11)."""
-    header = await key_of(broker.log, ALICE) | {"content-type": V2}
-    body = {"name": "i", "format": "json", "auto.offset.reset": "earliest"}
-    made = await broker.http.post("/consumers/g", content=json.dumps(body), headers=header)
-    made.raise_for_status()
-    path = "/consumers/g/instances/i"
-    topics = '{"topics":["t"]}'
-    subscribed = await broker.http.post(f"{path}/subscription", content=topics, headers=header)
-    subscribed.raise_for_status()
+@asynccontextmanager
+async def forwarded(
+    broker: Broker, principal: str, proof: tuple[str, str, int]
+) -> AsyncIterator[Awaitable[bytes]]:
+    """A read of the instance by way of another broker."""
     said = _Request(
         "GET",
-        f"{path}/records",
+        f"{INSTANCE}/records",
         b"timeout=30000",
         [(b"accept", b"application/vnd.kafka.json.v2+json")],
         "http",
         ("127.0.0.1", 8082),
         b"",
-        (ALICE, "127.0.0.1"),
-        (next(iter(broker.log.state.access.keys)), "", 0),
+        (principal, "127.0.0.1"),
+        proof,
     )
-    forwarded = broker.app.forwarded
+    served = broker.app.forwarded
 
     async def reading() -> bytes:
-        answer = await forwarded.take(msgspec.msgpack.encode(said), b"ticket", is_trusted=True)
-        return msgspec.msgpack.decode(answer, type=_Response).body
+        answer = await served.take(msgspec.msgpack.encode(said), b"ticket", is_trusted=True)
+        return bytes(msgspec.msgpack.decode(answer, type=_Response).body)
 
     try:
-        assert LATE not in await late(broker, reading(), delete_key)
+        yield reading()
     finally:
-        forwarded.settle(b"ticket", has_arrived=True)
+        served.settle(b"ticket", has_arrived=True)
+
+
+async def subscribe(broker: Broker, header: dict[str, str]) -> None:
+    for path, body in SUBSCRIBED:
+        (await broker.http.post(path, json=body, headers=header)).raise_for_status()
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(("revoke", "code"), [(deny_topic, b"40301"), (delete_key, b"40101")])
+async def test_reader_without_rights_gets_no_later_record(
+    broker: Broker, way: str, revoke: Callable[[Broker], Awaitable[None]], code: bytes
+) -> None:
+    header = await key_of(broker.log, ALICE)
+    async with waiting(broker, read(broker, *WAYS[way], header)) as task:
+        await revoke(broker)
+    assert LATE not in task.result()
+    assert code in task.result()
+    assert (b"event: tidelog-error" in task.result()) == (way == "events")
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_logout_ends_what_session_reads(broker: Broker, way: str) -> None:
+    answer = await broker.http.post("/tidelog/v1/login", json={"key": ADMIN_KEY})
+    header = {"cookie": answer.headers["set-cookie"].partition(";")[0]}
+    broker.http.cookies.clear()
+    async with waiting(broker, read(broker, *WAYS[way], header)) as task:
+        logout = await broker.http.post("/tidelog/v1/logout", headers=header | CONSOLE)
+        assert logout.status_code == 204
+    assert LATE not in task.result()
+    assert b"40101" in task.result()
+
+
+@pytest.mark.parametrize(
+    ("revoke", "check"),
+    [(delete_key, assert_unknown), (deny_group, assert_denied), (deny_topic, assert_denied)],
+)
+async def test_waiting_instance_gets_no_later_record(
+    broker: Broker,
+    revoke: Callable[[Broker], Awaitable[None]],
+    check: Callable[[httpx.Response], str],
+) -> None:
+    """Its position stays: another reader of the group gets the record."""
+    header = await key_of(broker.log, ALICE) | {"content-type": V2}
+    await subscribe(broker, header)
+    accept = {"accept": JSON}
+    path = f"{INSTANCE}/records?timeout=30000"
+    reading = broker.http.get(path, headers=header | accept, timeout=ANSWER_S)
+    async with waiting(broker, reading) as task:
+        await revoke(broker)
+    check(task.result())
+    again = await broker.http.get(f"{INSTANCE}/records?timeout=5000", headers=ADMIN | accept)
+    assert LATE in again.content
+
+
+async def test_forwarded_read_without_key_gets_no_later_record(broker: Broker) -> None:
+    """A broker forwards the key's id, and its message is signed: one without is not served at all
+    (S11)."""
+    await subscribe(broker, await key_of(broker.log, ALICE) | {"content-type": V2})
+    proof = (next(iter(broker.log.state.access.keys)), "", 0)
+    async with forwarded(broker, ALICE, proof) as reading, waiting(broker, reading) as task:
+        await delete_key(broker)
+    assert LATE not in task.result()

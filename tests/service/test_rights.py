@@ -1,19 +1,36 @@
-"""Every route keeps to its declared access: a key without permissions opens nothing, and a request
-without a key only what is public."""
+"""Every route keeps to its declared access, for every kind of principal. A request without a key
+opens only what is public.
+
+Routes and their access come from the table of the router. A route whose handler checks by itself
+has a row in BY_HANDLER: a new one without a row fails.
+"""
 
 import re
-from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
 import pytest
 from fastapi import FastAPI
 
-from tests.service.conftest import Broker, append, http_client
-from tests.service.keyed import ADMIN, assert_denied, assert_unknown, key_of, secured
+from tests.service.conftest import Broker, http_client
+from tests.service.keyed import (
+    ADMIN,
+    SETTINGS,
+    allow,
+    assert_denied,
+    assert_unknown,
+    key_of,
+    secured,
+)
+from tests.support.vloop import run
+from tidelog.service.http.media_types import ARROW, EVENT_STREAM, JSON_V2_TYPES, NDJSON
 from tidelog.service.http.route import V3, Permission, RouteAccess
+from tidelog.service.routes import keys
+from tidelog.service.security.authenticator import READING
 from tidelog.service.security.caller import Forbidden, rights_of
 from tidelog.service.server.router import APP_ROUTES, HOT_ROUTES
+from tidelog.storage.core.acls import CLUSTER, DESCRIBE, GROUP, OPERATIONS_OF, READ, TOPIC, WRITE
+from tidelog.storage.core.actions import DeleteKey
 from tidelog.storage.store.memory import MemoryStore
 
 CONSUMES = {"content-type": "application/vnd.kafka.v2+json"}
@@ -34,12 +51,7 @@ def inside(app: Any) -> FastAPI:
     return application
 
 
-@pytest.fixture
-async def broker(store: MemoryStore) -> AsyncIterator[Broker]:
-    async with secured(store) as broker:
-        await broker.log.create_topic("t", 1, {})
-        await append(broker.log, b"1")
-        yield broker
+pytestmark = pytest.mark.broker(topics={"t": 1}, records=[b"1"], **SETTINGS)
 
 
 def address(route: str, broker: Broker) -> str:
@@ -69,7 +81,7 @@ async def asked(broker: Broker, method: str, route: str, headers: dict[str, str]
     return await broker.http.request(method, address(route, broker), headers=headers, **sent)
 
 
-async def test_the_application_serves_the_declared_routes_and_no_others(broker: Broker) -> None:
+async def test_application_serves_declared_routes_and_no_others(broker: Broker) -> None:
     """A route that is not declared has no access: it must not exist."""
     served = {
         (method, route.path) for route in inside(broker.app).routes for method in route.methods
@@ -92,10 +104,10 @@ async def test_every_path_leads_to_its_own_route(broker: Broker) -> None:
             )
 
 
-async def test_a_topic_may_have_the_name_of_a_word(broker: Broker) -> None:
+async def test_topic_may_have_name_of_word(broker: Broker) -> None:
     """A word in a path is also a parameter of other routes: `-` is a topic's name."""
     await broker.log.create_topic("-", 1, {})
-    cluster = f"/v3/clusters/{broker.log.wal.cluster.cluster_id}"
+    cluster = f"{broker.v3}"
     record = {"value": {"type": "JSON", "data": 1}}
     path = f"{cluster}/topics/-/records"
     assert (await broker.http.post(path, json=record, headers=ADMIN)).status_code == 200
@@ -104,7 +116,7 @@ async def test_a_topic_may_have_the_name_of_a_word(broker: Broker) -> None:
     assert (await broker.http.get(f"{cluster}/topics/-/configs", headers=ADMIN)).status_code == 200
 
 
-async def test_a_method_that_no_route_has(broker: Broker) -> None:
+async def test_method_that_no_route_has(broker: Broker) -> None:
     answer = await broker.http.put("/topics/t", headers=ADMIN, json={})
     assert (answer.status_code, answer.headers["allow"]) == (405, "GET, HEAD, OPTIONS, POST")
     assert answer.json() == {"error_code": 405, "message": "HTTP 405 Method Not Allowed"}
@@ -113,7 +125,7 @@ async def test_a_method_that_no_route_has(broker: Broker) -> None:
     assert answer.status_code == 405, "public: it needs no key"
 
 
-async def test_the_document_says_what_needs_a_key(broker: Broker) -> None:
+async def test_document_says_what_needs_key(broker: Broker) -> None:
     document = (await broker.http.get("/openapi.json", headers=ADMIN)).json()
     assert set(document["components"]["securitySchemes"]) == {"basic", "bearer", "session"}
     keyed = [{"basic": []}, {"bearer": []}, {"session": []}]
@@ -126,45 +138,11 @@ async def test_the_document_says_what_needs_a_key(broker: Broker) -> None:
                 assert operation["security"][:3] == keyed
 
 
-async def test_without_a_key_only_what_is_public_answers(broker: Broker) -> None:
-    for method, route in routes(broker):
-        answer = await asked(broker, method, route, {})
-        if DECLARED[method, route].access is RouteAccess.PUBLIC:
-            assert answer.status_code != 403, (method, route)
-            assert answer.status_code != 401 or route.endswith("/login"), (method, route)
-        else:
-            assert_unknown(answer)
+def test_public_routes_are_few() -> None:
     assert {route.paths[0] for route in ROUTES if route.access is RouteAccess.PUBLIC} == {
-        "/_health",
-        "/docs",
-        "/healthy",
-        "/ready",
-        "/startup",
-        "/status/ready",
-        "/tidelog/v1/login",
-        "/tidelog/v1/logout",
-        "/ui",
-        "/ui/{path:path}",
+        *("/_health", "/docs", "/healthy", "/ready", "/startup", "/status/ready"),
+        *("/tidelog/v1/login", "/tidelog/v1/logout", "/ui", "/ui/{path:path}"),
     }
-
-
-async def test_a_key_without_rights_opens_nothing_and_sees_nothing(broker: Broker) -> None:
-    nobody = await key_of(broker.log, "User:nobody")
-    before = broker.log.state.encode()
-    for method, route in routes(broker):
-        answer = await asked(broker, method, route, nobody)
-        match DECLARED[method, route].access:
-            case Permission():
-                assert_denied(answer)
-            case RouteAccess.CHECKED_BY_HANDLER if method != "GET":
-                assert_denied(answer)
-            case RouteAccess.CHECKED_BY_HANDLER:
-                said = answer.json()
-                assert answer.status_code == 200, (method, route, answer.text)
-                assert (said["data"] if isinstance(said, dict) else said) == [], route
-            case _:
-                assert answer.status_code not in (401, 403), (method, route, answer.text)
-    assert broker.log.state.encode() == before
 
 
 async def test_what_is_mounted_twice_is_guarded_twice(broker: Broker) -> None:
@@ -183,7 +161,7 @@ async def test_what_is_mounted_twice_is_guarded_twice(broker: Broker) -> None:
 @pytest.mark.parametrize(
     "path", ["//topics//t/", "/topics/t/", "/topics/%74", "//topics/t/partitions/0/records"]
 )
-async def test_no_spelling_of_a_path_is_a_way_around(broker: Broker, path: str) -> None:
+async def test_no_spelling_of_path_is_way_around(broker: Broker, path: str) -> None:
     nobody = await key_of(broker.log, "User:nobody")
     body = {"json": {"records": [{"value": "MQ=="}]}} if "records" not in path else {}
     method, path = ("POST" if body else "GET"), f"http://tide:8082{path}"
@@ -192,12 +170,12 @@ async def test_no_spelling_of_a_path_is_a_way_around(broker: Broker, path: str) 
 
 
 @pytest.mark.parametrize("path", ["/nothing", "/tidelog/v2/x", "/ui/../topics", "/healthy/x"])
-async def test_absence_is_not_revealed_without_a_key(broker: Broker, path: str) -> None:
+async def test_absence_is_not_revealed_without_key(broker: Broker, path: str) -> None:
     assert_unknown(await broker.http.get(path))
     assert (await broker.http.get(path, headers=ADMIN)).status_code in (200, 404)
 
 
-async def test_an_administrator_may_everything(broker: Broker) -> None:
+async def test_administrator_may_everything(broker: Broker) -> None:
     for method, route in routes(broker):
         answer = await asked(broker, method, route, ADMIN)
         assert answer.status_code not in (401, 403, 500) or route.endswith("/login"), (
@@ -207,7 +185,7 @@ async def test_an_administrator_may_everything(broker: Broker) -> None:
         )
 
 
-async def test_a_request_without_a_caller_opens_nothing(broker: Broker) -> None:
+async def test_request_without_caller_opens_nothing(broker: Broker) -> None:
     """A handler that is reached without `admit`, by a mistake, refuses."""
     rights = rights_of({})
     assert not rights.may("READ", "TOPIC", "t")
@@ -218,3 +196,167 @@ async def test_a_request_without_a_caller_opens_nothing(broker: Broker) -> None:
     async with http_client(inside(broker.app)) as past:
         with pytest.raises(Forbidden, match="did not come through the router"):
             await past.get("/topics")
+
+
+# -- each route with each kind of principal
+
+GRANTS: dict[str, set[tuple[str, str]]] = {
+    "nothing": set(),
+    "reader": {(READ, TOPIC), (READ, GROUP)},
+    "writer": {(WRITE, TOPIC)},
+    "describer": {(DESCRIBE, TOPIC), (DESCRIBE, GROUP), (DESCRIBE, CLUSTER)},
+}
+"""Operations on topic t, group g and the cluster."""
+IMPLIED = {READ: {DESCRIBE}, WRITE: {DESCRIBE}}
+CLUSTER_ID = "/clusters/{cluster_id}"
+BY_HANDLER: dict[tuple[str, str], set[str]] = {
+    ("POST", f"{CLUSTER_ID}/transactions"): {"writer"},
+    ("POST", f"{CLUSTER_ID}/topics"): set(),
+    ("POST", "/admin/topics"): set(),
+    **{
+        ("GET", path): set(GRANTS)  # each sees a part of the list
+        for path in (
+            *("/topics", "/tidelog/v1/topics", "/tidelog/v1/groups", "/tidelog/v1/compactions"),
+            f"{CLUSTER_ID}/topics",
+            f"{CLUSTER_ID}/topics/-/configs",
+            f"{CLUSTER_ID}/brokers/{{broker_id}}/partition-replicas",
+            f"{CLUSTER_ID}/consumer-groups",
+        )
+    },
+}
+"""The principals that are not refused."""
+ACCEPTS = (
+    *JSON_V2_TYPES,
+    b"application/vnd.kafka.binary.v2+json",
+    b"application/vnd.kafka.json.v2+json",
+    ARROW,
+    NDJSON,
+    EVENT_STREAM,
+    b"text/html, image/png",
+)
+
+
+def may(who: str, method: str, route: str) -> bool:
+    access = DECLARED[method, route].access
+    if access is RouteAccess.CHECKED_BY_HANDLER:
+        return who in BY_HANDLER[method, route]
+    if not isinstance(access, Permission):
+        return True
+    granted = {
+        (implied, resource_type)
+        for operation, resource_type in GRANTS[who]
+        for implied in {operation, *IMPLIED.get(operation, ())}
+    }
+    return (access.operation, access.resource_type) in granted
+
+
+def test_each_route_whose_handler_checks_has_row() -> None:
+    by_handler = {
+        key for key, route in DECLARED.items() if route.access is RouteAccess.CHECKED_BY_HANDLER
+    }
+    assert by_handler == BY_HANDLER.keys()
+    named = {operation for grants in GRANTS.values() for operation, _ in grants}
+    assert named <= {operation for kind in OPERATIONS_OF.values() for operation in kind}
+
+
+@pytest.mark.parametrize("who", GRANTS)
+async def test_principal_gets_what_it_was_granted_and_no_more(broker: Broker, who: str) -> None:
+    header = await key_of(broker.log, f"User:{who}")
+    names = {TOPIC: "t", GROUP: "g", CLUSTER: "kafka-cluster"}
+    for operation, resource_type in GRANTS[who]:
+        await allow(broker.log, f"User:{who}", operation, resource_type, names[resource_type])
+    allowed, before = 0, broker.log.state.encode()
+    for method, route in routes(broker):
+        answer = await asked(broker, method, route, header)
+        if not may(who, method, route):
+            assert_denied(answer)
+            continue
+        allowed += 1
+        assert answer.status_code not in (401, 403, 500), (method, route, answer.text)
+        if who == "nothing" and DECLARED[method, route].access is RouteAccess.CHECKED_BY_HANDLER:
+            said = answer.json()
+            assert (said["data"] if isinstance(said, dict) else said) == [], route
+    assert 20 < allowed < len(DECLARED)
+    assert who != "nothing" or broker.log.state.encode() == before
+
+
+@pytest.mark.parametrize("kind", ["no", "wrong", "malformed", "revoked"])
+async def test_without_valid_key_only_public_routes_answer(broker: Broker, kind: str) -> None:
+    header = await key_of(broker.log, "User:bob")
+    await allow(broker.log, "User:bob", "ALL", "TOPIC", "*")
+    if kind == "revoked":
+        assert (await broker.http.get("/topics/t", headers=header)).status_code == 200
+        (key_id,) = broker.log.state.access.keys
+        await broker.log.change_access(DeleteKey(key_id))
+    elif kind == "no":
+        header = {}
+    else:
+        header = {"authorization": "Bearer of-nothing" if kind == "wrong" else "Digest x"}
+    before = broker.log.state.encode()
+    for method, route in routes(broker):
+        answer = await asked(broker, method, route, header)
+        if DECLARED[method, route].access is not RouteAccess.PUBLIC:
+            assert_unknown(answer)
+            continue
+        assert kind != "no" or answer.status_code not in (401, 403) or route.endswith("/login")
+        if DECLARED[method, route].label == "health":
+            assert answer.status_code == 200, (method, route)
+        else:
+            assert answer.status_code != 500, (method, route, answer.text)
+    assert broker.log.state.encode() == before
+
+
+def test_wrong_login_takes_second_and_right_one_does_not() -> None:
+    async def main() -> None:
+        import asyncio
+
+        loop = asyncio.get_running_loop()
+        async with secured(MemoryStore()) as broker:
+            for key, status, least_s in (
+                ("w" * 40, 401, keys.WRONG_LOGIN_S),
+                (ADMIN["authorization"].removeprefix("Bearer "), 200, 0.0),
+            ):
+                started_s = loop.time()
+                answer = await broker.http.post("/tidelog/v1/login", json={"key": key})
+                assert answer.status_code == status
+                assert least_s <= loop.time() - started_s < least_s + keys.WRONG_LOGIN_S
+
+    run(main)
+
+
+def changes(broker: Broker) -> list[tuple[str, str, bytes]]:
+    """Every route that changes something, with every type of an Accept."""
+    changing = [(method, route) for method, route in routes(broker) if method not in READING]
+    assert len(changing) > 40
+    return [(method, route, accept) for method, route in changing for accept in ACCEPTS]
+
+
+async def test_change_whose_answer_is_not_wanted_changes_nothing(broker: Broker) -> None:
+    """A type that only other routes have is refused, too."""
+    headers = ADMIN | {"content-type": "application/json"}
+    made = await broker.http.post("/consumers/g", content=b'{"name":"g"}', headers=headers)
+    assert made.status_code == 200, made.text
+    before = broker.log.state.encode()
+    for method, route, accept in changes(broker):
+        if accept not in DECLARED[method, route].dialect.served:
+            answer = await asked(broker, method, route, ADMIN | {"accept": accept.decode()})
+            assert (answer.status_code, answer.json()["error_code"]) == (406, 40601), (
+                method,
+                route,
+                accept,
+            )
+    assert broker.log.state.encode() == before
+
+
+async def test_change_whose_answer_is_wanted_is_served(broker: Broker) -> None:
+    for method, route, accept in changes(broker):
+        if accept in DECLARED[method, route].dialect.served:
+            answer = await asked(broker, method, route, ADMIN | {"accept": accept.decode()})
+            assert answer.status_code not in (406, 500), (method, route, accept)
+
+
+def test_documented_types_of_changes_are_served() -> None:
+    for (method, _), route in DECLARED.items():
+        contents = [content for answer in route.doc.answers.values() for content in answer.contents]
+        types = {kind for content in contents for kind in content.media_types}
+        assert method in READING or types <= set(route.dialect.served), route.path

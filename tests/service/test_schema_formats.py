@@ -2,17 +2,16 @@
 
 import base64
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.service.conftest import V2, Broker, assert_refused, broker_on, positions
+from tests.service.conftest import V2, Broker, assert_refused, positions, send
 from tests.service.instances import Instance, created
 from tests.service.test_follow import PATH
 from tests.service.test_on_error import metric, offsets_of, records_of
-from tidelog.storage.store.memory import MemoryStore
 
 FORMATS = ("avro", "jsonschema", "protobuf")
 BINARY = "application/vnd.kafka.binary.v2+json"
@@ -35,15 +34,11 @@ async def put(broker: Broker, *records: tuple[bytes | None, bytes | None]) -> No
         for record in records
     ]
     body = json.dumps({"records": [{**fields, "partition": 0} for fields in named]})
-    answer = await broker.http.post("/topics/t", content=body, headers={"content-type": BINARY})
+    answer = await send(broker.http, body, BINARY)
     assert answer.status_code == 200, answer.text
 
 
-@pytest.fixture
-async def broker(store: MemoryStore) -> AsyncIterator[Broker]:
-    async with broker_on(store) as broker:
-        await broker.log.create_topic("t", 2, {})
-        yield broker
+pytestmark = pytest.mark.broker(topics={"t": 2})
 
 
 def type_of(fmt: str) -> str:
@@ -62,7 +57,7 @@ async def member_of(broker: Broker, fmt: str, partitions: Sequence[int] = (0, 1)
 
 
 @pytest.mark.parametrize("fmt", FORMATS)
-async def test_a_key_in_binary_without_a_value_as_karapaces_clients_read_it(
+async def test_key_in_binary_without_value_as_karapaces_clients_read_it(
     broker: Broker, fmt: str
 ) -> None:
     """The bytes of the requests, and of the answer, are those of Karapace's own suite."""
@@ -73,9 +68,7 @@ async def test_a_key_in_binary_without_a_value_as_karapaces_clients_read_it(
     placed = answer.json()["offsets"][0]
     headers = {"content-type": type_of(fmt), "accept": type_of(fmt)}
     body = b'{"format": "%b", "auto.offset.reset": "earliest"}' % fmt.encode()
-    answer = await broker.http.post(
-        "/consumers/e2e_group", content=body, headers={"content-type": V2}
-    )
+    answer = await send(broker.http, body, V2, "/consumers/e2e_group")
     path = f"/consumers/e2e_group/instances/{answer.json()['instance_id']}"
     body = b'{"partitions": [{"topic": "t", "partition": %d}]}' % placed["partition"]
     answer = await broker.http.post(f"{path}/assignments", content=body, headers=headers)
@@ -91,12 +84,11 @@ async def test_a_key_in_binary_without_a_value_as_karapaces_clients_read_it(
 
 
 @pytest.mark.parametrize("fmt", FORMATS)
-async def test_a_value_that_needs_a_registry_as_karapaces_clients_read_it(
+async def test_value_that_needs_registry_as_karapaces_clients_read_it(
     broker: Broker, fmt: str
 ) -> None:
-    headers = {"content-type": BINARY}
     body = b'{"records": [{"value": "dGVzdA==", "partition": 0}]}'
-    assert (await broker.http.post("/topics/t", content=body, headers=headers)).status_code == 200
+    assert (await send(broker.http, body, BINARY)).status_code == 200
     member = await member_of(broker, fmt, [0])
     for _ in range(2):
         answer = await member("GET", "/records?timeout=0", accept=type_of(fmt))
@@ -110,14 +102,11 @@ async def test_a_value_that_needs_a_registry_as_karapaces_clients_read_it(
 @pytest.mark.parametrize(
     ("key", "shown"),
     [
-        (None, None),
-        (b"", ""),
-        (b"N14228", "TjE0MjI4"),
-        (b"\x00\x00\x00\x07", "AAAABw=="),
+        *((None, None), (b"", ""), (b"N14228", "TjE0MjI4"), (b"\x00\x00\x00\x07", "AAAABw==")),
         (b"\xff\x00\x00\x00\x07data", "/wAAAAdkYXRh"),
     ],
 )
-async def test_a_key_without_the_registrys_framing_is_base64(
+async def test_key_without_registrys_framing_is_base64(
     broker: Broker, fmt: str, key: bytes | None, shown: str | None
 ) -> None:
     await put(broker, (key, None))
@@ -132,7 +121,7 @@ async def test_a_key_without_the_registrys_framing_is_base64(
 @pytest.mark.parametrize(
     ("record", "part"), [((FRAMED, None), "key"), ((b"k", FRAMED), "value"), ((b"k", b""), "value")]
 )
-async def test_a_fetch_stops_skips_or_shows_the_bytes(
+async def test_fetch_stops_skips_or_shows_bytes(
     broker: Broker, fmt: str, record: tuple[bytes, bytes | None], part: str
 ) -> None:
     await put(broker, (b"a", None), record, (b"b", None))
@@ -161,7 +150,7 @@ async def test_a_fetch_stops_skips_or_shows_the_bytes(
 
 
 @pytest.mark.parametrize("fmt", FORMATS)
-async def test_an_instance_stops_skips_or_shows_the_bytes(broker: Broker, fmt: str) -> None:
+async def test_instance_stops_skips_or_shows_bytes(broker: Broker, fmt: str) -> None:
     await put(broker, (b"a", None), (b"k", FRAMED), (b"b", None))
     member = await member_of(broker, fmt)
     answer = await member("GET", "/records?timeout=0")
@@ -181,10 +170,10 @@ async def test_an_instance_stops_skips_or_shows_the_bytes(broker: Broker, fmt: s
     assert (await member.committed())[0] == 5
 
 
-async def test_a_partition_that_stops_keeps_back_no_other(broker: Broker) -> None:
+async def test_partition_that_stops_keeps_back_no_other(broker: Broker) -> None:
     await put(broker, (b"k", FRAMED))
     body = b'{"records": [{"key": "YQ==", "partition": 1}]}'
-    answer = await broker.http.post("/topics/t", content=body, headers={"content-type": BINARY})
+    answer = await send(broker.http, body, BINARY)
     assert answer.status_code == 200
     member = await member_of(broker, "avro")
     answer = await member("GET", "/records?timeout=0")
@@ -193,7 +182,7 @@ async def test_a_partition_that_stops_keeps_back_no_other(broker: Broker) -> Non
 
 
 @pytest.mark.parametrize("fmt", FORMATS)
-async def test_a_read_of_nothing(broker: Broker, fmt: str) -> None:
+async def test_read_of_nothing(broker: Broker, fmt: str) -> None:
     answer = await fetched(broker, fmt)
     assert (answer.content, answer.headers["content-type"]) == (b"[]", type_of(fmt))
     member = await member_of(broker, fmt)
@@ -204,8 +193,7 @@ async def test_a_read_of_nothing(broker: Broker, fmt: str) -> None:
 async def test_columns_of_json_are_not_taken_for_decoded(broker: Broker) -> None:
     """Also for a batch whose keys and values are known to be JSON."""
     body = b'{"records":[{"key":1,"value":{"a":1},"partition":0}]}'
-    headers = {"content-type": "application/vnd.kafka.json.v2+json"}
-    assert (await broker.http.post("/topics/t", content=body, headers=headers)).status_code == 200
+    assert (await send(broker.http, body, "application/vnd.kafka.json.v2+json")).status_code == 200
     assert_refused(await fetched(broker, "jsonschema"), 422, 422)
     (record,) = records_of(await fetched(broker, "jsonschema", on_error="raw"))
     assert (record["key"], record["value_base64"]) == ("MQ==", base64_of(b'{"a":1}'))

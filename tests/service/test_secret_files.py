@@ -1,26 +1,29 @@
 """Files of secrets: which permissions are refused, and the line that says how to mend them."""
 
 import os
+import stat
 from pathlib import Path
 
 import pytest
 
-from tests.service.conftest import broker_on
-from tests.service.keyed import ADMIN_KEY, SETTINGS
+from tests.service.conftest import QUIET, broker_on
+from tests.service.keyed import ADMIN_KEY, SETTINGS, allow, key_of, secured
 from tidelog.service.http.turns import Turns
 from tidelog.service.secret_files import secret_of, why_exposed
 from tidelog.service.server.service import security_of
 from tidelog.service.settings.fields import BadSettings
 from tidelog.service.settings.settings import Settings, load
 from tidelog.service.telemetry.metrics import HttpCounters
+from tidelog.storage.broker import Broker as LogBroker
 from tidelog.storage.core import object_keys
 from tidelog.storage.core.errors import LogError
+from tidelog.storage.runtime.clock import SystemClock
 from tidelog.storage.store.folder import FolderStore
 from tidelog.storage.store.memory import MemoryStore
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o400, 0o700])
-def test_a_file_of_this_user_alone_is_read(tmp_path: Path, mode: int) -> None:
+def test_file_of_this_user_alone_is_read(tmp_path: Path, mode: int) -> None:
     file = tmp_path / "key"
     file.write_text("secret\n")
     file.chmod(mode)
@@ -28,7 +31,7 @@ def test_a_file_of_this_user_alone_is_read(tmp_path: Path, mode: int) -> None:
 
 
 @pytest.mark.parametrize("mode", [0o644, 0o640, 0o604, 0o620, 0o602, 0o777, 0o440])
-def test_a_file_that_others_can_read_or_change_is_refused(tmp_path: Path, mode: int) -> None:
+def test_file_that_others_can_read_or_change_is_refused(tmp_path: Path, mode: int) -> None:
     file = tmp_path / "key"
     file.write_text(ADMIN_KEY)
     file.chmod(mode)
@@ -43,7 +46,7 @@ def test_a_file_that_others_can_read_or_change_is_refused(tmp_path: Path, mode: 
     ("mode", "is_allowed"),
     [(0o440, True), (0o640, True), (0o400, True), (0o444, False), (0o660, False), (0o644, False)],
 )
-def test_a_mounted_secret_may_be_read_by_the_group(
+def test_mounted_secret_may_be_read_by_group(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int, is_allowed: bool
 ) -> None:
     """Kubernetes: a file of root, behind a link, readable by the group of the pod."""
@@ -59,7 +62,7 @@ def test_a_mounted_secret_may_be_read_by_the_group(
     assert is_allowed or "chmod 0440" in str(why)
 
 
-def test_a_pipe_has_no_other_readers(tmp_path: Path) -> None:
+def test_pipe_has_no_other_readers(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     pipe.chmod(0o666)
@@ -67,7 +70,7 @@ def test_a_pipe_has_no_other_readers(tmp_path: Path) -> None:
     assert why_exposed(tmp_path / "absent") is None
 
 
-async def test_a_clusters_secret_that_others_can_read_is_refused(
+async def test_clusters_secret_that_others_can_read_is_refused(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """In a folder whose name has blanks. An open folder is only warned of: its user may have it
@@ -100,3 +103,48 @@ async def test_keys_or_acls_are_served_without_security_only_if_told() -> None:
         assert not security_of(allowing, broker.log, None, HttpCounters(), Turns())
     with pytest.raises(BadSettings, match="security_off_with_keys"):
         Settings(store="memory://", security_off_with_keys=True, **SETTINGS)
+
+
+OTHERS = stat.S_IRWXG | stat.S_IRWXO
+
+
+def open_to_others(root: Path) -> list[str]:
+    """Files and folders below the root that other users may read, write or enter."""
+    paths = (path for path in root.rglob("*") if path.stat().st_mode & OTHERS)
+    return sorted(str(path.relative_to(root)) for path in paths)
+
+
+async def test_folder_is_for_its_user_alone(tmp_path: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        store = FolderStore(tmp_path / "store")
+        async with secured(store) as broker:
+            await broker.log.create_topic("t", 1, {})
+            await broker.log.wal.checkpoint()
+            await store.put(object_keys.broker("b1"), [b"{}"])
+            assert (tmp_path / "store" / object_keys.SECRET).exists()
+        await store.close()
+    finally:
+        os.umask(before)
+    assert open_to_others(tmp_path) == []
+
+
+async def test_process_that_may_write_wal_is_administrator() -> None:
+    """Rights with a signature would not help: such a process can also
+    write a checkpoint with any state, delete records, and read `secret.json`, because brokers write
+    the WAL with the same permission. The boundary is the permission to write, and is documented."""
+    store = MemoryStore()
+    async with secured(store) as broker:
+        header = await key_of(broker.log, "User:mallory")
+        asked = await broker.http.get("/tidelog/v1/keys", headers=header)
+        assert asked.status_code == 403
+        foreign = await LogBroker.open(store, QUIET, clock=SystemClock(), name="foreign")
+        await allow(foreign, "User:mallory", "ALL", "CLUSTER", "kafka-cluster")
+        await foreign.close()
+        await broker.log.wal.refresh()
+        asked = await broker.http.get("/tidelog/v1/keys", headers=header)
+        assert asked.status_code == 200
+    root = Path(__file__).parents[2]
+    for page in ("SECURITY.md", "terraform/README.md"):
+        text = " ".join((root / page).read_text().split())
+        assert "may write `wal/` or `checkpoints/` is an administrator" in text, page

@@ -13,10 +13,10 @@ from tidelog.storage.store.memory import MemoryStore
 
 
 def settings(**more: object) -> Settings:
-    return Settings(**{"store": "memory://", "auto_create_topics": True, **more})  # type: ignore[arg-type]
+    return Settings(**{"store": "memory://", "auto_create_topics": True, **more})
 
 
-async def test_a_service_serves_requests_without_a_port() -> None:
+async def test_service_serves_requests_without_port() -> None:
     async with Service.open(settings()) as service, http_client(service.app) as http:
         assert placed(await post(http, [{"value": 1}])) == [(0, 0)]
         assert (await http.get("/healthy")).status_code == 200
@@ -24,7 +24,7 @@ async def test_a_service_serves_requests_without_a_port() -> None:
         assert service.kafka is None
 
 
-async def test_the_next_service_on_a_store_of_the_caller_has_the_records() -> None:
+async def test_next_service_on_store_of_caller_has_records() -> None:
     """The end of a service flushes, and leaves the caller's store open."""
     store = MemoryStore()
     for offset in range(3):
@@ -43,7 +43,7 @@ async def test_the_next_service_on_a_store_of_the_caller_has_the_records() -> No
     await store.close()
 
 
-async def test_a_service_that_cannot_start_closes_its_broker() -> None:
+async def test_service_that_cannot_start_closes_its_broker() -> None:
     store = MemoryStore()
     async with Service.open(settings(), store=store) as service:
         await service.broker.create_key("User:alice")
@@ -58,7 +58,7 @@ async def test_a_service_that_cannot_start_closes_its_broker() -> None:
     assert not [task for task in tasks if task.get_name().startswith("tidelog")]
 
 
-async def test_a_service_with_ports_for_kafka_has_a_listener() -> None:
+async def test_service_with_ports_for_kafka_has_listener() -> None:
     ports = Ports(kafka=KafkaPorts([], "broker.example", 9092))
     async with Service.open(settings(kafka_port=9092), ports=ports) as service:
         assert service.kafka is not None

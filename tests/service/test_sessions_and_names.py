@@ -1,74 +1,17 @@
 """Sessions that do not end, names that are shown, lines that are missing or too many."""
 
 import json
-import logging
-from collections.abc import AsyncIterator
 
 import httpx
 import pytest
 
-from tests.service.conftest import V2, Broker
-from tests.service.keyed import ADMIN_KEY, allow, key_of, secured
-from tests.service.virtual_connections import Connection, client_port, served
-from tests.support.vloop import run
-from tidelog.storage.store.memory import MemoryStore
+from tests.service.conftest import JSON, V2, Broker
+from tests.service.keyed import ADMIN_KEY, SETTINGS, allow, key_of
 
 ALICE, BOB = "User:alice", "User:bob"
 SECRET = "secret-topic"
 INSTANCE = "/consumers/g/instances/i"
-CONSOLE = {"tidelog-console": "1"}
-
-
-@pytest.fixture
-async def broker() -> AsyncIterator[Broker]:
-    async with secured(MemoryStore()) as broker:
-        await broker.log.create_topic(SECRET, 1, {})
-        yield broker
-
-
-async def test_a_logout_ends_the_session(broker: Broker) -> None:
-    answer = await broker.http.post("/tidelog/v1/login", json={"key": ADMIN_KEY})
-    cookie = {"cookie": answer.headers["set-cookie"].partition(";")[0]}
-    broker.http.cookies.clear()
-    (await broker.http.get("/tidelog/v1/me", headers=cookie)).raise_for_status()
-    logout = await broker.http.post("/tidelog/v1/logout", headers=cookie | CONSOLE)
-    logout.raise_for_status()
-    me = await broker.http.get("/tidelog/v1/me", headers=cookie)
-    assert me.status_code == 401
-
-
-@pytest.mark.parametrize("what", ["login", "key", "right"])
-async def test_a_refusal_leaves_a_line(
-    broker: Broker, caplog: pytest.LogCaptureFixture, what: str
-) -> None:
-    header = await key_of(broker.log, BOB)
-    caplog.clear()
-    with caplog.at_level(logging.INFO):
-        if what == "login":
-            wrong = "w" * len(ADMIN_KEY)
-            answer = await broker.http.post("/tidelog/v1/login", json={"key": wrong})
-        else:
-            headers = header if what == "right" else {"authorization": "Bearer wrong"}
-            path = f"/topics/{SECRET}/partitions/0/records"
-            answer = await broker.http.get(path, headers=headers)
-    assert answer.status_code in (401, 403)
-    lines = [line for line in caplog.records if line.name.startswith("tidelog")]
-    assert lines
-    assert "wrong" not in caplog.text
-
-
-def test_bad_requests_do_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    async def main() -> None:
-        async with served() as broker:
-            config = client_port(broker)
-            for _ in range(200):
-                connection = Connection(config)
-                await connection.send(b"no request\r\n\r\n")
-                connection.end()
-
-    with caplog.at_level(logging.WARNING):
-        run(main)
-    assert len(caplog.records) < 100
+pytestmark = pytest.mark.broker(topics={SECRET: 1}, **SETTINGS)
 
 
 @pytest.fixture
@@ -85,7 +28,7 @@ async def instance(broker: Broker) -> dict[str, str]:
         answer = await broker.http.post(path, content=json.dumps(body), headers=header)
         answer.raise_for_status()
     offsets = {"offsets": [{"topic": SECRET, "partition": 0, "offset": 0}]}
-    accepting = header | {"accept": JSON_TYPE}
+    accepting = header | {"accept": JSON}
     read = await broker.http.get(f"{INSTANCE}/records?timeout=0", headers=accepting)
     read.raise_for_status()
     committed = await broker.http.post(
@@ -95,11 +38,8 @@ async def instance(broker: Broker) -> dict[str, str]:
     return await key_of(broker.log, BOB) | {"content-type": V2}
 
 
-JSON_TYPE = "application/vnd.kafka.json.v2+json"
-
-
 @pytest.mark.parametrize("what", ["offsets", "subscription", "assignments"])
-async def test_a_group_does_not_show_what_is_not_to_be_seen(
+async def test_group_does_not_show_what_is_not_to_be_seen(
     broker: Broker, instance: dict[str, str], what: str
 ) -> None:
     answer = await broker.http.get(f"{INSTANCE}/{what}", headers=instance)
@@ -119,29 +59,9 @@ async def test_v3_does_not_show_what_is_not_to_be_seen(
     assert SECRET not in answer.text
 
 
-async def test_a_commit_needs_the_topic_too(broker: Broker, instance: dict[str, str]) -> None:
+async def test_commit_needs_topic_too(broker: Broker, instance: dict[str, str]) -> None:
     answer = await broker.http.post(f"{INSTANCE}/offsets", content=b"", headers=instance)
     assert answer.status_code == 403
-
-
-@pytest.mark.parametrize("path", ["/healthy", "/ready", "/startup"])
-async def test_health_needs_no_key_and_minds_none(broker: Broker, path: str) -> None:
-    answer = await broker.http.get(path, headers={"authorization": "Bearer old"})
-    assert answer.status_code == 200
-
-
-def test_a_body_that_is_too_long_ends_the_connection() -> None:
-    async def main() -> None:
-        async with served(request_bytes_max=1024) as broker:
-            connection = Connection(client_port(broker))
-            await connection.send(
-                b"POST /topics/t HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999\r\n\r\n"
-            )
-            status, is_closed = await connection.status(), connection.is_closed
-            connection.end()
-            assert (status, is_closed) == (413, True)
-
-    run(main)
 
 
 @pytest.mark.parametrize("path", ["/tidelog/v1/me", f"/topics/{SECRET}/partitions/0/records"])

@@ -66,7 +66,7 @@ def test_flags_win_over_variables_and_variables_over_defaults() -> None:
         ({"request_bytes_max": "1000000000"}, "must not be over buffer_bytes_max"),
     ],
 )
-def test_a_bad_setting_is_named_with_its_value_and_what_is_right(
+def test_bad_setting_is_named_with_its_value_and_what_is_right(
     flags: dict[str, str], words: str
 ) -> None:
     with pytest.raises(BadSettings) as caught:
@@ -75,7 +75,7 @@ def test_a_bad_setting_is_named_with_its_value_and_what_is_right(
     assert "\n" not in str(caught.value)
 
 
-def test_an_unknown_variable_of_ours_is_refused() -> None:
+def test_unknown_variable_of_ours_is_refused() -> None:
     with pytest.raises(BadSettings, match="TIDELOG_PROT"):
         load({}, {"TIDELOG_PROT": "1"})
 
@@ -89,17 +89,17 @@ def test_an_unknown_variable_of_ours_is_refused() -> None:
         {"store": "s3://b/p", "s3_endpoint": "http://[::1]:9000"},
     ],
 )
-def test_a_cluster_for_tests_may_have_short_bounds(store_settings: dict[str, str]) -> None:
+def test_cluster_for_tests_may_have_short_bounds(store_settings: dict[str, str]) -> None:
     short = {"wal_view_age_max_ms": "100", "wal_retention_ms": "400", "test_bounds": "true"}
     assert load({**store_settings, **short}, {}).log_settings().wal.bounds == Bounds(100, 400)
 
 
-def test_the_codec_follows_the_store() -> None:
+def test_codec_follows_store() -> None:
     assert load({"store": "s3://b/p"}, {}).log_settings().writer.codec == "lz4"
     assert load({"store": "./x"}, {}).log_settings().writer.codec == ""
 
 
-def test_defaults_are_those_of_the_log() -> None:
+def test_defaults_are_those_of_log() -> None:
     sized = ReaderSettings()
     assert Settings().log_settings() == LogSettings()._replace(
         writer=WriterSettings(codec="", answer_timeout_s=30.0)
@@ -120,7 +120,7 @@ def test_defaults_are_those_of_the_log() -> None:
         ("handover_bytes", "sequencer_upload_bytes", "777"),
     ],
 )
-def test_an_old_name_works_and_warns(old: str, new: str, text: str) -> None:
+def test_old_name_works_and_warns(old: str, new: str, text: str) -> None:
     right = load({new: text}, {})
     assert right != Settings()
     for flags, variables in (({old: text}, {}), ({}, {f"TIDELOG_{old.upper()}": text})):
@@ -145,6 +145,6 @@ def test_three_old_caches_are_one() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(REMOVED))
-def test_a_removed_setting_is_refused_with_what_to_do(name: str) -> None:
+def test_removed_setting_is_refused_with_what_to_do(name: str) -> None:
     with pytest.raises(BadSettings, match="was removed"):
         load({}, {f"TIDELOG_{name.upper()}": "1"})

@@ -1,7 +1,6 @@
 """Signatures between brokers: what is not a broker's, or not for this one, is refused."""
 
-import pytest
-
+from tests.support.clock import ManualClock
 from tidelog.service.security.signatures import (
     NUMBERS_KEPT,
     SENDERS_MAX,
@@ -15,21 +14,8 @@ PATH = "/peers/v1/group-requests"
 MESSAGE = b"the message"
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.ms = 1_700_000_000_000
-
-    def now_ms(self) -> int:
-        return self.ms
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
 def broker(
-    name: str, clock: Clock, secret: bytes = SECRET, level: int = SIGNED_LEVEL
+    name: str, clock: ManualClock, secret: bytes = SECRET, level: int = SIGNED_LEVEL
 ) -> Signatures:
     return Signatures(secret, name, clock.now_ms, lambda: level)
 
@@ -38,7 +24,7 @@ def signed(sender: Signatures, receiver: str = "b", message: bytes = MESSAGE) ->
     return sender.sign(receiver, PATH, message).encode()
 
 
-def test_a_brokers_message_is_taken_once(clock: Clock) -> None:
+def test_brokers_message_is_taken_once(clock: ManualClock) -> None:
     a, b = broker("a", clock), broker("b", clock)
     first, second = signed(a), signed(a)
     assert b.accepts(second, PATH, MESSAGE)
@@ -47,7 +33,7 @@ def test_a_brokers_message_is_taken_once(clock: Clock) -> None:
     assert not b.accepts(second, PATH, MESSAGE)
 
 
-def test_all_that_is_signed_counts(clock: Clock) -> None:
+def test_all_that_is_signed_counts(clock: ManualClock) -> None:
     a, b, c = (broker(name, clock) for name in "abc")
     header = signed(a)
     version, sender, number, sent_ms, mac = header.split(b".")
@@ -74,21 +60,21 @@ def test_all_that_is_signed_counts(clock: Clock) -> None:
     assert b.accepts(header, PATH, MESSAGE)
 
 
-def test_clocks_may_differ_by_the_window(clock: Clock) -> None:
+def test_clocks_may_differ_by_window(clock: ManualClock) -> None:
     a, b = broker("a", clock), broker("b", clock)
     before, other = signed(a), signed(a)
-    clock.ms += WINDOW_MS
+    clock.skew_ms += WINDOW_MS
     assert b.accepts(before, PATH, MESSAGE)
-    clock.ms += 1
+    clock.skew_ms += 1
     assert not b.accepts(other, PATH, MESSAGE)
     ahead, further = signed(a), signed(a)
-    clock.ms -= WINDOW_MS
+    clock.skew_ms -= WINDOW_MS
     assert b.accepts(ahead, PATH, MESSAGE)
-    clock.ms -= 1
+    clock.skew_ms -= 1
     assert not b.accepts(further, PATH, MESSAGE)
 
 
-def test_a_number_is_never_taken_twice_however_many_come(clock: Clock) -> None:
+def test_number_is_never_taken_twice_however_many_come(clock: ManualClock) -> None:
     a, b = broker("a", clock), broker("b", clock)
     headers = [signed(a) for _ in range(3 * NUMBERS_KEPT)]
     accepted_headers = [header for header in headers if b.accepts(header, PATH, MESSAGE)]
@@ -97,19 +83,19 @@ def test_a_number_is_never_taken_twice_however_many_come(clock: Clock) -> None:
     assert len(b._senders["a"].seen) < 2 * NUMBERS_KEPT
 
 
-def test_a_message_of_a_forgotten_sender_is_too_old(clock: Clock) -> None:
+def test_message_of_forgotten_sender_is_too_old(clock: ManualClock) -> None:
     b = broker("b", clock)
     old = signed(broker("a", clock))
     assert b.accepts(old, PATH, MESSAGE)
     for number in range(SENDERS_MAX - 1):
         assert b.accepts(signed(broker(f"s{number}", clock)), PATH, MESSAGE)
     assert not b.accepts(signed(broker("one more", clock)), PATH, MESSAGE)
-    clock.ms += 2 * WINDOW_MS + 1
+    clock.skew_ms += 2 * WINDOW_MS + 1
     assert b.accepts(signed(broker("one more", clock)), PATH, MESSAGE)
     assert len(b._senders) == 1
     assert not b.accepts(old, PATH, MESSAGE)
 
 
-def test_version_0_1_does_not_sign_and_shares_level_1_only(clock: Clock) -> None:
+def test_version_0_1_does_not_sign_and_shares_level_1_only(clock: ManualClock) -> None:
     assert broker("b", clock, level=SIGNED_LEVEL - 1).accepts(b"", PATH, MESSAGE)
     assert not broker("b", clock, level=SIGNED_LEVEL).accepts(b"", PATH, MESSAGE)

@@ -24,6 +24,7 @@ from tidelog.service.server.router import Router
 from tidelog.service.server.service import Service
 from tidelog.service.settings.settings import Settings
 from tidelog.storage.broker import Broker
+from tidelog.storage.cluster.liveness import Member
 from tidelog.storage.cluster.messages import ForwardRefused
 from tidelog.storage.core import levels
 from tidelog.storage.core.actions import DeleteKey
@@ -93,6 +94,13 @@ async def unsigned(to: Process, path: str, message: bytes, **more: str) -> httpx
         return await http.post(path, content=message, headers=headers)
 
 
+async def subscribe(sender: Process, to: Member) -> None:
+    """An instance of the administrator at a broker, by way of another one."""
+    topics = {"path": "/instances/i/subscription", "body": b'{"topics": ["t"]}'}
+    for message in (forwarded(ADMIN, ADMIN_ID), forwarded(ADMIN, ADMIN_ID, **topics)):
+        assert status(await sender.peers.post(to, GROUP_REQUEST, message)) in (200, 204)
+
+
 async def test_brokers_take_each_others_messages(pair: list[Process]) -> None:
     a, b = pair
     await a.log.create_topic("t", 1, {})
@@ -101,13 +109,11 @@ async def test_brokers_take_each_others_messages(pair: list[Process]) -> None:
     assert status(await a.peers.post(to, GROUP_REQUEST, forwarded(ADMIN, ADMIN_ID))) == 200
 
 
-async def test_a_read_ends_when_its_peer_waits_for_it_no_more(pair: list[Process]) -> None:
+async def test_read_ends_when_its_peer_waits_for_it_no_more(pair: list[Process]) -> None:
     a, b = pair
     await a.log.create_topic("t", 1, {})
     to = b.log.members().me
-    topics = {"path": "/instances/i/subscription", "body": b'{"topics": ["t"]}'}
-    for message in (forwarded(ADMIN, ADMIN_ID), forwarded(ADMIN, ADMIN_ID, **topics)):
-        assert status(await a.peers.post(to, GROUP_REQUEST, message)) in (200, 204)
+    await subscribe(a, to)
     (instance,) = b.log.rest_groups.members.group("g").instances.values()
     read = forwarded(
         ADMIN, ADMIN_ID, method="GET", path="/instances/i/records", query=b"timeout=60000"
@@ -118,7 +124,7 @@ async def test_a_read_ends_when_its_peer_waits_for_it_no_more(pair: list[Process
     await until(lambda: not instance.under_way)
 
 
-async def test_a_large_answer_of_another_broker_has_its_memory_until_its_client_has_it(
+async def test_large_answer_of_another_broker_has_its_memory_until_its_client_has_it(
     pair: list[Process],
 ) -> None:
     a, b = pair
@@ -127,9 +133,7 @@ async def test_a_large_answer_of_another_broker_has_its_memory_until_its_client_
     for _ in range(16):
         await append(b.log, b'"%s"' % (b"x" * 900_000))
     to = b.log.members().me
-    topics = {"path": "/instances/i/subscription", "body": b'{"topics": ["t"]}'}
-    for message in (forwarded(ADMIN, ADMIN_ID), forwarded(ADMIN, ADMIN_ID, **topics)):
-        assert status(await a.peers.post(to, GROUP_REQUEST, message)) in (200, 204)
+    await subscribe(a, to)
     await a.log.refresh()
     answers = a.app.admission.answers
     async with asyncio.timeout(60), listening(a.app) as port:
@@ -151,7 +155,7 @@ async def test_a_large_answer_of_another_broker_has_its_memory_until_its_client_
         await writer.wait_closed()
 
 
-async def test_the_token_alone_is_not_enough(pair: list[Process]) -> None:
+async def test_token_alone_is_not_enough(pair: list[Process]) -> None:
     a, b = pair
     message = forwarded(ADMIN, ADMIN_ID)
     for path in (HAND_OVER, ANNOUNCE, METRICS, client.GROUP_ARRIVED, client.GROUP_LOST):
@@ -175,7 +179,7 @@ async def test_the_token_alone_is_not_enough(pair: list[Process]) -> None:
         assert status(answer.content) == expected
 
 
-async def test_a_draft_without_a_signature_is_refused_and_committed_by_its_sender(
+async def test_draft_without_signature_is_refused_and_committed_by_its_sender(
     pair: list[Process],
 ) -> None:
     """As a broker that switches security on sees those that do not have it yet."""
@@ -206,9 +210,7 @@ async def test_brokers_of_version_0_1_are_peers_at_level_1(
     ("principal", "key_id"),
     [(ALICE, ""), (ALICE, "0" * 16), (ALICE, ADMIN_ID), ("User:bob", "alice"), (ADMIN, "alice")],
 )
-async def test_a_broker_looks_the_key_up_itself(
-    pair: list[Process], principal: str, key_id: str
-) -> None:
+async def test_broker_looks_key_up_itself(pair: list[Process], principal: str, key_id: str) -> None:
     """Even a message that is signed names no principal without its key."""
     a, b = pair
     await key_of(a.log, ALICE)
@@ -218,7 +220,7 @@ async def test_a_broker_looks_the_key_up_itself(
     assert status(await a.peers.post(b.log.members().me, GROUP_REQUEST, message)) == 401
 
 
-async def test_a_forwarded_request_ends_with_its_key(pair: list[Process]) -> None:
+async def test_forwarded_request_ends_with_its_key(pair: list[Process]) -> None:
     a, b = pair
     await key_of(a.log, ALICE)
     await allow(a.log, ALICE, "ALL", "GROUP", "g")

@@ -54,10 +54,7 @@ async def app(scope: Any, receive: Any, send: Any) -> None:
             break
     size = int(scope["path"][1:] or 0)
     body = body or b"x" * size
-    headers = [
-        (b"content-length", b"%d" % len(body)),
-        (b"x-scheme", scope["scheme"].encode()),
-    ]
+    headers = [(b"content-length", b"%d" % len(body)), (b"x-scheme", scope["scheme"].encode())]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
     await send({"type": "http.response.body", "body": body})
 
@@ -107,7 +104,7 @@ async def test_requests_and_answers_of_any_size(authority: Authority, pair: Pair
         assert (await answer(reader))[1] == sent
 
 
-async def test_the_protocol_is_http_1(authority: Authority, pair: Pair) -> None:
+async def test_protocol_is_http_1(authority: Authority, pair: Pair) -> None:
     async with (
         listening(certificate(pair)) as port,
         connected(port, authority.ca, ("h2", "http/1.1")) as (_, writer),
@@ -157,7 +154,6 @@ class Handshake:
         self.tls = used.client().wrap_bio(self.incoming, self.outgoing)
 
     async def flow(self) -> None:
-        """Exchange what both sides have to send."""
         written = self.connection.transport.written
         self.incoming.write(bytes(written))
         written.clear()
@@ -168,7 +164,7 @@ class Handshake:
             await asyncio.sleep(0)  # the turn of the handshake
 
 
-async def test_a_connection_counts_from_its_first_packet_and_its_handshake_has_a_clock(
+async def test_connection_counts_from_its_first_packet_and_its_handshake_has_clock(
     pair: Pair,
 ) -> None:
     admission: Admission[Any] = Admission(Limits(first_byte_s=10.0))
@@ -190,7 +186,7 @@ async def test_a_connection_counts_from_its_first_packet_and_its_handshake_has_a
     assert admission.ended == {"handshake": 1}
 
 
-async def test_an_answer_that_is_not_read_is_encrypted_in_steps(pair: Pair) -> None:
+async def test_answer_that_is_not_read_is_encrypted_in_steps(pair: Pair) -> None:
     client = Handshake(pair)
     for _ in range(3):
         await client.flow()
@@ -256,7 +252,7 @@ async def test_changed_files_serve_new_connections(
         assert (await answer(reader))[1] == b"xx"
 
 
-def test_a_certificate_that_ends_soon_is_named(
+def test_certificate_that_ends_soon_is_named(
     authority: Authority, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)
@@ -266,48 +262,34 @@ def test_a_certificate_that_ends_soon_is_named(
     assert "short.crt expires in 14" in caplog.text
 
 
-def _missing(pair: Pair, _: Authority) -> None:
-    pair.cert.unlink()
+DAMAGES: list[tuple[Callable[[Pair, Authority], object], str]] = [
+    (lambda pair, _: pair.cert.unlink(), "tls_cert_file: cannot read .*broker.crt: no such file"),
+    (lambda pair, _: pair.key.chmod(0o644), "tls_key_file: other users can .*chmod 0600"),
+    (
+        lambda pair, authority: shutil.copyfile(authority.pair("other").key, pair.key),
+        "the key does not fit the certificate",
+    ),
+    (lambda pair, _: pair.cert.write_text("nothing"), "not PEM files"),
+    (
+        lambda pair, authority: replace(pair, authority.pair("old", days=-1)),
+        "broker.crt has expired",
+    ),
+    (
+        lambda pair, authority: replace(pair, authority.pair("far", host="192.0.2.1")),
+        "is not valid for 127.0.0.1.*set peer_address",
+    ),
+    (
+        lambda pair, authority: replace(
+            pair, Authority(authority.ca.parent / "x", "foreign").pair("strange")
+        ),
+        "is not accepted: unable to get local issuer certificate",
+    ),
+]
 
 
-def _open(pair: Pair, _: Authority) -> None:
-    pair.key.chmod(0o644)
-
-
-def _foreign_key(pair: Pair, authority: Authority) -> None:
-    shutil.copyfile(authority.pair("other").key, pair.key)
-
-
-def _no_pem(pair: Pair, _: Authority) -> None:
-    pair.cert.write_text("nothing")
-
-
-def _expired(pair: Pair, authority: Authority) -> None:
-    replace(pair, authority.pair("old", days=-1))
-
-
-def _other_host(pair: Pair, authority: Authority) -> None:
-    replace(pair, authority.pair("far", host="192.0.2.1"))
-
-
-def _other_ca(pair: Pair, authority: Authority) -> None:
-    replace(pair, Authority(authority.ca.parent / "x", "foreign").pair("strange"))
-
-
-@pytest.mark.parametrize(
-    ("damage", "why"),
-    [
-        (_missing, "tls_cert_file: cannot read .*broker.crt: no such file"),
-        (_open, "tls_key_file: other users can read or change .*chmod 0600"),
-        (_foreign_key, "the key does not fit the certificate"),
-        (_no_pem, "not PEM files"),
-        (_expired, "broker.crt has expired"),
-        (_other_host, "is not valid for 127.0.0.1.*set peer_address"),
-        (_other_ca, "is not accepted: unable to get local issuer certificate"),
-    ],
-)
+@pytest.mark.parametrize(("damage", "why"), DAMAGES, ids=[why for _, why in DAMAGES])
 def test_files_that_cannot_be_used_are_named_in_one_line(
-    authority: Authority, pair: Pair, damage: Callable[[Pair, Authority], None], why: str
+    authority: Authority, pair: Pair, damage: Callable[[Pair, Authority], object], why: str
 ) -> None:
     damage(pair, authority)
     with pytest.raises(LogError, match=why) as caught:
@@ -341,9 +323,7 @@ async def test_brokers_take_only_certificates_of_their_ca(
         await strange.close()
 
 
-async def test_what_comes_after_the_last_answer_is_not_served(
-    authority: Authority, pair: Pair
-) -> None:
+async def test_what_comes_after_last_answer_is_not_served(authority: Authority, pair: Pair) -> None:
     paths: list[str] = []
     size = 16 * MIB  # more than the socket takes before the client reads
 

@@ -61,7 +61,7 @@ def parent_of(span: ReadableSpan) -> int:
     return span.parent.span_id
 
 
-async def test_a_produce_its_flush_and_the_put(traced: Traced) -> None:
+async def test_produce_its_flush_and_put(traced: Traced) -> None:
     traced.http.headers.update(PARENT)
     await post(traced.http, [{"value": 1}, {"value": 2}])
     spans = traced.spans()
@@ -90,7 +90,7 @@ async def test_each_put_is_of_its_own_flush(traced: Traced) -> None:
         assert parent_of(spans["commit"]) == spans["flush"].context.span_id
 
 
-async def test_a_fetch_says_where_its_records_lay(traced: Traced) -> None:
+async def test_fetch_says_where_its_records_lay(traced: Traced) -> None:
     await post(traced.http, [{"value": 1}])
     path = "/topics/t/partitions/0/records"
     traced.spans()
@@ -117,12 +117,12 @@ async def test_background_work_has_no_trace(traced: Traced) -> None:
     assert traced.spans() == {}
 
 
-async def test_an_error_of_ours_is_one_and_a_refusal_is_not(traced: Traced) -> None:
+async def test_error_of_ours_is_one_and_refusal_is_not(traced: Traced) -> None:
     await traced.http.get("/topics/none/partitions/0/records")
     refused = traced.spans()["fetch"]
     assert refused.attributes["http.response.status_code"] == 404
     assert refused.status.status_code is StatusCode.UNSET
 
 
-def test_every_prefix_with_records_is_a_tier() -> None:
+def test_every_prefix_with_records_is_tier() -> None:
     assert set(TIERS) == {object_keys.WAL, object_keys.DATA, object_keys.TOPICS}

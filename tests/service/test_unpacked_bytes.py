@@ -34,7 +34,7 @@ def packed(size: int, rows: int = 3, partition: int = 0) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("way", ["zstd", "dictionary"])
-async def test_a_request_weighs_what_it_unpacks_to(way: str) -> None:
+async def test_request_weighs_what_it_unpacks_to(way: str) -> None:
     body = packed(MIB - 100)[way]  # a record weighs 24 bytes more
     assert len(body) < 16 * 1024
     store = FaultyStore(MemoryStore())
@@ -57,7 +57,7 @@ async def test_a_request_weighs_what_it_unpacks_to(way: str) -> None:
 
 
 @pytest.mark.parametrize("failure", [pa.ArrowInvalid, MemoryError, ValueError])
-def test_a_flush_that_fails_in_arrow_ends_no_broker(
+def test_flush_that_fails_in_arrow_ends_no_broker(
     failure: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     encode = ClosedSegment.encode

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.service.conftest import append, broker_on, listening, until
+from tests.service.conftest import Broker, append, broker_on, until
 from tidelog.service import unpacking
 from tidelog.service.formats.fetched import FetchPage, FetchParams
 from tidelog.service.http import call
@@ -28,8 +28,6 @@ MIB = 1 << 20
 
 
 class Caller:
-    """A caller whose charges are kept."""
-
     def __init__(self, principal: str) -> None:
         self.principal = principal
         self.charges: list[tuple[str, float]] = []
@@ -77,7 +75,7 @@ async def test_no_more_slices_run_than_there_are_threads() -> None:
     assert len(work.began) == len(tasks)
 
 
-async def test_the_next_slice_is_of_the_principal_with_the_fewest() -> None:
+async def test_next_slice_is_of_principal_with_fewest() -> None:
     work = Work(UnpackThreads())
     tasks = [work.start("a") for _ in range(6)]
     await work.until_began(THREADS)
@@ -90,7 +88,7 @@ async def test_the_next_slice_is_of_the_principal_with_the_fewest() -> None:
     assert sorted(work.began) == ["a"] * 6 + ["b"] * 2 + ["c"]
 
 
-async def test_unpacked_bytes_at_a_time_are_bounded() -> None:
+async def test_unpacked_bytes_at_time_are_bounded() -> None:
     work = Work(UnpackThreads())
     most = unpacking.UNPACKED_ALL_BYTES_MAX
     tasks = [work.start("a", most), work.start("b", 1)]
@@ -105,7 +103,7 @@ async def test_unpacked_bytes_at_a_time_are_bounded() -> None:
     await large.start("a", most + 1)
 
 
-async def test_a_cancelled_wait_for_memory_holds_none() -> None:
+async def test_cancelled_wait_for_memory_holds_none() -> None:
     work = Work(UnpackThreads())
     most = unpacking.UNPACKED_ALL_BYTES_MAX
     first, leaving, staying = (work.start(name, most) for name in ("a", "b", "c"))
@@ -119,7 +117,7 @@ async def test_a_cancelled_wait_for_memory_holds_none() -> None:
     assert work.threads.unpacked.used == 0
 
 
-async def test_a_cancelled_wait_gives_its_turn_back() -> None:
+async def test_cancelled_wait_gives_its_turn_back() -> None:
     work = Work(UnpackThreads())
     tasks = [work.start("a") for _ in range(THREADS)]
     await work.until_began(THREADS)
@@ -135,7 +133,7 @@ async def test_a_cancelled_wait_gives_its_turn_back() -> None:
     await asyncio.gather(*again)
 
 
-async def test_a_cancelled_wait_leaves_its_principal_its_place() -> None:
+async def test_cancelled_wait_leaves_its_principal_its_place() -> None:
     threads = UnpackThreads()
     before, after = [Work(threads) for _ in range(THREADS)], Work(threads)
     tasks = [work.start("c") for work in before]
@@ -153,7 +151,7 @@ async def test_a_cancelled_wait_leaves_its_principal_its_place() -> None:
     await asyncio.gather(*tasks)
 
 
-async def test_a_cancelled_slice_holds_its_bytes_to_its_end() -> None:
+async def test_cancelled_slice_holds_its_bytes_to_its_end() -> None:
     """Else a client could send bodies and close, again and again: the threads work on."""
     work = Work(UnpackThreads())
     tasks = [work.start("a", 1000) for _ in range(THREADS)]
@@ -170,7 +168,7 @@ async def test_a_cancelled_slice_holds_its_bytes_to_its_end() -> None:
     await until(lambda: not work.threads.unpacked.used)  # the other thread ends a little later
 
 
-async def test_a_cancelled_request_holds_its_packed_body_to_the_end_of_its_slice(
+async def test_cancelled_request_holds_its_packed_body_to_end_of_its_slice(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     work, pool = Work(UnpackThreads()), MemoryPool(MIB)
@@ -195,7 +193,7 @@ async def test_a_cancelled_request_holds_its_packed_body_to_the_end_of_its_slice
     await until(lambda: not pool.used)
 
 
-async def test_a_reader_that_leaves_holds_its_page_to_the_end_of_its_slice(
+async def test_reader_that_leaves_holds_its_page_to_end_of_its_slice(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(fetch, "ENCODE_INLINE_BYTES", 0)
@@ -215,7 +213,7 @@ async def test_a_reader_that_leaves_holds_its_page_to_the_end_of_its_slice(
         await until(lambda: not answers.used)
 
 
-async def test_a_slice_is_charged_to_its_caller_also_if_it_fails_or_nobody_waits() -> None:
+async def test_slice_is_charged_to_its_caller_also_if_it_fails_or_nobody_waits() -> None:
     def busy() -> None:
         began_s = time.thread_time()
         while time.thread_time() < began_s + 0.01:
@@ -241,7 +239,7 @@ async def test_a_slice_is_charged_to_its_caller_also_if_it_fails_or_nobody_waits
         assert 1 <= size < 20, "percent of a thread's second"
 
 
-async def test_a_failed_slice_keeps_no_body() -> None:
+async def test_failed_slice_keeps_no_body() -> None:
     """A cycle of an error and its frames would keep it until a garbage collection."""
 
     class Body:
@@ -268,7 +266,7 @@ async def _is_freed(reference: "weakref.ref[Any]") -> bool:
     return False
 
 
-async def test_a_slice_that_fails_without_a_caller_is_no_bug(
+async def test_slice_that_fails_without_caller_is_no_bug(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """asyncio would log its error with a traceback: it is for a caller that has left."""
@@ -291,7 +289,7 @@ async def test_a_slice_that_fails_without_a_caller_is_no_bug(
     assert not caplog.records
 
 
-async def test_a_thread_that_cannot_start_gives_turn_and_memory_back(
+async def test_thread_that_cannot_start_gives_turn_and_memory_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     threads = UnpackThreads()
@@ -308,7 +306,7 @@ async def test_a_thread_that_cannot_start_gives_turn_and_memory_back(
     assert await threads.run(Caller("a"), 10, int) == 0
 
 
-async def test_a_reader_waits_for_no_slice_of_another_reader_of_its_page(
+async def test_reader_waits_for_no_slice_of_another_reader_of_its_page(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(fetch, "ENCODE_INLINE_BYTES", 0)
@@ -347,21 +345,22 @@ LARGE_BODIES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("path", LARGE_BODIES)
-async def test_a_body_that_waits_for_a_thread_has_its_memory(path: str) -> None:
+@pytest.mark.broker(topics={"t": 1})
+async def test_body_that_waits_for_thread_has_its_memory(
+    broker: Broker, port: int, path: str
+) -> None:
     body = json.dumps(LARGE_BODIES[path]).encode()
-    async with broker_on(MemoryStore()) as broker, listening(broker.app) as port:
-        await broker.log.create_topic("t", 1, {})
-        work, bodies = Work(broker.app._bodies.threads), broker.app.admission.bodies
-        tasks = [work.start("another") for _ in range(THREADS)]
-        await work.until_began(THREADS)
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        target = f"/v3/clusters/{broker.log.identity.cluster_id}/{path}"
-        length = f"Content-Length: {len(body)}"
-        writer.write(f"POST {target} HTTP/1.1\r\nHost: x\r\n{length}\r\n\r\n".encode() + body)
-        await until(lambda: len(body) <= bodies.used <= len(body) + BODY_STEP_BYTES)
-        work.gate.set()
-        assert b" 20" in await reader.readuntil(b"\r\n\r\n")
-        writer.close()
-        await writer.wait_closed()
-        await asyncio.gather(*tasks)
-        await until(lambda: not bodies.used)
+    work, bodies = Work(broker.app._bodies.threads), broker.app.admission.bodies
+    tasks = [work.start("another") for _ in range(THREADS)]
+    await work.until_began(THREADS)
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    target = f"{broker.v3}/{path}"
+    length = f"Content-Length: {len(body)}"
+    writer.write(f"POST {target} HTTP/1.1\r\nHost: x\r\n{length}\r\n\r\n".encode() + body)
+    await until(lambda: len(body) <= bodies.used <= len(body) + BODY_STEP_BYTES)
+    work.gate.set()
+    assert b" 20" in await reader.readuntil(b"\r\n\r\n")
+    writer.close()
+    await writer.wait_closed()
+    await asyncio.gather(*tasks)
+    await until(lambda: not bodies.used)

@@ -7,13 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.service.conftest import JSON, QUIET, V2, Broker, ends, listening, stored
+from tests.service.conftest import JSON, QUIET, V2, Broker, ends, send, stored
 from tests.service.instances import created
 from tidelog.service.peers.client import ANNOUNCE, METRICS
 from tidelog.service.peers.listener import PeerApp, PeerListener
 from tidelog.storage.broker import Broker as LogBroker
 from tidelog.storage.runtime.clock import SystemClock
 from tidelog.storage.store.folder import FolderStore
+
+pytestmark = pytest.mark.broker(topics={"t": 1})
 
 CLIENT_S = 60.0
 OFFER = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAA\r\n"
@@ -93,18 +95,16 @@ async def exchange(port: int, *packets: bytes, statuses: int) -> list[int]:
 
 
 def post(path: str, body: bytes, offer: bytes = OFFER, media_type: str = JSON) -> bytes:
-    """The packet of a request."""
     head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: {media_type}\r\n".encode()
     return head + offer + b"Content-Length: %d\r\n\r\n" % len(body) + body
 
 
 @pytest.mark.skipif(shutil.which("javac") is None, reason="needs a JDK: javac is not on the PATH")
-async def test_javas_client_as_it_comes_works(topic_broker: Broker, tmp_path: Path) -> None:
+async def test_javas_client_as_it_comes_works(broker: Broker, port: int, tmp_path: Path) -> None:
     source = tmp_path / "Offering.java"
     source.write_text(JAVA_CLIENT)
     flags = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
-    async with listening(topic_broker.app) as port:
-        said = await run("java", *flags, str(source), f"http://127.0.0.1:{port}")
+    said = await run("java", *flags, str(source), f"http://127.0.0.1:{port}")
     *statuses, last = [line for line in said.splitlines() if line.isdigit()]
     assert statuses == ["200", "200", "204", "200", "200", "200"]
     assert last == "204"
@@ -114,11 +114,10 @@ async def test_javas_client_as_it_comes_works(topic_broker: Broker, tmp_path: Pa
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl: it is not on the PATH")
-async def test_curl_that_offers_http2_works(topic_broker: Broker) -> None:
+async def test_curl_that_offers_http2_works(broker: Broker, port: int) -> None:
     body = '{"records":[{"value":1}]}'
-    async with listening(topic_broker.app) as port:
-        url, header = f"http://127.0.0.1:{port}/topics/t", f"Content-Type: {JSON}"
-        said = await run("curl", "-sS", "--http2", "--noproxy", "*", url, "-H", header, "-d", body)
+    url, header = f"http://127.0.0.1:{port}/topics/t", f"Content-Type: {JSON}"
+    said = await run("curl", "-sS", "--http2", "--noproxy", "*", url, "-H", header, "-d", body)
     assert [row["offset"] for row in json.loads(said)["offsets"]] == [0]
 
 
@@ -126,44 +125,37 @@ async def test_curl_that_offers_http2_works(topic_broker: Broker) -> None:
     "offer", [OFFER, b"Upgrade: websocket\r\nConnection: Upgrade\r\n"], ids=["h2c", "websocket"]
 )
 @pytest.mark.parametrize("is_apart", [False, True])
-async def test_a_record_arrives(topic_broker: Broker, offer: bytes, is_apart: bool) -> None:
+async def test_record_arrives(broker: Broker, port: int, offer: bytes, is_apart: bool) -> None:
     packet = post("/topics/t", b'{"records":[{"value":"there"}]}', offer)
     head, _, body = packet.partition(b"\r\n\r\n")
     packets = [head + b"\r\n\r\n", body] if is_apart else [packet]
-    async with listening(topic_broker.app) as port:
-        assert await exchange(port, *packets, statuses=1) == [200]
-    assert [row["value"] for row in await stored(topic_broker.log)] == [b'"there"']
+    assert await exchange(port, *packets, statuses=1) == [200]
+    assert [row["value"] for row in await stored(broker.log)] == [b'"there"']
 
 
-async def test_a_body_is_not_run_as_a_request(topic_broker: Broker) -> None:
+async def test_body_is_not_run_as_request(broker: Broker, port: int) -> None:
     inner = post("/topics/t", b'{"records":[{"value":"inner"}]}', b"")
     head, body = post("/topics/t", inner)[: -len(inner)], inner
     after = b"GET /topics/t HTTP/1.1\r\nHost: x\r\n\r\n"
-    async with listening(topic_broker.app) as port:
-        assert await exchange(port, head, body, after, statuses=2) == [400, 200]
-    assert ends(topic_broker.log) == [0]
+    assert await exchange(port, head, body, after, statuses=2) == [400, 200]
+    assert ends(broker.log) == [0]
 
 
-async def test_a_commit_commits_what_its_body_names(topic_broker: Broker) -> None:
+async def test_commit_commits_what_its_body_names(broker: Broker, port: int) -> None:
     for number in range(5):
         assert (
-            await topic_broker.http.post(
-                "/topics/t",
-                content=b'{"records":[{"value":%d}]}' % number,
-                headers={"content-type": JSON},
-            )
+            await send(broker.http, b'{"records":[{"value":%d}]}' % number, JSON)
         ).status_code == 200
-    instance = await created(topic_broker, auto_commit_enable=False)
+    instance = await created(broker, auto_commit_enable=False)
     await instance.ok("POST", "/subscription", {"topics": ["t"]})
     assert await instance.read() == [0, 1, 2, 3, 4]
     body = b'{"offsets":[{"topic":"t","partition":0,"offset":1}]}'
     packet = post(f"{instance.path}/offsets", body, media_type=V2)
-    async with listening(topic_broker.app) as port:
-        assert await exchange(port, packet, statuses=1) == [200]
+    assert await exchange(port, packet, statuses=1) == [200]
     assert await instance.committed() == {0: 2}
 
 
-async def test_the_port_for_brokers_reads_bodies_too(tmp_path: Path) -> None:
+async def test_port_for_brokers_reads_bodies_too(tmp_path: Path) -> None:
     log = await LogBroker.open(FolderStore(tmp_path), QUIET, clock=SystemClock(), name="a")
     asked = []
     reports = {METRICS: lambda: asked.append(METRICS) or b"inner"}

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from uvicorn.server import ServerState
 
+from tests.service.virtual_connections import Transport
 from tidelog.service.http.admission import PIPELINED_MAX
 from tidelog.service.http.protocol import Config, Protocol
 
@@ -45,11 +46,7 @@ REQUESTS = {
     "many fields": (b"PUT /a HTTP/1.1\r\n", MANY + LENGTH % 3, b"abc"),
     "HEAD of many fields": (b"HEAD /a HTTP/1.1\r\n", MANY, b""),
     "empty fields": (b"POST /a HTTP/1.1\r\n", b"X-A:\r\nX-B: \r\n" + LENGTH % 1, b"x"),
-    "an expectation": (
-        b"POST /a HTTP/1.1\r\n",
-        b"Expect: 100-continue\r\n" + LENGTH % 5,
-        b"hello",
-    ),
+    "an expectation": (b"POST /a HTTP/1.1\r\n", b"Expect: 100-continue\r\n" + LENGTH % 5, b"hello"),
     "the last of its connection": (
         b"POST /a HTTP/1.1\r\n",
         b"Connection: close\r\n" + LENGTH % 5,
@@ -59,38 +56,15 @@ REQUESTS = {
 }
 
 
-class Wire(asyncio.Transport):
-    """The broker's end of a connection: keeps what is written to it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.written = b""
-        self.is_closed = False
+class Wire(Transport):
+    """The broker's end of a connection: keeps what is written before its end."""
 
     def write(self, data: Any) -> None:
         if not self.is_closed:
-            self.written += bytes(data)
-
-    def can_write_eof(self) -> bool:
-        return True
+            super().write(data)
 
     def write_eof(self) -> None:
         self.is_closed = True
-
-    def close(self) -> None:
-        self.is_closed = True
-
-    def is_closing(self) -> bool:
-        return self.is_closed
-
-    def get_write_buffer_size(self) -> int:
-        return 0
-
-    def pause_reading(self) -> None:
-        pass
-
-    def resume_reading(self) -> None:
-        pass
 
 
 class Echo:
@@ -134,7 +108,7 @@ async def answers(packets: Iterable[bytes]) -> tuple[bytes, bool, list[str]]:
             break
         await asyncio.sleep(0)
     await asyncio.sleep(0)  # a head that waits for its body
-    said = wire.written, wire.is_closed, app.paths
+    said = bytes(wire.written), wire.is_closed, app.paths
     protocol.connection_lost(None)
     if state.tasks:  # requests that are not whole
         await asyncio.wait(state.tasks, timeout=5)
@@ -149,7 +123,7 @@ def request(name: str, offer: bytes = b"", host: bytes = b"x") -> tuple[bytes, b
 
 @pytest.mark.parametrize("name", REQUESTS)
 @pytest.mark.parametrize("offer", OFFERS)
-async def test_an_offer_changes_no_request_wherever_packets_end(name: str, offer: str) -> None:
+async def test_offer_changes_no_request_wherever_packets_end(name: str, offer: str) -> None:
     plain = await answers([b"".join(request(name))])
     assert plain[2] in (["/a"], ["/a b"]), "one request, none of a body"
     head, body = request(name, OFFERS[offer])
@@ -197,7 +171,7 @@ async def test_connect_is_refused_and_what_follows_is_not_run(
 @pytest.mark.parametrize(
     "follows", [b"no request\r\n\r\n", b"\x00", b"GET / HTTP/9.9\r\n\r\n", b"POST / HTTP/1.1\r\n:"]
 )
-async def test_what_is_no_request_behind_an_offer_is_refused(follows: bytes) -> None:
+async def test_what_is_no_request_behind_offer_is_refused(follows: bytes) -> None:
     plain = await answers([b"".join(request("no body")) + follows])
     assert plain[0].startswith(b"HTTP/1.1 200 ")
     assert plain[0].count(b"HTTP/1.1 ") == 1, "of the request before it"
@@ -217,7 +191,7 @@ async def test_what_is_no_request_behind_an_offer_is_refused(follows: bytes) -> 
         b"Content-Length : 5\r\n",
     ],
 )
-async def test_an_offer_hides_no_fault_of_a_head(fields: bytes) -> None:
+async def test_offer_hides_no_fault_of_head(fields: bytes) -> None:
     for offer in (b"", *OFFERS.values()):
         head = b"POST /a HTTP/1.1\r\nHost: x\r\n%s%s\r\n" % (offer, fields)
         written, is_closed, paths = await answers([head + b"hello"])

@@ -19,8 +19,6 @@ from tidelog.storage.core.errors import Unavailable
 
 
 class Held:
-    """Work that ends when the test says so."""
-
     def __init__(self) -> None:
         self.may_end = asyncio.Event()
         self.results: list[dict[str, Any]] = []
@@ -38,10 +36,14 @@ class Held:
 
 
 @pytest.fixture
-async def held(broker: Broker) -> AsyncIterator[tuple[Held, Compactions]]:
-    work = Held()
+def work() -> Held:
+    return Held()
+
+
+@pytest.fixture
+async def jobs(broker: Broker, work: Held) -> AsyncIterator[Compactions]:
     jobs = Compactions(broker.log, work)
-    yield work, jobs
+    yield jobs
     await jobs.close(1.0)
 
 
@@ -52,8 +54,7 @@ async def ended(job: CompactionJob) -> CompactionJob:
     return job
 
 
-async def test_one_at_a_time_with_progress_and_result(held: tuple[Held, Compactions]) -> None:
-    work, jobs = held
+async def test_one_at_time_with_progress_and_result(work: Held, jobs: Compactions) -> None:
     job = jobs.start("t", is_dry_run=False, is_forced=True)
     await asyncio.sleep(0)
     with pytest.raises(CompactionBusy, match=f"'t' .job {job.job_id}"):
@@ -67,8 +68,7 @@ async def test_one_at_a_time_with_progress_and_result(held: tuple[Held, Compacti
     assert done.ended_ms is not None
 
 
-async def test_a_failure_is_kept(held: tuple[Held, Compactions]) -> None:
-    work, jobs = held
+async def test_failure_is_kept(work: Held, jobs: Compactions) -> None:
     work.may_end.set()
     for error, words in (
         (Unavailable("no answer"), "no answer"),
@@ -83,23 +83,21 @@ async def test_a_failure_is_kept(held: tuple[Held, Compactions]) -> None:
     assert job.state == "failed"
 
 
-async def test_the_last_jobs_are_kept(held: tuple[Held, Compactions]) -> None:
-    work, jobs = held
+async def test_last_jobs_are_kept(work: Held, jobs: Compactions) -> None:
     work.may_end.set()
     for _ in range(JOBS_MAX + 3):
         await ended(jobs.start("t", is_dry_run=True, is_forced=False))
     assert len(await jobs.all()) == JOBS_MAX
 
 
-async def test_a_job_ends_with_its_broker(held: tuple[Held, Compactions]) -> None:
-    _, jobs = held
+async def test_job_ends_with_its_broker(work: Held, jobs: Compactions) -> None:
     job = jobs.start("t", is_dry_run=False, is_forced=False)
     await asyncio.sleep(0)
     await jobs.close(5.0)
     assert (job.state, job.error) == ("stopped", "the broker stopped")
 
 
-async def test_the_jobs_of_peers_are_listed_and_other_versions_are_left_out(broker: Broker) -> None:
+async def test_jobs_of_peers_are_listed_and_other_versions_are_left_out(broker: Broker) -> None:
     own = Compactions(broker.log)
     own.start("mine", is_dry_run=True, is_forced=False)
     answer = await own.encoded()
@@ -110,13 +108,13 @@ async def test_the_jobs_of_peers_are_listed_and_other_versions_are_left_out(brok
     assert [job.topic for job in await Compactions(broker.log, ask=ask).all()] == ["mine"]
 
 
-async def test_a_store_in_memory_is_not_compacted(broker: Broker) -> None:
+async def test_store_in_memory_is_not_compacted(broker: Broker) -> None:
     jobs = Compactions(broker.log, compactions.no_store)
     job = await ended(jobs.start("t", is_dry_run=True, is_forced=False))
     assert "the store is in memory" in job.error
 
 
-async def test_routes_of_a_topic_that_is_not_there(broker: Broker) -> None:
+async def test_routes_of_topic_that_is_not_there(broker: Broker) -> None:
     for path, body in (
         ("records:delete", {"partitions": [{"partition_id": 0, "offset": 0}]}),
         ("compactions", {}),

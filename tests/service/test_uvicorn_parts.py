@@ -67,7 +67,7 @@ def parts(own: type, base: type) -> set[str]:
 
 
 @pytest.mark.parametrize(("own", "base"), PARTS, ids=lambda kind: kind.__name__)
-def test_uvicorn_has_the_parts_that_are_used(own: type, base: type) -> None:
+def test_uvicorn_has_parts_that_are_used(own: type, base: type) -> None:
     assert issubclass(own, base)
     assert parts(own, base) == set(PARTS[own, base].split())
 

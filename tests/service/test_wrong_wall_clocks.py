@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+from collections.abc import Awaitable, Callable
+from typing import NamedTuple
 
 from tests.service.conftest import http_client, post, routed
 from tests.support.clock import ManualClock
@@ -11,6 +13,7 @@ from tests.support.vloop import run
 from tidelog.compaction.retention import retain
 from tidelog.compaction.session import MaintenanceSession
 from tidelog.service.server.app import build_app
+from tidelog.storage.broker import Broker
 from tidelog.storage.codec.entry import IdempotencyKey
 from tidelog.storage.core.actions import CommitOffsets, GroupOffset
 from tidelog.storage.core.errors import LogError
@@ -22,13 +25,25 @@ HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
 
 
-async def two_brokers(store: MemoryStore) -> tuple[Log, Log, ManualClock]:
-    """One whose clock is right, one whose clock a test sets, and that clock."""
-    wrong = loop_clock(2)
-    right, other = await broker(store, loop_clock(1), "right"), await broker(store, wrong, "wrong")
-    await right.create_topic("t", 1, {"segment.ms": "1000"})
-    await other.wal.refresh()
-    return right, other, wrong
+class Clocks(NamedTuple):
+    """A broker whose clock is right, one whose clock a test sets, and that clock."""
+
+    right: Broker
+    other: Broker
+    wrong: ManualClock
+
+
+def on_two_brokers(test: Callable[[Clocks], Awaitable[None]]) -> None:
+    async def main() -> None:
+        store, wrong = LoopStore(), loop_clock(2)
+        right = await broker(store, loop_clock(1), "right")
+        other = await broker(store, wrong, "wrong")
+        await right.create_topic("t", 1, {"segment.ms": "1000"})
+        await other.wal.refresh()
+        async with ending(right, other):
+            await test(Clocks(right, other, wrong))
+
+    run(main)
 
 
 async def keyed(log: Log) -> int:
@@ -48,56 +63,50 @@ async def commit_ahead(log: Log, clock: ManualClock, *ahead_ms: int) -> None:
     clock.skew_ms = 0
 
 
-def test_a_clock_ahead_forgets_no_idempotency_key() -> None:
-    async def main() -> None:
-        store = LoopStore()
-        right, other, wrong = await two_brokers(store)
-        async with ending(right, other):
-            first = await keyed(right)
-            await other.wal.refresh()
-            await commit_ahead(other, wrong, 2 * HOUR_MS)
-            await right.wal.refresh()
-            assert await keyed(right) == first
+def test_clock_ahead_forgets_no_idempotency_key() -> None:
+    async def test(clocks: Clocks) -> None:
+        right, other, wrong = clocks
+        first = await keyed(right)
+        await other.wal.refresh()
+        await commit_ahead(other, wrong, 2 * HOUR_MS)
+        await right.wal.refresh()
+        assert await keyed(right) == first
 
-    run(main)
+    on_two_brokers(test)
 
 
-def test_a_clock_ahead_forgets_no_offset_of_a_group() -> None:
-    async def main() -> None:
-        store = LoopStore()
-        right, other, wrong = await two_brokers(store)
-        async with ending(right, other):
-            await produce(right, "x", {})
-            offset = GroupOffset(right.state.topic("t").topic_id, 0, 1)
-            await right.submit(CommitOffsets("g", -1, [offset]))
-            given(right.committed_offsets("g"), "the group has an offset")
-            await other.wal.refresh()
-            await commit_ahead(other, wrong, 15 * DAY_MS, 16 * DAY_MS)
-            await right.wal.refresh()
-            offsets = right.committed_offsets("g")
-            assert list(offsets) == [TopicPartition("t", 0)]
+def test_clock_ahead_forgets_no_offset_of_group() -> None:
+    async def test(clocks: Clocks) -> None:
+        right, other, wrong = clocks
+        await produce(right, "x", {})
+        offset = GroupOffset(right.state.topic("t").topic_id, 0, 1)
+        await right.submit(CommitOffsets("g", -1, [offset]))
+        given(right.committed_offsets("g"), "the group has an offset")
+        await other.wal.refresh()
+        await commit_ahead(other, wrong, 15 * DAY_MS, 16 * DAY_MS)
+        await right.wal.refresh()
+        offsets = right.committed_offsets("g")
+        assert list(offsets) == [TopicPartition("t", 0)]
 
-    run(main)
+    on_two_brokers(test)
 
 
-def test_after_a_clock_was_ahead_tails_are_sealed_by_their_age() -> None:
-    async def main() -> None:
-        store = LoopStore()
-        right, other, wrong = await two_brokers(store)
-        async with ending(right, other):
-            await commit_ahead(other, wrong, 400 * DAY_MS)
-            await right.wal.refresh()
-            if right.state.partition("t", 0).tail:
-                await right.seal("t")
-            await produce(right, "y", {})
-            await asyncio.sleep(2.5)
-            topic = right.state.topic("t")
-            assert right.sealer.due(right.state) == {topic.topic_id: [0]}
+def test_after_clock_was_ahead_tails_are_sealed_by_their_age() -> None:
+    async def test(clocks: Clocks) -> None:
+        right, other, wrong = clocks
+        await commit_ahead(other, wrong, 400 * DAY_MS)
+        await right.wal.refresh()
+        if right.state.partition("t", 0).tail:
+            await right.seal("t")
+        await produce(right, "y", {})
+        await asyncio.sleep(2.5)
+        topic = right.state.topic("t")
+        assert right.sealer.due(right.state) == {topic.topic_id: [0]}
 
-    run(main)
+    on_two_brokers(test)
 
 
-async def test_a_clock_behind_stamps_no_record_that_retention_deletes() -> None:
+async def test_clock_behind_stamps_no_record_that_retention_deletes() -> None:
     clock = ManualClock(1)
     store = MemoryStore(now_ms=clock.now_ms())
     log = await broker(store, clock)

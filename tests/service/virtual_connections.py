@@ -22,8 +22,6 @@ SILENCE_S = 600.0
 
 
 class Transport(asyncio.Transport):
-    """Keeps what is written."""
-
     def __init__(self) -> None:
         super().__init__()
         self.written = bytearray()
@@ -65,8 +63,6 @@ class Transport(asyncio.Transport):
 
 
 class Connection:
-    """A client's end."""
-
     def __init__(
         self,
         config: uvicorn.Config,

@@ -9,12 +9,7 @@ from typing import Any
 import httpx
 
 OK, REFUSED, LOST, BUSY, THROTTLED, UNKNOWN = (
-    "ok",
-    "refused",
-    "lost",
-    "busy",
-    "throttled",
-    "unknown",
+    *("ok", "refused", "lost", "busy", "throttled", "unknown"),
 )
 HELD = "held"
 """HELD: served, but the response stays on the way, up to the timeout. REFUSED: no connection. LOST:

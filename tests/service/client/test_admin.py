@@ -14,7 +14,7 @@ def admin_of(broker: Broker, key: str | None = None) -> AsyncAdmin:
     return AsyncAdmin(Connection("a:1", key=key, transport=FaultyTransport(broker.app)))
 
 
-async def test_a_topic_is_created_changed_and_deleted(broker: Broker) -> None:
+async def test_topic_is_created_changed_and_deleted(broker: Broker) -> None:
     admin = admin_of(broker)
     async with admin.connection:
         made = await admin.create_topic("new", 2, {"retention.ms": "1000"})
@@ -32,7 +32,7 @@ async def test_a_topic_is_created_changed_and_deleted(broker: Broker) -> None:
         assert len(await admin.brokers()) == 1
 
 
-async def test_a_group_is_reset_and_deleted(broker: Broker, topic: str) -> None:
+async def test_group_is_reset_and_deleted(broker: Broker, topic: str) -> None:
     await post(broker.http, [{"value": n, "partition": n % 3} for n in range(6)])
     admin = admin_of(broker)
     async with admin.connection:

@@ -19,7 +19,7 @@ SERVER = "127.0.0.1:1"  # none of these tests sends a request
     ],
     ids=["producer", "consumer", "admin"],
 )
-def test_a_closed_client_says_so(made: Callable[[], Any], use: Callable[[Any], object]) -> None:
+def test_closed_client_says_so(made: Callable[[], Any], use: Callable[[Any], object]) -> None:
     client = made()
     client.close()
     with pytest.raises(Closed, match="is closed"):

@@ -46,7 +46,7 @@ def test_other_texts_are_refused(text: str) -> None:
         parsed(text)
 
 
-def test_after_a_failure_the_next_server_is_current() -> None:
+def test_after_failure_next_server_is_current() -> None:
     servers = Servers("a:1,b:2")
     servers.learn([C, A])
     assert servers.all == [A, B, C]
@@ -69,7 +69,7 @@ def hosts(transport: FaultyTransport) -> str:
     return "".join(request.url.host for request in transport.seen)
 
 
-async def test_a_request_that_no_broker_got_goes_to_the_next_one(broker: Broker) -> None:
+async def test_request_that_no_broker_got_goes_to_next_one(broker: Broker) -> None:
     transport = FaultyTransport(broker.app, script(REFUSED))
     async with connection(transport) as client:
         await client.get("/topics")
@@ -78,7 +78,7 @@ async def test_a_request_that_no_broker_got_goes_to_the_next_one(broker: Broker)
 
 
 @pytest.mark.parametrize("fault", [LOST, BUSY, UNKNOWN])
-async def test_a_request_that_a_broker_may_have_got_is_not_repeated_without_time(
+async def test_request_that_broker_may_have_got_is_not_repeated_without_time(
     broker: Broker, fault: str
 ) -> None:
     transport = FaultyTransport(broker.app, script(fault))
@@ -97,14 +97,14 @@ async def test_with_time_it_is_repeated_elsewhere_at_once(broker: Broker) -> Non
     assert client.retries == 3
 
 
-async def test_a_throttled_request_stays_with_its_broker(broker: Broker) -> None:
+async def test_throttled_request_stays_with_its_broker(broker: Broker) -> None:
     transport = FaultyTransport(broker.app, script(THROTTLED, THROTTLED))
     async with connection(transport, retry_s=30) as client:
         await client.get("/topics")
     assert hosts(transport) == "aaa"
 
 
-async def test_the_deadline_ends_retries_and_an_unknown_outcome_stays_unknown(
+async def test_deadline_ends_retries_and_unknown_outcome_stays_unknown(
     broker: Broker,
 ) -> None:
     transport = FaultyTransport(broker.app, script(UNKNOWN, *[REFUSED] * 50))
@@ -116,7 +116,7 @@ async def test_the_deadline_ends_retries_and_an_unknown_outcome_stays_unknown(
 
 
 @pytest.mark.parametrize("retry_s", [12.0, 60.0, 120.0])
-def test_a_silent_broker_leaves_time_for_the_others(retry_s: float) -> None:
+def test_silent_broker_leaves_time_for_others(retry_s: float) -> None:
     async def app(_: Any, __: Any, send: Any) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b""})
@@ -137,7 +137,7 @@ def test_a_silent_broker_leaves_time_for_the_others(retry_s: float) -> None:
     assert took_s < retry_s
 
 
-async def test_a_response_may_take_half_of_the_time_that_is_left() -> None:
+async def test_response_may_take_half_of_time_that_is_left() -> None:
     async with connection(FaultyTransport(None), "a:1") as client:
         assert client.response_s(4.0) == RESPONSE_S
         client.servers.learn([B])
@@ -146,9 +146,7 @@ async def test_a_response_may_take_half_of_the_time_that_is_left() -> None:
 
 
 @pytest.mark.parametrize("failures", [1, 4], ids=["at once", "after pauses"])
-async def test_a_response_may_take_longer_by_the_wait_of_the_request(
-    broker: Broker, failures: int
-) -> None:
+async def test_response_may_take_longer_by_wait_of_request(broker: Broker, failures: int) -> None:
     transport = FaultyTransport(broker.app, script(*[BUSY] * failures))
     async with connection(transport, retry_s=2.0) as client:
         await client.get("/topics", wait_s=30.0)
@@ -156,7 +154,7 @@ async def test_a_response_may_take_longer_by_the_wait_of_the_request(
     assert limits_s == [30.0 + RESPONSE_S_MIN] * (failures + 1)
 
 
-async def test_a_definite_no_is_an_error_with_status_and_code(broker: Broker) -> None:
+async def test_definite_no_is_error_with_status_and_code(broker: Broker) -> None:
     async with connection(FaultyTransport(broker.app), retry_s=30) as client:
         with pytest.raises(NotFound) as caught:
             await client.get("/topics/nowhere")
@@ -167,7 +165,7 @@ async def test_a_definite_no_is_an_error_with_status_and_code(broker: Broker) ->
     assert len(client.servers.all) == 2
 
 
-async def test_the_other_brokers_are_learned(broker: Broker) -> None:
+async def test_other_brokers_are_learned(broker: Broker) -> None:
     async with connection(FaultyTransport(broker.app), "a:1") as client:
         client.learn_soon()
         client.learn_soon()
@@ -179,7 +177,7 @@ async def test_the_other_brokers_are_learned(broker: Broker) -> None:
 
 
 @pytest.mark.parametrize("servers", ["http://tide:8082/prefix"])
-async def test_behind_a_path_of_a_proxy_no_broker_is_learned(broker: Broker, servers: str) -> None:
+async def test_behind_path_of_proxy_no_broker_is_learned(broker: Broker, servers: str) -> None:
     transport = FaultyTransport(broker.app)
     async with connection(transport, servers) as client:
         await client.learn()

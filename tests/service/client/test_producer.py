@@ -35,7 +35,7 @@ def connection(broker: Broker, choose: Any = None) -> Connection:
     return Connection("a:1,b:2", transport=transport)
 
 
-async def test_a_record_has_its_place_key_headers_and_time(broker: Broker, topic: str) -> None:
+async def test_record_has_its_place_key_headers_and_time(broker: Broker, topic: str) -> None:
     async with connection(broker) as client, AsyncProducer(client) as producer:
         sent = await producer.send(
             topic, "text", key=b"k", headers=[("h", b"\xff"), ("n", None)], timestamp_ms=1234
@@ -86,7 +86,7 @@ async def test_under_faults_each_record_is_there_once_in_order(
     assert client.retries > 0
 
 
-async def test_a_retry_has_the_same_key_and_bytes(broker: Broker, topic: str) -> None:
+async def test_retry_has_same_key_and_bytes(broker: Broker, topic: str) -> None:
     transport = FaultyTransport(
         broker.app, script(LOST, UNKNOWN, BUSY, of="/topics/t", method="POST")
     )
@@ -115,14 +115,14 @@ async def test_one_bad_record_fails_alone_and_is_named(broker: Broker, topic: st
     assert values == [str(n).encode() for n in range(20) if n != 13]
 
 
-async def test_an_unknown_topic_fails_the_future(broker: Broker) -> None:
+async def test_unknown_topic_fails_future(broker: Broker) -> None:
     async with connection(broker) as client, AsyncProducer(client) as producer:
         sent = await producer.send("nowhere", "x")
         with pytest.raises(NotFound, match="topic 'nowhere'"):
             await sent
 
 
-async def test_after_the_deadline_the_outcome_is_unknown(broker: Broker, topic: str) -> None:
+async def test_after_deadline_outcome_is_unknown(broker: Broker, topic: str) -> None:
     faults = script(*[LOST] * 100, of="/topics/t", method="POST")
     async with connection(broker, faults) as client:
         async with AsyncProducer(client, delivery_s=0.2) as producer:
@@ -132,7 +132,7 @@ async def test_after_the_deadline_the_outcome_is_unknown(broker: Broker, topic: 
     assert caught.value.is_unknown
 
 
-async def test_the_buffer_is_bounded(broker: Broker, topic: str) -> None:
+async def test_buffer_is_bounded(broker: Broker, topic: str) -> None:
     gate = asyncio.Event()
 
     class Gated(FaultyTransport):
@@ -153,7 +153,7 @@ async def test_the_buffer_is_bounded(broker: Broker, topic: str) -> None:
     assert sum(ends(broker.log)) == 5
 
 
-async def test_records_of_a_closed_producer_have_an_outcome(broker: Broker, topic: str) -> None:
+async def test_records_of_closed_producer_have_outcome(broker: Broker, topic: str) -> None:
     async with connection(broker, script(*[BUSY] * 1000, method="POST")) as client:
         producer = AsyncProducer(client)
         sent = await producer.send(topic, "x")
@@ -168,7 +168,7 @@ async def test_records_of_a_closed_producer_have_an_outcome(broker: Broker, topi
     ("arguments", "words"),
     [({"value": 1}, "int is not bytes"), ({"value": "x", "partition": -1}, "negative")],
 )
-async def test_a_wrong_argument_is_an_error_at_once(
+async def test_wrong_argument_is_error_at_once(
     broker: Broker, arguments: dict[str, Any], words: str
 ) -> None:
     async with connection(broker) as client, AsyncProducer(client) as producer:
@@ -178,7 +178,7 @@ async def test_a_wrong_argument_is_an_error_at_once(
             AsyncProducer(client, lingers=1)
 
 
-async def test_a_transaction_is_committed_once(broker: Broker, topic: str) -> None:
+async def test_transaction_is_committed_once(broker: Broker, topic: str) -> None:
     faults = script(LOST, UNKNOWN, of="/transactions")
     async with connection(broker, faults) as client, AsyncProducer(client) as producer:
         async with producer.transaction() as transaction:
@@ -193,7 +193,7 @@ async def test_a_transaction_is_committed_once(broker: Broker, topic: str) -> No
     assert broker.log.state.committed_offsets.of_group("g")
 
 
-async def test_an_error_that_no_caller_awaits_is_logged_once(
+async def test_error_that_no_caller_awaits_is_logged_once(
     broker: Broker, topic: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with connection(broker) as client, AsyncProducer(client, linger_ms=0) as producer:

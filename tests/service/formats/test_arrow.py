@@ -246,13 +246,13 @@ def test_compressed_bombs() -> None:
         assert decoded(body, 9 * MIB).num_rows == 1
 
 
-def test_a_compressed_dictionary_counts() -> None:
+def test_compressed_dictionary_counts() -> None:
     column = pa.array([b"\0" * (8 * MIB)]).dictionary_encode()
     with pytest.raises(RecordTooLarge):
         decoded(arrow_of(batch_of(value=column), compression="zstd"))
 
 
-def test_a_false_size_is_not_allocated() -> None:
+def test_false_size_is_not_allocated() -> None:
     body = bytearray(arrow_of(batch_of(value=pa.array([b"\0" * 10_000])), compression="zstd"))
     position = body.rindex(struct.pack("<q", 10_000))
     before = pa.default_memory_pool().max_memory() or 0
@@ -287,9 +287,7 @@ def test_rows_of_nothing() -> None:
 # --- what would take too much work
 
 
-def test_a_dictionary_is_converted_once_for_all_its_batches(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_dictionary_is_converted_once_for_all_its_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     validated: list[int] = []
     validate = arrow_module._validate
 
@@ -421,7 +419,7 @@ def test_damaged_streams_are_records_or_refused(seed: int) -> None:
 # --- out
 
 
-def test_encode_is_a_stream_of_records() -> None:
+def test_encode_is_stream_of_records() -> None:
     batches = [with_offsets(BATCH, 10), with_offsets(BATCH.slice(1), 20)]
     with pa.ipc.open_stream(encode_arrow(batches)) as reader:
         assert reader.schema == RECORD_SCHEMA
@@ -437,7 +435,7 @@ def test_small_batches_are_merged_and_large_ones_left() -> None:
             assert len(list(reader)) == count
 
 
-def test_nothing_is_a_stream_too() -> None:
+def test_nothing_is_stream_too() -> None:
     with pa.ipc.open_stream(encode_arrow([])) as reader:
         assert reader.read_all().equals(RECORD_SCHEMA.empty_table())
 

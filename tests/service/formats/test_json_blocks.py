@@ -38,7 +38,7 @@ def objects_at(value: Any, depth: int) -> int:
 
 
 @pytest.mark.parametrize("block", [3, 7, 64, json_blocks.BLOCK])
-def test_objects_are_counted_as_by_a_parser(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_objects_are_counted_as_by_parser(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(json_blocks, "BLOCK", block)
     monkeypatch.setattr(json_blocks, "FEW_OBJECTS", 0)
     monkeypatch.setattr(json_blocks, "FEW_BYTES", 0)
@@ -59,9 +59,7 @@ def test_few_objects_are_not_counted() -> None:
 
 
 @pytest.mark.parametrize("block", [2, 3, 5, 64])
-def test_a_block_has_the_bytes_outside_of_strings(
-    block: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_block_has_bytes_outside_of_strings(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(json_blocks, "BLOCK", block)
     draw = random.Random(block)
     for _ in range(300):
@@ -90,9 +88,7 @@ RUNS = {
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_no_text_needs_a_step_of_more_than_a_block(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_text_needs_step_of_more_than_block(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A step searches one block. Arrow parses a long number at once, but without the interpreter's
     lock. No step makes an object for a place in the text."""
     sizes: list[int] = []
@@ -122,7 +118,7 @@ def test_no_text_needs_a_step_of_more_than_a_block(
     assert peak < 12 * MIB
 
 
-def test_a_long_number_is_judged_across_blocks() -> None:
+def test_long_number_is_judged_across_blocks() -> None:
     zeros = b"0" * (2 * json_blocks.BLOCK)
     for number, is_large in (
         (b"0." + zeros + b"1e%d" % (len(zeros) + 308), False),

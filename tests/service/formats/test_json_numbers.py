@@ -50,7 +50,7 @@ def test_exactly_what_orjson_refuses_is_refused(before: bytes, number: bytes) ->
 
 
 @pytest.mark.parametrize("position", range(2040, 2060))
-def test_a_number_is_found_at_each_length(position: int) -> None:
+def test_number_is_found_at_each_length(position: int) -> None:
     for number in (b"1e999", b"9" * 310):
         start = b'["' + b"x" * (position - 10 - len(number)) + b'",'
         assert is_refused(start + number + b"]")
@@ -122,7 +122,7 @@ def _token(draw: random.Random) -> bytes:
 
 
 @pytest.mark.parametrize("block", [64, json_blocks.BLOCK])
-def test_large_texts_are_judged_as_by_a_parser(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_texts_are_judged_as_by_parser(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(json_blocks, "BLOCK", block)
     draw, too_large = random.Random(1), 0
     for _ in range(5000):

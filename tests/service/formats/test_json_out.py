@@ -12,12 +12,7 @@ from hypothesis import strategies as st
 
 from tests.support.properties import examples
 from tidelog.service.formats.json_in import Format
-from tidelog.service.formats.json_out import (
-    FEW,
-    FEW_REPORTS,
-    encode_placements,
-    encode_records,
-)
+from tidelog.service.formats.json_out import FEW, FEW_REPORTS, encode_placements, encode_records
 from tidelog.service.formats.json_text import Undecodable
 from tidelog.storage.codec.chunk import Headers, Rows, batch_of_rows, with_offsets
 from tidelog.storage.codec.partitioner import Sticky, place
@@ -141,14 +136,7 @@ def test_batches_of_both_kinds_keep_their_order() -> None:
 FORGED = [
     *(b"1,2", b'1},{"x":2', b"1}", b"]", b'"', b'"a', b'a"', b"{", b'{"a":1', b"", b" ", b"nul"),
     *(
-        b'1,"offset":99',
-        b"//",
-        b"NaN",
-        b"01",
-        b"'a'",
-        b'"\n"',
-        b"\xef\xbb\xbf1",
-        b'"\\"',
+        *(b'1,"offset":99', b"//", b"NaN", b"01", b"'a'", b'"\n"', b"\xef\xbb\xbf1", b'"\\"'),
         b"[" * 5000,
     ),
     *(b'"\xff"', b'"\xed\xa0\x80"', b"\xff", b'"\\ud800"', b"1 2", b"{} {}", b'{"a":1}}', b"\x00"),
@@ -175,7 +163,7 @@ def test_forged_values_are_named_and_refused(value: bytes, total: int) -> None:
             assert isinstance(refused.value, InvalidRequest)
 
 
-def test_two_halves_do_not_make_a_whole() -> None:
+def test_two_halves_do_not_make_whole() -> None:
     halves: list[Record] = [(b"[1", b"2]", None), (b'{"a":1', b'"b":2}', None)]
     for half in halves:
         with pytest.raises(Undecodable):
@@ -325,9 +313,7 @@ def test_reports_of_one_run(count: int, base: int | None) -> None:
 @pytest.mark.parametrize("count", [2, FEW_REPORTS, FEW_REPORTS + 1, 500])
 @pytest.mark.parametrize("bases", [(100, 2000, 0), None])
 @pytest.mark.parametrize("as_batch", [True, False])
-def test_reports_follow_the_request(
-    count: int, bases: tuple[int, ...] | None, as_batch: bool
-) -> None:
+def test_reports_follow_request(count: int, bases: tuple[int, ...] | None, as_batch: bool) -> None:
     asked = [(row * row) % 3 for row in range(count)]
     rows = Rows([0] * count, [None] * count, [None] * count)
     places = place(batch_of_rows([rows]) if as_batch else rows, asked, 3, Sticky(1))

@@ -80,7 +80,7 @@ def test_no_page_of_json_has_more_bytes(format_name: str, char: str) -> None:
     )
 
 
-def test_a_page_ends_where_its_bound_does() -> None:
+def test_page_ends_where_its_bound_does() -> None:
     listed: list[Record] = [(None, b"\x01" * 1000, None)] * 30
     offset, offsets = BASE, list[int]()
     while left := listed[offset - BASE :]:
@@ -94,7 +94,7 @@ def test_a_page_ends_where_its_bound_does() -> None:
     assert offsets == list(range(BASE, BASE + 30))
 
 
-def test_a_record_above_the_bound_is_alone() -> None:
+def test_record_above_bound_is_alone() -> None:
     fetch_result = fetched([(None, b"\x01" * 1000, None)] * 3)
     page, size = fitted(fetch_result, TOPIC, "text", "text", 1)
     assert (page.records, page.next_offset) == (1, BASE + 1)
@@ -103,7 +103,7 @@ def test_a_record_above_the_bound_is_alone() -> None:
     assert (none.records, size) == (0, PAGE_BYTES)
 
 
-def test_a_read_of_partitions_ends_where_its_bound_does() -> None:
+def test_read_of_partitions_ends_where_its_bound_does() -> None:
     listed: list[Record] = [(None, b"\x01" * 1000, None)] * 3
     portions = [
         Portion(TopicIdPartition("id", number), "t", BASE, fetched(listed)) for number in range(3)

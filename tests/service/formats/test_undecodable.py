@@ -162,7 +162,7 @@ def test_reading_on_behind_each_stop_passes_nothing(chunks: list[Any], fmt: Form
     assert passed == [record["offset"] for record, is_good in whole if not is_good]
 
 
-def test_the_error_names_the_part_of_the_first_record() -> None:
+def test_error_names_part_of_first_record() -> None:
     for records, offset, name in (
         ([(b"1", b"1", None), (b"\xff", b"1", None), (b"1", b"x", None)], BASE + 1, "key"),
         ([(b"1", b"x", None), (b"\xff", b"1", None)], BASE, "value"),
@@ -176,7 +176,7 @@ def test_the_error_names_the_part_of_the_first_record() -> None:
 
 
 @pytest.mark.parametrize("text", [b"no json", "\u2028\x85\n\"'\\".encode(), b'1,"offset":99', b""])
-def test_a_key_of_text_forges_nothing(text: bytes) -> None:
+def test_key_of_text_forges_nothing(text: bytes) -> None:
     for framing in ("array", "ndjson", "sse"):
         page = encoded([(False, [(text, b"1", None)] * 40)], "json", framing, "stop")
         page_records = records_of(page, framing)
@@ -184,7 +184,7 @@ def test_a_key_of_text_forges_nothing(text: bytes) -> None:
         assert {record["key_format"] for record in page_records} == {"text"}
 
 
-def test_headers_name_the_first_record_of_each_kind() -> None:
+def test_headers_name_first_record_of_each_kind() -> None:
     good, bad = (None, b"1", None), (None, b"x", None)
     skipped = encoded([(False, [good, bad, bad])], "json", "array", "skip")
     stopped = encoded([(False, [good, bad])], "json", "array", "stop")

@@ -68,6 +68,11 @@ def test_golden_record() -> None:
         (None, None, True),
         (typed("JSON", None), None, True),
         (typed("JSON", False), b"false", True),
+        (typed("JSON", 0), b"0", True),
+        (typed("JSON", {}), b"{}", True),
+        (typed("JSON", "aGk="), b'"aGk="', True),
+        (typed("BINARY", "aGk="), b"hi", False),
+        (typed("STRING", "ü☃𝄞\x00"), "ü☃𝄞\x00".encode(), False),
         (typed("JSON", ""), b'""', True),
         (typed("STRING", "é"), "é".encode(), False),
         (typed("STRING", ""), b"", False),
@@ -138,7 +143,7 @@ def test_few_records_and_headers_stay_lists(rows: int, headers: int | None) -> N
 
 
 @pytest.mark.parametrize("text", ["1969-12-31T23:59:59Z", "0001-01-01T00:00:00+14:00"])
-def test_timestamps_before_the_epoch(text: str) -> None:
+def test_timestamps_before_epoch(text: str) -> None:
     with pytest.raises(InvalidBody):
         decode_v3_record(record_of(timestamp=text), NOW)
 
@@ -181,7 +186,7 @@ OBJECTS = [
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 64, 10_000])
 @pytest.mark.parametrize("between", [b"", b" ", b"\r\n\t "])
-def test_a_stream_in_pieces_of_any_size(size: int, between: bytes) -> None:
+def test_stream_in_pieces_of_any_size(size: int, between: bytes) -> None:
     body = between + between.join(OBJECTS * 3) + between
     stream = ObjectStream()
     objects = [
@@ -195,7 +200,7 @@ def test_a_stream_in_pieces_of_any_size(size: int, between: bytes) -> None:
 
 @quick
 @given(st.lists(st.dictionaries(st.text(max_size=5), st.text(max_size=8))), st.data())
-def test_a_stream_cut_anywhere(values: list[dict[str, str]], data: st.DataObject) -> None:
+def test_stream_cut_anywhere(values: list[dict[str, str]], data: st.DataObject) -> None:
     objects = [json.dumps(value, ensure_ascii=False).encode() for value in values]
     body = b"".join(objects)
     cuts = data.draw(st.lists(st.integers(0, len(body)), max_size=5).map(sorted))
@@ -219,7 +224,7 @@ def test_what_is_no_object(body: bytes) -> None:
 
 
 @pytest.mark.parametrize("body", [b"{", b'{"a', b'{"a\\', b'{"a":[1,', b'{} {"a":{}'])
-def test_a_stream_that_ends_inside_an_object(body: bytes) -> None:
+def test_stream_that_ends_inside_object(body: bytes) -> None:
     stream = ObjectStream()
     stream.feed(body)
     with pytest.raises(BadBody, match="ends inside an object"):
@@ -227,7 +232,7 @@ def test_a_stream_that_ends_inside_an_object(body: bytes) -> None:
 
 
 @pytest.mark.parametrize("piece", [b"x" * 50, b"[" * 50, b'"",' * 20, b'{"b":1},' * 20])
-def test_an_object_over_the_bound(piece: bytes) -> None:
+def test_object_over_bound(piece: bytes) -> None:
     stream = ObjectStream(object_bytes_max=200)
     stream.feed(b'{"a":"' if piece.startswith(b"x") else b'{"a":[')
     with pytest.raises(RecordTooLarge):
@@ -293,7 +298,7 @@ def test_batch() -> None:
         [{"id": "a" * 81}],
     ],
 )
-def test_batches_that_are_wrong_as_a_whole(entries: list[object]) -> None:
+def test_batches_that_are_wrong_as_whole(entries: list[object]) -> None:
     with pytest.raises(InvalidBody) as refused:
         decode_v3_batch(json.dumps({"entries": entries}).encode())
     assert (refused.value.status, refused.value.code) == (422, BATCH_CODE)
@@ -301,7 +306,10 @@ def test_batches_that_are_wrong_as_a_whole(entries: list[object]) -> None:
 
 @pytest.mark.parametrize(
     "body",
-    [b"", b"{}", b"[]", b'{"entries":{}}', b'{"entries":[1]}', b'{"entries":[{}]}', b"\xff"],
+    [
+        *(b"", b"{}", b"{", b"null", b"[]", b'{"entries":5}', b'{"entries":{}}'),
+        *(b'{"entries":[1]}', b'{"entries":[{}]}', b"\xff"),
+    ],
 )
 def test_no_batch(body: bytes) -> None:
     with pytest.raises(BadBody):

@@ -105,7 +105,7 @@ def outcomes(bodies: dict[str, bytes]) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("kind", [pa.binary_view(), pa.string_view()], ids=str)
-def test_no_view_behind_a_null_ends_the_process(kind: pa.DataType) -> None:
+def test_no_view_behind_null_ends_process(kind: pa.DataType) -> None:
     bodies = {
         f"{way}, {slot}": make(views(kind, content))
         for way, make in WAYS.items()
@@ -117,14 +117,14 @@ def test_no_view_behind_a_null_ends_the_process(kind: pa.DataType) -> None:
 
 
 @pytest.mark.parametrize("kind", [pa.binary_view(), pa.string_view()], ids=str)
-def test_views_that_lie_in_the_column_are_taken_and_hidden(kind: pa.DataType) -> None:
+def test_views_that_lie_in_column_are_taken_and_hidden(kind: pa.DataType) -> None:
     bodies = {name: arrow(value=views(kind, slot)) for name, slot in HARMLESS.items()}
     for said in outcomes(bodies).values():
         assert "'value': b'a'" in said
         assert "'value': None" in said
 
 
-def test_a_column_that_is_ignored_is_of_a_known_type_too() -> None:
+def test_column_that_is_ignored_is_of_known_type_too() -> None:
     kinds = {
         "views": views(pa.binary_view(), SLOTS["length -1"]),
         "text": pa.array(["0", "1"]),

@@ -25,7 +25,7 @@ async def pair() -> AsyncIterator[tuple[Broker, Broker]]:
         yield first, second
 
 
-async def test_a_topic_that_was_created_again_is_deleted(pair: tuple[Broker, Broker]) -> None:
+async def test_topic_that_was_created_again_is_deleted(pair: tuple[Broker, Broker]) -> None:
     first, second = pair
     await first.log.create_topic("t", 1, {})
     await second.log.refresh()
@@ -38,7 +38,7 @@ async def test_a_topic_that_was_created_again_is_deleted(pair: tuple[Broker, Bro
     assert not first.log.state.topics
 
 
-async def test_a_right_that_was_taken_away_creates_nothing(pair: tuple[Broker, Broker]) -> None:
+async def test_right_that_was_taken_away_creates_nothing(pair: tuple[Broker, Broker]) -> None:
     first, second = pair
     key = await key_of(first.log, EVE)
     await allow(first.log, EVE, "CREATE", "CLUSTER", "kafka-cluster")
@@ -50,14 +50,11 @@ async def test_a_right_that_was_taken_away_creates_nothing(pair: tuple[Broker, B
     assert not second.log.state.topics
 
 
-async def test_denied_requests_are_charged() -> None:
-    async with broker_on(MemoryStore(), **SETTINGS) as broker:
-        await broker.log.create_topic("t", 1, {})
-        key = await key_of(broker.log, EVE)
-        quotas = {"request_rate": 1}
-        await broker.http.put(f"/tidelog/v1/quotas/{EVE}", json=quotas, headers=ADMIN)
-        statuses = [
-            (await broker.http.get("/topics/t", headers=key)).status_code for _ in range(30)
-        ]
-        assert statuses[0] == 403
-        assert statuses.count(429) > 20
+@pytest.mark.broker(topics={"t": 1}, **SETTINGS)
+async def test_denied_requests_are_charged(broker: Broker) -> None:
+    key = await key_of(broker.log, EVE)
+    quotas = {"request_rate": 1}
+    await broker.http.put(f"/tidelog/v1/quotas/{EVE}", json=quotas, headers=ADMIN)
+    statuses = [(await broker.http.get("/topics/t", headers=key)).status_code for _ in range(30)]
+    assert statuses[0] == 403
+    assert statuses.count(429) > 20

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple, TypeVar
 import pytest
 
 from tests.support.logs import MANUAL, append, closing, opened
-from tests.support.vloop import run
 from tidelog.service.operations.change import Change
 from tidelog.service.operations.configs import ConfigTexts
 from tidelog.service.operations.operations import Operations
@@ -110,84 +109,68 @@ KEY_ID = "ab" * 8
 CREATION = (topic_rights(CREATE, name="new"), cluster_right(CREATE))
 OPERATIONS = {
     "topics.create": Operation(
-        lambda operations, change, _: operations.topics.create(
-            change, "new", lambda: NewTopic(1, {})
-        ),
-        CREATION,
+        lambda ops, change, _: ops.topics.create(change, "new", lambda: NewTopic(1, {})), CREATION
     ),
     "topics.create_on_demand": Operation(
-        lambda operations, change, _: operations.topics.create_on_demand(change, "new"),
+        lambda ops, change, _: ops.topics.create_on_demand(change, "new"),
         CREATION,
         is_charged=False,
     ),
     "topics.of_id": Operation(
-        lambda operations, change, topic: operations.topics.of_id(change.rights, topic.topic_id),
+        lambda ops, change, topic: ops.topics.of_id(change.rights, topic.topic_id),
         (topic_rights(DESCRIBE),),
         is_charged=False,
     ),
     "topics.delete": Operation(
-        lambda operations, change, _: operations.topics.delete(change, "t"), (topic_rights(DELETE),)
+        lambda ops, change, _: ops.topics.delete(change, "t"), (topic_rights(DELETE),)
     ),
     "topics.add_partitions": Operation(
-        lambda operations, change, _: operations.topics.add_partitions(change, "t", 3),
-        (topic_rights(ALTER),),
+        lambda ops, change, _: ops.topics.add_partitions(change, "t", 3), (topic_rights(ALTER),)
     ),
     "topics.delete_records": Operation(
-        lambda operations, change, _: operations.topics.delete_records(change, "t", [(0, 1)]),
+        lambda ops, change, _: ops.topics.delete_records(change, "t", [(0, 1)]),
         (topic_rights(DELETE),),
     ),
     "topics.planned_deletion": Operation(
-        lambda operations, change, _: operations.topics.planned_deletion(
-            change.rights, "t", {0: 1}
-        ),
+        lambda ops, change, _: ops.topics.planned_deletion(change.rights, "t", {0: 1}),
         (topic_rights(DELETE),),
         is_charged=False,
     ),
     "configs.alter_topic": Operation(
-        lambda operations, change, _: operations.configs.alter_topic(
-            change, "t", texts("retention.ms")
-        ),
+        lambda ops, change, _: ops.configs.alter_topic(change, "t", texts("retention.ms")),
         (topic_rights(ALTER_CONFIGS),),
     ),
     "configs.alter_defaults": Operation(
-        lambda operations, change, _: operations.configs.alter_defaults(
-            change, texts("log.retention.ms")
-        ),
+        lambda ops, change, _: ops.configs.alter_defaults(change, texts("log.retention.ms")),
         (cluster_right(ALTER_CONFIGS),),
     ),
     "access.acls": Operation(
-        lambda operations, change, _: operations.access.acls(change.rights, AclFilter()),
+        lambda ops, change, _: ops.access.acls(change.rights, AclFilter()),
         (cluster_right(DESCRIBE),),
         is_charged=False,
     ),
     "access.create_acls": Operation(
-        lambda operations, change, _: operations.access.create_acls(
+        lambda ops, change, _: ops.access.create_acls(
             change, [Acl(TOPIC, "u", "LITERAL", "User:bob", "*", READ, "ALLOW")]
         ),
         (cluster_right(ALTER),),
     ),
     "access.delete_acls": Operation(
-        lambda operations, change, _: operations.access.delete_acls(change, AclFilter()),
-        (cluster_right(ALTER),),
+        lambda ops, change, _: ops.access.delete_acls(change, AclFilter()), (cluster_right(ALTER),)
     ),
     "access.create_key": Operation(
-        lambda operations, change, _: operations.access.create_key(
-            change, "User:bob", None, "", None
-        ),
+        lambda ops, change, _: ops.access.create_key(change, "User:bob", None, "", None),
         (cluster_right(ALTER),),
     ),
     "access.delete_key": Operation(
-        lambda operations, change, _: operations.access.delete_key(change, KEY_ID),
-        (cluster_right(ALTER),),
+        lambda ops, change, _: ops.access.delete_key(change, KEY_ID), (cluster_right(ALTER),)
     ),
     "access.set_quotas": Operation(
-        lambda operations, change, _: operations.access.set_quotas(
-            change, "User:bob", {"request_rate": 7}
-        ),
+        lambda ops, change, _: ops.access.set_quotas(change, "User:bob", {"request_rate": 7}),
         (cluster_right(ALTER_CONFIGS),),
     ),
     "access.delete_quotas": Operation(
-        lambda operations, change, _: operations.access.delete_quotas(change, "User:carol"),
+        lambda ops, change, _: ops.access.delete_quotas(change, "User:carol"),
         (cluster_right(ALTER_CONFIGS),),
     ),
 }
@@ -246,53 +229,43 @@ def test_every_operation_is_tried() -> None:
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_a_caller_without_the_right_changes_nothing_and_is_not_charged(name: str) -> None:
+async def test_caller_without_right_changes_nothing_and_is_not_charged(name: str) -> None:
     """Each right alone, all but the sufficient ones, those of another tenant, and none."""
     sufficient = OPERATIONS[name].sufficient
     beside = ALL.difference(*sufficient)
     principals = [frozenset({right}) for right in sorted(beside)]
     principals += [beside, STRANGER, frozenset()]
-
-    async def main() -> None:
-        broker = await broker_with_topic(MemoryStore())
-        async with closing(broker):
-            before = fingerprint(broker)
-            rights: list[CallerRights] = [GrantedRights(granted) for granted in principals]
-            for caller in [NO_RIGHTS, *rights]:
-                change = RecordedChange(caller)
-                error = await outcome(name, broker, change)
-                assert isinstance(error, UnknownTopic if name == "topics.of_id" else Forbidden)
-                assert (change.charges, change.committed) == (0, [])
-                assert fingerprint(broker) == before
-
-    run(main)
+    broker = await broker_with_topic(MemoryStore())
+    async with closing(broker):
+        before = fingerprint(broker)
+        rights: list[CallerRights] = [GrantedRights(granted) for granted in principals]
+        for caller in [NO_RIGHTS, *rights]:
+            change = RecordedChange(caller)
+            error = await outcome(name, broker, change)
+            assert isinstance(error, UnknownTopic if name == "topics.of_id" else Forbidden)
+            assert (change.charges, change.committed) == (0, [])
+            assert fingerprint(broker) == before
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_each_sufficient_right_suffices(name: str) -> None:
-    async def main() -> None:
-        rights: list[CallerRights] = [GrantedRights(set_) for set_ in OPERATIONS[name].sufficient]
-        for caller in [ALL_RIGHTS, *rights]:
-            broker = await broker_with_topic(MemoryStore())
-            async with closing(broker):
-                before = fingerprint(broker)
-                change = RecordedChange(caller)
-                assert await outcome(name, broker, change) is None
-                assert change.charges == OPERATIONS[name].is_charged
-                assert (fingerprint(broker) != before) == bool(change.committed)
-                assert bool(change.committed) == (name not in READS)
-
-    run(main)
-
-
-@pytest.mark.parametrize("name", [name for name, op in OPERATIONS.items() if op.is_charged])
-def test_a_throttled_caller_changes_nothing(name: str) -> None:
-    async def main() -> None:
+async def test_each_sufficient_right_suffices(name: str) -> None:
+    rights: list[CallerRights] = [GrantedRights(set_) for set_ in OPERATIONS[name].sufficient]
+    for caller in [ALL_RIGHTS, *rights]:
         broker = await broker_with_topic(MemoryStore())
         async with closing(broker):
             before = fingerprint(broker)
-            change = RecordedChange(ALL_RIGHTS, is_throttled=True)
-            assert isinstance(await outcome(name, broker, change), QuotaExceeded)
-            assert (fingerprint(broker), change.committed) == (before, [])
+            change = RecordedChange(caller)
+            assert await outcome(name, broker, change) is None
+            assert change.charges == OPERATIONS[name].is_charged
+            assert (fingerprint(broker) != before) == bool(change.committed)
+            assert bool(change.committed) == (name not in READS)
 
-    run(main)
+
+@pytest.mark.parametrize("name", [name for name, op in OPERATIONS.items() if op.is_charged])
+async def test_throttled_caller_changes_nothing(name: str) -> None:
+    broker = await broker_with_topic(MemoryStore())
+    async with closing(broker):
+        before = fingerprint(broker)
+        change = RecordedChange(ALL_RIGHTS, is_throttled=True)
+        assert isinstance(await outcome(name, broker, change), QuotaExceeded)
+        assert (fingerprint(broker), change.committed) == (before, [])

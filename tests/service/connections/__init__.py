@@ -1,0 +1,1 @@
+"""Tests of a broker's connections, in virtual time."""
