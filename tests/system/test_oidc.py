@@ -9,7 +9,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.service.issuer import FakeIssuer, bearer, jwk, rsa_key, running_issuer
+from tests.service.issuer import FakeIssuer, jwk, rsa_key, running_issuer
+from tests.service.keyed import bearer
 from tests.support.broker import Broker, error_line, lines_of, until
 from tests.system.several import QUICK
 from tests.system.test_keys import ADMIN_KEY, JSON, V2, Pair, metric
