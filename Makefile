@@ -61,7 +61,7 @@ torture-restores: has-all  ## Run three brokers for MINUTES as they are cloned a
 fuzz: has-all  ## Fuzz each decoder for MINUTES, or the service with INPUTS=1000000; ARGS are targets
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --only-binary atheris \
 		--editable ".[fuzz]" || true
-	$(BIN)/python -m tests.fuzz.run $(if $(INPUTS),--inputs $(INPUTS),--minutes $(MINUTES)) $(ARGS)
+	$(BIN)/python -m tests.tools.fuzz.run $(if $(INPUTS),--inputs $(INPUTS),--minutes $(MINUTES)) $(ARGS)
 
 .PHONY: test-ui
 test-ui: has-all  ## Run only the tests of the console, in Debian's chromium
@@ -71,12 +71,12 @@ test-ui: has-all  ## Run only the tests of the console, in Debian's chromium
 # Clients that PyPI does not have. A client whose tool is not installed, or not downloaded, is skipped.
 .PHONY: test-kafka
 test-kafka: has-all  ## Test with Kafka clients of Java, Go, npm, Debian (kcat) and Spark; it downloads them
-	$(BIN)/python -m pytest -o "python_files=with_*.py" tests/kafka_clients $(ARGS)
+	$(BIN)/python -m pytest -o "python_files=with_*.py" tests/tools/kafka_clients $(ARGS)
 
 # MinIO is on no registry but that of Go, and Go builds it for minutes. Without Go, the test is skipped.
 .PHONY: test-minio
 test-minio: has-all  ## Test with MinIO; Go builds it, once, in 2 to 40 minutes
-	$(BIN)/python -m pytest -o "python_files=with_*.py" tests/minio $(ARGS)
+	$(BIN)/python -m pytest -o "python_files=with_*.py" tests/tools/minio $(ARGS)
 
 .PHONY: sim
 sim: has-all  ## Simulate clusters by seed: SEEDS=2000, FROM=0, or a single SEED=1234; ARGS=--mutations
@@ -88,7 +88,7 @@ explore: has-all  ## Explore small worlds to the end, within a bound; ARGS=--mut
 
 .PHONY: attack
 attack: has-all  ## Attack real brokers, and measure memory, stalls and a neighbour; ARGS are --scale, --only, --tree
-	$(BIN)/python -m tests.attack $(ARGS)
+	$(BIN)/python -m tests.tools.attack $(ARGS)
 
 .PHONY: lint
 lint: has-all  ## Check lint, format, types, layers and vocabulary: all, even when one fails
@@ -111,15 +111,15 @@ test-alerts: $(VENV)/.has-all  ## Test which alerts fire, with promtool of Debia
 
 .PHONY: bench
 bench: has-all  ## Run the benchmarks, in 20 minutes; ARGS are --quick, --only, --json
-	$(BIN)/python -m tests.bench $(ARGS)
+	$(BIN)/python -m tests.tools.bench $(ARGS)
 
 .PHONY: limits
 limits: has-all  ## Measure a broker up to its limits; ARGS are --quick, --only, --json
-	$(BIN)/python -m tests.bench.limits $(ARGS)
+	$(BIN)/python -m tests.tools.bench.limits $(ARGS)
 
 .PHONY: bench-peers
 bench-peers: has-all  ## Download Apache Kafka by Maven, and measure it beside tidelog
-	$(BIN)/python -m tests.bench.peers $(ARGS)
+	$(BIN)/python -m tests.tools.bench.peers $(ARGS)
 
 .PHONY: docs
 docs: has-all  ## Write the generated pages: API reference, settings, command line, metrics

@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from tests.bench.__main__ import PARTS
-from tests.bench.publish import BLOCK, PAGE, README, limits_row, published, rows_of, speed_row
+from tests.tools.bench.__main__ import PARTS
+from tests.tools.bench.publish import BLOCK, PAGE, README, limits_row, published, rows_of, speed_row
 
 
 def test_the_page_has_a_block_for_each_part() -> None:

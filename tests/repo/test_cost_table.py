@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from tests.bench.costs import CASES, Rates, row
+from tests.tools.bench.costs import CASES, Rates, row
 
 PAGE = Path(__file__).parents[2] / "deploy" / "BENCHMARKS.md"
 

@@ -23,8 +23,8 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from tests.fuzz.http_target import Served
 from tests.service import keyed
+from tests.tools.fuzz.http_target import Served
 from tidelog.service.server.app import build_app
 
 CHECKS = [

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tests.fuzz.http_target import Served
 from tests.service import keyed
 from tests.support.properties import examples
+from tests.tools.fuzz.http_target import Served
 from tidelog.service.http.errors import CrossSite
 from tidelog.service.http.route import RouteAccess
 from tidelog.service.security import session_cookie

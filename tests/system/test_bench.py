@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.bench import limits, load, peers
-from tests.bench.bodies import Requests, pool
-from tests.bench.processes import Watch
-from tests.bench.rates import partitions, sealing, sustained
+from tests.tools.bench import limits, load, peers
+from tests.tools.bench.bodies import Requests, pool
+from tests.tools.bench.processes import Watch
+from tests.tools.bench.rates import partitions, sealing, sustained
 
 DISTINCT = 2_000
 

@@ -7,11 +7,11 @@ from functools import cache
 
 import pytest
 
-from tests.attack.kafka_values import wrong_values
-from tests.fuzz.mutations import mutated
 from tests.service.kafka.conftest import Kafka
 from tests.service.kafka.definitions import Interpreter, load, write_varint
 from tests.service.kafka.every_message import every_version, instance_of
+from tests.tools.attack.kafka_values import wrong_values
+from tests.tools.fuzz.mutations import mutated
 from tidelog.service.kafka.admin.topics import CREATED_MAX
 from tidelog.service.kafka.errors import Code
 from tidelog.service.kafka.messages import fetch, group_offsets, groups, metadata, topics
