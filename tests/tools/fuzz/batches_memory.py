@@ -1,6 +1,6 @@
 """The memory of a process that checks many changed batches.
 
-`python -m tests.tools.fuzz.batches_memory COUNT` prints the MiB after a tenth of them, and after all.
+`python -m tests.tools.fuzz.batches_memory COUNT` prints the MiB after a tenth of them and at last.
 The outcomes of a thousand batches at a time are kept, as by a large Produce request.
 """
 
