@@ -27,10 +27,10 @@ from tidelog.storage.store.memory import MemoryStore
 from tidelog.storage.store.metered import MeteredStore
 
 ROOT = Path(__file__).parents[1]
-API_PAGE = ROOT / "service" / "API.md"
-SETTINGS_PAGE = ROOT / "service" / "SETTINGS.md"
-CLI_PAGE = ROOT / "service" / "CLI.md"
-METRICS_PAGE = ROOT / "service" / "METRICS.md"
+API_PAGE = ROOT / "service" / "docs" / "API.md"
+SETTINGS_PAGE = ROOT / "service" / "docs" / "SETTINGS.md"
+CLI_PAGE = ROOT / "service" / "docs" / "CLI.md"
+METRICS_PAGE = ROOT / "service" / "docs" / "METRICS.md"
 NEEDS = {"--server": "a broker", "--store": "the store"}
 """The needs of a command by its options. `dev` has its store as an argument."""
 
@@ -45,7 +45,8 @@ Each setting is a flag of `tidelog serve` (`--flush-interval-ms 250`) and a vari
 (`TIDELOG_FLUSH_INTERVAL_MS`). A flag overrides a variable, a variable overrides the default. The
 flag of a setting that is true or false has no value: `--auto-create-topics`, `--no-seal-enabled`.
 Sizes are bytes, times are milliseconds. Configs of topics have Kafka's names: `tidelog topics
-describe` shows them. Which settings matter in production: [deploy/README.md](../deploy/README.md).
+describe` shows them. Which settings matter in production:
+[deploy/README.md](../../deploy/README.md).
 
 | setting | variable | default | unit | meaning |
 |---|---|---|---|---|

@@ -1,6 +1,6 @@
 """AsyncAdmin: topics, groups, brokers, ACLs.
 
-Results are the JSON of the v3 routes (service/API.md), with the items of all pages.
+Results are the JSON of the v3 routes (service/docs/API.md), with the items of all pages.
 """
 
 from collections.abc import Mapping
@@ -101,7 +101,7 @@ class AsyncAdmin(Connected):
 
     async def reset_group(self, group: str, **to: Any) -> list[dict[str, Any]]:
         """Set the position of a group without members. `to` is the body of `offsets:reset`
-        (service/API.md): `to` is EARLIEST, LATEST, OFFSET (with `offset`), TIMESTAMP (with
+        (service/docs/API.md): `to` is EARLIEST, LATEST, OFFSET (with `offset`), TIMESTAMP (with
         `timestamp`) or DURATION (with `duration_ms`); `topic_name`, `partition_ids`,
         `validate_only`. Return the new offsets."""
         path = f"/consumer-groups/{quoted(group)}/offsets:reset"

@@ -2,7 +2,7 @@
 caller's right, call the handler, answer, count.
 
 A handler of a hot route (produce, fetch, consumer instances) takes the request as it is, because
-FastAPI costs about three times as much per request (storage/DESIGN.md section 12). FastAPI declares
+FastAPI costs about three times as much per request (DESIGN 12). FastAPI declares
 the other routes (service.server.app); their handlers are called in the same way.
 """
 

@@ -1,5 +1,5 @@
-"""Metrics of the log, read from its counters at each scrape. service/METRICS.md lists names and
-meanings. A test compares that page with this code.
+"""Metrics of the log, read from its counters at each scrape. METRICS.md lists names and meanings.
+A test compares that page with this code.
 
 Runs on the event loop that owns the log. The number of series is bounded (I10). Topics and
 partitions beyond the bound have no series, and `series_omitted` counts these partitions.

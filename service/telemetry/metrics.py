@@ -1,6 +1,6 @@
 """Counters of HTTP, and the Prometheus text of all metrics of a broker.
 
-`HttpCounters` is on the path of each request, so it consists of dicts of ints. service/METRICS.md
+`HttpCounters` is on the path of each request, so it consists of dicts of ints. METRICS.md
 lists names and meanings. Labels have values from bounded sets only: routes, verbs, kinds of errors,
 and the first topics with traffic (I10).
 

@@ -1,6 +1,6 @@
 """The public names of the Python client: `from tidelog.client import Consumer, Producer`.
 
-They need `pip install tidelog` alone, without an extra. service/CLIENT.md has examples.
+They need `pip install tidelog` alone, without an extra. service/docs/CLIENT.md has examples.
 """
 
 from tidelog.service.client.admin import AsyncAdmin

@@ -16,12 +16,15 @@ TEXTS = [
     and "vendor" not in path.parts
 ]
 PAGES = [path for path in TEXTS if path.suffix == ".md"]
-DESIGN, FORMAT = Path("storage/DESIGN.md"), Path("storage/FORMAT.md")
-DIALECTS = Path("service/DIALECTS.md")
+FORMAT = Path("storage/docs/FORMAT.md")
+DESIGN = [path for path in PAGES if Path("storage/docs") in path.parents and path != FORMAT]
+DECISIONS = Path("storage/docs/design/13-decisions.md")
+DIALECTS = Path("service/docs/DIALECTS.md")
 INVARIANTS = {f"I{number}" for number in range(1, 12)}
 
 _NUMBERS = r"(\d+(?:\.\d+)?(?:(?:, | and )\d+(?:\.\d+)?)*)"
 SECTIONS = re.compile(rf"\b(DESIGN|FORMAT)(?:\.md)?(?:,? sections?)? {_NUMBERS}")
+DECISION = re.compile(r"\bDESIGN (D\d+)")
 RULES = re.compile(r"\bFORMAT(?:\.md)?,? rule (\d+)")
 NAMED = re.compile(r"\((FORMAT|DIALECTS), ((?!rule|section)[A-Za-z][A-Za-z0-9 ]*)\)")
 INVARIANT = re.compile(r"(?<![\w.])I\d+\b(?!\.)")
@@ -58,10 +61,18 @@ def anchors(path: Path) -> set[str]:
     return {heading.replace(" ", "-") for heading in titles}
 
 
-def sections(path: Path) -> set[str]:
-    return {
-        match[1] for heading in headings(path) if (match := re.match(r"([\d.]*\d)\.? ", heading))
-    }
+@cache
+def sections(document: str) -> set[str]:
+    """The numbers of the sections of DESIGN or FORMAT."""
+    titles = (
+        title for path in (DESIGN if document == "DESIGN" else [FORMAT]) for title in headings(path)
+    )
+    return {match[1] for title in titles if (match := re.match(r"([\d.]*\d)\.? ", title))}
+
+
+@cache
+def decisions() -> set[str]:
+    return set(re.findall(r"^\| (D\d+) \|", text_of(DECISIONS), re.MULTILINE))
 
 
 def rules() -> set[str]:
@@ -72,10 +83,10 @@ def rules() -> set[str]:
 def unresolved(path: Path) -> Iterator[str]:
     text = one_line(text_of(path))
     for document, numbers in SECTIONS.findall(text):
-        section_numbers = sections(DESIGN if document == "DESIGN" else FORMAT)
         for number in re.findall(r"[\d.]*\d", numbers):
-            if number not in section_numbers:
+            if number not in sections(document):
                 yield f"{document} {number}"
+    yield from set(DECISION.findall(text)) - decisions()
     for rule in RULES.findall(text):
         if rule not in rules():
             yield f"FORMAT rule {rule}"
@@ -115,6 +126,7 @@ def test_a_link_leads_somewhere(page: Path) -> None:
 
 def test_citations_are_found() -> None:
     # The rules above are vacuous where nothing matches.
-    assert sections(DESIGN) >= {str(number) for number in range(1, 14)} | {"12.7"}
+    assert sections("DESIGN") >= {str(number) for number in range(1, 14)} | {"8.10", "12.7"}
+    assert {"D1", "D50"} <= decisions()
     assert rules() >= {"1", "7", "10"}
     assert len([path for path in TEXTS if SECTIONS.search(one_line(text_of(path)))]) > 15

@@ -1,4 +1,4 @@
-"""The glossary of storage/DESIGN.md names each public type of core and state, and each setting."""
+"""The glossary of the design names each public type of core and state, and each setting."""
 
 import ast
 import dataclasses
@@ -11,8 +11,8 @@ import pytest
 from tests.repo.test_house_rules import ROOT
 from tidelog.service.settings.settings import Settings
 
-DESIGN = (ROOT / "storage" / "DESIGN.md").read_text(encoding="utf-8")
-GLOSSARY = DESIGN.partition("\n## 2. Glossary\n")[2].partition("\n## ")[0]
+PAGE = Path("storage/docs/design/02-glossary.md")
+GLOSSARY = (ROOT / PAGE).read_text(encoding="utf-8")
 NAMED = set(re.findall(r"`(\w+)`", GLOSSARY))
 FOLDERS = ("storage/core", "storage/state")
 MODULES = [path for folder in FOLDERS for path in sorted((ROOT / folder).glob("*.py"))]
@@ -41,12 +41,12 @@ def test_the_glossary_and_the_modules_are_found() -> None:
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_the_glossary_has_each_type(path: Path) -> None:
     missing = set(types_of(ast.parse(path.read_text(encoding="utf-8")))) - NAMED
-    assert not missing, f"a row of the glossary in storage/DESIGN.md is missing: {missing}"
+    assert not missing, f"{PAGE} has no row of {missing}"
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_the_glossary_has_the_noun_of_each_setting(setting: str) -> None:
-    assert setting in NAMED, f"no row of the glossary in storage/DESIGN.md has `{setting}`"
+    assert setting in NAMED, f"{PAGE} has no row of `{setting}`"
 
 
 def test_each_noun_has_one_row() -> None:

@@ -1,4 +1,4 @@
-"""Every invariant of storage/DESIGN.md is cited by tests that would fail without it."""
+"""Every invariant of the design is cited by tests that would fail without it."""
 
 import ast
 import re
@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).parents[1]
-DESIGN = (TESTS.parent / "storage" / "DESIGN.md").read_text("utf-8")
-INVARIANTS = list(dict.fromkeys(re.findall(r"^\| (I\d+) \|", DESIGN, re.MULTILINE)))
+PAGE = TESTS.parent / "storage" / "docs" / "design" / "10-invariants.md"
+INVARIANTS = list(dict.fromkeys(re.findall(r"^\| (I\d+) \|", PAGE.read_text(), re.MULTILINE)))
 TO = re.compile(r"\bI(\d+) to I(\d+)\b")
 
 

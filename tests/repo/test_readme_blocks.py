@@ -21,7 +21,7 @@ from tests.repo.test_house_rules import ROOT
 from tests.support.broker import Broker, environment
 from tests.support.ports import free_port
 
-PAGES = ("README.md", "service/API.md", "service/GUIDE.md", "service/CLIENT.md")
+PAGES = ("README.md", "service/docs/API.md", "service/docs/GUIDE.md", "service/docs/CLIENT.md")
 READ = (*PAGES, "deploy/README.md")
 """Pages whose blocks run, or say why not. No block of deploy/README.md can run here."""
 ADDRESS = "localhost:8082"
@@ -183,7 +183,7 @@ def run_serving(block: Block, folder: Path, checks: str) -> str:
 
 
 def block_of_guide(words: str) -> Block:
-    (guide_block,) = (block for block in blocks_of("service/GUIDE.md") if words in block.text)
+    (guide_block,) = (block for block in blocks_of("service/docs/GUIDE.md") if words in block.text)
     return guide_block
 
 

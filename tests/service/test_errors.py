@@ -92,7 +92,7 @@ def test_every_error_class_is_in_table() -> None:
 
 
 def test_page_says_what_to_do_about_each_status() -> None:
-    page = (Path(__file__).parents[2] / "service" / "API.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "service" / "docs" / "API.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| (\d+) \| ([\d, ]*\d)[^|]*\| [^|]+ \| [^|]+ \|$", page, re.MULTILINE)
     named = {(int(status), int(code)) for status, codes in rows for code in codes.split(", ")}
     assert named >= {(status, code) for _, status, code in TABLE}

@@ -188,7 +188,7 @@ async def test_hot_counters_reach_metrics(log: Log) -> None:
 
 
 async def test_every_metric_is_described_and_every_description_is_one() -> None:
-    text = (Path(__file__).parents[2] / "service" / "METRICS.md").read_text()
+    text = (Path(__file__).parents[2] / "service" / "docs" / "METRICS.md").read_text()
     described = dict(re.findall(r"^\| `(\w+)` \| (\w+) \|", text, re.MULTILINE))
     async with metered() as log:
         telemetry = Telemetry(log, HttpCounters(), VERSION, worker=Worker(1, 2, no_reports))

@@ -179,5 +179,5 @@ async def test_no_read_holds_loop_at_bounds_of_state(broker: Broker) -> None:
         if answer.status_code >= 500:
             wrong.append((path, answer.status_code))
     assert not wrong
-    # No checkpoint of this state: it would be encoded in one callback (storage/DESIGN.md 12.2).
+    # No checkpoint of this state: it would be encoded in one callback (DESIGN 12.2).
     broker.log.wal._checkpoints.on_loaded(broker.log.state.seq)

@@ -25,7 +25,7 @@ from tidelog.storage.runtime.tasks import Steps
 AsgiApp: TypeAlias = Callable[..., Coroutine[Any, Any, None]]
 
 HELD_S_MAX = 0.02
-"""The target of the service (storage/DESIGN.md section 12.2). The longest step in tests/service
+"""The target of the service (DESIGN 12.2). The longest step in tests/service
 takes 8 ms on an idle machine."""
 BUSY_SLOWNESS, BUSY_FACTOR = 1.1, 5.0
 """If a core is slower than on an idle machine, the limit is higher by this factor: other work on
