@@ -140,8 +140,9 @@ class KafkaLog:
                 records += batch_end - offset
                 offset = batch_end
             if not kept_batches:
-                rows_end = reader.kept_start(topic, number, offset)
-                bounds = ReadBounds(bytes_max - size, RECORDS_MAX, rows_end)
+                bytes_left = bytes_max - size
+                rows_end = reader.rows_end(topic, number, offset, bytes_left)
+                bounds = ReadBounds(bytes_left, RECORDS_MAX, rows_end)
                 result = await reader.read(topic, number, offset, bounds)
                 if result.next_offset == offset:
                     break

@@ -17,7 +17,7 @@ never skips the hole.
 
 import asyncio
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import NamedTuple, NoReturn, TypeVar
 
 import pyarrow as pa
@@ -355,31 +355,16 @@ class Reader:
         self._keep(topic, number, chunk, batches)
         return [(chunk.base_offset, batches)]
 
-    def kept_start(self, topic: Topic, number: int, offset: int) -> int:
-        """Return the first offset after `offset` at which `kept_batches` has batches now, or the
-        high watermark."""
+    def rows_end(self, topic: Topic, number: int, offset: int, bytes_max: int) -> int:
+        """Return an offset after `offset` at which a read of rows must end: that of the first
+        `kept_batches`, or one that a read of `bytes_max` bytes does not reach."""
         key, partition = (topic.topic_id, number), topic.partitions[number]
-        sealed_end, end = partition.sealed_end, partition.high_watermark
-        kept_from = max(offset + 1, sealed_end if _is_compacted(topic) else 0)
-        cached = self.tail.read_from(key, offset)
-        for piece in cached:
-            if piece.base_offset >= kept_from and isinstance(piece.records, KeptBatches):
-                end = piece.base_offset
-                break
-        first = max(partition.tail_index(max(offset, sealed_end)), 0)
-        for index in range(first, len(partition.tail)):
-            chunk = partition.tail[index]
-            start = chunk.base_offset
-            if start >= end:
-                break
-            is_cached = cached and cached[0].base_offset <= start < cached[-1].end_offset
-            if (
-                start >= kept_from
-                and chunk.codec == KAFKA_CODEC
-                and not (chunk.is_lost or is_cached)
-            ):
+        kept_from = max(offset + 1, partition.sealed_end if _is_compacted(topic) else 0)
+        far = max(offset, partition.sealed_end) + bytes_max // chunks.RECORD_BYTES
+        for start, is_kept in _tail_starts(partition, self.tail.read_from(key, offset), offset):
+            if start >= kept_from and (is_kept or start > far):
                 return start
-        return end
+        return partition.high_watermark
 
     def _keep(self, topic: Topic, number: int, chunk: TailChunk, batch: Records) -> None:
         """Cache records that another broker committed. Later reads of the tail then get them in
@@ -470,6 +455,33 @@ class Reader:
 
 def _damaged(topic: Topic, number: int, chunk: TailChunk, error: Corrupt) -> DamagedRecords:
     return DamagedRecords(topic.name, number, chunk.base_offset, chunk.end_offset, error)
+
+
+def _tail_starts(
+    partition: Partition, cached: Sequence[CachedBatch], offset: int
+) -> Iterator[tuple[int, bool]]:
+    """Yield where the chunks and cached pieces from `offset` on begin, and whether they are batches
+    of producers. Chunks that are cached are not looked at."""
+    end = partition.high_watermark
+    cached_start, cached_end = (
+        (cached[0].base_offset, cached[-1].end_offset) if cached else (end, end)
+    )
+    for chunk in _chunks(partition, max(offset, partition.sealed_end), cached_start):
+        yield chunk.base_offset, chunk.codec == KAFKA_CODEC and not chunk.is_lost
+    for piece in cached:
+        yield piece.base_offset, isinstance(piece.records, KeptBatches)
+    for chunk in _chunks(partition, max(cached_end, partition.sealed_end), end):
+        yield chunk.base_offset, chunk.codec == KAFKA_CODEC and not chunk.is_lost
+
+
+def _chunks(partition: Partition, start: int, end: int) -> Iterator[TailChunk]:
+    """Yield the chunks of the tail from the one with `start` on that begin before `end`."""
+    if start < end:
+        for index in range(partition.tail_index(start), len(partition.tail)):
+            chunk = partition.tail[index]
+            if chunk.base_offset >= end:
+                return
+            yield chunk
 
 
 def _is_compacted(topic: Topic) -> bool:

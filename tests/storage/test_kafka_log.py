@@ -338,6 +338,31 @@ async def test_a_request_of_many_flushes_is_read_in_large_pieces() -> None:
         assert len(await by_batches(log, 0)) == 65
 
 
+class CountedList(list[Any]):
+    """A list that counts how often an element is read."""
+
+    reads = 0
+
+    def __getitem__(self, index: Any) -> Any:
+        self.reads += 1
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("settings", [MANUAL, COLD], ids=["cached", "cold"])
+async def test_short_read_of_long_tail_looks_at_few_chunks(settings: LogSettings) -> None:
+    async with closing(await with_topic(MemoryStore(), settings)) as log:
+        for _ in range(300):
+            await append(log, "x" * 100)
+        await send(log, checked(Rows([TIME_MS], [None], [b"last"])))
+        partition = log.state.partition("t", 0)
+        assert len(partition.tail) == 301
+        partition.tail = chunks = CountedList(partition.tail)
+        read = await log.kafka.read(log.state.topic("t"), 0, 10, 1000)
+        assert 10 < read.next_offset <= 20
+        assert chunks.reads < 300, "no read looks at the whole tail"
+        assert len(await by_batches(log, 0, bytes_max=5000)) == 301
+
+
 def test_a_batch_as_sent_is_unchanged_by_the_check() -> None:
     rows = drawn(random.Random(3), 7)
     for codec in range(CODECS):
