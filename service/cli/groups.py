@@ -32,7 +32,14 @@ def list_groups(
     *,
     watch: Annotated[
         float | None,
-        Option("--watch", "-w", min=0.1, metavar="SECONDS", help="list again after each interval"),
+        Option(
+            "--watch",
+            "-w",
+            min=0.1,
+            max=86_400,
+            metavar="SECONDS",
+            help="list again after each interval",
+        ),
     ] = None,
     command: ClientCommand,
 ) -> None:

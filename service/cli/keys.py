@@ -27,7 +27,8 @@ def create_key(
     principal: PrincipalArgument,
     *,
     ttl_days: Annotated[
-        float | None, Option("--ttl-days", min=0.001, help="lifetime in days (default: unlimited)")
+        float | None,
+        Option("--ttl-days", min=0.001, max=36_500, help="lifetime in days (default: unlimited)"),
     ] = None,
     note: Annotated[str, Option("--note", help="purpose of the key")] = "",
     out: Annotated[

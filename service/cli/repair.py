@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Option
 
+from tidelog.service.cli.errors import BadUsage
 from tidelog.service.cli.output import Progress, show_line
 from tidelog.service.cli.stores import (
     ChangeOptions,
@@ -65,6 +66,21 @@ def repair(
 
     Example: tidelog repair events --store s3://bucket/prefix --yes
     """
+
+    given_options = [
+        name
+        for name, is_given in (
+            ("--way", way is not None),
+            ("--drop-after", drop_after is not None),
+            ("--lost", lost),
+            ("--strays", strays),
+        )
+        if is_given
+    ]
+    if len(given_options) > 1:
+        raise BadUsage(f"{' and '.join(given_options)} exclude each other")
+    if topics and (strays or drop_after is not None):
+        raise BadUsage(f"{given_options[0]} is for the whole cluster: remove the topics")
 
     async def work(cluster: "MaintenanceSession", _: Progress) -> Done:
         from tidelog.compaction import repair_wal

@@ -83,7 +83,7 @@ class ClientCommand(NamedTuple):
         key = client_key(options.key_file)
         ca_file = options.ca_file or client_ca_file()
         with client_errors():
-            server = self.server or console_server()
+            server = console_server() if self.server is None else self.server
             return Connection(server, key=key, retry_s=retry_s, ca_file=ca_file)
 
     def run(self, work: Callable[[Connection], Awaitable[Result]]) -> Result:

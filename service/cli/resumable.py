@@ -180,6 +180,8 @@ class ResumableProducer:
         """Skip the input that is in the topic."""
         with contextlib.suppress(OSError):  # a pipe has no positions
             if os.lseek(self._source.descriptor, 0, os.SEEK_CUR) == 0:
+                if os.fstat(self._source.descriptor).st_size < count:
+                    raise self._shorter()
                 os.lseek(self._source.descriptor, count, os.SEEK_SET)
                 return
         self._rest = (await self._read_exactly(count))[count:]
@@ -188,10 +190,11 @@ class ResumableProducer:
         """Return the input that was read, `count` bytes or more. Raises CommandError."""
         while len(self._rest) < count:
             if not await self._more() and self._is_at_end:
-                raise CommandError(
-                    f"the input is shorter than {self._file} says: it is another one"
-                )
+                raise self._shorter()
         return self._rest
+
+    def _shorter(self) -> CommandError:
+        return CommandError(f"the input is shorter than {self._file} says: it is another one")
 
     async def _pending_batch(self, pending: _Pending) -> _Batch:
         """Cut the batch that an earlier run has begun to send. Raises CommandError."""

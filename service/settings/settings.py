@@ -10,6 +10,7 @@ import dataclasses
 import difflib
 import math
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ KEY_VARIABLE = "TIDELOG_KEY"
 CA_VARIABLE = "TIDELOG_CA_FILE"
 CLIENT_VARIABLES = frozenset({SERVER_VARIABLE, KEY_VARIABLE, CA_VARIABLE})
 """Variables of the client commands; a broker ignores them."""
+_SERVICE_VARIABLE = re.compile(r"(\w+_)?(service_(host|port\w*)|port_\d+_(tcp|udp|sctp)\w*)")
 _CACHES = LOG.reader._asdict()
 """Old settings with their defaults. `read_cache_bytes` is the sum of the three."""
 
@@ -124,6 +126,8 @@ def load(
     for name, text in (os.environ if environment is None else environment).items():
         if name.startswith(PREFIX) and name not in CLIENT_VARIABLES:
             key = name.removeprefix(PREFIX).lower()
+            if _is_of_kubernetes(key, text):
+                continue
             if key not in fields and key not in RENAMED:
                 raise BadSettings(f"unknown variable {name}{_hint(key, fields)}")
             texts[key] = text
@@ -139,6 +143,13 @@ def load(
     _rename(texts, warn)
     parsed: dict[str, Any] = {key: _parse(fields[key], text) for key, text in texts.items()}
     return Settings(**parsed)
+
+
+def _is_of_kubernetes(key: str, text: str) -> bool:
+    """Whether Kubernetes has set the variable, as it does in the pods of a namespace for each
+    Service; here for one whose name begins with `tidelog`."""
+    is_url = key.endswith("port") and "://" in text
+    return is_url or _SERVICE_VARIABLE.fullmatch(key) is not None
 
 
 def _rename(texts: dict[str, str], warn: Callable[[str], object]) -> None:

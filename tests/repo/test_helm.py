@@ -82,6 +82,15 @@ def test_kubernetes_knows_every_field(example: tuple[str, list[Manifest]]) -> No
     assert len(set(names)) == len(names)
 
 
+def test_pods_have_no_variables_of_services(example: tuple[str, list[Manifest]]) -> None:
+    """A Service `tidelog` would set TIDELOG_PORT to a URL in each pod."""
+    _, manifests = example
+    templates = list(pods(manifests))
+    assert templates
+    for template in templates:
+        assert template["spec"]["enableServiceLinks"] is False
+
+
 def test_selectors_find_the_brokers(example: tuple[str, list[Manifest]]) -> None:
     _, manifests = example
     (deployment,) = of_kind(manifests, "Deployment").values()

@@ -16,6 +16,25 @@ def test_flags_win_over_variables_and_variables_over_defaults() -> None:
     assert (settings.port, settings.host, settings.fetch_bytes) == (2, "h", 1024 * 1024)
 
 
+def test_variables_that_kubernetes_sets_for_service_are_left_alone() -> None:
+    """In a pod beside a Service `tidelog` and a Service `tidelog-canary`."""
+    url = "tcp://10.0.0.7:8082"
+    environment = {
+        "TIDELOG_SERVICE_HOST": "10.0.0.7",
+        "TIDELOG_SERVICE_PORT": "8082",
+        "TIDELOG_SERVICE_PORT_HTTP": "8082",
+        "TIDELOG_PORT": url,
+        "TIDELOG_PORT_8082_TCP": url,
+        "TIDELOG_PORT_8082_TCP_PROTO": "tcp",
+        "TIDELOG_PORT_8082_TCP_PORT": "8082",
+        "TIDELOG_PORT_8082_TCP_ADDR": "10.0.0.7",
+        "TIDELOG_CANARY_SERVICE_HOST": "10.0.0.8",
+        "TIDELOG_CANARY_PORT": url,
+    }
+    assert load({}, environment) == Settings()
+    assert load({}, environment | {"TIDELOG_KAFKA_PORT": "9092"}).kafka_port == 9092
+
+
 @pytest.mark.parametrize(
     ("flags", "words"),
     [

@@ -66,6 +66,50 @@ def tidelog(
 # -- files
 
 
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (
+            ("acls", "remove", "--principal", "User:a", "--prefixed", "--yes"),
+            "--prefixed needs --topic, --group or --transactional-id",
+        ),
+        (
+            ("acls", "add", "User:a", "-o", "read", "--cluster", "--prefixed"),
+            "--prefixed needs --topic, --group or --transactional-id",
+        ),
+        (("repair", "--lost", "--strays", "--yes"), "--lost and --strays exclude each other"),
+        (("repair", "--way", "adopt", "--lost"), "--way and --lost exclude each other"),
+        (
+            ("repair", "events", "--strays"),
+            "--strays is for the whole cluster: remove the topics",
+        ),
+        (
+            ("topics", "delete", "a", "--yes", "--server", ""),
+            "the list of servers is empty: give http://HOST:PORT, or HOST:PORT",
+        ),
+        (
+            ("--server", "", "status"),
+            "the list of servers is empty: give http://HOST:PORT, or HOST:PORT",
+        ),
+    ],
+)
+def test_options_that_contradict_are_refused(
+    tidelog: Command, words: tuple[str, ...], line: str
+) -> None:
+    assert tidelog(*words) == (2, "", line)
+
+
+@pytest.mark.parametrize("seconds", ["inf", "nan", "1e20"])
+def test_times_without_end_are_refused(tidelog: Command, seconds: str) -> None:
+    for words in (
+        ("groups", "list", "--watch", seconds),
+        ("keys", "create", "User:a", "--ttl-days", seconds),
+    ):
+        said = tidelog(*words)
+        assert said.status == 2, said
+        assert words[2 if words[0] == "groups" else 3] in said.line
+
+
 def test_produce_of_a_folder(tidelog: Command, tmp_path: Path) -> None:
     assert tidelog("produce", "a", str(tmp_path)) == (
         2,

@@ -309,6 +309,19 @@ def test_a_request_under_way_is_sent_again_with_the_same_key(
     assert "it is unknown whether" in error_line(broker.cli(*words, stdin="a\n", status=1))
 
 
+def test_file_that_became_shorter_is_another_input(broker: Broker, tmp_path: Path) -> None:
+    """As a log that was rotated: nothing of it is produced, and nothing is skipped silently."""
+    broker.create_topic("rotated")
+    file, state = tmp_path / "lines", tmp_path / "state"
+    words = ["produce", "rotated", str(file), "--state", str(state)]
+    file.write_text("1\n2\n3\n")
+    broker.cli(*words)
+    file.write_text("4\n")
+    done = broker.cli(*words, status=1)
+    assert error_line(done) == f"the input is shorter than {state} says: it is another one"
+    assert broker.high_watermark("rotated") == 3
+
+
 def test_a_state_of_another_topic_or_with_a_bad_line(
     broker: Broker, topic: str, tmp_path: Path
 ) -> None:
