@@ -13,7 +13,6 @@ that this tombstone deletes.
 """
 
 import itertools
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -41,8 +40,6 @@ from tidelog.storage.read.split_reader import gone_is_unavailable
 from tidelog.storage.runtime.tasks import together
 from tidelog.storage.state.cluster_state import Topic
 from tidelog.storage.tables.manifest import clean_app_id
-
-log = logging.getLogger("tidelog.compact")
 
 HISTORY_MAX = 1000
 """Upper bound of the compactions that a segment records (I10). These are the compactions within

@@ -161,7 +161,6 @@ class _Lane:
     def __init__(self) -> None:
         self.items: deque[Item] = deque()
         self.size = 0
-        self.is_busy = False
         self.wake = asyncio.Event()
 
     def take(self, records_max: int, bytes_max: int) -> list[Item]:

@@ -322,14 +322,14 @@ async def list_topic_summaries(
         topic = log.state.topics.get(name)
         if topic is None or not rights.may(DESCRIBE, TOPIC, name):
             return None
-        return _summary(log, topic, now_ms)
+        return _summary(topic, now_ms)
 
     names = await in_order(log.state.topics, page.key(str))
     listing: Listing[TopicSummary] = await answer_page(page, empty, names, summary)
     return listing
 
 
-def _summary(log: Broker, topic: Topic, now_ms: int) -> TopicSummary:
+def _summary(topic: Topic, now_ms: int) -> TopicSummary:
     config = topic.config
     since_ms = unsealed_since_ms(topic, now_ms)
     partitions = topic.partitions

@@ -147,11 +147,9 @@ def _stream(schema: bytes, batches: Iterable[pa.RecordBatch]) -> bytes:
 
 
 class _Columns(NamedTuple):
-    """The columns of a stream to decode. `is_exact`: all have the types of the result. `is_plain`:
-    no column has dictionaries or views."""
+    """The columns of a stream to decode. `is_plain`: none has dictionaries or views."""
 
     names: list[str]
-    is_exact: bool
     is_plain: bool
 
 
@@ -160,9 +158,7 @@ def _columns_of(schema_message: Octets) -> _Columns:
     """Raises InvalidBody for a wrong name or type."""
     schema = pa.ipc.read_schema(pa.py_buffer(schema_message))
     names = _names(schema)
-    kinds = [schema.field(name).type for name in names]
-    is_exact = kinds == [_TYPES[name] for name in names]
-    return _Columns(names, is_exact, all(map(_is_plain, kinds)))
+    return _Columns(names, all(_is_plain(schema.field(name).type) for name in names))
 
 
 def _names(schema: pa.Schema) -> list[str]:

@@ -7,7 +7,7 @@ configs, records and groups. The audit log of REST writes these lines, within th
 
 import logging
 from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from typing import Any
 
 from tidelog.service.kafka.client import REQUEST, ApiClient, EncodedAnswer, fields_of
 from tidelog.service.kafka.errors import Code, RequestKind, code_of
@@ -32,8 +32,6 @@ LOGGED_CHARS_MAX = 255
 """Characters of a transactional id in a log line (I10)."""
 _KINDS = {TOPIC: RequestKind.FETCH, GROUP: RequestKind.GROUP, CLUSTER: RequestKind.ADMIN}
 """By type of resource: the kind of request whose code for Forbidden names this type."""
-
-T = TypeVar("T")
 
 
 class Context:

@@ -25,7 +25,6 @@ The status of the answer gives the outcome of a draft:
 import asyncio
 import contextlib
 import hmac
-import logging
 import socket
 import ssl
 from collections.abc import Awaitable, Callable, Mapping
@@ -67,8 +66,6 @@ from tidelog.storage.broker import Broker
 from tidelog.storage.cluster.liveness import PROTOCOL
 from tidelog.storage.cluster.messages import ForwardRefused
 from tidelog.storage.core.errors import Corrupt, LogError, RecordTooLarge, Unavailable
-
-log = logging.getLogger("tidelog.peers")
 
 REPORTS = frozenset({METRICS, VITALS, KAFKA_CLIENTS, COMPACTIONS})
 ROUTES = REPORTS | {HAND_OVER, ANNOUNCE, GROUP_REQUEST, GROUP_ARRIVED, GROUP_LOST}

@@ -39,8 +39,6 @@ from tidelog.storage.core.errors import LogError
 from tidelog.storage.runtime.clock import SystemClock
 from tidelog.storage.runtime.malloc import keep_freed
 
-log = logging.getLogger("tidelog")
-
 REQUESTS_S = 10
 """Timeout of the requests under way after the port has closed."""
 STOP_S_MAX = REQUESTS_S + CLOSE_S

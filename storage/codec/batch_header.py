@@ -48,7 +48,7 @@ HEADER = struct.Struct(">qiibIhiqqqhii")
 HEADER_SIZE = HEADER.size
 LENGTH_FROM = 12
 """The first byte that the length counts."""
-LEADER_EPOCH_AT, ATTRIBUTES_AT, MAX_TIMESTAMP_AT = 12, 21, 35
+ATTRIBUTES_AT, MAX_TIMESTAMP_AT = 21, 35
 MAGIC = 2
 
 CODEC_BITS = 0b111

@@ -18,7 +18,7 @@ never skips the hole.
 import asyncio
 import math
 from collections.abc import AsyncIterator, Iterator, Sequence
-from typing import NamedTuple, NoReturn, TypeVar
+from typing import NamedTuple, NoReturn
 
 import pyarrow as pa
 
@@ -59,7 +59,6 @@ from tidelog.storage.wal.announced import AnnouncedChunks
 
 __all__ = ["FetchResult", "Reader", "ReaderSettings"]
 
-T = TypeVar("T")
 
 READ_AHEAD_CHUNKS = 16
 """Tail chunks, from the read's offset on, that are fetched at once if they are not in memory."""

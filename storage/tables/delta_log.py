@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import os
 import re
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import pyarrow.parquet as pq
 
 from tidelog.storage.core.errors import Corrupt, ObjectNotFound, TableInDoubt
 from tidelog.storage.runtime.tasks import together
+from tidelog.storage.store.folder import sync_path
 from tidelog.storage.store.object_store import ObjectStore
 from tidelog.storage.tables.delta_json import added_of, commit_of, removed_of, transactions_of
 from tidelog.storage.tables.manifest import Removal, TableCommit
@@ -118,9 +118,9 @@ def sync_log(directory: Path, first: int, last: int) -> None:
     names = [f"{version:020d}.{kind}" for version in versions for kind in _LOG_FILES]
     for path in [*(directory / name for name in [*names, "_last_checkpoint"]), directory]:
         with contextlib.suppress(FileNotFoundError):
-            _sync(path)
+            sync_path(path)
     if first == 0:
-        _sync(directory.parent)
+        sync_path(directory.parent)
 
 
 class _Checkpoint(msgspec.Struct):
@@ -129,11 +129,3 @@ class _Checkpoint(msgspec.Struct):
 
 
 _pointer = msgspec.json.Decoder(_Checkpoint)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

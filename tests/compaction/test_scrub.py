@@ -71,9 +71,6 @@ async def test_an_empty_cluster_is_clean(inner: MemoryStore) -> None:
         assert (await scrubbed(inner)).findings == []
 
 
-Damage = tuple[str, str]
-
-
 async def damage(inner: MemoryStore, log: Log, how: str, key: str) -> None:
     body = await inner.get(key)
     match how:

@@ -58,9 +58,6 @@ class Searched(NamedTuple):
     failures: tuple[Failure, ...]
 
 
-Played = Callable[[list[Task]], Iterator[tuple[Task, Run]]]
-
-
 def search(
     script: Script,
     bound: Bound,

@@ -13,7 +13,6 @@ from tests.sim.test_sim import ended, started
 
 OPTIONS = (Option("go on"), Option("another", preemptions=1), Option("a fault", faults=1))
 WHOLE = Bound(2, 2, 4)
-SMALL = ("--world", "small", "--both", "1")
 
 
 def test_a_choice_is_given_or_the_first_and_keeps_to_the_bound() -> None:

@@ -43,7 +43,6 @@ WITH_BODY: list[tuple[str, str, Route]] = [
     for path in route.paths
     if route in consumer_routes.ROUTES and (route.method == "POST" or path.endswith("/offsets"))
 ]
-IDS = [f"{method} {path}" for method, path, _ in WITH_BODY]
 
 
 pytestmark = pytest.mark.broker(topics={"t": 1})

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import httpx
 import pytest
 
+from tests.service.keyed import bearer
 from tests.support.broker import Broker, error_line, json_of, lines_of, tidelog, until
 
 pytestmark = pytest.mark.xdist_group("keys")  # the two brokers are started once
@@ -64,10 +65,6 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
             until(lambda broker=broker: metric(broker, "tidelog_live_brokers") == 2)  # type: ignore[misc]
         pair.cli("topics", "create", "t", "--partitions", "2")
         yield pair
-
-
-def bearer(key: str) -> dict[str, str]:
-    return {"authorization": f"Bearer {key}"}
 
 
 def metric(broker: Broker, name: str) -> float:

@@ -41,6 +41,7 @@ def test_no_request_fails_while_brokers_are_restarted(
                     load.wait_for(wanted // (4 * rolls))
                     assert broker.stop() == 0, broker.log()
                     broker.start()
+                    _wait_for_balancer(port, broker)
                 load.wait_for(max(wanted - load.asked.total(), wanted // 10))
             print(f"{name}: {load.asked.total()} requests {dict(load.asked)}")
             print("\n".join(load.failures))

@@ -115,7 +115,6 @@ class Console:
         self.page = page
         self.base_url = base_url
         self.wrong: list[str] = []
-        self.aborted: list[str] = []
         page.on("console", self._on_console)
         page.on("pageerror", lambda error: self.wrong.append(f"error: {error}"))
         page.on("requestfailed", self._on_failed)

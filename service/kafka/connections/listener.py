@@ -15,7 +15,7 @@ from tidelog.service.http.handshakes import Handshakes
 from tidelog.service.http.sockets import cannot_listen
 from tidelog.service.http.transports import TlsTransport
 from tidelog.service.kafka.connections.connection import KafkaConnection
-from tidelog.service.kafka.connections.frame import SHARED_BYTES, UNPROVED_BYTES_MAX
+from tidelog.service.kafka.connections.frame import SHARED_BYTES
 from tidelog.service.kafka.connections.outbox import UNSENT_BYTES_MAX
 from tidelog.service.kafka.connections.server import ListenerParts
 from tidelog.storage.codec import byte_loops
@@ -31,7 +31,6 @@ ANSWER_S = 10.0
 DRAIN_S_MIN, DRAIN_S_MAX = 0.5, 2.0
 """How long a stopping broker refuses requests before it closes the connections. The minimum gives
 clients the time to ask another broker. The maximum is for connections that still have requests."""
-CONNECTION_BYTES = 2 * UNPROVED_BYTES_MAX + UNSENT_BYTES_MAX
 
 
 def limits_of(connections_max: int) -> Limits:

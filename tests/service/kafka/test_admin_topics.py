@@ -27,9 +27,6 @@ from tidelog.storage.core.actions import SetQuotas
 from tidelog.storage.core.errors import CommitUnknown, OffsetOutOfRange
 from tidelog.storage.log import Log
 
-LOGGER = 8
-
-
 # -- CreateTopics
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import pytest
 
 from tests.support import vloop
-from tests.support.instances import RunningGroups, SingleBroker, joined
+from tests.support.instances import RunningGroups, SingleBroker, joined, virtual
 from tests.support.logs import append, closing, opened, store_of
 from tidelog.storage.core import object_keys
 from tidelog.storage.core.actions import (
@@ -58,16 +58,6 @@ async def _commit(consumers: RunningGroups, name: str, partition: int, offset: i
 def committed(log: Log, name: str, partition: int = 0) -> int | None:
     committed_offset = log.committed_offsets(name).get(TopicPartition("t", partition))
     return None if committed_offset is None else committed_offset.offset
-
-
-def virtual(test):
-    """Run the coroutine in virtual time."""
-
-    def run() -> None:
-        vloop.run(test)
-
-    run.__name__, run.__doc__ = test.__name__, test.__doc__
-    return run
 
 
 @virtual

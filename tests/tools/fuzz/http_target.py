@@ -22,7 +22,6 @@ T = TypeVar("T")
 ANSWER_S = 240.0
 REQUESTS_MAX = 400
 """Of one broker; then comes the next, and what the last one holds is gone."""
-CLUSTER = "c0ffee"
 
 
 class Hasty(Settings):
