@@ -169,8 +169,8 @@ async def test_transactions_are_read(folder: FolderStore, monkeypatch: pytest.Mo
 
 async def test_synced_before_counted(folder: FolderStore, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[str] = []
-    sync = delta_log._sync
-    monkeypatch.setattr(delta_log, "_sync", lambda path: (synced.append(path.name), sync(path)))
+    sync = delta_log.sync_path
+    monkeypatch.setattr(delta_log, "sync_path", lambda path: (synced.append(path.name), sync(path)))
     delta_table, other = delta(folder), delta(folder)
     await seal_often(delta_table, [0])
     assert {"00000000000000000001.json", "_delta_log"} <= set(synced)
