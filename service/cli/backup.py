@@ -92,13 +92,13 @@ def backup(
 
 
 def _backed_up(done: "BackedUp", *, is_pruned: bool) -> Done:
-    made = done.manifest
-    size = sum(backup_object.size for backup_object in made.objects)
+    manifest = done.manifest
+    size = sum(backup_object.size for backup_object in manifest.objects)
     fields = {
-        "seq": made.seq,
-        "from_ms": made.from_ms,
-        "to_ms": made.to_ms,
-        "objects": len(made.objects),
+        "seq": manifest.seq,
+        "from_ms": manifest.from_ms,
+        "to_ms": manifest.to_ms,
+        "objects": len(manifest.objects),
         "bytes": size,
         "copied_objects": done.copied_objects,
         "copied_bytes": done.copied_bytes,
@@ -107,9 +107,9 @@ def _backed_up(done: "BackedUp", *, is_pruned: bool) -> Done:
         "removed_objects": done.pruned.objects,
         "removed_bytes": done.pruned.size,
     }
-    count = plural(len(made.objects), "object")
+    count = plural(len(manifest.objects), "object")
     line = (
-        f"backup of entry {made.seq} ({_time(made.to_ms)}): {count}, {size:,} bytes; "
+        f"backup of entry {manifest.seq} ({_time(manifest.to_ms)}): {count}, {size:,} bytes; "
         f"copied {plural(done.copied_objects, 'object')}, {done.copied_bytes:,} bytes"
     )
     if is_pruned:
@@ -171,14 +171,16 @@ def restore(
             await copies.close()
 
     with command_errors():
-        made = asyncio.run(with_progress("restoring", work))
-    _warn_of(made.doubts)
+        restored = asyncio.run(with_progress("restoring", work))
+    _warn_of(restored.doubts)
     line = (
-        f"cluster {made.cluster_id} up to entry {made.seq} ({_time(made.time_ms)}): "
-        f"{plural(made.objects, 'object')}, {made.size:,} bytes"
+        f"cluster {restored.cluster_id} up to entry {restored.seq} ({_time(restored.time_ms)}): "
+        f"{plural(restored.objects, 'object')}, {restored.size:,} bytes"
     )
-    fields = {"bytes" if name == "size" else name: value for name, value in made._asdict().items()}
-    done = Done(fields, lambda: show_line(line), bool(made.doubts))
+    fields = {
+        "bytes" if name == "size" else name: value for name, value in restored._asdict().items()
+    }
+    done = Done(fields, lambda: show_line(line), bool(restored.doubts))
     ChangeOptions(True, as_json).finish(done)
 
 

@@ -303,6 +303,15 @@ def opened(file: str) -> Iterator[LineSource]:
         os.close(descriptor)
 
 
+class LineInput(NamedTuple):
+    """The lines that one run produces. `parser` is that of the options."""
+
+    topic: str
+    source: LineSource
+    options: ProduceOptions
+    parser: Parser
+
+
 class ProduceSummary:
     """Counts of acknowledged records of one run."""
 

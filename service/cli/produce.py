@@ -15,8 +15,7 @@ from tidelog.service.cli.completion import TopicArgument
 from tidelog.service.cli.input_lines import (
     IDLE_S,
     BadLine,
-    LineSource,
-    Parser,
+    LineInput,
     ProduceOptions,
     ProduceSummary,
     opened,
@@ -52,21 +51,19 @@ def produce(
     connection = command.connection(options.retry_s or 0.0)
     kind = LineProducer if options.state is None else ResumableProducer
     with opened(file) as source:
-        summary = run_until_signal(_produce(kind, connection, topic, source, options, parser))
+        lines = LineInput(topic, source, options, parser)
+        summary = run_until_signal(_produce(kind, connection, lines))
     command.show(summary.as_json(), summary.as_text())
 
 
 async def _produce(
     kind: "type[LineProducer] | type[ResumableProducer]",
     connection: Connection,
-    topic: str,
-    source: LineSource,
-    options: ProduceOptions,
-    parser: Parser,
+    lines: LineInput,
 ) -> ProduceSummary:
     async with connection:
-        await connection.partitions(topic)
-        return await kind(connection, topic, source, options, parser).run()
+        await connection.partitions(lines.topic)
+        return await kind(connection, lines).run()
 
 
 class _Line:
@@ -92,24 +89,17 @@ class _Line:
 class LineProducer:
     """One run of the command: its producer, the number of lines, the first failure."""
 
-    def __init__(
-        self,
-        connection: Connection,
-        topic: str,
-        source: LineSource,
-        options: ProduceOptions,
-        parser: Parser,
-    ) -> None:
+    def __init__(self, connection: Connection, lines: LineInput) -> None:
         self._connection = connection
-        self._topic = topic
-        self._source = source
-        self._parser = parser
-        self._partition = options.partition
+        self._topic = lines.topic
+        self._source = lines.source
+        self._parser = lines.parser
+        self._partition = lines.options.partition
         self._lines = 0
         self.failure: tuple[int, BaseException] | None = None
-        self._summary = ProduceSummary(topic)
+        self._summary = ProduceSummary(lines.topic)
         self._producer = AsyncProducer(
-            connection, options=options.of_producer(parser), on_delivered=self._count
+            connection, options=lines.options.of_producer(lines.parser), on_delivered=self._count
         )
 
     def _count(self, items: Sequence[Item], placed: Sequence[Delivered]) -> None:

@@ -22,9 +22,7 @@ from tidelog.service.cli.errors import BadUsage, CommandError
 from tidelog.service.cli.input_lines import (
     IDLE_S,
     BadLine,
-    LineSource,
-    Parser,
-    ProduceOptions,
+    LineInput,
     ProduceSummary,
 )
 from tidelog.service.cli.output import SlowProgress, plural, warn
@@ -71,25 +69,18 @@ class _Batch(NamedTuple):
 class ResumableProducer:
     """One run of the command, on one state file."""
 
-    def __init__(
-        self,
-        connection: Connection,
-        topic: str,
-        source: LineSource,
-        options: ProduceOptions,
-        parser: Parser,
-    ) -> None:
-        assert options.state is not None
+    def __init__(self, connection: Connection, lines: LineInput) -> None:
+        assert lines.options.state is not None
         self._connection = connection
-        self._source = source
-        self._options = options
-        self._parser = parser
-        self._file = options.state
+        self._source = lines.source
+        self._options = lines.options
+        self._parser = lines.parser
+        self._file = lines.options.state
         self._clock = SystemClock()
-        self._summary = ProduceSummary(topic)
+        self._summary = ProduceSummary(lines.topic)
         self._rest = b""
         self._is_at_end = False
-        self._state = self._load(topic)
+        self._state = self._load(lines.topic)
 
     async def run(self) -> ProduceSummary:
         """Produce the lines that are not in the topic. Raises CommandError."""

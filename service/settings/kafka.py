@@ -55,15 +55,16 @@ class KafkaSettings(ListenerSettings):
         if self.kafka_advertised:
             if not _ADDRESS.fullmatch(self.kafka_advertised):
                 yield f"kafka_advertised: {self.kafka_advertised!r} is not HOST:PORT"
+                return
             host, port = address_of(self.kafka_advertised)
             ports.append(port)
             if host in ANY_HOSTS:
                 yield f"kafka_advertised: clients cannot connect to {host}: give a name or an address"
-        more = self.workers if self.workers > 1 else 0
-        if max(ports) + more > PORTS[1] or not min(ports):
-            yield f"kafka_port and kafka_advertised: ports 1 to {PORTS[1] - more}, with all workers"
+        worker_ports = self.workers if self.workers > 1 else 0
+        if max(ports) + worker_ports > PORTS[1] or not min(ports):
+            yield f"kafka_port and kafka_advertised: ports 1 to {PORTS[1] - worker_ports}, with all workers"
         same_host = self.kafka_host in ("", self.host)
-        if same_host and self.kafka_port <= self.port <= self.kafka_port + more:
+        if same_host and self.kafka_port <= self.port <= self.kafka_port + worker_ports:
             yield f"port {self.port} is for HTTP and for Kafka clients: change kafka_port"
 
 

@@ -461,26 +461,25 @@ def _tail_starts(
 ) -> Iterator[tuple[int, bool]]:
     """Yield where the chunks and cached pieces from `offset` on begin, and whether they are batches
     of producers. Chunks that are cached are not looked at."""
-    end = partition.high_watermark
-    cached_start, cached_end = (
-        (cached[0].base_offset, cached[-1].end_offset) if cached else (end, end)
-    )
-    for chunk in _chunks(partition, max(offset, partition.sealed_end), cached_start):
-        yield chunk.base_offset, chunk.codec == KAFKA_CODEC and not chunk.is_lost
+    start, end = max(offset, partition.sealed_end), partition.high_watermark
+    if not cached:
+        yield from _chunk_starts(partition, start, end)
+        return
+    yield from _chunk_starts(partition, start, cached[0].base_offset)
     for piece in cached:
         yield piece.base_offset, isinstance(piece.records, KeptBatches)
-    for chunk in _chunks(partition, max(cached_end, partition.sealed_end), end):
+    yield from _chunk_starts(partition, max(start, cached[-1].end_offset), end)
+
+
+def _chunk_starts(partition: Partition, start: int, end: int) -> Iterator[tuple[int, bool]]:
+    """Yield the same of the chunks from the one with `start` on that begin before `end`."""
+    if start >= end:
+        return
+    for index in range(partition.tail_index(start), len(partition.tail)):
+        chunk = partition.tail[index]
+        if chunk.base_offset >= end:
+            return
         yield chunk.base_offset, chunk.codec == KAFKA_CODEC and not chunk.is_lost
-
-
-def _chunks(partition: Partition, start: int, end: int) -> Iterator[TailChunk]:
-    """Yield the chunks of the tail from the one with `start` on that begin before `end`."""
-    if start < end:
-        for index in range(partition.tail_index(start), len(partition.tail)):
-            chunk = partition.tail[index]
-            if chunk.base_offset >= end:
-                return
-            yield chunk
 
 
 def _is_compacted(topic: Topic) -> bool:

@@ -100,10 +100,10 @@ async def test_the_newest_record_of_each_key_stays_where_it_was(inner: MemorySto
         await write(log, kv("d2", "c2"), is_sealed=False)
         planned = await cleaned(inner, is_dry=True)
         assert len(await segments_of(log)) == 3
-        (told,) = await cleaned(inner)
-        assert planned[0].what == told.what == COMPACT
-        assert (told.segments, told.rows) == (3, 8)
-        assert (told.segments_after, told.rows_after) == (1, 5)
+        (result,) = await cleaned(inner)
+        assert planned[0].what == result.what == COMPACT
+        assert (result.segments, result.rows) == (3, 8)
+        assert (result.segments_after, result.rows_after) == (1, 5)
         expected = [(3, b"c", b"1"), (4, b"b", b"2"), (5, None, b"9"), (6, b"d", b"1")]
         expected += [(7, b"a", b"3"), (8, b"d", b"2"), (9, b"c", b"2")]
         assert await records(log) == expected
@@ -113,7 +113,7 @@ async def test_the_newest_record_of_each_key_stays_where_it_was(inner: MemorySto
         assert await cleaned(inner) == []
         await assert_clean(inner, GRACE)
         await log.seal("t")
-        (told,) = await cleaned(inner)
+        (result,) = await cleaned(inner)
         assert await records(log) == [expected[1], expected[2], *expected[4:]]
         await assert_clean(inner, GRACE)
 
@@ -294,11 +294,11 @@ async def test_small_neighbours_become_one_segment(inner: MemoryStore) -> None:
     values = [[f"{i}a", f"{i}b"] for i in range(6)]
     async with closing(await log_with(inner, values, partitions=2)) as log:
         before = await read_table(log)
-        told = await cleaned(inner)
-        assert [(result.what, result.segments, result.segments_after) for result in told] == [
+        results = await cleaned(inner)
+        assert [(result.what, result.segments, result.segments_after) for result in results] == [
             (MERGE, 6, 1)
         ] * 2
-        assert [result.rows_after for result in told] == [12, 12]
+        assert [result.rows_after for result in results] == [12, 12]
         (file,) = await segments_of(log)
         assert (file.base_offset, file.end_offset, file.rows) == (0, 12, 12)
         assert (await read_table(log)).equals(before)
@@ -484,13 +484,13 @@ async def test_a_partition_with_damage_keeps_no_other_from_its_turn(inner: Memor
         body = bytearray(await inner.get(f"{topic.prefix}/{damaged.path}"))
         body[40] ^= 1
         await inner.put(f"{topic.prefix}/{damaged.path}", [bytes(body)])
-        told = await compact(cluster, None, is_dry=False)
-        assert [(result.what, result.is_damaged) for result in told] == [
+        results = await compact(cluster, None, is_dry=False)
+        assert [(result.what, result.is_damaged) for result in results] == [
             (MERGE, False),
             (SKIP, True),
             (MERGE, False),
         ]
-        assert damaged.path in told[1].why
+        assert damaged.path in results[1].why
         await table.refresh()
         assert [len(await table.segments(number)) for number in range(3)] == [1, 6, 1]
 
@@ -524,8 +524,8 @@ async def test_other_retention_costs_no_work(inner: MemoryStore, start: int, is_
                 await delete_records(other, "t", {0: start}, is_dry=False)
 
         engine = Overtaken(cluster, retained)
-        (told,) = await compact(cluster, None, is_dry=False, engine=engine)
-        assert (told.segments, told.is_lost) == (6, is_lost)
+        (result,) = await compact(cluster, None, is_dry=False, engine=engine)
+        assert (result.segments, result.is_lost) == (6, is_lost)
         await segments_of(log)
         await log.wal.refresh()
         log_values = await read_values(log, offset=start)

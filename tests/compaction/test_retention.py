@@ -83,10 +83,10 @@ async def test_what_is_beyond_retention_bytes_goes(inner: MemoryStore, kept_segm
         sizes = [file.size for file in await table.segments(0)]
         limit = sum(sizes[len(sizes) - kept_segments :])
         await log.alter_topic("t", {"retention.bytes": str(limit)})
-        told = await retained(inner)
+        cuts = await retained(inner)
         assert await bases(log) == [0, 2, 4][3 - kept_segments :]
         assert await starts(log) == [2 * (3 - kept_segments)]
-        assert [cut.why for cut in told] == ([] if kept_segments == 3 else ["retention.bytes"])
+        assert [cut.why for cut in cuts] == ([] if kept_segments == 3 else ["retention.bytes"])
 
 
 @pytest.mark.parametrize(
@@ -211,8 +211,8 @@ async def test_two_that_run_at_once_come_to_one_result(inner: MemoryStore) -> No
     async with caring(inner) as session, caring(inner) as other, closing(log):
         for cluster in (session, other):
             way_of(cluster).latency = lambda _: 0.01
-        told = await asyncio.gather(*(retain(e, None, is_dry=False) for e in (session, other)))
-        assert told[0] == told[1]
+        results = await asyncio.gather(*(retain(e, None, is_dry=False) for e in (session, other)))
+        assert results[0] == results[1]
         assert await starts(log) == [4, 4]
         assert await bases(log) == [4]
         assert await read_values(log, offset=4) == VALUES[4:]

@@ -187,7 +187,7 @@ async def test_a_swapped_entry_breaks_the_chain() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "words"),
     [
         (lambda files: files[1:], "in no segment"),
         (lambda files: [files[0], *files[2:]], "in no segment"),
@@ -198,7 +198,7 @@ async def test_a_swapped_entry_breaks_the_chain() -> None:
         (lambda files: [], "no segment"),
     ],
 )
-async def test_scrub_reports_a_wrong_manifest(inner: MemoryStore, change, told: str) -> None:
+async def test_scrub_reports_a_wrong_manifest(inner: MemoryStore, change, words: str) -> None:
     async with closing(await log_with(inner, SEGMENTS)) as log:
         commits = log.store.tables[log.state.topic("t").prefix]
         files = [file for commit in commits for file in commit.files]
@@ -207,7 +207,7 @@ async def test_scrub_reports_a_wrong_manifest(inner: MemoryStore, change, told: 
             commits[version] = commits[version]._replace(files=())
         report = await scrubbed(inner)
         assert not report.is_whole
-        assert any(told in finding.what for finding in report.findings if finding.is_damage)
+        assert any(words in finding.what for finding in report.findings if finding.is_damage)
         assert not (await scrubbed(inner, is_quick=True)).is_whole
 
 

@@ -185,9 +185,9 @@ async def test_options_for_deltalake(moto_server: Moto, monkeypatch: pytest.Monk
     options = S3Options(endpoint_url=moto_server.endpoint_url, region=REGION)
     store = await S3Store.open(moto_server.bucket, "/a//", options)
     assert store.table_uri("topics/t-1") == f"s3://{moto_server.bucket}/a/topics/t-1"
-    told = await store.deltalake_options()
+    options = await store.deltalake_options()
     await store.close()
-    assert told == {
+    assert options == {
         "AWS_ACCESS_KEY_ID": ACCESS_KEY,
         "AWS_SECRET_ACCESS_KEY": SECRET_KEY,
         "AWS_ALLOW_HTTP": "true",
@@ -209,9 +209,9 @@ async def test_options_for_deltalake(moto_server: Moto, monkeypatch: pytest.Monk
         "AWS_VIRTUAL_HOSTED_STYLE_REQUEST": "true",
     }
     aws = S3Store("bucket", "p", S3Options(region="eu-central-1"))
-    told = await aws.deltalake_options()
-    assert "AWS_ENDPOINT_URL" not in told
-    assert (told["AWS_REGION"], told["AWS_VIRTUAL_HOSTED_STYLE_REQUEST"]) == (
+    options = await aws.deltalake_options()
+    assert "AWS_ENDPOINT_URL" not in options
+    assert (options["AWS_REGION"], options["AWS_VIRTUAL_HOSTED_STYLE_REQUEST"]) == (
         "eu-central-1",
         "true",
     )

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from tests.support.broker import Broker
+from tests.support.seaweed import Seaweed
 from tests.system.client import Client, wait_until
 
 QUICK = {
@@ -60,9 +61,10 @@ def total(cluster: list[Broker], name: str) -> float:
 
 
 @contextlib.contextmanager
-def stopped(broker: Broker) -> Iterator[None]:
-    os.kill(broker.pid, signal.SIGSTOP)
+def stopped(process: Broker | Seaweed) -> Iterator[None]:
+    """The process takes connections and bytes, and says nothing; afterwards it does it all."""
+    os.kill(process.pid, signal.SIGSTOP)
     try:
         yield
     finally:
-        os.kill(broker.pid, signal.SIGCONT)
+        os.kill(process.pid, signal.SIGCONT)

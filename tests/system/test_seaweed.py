@@ -2,12 +2,8 @@
 
 import contextlib
 import json
-import os
 import secrets
-import signal
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +16,7 @@ from tests.system.checks import check_retries, new_topic, table_at, the_log, wai
 from tests.system.client import Client, wait_until
 from tests.system.load import Load, Mix
 from tests.system.lossy import LossyProxy
+from tests.system.several import stopped
 from tidelog.storage.store.s3 import S3Store
 from tidelog.storage.store.s3_options import S3Options
 
@@ -210,16 +207,6 @@ def test_answers_that_get_lost_lose_and_double_nothing(
         assert violations(requests, the_log(broker, topic, PARTITIONS)) == []
 
 
-@contextmanager
-def silent(seaweed: Seaweed) -> Iterator[None]:
-    """The server takes connections and bytes, and says nothing; afterwards it does it all."""
-    os.kill(seaweed.pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        os.kill(seaweed.pid, signal.SIGCONT)
-
-
 def test_a_broker_that_stops_while_the_store_is_silent(
     seaweed: Seaweed, store: str, tmp_path: Path
 ) -> None:
@@ -231,12 +218,12 @@ def test_a_broker_that_stops_while_the_store_is_silent(
         with Client(broker.base_url) as client:
             client.create_topic(topic, PARTITIONS)
         with ThreadPoolExecutor(2) as pool:
-            with silent(seaweed):
+            with stopped(seaweed):
                 status = pool.submit(_send_alone, broker, topic, unknown, "all")
                 assert _send_alone(broker, topic, local, "1") == 200
-                stopped = pool.submit(broker.stop)
+                stopping = pool.submit(broker.stop)
                 assert status.result() == 504
-            assert stopped.result() == 0
+            assert stopping.result() == 0
         assert "Traceback" not in broker.log()
         broker.settings["hot_dir"] = tmp_path / "another"
         broker.start()
