@@ -7,6 +7,8 @@ EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_UNREACHABLE = 3
 EXIT_NOT_FOUND = 4
+EXIT_SIGNALS = 128
+"""Plus the number of a signal: the status of a process that the signal has ended."""
 EXIT_INTERRUPTED = 130
 EXIT_TERMINATED = 143
 

@@ -29,13 +29,14 @@ import typer
 from typer import Argument, Option
 
 from tidelog.service.cli.errors import BadUsage
+from tidelog.service.cli.output import warn
 from tidelog.service.cli.requests import client_errors
 from tidelog.service.client.admin import AsyncAdmin
 from tidelog.service.client.connection import Connection
 from tidelog.service.client.consumer import AsyncConsumer
 from tidelog.service.client.errors import NotFound
 from tidelog.service.client.producer import ProducerOptions, send_batch
-from tidelog.service.exit_status import EXIT_OK
+from tidelog.service.exit_status import EXIT_OK, EXIT_SIGNALS
 from tidelog.service.server.banner import Fact, banner, command, console_of, local
 from tidelog.service.settings.settings import Settings, client_ca_file, client_key, load
 from tidelog.storage.runtime.clock import SystemClock
@@ -44,9 +45,6 @@ from tidelog.storage.store.open import folder_of
 
 START_S = 240.0
 """A broker needs 1.5 s of CPU to start; a busy machine takes longer."""
-STOP_S = 40.0
-"""With the default `drain_ms`, a broker needs at most 27 s to stop."""
-
 TOPIC = "departures"
 PARTITIONS = 4
 CONFIGS = {"segment.ms": "60000", "retention.ms": "86400000"}
@@ -104,7 +102,7 @@ def dev(
     Example: tidelog dev ./trial
     """
     flags = {"store": store_url, "port": None if port is None else str(port)}
-    settings = load({name: text for name, text in flags.items() if text is not None})
+    settings = load({name: text for name, text in flags.items() if text is not None}, warn=warn)
     if settings.port == 0 or settings.workers > 1:
         raise BadUsage("tidelog dev runs one broker: port 0 and more than one worker are refused")
     if importlib.util.find_spec("uvicorn") is None:
@@ -143,13 +141,16 @@ async def _run(settings: Settings, rate: int, *, is_browser_wanted: bool) -> int
             await asyncio.gather(work, greeting, stop, return_exceptions=True)
             if has_failed:
                 work.result()  # raises the error that ended it
-    return EXIT_OK if process.exitcode is None else abs(process.exitcode)
+    code = process.exitcode or EXIT_OK
+    return code if code >= 0 else EXIT_SIGNALS - code
 
 
 @contextlib.asynccontextmanager
 async def _broker(settings: Settings, ended: asyncio.Event) -> AsyncIterator[SpawnProcess]:
     """Run a broker in a child process; yield it when it listens, or when `ended` is set. Set
     `ended` when the broker ends. At the end it has stopped."""
+    from tidelog.service.server.serve import STOP_S_MAX
+
     context = multiprocessing.get_context("spawn")
     is_up = context.Event()
     quiet = dataclasses.replace(settings, log_level="warning")
@@ -167,7 +168,9 @@ async def _broker(settings: Settings, ended: asyncio.Event) -> AsyncIterator[Spa
         asyncio.get_running_loop().remove_reader(process.sentinel)
         if process.is_alive():
             process.terminate()
-        await asyncio.to_thread(process.join, STOP_S)
+        for number in (signal.SIGINT, signal.SIGTERM):  # a second signal ends the drain
+            asyncio.get_running_loop().add_signal_handler(number, process.terminate)
+        await asyncio.to_thread(process.join, settings.drain_ms / 1000 + STOP_S_MAX)
         if process.is_alive():
             process.kill()
             process.join()

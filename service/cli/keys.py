@@ -10,7 +10,7 @@ from typing import Annotated, Any, TextIO
 from typer import Argument, Option
 
 from tidelog.service.cli.acls import PrincipalArgument
-from tidelog.service.cli.errors import BadUsage
+from tidelog.service.cli.errors import BadUsage, CommandError
 from tidelog.service.cli.options import Commands, YesOption
 from tidelog.service.cli.output import confirm
 from tidelog.service.cli.requests import ClientCommand
@@ -56,7 +56,15 @@ def create_key(
         return
     with _new_secret_file(out) as file:
         created = command.request("POST", KEYS, json=body)
-        file.write(created.pop("secret") + "\n")
+        try:
+            file.write(created.pop("secret") + "\n")
+            file.flush()
+        except OSError as error:
+            key_id = created["key_id"]
+            raise CommandError(
+                f"cannot write {out}: {error.strerror}. The secret of key {key_id} is lost: delete "
+                f"it with `tidelog keys delete {key_id}`"
+            ) from None
     text = f"created {created['key_id']} of {created['principal']}: its secret is in {out}"
     command.show({**created, "file": str(out)}, text)
 

@@ -20,9 +20,9 @@ from typer import Option
 from typer.core import TyperCommand, TyperGroup
 
 from tidelog.service.cli import other_words
-from tidelog.service.cli.errors import BrokenOutput, CommandError, Terminated
+from tidelog.service.cli.errors import BadUsage, BrokenOutput, CommandError, Terminated
 from tidelog.service.cli.options import Commands, GlobalOptions, with_options_of_fields
-from tidelog.service.cli.output import discard_stdout, show_line, warn
+from tidelog.service.cli.output import output_error, show_line, warn
 from tidelog.service.exit_status import (
     EXIT_FAILED,
     EXIT_INTERRUPTED,
@@ -44,6 +44,9 @@ command needs it. Python does not import a module that is None here."""
 
 _STATUSES = "\n".join(f"  {code:>3}  {text}" for code, text in EXIT_STATUSES.items())
 EPILOG = f"\b\nExit status:\n{_STATUSES}"
+
+FILE_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF}
+"""Errors of a full or damaged disk, and of a stream that the caller has closed."""
 
 SUMMARIES = {
     "serve": "Run a broker until SIGTERM or SIGINT.",
@@ -177,6 +180,7 @@ def _global_options(
 def main() -> int:
     os.umask(PRIVATE_UMASK)
     try:
+        _check_arguments()
         code = app(standalone_mode=False, prog_name="tidelog")
     except CommandError as error:
         warn(str(error))
@@ -187,7 +191,7 @@ def main() -> int:
     except USAGE_ERROR as error:
         return _wrong_usage(error)
     except OSError as error:
-        return _full_disk(error)
+        return _unusable_file(error)
     except BrokenOutput:
         return EXIT_OK
     except (KeyboardInterrupt, typer.Abort):
@@ -197,13 +201,21 @@ def main() -> int:
     return code if isinstance(code, int) else EXIT_OK
 
 
-def _full_disk(error: OSError) -> int:
-    """Print which file has no space. Raise the error again if it has another reason."""
-    if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
+def _check_arguments() -> None:
+    """Raises BadUsage for an argument that is not UTF-8, which no request can have."""
+    for number, word in enumerate(sys.argv[1:], 1):
+        if any("\udc80" <= character <= "\udcff" for character in word):
+            raise BadUsage(f"argument {number} is not UTF-8 text: {os.fsencode(word)!r}")
+
+
+def _unusable_file(error: OSError) -> int:
+    """Print which file cannot be used. Raise the error again if no file or disk is the reason."""
+    if error.errno not in FILE_ERRORS:
         raise error
-    if error.filename is None:
-        discard_stdout()
-    warn(f"cannot write to {error.filename or 'stdout'}: {error.strerror}")
+    if error.filename is None:  # typer has written a help text
+        warn(str(output_error(error)))
+    else:
+        warn(f"cannot use {error.filename}: {error.strerror}")
     return EXIT_FAILED
 
 

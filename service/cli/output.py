@@ -27,13 +27,21 @@ PIPE_COLUMNS = 1000
 
 
 def write_out(octets: bytes) -> None:
-    """Write to stdout and flush. Raises BrokenOutput."""
+    """Write to stdout and flush. Raises BrokenOutput, CommandError."""
     try:
         sys.stdout.buffer.write(octets)
         sys.stdout.buffer.flush()
-    except BrokenPipeError:
-        discard_stdout()
-        raise BrokenOutput from None
+    except OSError as error:
+        raise output_error(error) from None
+
+
+def output_error(error: OSError) -> BrokenOutput | CommandError:
+    """Return the error of a command that could not write to stdout. From now on, stdout accepts
+    what Python flushes at exit."""
+    discard_stdout()
+    if isinstance(error, BrokenPipeError):
+        return BrokenOutput()
+    return CommandError(f"cannot write to stdout: {error.strerror}")
 
 
 def discard_stdout() -> None:

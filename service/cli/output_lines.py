@@ -15,6 +15,7 @@ import io
 import json
 import os
 import queue
+import select
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -23,8 +24,8 @@ from typing import NamedTuple, TypeAlias
 import msgspec
 from msgspec import Raw
 
-from tidelog.service.cli.errors import BrokenOutput, CommandError
-from tidelog.service.cli.output import warn
+from tidelog.service.cli.errors import CommandError
+from tidelog.service.cli.output import output_error, warn
 from tidelog.service.client.consumer import DeadLetters
 from tidelog.service.client.errors import UndecodableRecord
 from tidelog.service.client.records import Header, PartitionPage, ReadFormat, Record
@@ -264,10 +265,8 @@ class LineOutput:
             error: Exception | None = None
             try:
                 _write(octets)
-            except BrokenPipeError:
-                error = BrokenOutput()
             except OSError as failed:
-                error = failed
+                error = output_error(failed)
             if loop.is_closed():
                 return
             loop.call_soon_threadsafe(_settle, written, error)
@@ -281,7 +280,10 @@ def _write(octets: bytes) -> None:
         return
     rest = memoryview(octets)
     while rest:
-        rest = rest[os.write(descriptor, rest) :]
+        try:
+            rest = rest[os.write(descriptor, rest) :]
+        except BlockingIOError:  # another program has made the terminal non-blocking
+            select.select([], [descriptor], [])
 
 
 def _settle(written: "asyncio.Future[None]", error: Exception | None) -> None:

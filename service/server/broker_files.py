@@ -47,7 +47,10 @@ def hot_dir(settings: StoreSettings, store: ObjectStore) -> Path | None:
     if isinstance(store, MemoryStore):
         return None
     name = hashlib.blake2b(store.url.encode(), digest_size=8).hexdigest()
-    return state_home() / "tidelog" / name
+    try:
+        return state_home() / "tidelog" / name
+    except RuntimeError:
+        raise LogError("this user has no home folder for the hot log: set hot_dir") from None
 
 
 def _usable_folder(path: Path) -> Path:

@@ -1,6 +1,7 @@
 """A setting as a field of a dataclass: default, documentation, and the check of its value."""
 
 import dataclasses
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,6 +12,8 @@ from tidelog.storage.core.log_settings import LogSettings
 LOG = LogSettings()
 """The defaults of the parts of a broker."""
 MIB = 1024 * 1024
+_INTEGER = re.compile(r"[+-]?[0-9]{1,19}")
+"""`int` accepts more: `1_0`, blanks, digits of other scripts."""
 BOOLEANS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 """Values of a setting that is true or false, by their text in lower case."""
 
@@ -67,7 +70,10 @@ def whole_number(name: str, text: str) -> int:
     """Return the value of a setting that is a number. If the name says that it is a duration or a
     size, the text may have a unit: `7d`, `1GiB`. Raises BadSettings."""
     try:
-        return int(with_unit(name, text))
+        number = with_unit(name, text)
+        if not _INTEGER.fullmatch(number):
+            raise ValueError(f"{text!r} is not a whole number")
+        return int(number)
     except ValueError as error:
         why = error if parser_of(name) else f"{text!r} is not a whole number"
         raise BadSettings(f"{name}: {why}") from None

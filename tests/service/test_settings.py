@@ -43,6 +43,8 @@ def test_variables_that_kubernetes_sets_for_service_are_left_alone() -> None:
         ({"flush_interval_ms": "250y"}, "flush_interval_ms: '250y' is not a duration: give"),
         ({"flush_bytes": "8M"}, "flush_bytes: '8M' is not a size: give"),
         ({"port": "eighty"}, "port: 'eighty' is not a whole number"),
+        ({"workers": "1_0"}, "workers: '1_0' is not a whole number"),
+        ({"workers": " 2"}, "workers: ' 2' is not a whole number"),
         ({"port": "70000"}, "port: 70000 is above 65535"),
         ({"port": "-1"}, "port: -1 is below 0"),
         ({"seal_enabled": "perhaps"}, "seal_enabled: 'perhaps' is neither true nor false"),

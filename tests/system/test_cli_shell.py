@@ -112,6 +112,34 @@ def test_a_full_disk_behind_stdout(broker: Broker, topic: str, command: str) -> 
     assert ended.returncode == 1
 
 
+@pytest.mark.parametrize("command", ["--version", "--help", "consume {topic}"])
+def test_closed_stdout_is_one_line(broker: Broker, topic: str, command: str) -> None:
+    broker.cli("produce", topic, stdin="a\n")
+    ended = in_shell(f"{command.format(topic=topic)} >&-", broker)
+    assert ended.stderr == b"tidelog: cannot write to stdout: Bad file descriptor\n"
+    assert ended.returncode == 1
+
+
+def test_closed_stdin_is_empty_and_closed_stderr_says_nothing(broker: Broker, topic: str) -> None:
+    ended = in_shell(f"produce {topic} <&-", broker)
+    assert ended.returncode == 0
+    assert ended.stdout.startswith(b"produced 0 records")
+    assert broker.high_watermark(topic) == 0
+    ended = in_shell("topics describe nothing 2>&-", broker)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (4, b"", b"")
+
+
+def in_shell(line: str, broker: Broker) -> subprocess.CompletedProcess[bytes]:
+    words = ["sh", "-c", f"{sys.executable} -m tidelog.service.cli {line}"]
+    variables = os.environ | {"TIDELOG_URL": broker.base_url}
+    return subprocess.run(words, capture_output=True, env=variables, timeout=60, check=False)
+
+
+def test_argument_that_is_not_utf8_is_refused(broker: Broker) -> None:
+    done = broker.cli("topics", "create", os.fsdecode(b"\xff"), status=2)
+    assert error_line(done) == "argument 3 is not UTF-8 text: b'\\xff'"
+
+
 def test_an_interrupt_while_the_commands_load() -> None:
     program = """
 import sys
