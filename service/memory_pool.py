@@ -21,7 +21,6 @@ Pure: no IO but a line of the log about a bug, no clock.
 
 import asyncio
 import logging
-from collections import Counter
 from contextlib import suppress
 from typing import Protocol
 
@@ -59,7 +58,8 @@ class MemoryPool:
         self.used = 0
         self.refused = 0
         """Calls of `change` that did not fit."""
-        self._held_bytes: Counter[str] = Counter()
+        self._held_bytes: dict[str, int] = {}
+        """Of the owners that hold any."""
         self._waiting: dict[str, dict[Taker, None]] = {}
         """By owner: first the one that has waited longest since it began to wait, or was served."""
         self._owner_of: dict[Taker, str] = {}
@@ -72,16 +72,24 @@ class MemoryPool:
         False; `on_memory` of the taker is called when there may be room. Bytes of any size fit if
         no others are held."""
         owner = taker.owner
+        if self._waiting:
+            return self._take_behind_others(taker, owner, size)
+        if self._has_room(owner, size):
+            self._hold(owner, size)
+            return True
+        self._wait(taker, owner)
+        return False
+
+    def _take_behind_others(self, taker: Taker, owner: str, size: int) -> bool:
+        """Hold the bytes if they fit, and if it is the taker's turn (M3); else wait."""
         if self._owner_of.get(taker, owner) != owner:
             self._forget(taker)
         takers = self._waiting.get(owner)
         is_first = not takers or next(iter(takers)) is taker
         if not (is_first and self._has_room(owner, size)) or self._is_behind_newcomer(owner):
-            self._waiting.setdefault(owner, {})[taker] = None
-            self._owner_of[taker] = owner
+            self._wait(taker, owner)
             return False
-        self.used += size
-        self._held_bytes[owner] += size
+        self._hold(owner, size)
         if takers:
             self._forget(taker)
             if takers:
@@ -89,6 +97,14 @@ class MemoryPool:
             if self._waiting and not self._is_waking and not self._wakes_soon():
                 self.wake()  # a taker that is late: those behind it waited for it
         return True
+
+    def _hold(self, owner: str, size: int) -> None:
+        self.used += size
+        self._held_bytes[owner] = self._held_bytes.get(owner, 0) + size
+
+    def _wait(self, taker: Taker, owner: str) -> None:
+        self._waiting.setdefault(owner, {})[taker] = None
+        self._owner_of[taker] = owner
 
     def change(self, owner: str, before: int, size: int) -> bool:
         """Hold `size` bytes for the owner in place of `before` bytes, and return True. If `size` is
@@ -99,8 +115,7 @@ class MemoryPool:
         if not self._has_room(owner, size, before):
             self.refused += 1
             return False
-        self.used += size - before
-        self._held_bytes[owner] += size - before
+        self._hold(owner, size - before)
         return True
 
     def give(self, owner: str, size: int) -> None:
@@ -108,9 +123,11 @@ class MemoryPool:
         if not size:
             return
         self.used -= size
-        self._held_bytes[owner] -= size
-        assert self._held_bytes[owner] >= 0, "what is given back was taken"
-        if not self._held_bytes[owner]:
+        left = self._held_bytes[owner] - size
+        assert left >= 0, "what is given back was taken"
+        if left:
+            self._held_bytes[owner] = left
+        else:
             del self._held_bytes[owner]
         if self._waiting:
             self.wake()
@@ -171,7 +188,7 @@ class MemoryPool:
     def _has_room(self, owner: str, size: int, before: int = 0) -> bool:
         """Whether `size` bytes fit in place of the `before` bytes that the owner holds."""
         others = self.used - before
-        free, owned = self.limit - others, self._held_bytes[owner] - before
+        free, owned = self.limit - others, self._held_bytes.get(owner, 0) - before
         if owner == UNPROVED:
             return owned + size <= self.limit // UNPROVED_PART and size <= free
         if not others:
@@ -183,7 +200,7 @@ class MemoryPool:
         for other in self._waiting:
             if other == owner:
                 return False
-            if other != UNPROVED and not self._held_bytes[other]:
+            if other != UNPROVED and other not in self._held_bytes:
                 return True
         return False
 

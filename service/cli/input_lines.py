@@ -240,6 +240,7 @@ class ProduceOptions(NamedTuple):
             ("--values", self.values, "ndjson"),
             ("--key-separator", self.key_separator is not None, "text"),
             ("--crlf", self.crlf, "text"),
+            ("--embedded", self.embedded != "json", "ndjson"),
         ):
             if is_given and line_format != self.line_format:
                 raise BadUsage(f"{name} needs --format {line_format}")

@@ -21,6 +21,7 @@ import msgspec
 from tidelog.service.cli.errors import BadUsage, CommandError
 from tidelog.service.cli.input_lines import (
     IDLE_S,
+    INPUT_READ_BYTES,
     BadLine,
     LineInput,
     ProduceSummary,
@@ -28,13 +29,17 @@ from tidelog.service.cli.input_lines import (
 from tidelog.service.cli.output import SlowProgress, plural, warn
 from tidelog.service.cli.requests import command_error
 from tidelog.service.client.connection import Connection
-from tidelog.service.client.errors import ClientError, NotReachable
+from tidelog.service.client.errors import ClientError, Refused
 from tidelog.service.client.producer import send_batch
 from tidelog.storage.runtime.clock import SystemClock
 
 PENDING_MS_MAX = 50 * 60 * 1000
 """Brokers keep an Idempotency-Key for an hour. Ten minutes less, because clocks differ and this run
 may retry."""
+CHECKED_BYTES = 4096
+"""A later run compares so much of the input before its first line with what an earlier run sent."""
+CONTENT_REFUSED = {400, 413, 422}
+"""Statuses of responses that refuse a batch for what it contains, each time."""
 
 
 class _Pending(msgspec.Struct):
@@ -55,6 +60,8 @@ class _State(msgspec.Struct):
     run: str
     lines: int = 0
     bytes: int = 0
+    checked: str = ""
+    """The digest of the last CHECKED_BYTES of these bytes. Files of old versions have none."""
     pending: _Pending | None = None
 
 
@@ -79,6 +86,8 @@ class ResumableProducer:
         self._clock = SystemClock()
         self._summary = ProduceSummary(lines.topic)
         self._rest = b""
+        self._checked = b""
+        """The last CHECKED_BYTES of the input that are in the topic."""
         self._is_at_end = False
         self._state = self._load(lines.topic)
 
@@ -168,14 +177,37 @@ class ResumableProducer:
         return bool(chunk)
 
     async def _skip(self, count: int) -> None:
-        """Skip the input that is in the topic."""
-        with contextlib.suppress(OSError):  # a pipe has no positions
-            if os.lseek(self._source.descriptor, 0, os.SEEK_CUR) == 0:
-                if os.fstat(self._source.descriptor).st_size < count:
+        """Skip the input that is in the topic. Raises CommandError if this is another input."""
+        start = max(count - CHECKED_BYTES, 0)
+        if not self._has_sought(start, count):
+            await self._drop(start)
+        size = count - start
+        self._checked = (await self._read_exactly(size))[:size]
+        self._rest = self._rest[size:]
+        if self._state.checked not in ("", _digest(self._checked)):
+            raise CommandError(
+                f"line {self._state.lines} of the input is not the line that is in the topic: "
+                f"{self._file} belongs to another input"
+            )
+
+    def _has_sought(self, start: int, count: int) -> bool:
+        """Go to `start` and return True; False in a pipe, which has no positions."""
+        descriptor = self._source.descriptor
+        with contextlib.suppress(OSError):
+            if os.lseek(descriptor, 0, os.SEEK_CUR) == 0:
+                if os.fstat(descriptor).st_size < count:
                     raise self._shorter()
-                os.lseek(self._source.descriptor, count, os.SEEK_SET)
-                return
-        self._rest = (await self._read_exactly(count))[count:]
+                os.lseek(descriptor, start, os.SEEK_SET)
+                return True
+        return False
+
+    async def _drop(self, count: int) -> None:
+        """Read `count` bytes, and keep none of them. Raises CommandError."""
+        while count:
+            size = min(count, INPUT_READ_BYTES)
+            await self._read_exactly(size)
+            self._rest = self._rest[size:]
+            count -= size
 
     async def _read_exactly(self, count: int) -> bytes:
         """Return the input that was read, `count` bytes or more. Raises CommandError."""
@@ -249,7 +281,8 @@ class ResumableProducer:
         first, lines = state.lines + 1, state.lines + batch.lines
         size = state.bytes + len(batch.octets)
         if batch.texts:
-            if state.pending is None:
+            is_new = state.pending is None
+            if is_new:
                 now_ms = self._clock.now_ms()
                 state.pending = _Pending(lines, size, _digest(batch.octets), now_ms)
                 self._save()
@@ -258,8 +291,9 @@ class ResumableProducer:
             try:
                 placed = await send_batch(self._connection, state.topic, batch.texts, key, options)
             except ClientError as error:
-                if not isinstance(error, NotReachable):
-                    state.pending = None  # rejected: nothing is written
+                is_refused = isinstance(error, Refused) and error.status in CONTENT_REFUSED
+                if not error.is_unknown and (is_new or is_refused):
+                    state.pending = None  # nothing is written
                     self._save()
                 said = plural(state.lines, "line")
                 failed = command_error(error)
@@ -269,6 +303,8 @@ class ResumableProducer:
                 raise failed from None
             self._summary.add(placed, len(batch.octets))
         state.lines, state.bytes, state.pending = lines, size, None
+        self._checked = (self._checked + batch.octets)[-CHECKED_BYTES:]
+        state.checked = _digest(self._checked)
         self._save()
 
 

@@ -176,9 +176,8 @@ class Connection:
             attempt = await self._attempt(method, server, path, wait_s + timeout_s, request)
             if isinstance(attempt, httpx.Response):
                 return attempt
-            if isinstance(attempt.failure, NotReachable):
-                is_unknown |= attempt.failure.is_unknown
-                attempt.failure.is_unknown = is_unknown
+            is_unknown |= attempt.failure.is_unknown
+            attempt.failure.is_unknown = is_unknown
             if not attempt.is_repeatable:
                 raise attempt.failure
             if not attempt.is_throttled:

@@ -13,7 +13,13 @@ ADVICE = {
 
 
 class ClientError(Exception):
-    """Root of all errors of the client."""
+    """Root of all errors of the client.
+
+    `is_unknown`: a broker may have done what the request says. A repetition with the same
+    Idempotency-Key is safe.
+    """
+
+    is_unknown = False
 
     def __init__(self, message: str, advice: str = "") -> None:
         super().__init__(message + ADVICE.get(advice, ""))
@@ -30,15 +36,13 @@ class Closed(ClientError):
 
 
 class NotABroker(ClientError):
-    """The response is not one of a tidelog broker."""
+    """The response is not one of a tidelog broker: of a proxy, for example."""
+
+    is_unknown = True
 
 
 class NotReachable(ClientError):
-    """No broker served the request in time. Repeat it later.
-
-    `is_unknown`: a broker may have got the request, so its outcome is unknown. A repetition with
-    the same Idempotency-Key is safe.
-    """
+    """No broker served the request in time. Repeat it later."""
 
     def __init__(self, message: str, advice: str = "", *, is_unknown: bool = False) -> None:
         super().__init__(message, advice)
@@ -46,7 +50,8 @@ class NotReachable(ClientError):
 
 
 class Refused(ClientError):
-    """The broker rejected the request. It has changed nothing.
+    """The broker rejected the request. It has changed nothing, unless `is_unknown`: the response to
+    an earlier attempt was lost.
 
     `status` is the HTTP status, `code` the `error_code` of the response (0: none).
     """

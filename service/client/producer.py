@@ -127,7 +127,7 @@ async def send_batch(
 ) -> list[Delivered]:
     """Send records, each a JSON object, in one request. Repeat it for up to `delivery_s`. Return
     their places in the order of the request. Raises ClientError; then no record is in the log,
-    unless the error is NotReachable with `is_unknown`."""
+    unless the error `is_unknown`."""
     answer = await connection.call(
         "POST",
         f"/topics/{quoted(topic)}",
@@ -400,7 +400,9 @@ class AsyncProducer(Connected):
             try:
                 await self._deliver(topic, batch)
             except asyncio.CancelledError:
-                self._fail(topic, batch, Closed("the producer was closed: the outcome is unknown"))
+                closed = Closed("the producer was closed")
+                closed.is_unknown = True
+                self._fail(topic, batch, closed)
                 raise
 
     async def _batch_is_due(self, lane: _Lane) -> None:
@@ -426,7 +428,7 @@ class AsyncProducer(Connected):
         try:
             placed = await send_batch(self.connection, topic.name, texts, name, self.options)
         except Refused as error:
-            if error.status in HALVED and len(batch) > 1:
+            if error.status in HALVED and len(batch) > 1 and not error.is_unknown:
                 middle = len(batch) // 2
                 await self._deliver(topic, batch[:middle])
                 await self._deliver(topic, batch[middle:])
@@ -466,12 +468,9 @@ def _with_message(topic: str, item: Item, error: ClientError) -> ClientError:
     message = (
         f"topic {topic!r}{partition_text}, record {item.number} of this producer: {error.message}"
     )
-    match error:
-        case NotReachable(is_unknown=is_unknown):
-            if is_unknown:
-                message += " (it is unknown whether the record is in the log)"
-            return NotReachable(message, error.advice, is_unknown=is_unknown)
-        case Refused(status=status, code=code):
-            return type(error)(message, error.advice, status=status, code=code)
-        case _:
-            return type(error)(message, error.advice)
+    if error.is_unknown:
+        message += " (it is unknown whether the record is in the log)"
+    of_kind = {"status": error.status, "code": error.code} if isinstance(error, Refused) else {}
+    named = type(error)(message, error.advice, **of_kind)
+    named.is_unknown = error.is_unknown
+    return named

@@ -98,7 +98,7 @@ class AsyncTransaction:
 
     async def commit(self) -> None:
         """Commit all records and offsets. An empty transaction sends nothing. Raises ClientError:
-        then nothing is committed, unless the error is NotReachable with `is_unknown`."""
+        then nothing is committed, unless the error `is_unknown`."""
         if not self._body:
             if not self._topics and not self._groups:
                 return
@@ -112,13 +112,16 @@ class AsyncTransaction:
                 }
             )
         cluster = await self._connection.cluster(retry_s=self._delivery_s)
-        await self._connection.call(
+        answer = await self._connection.call(
             "POST",
             f"{cluster}/transactions",
             headers={"content-type": "application/json", "idempotency-key": f'"{self._key}"'},
             content=self._body,
             retry_s=self._delivery_s,
         )
+        report = self._connection.json_of(answer)
+        if not isinstance(report, dict) or "consumer_groups" not in report:
+            raise self._connection.is_no_broker()
         for consumer, offsets in self._members:
             consumer.committed_elsewhere(offsets)
 

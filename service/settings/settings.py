@@ -122,8 +122,25 @@ def load(
     Calls `warn` with one line for each setting that is given by its old name.
     """
     fields = {field.name: field for field in dataclasses.fields(Settings)}
+    variables = _of_environment(os.environ if environment is None else environment, fields)
+    _check_flags(flags, fields)
+    texts = {**variables, **flags}
+    _rename(texts, warn)
+    parsed: dict[str, Any] = {}
+    for key, text in texts.items():
+        try:
+            parsed[key] = _parse(fields[key], text)
+        except BadSettings as error:
+            if key in variables and key not in flags:
+                raise BadSettings(f"{error} (variable {PREFIX}{key.upper()})") from None
+            raise
+    return Settings(**parsed)
+
+
+def _of_environment(environment: Mapping[str, str], fields: Mapping[str, object]) -> dict[str, str]:
+    """Return the settings of the environment by field name, or by old name. Raises BadSettings."""
     texts: dict[str, str] = {}
-    for name, text in (os.environ if environment is None else environment).items():
+    for name, text in environment.items():
         if name.startswith(PREFIX) and name not in CLIENT_VARIABLES:
             key = name.removeprefix(PREFIX).lower()
             if _is_of_kubernetes(key, text):
@@ -131,6 +148,11 @@ def load(
             if key not in fields and key not in RENAMED:
                 raise BadSettings(f"unknown variable {name}{_hint(key, fields)}")
             texts[key] = text
+    return texts
+
+
+def _check_flags(flags: Mapping[str, str], fields: "Mapping[str, dataclasses.Field[Any]]") -> None:
+    """Raises BadSettings for an unknown flag, and for a secret in the open."""
     for key, text in flags.items():
         if key not in fields and key not in RENAMED:
             raise BadSettings(f"unknown setting {key!r}{_hint(key, fields)}")
@@ -139,10 +161,6 @@ def load(
                 f"{key}: flags are visible to all users of the machine: use @FILE or the variable "
                 f"{PREFIX}{key.upper()}"
             )
-        texts[key] = text
-    _rename(texts, warn)
-    parsed: dict[str, Any] = {key: _parse(fields[key], text) for key, text in texts.items()}
-    return Settings(**parsed)
 
 
 def _is_of_kubernetes(key: str, text: str) -> bool:

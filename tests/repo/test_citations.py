@@ -18,6 +18,7 @@ TEXTS = [
 PAGES = [path for path in TEXTS if path.suffix == ".md"]
 FORMAT = Path("storage/docs/FORMAT.md")
 DESIGN = [path for path in PAGES if Path("storage/docs") in path.parents and path != FORMAT]
+CHAPTERS = [path for path in DESIGN if path.parent.name == "design"]
 DECISIONS = Path("storage/docs/design/13-decisions.md")
 DIALECTS = Path("service/docs/DIALECTS.md")
 INVARIANTS = {f"I{number}" for number in range(1, 12)}
@@ -124,9 +125,15 @@ def test_a_link_leads_somewhere(page: Path) -> None:
             assert anchor in anchors(there), f"{page}: {link}"
 
 
+@pytest.mark.parametrize("chapter", CHAPTERS, ids=Path.as_posix)
+def test_chapter_links_to_contents(chapter: Path) -> None:
+    assert text_of(chapter).splitlines()[2] == "[Contents](../DESIGN.md)"
+
+
 def test_citations_are_found() -> None:
     # The rules above are vacuous where nothing matches.
     assert sections("DESIGN") >= {str(number) for number in range(1, 14)} | {"8.10", "12.7"}
     assert {"D1", "D50"} <= decisions()
     assert rules() >= {"1", "7", "10"}
+    assert len(CHAPTERS) > 12
     assert len([path for path in TEXTS if SECTIONS.search(one_line(text_of(path)))]) > 15

@@ -165,6 +165,13 @@ def test_three_old_caches_are_one() -> None:
         load({"footer_cache_bytes": "1", "read_cache_bytes": "1"}, {})
 
 
+def test_error_names_variable_that_gave_value() -> None:
+    with pytest.raises(BadSettings, match=r"workers: 'two' .*\(variable TIDELOG_WORKERS\)$"):
+        load({}, {"TIDELOG_WORKERS": "two"})
+    with pytest.raises(BadSettings, match="workers: 'two' is not a whole number$"):
+        load({"workers": "two"}, {"TIDELOG_WORKERS": "1"})
+
+
 @pytest.mark.parametrize("name", sorted(REMOVED))
 def test_removed_setting_is_refused_with_what_to_do(name: str) -> None:
     with pytest.raises(BadSettings, match="was removed"):

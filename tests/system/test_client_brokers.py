@@ -322,6 +322,22 @@ def test_file_that_became_shorter_is_another_input(broker: Broker, tmp_path: Pat
     assert broker.high_watermark("rotated") == 3
 
 
+def test_rotated_file_that_is_longer_again_is_another_input(broker: Broker, tmp_path: Path) -> None:
+    broker.create_topic("longer")
+    file, state = tmp_path / "lines", tmp_path / "state"
+    words = ["produce", "longer", "--state", str(state)]
+    file.write_text("1\n2\n3\n")
+    broker.cli(*words, str(file))
+    other_lines = "4\n5\n6\n7\n"
+    file.write_text(other_lines)
+    for done in (
+        broker.cli(*words, str(file), status=1),
+        broker.cli(*words, stdin=other_lines, status=1),
+    ):
+        assert "line 3 of the input is not the line that is in the topic" in error_line(done)
+    assert broker.high_watermark("longer") == 3
+
+
 def test_a_state_of_another_topic_or_with_a_bad_line(
     broker: Broker, topic: str, tmp_path: Path
 ) -> None:

@@ -76,7 +76,9 @@ class KafkaConnection:
         self._host = ""
         self._client_id = ""
         self._connected_s = 0.0
-        self._frame_owner = UNPROVED
+        self.owner = UNPROVED if self._is_secured else EVERYONE
+        """The owner of this connection's bytes (memory_pool.Taker)."""
+        self._frame_owner = self.owner
         """The owner of the frame that is received."""
         self._handshake = Handshake(
             server.apis, server.security, self._on_handshake, server.context.audit_refusal
@@ -140,14 +142,6 @@ class KafkaConnection:
         if pending.decoded_bytes:
             memory.decoded.give(pending.decoded_owner, pending.decoded_bytes)
             pending.decoded_bytes = 0
-
-    @property
-    def owner(self) -> str:
-        """Return the owner of this connection's bytes (memory_pool.Taker)."""
-        if not self._is_secured:
-            return EVERYONE
-        rights = self._handshake.rights
-        return UNPROVED if rights is NO_RIGHTS else rights.principal
 
     def advance(self) -> None:
         """Read the requests that have arrived, begin those that may begin. All connections of the
@@ -487,6 +481,7 @@ class KafkaConnection:
         rights = self._handshake.rights
         self._clients.clear()
         if self._is_secured and rights is not NO_RIGHTS:
+            self.owner = rights.principal
             if not self.frames.is_proved:
                 self.frames.is_proved = True
                 self._server.admission.prove(self)

@@ -11,11 +11,11 @@ import httpx
 OK, REFUSED, LOST, BUSY, THROTTLED, UNKNOWN = (
     *("ok", "refused", "lost", "busy", "throttled", "unknown"),
 )
-HELD = "held"
+HELD, PAGE, GONE = "held", "page", "gone"
 """HELD: served, but the response stays on the way, up to the timeout. REFUSED: no connection. LOST:
 served, but the response does not arrive. BUSY: 503. THROTTLED: 429. UNKNOWN: served, and answered
-504."""
-ANSWERS = {BUSY: 503, THROTTLED: 429}
+504. PAGE: served, but a proxy answers 200 with a page of its own. GONE: 404 of a broker."""
+ANSWERS = {BUSY: 503, THROTTLED: 429, GONE: 404}
 
 Choice = Callable[[httpx.Request], str]
 
@@ -45,6 +45,9 @@ class FaultyTransport(httpx.AsyncBaseTransport):
         if fault == LOST:
             await answer.aread()
             raise httpx.ReadError("reset", request=request)
+        if fault == PAGE:
+            await answer.aread()
+            return httpx.Response(200, html="<p>Welcome</p>", request=request)
         if fault == UNKNOWN:
             await answer.aread()
             return httpx.Response(504, json={"error_code": 50003, "message": "?"}, request=request)

@@ -7,6 +7,7 @@ import pytest
 
 from tests.service.client.faults import (
     BUSY,
+    GONE,
     HELD,
     LOST,
     OK,
@@ -95,6 +96,17 @@ async def test_with_time_it_is_repeated_elsewhere_at_once(broker: Broker) -> Non
         await client.get("/topics")
     assert hosts(transport) == "abca"
     assert client.retries == 3
+
+
+@pytest.mark.parametrize(("fault", "is_unknown"), [(LOST, True), (BUSY, False)])
+async def test_refusal_after_lost_response_leaves_outcome_unknown(
+    broker: Broker, fault: str, is_unknown: bool
+) -> None:
+    transport = FaultyTransport(broker.app, script(fault, GONE))
+    async with connection(transport, retry_s=30) as client:
+        with pytest.raises(NotFound) as caught:
+            await client.get("/topics")
+    assert caught.value.is_unknown == is_unknown
 
 
 async def test_throttled_request_stays_with_its_broker(broker: Broker) -> None:

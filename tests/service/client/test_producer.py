@@ -10,6 +10,7 @@ import pytest
 from tests.service.client.faults import (
     BUSY,
     LOST,
+    PAGE,
     REFUSED,
     THROTTLED,
     UNKNOWN,
@@ -23,6 +24,7 @@ from tidelog.client import (
     BadArgument,
     Closed,
     Delivered,
+    NotABroker,
     NotFound,
     NotReachable,
     Refused,
@@ -130,6 +132,28 @@ async def test_after_deadline_outcome_is_unknown(broker: Broker, topic: str) -> 
             with pytest.raises(NotReachable, match="it is unknown whether") as caught:
                 await sent
     assert caught.value.is_unknown
+
+
+async def test_page_of_proxy_leaves_outcome_unknown(broker: Broker, topic: str) -> None:
+    async with connection(broker, script(PAGE, of="/topics/t", method="POST")) as client:
+        async with AsyncProducer(client) as producer:
+            sent = await producer.send(topic, "x")
+            with pytest.raises(NotABroker, match="it is unknown whether") as caught:
+                await sent
+    assert caught.value.is_unknown
+    assert sum(ends(broker.log)) == 1
+
+
+async def test_transaction_answered_by_proxy_is_no_success(broker: Broker, topic: str) -> None:
+    async with connection(broker, script(PAGE, of="/transactions")) as client:
+        async with AsyncProducer(client) as producer:
+            transaction = producer.transaction()
+            transaction.send(topic, "a")
+            with pytest.raises(NotABroker) as caught:
+                await transaction.commit()
+            assert caught.value.is_unknown
+            await transaction.commit()
+    assert sum(ends(broker.log)) == 1
 
 
 async def test_buffer_is_bounded(broker: Broker, topic: str) -> None:
