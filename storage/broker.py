@@ -39,9 +39,9 @@ from tidelog.storage.core.errors import (
 )
 from tidelog.storage.core.model import TopicPartition
 from tidelog.storage.groups.coordinator import Coordinator
+from tidelog.storage.groups.coordinator_choice import Rendezvous
 from tidelog.storage.groups.kafka_groups import KafkaGroups
 from tidelog.storage.groups.offset_commits import OffsetCommits
-from tidelog.storage.groups.rendezvous import Rendezvous
 from tidelog.storage.groups.rest_groups import RestGroups
 from tidelog.storage.kafka_log import KafkaLog
 from tidelog.storage.log import Log, LogSettings

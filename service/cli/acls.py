@@ -4,10 +4,10 @@ from typing import Annotated, NamedTuple
 
 from typer import Argument, Option
 
+from tidelog.service.cli.broker_requests import ClientCommand
 from tidelog.service.cli.errors import BadUsage
 from tidelog.service.cli.options import Commands, YesOption
 from tidelog.service.cli.output import confirm, warn
-from tidelog.service.cli.requests import ClientCommand
 from tidelog.storage.core.acls import CLUSTER_NAME, DEFAULT
 
 ACLS = "{cluster}/acls"

@@ -13,7 +13,7 @@ from tidelog.service.cli.errors import BadUsage, command_errors
 from tidelog.service.cli.options import JsonOption
 from tidelog.service.cli.output import Progress, plural, show_line, warn, with_progress
 from tidelog.service.cli.positions import moment, now, size_bytes
-from tidelog.service.cli.stores import (
+from tidelog.service.cli.store_commands import (
     ChangeOptions,
     Done,
     EndpointOption,

@@ -3,8 +3,8 @@
 import datetime as dt
 from typing import Any
 
+from tidelog.service.cli.broker_requests import ClientCommand
 from tidelog.service.cli.output import plural, show_json, show_line, show_table, warn
-from tidelog.service.cli.requests import ClientCommand
 
 COLUMNS = ("broker", "client", "software", "principal", "address", "connections", "requests")
 

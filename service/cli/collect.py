@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Option
 
 from tidelog.service.cli.output import Progress, show_line
-from tidelog.service.cli.stores import (
+from tidelog.service.cli.store_commands import (
     ChangeOptions,
     Done,
     GraceOption,

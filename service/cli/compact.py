@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias
 import typer
 from typer import Option
 
+from tidelog.service.cli.broker_requests import ClientCommand, missing_is, no_topic
 from tidelog.service.cli.errors import BadUsage, CommandError, Unreachable
 from tidelog.service.cli.output import Progress, SlowProgress, show_line, warn
 from tidelog.service.cli.replay import NO_SPARK, spark_session
-from tidelog.service.cli.requests import ClientCommand, missing_is, no_topic
-from tidelog.service.cli.stores import (
+from tidelog.service.cli.store_commands import (
     BrokerOption,
     ChangeOptions,
     Done,

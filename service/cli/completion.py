@@ -12,9 +12,9 @@ from typing import Annotated
 import typer
 from typer import Argument
 
+from tidelog.service.cli.broker_requests import ClientCommand
 from tidelog.service.cli.errors import CommandError
 from tidelog.service.cli.options import GlobalOptions
-from tidelog.service.cli.requests import ClientCommand
 from tidelog.service.client.connection import Connection
 from tidelog.service.settings.fields import BadSettings
 

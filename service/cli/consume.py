@@ -20,6 +20,12 @@ from typing import Annotated, Literal, NamedTuple, TypeAlias
 import typer
 from typer import Option
 
+from tidelog.service.cli.broker_requests import (
+    RETRY_FOR_S,
+    ClientCommand,
+    RetryOption,
+    run_until_signal,
+)
 from tidelog.service.cli.completion import TopicArgument
 from tidelog.service.cli.errors import BadUsage
 from tidelog.service.cli.options import ServerOption
@@ -44,7 +50,6 @@ from tidelog.service.cli.positions import (
     now,
     position,
 )
-from tidelog.service.cli.requests import RETRY_FOR_S, ClientCommand, RetryOption, run_until_signal
 from tidelog.service.client.connection import Connection
 from tidelog.service.client.consumer import POLL_S, AsyncConsumer, DeadLetters
 from tidelog.service.client.producer import AsyncProducer

@@ -4,9 +4,9 @@ from typing import Annotated
 
 from typer import Option
 
+from tidelog.service.cli.broker_requests import ClientCommand
 from tidelog.service.cli.errors import BadUsage
 from tidelog.service.cli.options import Commands, YesOption
-from tidelog.service.cli.requests import ClientCommand
 from tidelog.service.cli.topics import changes_in_words, confirm_expiry, parsed_changes, source_of
 from tidelog.service.client.admin import config_changes
 

@@ -28,9 +28,9 @@ import msgspec
 import typer
 from typer import Argument, Option
 
+from tidelog.service.cli.broker_requests import client_errors
 from tidelog.service.cli.errors import BadUsage
 from tidelog.service.cli.output import warn
-from tidelog.service.cli.requests import client_errors
 from tidelog.service.client.admin import AsyncAdmin
 from tidelog.service.client.connection import Connection
 from tidelog.service.client.consumer import AsyncConsumer

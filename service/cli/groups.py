@@ -10,12 +10,12 @@ from typing import Annotated, Any, NamedTuple
 import typer
 from typer import Option
 
+from tidelog.service.cli.broker_requests import ClientCommand
 from tidelog.service.cli.completion import GroupArgument
 from tidelog.service.cli.errors import BadUsage, NotThere, Unreachable
 from tidelog.service.cli.options import Commands, ServerOption, YesOption
 from tidelog.service.cli.output import age, confirm, show_json, show_line, show_table, warn
 from tidelog.service.cli.positions import Ago, Form, forms_in_words, in_words, now, position
-from tidelog.service.cli.requests import ClientCommand
 from tidelog.service.client.connection import Connection, quoted
 
 RESET_TO = (Form.EDGES, Form.OFFSET, Form.TIME)

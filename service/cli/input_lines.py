@@ -14,9 +14,9 @@ import msgspec
 from msgspec import Raw
 from typer import Option
 
+from tidelog.service.cli.broker_requests import RETRY_FOR_S, RetryOption
 from tidelog.service.cli.errors import BadUsage, CommandError
 from tidelog.service.cli.output import plural
-from tidelog.service.cli.requests import RETRY_FOR_S, RetryOption
 from tidelog.service.client.producer import Delivered, ProducerOptions
 from tidelog.service.client.records import JsonRecord
 from tidelog.service.secret_files import why_not_read

@@ -10,10 +10,10 @@ from typing import Annotated, Any, TextIO
 from typer import Argument, Option
 
 from tidelog.service.cli.acls import PrincipalArgument
+from tidelog.service.cli.broker_requests import ClientCommand
 from tidelog.service.cli.errors import BadUsage, CommandError
 from tidelog.service.cli.options import Commands, YesOption
 from tidelog.service.cli.output import confirm
-from tidelog.service.cli.requests import ClientCommand
 from tidelog.service.client.connection import quoted
 from tidelog.service.secret_files import why_not_read
 

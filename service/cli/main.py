@@ -19,7 +19,7 @@ import typer
 from typer import Option
 from typer.core import TyperCommand, TyperGroup
 
-from tidelog.service.cli import other_words
+from tidelog.service.cli import hints
 from tidelog.service.cli.errors import BadUsage, BrokenOutput, CommandError, Terminated
 from tidelog.service.cli.options import Commands, GlobalOptions, with_options_of_fields
 from tidelog.service.cli.output import output_error, show_line, warn
@@ -225,7 +225,7 @@ def _wrong_usage(error: Any) -> int:
         sys.stdout.write(message + "\n")
         return EXIT_USAGE
     command = "tidelog" if error.ctx is None else error.ctx.command_path
-    if hint := other_words.hint_of(command, message):
+    if hint := hints.hint_of(command, message):
         warn(f"{message.partition(' (')[0].partition('. ')[0]}: {hint}")
     else:
         warn(f"{message} (see `{command} --help`)")

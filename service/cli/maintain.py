@@ -6,7 +6,7 @@ from tidelog.service.cli.collect import collect_step
 from tidelog.service.cli.compact import EngineOptions, compact_step
 from tidelog.service.cli.output import Progress
 from tidelog.service.cli.retain import retain_step
-from tidelog.service.cli.stores import (
+from tidelog.service.cli.store_commands import (
     ChangeOptions,
     Done,
     GraceOption,

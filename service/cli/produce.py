@@ -11,6 +11,7 @@ from typing import Annotated
 
 from typer import Argument
 
+from tidelog.service.cli.broker_requests import ClientCommand, command_error, run_until_signal
 from tidelog.service.cli.completion import TopicArgument
 from tidelog.service.cli.input_lines import (
     IDLE_S,
@@ -21,8 +22,7 @@ from tidelog.service.cli.input_lines import (
     opened,
 )
 from tidelog.service.cli.output import SlowProgress, plural, warn
-from tidelog.service.cli.requests import ClientCommand, command_error, run_until_signal
-from tidelog.service.cli.resumable import ResumableProducer
+from tidelog.service.cli.resumable_produce import ResumableProducer
 from tidelog.service.client.connection import Connection
 from tidelog.service.client.errors import ClientError
 from tidelog.service.client.producer import AsyncProducer, Delivered, Item

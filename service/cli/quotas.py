@@ -5,9 +5,9 @@ from typing import Annotated, Any
 from typer import Option
 
 from tidelog.service.cli.acls import PrincipalArgument
+from tidelog.service.cli.broker_requests import ClientCommand
 from tidelog.service.cli.errors import BadUsage
 from tidelog.service.cli.options import Commands
-from tidelog.service.cli.requests import ClientCommand
 from tidelog.service.client.connection import quoted
 
 QUOTAS = "/tidelog/v1/quotas"

@@ -7,7 +7,7 @@ from typer import Option
 
 from tidelog.service.cli.errors import BadUsage
 from tidelog.service.cli.output import Progress, show_line
-from tidelog.service.cli.stores import (
+from tidelog.service.cli.store_commands import (
     ChangeOptions,
     Done,
     StoreOptions,

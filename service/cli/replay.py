@@ -32,7 +32,7 @@ from tidelog.service.cli.positions import (
     now,
     position,
 )
-from tidelog.service.cli.stores import MasterOption, StoreOptions, default_store_hint
+from tidelog.service.cli.store_commands import MasterOption, StoreOptions, default_store_hint
 from tidelog.service.settings.settings import Settings, is_submitted_to_spark, set_worker_python
 from tidelog.storage.runtime.clock import SystemClock
 

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Argument
 
+from tidelog.service.cli.broker_requests import ClientCommand
 from tidelog.service.cli.completion import TopicArgument
 from tidelog.service.cli.errors import BadUsage
 from tidelog.service.cli.output import Progress, show_table
 from tidelog.service.cli.positions import BEGINNING, END, Form, PartitionOffsets, position
-from tidelog.service.cli.requests import ClientCommand
-from tidelog.service.cli.stores import (
+from tidelog.service.cli.store_commands import (
     BrokerOption,
     ChangeOptions,
     Done,

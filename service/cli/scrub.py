@@ -8,7 +8,7 @@ from typer import Option
 
 from tidelog.service.cli.options import JsonOption
 from tidelog.service.cli.output import Progress, plural, show_json, show_line, show_table
-from tidelog.service.cli.stores import (
+from tidelog.service.cli.store_commands import (
     GraceOption,
     StoreOptions,
     TopicsArgument,

@@ -5,8 +5,8 @@ from typing import Any
 
 import typer
 
+from tidelog.service.cli.broker_requests import ClientCommand
 from tidelog.service.cli.output import age, plural, show_json, show_line, show_table
-from tidelog.service.cli.requests import ClientCommand
 from tidelog.service.client.connection import Connection
 from tidelog.service.exit_status import EXIT_FAILED
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any, NamedTuple
 
 from typer import Option
 
+from tidelog.service.cli.broker_requests import ClientCommand, missing_is, no_topic
 from tidelog.service.cli.completion import TopicArgument
 from tidelog.service.cli.errors import BadUsage, CommandError, NotThere
 from tidelog.service.cli.options import Commands, YesOption
@@ -21,7 +22,6 @@ from tidelog.service.cli.output import (
     with_progress,
 )
 from tidelog.service.cli.positions import config_in_words, configs_with_units
-from tidelog.service.cli.requests import ClientCommand, missing_is, no_topic
 from tidelog.service.client.admin import config_changes
 from tidelog.service.client.connection import Connection, quoted
 from tidelog.storage.codec.murmur2 import partition_of

@@ -6,7 +6,7 @@ from typer import Option
 
 from tidelog.service.cli.output import Progress, show_line
 from tidelog.service.cli.positions import duration_ms
-from tidelog.service.cli.stores import ChangeOptions, Done, StoreOptions
+from tidelog.service.cli.store_commands import ChangeOptions, Done, StoreOptions
 from tidelog.storage.core.actions import SetBounds
 
 if TYPE_CHECKING:

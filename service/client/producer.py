@@ -33,7 +33,6 @@ from tidelog.service.client.errors import (
     ClientError,
     Closed,
     NotFound,
-    NotReachable,
     Refused,
 )
 from tidelog.service.client.records import (

@@ -27,7 +27,7 @@ from tidelog.service.http.parameters import (
 from tidelog.storage.codec.chunk import RECORDS_MAX
 from tidelog.storage.core.actions import MemberConfig
 from tidelog.storage.core.model import OFFSET_MAX, TopicPartition
-from tidelog.storage.groups.portions import Portion, PortionCheck, Read
+from tidelog.storage.groups.member_reads import Portion, PortionCheck, Read
 from tidelog.storage.state.group_members import GROUP_PARTITIONS_MAX
 from tidelog.storage.state.group_types import NAME_BYTES_MAX
 

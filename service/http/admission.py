@@ -1,6 +1,6 @@
 """Admission: which connections a listener keeps, for how long, and how many bytes they hold.
 
-Pure: no IO, no clock. The listener (service.http.protocol) passes the time, and closes the
+Pure: no IO, no clock. The listener (service.http.uvicorn_protocol) passes the time, and closes the
 connections that `Admission` returns. Invariants:
 A1 A request takes bytes from a pool of memory, which principals share (memory_pool), and gives each
    of these bytes back exactly once.

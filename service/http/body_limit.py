@@ -7,7 +7,7 @@ size in memory, and a large error for each item. So the values are counted befor
 
 from typing import NamedTuple
 
-from tidelog.service.http.call import HttpRequest, Scope
+from tidelog.service.http.request import HttpRequest, Scope
 from tidelog.storage.core.errors import RecordTooLarge
 
 _SCOPE_KEY = "body_limit"

@@ -7,7 +7,7 @@ session, and must send a key of its own. Pure, except `exposing`.
 from collections.abc import Iterable, Mapping, MutableMapping
 from typing import Any
 
-from tidelog.service.http.call import Send
+from tidelog.service.http.request import Send
 
 ANY = "*"
 MAX_AGE_S = 600

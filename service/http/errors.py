@@ -19,7 +19,7 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 
-from tidelog.service.http.call import HttpResponse, Scope
+from tidelog.service.http.request import HttpResponse, Scope
 from tidelog.service.http.route import media_type_of_errors
 from tidelog.storage.core.errors import (
     AssignedOtherwise,

@@ -2,8 +2,8 @@
 
 A handshake costs 0.3 ms of CPU with a P-256 key, and 6 ms with an RSA key of 4096 bits. Clients
 without a login can begin thousands of handshakes at once. So the handshakes of all listeners of a
-loop take turns (service.http.turns), by the addresses of clients. The last steps of handshakes,
-which cost 0.1 ms, go before ClientHellos.
+loop take turns (service.http.loop_turns), by the addresses of clients. The last steps of
+handshakes, which cost 0.1 ms, go before ClientHellos.
 
 OpenSSL takes memory for a ClientHello as soon as it has the first bytes, as much as they say: up to
 128 KiB. So OpenSSL gets a ClientHello when all of it has come.
@@ -13,7 +13,7 @@ import asyncio
 import struct
 from typing import Protocol
 
-from tidelog.service.http.turns import Turns
+from tidelog.service.http.loop_turns import Turns
 
 HELLO_BYTES_MAX = 16 * 1024
 """Maximum bytes of a ClientHello. Those of clients have 0.2 to 4 KiB."""

@@ -7,7 +7,7 @@ handshake. And asyncio's TLS encrypts a whole answer at once and hides how much 
 Here an answer is encrypted in steps, and each step waits until the socket has room.
 
 **Arrival.** A client that did not receive an answer of a group read must get the records again
-(storage.groups.deliveries). A broker sees the following, on Linux:
+(storage.groups.delivery_outcome). A broker sees the following, on Linux:
 
 - The client's TCP has acknowledged all bytes, and no reset came: the answer has arrived. A client
   that closes its socket before it has read the answer sends a reset, and a client that has closed

@@ -1,4 +1,4 @@
-"""The held members of groups (storage.groups.join_limit), as any broker can find them. A group's
+"""The held members of groups (storage.groups.join_backoff), as any broker can find them. A group's
 coordinator has the list in memory; the other brokers ask the coordinator."""
 
 import logging
@@ -8,7 +8,7 @@ import msgspec
 from tidelog.service.peers.forwarding import Forwarder, Unreached
 from tidelog.service.security.caller import CallerRights
 from tidelog.storage.core.errors import LogError
-from tidelog.storage.groups.join_limit import HeldMember
+from tidelog.storage.groups.join_backoff import HeldMember
 from tidelog.storage.groups.rest_groups import RestGroups
 
 log = logging.getLogger("tidelog.groups")

@@ -35,7 +35,10 @@ from typing import Any
 import msgspec
 
 from tidelog.service.http.admission import Admission, Limits
-from tidelog.service.http.call import (
+from tidelog.service.http.errors import error_response
+from tidelog.service.http.handshakes import Handshakes
+from tidelog.service.http.listening_sockets import HttpServer
+from tidelog.service.http.request import (
     BodyMemory,
     HttpRequest,
     IncompleteBody,
@@ -44,9 +47,6 @@ from tidelog.service.http.call import (
     Send,
     until_gone,
 )
-from tidelog.service.http.errors import error_response
-from tidelog.service.http.handshakes import Handshakes
-from tidelog.service.http.sockets import HttpServer
 from tidelog.service.http.urls import host_of_url
 from tidelog.service.peers.client import (
     ANNOUNCE,

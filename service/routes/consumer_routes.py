@@ -13,8 +13,8 @@ from tidelog.service.formats.record_formats import (
     records_answer,
 )
 from tidelog.service.http.body_limit import SMALL_BODY, BodyLimit
-from tidelog.service.http.call import HttpResponse
 from tidelog.service.http.media_types import JSON_V2
+from tidelog.service.http.request import HttpResponse
 from tidelog.service.http.route import (
     V2,
     V2_INSTANCES,

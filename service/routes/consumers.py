@@ -20,13 +20,6 @@ from tidelog.service.formats import consumers as wire_consumers
 from tidelog.service.formats.pages import OnError, headers_of
 from tidelog.service.formats.record_formats import FETCH_FORMATS, MEDIA_TYPES, on_error_of
 from tidelog.service.http.body_limit import limited_body
-from tidelog.service.http.call import (
-    ClientGone,
-    HttpRequest,
-    HttpResponse,
-    received_again,
-    until_gone,
-)
 from tidelog.service.http.media_types import (
     ARROW,
     JSON_V2,
@@ -36,6 +29,13 @@ from tidelog.service.http.media_types import (
 )
 from tidelog.service.http.paging import sliced
 from tidelog.service.http.parameters import integer_or_default
+from tidelog.service.http.request import (
+    ClientGone,
+    HttpRequest,
+    HttpResponse,
+    received_again,
+    until_gone,
+)
 from tidelog.service.http.route import Route
 from tidelog.service.http.urls import client_url
 from tidelog.service.memory_pool import Share
@@ -65,7 +65,7 @@ from tidelog.storage.core.errors import (
     UnknownTopic,
 )
 from tidelog.storage.core.model import ReadBounds, TopicPartition
-from tidelog.storage.groups.portions import Read
+from tidelog.storage.groups.member_reads import Read
 from tidelog.storage.groups.rest_groups import RestGroups
 from tidelog.storage.groups.rest_members import MemberSession
 from tidelog.storage.state.access import CONSUMER_BYTE_RATE

@@ -32,10 +32,10 @@ from tidelog.service.formats.record_formats import (
     reset_of,
 )
 from tidelog.service.formats.shared_pages import PageKey, ReadKey, SharedPages
-from tidelog.service.http.call import HttpRequest, HttpResponse, Pack, until_gone
 from tidelog.service.http.content_coding import pack, packed_bound
 from tidelog.service.http.errors import answered, error_body
 from tidelog.service.http.parameters import InvalidParameter, integer, partition_number
+from tidelog.service.http.request import HttpRequest, HttpResponse, Pack, until_gone
 from tidelog.service.http.route import V2, Parameter, Permission, Route, RouteDoc
 from tidelog.service.memory_pool import MemoryPool, Share
 from tidelog.service.routes.follower_bounds import Followers

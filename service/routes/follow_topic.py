@@ -28,9 +28,9 @@ from tidelog.service.formats.record_formats import (
     on_error_of,
     reset_of,
 )
-from tidelog.service.http.call import HttpRequest
 from tidelog.service.http.media_types import EVENT_STREAM, NDJSON, media_type, not_acceptable
 from tidelog.service.http.parameters import SHOWN_MAX, InvalidParameter
+from tidelog.service.http.request import HttpRequest
 from tidelog.service.http.route import (
     V2,
     Answer,

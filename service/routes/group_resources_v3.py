@@ -23,7 +23,7 @@ from tidelog.service.telemetry.group_lags import Lag, LagSummary
 from tidelog.storage.broker import Broker
 from tidelog.storage.core.acls import DESCRIBE, TOPIC
 from tidelog.storage.core.model import TopicIdPartition, TopicPartition
-from tidelog.storage.groups.join_limit import HeldMember
+from tidelog.storage.groups.join_backoff import HeldMember
 from tidelog.storage.state.group_types import (
     DEFAULT_ASSIGNOR,
     ClientMember,

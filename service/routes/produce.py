@@ -17,7 +17,6 @@ import pyarrow as pa
 
 from tidelog.service.formats import arrow, json_in, json_out
 from tidelog.service.formats.schemas import schema_error
-from tidelog.service.http.call import HttpRequest, HttpResponse
 from tidelog.service.http.media_types import (
     ARROW,
     EMBEDDED,
@@ -28,6 +27,7 @@ from tidelog.service.http.media_types import (
     types_of_formats,
 )
 from tidelog.service.http.parameters import InvalidParameter, check_printable, partition_number
+from tidelog.service.http.request import HttpRequest, HttpResponse
 from tidelog.service.http.route import (
     V2,
     Answer,

@@ -16,9 +16,9 @@ import msgspec
 
 from tidelog.service.formats import json_in, v3_records
 from tidelog.service.http.admission import STREAM_BYTES
-from tidelog.service.http.call import HttpRequest, HttpResponse
 from tidelog.service.http.errors import TopicNotHosted, answered
 from tidelog.service.http.media_types import JSON
+from tidelog.service.http.request import HttpRequest, HttpResponse
 from tidelog.service.http.route import V3, Answer, Body, Content, Permission, Route, RouteDoc
 from tidelog.service.routes.dependencies import check_cluster
 from tidelog.service.routes.produce import (

@@ -25,8 +25,8 @@ from tidelog.service.formats.transactions import (
     TransactionRequest,
     decode_transaction,
 )
-from tidelog.service.http.call import HttpRequest, HttpResponse
 from tidelog.service.http.media_types import JSON
+from tidelog.service.http.request import HttpRequest, HttpResponse
 from tidelog.service.http.route import V3, Answer, Body, Content, Route, RouteAccess, RouteDoc
 from tidelog.service.routes.dependencies import check_cluster
 from tidelog.service.routes.produce import (

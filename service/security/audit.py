@@ -25,7 +25,7 @@ from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from typing import Any
 
-from tidelog.service.http.call import HttpRequest, Scope
+from tidelog.service.http.request import HttpRequest, Scope
 from tidelog.service.security.caller import CallerRights, address_of, rights_of
 from tidelog.service.security.token_bucket import Bucket
 from tidelog.service.settings.security import AUDIT_AUTO, AUDIT_OFF, AUDIT_STDERR, SecuritySettings

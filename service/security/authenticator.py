@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakSet, WeakValueDictionary
 
 from tidelog.service.http.errors import CrossSite
+from tidelog.service.http.loop_turns import Turns
 from tidelog.service.http.route import Access, RouteAccess
-from tidelog.service.http.turns import Turns
 from tidelog.service.security import session_cookie
 from tidelog.service.security.caller import (
     BASIC,

@@ -23,9 +23,9 @@ import socket
 from collections.abc import Iterable, Mapping
 from urllib.parse import urlsplit
 
-from tidelog.service.http.call import Scope
 from tidelog.service.http.errors import CrossSite
 from tidelog.service.http.media_types import UnsupportedMediaType
+from tidelog.service.http.request import Scope
 from tidelog.service.http.urls import client_url, split_host
 from tidelog.service.settings.security import ANY_HOST, SecuritySettings
 from tidelog.storage.core.errors import LogError

@@ -24,7 +24,6 @@ from tidelog.service.console.topic_layout import TopicLayouts
 from tidelog.service.console.wal_entries import WalPage
 from tidelog.service.http import openapi
 from tidelog.service.http.body_limit import limited_body
-from tidelog.service.http.call import UNSTORED, HttpRequest, received_again
 from tidelog.service.http.content_coding import (
     PACKED_BYTES_MIN,
     coding_of_answer,
@@ -33,6 +32,7 @@ from tidelog.service.http.content_coding import (
 )
 from tidelog.service.http.media_types import UnsupportedMediaType, media_type
 from tidelog.service.http.parameters import SHOWN_MAX, InvalidParameter
+from tidelog.service.http.request import UNSTORED, HttpRequest, received_again
 from tidelog.service.http.request_id import REQUEST_ID, echo
 from tidelog.service.http.route import V2, Route
 from tidelog.service.http.urls import clean_path

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from tidelog.service.http.admission import CONNECTION_BYTES
 from tidelog.service.http.handshakes import Handshakes
-from tidelog.service.http.sockets import bound_sockets
+from tidelog.service.http.listening_sockets import bound_sockets
 from tidelog.service.kafka.admin.acls import disabled_acl_apis
 from tidelog.service.kafka.admin.configs import Configs
 from tidelog.service.kafka.admin.topics import Topics

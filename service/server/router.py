@@ -25,11 +25,11 @@ from starlette.exceptions import HTTPException
 from tidelog.service.console import api, cluster_health, files, groups, kafka_clients
 from tidelog.service.http.admission import Limits, address_max
 from tidelog.service.http.body_limit import set_limit
-from tidelog.service.http.call import BodyMemory, HttpRequest, HttpResponse, Receive, Scope, Send
 from tidelog.service.http.cors import Cors, exposing
 from tidelog.service.http.errors import answered
 from tidelog.service.http.media_types import JSON, NotAcceptable, is_served, not_acceptable
 from tidelog.service.http.parameters import InvalidParameter, check_printable
+from tidelog.service.http.request import BodyMemory, HttpRequest, HttpResponse, Receive, Scope, Send
 from tidelog.service.http.request_id import REQUEST_ID, id_of_error
 from tidelog.service.http.route import Access, Permission, Route, RouteAccess
 from tidelog.service.http.urls import clean_path

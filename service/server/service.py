@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from tidelog.service.formats.shared_pages import SHARED_BYTES_MAX
 from tidelog.service.http.admission import Admission
 from tidelog.service.http.handshakes import HANDSHAKES_BYTES_MAX, Handshakes
-from tidelog.service.http.turns import Turns
+from tidelog.service.http.loop_turns import Turns
 from tidelog.service.kafka.appends import UNPACKED_BYTES_MAX
 from tidelog.service.kafka.connections.listener import limits_of as kafka_limits
 from tidelog.service.peers.client import METRICS, HttpPeers

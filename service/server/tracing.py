@@ -24,7 +24,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, Tracer
 
-from tidelog.service.http.call import HttpRequest
+from tidelog.service.http.request import HttpRequest
 from tidelog.service.server.router import Router, Target
 from tidelog.storage.codec.entry import Draft
 from tidelog.storage.core import object_keys

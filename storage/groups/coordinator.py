@@ -34,7 +34,7 @@ from tidelog.storage.core.errors import (
     Unavailable,
     UnknownMember,
 )
-from tidelog.storage.groups.rendezvous import Coordinators
+from tidelog.storage.groups.coordinator_choice import Coordinators
 from tidelog.storage.log import Log
 from tidelog.storage.runtime.tasks import retrieve_exception, surviving
 from tidelog.storage.state.cluster_state import Applied

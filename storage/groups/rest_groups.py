@@ -35,13 +35,13 @@ from tidelog.storage.core.errors import (
     UnknownTopic,
 )
 from tidelog.storage.core.model import ReadBounds, TopicIdPartition, TopicPartition
-from tidelog.storage.groups import deliveries
+from tidelog.storage.groups import delivery_outcome
 from tidelog.storage.groups.coordinator import Coordinator
-from tidelog.storage.groups.join_limit import client_of
+from tidelog.storage.groups.group_requests import GroupRequests
+from tidelog.storage.groups.join_backoff import client_of
+from tidelog.storage.groups.member_reads import Portion, PortionCheck, Read, SentRead
 from tidelog.storage.groups.offset_commits import OffsetCommits
 from tidelog.storage.groups.pattern_topics import PatternTopics
-from tidelog.storage.groups.portions import Portion, PortionCheck, Read, SentRead
-from tidelog.storage.groups.release import GroupRequests
 from tidelog.storage.groups.rest_members import Instance, MemberSession, RestMembers
 from tidelog.storage.log import Log
 from tidelog.storage.state.access import TopicFilter, all_topics
@@ -103,7 +103,7 @@ class RestGroups:
         UnknownMember."""
         session = await self.members.heartbeat(group_id, member_id)
         if session.member.config.auto_commit:
-            await deliveries.acknowledge(session.instance)
+            await delivery_outcome.acknowledge(session.instance)
             with contextlib.suppress(LogError):  # another member may own the partitions
                 await self._commits.commit_due(session)
         await self._log.submit(LeaveGroup(group_id, member_id))
@@ -259,7 +259,7 @@ class RestGroups:
     ) -> AsyncIterator[Read]:
         """Yield the next records of the member's partitions within the bounds, but at least one
         record if there is any. Waits up to `wait_s` for the first record. If the context ends
-        without an error, and the records then arrive (groups.deliveries), they are not
+        without an error, and the records then arrive (groups.delivery_outcome), they are not
         returned again. `received` is the `read_id` of the last records that the member has.
         One read of a member runs at a time; a second one waits, within `wait_s`. The wait
         for the previous response is not part of `wait_s`, because the client may have this
@@ -273,7 +273,7 @@ class RestGroups:
         try:
             # Without this wait, a read with `wait_s` 0 would return nothing and acknowledge
             # nothing, so the last records of a partition would never be committed.
-            await deliveries.until_sent(instance)
+            await delivery_outcome.until_sent(instance)
             try:
                 async with asyncio.timeout_at(deadline):
                     await instance.lock.acquire()
@@ -282,7 +282,7 @@ class RestGroups:
                 return
             try:
                 instance.polled_s = self._log.clock.boot_s()
-                await deliveries.decide(instance, received)
+                await delivery_outcome.decide(instance, received)
                 read = await self._read(session, bounds, deadline, check)
                 if read.portions:
                     read.read_id = self._log.clock.new_id().hex()
@@ -425,7 +425,7 @@ class RestGroups:
         None, commit all records that were returned. Raises UnknownTopic, UnknownPartition,
         UnknownMember, IllegalGeneration."""
         if offsets is None:
-            await deliveries.acknowledge(session.instance)
+            await delivery_outcome.acknowledge(session.instance)
             await self._commits.commit_due(session)
             return
         commits = [

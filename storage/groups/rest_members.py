@@ -6,10 +6,10 @@ then, both could serve a member, from different positions. A client could then g
 whose offsets are committed, and commit the results of these records in a second transaction. So a
 coordinator returns records only if its view of the WAL is younger than `VIEW_AGE_MAX_S`, and its
 successor reads a member's position only `HANDOVER_S` after it took the group. A broker that stops
-releases its groups before (groups.release), so the next coordinator does not wait. (Rejected: a
-refresh of the WAL at each read, because it costs a GET and the time of the GET. Rejected: a new
-generation for each new coordinator, because after a crash of a broker all commits under way would
-be refused.)
+releases its groups before (groups.group_requests), so the next coordinator does not wait.
+(Rejected: a refresh of the WAL at each read: it costs a GET and the time of the GET. Rejected: a
+new generation for each new coordinator, because after a crash of a broker all commits under way
+would be refused.)
 """
 
 import asyncio
@@ -29,7 +29,7 @@ from tidelog.storage.groups.coordinator import (
     all_of,
     moved,
 )
-from tidelog.storage.groups.join_limit import (
+from tidelog.storage.groups.join_backoff import (
     SILENT_S,
     ClientId,
     HeldMember,
@@ -37,7 +37,7 @@ from tidelog.storage.groups.join_limit import (
     ShortLives,
     refusal,
 )
-from tidelog.storage.groups.portions import SentRead
+from tidelog.storage.groups.member_reads import SentRead
 from tidelog.storage.groups.positions import Positions
 from tidelog.storage.groups.rebalance_counts import Rebalances
 from tidelog.storage.log import Log
@@ -58,9 +58,9 @@ wait for HANDOVER_S when their coordinator is replaced."""
 class Instance:
     """A coordinator's soft state of a member. `lock` serialises reads, `finding` serialises
     searches for start positions. `sending` is done when the last response is sent or lost. `sent`
-    is the last response with records until its arrival is decided (groups.deliveries). A result of
-    `waiter` makes a waiting read look for records again. From `alone_s` on, no other broker serves
-    the member. `damaged` are the partitions whose last read found damage. `client` is
+    is the last response with records until its arrival is decided (groups.delivery_outcome). A
+    result of `waiter` makes a waiting read look for records again. From `alone_s` on, no other
+    broker serves the member. `damaged` are the partitions whose last read found damage. `client` is
     None if this broker did not take the join. `is_awaited` is True if the member has not read since
     the last rebalance."""
 

@@ -50,7 +50,7 @@ from tidelog.storage.read.reader import Reader
 from tidelog.storage.read.tail_cache import TailCache
 from tidelog.storage.runtime.tasks import TASK_ENDS, surviving
 from tidelog.storage.seal.encode import TailSegments
-from tidelog.storage.seal.tables_ahead import TablesAhead
+from tidelog.storage.seal.tables_ahead_of_wal import TablesAhead
 from tidelog.storage.seal.uploads import CommitUploads, Uploader
 from tidelog.storage.state.cluster_state import ClusterState, Topic
 from tidelog.storage.state.partition import Partition

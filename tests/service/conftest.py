@@ -14,7 +14,7 @@ import pytest
 from tests.support.clock import ManualClock
 from tests.support.faults import FaultyStore
 from tests.support.held_loop import measured
-from tidelog.service.http.sockets import HttpServer
+from tidelog.service.http.listening_sockets import HttpServer
 from tidelog.service.server.app import Application, build_app
 from tidelog.service.server.router import Router
 from tidelog.service.server.service import Service

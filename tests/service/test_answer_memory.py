@@ -12,7 +12,8 @@ import pytest
 from tests.service.conftest import ARROW, BINARY, JSON, TEXT, Broker, append, broker_on, positions
 from tests.service.instances import subscribed
 from tidelog.service.formats import consumers, fetched
-from tidelog.service.http import call, content_coding
+from tidelog.service.http import content_coding
+from tidelog.service.http import request as http_request
 from tidelog.service.memory_pool import MemoryPool, Share
 from tidelog.service.routes import consumers as routes
 from tidelog.service.routes import fetch
@@ -168,7 +169,7 @@ async def test_page_is_freed_when_it_is_packed(
         return content_coding.headers_of(coding)
 
     monkeypatch.setattr(fetch, "pack", packing)
-    monkeypatch.setattr(call, "headers_of", after)
+    monkeypatch.setattr(http_request, "headers_of", after)
     instance = await subscribed(broker, format="text")
     headers = {"accept": TEXT, "accept-encoding": "gzip, identity;q=0"}
     tracemalloc.start()
@@ -248,8 +249,8 @@ async def test_request_that_was_released_takes_no_memory() -> None:
 
     pool = MemoryPool(MIB)
     for charged in (0, MIB // 2):
-        request = call.HttpRequest(
-            {"headers": [], "rights": ALL_RIGHTS}, nothing, nothing, call.BodyMemory(pool)
+        request = http_request.HttpRequest(
+            {"headers": [], "rights": ALL_RIGHTS}, nothing, nothing, http_request.BodyMemory(pool)
         )
         if charged:
             request.charge(charged)

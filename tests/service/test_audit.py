@@ -20,7 +20,7 @@ from tests.service.keyed import (
     key_of,
     secured,
 )
-from tidelog.service.http.call import HttpRequest, HttpResponse
+from tidelog.service.http.request import HttpRequest, HttpResponse
 from tidelog.service.security import audit
 from tidelog.service.server.log_lines import LINES_MAX, WINDOW_S, Bounded, JsonFormatter
 from tidelog.storage.core.errors import LogError

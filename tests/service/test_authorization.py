@@ -24,7 +24,7 @@ from tidelog.service.peers.forwarding import Forwarder
 from tidelog.service.security.token_bucket import BURST_S, Bucket
 from tidelog.storage.core.acls import DEFAULT
 from tidelog.storage.core.actions import SetQuotas
-from tidelog.storage.groups.rendezvous import Rendezvous
+from tidelog.storage.groups.coordinator_choice import Rendezvous
 from tidelog.storage.store.memory import MemoryStore
 
 READ_T = "/topics/t/partitions/0/records"

@@ -1,4 +1,4 @@
-"""`tidelog produce --state` in this process: faults of the network, and the memory of a resumption."""
+"""`tidelog produce --state` in this process: faults of the network, and memory."""
 
 import json
 import os
@@ -10,7 +10,7 @@ from tests.service.client.faults import GONE, LOST, PAGE, Choice, FaultyTranspor
 from tests.service.conftest import Broker, ends
 from tidelog.service.cli.errors import CommandError
 from tidelog.service.cli.input_lines import LineInput, LineSource, ProduceOptions, text_parser
-from tidelog.service.cli.resumable import CHECKED_BYTES, ResumableProducer
+from tidelog.service.cli.resumable_produce import CHECKED_BYTES, ResumableProducer
 from tidelog.service.client.connection import Connection
 
 
@@ -95,7 +95,7 @@ async def test_resumption_in_pipe_keeps_little_of_skipped_input(
         return octets
 
     monkeypatch.setattr(ResumableProducer, "_read_exactly", counted)
-    monkeypatch.setattr("tidelog.service.cli.resumable.INPUT_READ_BYTES", 500)
+    monkeypatch.setattr("tidelog.service.cli.resumable_produce.INPUT_READ_BYTES", 500)
     monkeypatch.setattr("tidelog.service.cli.input_lines.INPUT_READ_BYTES", 500)
     reader, writer = os.pipe()
     os.write(writer, lines.file.read_bytes())

@@ -12,7 +12,7 @@ import pytest
 
 from tests.service.conftest import broker_on
 from tests.support.broker import environment, error_line, tidelog, until
-from tidelog.service.http.turns import Turns
+from tidelog.service.http.loop_turns import Turns
 from tidelog.service.server.service import security_of
 from tidelog.service.settings.settings import Settings, load
 from tidelog.service.telemetry.metrics import HttpCounters

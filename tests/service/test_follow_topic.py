@@ -21,7 +21,7 @@ from tests.service.keyed import SETTINGS, allow, key_of
 from tests.service.test_follow import NDJSON, SSE, TOPIC_PATH, Event, Events, numbers
 from tidelog.service.formats import events as event_texts
 from tidelog.service.formats.fetched import FetchPage, FetchParams
-from tidelog.service.http.call import HttpRequest
+from tidelog.service.http.request import HttpRequest
 from tidelog.service.routes import follow_topic as follower
 from tidelog.service.routes import follower_bounds
 from tidelog.service.routes.fetch import Fetch

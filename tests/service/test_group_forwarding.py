@@ -18,7 +18,7 @@ import pytest
 
 from tests.service.conftest import FIRST_MS, QUIET, V2, append, assert_refused, until
 from tests.support.instances import RunningGroups
-from tidelog.service.http.call import ClientGone, HttpRequest, HttpResponse
+from tidelog.service.http.request import ClientGone, HttpRequest, HttpResponse
 from tidelog.service.peers import forwarding
 from tidelog.service.peers.client import Room
 from tidelog.service.peers.forwarding import (
@@ -34,8 +34,8 @@ from tidelog.service.settings.settings import Settings
 from tidelog.service.telemetry.metrics import HttpCounters
 from tidelog.storage.broker import Broker
 from tidelog.storage.core.errors import Unavailable
-from tidelog.storage.groups.join_limit import SHORT_LIVES_MAX
-from tidelog.storage.groups.rendezvous import Rendezvous
+from tidelog.storage.groups.coordinator_choice import Rendezvous
+from tidelog.storage.groups.join_backoff import SHORT_LIVES_MAX
 from tidelog.storage.log import Log
 from tidelog.storage.runtime.clock import SystemClock
 from tidelog.storage.store.memory import MemoryStore
@@ -239,7 +239,7 @@ async def test_an_answer_that_did_not_arrive_is_returned_again(
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A read that waits for what never comes fails its test."""
     monkeypatch.setattr("tidelog.service.peers.forwarding.SETTLED_S", 600.0)
-    monkeypatch.setattr("tidelog.storage.groups.deliveries.SENDING_S", 600.0)
+    monkeypatch.setattr("tidelog.storage.groups.delivery_outcome.SENDING_S", 600.0)
 
 
 async def subscribed(cluster: Cluster) -> tuple[str, str, str]:

@@ -11,7 +11,7 @@ from tests.service.instances import Instance, created, put, subscribed
 from tests.support.records import rows
 from tidelog.service.telemetry import group_lags
 from tidelog.service.telemetry import metrics as metrics_text
-from tidelog.storage.groups.join_limit import PAUSE_S, SHORT_LIVES_MAX
+from tidelog.storage.groups.join_backoff import PAUSE_S, SHORT_LIVES_MAX
 
 V3_JSON = "application/json"
 

@@ -21,8 +21,8 @@ from tidelog.service.http.handshakes import (
     Handshakes,
     Records,
 )
+from tidelog.service.http.loop_turns import Turns
 from tidelog.service.http.transports import UNASKED_MAX, TlsTransport
-from tidelog.service.http.turns import Turns
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import pytest
 
 from tests.service.conftest import until
 from tests.support.logs import append, read_values
-from tidelog.service.http.call import HttpResponse
+from tidelog.service.http.request import HttpResponse
 from tidelog.service.peers.client import (
     ANNOUNCE,
     GROUP_REQUEST,

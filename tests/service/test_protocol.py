@@ -11,8 +11,8 @@ import pytest
 
 from tests.service.conftest import Broker, connected, listening, until
 from tidelog.service.http.admission import BODY_STEP_BYTES
-from tidelog.service.http.call import LEFT, BodyMemory, HttpRequest, HttpResponse
-from tidelog.service.http.response_writer import JOINED_BYTES_MAX
+from tidelog.service.http.exchange import JOINED_BYTES_MAX
+from tidelog.service.http.request import LEFT, BodyMemory, HttpRequest, HttpResponse
 from tidelog.service.memory_pool import MemoryPool
 from tidelog.service.unpacking import THREADS, UNPROVED_CALLER, UnpackThreads
 from tidelog.storage.core.errors import InvalidRequest, Unavailable

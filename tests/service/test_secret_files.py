@@ -8,7 +8,7 @@ import pytest
 
 from tests.service.conftest import QUIET, broker_on
 from tests.service.keyed import ADMIN_KEY, SETTINGS, allow, key_of, secured
-from tidelog.service.http.turns import Turns
+from tidelog.service.http.loop_turns import Turns
 from tidelog.service.secret_files import secret_of, why_exposed
 from tidelog.service.server.service import security_of
 from tidelog.service.settings.fields import BadSettings

@@ -168,7 +168,7 @@ def test_three_old_caches_are_one() -> None:
 def test_error_names_variable_that_gave_value() -> None:
     with pytest.raises(BadSettings, match=r"workers: 'two' .*\(variable TIDELOG_WORKERS\)$"):
         load({}, {"TIDELOG_WORKERS": "two"})
-    with pytest.raises(BadSettings, match="workers: 'two' is not a whole number$"):
+    with pytest.raises(BadSettings, match=r"workers: 'two' is not a whole number$"):
         load({"workers": "two"}, {"TIDELOG_WORKERS": "1"})
 
 

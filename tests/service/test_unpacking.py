@@ -15,7 +15,7 @@ import pytest
 from tests.service.conftest import Broker, append, broker_on, until
 from tidelog.service import unpacking
 from tidelog.service.formats.fetched import FetchPage, FetchParams
-from tidelog.service.http import call
+from tidelog.service.http import request as http_request
 from tidelog.service.http.admission import BODY_STEP_BYTES
 from tidelog.service.memory_pool import MemoryPool
 from tidelog.service.routes import fetch
@@ -173,7 +173,7 @@ async def test_cancelled_request_holds_its_packed_body_to_end_of_its_slice(
 ) -> None:
     work, pool = Work(UnpackThreads()), MemoryPool(MIB)
     run = work._slice("a")
-    monkeypatch.setattr(call, "unpack", lambda *_: run())
+    monkeypatch.setattr(http_request, "unpack", lambda *_: run())
 
     async def receive() -> dict[str, Any]:
         return {"type": "http.request", "body": b"packed"}
@@ -182,7 +182,9 @@ async def test_cancelled_request_holds_its_packed_body_to_end_of_its_slice(
         """There is no answer."""
 
     scope = {"headers": [(b"content-encoding", b"gzip")], "rights": Caller("User:a")}
-    request = call.HttpRequest(scope, receive, send, call.BodyMemory(pool, work.threads))
+    request = http_request.HttpRequest(
+        scope, receive, send, http_request.BodyMemory(pool, work.threads)
+    )
     reading = asyncio.create_task(request.body(MIB))
     await work.until_began(1)
     reading.cancel()

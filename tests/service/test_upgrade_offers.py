@@ -14,7 +14,7 @@ from uvicorn.server import ServerState
 
 from tests.service.virtual_connections import Transport
 from tidelog.service.http.admission import PIPELINED_MAX
-from tidelog.service.http.protocol import Config, Protocol
+from tidelog.service.http.uvicorn_protocol import Config, Protocol
 
 OFFERS = {
     "java": b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAA\r\n",

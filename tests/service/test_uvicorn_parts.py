@@ -12,27 +12,27 @@ import pytest
 import uvicorn
 from uvicorn.protocols.http import flow_control, httptools_impl
 
-from tidelog.service.http import protocol, response_writer, sockets
+from tidelog.service.http import exchange, listening_sockets, uvicorn_protocol
 
 PARTS = {
-    (protocol.Protocol, httptools_impl.HttpToolsProtocol): """
+    (uvicorn_protocol.Protocol, httptools_impl.HttpToolsProtocol): """
         _start_asgi_task access_logger app client config connection_lost connection_made cycle
         data_received eof_received expect_100_continue flow headers logger loop on_body on_header
         on_headers_complete on_message_begin on_message_complete on_response_complete parser
         pipeline scope server_state shutdown transport url
     """,
-    (protocol.TlsProtocol, httptools_impl.HttpToolsProtocol): """
+    (uvicorn_protocol.TlsProtocol, httptools_impl.HttpToolsProtocol): """
         config connection_lost connection_made data_received flow logger loop pause_writing
         resume_writing transport
     """,
-    (response_writer.Exchange, httptools_impl.RequestResponseCycle): """
+    (exchange.Exchange, httptools_impl.RequestResponseCycle): """
         body default_headers disconnected flow keep_alive message_event more_body on_response
         receive response_complete response_started run_asgi scope send transport
         waiting_for_100_continue
     """,
-    (response_writer.Flow, flow_control.FlowControl): "read_paused resume_reading",
-    (protocol.Config, uvicorn.Config): "",
-    (sockets.HttpServer, uvicorn.Server): """
+    (exchange.Flow, flow_control.FlowControl): "read_paused resume_reading",
+    (uvicorn_protocol.Config, uvicorn.Config): "",
+    (listening_sockets.HttpServer, uvicorn.Server): """
         _log_started_message capture_signals config server_state servers should_exit shutdown
         startup
     """,

@@ -13,7 +13,7 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from tests.service.conftest import Broker, broker_on
-from tidelog.service.http.protocol import Config
+from tidelog.service.http.uvicorn_protocol import Config
 from tidelog.service.peers.listener import PeerApp, PeerListener
 from tidelog.storage.store.memory import MemoryStore
 

@@ -10,8 +10,8 @@ from tidelog.storage.core.actions import MemberConfig
 from tidelog.storage.core.errors import LogError
 from tidelog.storage.core.model import ReadBounds
 from tidelog.storage.groups.coordinator import Coordinator
+from tidelog.storage.groups.coordinator_choice import Coordinators
 from tidelog.storage.groups.offset_commits import OffsetCommits
-from tidelog.storage.groups.rendezvous import Coordinators
 from tidelog.storage.groups.rest_groups import RestGroups
 from tidelog.storage.log import Log
 from tidelog.storage.state.access import TopicFilter, all_topics

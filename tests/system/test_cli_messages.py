@@ -21,8 +21,8 @@ from tests.repo.test_packaging import commands_of
 from tests.support.broker import Broker
 from tests.support.ports import free_port
 from tidelog.service.cli import main as cli
+from tidelog.service.cli.broker_requests import client_errors
 from tidelog.service.cli.errors import Unreachable
-from tidelog.service.cli.requests import client_errors
 from tidelog.service.client.connection import Connection
 from tidelog.service.secret_files import PRIVATE_UMASK
 from tidelog.storage.core.errors import StoreUnfit

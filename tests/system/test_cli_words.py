@@ -7,7 +7,7 @@ import pytest
 from tests.repo.test_packaging import commands_of
 from tests.system.test_cli_messages import Command, tidelog
 from tidelog.service.cli import main as cli
-from tidelog.service.cli.other_words import COMMANDS, OPTIONS
+from tidelog.service.cli.hints import COMMANDS, OPTIONS
 
 __all__ = ["tidelog"]
 

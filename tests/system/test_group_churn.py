@@ -120,7 +120,7 @@ class Run:
         name = f"c{next(self._names)}"
         body = {
             "name": name,
-            "client.id": name,  # else its joins would wait (storage.groups.join_limit)
+            "client.id": name,  # else its joins would wait (storage.groups.join_backoff)
             "format": "json",
             "auto.offset.reset": "earliest",
             "auto.commit.enable": group == "least" and self.draw.random() < 0.5,

@@ -12,7 +12,7 @@ from typing import Any
 
 from tidelog.service.http.admission import Limits, Phase, address_max
 from tidelog.service.http.handshakes import Handshakes
-from tidelog.service.http.sockets import cannot_listen
+from tidelog.service.http.listening_sockets import cannot_listen
 from tidelog.service.http.transports import TlsTransport
 from tidelog.service.kafka.connections.connection import KafkaConnection
 from tidelog.service.kafka.connections.frame import SHARED_BYTES

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from tidelog.service.http.admission import Admission
-from tidelog.service.http.turns import Turns
+from tidelog.service.http.loop_turns import Turns
 from tidelog.service.kafka.apis import Api
 from tidelog.service.kafka.client import ApiClient, EncodedAnswer
 from tidelog.service.kafka.connections.frame import RequestMemory

@@ -9,8 +9,8 @@ from tests.service.conftest import Broker, ends
 from tests.service.connections.conftest import Connect
 from tests.service.virtual_connections import Connection, client_port
 from tidelog.service.http.admission import HEAD_BYTES_MAX, PIPELINED_FIELDS_MAX, PIPELINED_MAX
-from tidelog.service.http.call import HttpRequest, HttpResponse
-from tidelog.service.http.protocol import Config
+from tidelog.service.http.request import HttpRequest, HttpResponse
+from tidelog.service.http.uvicorn_protocol import Config
 
 FOLLOW = (
     b"GET /topics/t/partitions/0/records?follow=true HTTP/1.1\r\nHost: x\r\n"

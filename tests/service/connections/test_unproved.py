@@ -10,7 +10,7 @@ from tests.service.conftest import Broker
 from tests.service.connections.conftest import Connect
 from tests.service.keyed import ADMIN_KEY, SETTINGS, allow, key_of
 from tests.service.virtual_connections import Connection, Transport, client_port
-from tidelog.service.http.protocol import UNPROVED_BYTES_MAX
+from tidelog.service.http.uvicorn_protocol import UNPROVED_BYTES_MAX
 from tidelog.service.peers import listener
 from tidelog.service.peers.client import VITALS
 

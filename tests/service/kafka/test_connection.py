@@ -16,7 +16,7 @@ import pytest
 from tests.service.kafka.wire import MemoryTransport, answer, framed
 from tests.support.vloop import VIRTUAL_TIME
 from tidelog.service.http.admission import Admission, Limits, Phase
-from tidelog.service.http.turns import TURN_S, Turns
+from tidelog.service.http.loop_turns import TURN_S, Turns
 from tidelog.service.kafka.apis import Api
 from tidelog.service.kafka.client import ApiClient, CloseConnection, EncodedAnswer, Later
 from tidelog.service.kafka.connections import connection as connections

@@ -13,7 +13,7 @@ from tests.service.kafka.wire import framed
 from tests.support.vloop import VIRTUAL_TIME
 from tidelog.service.http.admission import Admission
 from tidelog.service.http.handshakes import Handshakes
-from tidelog.service.http.sockets import bound_sockets
+from tidelog.service.http.listening_sockets import bound_sockets
 from tidelog.service.kafka.client import ApiClient, EncodedAnswer
 from tidelog.service.kafka.connections import listener as listeners
 from tidelog.service.kafka.connections.listener import (

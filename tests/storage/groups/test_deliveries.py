@@ -12,7 +12,7 @@ from tests.support.instances import BY_HAND, CONFIG, group_of, virtual
 from tests.support.logs import append
 from tidelog.storage.core.model import ReadBounds, TopicPartition
 from tidelog.storage.groups.coordinator import ADOPT_S
-from tidelog.storage.groups.portions import Read
+from tidelog.storage.groups.member_reads import Read
 from tidelog.storage.groups.rest_groups import RestGroups
 from tidelog.storage.log import Log
 

@@ -10,7 +10,7 @@ import pytest
 from tests.support.instances import CONFIG, group_of, joined, read, virtual
 from tidelog.storage.core.actions import MemberConfig
 from tidelog.storage.groups import coordinator
-from tidelog.storage.groups.join_limit import (
+from tidelog.storage.groups.join_backoff import (
     CLIENTS_MAX,
     LIFE_S,
     PAUSE_S,

@@ -31,7 +31,7 @@ from tidelog.storage.core.errors import (
 )
 from tidelog.storage.core.model import ReadBounds, TopicPartition
 from tidelog.storage.groups.coordinator import ADOPT_S
-from tidelog.storage.groups.deliveries import SENDING_S
+from tidelog.storage.groups.delivery_outcome import SENDING_S
 from tidelog.storage.groups.rest_groups import RestGroups
 from tidelog.storage.log import FetchResult, Log
 

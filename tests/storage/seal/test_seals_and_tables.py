@@ -33,7 +33,7 @@ from tidelog.storage.core.actions import LoseRecords, Sealed
 from tidelog.storage.core.errors import Corrupt, TableInDoubt, Unavailable
 from tidelog.storage.core.model import Acks, SegmentFile
 from tidelog.storage.log import Log
-from tidelog.storage.seal import tables_ahead, uploads
+from tidelog.storage.seal import tables_ahead_of_wal, uploads
 from tidelog.storage.seal.sealer import TAKEOVER_FACTOR
 from tidelog.storage.seal.uploads import Start, Uploader
 from tidelog.storage.store.memory import MemoryStore
@@ -202,14 +202,14 @@ async def test_lost_segments_are_not_sealed_over_another(monkeypatch: pytest.Mon
         await put_ahead(log, [b"c", b"d"])
         await append(log, "e")
         await log.submit(LoseRecords(log.state.topic("t").topic_id, 0, 2, 4))
-        real = tables_ahead._transactions
+        real = tables_ahead_of_wal._transactions
 
         async def late(*arguments: Any) -> dict[str, int]:
-            monkeypatch.setattr(tables_ahead, "_transactions", real)
+            monkeypatch.setattr(tables_ahead_of_wal, "_transactions", real)
             await put_ahead(log, [b"e"], base=4)
             return await real(*arguments)
 
-        monkeypatch.setattr(tables_ahead, "_transactions", late)
+        monkeypatch.setattr(tables_ahead_of_wal, "_transactions", late)
         assert await log.seal("t") == 0
         assert log.sealer.counters.conflicts == 1
         await log.seal("t")

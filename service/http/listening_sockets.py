@@ -21,8 +21,8 @@ from typing import Any
 import uvicorn
 
 from tidelog.service.http.admission import Admission
-from tidelog.service.http.protocol import Config, Protocol
 from tidelog.service.http.urls import host_of_url
+from tidelog.service.http.uvicorn_protocol import Config, Protocol
 from tidelog.storage.core.errors import LogError
 
 log = logging.getLogger("tidelog.http")

@@ -16,7 +16,8 @@ from typing import Any
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 
-from tidelog.service.http.call import (
+from tidelog.service.http.errors import INTERNAL_ERROR, error_body, error_response
+from tidelog.service.http.request import (
     ClientGone,
     HttpRequest,
     HttpResponse,
@@ -25,7 +26,6 @@ from tidelog.service.http.call import (
     Send,
     WholeExchange,
 )
-from tidelog.service.http.errors import INTERNAL_ERROR, error_body, error_response
 from tidelog.service.http.route import media_type_of_errors
 from tidelog.service.http.transports import Arrival, is_ending
 from tidelog.storage.core.errors import CommitUnknown, LogError, Unavailable

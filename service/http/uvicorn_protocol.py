@@ -31,8 +31,8 @@ from tidelog.service.http.admission import (
     Limits,
     Phase,
 )
+from tidelog.service.http.exchange import LINGER_S, Exchange, Flow, busy, last_answer
 from tidelog.service.http.handshakes import Handshakes
-from tidelog.service.http.response_writer import LINGER_S, Exchange, Flow, busy, last_answer
 from tidelog.service.http.transports import CountedTransport, TlsTransport
 
 NOT_HTTP = "Invalid HTTP request received."

@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from tidelog.service.cli.broker_requests import command_error
 from tidelog.service.cli.errors import BadUsage, CommandError
 from tidelog.service.cli.input_lines import (
     IDLE_S,
@@ -27,7 +28,6 @@ from tidelog.service.cli.input_lines import (
     ProduceSummary,
 )
 from tidelog.service.cli.output import SlowProgress, plural, warn
-from tidelog.service.cli.requests import command_error
 from tidelog.service.client.connection import Connection
 from tidelog.service.client.errors import ClientError, Refused
 from tidelog.service.client.producer import send_batch
