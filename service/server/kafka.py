@@ -9,7 +9,6 @@ import contextlib
 import socket
 from typing import NamedTuple
 
-from tidelog.service.http.admission import CONNECTION_BYTES
 from tidelog.service.http.handshakes import Handshakes
 from tidelog.service.http.listening_sockets import bound_sockets
 from tidelog.service.kafka.admin.acls import disabled_acl_apis
@@ -17,7 +16,7 @@ from tidelog.service.kafka.admin.configs import Configs
 from tidelog.service.kafka.admin.topics import Topics
 from tidelog.service.kafka.apis import Handlers, table
 from tidelog.service.kafka.connections.frame import DECODED_FACTOR, RequestMemory
-from tidelog.service.kafka.connections.listener import Listener, limits_of
+from tidelog.service.kafka.connections.listener import CONNECTION_BYTES, Listener, limits_of
 from tidelog.service.kafka.connections.outbox import UnsentAnswers
 from tidelog.service.kafka.connections.server import ListenerParts
 from tidelog.service.kafka.context import Context

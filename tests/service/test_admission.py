@@ -19,6 +19,7 @@ from tidelog.service.http.admission import (
     address_max,
 )
 from tidelog.service.kafka.appends import UNPACKED_BYTES_MAX
+from tidelog.service.kafka.connections import listener
 from tidelog.service.kafka.connections.frame import DECODED_FACTOR, DECODED_PART
 from tidelog.service.memory_pool import EVERYONE, MemoryPool, Share
 from tidelog.service.peers.listener import PEER_BODY_BYTES_MAX
@@ -372,7 +373,7 @@ def test_bound_of_memory_has_every_part_that_holds_bytes_of_clients(kafka_port: 
     http = buffer + buffer // 2 + settings.fetch_bytes_in_flight + UNPACKED_BYTES_MAX
     fixed = 4 * PEER_BODY_BYTES_MAX + SHARED_BYTES_MAX + 106 * CONNECTION_BYTES
     decoded = DECODED_FACTOR * (buffer // DECODED_PART)
-    kafka = buffer + decoded + UNSENT_ALL_BYTES_MAX + 101 * CONNECTION_BYTES
+    kafka = buffer + decoded + UNSENT_ALL_BYTES_MAX + 101 * listener.CONNECTION_BYTES
     assert sum(admission.bounds().values()) == http + caches + fixed + (kafka if kafka_port else 0)
 
 

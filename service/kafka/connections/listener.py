@@ -15,13 +15,16 @@ from tidelog.service.http.handshakes import Handshakes
 from tidelog.service.http.listening_sockets import cannot_listen
 from tidelog.service.http.transports import TlsTransport
 from tidelog.service.kafka.connections.connection import KafkaConnection
-from tidelog.service.kafka.connections.frame import SHARED_BYTES
-from tidelog.service.kafka.connections.outbox import UNSENT_BYTES_MAX
+from tidelog.service.kafka.connections.frame import SHARED_BYTES, SMALL_BYTES_MAX
+from tidelog.service.kafka.connections.outbox import UNSENT_BYTES_MAX, UNSENT_BYTES_MIN
 from tidelog.service.kafka.connections.server import ListenerParts
 from tidelog.storage.codec import byte_loops
 
 log = logging.getLogger("tidelog.kafka")
 
+CONNECTION_BYTES = SMALL_BYTES_MAX + SHARED_BYTES + UNSENT_BYTES_MIN
+"""Maximum bytes of one connection that no pool counts: a part of a small frame, bytes behind the
+frames that wait, and the part of answers that the socket has not taken."""
 CHECK_S = 1.0
 FIRST_FRAME_S = 10.0
 FRAME_S = 30.0
