@@ -73,7 +73,7 @@ class _Connection(asyncio.Protocol):
         assert self._transport is not None, "not connected yet"
         self._answer, self._room = asyncio.get_running_loop().create_future(), room
         self._parser = httptools.HttpResponseParser(self)
-        self._body = bytearray()
+        self._begin_body()
         try:
             self._transport.writelines(parts)
             answer = await self._answer
@@ -133,20 +133,30 @@ class _Connection(asyncio.Protocol):
                 raise
             self._answer.set_exception(error)
             return
+        if self._answer is not None and not self._answer.done():
+            # At once: while a buffer grows, each move of it leaves a hole in the heap.
+            first, self._body = self._body, bytearray(size)
+            self._body[: len(first)] = first
         if self._transport is not None:
             self._transport.resume_reading()
 
+    def _begin_body(self) -> None:
+        self._body, self._received = bytearray(), 0
+
     def on_body(self, body: bytes) -> None:
-        self._body += body
-        if len(self._body) > ANSWER_BYTES_MAX:
+        end = self._received + len(body)
+        if end > ANSWER_BYTES_MAX:
             self._break("the response exceeds the size limit")
+            return
+        self._body[self._received : end] = body
+        self._received = end
 
     def on_message_complete(self) -> None:
         if not self._parser.should_keep_alive():
             self.is_open = False
         if self._answer is not None and not self._answer.done():
             status, body = self._parser.get_status_code(), self._body
-            self._body = bytearray()  # the connection stays open
+            self._begin_body()  # the connection stays open
             self._answer.set_result(_Answer(status, body))
 
     def _break(self, why: str) -> None:

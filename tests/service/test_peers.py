@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import random
 import weakref
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -136,9 +137,11 @@ async def answering(answer: bytes) -> AsyncIterator[Member]:
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
-    yield Member("0" * 32, "x", f"http://127.0.0.1:{port}", "", 0)
-    server.close()
-    await server.wait_closed()
+    try:
+        yield Member("0" * 32, "x", f"http://127.0.0.1:{port}", "", 0)
+    finally:
+        server.close()
+        await server.wait_closed()
     await asyncio.gather(*closed)
 
 
@@ -220,14 +223,43 @@ async def test_large_answer_is_read_when_there_is_room_for_it(peers: HttpPeers) 
         sizes.append(size)
         await has_room.wait()
 
-    async with answering(head + bytes(LARGE)) as peer:
+    content = random.Random(1).randbytes(LARGE)
+    async with answering(head + content) as peer:
         asking = asyncio.create_task(peers.post(peer, HAND_OVER, b"draft", room))
         await until(lambda: bool(sizes))
         (connection,) = peers._opened
         await asyncio.sleep(0.05)
         assert len(connection._body) < LARGE // 8
         has_room.set()
-        assert len(await asking) == sizes[0] == LARGE
+        assert await asking == content
+    assert sizes == [LARGE]
+
+
+async def test_buffer_of_large_answer_is_whole_when_there_is_room(peers: HttpPeers) -> None:
+    """A growing buffer moves, and leaves holes of up to 32 MB in the heap."""
+    has_room = asyncio.Event()
+
+    async def room(_: int) -> None:
+        await has_room.wait()
+
+    async with answering(b"") as peer:
+        asking = asyncio.create_task(peers.post(peer, ANNOUNCE, b"message", room))
+        await until(lambda: any(connection._answer for connection in peers._opened))
+        (connection,) = peers._opened
+        try:
+            connection.data_received(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\nab" % LARGE)
+            has_room.set()
+            await until(lambda: len(connection._body) == LARGE)
+            buffer = connection._body
+            rest = bytes(LARGE - 4)
+            connection.data_received(rest[: LARGE // 2])
+            assert connection._body is buffer
+            connection.data_received(rest[LARGE // 2 :] + b"yz")
+            answer = await asking
+        finally:
+            await peers.close()
+        assert answer is buffer
+        assert answer == b"ab" + rest + b"yz"
 
 
 async def test_answer_without_room_is_not_read(peers: HttpPeers) -> None:
