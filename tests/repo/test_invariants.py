@@ -1,6 +1,7 @@
 """Every invariant of the design is cited by tests that would fail without it."""
 
 import ast
+import functools
 import re
 from collections import defaultdict
 from pathlib import Path
@@ -13,6 +14,7 @@ INVARIANTS = list(dict.fromkeys(re.findall(r"^\| (I\d+) \|", PAGE.read_text(), r
 TO = re.compile(r"\bI(\d+) to I(\d+)\b")
 
 
+@functools.cache
 def cited() -> dict[str, list[str]]:
     """By invariant, the tests whose name or docstring cites it."""
     tests = defaultdict(list)
@@ -33,9 +35,6 @@ def of_test(name: str, docstring: str) -> set[str]:
     return invariants | {f"I{number}" for number in re.findall(r"(?<=_i)\d+(?=_)", name)}
 
 
-CITED = cited()
-
-
 def test_the_list_is_read() -> None:
     assert [f"I{number}" for number in range(1, 12)] == INVARIANTS
     assert of_test("test_i1_to_i3_hold", "I7 too") == {"I1", "I2", "I3", "I7"}
@@ -44,9 +43,9 @@ def test_the_list_is_read() -> None:
 
 @pytest.mark.parametrize("invariant", INVARIANTS)
 def test_an_invariant_is_cited_by_tests(invariant: str) -> None:
-    print(invariant, *CITED[invariant], sep="\n    ")
-    assert len(CITED[invariant]) > 1, f"no test cites {invariant}"
+    print(invariant, *cited()[invariant], sep="\n    ")
+    assert len(cited()[invariant]) > 1, f"no test cites {invariant}"
 
 
 def test_nothing_else_is_cited() -> None:
-    assert CITED.keys() <= set(INVARIANTS)
+    assert cited().keys() <= set(INVARIANTS)

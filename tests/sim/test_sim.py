@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SEEDS = 12
+SEEDS = 6
 TRACES = """
 import sys
 from tests.sim.runs import simulate

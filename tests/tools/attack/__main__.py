@@ -17,6 +17,7 @@ from pathlib import Path
 from tests.tools.attack.attacks import Attacks, attacks, secured_attacks
 from tests.tools.attack.brokers import AttackedBroker, SecuredBroker, TlsBroker, fresh_broker
 from tests.tools.attack.measure import Result, measured
+from tests.tools.attack.probes import prober
 from tests.tools.attack.tls_attacks import tls_attacks
 
 REST_S = 5.0
@@ -52,10 +53,11 @@ def run(
 ) -> list[Result]:
     """Run each attack on a fresh broker of this kind."""
     results = []
-    for number, (name, attack) in enumerate(chosen.items()):
-        with fresh_broker(folder / str(number), tree, kind) as broker:
-            results.append(measured(broker, name, attack, REST_S))
-        print(row(results[-1]), flush=True)
+    with prober() as probes:
+        for number, (name, attack) in enumerate(chosen.items()):
+            with fresh_broker(folder / str(number), tree, kind) as broker:
+                results.append(measured(broker, probes, name, attack, REST_S))
+            print(row(results[-1]), flush=True)
     return results
 
 

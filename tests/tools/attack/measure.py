@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tests.tools.attack.probes import Target, probing, resident_mib
+from tests.tools.attack.probes import Prober, Target, resident_mib
 
 if TYPE_CHECKING:
     from tests.tools.attack.brokers import AttackedBroker
@@ -67,19 +67,22 @@ class Result(NamedTuple):
         return f"the neighbour failed: {self.faults[0]}" if self.failed else ""
 
 
-def measured(broker: "AttackedBroker", name: str, attack: Attack, rest_s: float) -> Result:
+def measured(
+    broker: "AttackedBroker", prober: Prober, name: str, attack: Attack, rest_s: float
+) -> Result:
     """Run the attack while the probes run; then give the broker `rest_s` to free memory. The attack
     returns its answers as a text for the table."""
     rights = {} if broker.neighbour is None else broker.neighbour.headers
     is_tls = broker.base_url.startswith("https")
     before, logged = resident_mib(broker.pid), len(broker.log())
-    with probing(Target(broker.pid, broker.address, broker.port, is_tls, rights)) as end_probes:
-        try:
-            answers = attack(broker)
-        except OSError as error:  # of a connection: the broker may have ended
-            answers = repr(error)
+    prober.begin(Target(broker.pid, broker.address, broker.port, is_tls, rights))
+    try:
+        answers = attack(broker)
+    except OSError as error:  # of a connection: the broker may have ended
+        answers = repr(error)
+    finally:
         time.sleep(rest_s)
-        readings = end_probes()
+        readings = prober.end()
     after = resident_mib(broker.pid)
     health_faults = [f"/healthy: {fault}" for fault in readings.health_faults]
     faults = (*readings.faults, *health_faults)

@@ -2,9 +2,9 @@
 
 They run in a process of their own (`python -m tests.tools.attack.probes`), because an attack may
 hold the interpreter's lock of its process for seconds. A probe there would stand still and count
-the CPU time of many requests as one step of the broker. The process reads a Target as a line of
-JSON from stdin, prints a line when each probe has its first answer, and prints the Readings when
-stdin ends.
+the CPU time of many requests as one step of the broker. For each attack, the process reads a
+Target as a line of JSON from stdin, prints a line when each probe has its first answer, reads an
+empty line at the end of the attack, and prints the Readings.
 """
 
 import http.client
@@ -132,10 +132,30 @@ def loop_cpu_s(pid: int) -> float:
     return 0.0
 
 
+class Prober:
+    """The process of the probes, for one attack after another."""
+
+    def __init__(self, process: "subprocess.Popen[str]") -> None:
+        self._process = process
+
+    def begin(self, target: Target) -> None:
+        """Probe the broker. Return when each probe has its first answer."""
+        self._exchange(json.dumps(target))
+
+    def end(self) -> Readings:
+        """End the probes."""
+        return Readings(*json.loads(self._exchange("")))
+
+    def _exchange(self, line: str) -> str:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        print(line, file=self._process.stdin, flush=True)
+        return self._process.stdout.readline()
+
+
 @contextmanager
-def probing(target: Target) -> Iterator[Callable[[], Readings]]:
-    """Probe the broker for as long as the block. Yield a function that ends the probes and returns
-    their readings; call it in the block."""
+def prober() -> Iterator[Prober]:
+    """Run the process."""
     with subprocess.Popen(
         [sys.executable, "-m", "tests.tools.attack.probes"],
         cwd=Path(__file__).parents[3],
@@ -143,16 +163,7 @@ def probing(target: Target) -> Iterator[Callable[[], Readings]]:
         stdout=subprocess.PIPE,
         text=True,
     ) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        print(json.dumps(target), file=process.stdin, flush=True)
-        process.stdout.readline()
-
-        def readings() -> Readings:
-            said, _ = process.communicate()
-            return Readings(*json.loads(said))
-
-        yield readings
+        yield Prober(process)
 
 
 def _probe(target: Target, until: Callable[[], object], begun: Callable[[], None]) -> Readings:
@@ -183,9 +194,10 @@ def _probe(target: Target, until: Callable[[], object], begun: Callable[[], None
 
 
 def main() -> None:
-    target = Target(*json.loads(sys.stdin.readline()))
-    readings = _probe(target, sys.stdin.read, partial(print, "begun", flush=True))
-    print(json.dumps(readings))
+    for line in iter(sys.stdin.readline, ""):
+        target = Target(*json.loads(line))
+        readings = _probe(target, sys.stdin.readline, partial(print, "begun", flush=True))
+        print(json.dumps(readings), flush=True)
 
 
 if __name__ == "__main__":

@@ -8,11 +8,18 @@ from tests.tools.attack.__main__ import row
 from tests.tools.attack.attacks import attacks, secured_attacks
 from tests.tools.attack.brokers import AttackedBroker, SecuredBroker, TlsBroker
 from tests.tools.attack.measure import Attack, Result, measured
+from tests.tools.attack.probes import Prober, prober
 from tests.tools.attack.tls_attacks import tls_attacks
 
 SCALE = 0.01
 
 pytestmark = pytest.mark.xdist_group("attack")  # one broker for all
+
+
+@pytest.fixture(scope="module")
+def probes() -> Iterator[Prober]:
+    with prober() as process:
+        yield process
 
 
 @pytest.fixture(scope="module")
@@ -37,26 +44,30 @@ def with_tls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TlsBroker]:
 
 
 @pytest.mark.parametrize("name", attacks(SCALE))
-def test_a_broker_withstands_the_attack(broker: AttackedBroker, name: str) -> None:
-    withstands(broker, name, attacks(SCALE)[name])
+def test_a_broker_withstands_the_attack(broker: AttackedBroker, probes: Prober, name: str) -> None:
+    withstands(broker, probes, name, attacks(SCALE)[name])
 
 
 @pytest.mark.parametrize("name", secured_attacks(SCALE))
-def test_a_secured_broker_withstands_the_attack(secured: SecuredBroker, name: str) -> None:
-    withstands(secured, name, secured_attacks(SCALE)[name])
+def test_a_secured_broker_withstands_the_attack(
+    secured: SecuredBroker, probes: Prober, name: str
+) -> None:
+    withstands(secured, probes, name, secured_attacks(SCALE)[name])
 
 
 @pytest.mark.parametrize("name", tls_attacks(SCALE))
-def test_a_broker_with_tls_withstands_the_attack(with_tls: TlsBroker, name: str) -> None:
-    withstands(with_tls, name, tls_attacks(SCALE)[name])
+def test_a_broker_with_tls_withstands_the_attack(
+    with_tls: TlsBroker, probes: Prober, name: str
+) -> None:
+    withstands(with_tls, probes, name, tls_attacks(SCALE)[name])
 
 
-def withstands(broker: AttackedBroker, name: str, attack: Attack) -> None:
-    result = measured(broker, name, attack, rest_s=0.0)
+def withstands(broker: AttackedBroker, probes: Prober, name: str, attack: Attack) -> None:
+    result = measured(broker, probes, name, attack, rest_s=0.0)
     if "of CPU" in result.why_failed:
         # The kernel provides the first pages, on a virtual machine for up to 20 us each: 50 MiB of
         # bodies take 0.25 s in the thread of the event loop. The second time it has them.
-        result = measured(broker, name, attack, rest_s=0.0)
+        result = measured(broker, probes, name, attack, rest_s=0.0)
     assert not result.why_failed, row(result)
     assert "FAILED" not in result.answers, row(result)
     assert result.done > 0
