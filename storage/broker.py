@@ -12,27 +12,24 @@ hot log that are not committed yet.
 """
 
 import asyncio
-import base64
 import contextlib
 import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tidelog.storage.access import ClusterAccess
 from tidelog.storage.cluster.announcer import NO_PEERS, AnnouncerCounters, PeerTransport
 from tidelog.storage.cluster.liveness import KafkaListener, Member, MembershipSettings
 from tidelog.storage.cluster.membership import Membership
 from tidelog.storage.cluster.messages import Notice, announced_notice
 from tidelog.storage.cluster.secret import cluster_secret
 from tidelog.storage.cluster.sequencer import Sequencer, SequencerCounters, SequencerSettings
-from tidelog.storage.codec.entry import Commit, Draft, Entry
-from tidelog.storage.core import object_keys
-from tidelog.storage.core.actions import AccessAction, CreateKey, RetireHotLog
+from tidelog.storage.codec.entry import Commit, Draft
+from tidelog.storage.core.actions import RetireHotLog
 from tidelog.storage.core.errors import (
-    Corrupt,
     InvalidRequest,
     LogError,
-    ObjectNotFound,
     SetAside,
     Unavailable,
     UnknownTopic,
@@ -51,12 +48,11 @@ from tidelog.storage.runtime.clock import Clock
 from tidelog.storage.runtime.observer import NO_OBSERVER, Observer
 from tidelog.storage.runtime.tasks import surviving
 from tidelog.storage.seal.sealer import BACKGROUND_STOP_S, SealerCounters, SealerSettings
-from tidelog.storage.state.access import Key, TopicFilter, all_topics, digest
-from tidelog.storage.state.cluster_state import Topic
+from tidelog.storage.state.access import TopicFilter, all_topics
 from tidelog.storage.store.metered import MeteredStore, StoreCounters
-from tidelog.storage.store.object_store import ObjectInfo, ObjectStore
+from tidelog.storage.store.object_store import ObjectStore
 from tidelog.storage.store.start_retry import StartRetry
-from tidelog.storage.tables.manifest import SegmentColumns, clean_app_id, seal_app_id
+from tidelog.storage.stored_objects import StoredObjects
 from tidelog.storage.wal.announced import AnnouncedChunks
 from tidelog.storage.wal.view import WalView
 from tidelog.storage.wal.wal_objects import WalCounters, WalObjects, WalSettings
@@ -97,19 +93,6 @@ class BrokerStats(NamedTuple):
     """The brokers whose heartbeats ended without a clean stop."""
 
 
-class PartitionFiles(NamedTuple):
-    """A partition's sealed segments. `live` are the segments with offsets in [log start, sealed
-    end). `hot_start` is the first offset in this broker's memory. If no record of the partition is
-    in memory, `hot_start` is the high watermark. Key compaction has run up to `clean_end`. If the
-    table is damaged, there are no segments, and `damage` is the error."""
-
-    segments: SegmentColumns
-    live: SegmentColumns
-    clean_end: int
-    hot_start: int
-    damage: Corrupt | None = None
-
-
 def cache_stats(cache: Cache[Any, Any]) -> CacheStats:
     return CacheStats(cache.bytes, cache.bytes_max, cache.hits, cache.misses)
 
@@ -124,7 +107,6 @@ __all__ = [  # includes the settings of a broker's parts
     "Members",
     "MembershipSettings",
     "Observer",
-    "PartitionFiles",
     "PeerTransport",
     "ReaderSettings",
     "SealerSettings",
@@ -140,11 +122,7 @@ CHECKPOINT_STOP_S = 5.0
 """Longest wait for the checkpoint at a stop. Without a checkpoint, the next start reads more."""
 READY_GRACE_S = 10.0
 """A broker stays ready for this time while the store does not answer."""
-LAYOUT_AGE_MAX_S = 30.0
 NOTICE_S = 1.0
-SECRET_PREFIX = "tl_"
-"""Lets secret scanners recognise a leaked key."""
-KEY_ID_BYTES = 8
 
 
 class Members(NamedTuple):
@@ -200,6 +178,8 @@ class Broker(Log):
         self.rest_groups = RestGroups(self, self.coordinator, commits, may_describe)
         self.kafka_groups = KafkaGroups(self, self.coordinator, commits, settings.group_delay_s)
         self.kafka = KafkaLog(self)
+        self.access = ClusterAccess(self)
+        self.stored = StoredObjects(self)
         self.name = name
         self._has_peers = peers is not NO_PEERS
         self._retry = StartRetry(wal.clock, settings.start_retry_s)
@@ -487,71 +467,3 @@ class Broker(Log):
             failing_seals=self.sealer.failing,
             gone=self.membership.gone,
         )
-
-    # -- API keys and permissions
-
-    async def create_key(
-        self, principal: str, *, expires_ms: int = 0, note: str = "", key_id: str = ""
-    ) -> tuple[Key, str]:
-        """Create an API key. Return it with its secret, which is not stored. Raises the errors of
-        `change_access`."""
-        drawn = self.clock.new_id() + self.clock.new_id()
-        secret = SECRET_PREFIX + base64.urlsafe_b64encode(drawn).decode().rstrip("=")
-        secret_digest = digest(secret.encode())
-        key_id = key_id or self.clock.new_id()[:KEY_ID_BYTES].hex()
-        await self.change_access(CreateKey(key_id, principal, secret_digest, expires_ms, note))
-        made = Key(key_id, principal, secret_digest, self.clock.now_ms(), expires_ms, note)
-        return self.state.access.keys.get(key_id, made), secret
-
-    async def change_access(self, *actions: AccessAction) -> None:
-        """Apply all actions or none (I4). Raises InvalidRequest, Unavailable, CommitUnknown."""
-        for action in actions:
-            # Check here too: text that is not valid UTF-8 must not get into an entry.
-            if (refusal := self.state.access.check(action)) is not None:
-                raise refusal
-        await self.submit(*actions)
-
-    # -- stored objects, for the console
-
-    async def partition_files(self, topic: Topic, number: int) -> PartitionFiles:
-        """Return the partition's files, from a manifest that is at most LAYOUT_AGE_MAX_S old.
-        Raises Unavailable."""
-        segments, clean_end, damage = SegmentColumns.of([]), 0, None
-        try:
-            table = await self.tables.of(topic, age_max_s=LAYOUT_AGE_MAX_S)
-            sealed = await table.transaction_version(seal_app_id(number)) or 0
-            if sealed < topic.partitions[number].sealed_end:
-                await table.refresh()
-            segments = (await table.segments(number)).columns
-            clean_end = await table.transaction_version(clean_app_id(number)) or 0
-        except Corrupt as error:
-            segments, damage = SegmentColumns.of([]), error
-        partition = topic.partitions[number]
-        live = segments.of_offsets(partition.log_start_offset, partition.sealed_end)
-        hot = self.tail.start((topic.topic_id, number))
-        hot = partition.high_watermark if hot is None else max(hot, partition.log_start_offset)
-        return PartitionFiles(segments, live, clean_end, hot, damage)
-
-    async def list_entries(self, after: int) -> list[ObjectInfo]:
-        """Return the WAL's objects with a number above `after`, ascending."""
-        return [
-            info
-            async for info in self.store.list(object_keys.WAL, start_after=object_keys.wal(after))
-        ]
-
-    async def read_entry(self, seq: int) -> Entry | None:
-        """Return the WAL entry. If it was collected, return None."""
-        try:
-            return (await self.wal.objects.read(seq)).entry
-        except ObjectNotFound:
-            return None
-
-    async def read_maintenance(self, kind: str) -> bytes | None:
-        """Return the stored result of the last maintenance of this kind, or None."""
-        try:
-            return await self.store.get(object_keys.maintenance(kind))
-        except ObjectNotFound:
-            return None
-
-    async def list_checkpoints(self) -> list[ObjectInfo]:
-        return [info async for info in self.store.list(object_keys.CHECKPOINTS)]

@@ -13,10 +13,11 @@ from pydantic import BaseModel, Field
 
 from tidelog.compaction.plan import cleanable, merges
 from tidelog.service.http.paging import sliced
-from tidelog.storage.broker import Broker, PartitionFiles
+from tidelog.storage.broker import Broker
 from tidelog.storage.core.topic_configs import TopicConfig
 from tidelog.storage.state.cluster_state import Topic
 from tidelog.storage.state.partition import Partition
+from tidelog.storage.stored_objects import PartitionFiles
 
 SEGMENTS_MAX = 120
 """Bound of the segments listed for a partition. If there are more, neighbours are combined."""
@@ -120,7 +121,7 @@ class TopicLayouts:
 
     async def _partition(self, topic: Topic, number: int) -> PartitionLayout:
         config = topic.config
-        files = await self._broker.partition_files(topic, number)
+        files = await self._broker.stored.partition_files(topic, number)
         # No await from here on, so all fields show the same state.
         partition, live = topic.partitions[number], files.live
         return PartitionLayout(

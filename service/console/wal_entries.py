@@ -51,7 +51,7 @@ class WalPage:
         """Return the newest entries, newest first. This takes one LIST, and one GET for each entry
         that is not cached."""
         after = max(self._log.state.seq - ENTRIES_SHOWN, 0)
-        infos = await self._log.list_entries(after)
+        infos = await self._log.stored.list_entries(after)
         entries = []
         for info in reversed(infos[:ENTRIES_SHOWN]):
             seq = object_keys.seq_of(info.key)
@@ -65,7 +65,7 @@ class WalPage:
         if cached_entry is not None:
             return cached_entry
         try:
-            entry = await self._log.read_entry(seq)
+            entry = await self._log.stored.read_entry(seq)
         except Corrupt:
             return None  # a stray, or a damaged entry
         if entry is None:
@@ -77,7 +77,7 @@ class WalPage:
 
     async def checkpoints(self) -> list[Checkpoint]:
         """Return the newest checkpoints, newest first. This takes one LIST."""
-        infos = await self._log.list_checkpoints()
+        infos = await self._log.stored.list_checkpoints()
         checkpoints = [
             Checkpoint(seq=seq, bytes=info.size, modified_ms=info.modified_ms)
             for info in infos

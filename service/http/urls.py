@@ -52,7 +52,8 @@ def client_url(scope: Scope, advertised: str = "") -> ClientUrl:
     it."""
     if advertised:
         split = urlsplit(advertised)
-        return ClientUrl(split.scheme, split.hostname or "", split.port, split.path.rstrip("/"))
+        host = host_of_url(split.hostname or "")
+        return ClientUrl(split.scheme, host, split.port, split.path.rstrip("/"))
     headers = {
         name.decode("latin-1").lower(): text.decode("latin-1") for name, text in scope["headers"]
     }

@@ -83,7 +83,7 @@ class Placement:
         size = partition.tail_bytes
         if partition.sealed_end > partition.log_start_offset:
             with contextlib.suppress(LogError):
-                files = await self._broker.partition_files(topic, number)
+                files = await self._broker.stored.partition_files(topic, number)
                 size += int(files.live.size.sum())
         return size
 

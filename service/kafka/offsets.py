@@ -133,7 +133,7 @@ class KafkaOffsets:
             if not piece.is_lost and piece.end_offset > partition.log_start_offset
         ]
         if partition.sealed_end > partition.log_start_offset:
-            files = await self._broker.partition_files(topic, number)
+            files = await self._broker.stored.partition_files(topic, number)
             stamps += files.live.timestamp_max.tolist()
         newest = -1, -1
         low, high = -TIMESTAMP_MS_MAX, max(stamps, default=-TIMESTAMP_MS_MAX - 1)

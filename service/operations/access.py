@@ -9,7 +9,8 @@ from tidelog.service.http.paging import sliced
 from tidelog.service.operations.change import Change, begin
 from tidelog.service.security.audit import note
 from tidelog.service.security.caller import CallerRights
-from tidelog.storage.broker import KEY_ID_BYTES, Broker
+from tidelog.storage.access import KEY_ID_BYTES
+from tidelog.storage.broker import Broker
 from tidelog.storage.core.acls import (
     ALTER,
     ALTER_CONFIGS,
@@ -45,7 +46,7 @@ class AccessOperations:
         """Create ACLs, all or none. Raises Forbidden, QuotaExceeded, InvalidRequest, and the errors
         of a commit."""
         await begin(self._broker, change, ALTER, CLUSTER, CLUSTER_NAME)
-        await change.commit("ACLs", self._broker.change_access(CreateAcls(acls)))
+        await change.commit("ACLs", self._broker.access.change(CreateAcls(acls)))
         await _note_acls(change.rights, "added", acls)
 
     async def delete_acls(self, change: Change, wanted: AclFilter) -> list[Acl]:
@@ -54,7 +55,7 @@ class AccessOperations:
         await begin(self._broker, change, ALTER, CLUSTER, CLUSTER_NAME)
         acls = await self._matching(wanted)
         if acls:
-            await change.commit("ACLs", self._broker.change_access(DeleteAcls(acls)))
+            await change.commit("ACLs", self._broker.access.change(DeleteAcls(acls)))
             await _note_acls(change.rights, "removed", acls)
         return acls
 
@@ -82,9 +83,9 @@ class AccessOperations:
                 content = principal, text, bool(expires_ms)
                 _check_repetition(before, content, now_ms)
                 # If the process ends after this commit, the next repetition creates the key.
-                await change.commit(key_id, self._broker.change_access(DeleteKey(key_id)))
+                await change.commit(key_id, self._broker.access.change(DeleteKey(key_id)))
                 note("%s replaces key %s of %s", rights.principal, key_id, before.principal)
-        creation = self._broker.create_key(
+        creation = self._broker.access.create_key(
             principal, expires_ms=expires_ms, note=text, key_id=key_id
         )
         key, secret = await change.commit(f"a key of {principal}", creation)
@@ -97,7 +98,7 @@ class AccessOperations:
         await begin(self._broker, change, ALTER, CLUSTER, CLUSTER_NAME)
         key = self._broker.state.access.keys.get(key_id)
         if key is not None:
-            await change.commit(key_id, self._broker.change_access(DeleteKey(key_id)))
+            await change.commit(key_id, self._broker.access.change(DeleteKey(key_id)))
             note("%s deleted key %s of %s", change.rights.principal, key_id, key.principal)
         return key
 
@@ -109,7 +110,7 @@ class AccessOperations:
         """Set quotas of a principal, None to remove one. Return its quotas. Raises Forbidden,
         QuotaExceeded, InvalidRequest, and the errors of a commit."""
         await begin(self._broker, change, ALTER_CONFIGS, CLUSTER, CLUSTER_NAME)
-        await change.commit(principal, self._broker.change_access(SetQuotas(principal, quotas)))
+        await change.commit(principal, self._broker.access.change(SetQuotas(principal, quotas)))
         note("%s set quotas of %s: %s", change.rights.principal, principal, quotas)
         return self._broker.state.access.quotas.get(principal, {})
 
@@ -121,7 +122,7 @@ class AccessOperations:
         if quotas is None:
             return False
         removal = SetQuotas(principal, dict.fromkeys(quotas))
-        await change.commit(principal, self._broker.change_access(removal))
+        await change.commit(principal, self._broker.access.change(removal))
         note("%s removed the quotas of %s", change.rights.principal, principal)
         return True
 

@@ -62,6 +62,9 @@ class _Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._answer: asyncio.Future[_Answer] | None = None
         self._room: Room | None = None
+        self._body = bytearray()
+        self._received = 0
+        """Of the body. The body may have its whole size before."""
         self._waiting: asyncio.Task[None] | None = None
         """For room."""
 

@@ -329,10 +329,10 @@ class Security:
         now_ms = self.clock.now_ms()
         keys = self.access.keys.values()
         for key_id in session_cookie.ended_by_login(keys, credential.principal, now_ms):
-            await self._log.change_access(DeleteKey(key_id))
+            await self._log.access.change(DeleteKey(key_id))
         until_ms = now_ms + session_cookie.LIVES_MS
         until_ms = min(until_ms, credential.expires_ms or until_ms)
-        key, _ = await self._log.create_key(
+        key, _ = await self._log.access.create_key(
             credential.principal, expires_ms=until_ms, note=session_cookie.NOTE
         )
         session = session_cookie.Session(credential.key_id, key.key_id, until_ms)
@@ -349,7 +349,7 @@ class Security:
             return ""
         if CONSOLE_HEADER not in headers:
             raise CrossSite
-        await self._log.change_access(DeleteKey(claimed.session_id))
+        await self._log.access.change(DeleteKey(claimed.session_id))
         return claimed.principal
 
     def _cookie(self, headers: Mapping[bytes, bytes]) -> str | None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from tidelog.service.settings.fields import Section, setting
 
 PORTS = (0, 65535)
-ORIGIN = re.compile(r"https?://[A-Za-z0-9._-]+(:[0-9]{1,5})?")
+ORIGIN = re.compile(r"https?://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]{2,45}\])(:[0-9]{1,5})?")
 _URL = re.compile(rf"{ORIGIN.pattern}(/[A-Za-z0-9._~/-]*)?")
 
 

@@ -91,7 +91,7 @@ class StoredResults:
             return
         self._read_s = now_s
         try:
-            bodies = {kind: await self._broker.read_maintenance(kind) for kind in KINDS}
+            bodies = {kind: await self._broker.stored.read_maintenance(kind) for kind in KINDS}
         except LogError as error:
             log.info("the results of maintenance cannot be read: %s", error)
             return

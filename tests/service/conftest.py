@@ -155,7 +155,7 @@ async def broker(request: pytest.FixtureRequest, store: MemoryStore) -> AsyncIte
         if values:
             await append(broker.log, *values)
         if acls:
-            await broker.log.change_access(CreateAcls(acls))
+            await broker.log.access.change(CreateAcls(acls))
         yield broker
 
 

@@ -46,7 +46,7 @@ async def secured(store: MemoryStore, name: str = "broker-1", **more: Any) -> As
 
 async def key_of(log: Log, principal: str, **more: Any) -> dict[str, str]:
     """A new key's header."""
-    _, secret = await log.create_key(principal, **more)
+    _, secret = await log.access.create_key(principal, **more)
     return bearer(secret)
 
 
@@ -75,7 +75,7 @@ async def allow(
     permission: str = "ALLOW",
 ) -> None:
     acl = Acl(resource_type, name, pattern, principal, "*", operation, permission)
-    await log.change_access(CreateAcls([acl]))
+    await log.access.change(CreateAcls([acl]))
 
 
 def assert_denied(answer: httpx.Response) -> str:

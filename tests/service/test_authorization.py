@@ -285,7 +285,7 @@ async def test_request_that_is_handed_over_keeps_its_rights_and_not_its_secret(
 
 
 async def set_quota(broker: Broker, who: str, **rates: Any) -> None:
-    await broker.log.change_access(SetQuotas(who, rates))
+    await broker.log.access.change(SetQuotas(who, rates))
 
 
 @pytest.mark.parametrize("who", ["User:alice", DEFAULT])

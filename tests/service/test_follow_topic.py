@@ -362,7 +362,7 @@ async def test_right_or_key_that_is_taken_away_ends_stream(broker: Broker, port:
             else:
                 keys = broker.log.state.access.keys.values()
                 (key_id,) = (k.key_id for k in keys if k.principal == f"User:{cause}")
-                await broker.log.change_access(DeleteKey(key_id))
+                await broker.log.access.change(DeleteKey(key_id))
             await append(broker.log, b"2", partition=1)
             last = await events.next()
             assert last.kind == "tidelog-error"

@@ -363,6 +363,13 @@ async def test_links_begin_with_advertised_url(broker: Broker) -> None:
     assert clusters["metadata"]["self"] == "https://log.example.com:8443/a/v3/clusters"
 
 
+@pytest.mark.broker(advertised_url="https://[2001:db8::1]:8443")
+async def test_links_begin_with_advertised_address_of_ipv6(broker: Broker) -> None:
+    answer = await broker.http.post("/consumers/g", json={"name": "i"})
+    expected = "https://[2001:db8::1]:8443/consumers/g/instances/i"
+    assert answer.json()["base_uri"] == expected
+
+
 @pytest.mark.parametrize("coding", [b"gzip", b"zstd"])
 async def test_bodies_that_do_not_unpack_leave_no_memory(coding: bytes) -> None:
     """The bytes up to the error are not held: pyarrow's `read` keeps those of a failed call."""

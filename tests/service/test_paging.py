@@ -45,7 +45,7 @@ async def pages(http: httpx.AsyncClient, path: str) -> list[list[Any]]:
 async def test_pages_have_every_item_once(broker: Broker, base: str, path: str, count: int) -> None:
     state = broker.log.state
     for name in TOPICS:
-        await broker.log.create_key(f"User:{name}")
+        await broker.log.access.create_key(f"User:{name}")
         state.access.quotas[f"User:{name}"] = {"members": 5}
         topic_id = state.topic(name).topic_id
         state.committed_offsets._keep(f"g{name}", topic_id, CommittedOffset(0, 0, -1, "", 0))

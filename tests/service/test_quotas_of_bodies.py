@@ -24,7 +24,7 @@ def named(size: int) -> bytes:
 
 async def after(broker: Broker, body: bytes, media_type: str, times: int = 1) -> tuple[int, int]:
     """The status of so many requests with a body, and of one small record after them."""
-    await broker.log.change_access(SetQuotas(ALICE, {"producer_byte_rate": RATE}))
+    await broker.log.access.change(SetQuotas(ALICE, {"producer_byte_rate": RATE}))
     header = await key_of(broker.log, ALICE)
     for _ in range(times):
         headers = header | {"content-type": media_type}

@@ -60,7 +60,7 @@ pytestmark = OPEN_TO_MALLORY
 
 
 async def set_percentage(broker: Broker, percentage: int | None) -> None:
-    await broker.log.change_access(SetQuotas(MALLORY, {REQUEST_PERCENTAGE: percentage}))
+    await broker.log.access.change(SetQuotas(MALLORY, {REQUEST_PERCENTAGE: percentage}))
 
 
 async def test_requests_above_percentage_are_refused(broker: Broker, clock: Clock) -> None:

@@ -50,7 +50,7 @@ async def deny_group(broker: Broker) -> None:
 
 async def delete_key(broker: Broker) -> None:
     (key_id,) = broker.log.state.access.keys
-    await broker.log.change_access(DeleteKey(key_id))
+    await broker.log.access.change(DeleteKey(key_id))
 
 
 async def read(

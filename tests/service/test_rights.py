@@ -287,7 +287,7 @@ async def test_without_valid_key_only_public_routes_answer(broker: Broker, kind:
     if kind == "revoked":
         assert (await broker.http.get("/topics/t", headers=header)).status_code == 200
         (key_id,) = broker.log.state.access.keys
-        await broker.log.change_access(DeleteKey(key_id))
+        await broker.log.access.change(DeleteKey(key_id))
     elif kind == "no":
         header = {}
     else:

@@ -95,7 +95,7 @@ async def test_clusters_secret_that_others_can_read_is_refused(
 async def test_keys_or_acls_are_served_without_security_only_if_told() -> None:
     store = MemoryStore()
     async with broker_on(store, **SETTINGS) as broker:
-        await broker.log.create_key("User:alice")
+        await broker.log.access.create_key("User:alice")
         off = Settings(store="memory://")
         with pytest.raises(LogError, match="has keys or ACLs, but security is off"):
             security_of(off, broker.log, None, HttpCounters(), Turns())

@@ -198,7 +198,7 @@ async def test_i3_what_one_broker_has_acked_others_know(broker: Broker, other: B
     await allow(broker.log, "User:alice", "READ")
     assert (await other.http.get(records, headers=header)).status_code == 200
     (key_id,) = broker.log.state.access.keys
-    await broker.log.change_access(DeleteKey(key_id))
+    await broker.log.access.change(DeleteKey(key_id))
     await other.log.wal.refresh()  # by its poll, or a peer that tells of it
     assert_unknown(await other.http.get(records, headers=header))
 
@@ -323,7 +323,7 @@ async def test_session_ends_with_its_key_and_when_it_is_forged(broker: Broker) -
     ):
         headers = [("cookie", forged.encode("latin-1"))]
         assert_unknown(await broker.http.get("/topics", headers=headers))
-    await broker.log.change_access(DeleteKey(key["key_id"]))
+    await broker.log.access.change(DeleteKey(key["key_id"]))
     answer = await broker.http.get("/topics", headers={"cookie": value} | CONSOLE)
     assert_unknown(answer)
     assert answer.headers["www-authenticate"].startswith("Bearer")  # no dialogue of the browser's
@@ -366,7 +366,7 @@ async def test_logins_count_for_rates_of_their_principal(
     broker: Broker, monkeypatch: pytest.MonkeyPatch, quota: str
 ) -> None:
     alice, bob = [await made(broker, principal=f"User:{name}") for name in ("alice", "bob")]
-    await broker.log.change_access(SetQuotas("User:alice", {quota: 1.0}))
+    await broker.log.access.change(SetQuotas("User:alice", {quota: 1.0}))
     refill_nothing(monkeypatch)
     answers = [await login(broker, alice["secret"]) for _ in range(4)]
     assert [answer.status_code for answer in answers] == [200, 200, 429, 429]

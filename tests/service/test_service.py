@@ -46,7 +46,7 @@ async def test_next_service_on_store_of_caller_has_records() -> None:
 async def test_service_that_cannot_start_closes_its_broker() -> None:
     store = MemoryStore()
     async with Service.open(settings(), store=store) as service:
-        await service.broker.create_key("User:alice")
+        await service.broker.access.create_key("User:alice")
         broker = service.broker
     with pytest.raises(StoreUnfit, match="keys or ACLs, but security is off"):
         async with Service.open(settings(), store=store):

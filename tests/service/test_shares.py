@@ -54,7 +54,7 @@ class Client:
         return await self.broker.http.get(path, headers=self.header | headers)
 
     async def set_quotas(self, **quotas: int | None) -> None:
-        await self.broker.log.change_access(SetQuotas(f"User:{self.name}", quotas))
+        await self.broker.log.access.change(SetQuotas(f"User:{self.name}", quotas))
 
 
 async def client(broker: Broker, name: str, partitions: int = 1) -> Client:

@@ -227,7 +227,7 @@ async def test_forwarded_request_ends_with_its_key(pair: list[Process]) -> None:
     (own,) = a.log.state.access.keys
     to, message = b.log.members().me, forwarded(ALICE, own)
     assert status(await a.peers.post(to, GROUP_REQUEST, message)) == 200  # b refreshes its view
-    await a.log.change_access(DeleteKey(own))
+    await a.log.access.change(DeleteKey(own))
     await b.log.wal.refresh()
     assert status(await a.peers.post(to, GROUP_REQUEST, message)) == 401
     assert ADMIN_KEY.encode() not in message

@@ -382,7 +382,7 @@ def with_key(folder: Path) -> None:
     async def make() -> None:
         store = FolderStore(folder)
         broker = await LogBroker.open(store, LogSettings(is_sealing=False), clock=SystemClock())
-        await broker.create_key("User:alice")
+        await broker.access.create_key("User:alice")
         await broker.secret()
         await broker.close()
         await store.close()

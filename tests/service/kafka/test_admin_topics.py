@@ -310,7 +310,7 @@ async def test_a_creator_without_describe_configs_sees_none(secured: Kafka) -> N
 
 async def test_the_quota_of_mutations(secured: Kafka, monkeypatch: pytest.MonkeyPatch) -> None:
     await allow(secured.log, "User:alice", "ALL", name="*")
-    await secured.log.change_access(SetQuotas("User:alice", {"mutation_rate": 1.0}))
+    await secured.log.access.change(SetQuotas("User:alice", {"mutation_rate": 1.0}))
     refill_nothing(monkeypatch)
     client = await client_of(secured, "alice")
     wanted = [wanted_topic(f"n{number}") for number in range(30)]

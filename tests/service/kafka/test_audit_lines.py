@@ -172,7 +172,7 @@ async def test_failed_authentications(secured: tuple[Kafka, Lines]) -> None:
     assert _taken(lines) == [
         ("unauthenticated", "User:mallory", "192.0.2.1", "SaslAuthenticate", 401)
     ]
-    await kafka.log.change_access(DeleteKey(key.key_id))
+    await kafka.log.access.change(DeleteKey(key.key_id))
     with pytest.raises(ConnectionError):
         await _fetch(client, _wanted((0, 0)))
     assert _taken(lines) == [("unauthenticated", "User:mallory", "192.0.2.1", "Fetch", 401)]

@@ -50,7 +50,7 @@ async def _authenticate(
 
 
 async def _client_of(kafka: Kafka, user: str, **more: Any) -> Client:
-    _, secret = await kafka.log.create_key(f"User:{user}", **more)
+    _, secret = await kafka.log.access.create_key(f"User:{user}", **more)
     client = kafka.client()
     assert (await _authenticate(client, user, secret)).error_code == 0
     return client
@@ -142,7 +142,7 @@ async def test_a_revoked_key_ends_its_connections(secured: Kafka) -> None:
     await allow(secured.log, "User:alice", "ALL", name="t")
     client = await _client_of(secured, "alice")
     (key,) = secured.log.state.access.keys.values()
-    await secured.log.change_access(DeleteKey(key.key_id))
+    await secured.log.access.change(DeleteKey(key.key_id))
     with pytest.raises(ConnectionError):
         await _produce(client, _request((0, batch(b"x"))))
     assert secured.counters.kafka.closed["revoked"] == 1
@@ -150,7 +150,7 @@ async def test_a_revoked_key_ends_its_connections(secured: Kafka) -> None:
 
 async def test_expiring_key_gives_lifetime_and_is_proved_again(secured: Kafka) -> None:
     expires_ms = secured.log.clock.now_ms() + 60_000
-    _, secret = await secured.log.create_key("User:alice", expires_ms=expires_ms)
+    _, secret = await secured.log.access.create_key("User:alice", expires_ms=expires_ms)
     client = secured.client()
     for _ in range(2):
         response = await _authenticate(client, "alice", secret)
@@ -161,7 +161,7 @@ async def test_expiring_key_gives_lifetime_and_is_proved_again(secured: Kafka) -
 
 async def test_a_quota_of_bytes_is_in_the_answer_and_mutes(secured: Kafka) -> None:
     await allow(secured.log, "User:alice", "ALL", name="t")
-    await secured.log.change_access(SetQuotas("User:alice", {"producer_byte_rate": 2000.0}))
+    await secured.log.access.change(SetQuotas("User:alice", {"producer_byte_rate": 2000.0}))
     client = await _client_of(secured, "alice")
     request = _request((0, batch(b"x" * 3000)))
     response = await client.ask(request, ProduceResponse, 9)
@@ -220,7 +220,7 @@ async def test_group_changes_use_quota(secured: Kafka, monkeypatch: pytest.Monke
     async def allow_two() -> None:
         """Begin with a new bucket, for two changes."""
         quotas["mutation_rate"] += 0.001
-        await secured.log.change_access(SetQuotas("User:gina", quotas))
+        await secured.log.access.change(SetQuotas("User:gina", quotas))
 
     throttled: list[int] = []
     quotas = {"mutation_rate": 1.0}

@@ -44,7 +44,7 @@ async def test_right_that_was_taken_away_creates_nothing(pair: tuple[Broker, Bro
     await allow(first.log, EVE, "CREATE", "CLUSTER", "kafka-cluster")
     await second.log.refresh()
     acls = [acl for acl in first.log.state.access.acls if AclFilter(principal=EVE).matches(acl)]
-    await first.log.change_access(DeleteAcls(acls))
+    await first.log.access.change(DeleteAcls(acls))
     body = {"topic_name": "new", "partitions_count": 1}
     assert_denied(await second.http.post("/admin/topics", json=body, headers=key))
     assert not second.log.state.topics

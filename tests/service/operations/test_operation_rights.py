@@ -189,9 +189,9 @@ async def broker_with_topic(store: MemoryStore) -> Broker:
     broker = await opened(store, MANUAL)
     await broker.create_topic("t", 2, {})
     await append(broker, "a", "b")
-    await broker.create_key("User:carol", key_id=KEY_ID)
+    await broker.access.create_key("User:carol", key_id=KEY_ID)
     acl = Acl(TOPIC, "t", "LITERAL", "User:carol", "*", READ, "ALLOW")
-    await broker.change_access(CreateAcls([acl]), SetQuotas("User:carol", {"request_rate": 5}))
+    await broker.access.change(CreateAcls([acl]), SetQuotas("User:carol", {"request_rate": 5}))
     return broker
 
 
