@@ -18,13 +18,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tidelog.storage.access import ClusterAccess
 from tidelog.storage.cluster.announcer import NO_PEERS, AnnouncerCounters, PeerTransport
 from tidelog.storage.cluster.liveness import KafkaListener, Member, MembershipSettings
 from tidelog.storage.cluster.membership import Membership
 from tidelog.storage.cluster.messages import Notice, announced_notice
 from tidelog.storage.cluster.secret import cluster_secret
 from tidelog.storage.cluster.sequencer import Sequencer, SequencerCounters, SequencerSettings
+from tidelog.storage.cluster_access import ClusterAccess
 from tidelog.storage.codec.entry import Commit, Draft
 from tidelog.storage.core.actions import RetireHotLog
 from tidelog.storage.core.errors import (

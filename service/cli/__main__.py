@@ -27,6 +27,7 @@ def _open_streams() -> None:
             if descriptor != number:
                 os.dup2(descriptor, number)
                 os.close(descriptor)
+            os.set_inheritable(number, True)
             mode = "r" if name == "stdin" else "w"
             setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))  # noqa: SIM115
 

@@ -10,6 +10,7 @@ status.
 """
 
 import errno
+import fcntl
 import importlib
 import os
 import sys
@@ -20,7 +21,7 @@ from typer import Option
 from typer.core import TyperCommand, TyperGroup
 
 from tidelog.service.cli import hints
-from tidelog.service.cli.errors import BadUsage, BrokenOutput, CommandError, Terminated
+from tidelog.service.cli.errors import BrokenOutput, CommandError, Terminated
 from tidelog.service.cli.options import Commands, GlobalOptions, with_options_of_fields
 from tidelog.service.cli.output import output_error, show_line, warn
 from tidelog.service.exit_status import (
@@ -45,8 +46,9 @@ command needs it. Python does not import a module that is None here."""
 _STATUSES = "\n".join(f"  {code:>3}  {text}" for code, text in EXIT_STATUSES.items())
 EPILOG = f"\b\nExit status:\n{_STATUSES}"
 
-FILE_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF}
-"""Errors of a full or damaged disk, and of a stream that the caller has closed."""
+FULL = {errno.ENOSPC, errno.EDQUOT}
+FILE_ERRORS = FULL | {errno.EFBIG, errno.EIO}
+"""Errors of a full or damaged disk."""
 
 SUMMARIES = {
     "serve": "Run a broker until SIGTERM or SIGINT.",
@@ -180,7 +182,6 @@ def _global_options(
 def main() -> int:
     os.umask(PRIVATE_UMASK)
     try:
-        _check_arguments()
         code = app(standalone_mode=False, prog_name="tidelog")
     except CommandError as error:
         warn(str(error))
@@ -190,6 +191,8 @@ def main() -> int:
         return EXIT_USAGE
     except USAGE_ERROR as error:
         return _wrong_usage(error)
+    except UnicodeEncodeError as error:
+        return _not_text(error)
     except OSError as error:
         return _unusable_file(error)
     except BrokenOutput:
@@ -201,28 +204,44 @@ def main() -> int:
     return code if isinstance(code, int) else EXIT_OK
 
 
-def _check_arguments() -> None:
-    """Raises BadUsage for an argument that is not UTF-8, which no request can have."""
+def _not_text(error: UnicodeEncodeError) -> int:
+    """Print which argument is not UTF-8, and cannot be in a request. Raise the error again if it
+    has another reason. Names of files may have any bytes."""
     for number, word in enumerate(sys.argv[1:], 1):
         if any("\udc80" <= character <= "\udcff" for character in word):
-            raise BadUsage(f"argument {number} is not UTF-8 text: {os.fsencode(word)!r}")
+            warn(f"argument {number} is not UTF-8 text: {os.fsencode(word)!r}")
+            return EXIT_USAGE
+    raise error
 
 
 def _unusable_file(error: OSError) -> int:
     """Print which file cannot be used. Raise the error again if no file or disk is the reason."""
-    if error.errno not in FILE_ERRORS:
-        raise error
-    if error.filename is None:  # typer has written a help text
-        warn(str(output_error(error)))
-    else:
+    if error.filename is not None and error.errno in FILE_ERRORS:
         warn(f"cannot use {error.filename}: {error.strerror}")
+    elif error.errno in FULL or (error.errno == errno.EBADF and _is_stdout_closed()):
+        warn(str(output_error(error)))  # typer has written a help text
+    else:
+        raise error
     return EXIT_FAILED
+
+
+def _is_stdout_closed() -> bool:
+    """Whether stdout is closed, or was opened for those who have closed it (__main__)."""
+    try:
+        return fcntl.fcntl(1, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY
+    except OSError:
+        return True
 
 
 def _wrong_usage(error: Any) -> int:
     message = _plain(error)
     if "\n" in message:  # no command was given: print the help
-        sys.stdout.write(message + "\n")
+        try:
+            show_line(message)
+        except CommandError as failed:
+            warn(str(failed))
+        except BrokenOutput:
+            pass  # the reader has seen enough
         return EXIT_USAGE
     command = "tidelog" if error.ctx is None else error.ctx.command_path
     if hint := hints.hint_of(command, message):

@@ -4,6 +4,7 @@ Each run of `tidelog` loads this module, so it imports nothing slow. It imports 
 table or a progress bar, and asyncio only for work with progress.
 """
 
+import contextlib
 import json
 import os
 import sys
@@ -46,7 +47,8 @@ def output_error(error: OSError) -> BrokenOutput | CommandError:
 
 def discard_stdout() -> None:
     """Give stdout a target that accepts the bytes that Python flushes again at exit."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    with contextlib.suppress(OSError):  # an embedding program has replaced stdout
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def show_json(value: object) -> None:
@@ -58,8 +60,10 @@ def show_line(text: str) -> None:
 
 
 def warn(text: str) -> None:
-    """Print one line on stderr."""
-    sys.stderr.write(f"tidelog: {' '.join(text.split())}\n")
+    """Print one line on stderr. If that fails, nothing can be said, and the exit status counts."""
+    with contextlib.suppress(OSError):
+        sys.stderr.write(f"tidelog: {' '.join(text.split())}\n")
+        sys.stderr.flush()
 
 
 def show_table(columns: Sequence[str], rows: Iterable[Iterable[object]]) -> None:

@@ -240,8 +240,8 @@ class LineOutput:
         self._thread: threading.Thread | None = None
 
     async def write(self, octets: bytes) -> None:
-        """Write all bytes. Raises BrokenOutput. If the task is cancelled, wait LAST_WRITE_S for the
-        write, so that the caller knows whether the records are printed."""
+        """Write all bytes. Raises BrokenOutput, CommandError. If the task is cancelled, wait
+        LAST_WRITE_S for the write, so that the caller knows whether the records are printed."""
         if not octets:
             return
         if self._thread is None:

@@ -61,7 +61,9 @@ class _State(msgspec.Struct):
     lines: int = 0
     bytes: int = 0
     checked: str = ""
-    """The digest of the last CHECKED_BYTES of these bytes. Files of old versions have none."""
+    checked_bytes: int = 0
+    """The digest of the last CHECKED_BYTES of the first `checked_bytes` bytes. Files of old
+    versions have none, and a user may change `bytes`."""
     pending: _Pending | None = None
 
 
@@ -141,13 +143,17 @@ class ResumableProducer:
             )
         pending = state.pending
         if pending is not None and self._clock.now_ms() - pending.since_ms > PENDING_MS_MAX:
-            raise CommandError(
-                f"it is unknown whether lines {state.lines + 1} to {pending.lines} are in "
-                f"{topic}, and brokers may have dropped their Idempotency-Key: read the topic. "
-                f"If they are in it, set `lines` and `bytes` in {self._file} to the values in "
-                "`pending`. In both cases set `pending` to null"
-            )
+            why = "and brokers may have dropped their Idempotency-Key"
+            raise CommandError(self._advice(state, pending, why))
         return state
+
+    def _advice(self, state: _State, pending: _Pending, why: str) -> str:
+        """Return what the user can do about a batch whose outcome no request can tell."""
+        return (
+            f"it is unknown whether lines {state.lines + 1} to {pending.lines} are in "
+            f"{state.topic}, {why}: read the topic. If they are in it, set `lines` and `bytes` in "
+            f"{self._file} to the values in `pending`. In both cases set `pending` to null"
+        )
 
     def _save(self) -> None:
         """Replace the file. After a crash, it has the old or the new contents."""
@@ -184,9 +190,10 @@ class ResumableProducer:
         size = count - start
         self._checked = (await self._read_exactly(size))[:size]
         self._rest = self._rest[size:]
-        if self._state.checked not in ("", _digest(self._checked)):
+        state = self._state
+        if count and state.checked_bytes == count and state.checked != _digest(self._checked):
             raise CommandError(
-                f"line {self._state.lines} of the input is not the line that is in the topic: "
+                f"line {state.lines} of the input is not the line that is in the topic: "
                 f"{self._file} belongs to another input"
             )
 
@@ -291,21 +298,29 @@ class ResumableProducer:
             try:
                 placed = await send_batch(self._connection, state.topic, batch.texts, key, options)
             except ClientError as error:
-                is_refused = isinstance(error, Refused) and error.status in CONTENT_REFUSED
-                if not error.is_unknown and (is_new or is_refused):
-                    state.pending = None  # nothing is written
-                    self._save()
-                said = plural(state.lines, "line")
-                failed = command_error(error)
-                failed.args = (
-                    f"lines {first} to {lines}: {failed} ({said} of the input are in the topic)",
-                )
-                raise failed from None
+                raise self._failed(error, lines, is_new=is_new) from None
             self._summary.add(placed, len(batch.octets))
         state.lines, state.bytes, state.pending = lines, size, None
         self._checked = (self._checked + batch.octets)[-CHECKED_BYTES:]
-        state.checked = _digest(self._checked)
+        state.checked, state.checked_bytes = _digest(self._checked), size
         self._save()
+
+    def _failed(self, error: ClientError, lines: int, *, is_new: bool) -> CommandError:
+        """Return the error of a batch that ends at `lines`. If nothing of it is written, forget it.
+        Unless it `is_new`, an earlier run may have written it, whatever this run knows."""
+        state = self._state
+        if is_new and not error.is_unknown:
+            state.pending = None
+            self._save()
+        elif isinstance(error, Refused) and error.status in CONTENT_REFUSED and state.pending:
+            why = f"and its repetition was refused ({error.message})"
+            return CommandError(self._advice(state, state.pending, why))
+        said = plural(state.lines, "line")
+        failed = command_error(error)
+        failed.args = (
+            f"lines {state.lines + 1} to {lines}: {failed} ({said} of the input are in the topic)",
+        )
+        return failed
 
 
 def _digest(octets: bytes) -> str:

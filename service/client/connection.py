@@ -42,7 +42,6 @@ from tidelog.service.client.servers import Servers
 UNREACHABLE = frozenset({502, 503, 504})
 THROTTLED = 429
 RETRIED = UNREACHABLE | {THROTTLED}
-OUTCOME_UNKNOWN = frozenset({502, 504})
 NO_ROUTE = "HTTP 404 Not Found"
 """A broker's message if none of its routes has the path of the request."""
 CONNECT_S = 5.0
@@ -355,10 +354,20 @@ def refusal(answer: httpx.Response) -> ClientError:
         return NotReachable(f"{answer.request.url}: HTTP 404: is this the URL of a broker?")
     message = said or f"{answer.request.url}: HTTP {status} {answer.reason_phrase}".rstrip()
     if status in UNREACHABLE:
-        return NotReachable(message, is_unknown=status in OUTCOME_UNKNOWN)
+        return NotReachable(message, is_unknown=_is_unknown(status, code))
     kind = NotFound if status == httpx.codes.NOT_FOUND else Refused
     advice = "key" if status == httpx.codes.UNAUTHORIZED else ""
-    return kind(message, advice, status=status, code=code)
+    error = kind(message, advice, status=status, code=code)
+    error.is_unknown = _is_unknown(status, code)
+    return error
+
+
+def _is_unknown(status: int, code: int) -> bool:
+    """Whether a broker may have done what the request says. `code` is 0 in a proxy's response: the
+    proxy may have sent the request to a broker."""
+    if status in {httpx.codes.REQUEST_TIMEOUT, httpx.codes.SERVICE_UNAVAILABLE}:
+        return not code
+    return status >= httpx.codes.INTERNAL_SERVER_ERROR
 
 
 def _why(error: httpx.RequestError) -> tuple[str, str]:

@@ -16,7 +16,7 @@ class ClientError(Exception):
     """Root of all errors of the client.
 
     `is_unknown`: a broker may have done what the request says. A repetition with the same
-    Idempotency-Key is safe.
+    Idempotency-Key is safe for an hour.
     """
 
     is_unknown = False
@@ -51,7 +51,7 @@ class NotReachable(ClientError):
 
 class Refused(ClientError):
     """The broker rejected the request. It has changed nothing, unless `is_unknown`: the response to
-    an earlier attempt was lost.
+    an earlier attempt was lost, or the broker has failed (status 500).
 
     `status` is the HTTP status, `code` the `error_code` of the response (0: none).
     """

@@ -352,6 +352,7 @@ class AsyncProducer(Connected):
         except NotFound:
             topic.partitions = 1  # the produce request creates the topic, or names the error
         except ClientError as error:
+            error.is_unknown = False  # no record was sent
             self._topics.pop(topic.name)
             self._fail(topic, [item for item, _ in topic.waiting], error)
             topic.waiting.clear()

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import msgspec
 
 from tidelog.service.client.connection import Connection
-from tidelog.service.client.errors import BadArgument
+from tidelog.service.client.errors import BadArgument, ClientError
 from tidelog.service.client.records import Headers, ProduceFormat, v3_record
 from tidelog.storage.core.model import TopicPartition
 
@@ -111,7 +111,11 @@ class AsyncTransaction:
                     "consumer_groups": list(self._groups.values()),
                 }
             )
-        cluster = await self._connection.cluster(retry_s=self._delivery_s)
+        try:
+            cluster = await self._connection.cluster(retry_s=self._delivery_s)
+        except ClientError as error:
+            error.is_unknown = False  # the transaction was not sent
+            raise
         answer = await self._connection.call(
             "POST",
             f"{cluster}/transactions",

@@ -9,8 +9,8 @@ from tidelog.service.http.paging import sliced
 from tidelog.service.operations.change import Change, begin
 from tidelog.service.security.audit import note
 from tidelog.service.security.caller import CallerRights
-from tidelog.storage.access import KEY_ID_BYTES
 from tidelog.storage.broker import Broker
+from tidelog.storage.cluster_access import KEY_ID_BYTES
 from tidelog.storage.core.acls import (
     ALTER,
     ALTER_CONFIGS,

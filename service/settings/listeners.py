@@ -3,12 +3,21 @@
 import dataclasses
 import re
 from collections.abc import Iterator
+from urllib.parse import urlsplit
 
 from tidelog.service.settings.fields import Section, setting
 
 PORTS = (0, 65535)
 ORIGIN = re.compile(r"https?://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]{2,45}\])(:[0-9]{1,5})?")
 _URL = re.compile(rf"{ORIGIN.pattern}(/[A-Za-z0-9._~/-]*)?")
+
+
+def is_url(text: str, form: re.Pattern[str] = _URL) -> bool:
+    """Whether this is a URL of the form, with an address and a port that can be."""
+    try:
+        return form.fullmatch(text) is not None and urlsplit(text).port != 0
+    except ValueError:
+        return False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -51,5 +60,5 @@ class ListenerSettings(Section):
             yield "workers above 1: remove peer_port, peer_address and broker_id"
         if self.workers > 1 and self.port == 0:
             yield "workers above 1 share one port: set a port above 0"
-        if self.advertised_url and not _URL.fullmatch(self.advertised_url):
+        if self.advertised_url and not is_url(self.advertised_url):
             yield f"advertised_url: {self.advertised_url!r} is no URL: use https://HOST:PORT/PATH"

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 from tidelog.service.settings.fields import names_in, setting
-from tidelog.service.settings.listeners import ORIGIN
+from tidelog.service.settings.listeners import ORIGIN, is_url
 from tidelog.service.settings.tls import TlsSettings
 
 AUDIT_AUTO, AUDIT_OFF, AUDIT_STDERR = "auto", "off", "stderr"
@@ -77,7 +77,7 @@ class SecuritySettings(TlsSettings):
         if self.security_off_with_keys and self.security != "off":
             yield "security_off_with_keys is for security=off: remove it"
         for name in self.cors_origin_names:
-            if name != "*" and not ORIGIN.fullmatch(name):
+            if name != "*" and not is_url(name, ORIGIN):
                 yield f"cors_origins: {name!r} is no origin: use https://HOST:PORT"
         if self.oidc_issuer:
             yield from self._problems_of_oidc()

@@ -11,7 +11,7 @@ import difflib
 import math
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from pathlib import Path
 from typing import Any
 
@@ -125,16 +125,21 @@ def load(
     variables = _of_environment(os.environ if environment is None else environment, fields)
     _check_flags(flags, fields)
     texts = {**variables, **flags}
-    _rename(texts, warn)
-    parsed: dict[str, Any] = {}
-    for key, text in texts.items():
-        try:
-            parsed[key] = _parse(fields[key], text)
-        except BadSettings as error:
-            if key in variables and key not in flags:
-                raise BadSettings(f"{error} (variable {PREFIX}{key.upper()})") from None
-            raise
-    return Settings(**parsed)
+    try:
+        _rename(texts, warn)
+        parsed: dict[str, Any] = {key: _parse(fields[key], text) for key, text in texts.items()}
+        return Settings(**parsed)
+    except BadSettings as error:
+        variable = _variable_of(str(error).partition(":")[0], variables.keys() - flags.keys())
+        raise BadSettings(f"{error}{variable}") from None
+
+
+def _variable_of(name: str, variables: Set[str]) -> str:
+    """Return the addition to an error about a setting that a variable gives, perhaps by an old name
+    of the setting; else an empty text."""
+    names = [name, *(old for old, new in RENAMED.items() if new == name)]
+    named = [f"{PREFIX}{key.upper()}" for key in names if key in variables]
+    return f" (variable {', '.join(named)})" if named else ""
 
 
 def _of_environment(environment: Mapping[str, str], fields: Mapping[str, object]) -> dict[str, str]:

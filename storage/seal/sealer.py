@@ -23,9 +23,9 @@ segment, however slow the store is.
 
 **If the process is suspended**, more than `UPLOAD_AGE_MAX_S` may pass: then the sealer commits
 nothing. If it finds this only after the commit, it does not trim the tail. A sealer that finds the
-table ahead (tables_ahead) replaces segments of that age by new ones with the same records, and then
-trims the tail. It does not only remove them: another sealer may have verified them, and may trim
-the tail at any later time.
+table ahead (tables_ahead_of_wal) replaces segments of that age by new ones with the same records,
+and then trims the tail. It does not only remove them: another sealer may have verified them, and
+may trim the tail at any later time.
 
 `DueTails` chooses the tails that a broker seals now: large, old, or about to leave its memory.
 """

@@ -6,9 +6,21 @@ from pathlib import Path
 
 import pytest
 
-from tests.service.client.faults import GONE, LOST, PAGE, Choice, FaultyTransport, script
+from tests.service.client.faults import (
+    BUSY,
+    FAILED,
+    GONE,
+    INVALID,
+    LOST,
+    PAGE,
+    PROXY_BUSY,
+    REFUSED,
+    Choice,
+    FaultyTransport,
+    script,
+)
 from tests.service.conftest import Broker, ends
-from tidelog.service.cli.errors import CommandError
+from tidelog.service.cli.errors import BadUsage, CommandError
 from tidelog.service.cli.input_lines import LineInput, LineSource, ProduceOptions, text_parser
 from tidelog.service.cli.resumable_produce import CHECKED_BYTES, ResumableProducer
 from tidelog.service.client.connection import Connection
@@ -62,12 +74,22 @@ async def test_page_of_proxy_leaves_batch_pending(lines: Input) -> None:
     assert sum(ends(lines.broker.log)) == 3
 
 
-@pytest.mark.parametrize(("faults", "is_pending"), [((LOST, GONE), True), ((GONE,), False)])
+@pytest.mark.parametrize(
+    ("faults", "is_pending"),
+    [
+        ((LOST, GONE), True),
+        ((GONE,), False),
+        ((BUSY,) * 99, False),
+        ((REFUSED,) * 99, False),
+        ((BUSY, PROXY_BUSY, *[REFUSED] * 99), True),
+        ((FAILED,), True),
+    ],
+)
 async def test_refused_batch_is_pending_if_its_outcome_is_unknown(
     lines: Input, faults: tuple[str, ...], *, is_pending: bool
 ) -> None:
     with pytest.raises(CommandError):
-        await lines.produce(script(*faults, of="/topics/t"))
+        await lines.produce(script(*faults, of="/topics/t"), retry_s=1.0)
     assert lines.is_pending() == is_pending
     await lines.produce()
     assert sum(ends(lines.broker.log)) == 2
@@ -79,6 +101,37 @@ async def test_batch_of_earlier_run_stays_pending_if_topic_is_refused(lines: Inp
     with pytest.raises(CommandError):
         await lines.produce(script(GONE, of="/topics/t"))
     assert lines.is_pending()
+
+
+async def test_user_who_follows_advice_goes_on(lines: Input) -> None:
+    await lines.produce()
+    lines.file.write_text("a\nb\nc\nd\n")
+    with pytest.raises(CommandError):
+        await lines.produce(script(*[LOST] * 50, of="/topics/t"), retry_s=0.0)
+    with pytest.raises(CommandError, match="lines 3 to 4 are in t, and its repetition was refused"):
+        await lines.produce(script(INVALID, of="/topics/t"))
+    state = json.loads(lines.state.read_text())
+    state |= {"lines": state["pending"]["lines"], "bytes": state["pending"]["bytes"]}
+    lines.state.write_text(json.dumps(state | {"pending": None}))
+    lines.file.write_text("a\nb\nc\nd\ne\n")
+    await lines.produce()
+    assert sum(ends(lines.broker.log)) == 5
+
+
+async def test_file_of_old_version_is_read(lines: Input) -> None:
+    await lines.produce()
+    state = json.loads(lines.state.read_text())
+    del state["checked"], state["checked_bytes"]
+    lines.state.write_text(json.dumps(state))
+    with lines.file.open("a") as file:
+        file.write("c\n")
+    await lines.produce()
+    assert sum(ends(lines.broker.log)) == 3
+
+
+def test_format_of_values_is_of_ndjson() -> None:
+    with pytest.raises(BadUsage, match="--embedded needs --format ndjson"):
+        ProduceOptions(embedded="binary").parser()
 
 
 async def test_resumption_in_pipe_keeps_little_of_skipped_input(

@@ -54,6 +54,9 @@ def test_variables_that_kubernetes_sets_for_service_are_left_alone() -> None:
         ({"kafka_port": "9092", "kafka_advertised": "host"}, "'host' is not HOST:PORT"),
         ({"kafka_port": "65535", "workers": "2"}, "ports 1 to 65533, with all workers"),
         ({"kafka_port": "8081", "workers": "2"}, "port 8082 is for HTTP and for Kafka clients"),
+        ({"advertised_url": "https://[1.2.3.4]"}, "'https://[1.2.3.4]' is no URL"),
+        ({"advertised_url": "https://h:99999"}, "'https://h:99999' is no URL"),
+        ({"cors_origins": "https://[....]"}, "cors_origins: 'https://[....]'"),
         ({"zone": "eu 1"}, "zone: 'eu 1' has characters"),
         ({"tls_cert_file": "c"}, "tls_cert_file and tls_key_file: give both or neither"),
         ({"tls_key_file": "k"}, "tls_cert_file and tls_key_file: give both or neither"),
@@ -168,6 +171,12 @@ def test_three_old_caches_are_one() -> None:
 def test_error_names_variable_that_gave_value() -> None:
     with pytest.raises(BadSettings, match=r"workers: 'two' .*\(variable TIDELOG_WORKERS\)$"):
         load({}, {"TIDELOG_WORKERS": "two"})
+    with pytest.raises(BadSettings, match=r"port: 70000 .*\(variable TIDELOG_PORT\)$"):
+        load({}, {"TIDELOG_PORT": "70000"})
+    with pytest.raises(BadSettings, match=r"\(variable TIDELOG_BUFFER_BYTES\)$"):
+        load({}, {"TIDELOG_BUFFER_BYTES": "x"})
+    with pytest.raises(BadSettings, match=r"\(variable TIDELOG_FOOTER_CACHE_BYTES\)$"):
+        load({}, {"TIDELOG_FOOTER_CACHE_BYTES": "x"})
     with pytest.raises(BadSettings, match=r"workers: 'two' is not a whole number$"):
         load({"workers": "two"}, {"TIDELOG_WORKERS": "1"})
 

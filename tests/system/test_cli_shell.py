@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -112,12 +113,22 @@ def test_a_full_disk_behind_stdout(broker: Broker, topic: str, command: str) -> 
     assert ended.returncode == 1
 
 
-@pytest.mark.parametrize("command", ["--version", "--help", "consume {topic}"])
-def test_closed_stdout_is_one_line(broker: Broker, topic: str, command: str) -> None:
+@pytest.mark.parametrize(
+    ("command", "status"),
+    [("--version", 1), ("--help", 1), ("consume {topic}", 1), ("", 2), ("topics", 2)],
+)
+def test_closed_stdout_is_one_line(broker: Broker, topic: str, command: str, status: int) -> None:
     broker.cli("produce", topic, stdin="a\n")
     ended = in_shell(f"{command.format(topic=topic)} >&-", broker)
     assert ended.stderr == b"tidelog: cannot write to stdout: Bad file descriptor\n"
-    assert ended.returncode == 1
+    assert ended.returncode == status
+
+
+@pytest.mark.parametrize(("command", "status"), [("topics describe nothing", 4), ("--bogus", 2)])
+def test_full_disk_behind_stderr_leaves_exit_status(
+    broker: Broker, command: str, status: int
+) -> None:
+    assert in_shell(f"{command} 2>/dev/full", broker).returncode == status
 
 
 def test_closed_stdin_is_empty_and_closed_stderr_says_nothing(broker: Broker, topic: str) -> None:
@@ -138,6 +149,14 @@ def in_shell(line: str, broker: Broker) -> subprocess.CompletedProcess[bytes]:
 def test_argument_that_is_not_utf8_is_refused(broker: Broker) -> None:
     done = broker.cli("topics", "create", os.fsdecode(b"\xff"), status=2)
     assert error_line(done) == "argument 3 is not UTF-8 text: b'\\xff'"
+
+
+def test_name_of_file_may_have_any_bytes(broker: Broker, topic: str, tmp_path: Path) -> None:
+    file = os.path.join(tmp_path, os.fsdecode(b"lines\xff"))
+    with open(file, "w") as lines:
+        lines.write("a\n")
+    broker.cli("produce", topic, file)
+    assert broker.high_watermark(topic) == 1
 
 
 def test_an_interrupt_while_the_commands_load() -> None:

@@ -50,9 +50,8 @@ from tidelog.storage.state.access import REQUEST_PERCENTAGE, REQUEST_RATE
 log = logging.getLogger("tidelog.kafka")
 
 UNANSWERED_MAX = 16
-"""Requests of one connection that are read and not answered."""
 UNANSWERED_BYTES_MAX = 32 * 1024 * 1024
-"""Time after which a connection lets other callbacks of the event loop run."""
+"""Requests of one connection that are read and not answered, and their bytes."""
 DECODE_INLINE_BYTES = 8 * 1024
 """The event loop decodes requests up to this size. It also decodes all Produce requests: the
 decoder reads no records. A thread, which takes about 0.1 ms, decodes the others and encodes their

@@ -11,11 +11,16 @@ import httpx
 OK, REFUSED, LOST, BUSY, THROTTLED, UNKNOWN = (
     *("ok", "refused", "lost", "busy", "throttled", "unknown"),
 )
-HELD, PAGE, GONE = "held", "page", "gone"
+HELD, PAGE, GONE, INVALID, FAILED, PROXY_BUSY = (
+    *("held", "page", "gone", "invalid", "failed", "proxy busy"),
+)
 """HELD: served, but the response stays on the way, up to the timeout. REFUSED: no connection. LOST:
 served, but the response does not arrive. BUSY: 503. THROTTLED: 429. UNKNOWN: served, and answered
-504. PAGE: served, but a proxy answers 200 with a page of its own. GONE: 404 of a broker."""
-ANSWERS = {BUSY: 503, THROTTLED: 429, GONE: 404}
+504. PAGE: served, but a proxy answers 200 with a page of its own. GONE, INVALID:
+404, 422 of a broker. FAILED: served, and answered 500. PROXY_BUSY: served, and a proxy answers
+503."""
+ANSWERS = {BUSY: 503, THROTTLED: 429, GONE: 404, INVALID: 422}
+PAGES = {PAGE: 200, FAILED: 500, PROXY_BUSY: 503}
 
 Choice = Callable[[httpx.Request], str]
 
@@ -45,9 +50,9 @@ class FaultyTransport(httpx.AsyncBaseTransport):
         if fault == LOST:
             await answer.aread()
             raise httpx.ReadError("reset", request=request)
-        if fault == PAGE:
+        if fault in PAGES:
             await answer.aread()
-            return httpx.Response(200, html="<p>Welcome</p>", request=request)
+            return httpx.Response(PAGES[fault], html="<p>Welcome</p>", request=request)
         if fault == UNKNOWN:
             await answer.aread()
             return httpx.Response(504, json={"error_code": 50003, "message": "?"}, request=request)

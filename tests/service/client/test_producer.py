@@ -144,6 +144,21 @@ async def test_page_of_proxy_leaves_outcome_unknown(broker: Broker, topic: str) 
     assert sum(ends(broker.log)) == 1
 
 
+@pytest.mark.parametrize("path", ["/partitions", "/clusters"])
+async def test_outcome_is_known_if_nothing_was_sent(broker: Broker, topic: str, path: str) -> None:
+    async with connection(broker, script(*[PAGE] * 9, of=path)) as client:
+        async with AsyncProducer(client) as producer:
+            transaction = producer.transaction()
+            transaction.send(topic, "a")
+            work = transaction.commit()
+            if path == "/partitions":
+                work.close()
+                work = await producer.send(topic, "x")
+            with pytest.raises(NotABroker) as caught:
+                await work
+    assert not caught.value.is_unknown
+
+
 async def test_transaction_answered_by_proxy_is_no_success(broker: Broker, topic: str) -> None:
     async with connection(broker, script(PAGE, of="/transactions")) as client:
         async with AsyncProducer(client) as producer:

@@ -32,6 +32,7 @@ too."""
 TYPE = {"content-type": "application/vnd.kafka.json.v2+json"}
 Request = tuple[str, str, bytes | None, dict[str, str]]
 HEALTH: Sequence[Request] = [("GET", "/healthy", None, {})]
+BEGUN = "begun"
 RECORD: Sequence[Request] = [
     ("POST", f"/topics/{NEIGHBOUR}", b'{"records":[{"value":1}]}', TYPE),
     ("GET", f"/topics/{NEIGHBOUR}/partitions/0/records?offset=0&max_bytes=1", None, {}),
@@ -88,6 +89,12 @@ class _Probe:
         return http.client.HTTPConnection(address, port, timeout=TIMEOUT_S)
 
     def run(self, end: threading.Event) -> None:
+        try:
+            self._run(end)
+        finally:
+            self.has_begun.set()
+
+    def _run(self, end: threading.Event) -> None:
         connection: http.client.HTTPConnection | None = None
         while not end.is_set():
             began_s, began_cpu_s = time.perf_counter(), loop_cpu_s(self._target.pid)
@@ -140,7 +147,8 @@ class Prober:
 
     def begin(self, target: Target) -> None:
         """Probe the broker. Return when each probe has its first answer."""
-        self._exchange(json.dumps(target))
+        said = self._exchange(json.dumps(target))
+        assert said == BEGUN, f"the process of the probes said {said!r}"
 
     def end(self) -> Readings:
         """End the probes."""
@@ -149,8 +157,14 @@ class Prober:
     def _exchange(self, line: str) -> str:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        print(line, file=self._process.stdin, flush=True)
-        return self._process.stdout.readline()
+        try:
+            print(line, file=self._process.stdin, flush=True)
+            if said := self._process.stdout.readline().strip():
+                return said
+        except BaseException:  # half an exchange: the next one would get its answer
+            self._process.kill()
+            raise
+        raise RuntimeError(f"the process of the probes ended: {self._process.wait()}")
 
 
 @contextmanager
@@ -196,7 +210,7 @@ def _probe(target: Target, until: Callable[[], object], begun: Callable[[], None
 def main() -> None:
     for line in iter(sys.stdin.readline, ""):
         target = Target(*json.loads(line))
-        readings = _probe(target, sys.stdin.readline, partial(print, "begun", flush=True))
+        readings = _probe(target, sys.stdin.readline, partial(print, BEGUN, flush=True))
         print(json.dumps(readings), flush=True)
 
 
