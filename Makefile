@@ -47,7 +47,7 @@ cluster: has-all  ## Run SeaweedFS, three brokers and a balancer here; ARGS are 
 
 .PHONY: test
 test: has-all  ## Run the tests; ARGS are those of pytest
-	$(BIN)/python -m pytest -n 3 --dist loadgroup --durations=10 $(ARGS)
+	$(BIN)/python -m pytest -n 4 --dist loadgroup --durations=10 $(ARGS)
 
 .PHONY: torture
 torture: has-all  ## Run three brokers under injected faults for MINUTES

@@ -47,8 +47,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """System tests run first. A test of a minute that begins last keeps one worker busy alone."""
-    items.sort(key=lambda item: not item.path.is_relative_to(SYSTEM_TESTS))
+    """System tests and slow ones run first. A test of a minute that begins last keeps one worker
+    busy alone."""
+    items.sort(key=lambda item: not _is_slow(item))
+
+
+def _is_slow(item: pytest.Item) -> bool:
+    return item.path.is_relative_to(SYSTEM_TESTS) or item.get_closest_marker("slow") is not None
 
 
 @pytest.hookimpl(wrapper=True)

@@ -7,6 +7,7 @@ import pytest
 from tidelog.service.server.broker_files import hot_dir
 from tidelog.service.settings.settings import load
 from tidelog.storage.core.errors import LogError
+from tidelog.storage.runtime.clock import SystemClock
 from tidelog.storage.store.memory import MemoryStore
 from tidelog.storage.store.metered import MeteredStore
 
@@ -19,7 +20,8 @@ def test_user_without_home_is_told_to_set_hot_dir(
 
     monkeypatch.setattr(Path, "home", home)
     monkeypatch.delenv("XDG_STATE_HOME", raising=False)
-    store = MeteredStore(MemoryStore())  # no MemoryStore: its objects outlive the process
+    # To `hot_dir` this is no MemoryStore, but a store whose objects outlive the process.
+    store = MeteredStore(MemoryStore(), SystemClock())
     with pytest.raises(LogError, match="set hot_dir"):
         hot_dir(load({}, {}), store)
     folder = tmp_path / "hot"
