@@ -251,13 +251,31 @@ class Produce:
         target: str,
         body: bytes,
     ) -> tuple[IdempotencyKey | None, RecordPartitions]:
-        """Return the request's key and the records' partitions. `name` is the key's, None without
-        one; `target` is that of `fingerprint` without the topic."""
+        """Check the records. Return the request's key and the records' partitions. `name` is the
+        key's, None without one; `target` is that of `fingerprint` without the topic. With a key,
+        the partitions depend only on the request's content and on the topic's number of partitions,
+        so a retry gets the same partitions on any broker."""
         key = None
         if name is not None:
             mark = await self.fingerprint(rights, f"{topic.topic_id}/{target}", body)
             key = IdempotencyKey(name, mark, len(topic.partitions))
-        return key, self.place(topic, produced, number, key)
+        await self.check(produced, topic.config, key)
+        return key, self.place_among(topic.name, len(topic.partitions), produced, number, key)
+
+    async def check(
+        self, produced: json_in.Produced, config: TopicConfig, key: IdempotencyKey | None
+    ) -> None:
+        """Check the records of a request, unless they are in the log under its key: then its answer
+        is that of the first request, although the topic may have got other configs. Raises
+        InvalidRequest."""
+        try:
+            check_records(produced, config)
+        except InvalidRequest:
+            if key is None:
+                raise
+            await self._log.refresh()  # another broker may have appended them
+            if self._log.state.idempotency_record(key.key, PRINCIPAL.get()) is None:
+                raise
 
     def _decode_small(self, body: bytes, format_name: str) -> json_in.Produced | None:
         """Decode a body on the event loop. If the body, or what it unpacks to, has more than
@@ -319,19 +337,6 @@ class Produce:
     def _decoded_max(self, body: bytes) -> int:
         size = max(len(body), DECODE_INLINE_BYTES)  # of a small body that takes more memory
         return min(DECODED_FACTOR * size, self._settings.request_bytes_max)
-
-    def place(
-        self,
-        topic: Topic,
-        produced: json_in.Produced,
-        number: int | None,
-        key: IdempotencyKey | None,
-    ) -> RecordPartitions:
-        """Check the records and return their partitions. With an idempotency key, the partitions
-        depend only on the request's content and on the topic's number of partitions, so a retry
-        gets the same partitions on any broker."""
-        check_records(produced, topic.config)
-        return self.place_among(topic.name, len(topic.partitions), produced, number, key)
 
     def place_among(
         self,

@@ -34,7 +34,6 @@ from tidelog.service.routes.produce import (
     RETRY_ERRORS,
     Produce,
     body_of,
-    check_records,
     client_key,
 )
 from tidelog.service.security.caller import CallerRights, rights_of
@@ -160,7 +159,7 @@ class Transactions:
         parts = []
         for topic, records in zip(topics, request.topics, strict=True):
             try:
-                check_records(records.produced, topic.config)
+                await self._produce.check(records.produced, topic.config, key)
             except InvalidRequest as error:
                 raise type(error)(f"topic {topic.name!r}: {error}") from error
             parts.append((topic, self._place(records, key, len(topic.partitions))))

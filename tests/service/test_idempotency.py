@@ -105,6 +105,27 @@ async def test_arrow_is_remembered_too(broker: Broker, topic: str) -> None:
     assert sum(ends(broker.log)) == 20
 
 
+@pytest.mark.parametrize(
+    "config", [{"max.message.bytes": "500"}, {"cleanup.policy": "compact"}], ids=str
+)
+async def test_retry_gets_first_answer_although_topic_has_got_stricter(
+    store: MemoryStore, config: dict[str, str | None]
+) -> None:
+    async with broker_on(store) as broker, broker_on(store, "b2") as other:
+        await broker.log.create_topic("t", 3, {})
+        await other.log.refresh()
+        first = await post(broker.http, MANY, key="a")
+        await other.log.alter_topic("t", config)
+        for receiver in (other, broker):
+            again = await post(receiver.http, MANY, key="a")
+            assert (again.status_code, again.content) == (200, first.content)
+            await receiver.log.refresh()
+            assert (await post(receiver.http, MANY, key="b")).is_client_error
+            assert (await post(receiver.http, MANY)).is_client_error
+            assert (await post(receiver.http, MANY[:50], key="a")).status_code == 422
+        assert sum(ends(broker.log)) == len(MANY)
+
+
 async def test_key_stands_for_one_request(broker: Broker, topic: str) -> None:
     await broker.log.create_topic("u", 3, {})
     await post(broker.http, KEYED, key="a", path="/topics/t/partitions/1")

@@ -225,6 +225,16 @@ async def test_retry_gets_first_answer_on_any_broker(store: MemoryStore) -> None
             assert sum(ends(broker.log)) == sum(ends(broker.log, "u")) == 40
 
 
+async def test_retry_gets_first_answer_although_topic_has_got_stricter(two: Broker) -> None:
+    body = {"topics": [records("t", "x" * 900), records("u", 1)]}
+    first = await transact(two, body, key="a")
+    await two.log.alter_topic("t", {"max.message.bytes": "500"})
+    again = await transact(two, body, key="a")
+    assert (again.status_code, again.content) == (200, first.content)
+    assert (await transact(two, body, key="b")).is_client_error
+    assert (await transact(two, body)).is_client_error
+
+
 async def test_keys_outlive_broker_and_its_checkpoints(store: MemoryStore) -> None:
     body = {"topics": [keyed("t", 9)], "consumer_groups": [group(("t", 0, 1))]}
     async with broker_on(store) as broker:
