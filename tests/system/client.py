@@ -9,6 +9,7 @@ import http.client
 import json
 import socket
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Self, cast
@@ -89,11 +90,14 @@ class Client:
             connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         try:
             connection.request(method, path, body, dict(headers or {}))
-            response = connection.getresponse()
-            names = {name.lower(): value for name, value in response.getheaders()}
-            return Answer(response.status, names, response.read())
+            # An answer with `Connection: close` has the socket, also if the rest of it is lost.
+            with connection.getresponse() as response:
+                names = {name.lower(): value for name, value in response.getheaders()}
+                return Answer(response.status, names, response.read())
         except (OSError, http.client.HTTPException) as error:
             connection.close()
+            # A broken connection leaves its socket to a response, a local of a frame of the error.
+            traceback.clear_frames(error.__traceback__)
             raise AnswerLost(repr(error)) from error
 
     # -- what tests ask for

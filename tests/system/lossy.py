@@ -53,7 +53,11 @@ class LossyProxy:
         with contextlib.suppress(OSError):
             while True:
                 near, _ = self._listening.accept()
-                far = socket.create_connection(self._upstream)
+                try:
+                    far = socket.create_connection(self._upstream)
+                except OSError:  # the broker is not there
+                    _end(near)
+                    continue
                 self._open |= {near, far}
                 self._start(self._pump, near, far, "requests_lost")
                 self._start(self._pump, far, near, "answers_lost")

@@ -77,8 +77,8 @@ class World:
             sent["Accept"] = accept
         connection = http.client.HTTPConnection("127.0.0.1", self.broker.port, timeout=120)
         connection.request(method, path, raw, sent)
-        answer = connection.getresponse()
-        content = answer.read()
+        with connection.getresponse() as answer:
+            content = answer.read()
         connection.close()
         media_type = answer.headers.get("Content-Type", "")
         told = json.loads(content) if content and "json" in media_type else content

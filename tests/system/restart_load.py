@@ -32,8 +32,8 @@ class Plain:
         content = None if body is None else json.dumps(body)
         headers = {} if body is None else {"content-type": kind}
         self._connection.request(method, path, content, headers)
-        answer = self._connection.getresponse()
-        text = answer.read()
+        with self._connection.getresponse() as answer:
+            text = answer.read()
         if answer.status > OK_MAX:  # a balancer's own answer is no JSON
             return answer.status, text
         return answer.status, json.loads(text) if text.strip() else None

@@ -78,8 +78,8 @@ def _ask_until_refused(port: int, is_keeping: bool, wrong: list[str], count: lis
         try:
             while True:
                 client.request("GET", "/topics")
-                answer = client.getresponse()
-                answer.read()
+                with client.getresponse() as answer:
+                    answer.read()
                 count.append(answer.status)
                 if answer.will_close or not is_keeping:
                     break

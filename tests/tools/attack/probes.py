@@ -104,8 +104,8 @@ class _Probe:
                     connection = self._connection()
                 for request in self._requests:
                     connection.request(*request)
-                    answer = connection.getresponse()
-                    answer.read()
+                    with connection.getresponse() as answer:
+                        answer.read()
                     if answer.status != http.client.OK:
                         self.faults.append(f"{request[0]} {answer.status}")
             except (OSError, http.client.HTTPException) as error:
