@@ -4,8 +4,9 @@ import contextlib
 import datetime as dt
 import os
 from collections.abc import Iterator
+from io import FileIO
 from pathlib import Path
-from typing import Annotated, Any, TextIO
+from typing import Annotated, Any
 
 from typer import Argument, Option
 
@@ -57,8 +58,7 @@ def create_key(
     with _new_secret_file(out) as file:
         created = command.request("POST", KEYS, json=body)
         try:
-            file.write(created.pop("secret") + "\n")
-            file.flush()
+            file.write(f"{created.pop('secret')}\n".encode())
         except OSError as error:
             key_id = created["key_id"]
             raise CommandError(
@@ -70,9 +70,10 @@ def create_key(
 
 
 @contextlib.contextmanager
-def _new_secret_file(path: Path) -> Iterator[TextIO]:
-    """Create a file that only this user can read. If the block fails, remove it. Raises BadUsage
-    if the file exists or cannot be created."""
+def _new_secret_file(path: Path) -> Iterator[FileIO]:
+    """Create a file that only this user can read. If the block fails, remove it. The file has no
+    buffer, whose bytes `close` would write again after an error. Raises BadUsage if the file exists
+    or cannot be created."""
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
@@ -80,7 +81,7 @@ def _new_secret_file(path: Path) -> Iterator[TextIO]:
     except OSError as error:
         raise BadUsage(f"cannot create {path}: {why_not_read(error)}") from None
     try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        with os.fdopen(descriptor, "wb", buffering=0) as file:
             yield file
     except BaseException:
         path.unlink()

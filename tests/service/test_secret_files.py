@@ -1,13 +1,17 @@
 """Files of secrets: which permissions are refused, and the line that says how to mend them."""
 
+import inspect
 import os
 import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.service.conftest import QUIET, broker_on
 from tests.service.keyed import ADMIN_KEY, SETTINGS, allow, key_of, secured
+from tidelog.service.cli import keys
+from tidelog.service.cli.errors import CommandError
 from tidelog.service.http.loop_turns import Turns
 from tidelog.service.secret_files import secret_of, why_exposed
 from tidelog.service.server.service import security_of
@@ -148,3 +152,25 @@ async def test_process_that_may_write_wal_is_administrator() -> None:
     for page in ("SECURITY.md", "terraform/README.md"):
         text = " ".join((root / page).read_text().split())
         assert "may write `wal/` or `checkpoints/` is an administrator" in text, page
+
+
+def test_secret_that_cannot_be_written_names_its_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk is full when the broker has created the key: the file is removed."""
+    file, opened = tmp_path / "key", os.open
+
+    def full(*arguments: Any) -> int:
+        os.close(opened(*arguments))
+        return opened("/dev/full", os.O_WRONLY)
+
+    class Command:
+        def request(self, *_: object, **__: object) -> dict[str, str]:
+            return {"key_id": "k1", "secret": "tl_x", "principal": "User:alice"}
+
+    monkeypatch.setattr(keys.os, "open", full)
+    with pytest.raises(
+        CommandError, match=r"No space left.* delete it with `tidelog keys delete k1`"
+    ):
+        inspect.unwrap(keys.create_key)("User:alice", command=Command(), out=file)
+    assert not file.exists()
