@@ -315,10 +315,11 @@ class ResumableProducer:
         elif isinstance(error, Refused) and error.status in CONTENT_REFUSED and state.pending:
             why = f"and its repetition was refused ({error.message})"
             return CommandError(self._advice(state, state.pending, why))
-        said = plural(state.lines, "line")
+        line_count = plural(state.lines, "line")
         failed = command_error(error)
         failed.args = (
-            f"lines {state.lines + 1} to {lines}: {failed} ({said} of the input are in the topic)",
+            f"lines {state.lines + 1} to {lines}: {failed} "
+            f"({line_count} of the input are in the topic)",
         )
         return failed
 

@@ -59,9 +59,9 @@ class Input:
 
 @pytest.fixture
 def lines(broker: Broker, topic: str, tmp_path: Path) -> Input:
-    made = Input(broker, tmp_path)
-    made.file.write_text("a\nb\n")
-    return made
+    lines_input = Input(broker, tmp_path)
+    lines_input.file.write_text("a\nb\n")
+    return lines_input
 
 
 async def test_page_of_proxy_leaves_batch_pending(lines: Input) -> None:

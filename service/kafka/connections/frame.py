@@ -61,16 +61,19 @@ class SizedPools:
 
     def take(self, taker: Taker, size: int) -> bool:
         """Hold the bytes of a request; see MemoryPool."""
-        return (self._large if size > SMALL_BYTES_MAX else self._small).take(taker, size)
+        return self._pool(size).take(taker, size)
 
     def give(self, owner: str, size: int) -> None:
         """Give the bytes of a request back."""
-        (self._large if size > SMALL_BYTES_MAX else self._small).give(owner, size)
+        self._pool(size).give(owner, size)
 
     def leave(self, taker: Taker) -> None:
         """Forget a taker that waits."""
         for pool in (self._small, self._large):
             pool.leave(taker)
+
+    def _pool(self, size: int) -> MemoryPool:
+        return self._large if size > SMALL_BYTES_MAX else self._small
 
 
 class RequestMemory(SizedPools):
