@@ -113,7 +113,7 @@ class ConsumerHandlers:
         fetch: Fetch,
         forwarder: Forwarder | None = None,
     ) -> None:
-        self.held_members = HeldMembers(consumers, forwarder)
+        self._held_members = HeldMembers(consumers, forwarder)
         self._forwarder = forwarder
         self._log = broker
         self._settings = settings
@@ -226,7 +226,7 @@ class ConsumerHandlers:
 
     async def held(self, _call: HttpRequest, group: str) -> HttpResponse:
         """Answer a peer with the held members of a group that this broker coordinates."""
-        return HttpResponse(200, self.held_members.here(group))
+        return HttpResponse(200, self._held_members.here(group))
 
     async def delete(self, _call: HttpRequest, group: str, name: str) -> HttpResponse:
         await self._consumers.leave(group, name)

@@ -37,6 +37,7 @@ from tidelog.service.http.request_id import REQUEST_ID, echo
 from tidelog.service.http.route import V2, Route
 from tidelog.service.http.urls import clean_path
 from tidelog.service.operations.operations import Operations
+from tidelog.service.peers.held_members import HeldMembers
 from tidelog.service.routes.dependencies import V2Response, check_cluster_id
 from tidelog.service.routes.health import VERSION
 from tidelog.service.security.authenticator import Security
@@ -121,6 +122,7 @@ def build_app(
     routes: Sequence[Route] = (),
     security: Security | None = None,
     reports: Reports | None = None,
+    held_members: HeldMembers | None = None,
 ) -> Application:
     """Build the application on an open log. `routes` are served beside APP_ROUTES."""
     counters = HttpCounters() if http is None else http
@@ -143,6 +145,7 @@ def build_app(
     app.state.counters = counters
     app.state.security = security
     app.state.reports = reports or Reports.of(broker, counters)
+    app.state.held_members = held_members or HeldMembers(broker.rest_groups, None)
     app.state.layouts = TopicLayouts(broker)
     app.state.wal_page = WalPage(broker)
     app.state.started_s = broker.clock.boot_s()

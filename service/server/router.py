@@ -19,7 +19,6 @@ from collections.abc import (
 from types import MethodType
 from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
-from starlette.datastructures import State
 from starlette.exceptions import HTTPException
 
 from tidelog.service.console import api, cluster_health, files, groups, kafka_clients
@@ -129,9 +128,6 @@ class DeclaredRoutes(Protocol):
 
     @property
     def handlers(self) -> Iterable[tuple[Route, Handler]]: ...
-
-    @property
-    def state(self) -> State: ...
 
 
 class Target(NamedTuple):
@@ -247,7 +243,6 @@ class Router:
         follower = topic_follower.TopicFollower(broker, fetcher)
         producer = produce.Produce(broker, settings, counters, threads)
         self.consumers = consumers.ConsumerHandlers(broker, settings, instances, fetcher, forwarder)
-        app.state.held_members = self.consumers.held_members  # the app is built before the router
         self.forwarded = Forwarded(self._serve_for_peer)
         """Serves the requests that other brokers forward to this one."""
         producer_v3 = produce_v3.ProduceV3(broker, settings, producer, counters)

@@ -22,6 +22,7 @@ from tidelog.service.kafka.appends import UNPACKED_BYTES_MAX
 from tidelog.service.kafka.connections.listener import limits_of as kafka_limits
 from tidelog.service.peers.client import METRICS, HttpPeers
 from tidelog.service.peers.forwarding import Forwarder, GroupPeers
+from tidelog.service.peers.held_members import HeldMembers
 from tidelog.service.peers.listener import BODIES_BYTES_MAX, PeerApp
 from tidelog.service.routes.health import VERSION
 from tidelog.service.security.authenticator import Security
@@ -140,15 +141,21 @@ class Service:
         )
         closing.push_async_callback(self.reports.compactions.close, BACKGROUND_STOP_S)
         kind = Router if traces is None else traces.router()
+        forwarder = Forwarder(GroupPeers(broker.members, peers))
         self.app = kind(
             build_app(
-                broker, settings, http=self.counters, security=security, reports=self.reports
+                broker,
+                settings,
+                http=self.counters,
+                security=security,
+                reports=self.reports,
+                held_members=HeldMembers(broker.rest_groups, forwarder),
             ),
             broker,
             settings,
             self.counters,
             broker.rest_groups,
-            Forwarder(GroupPeers(broker.members, peers)),
+            forwarder,
             security,
             threads,
         )

@@ -28,6 +28,7 @@ from tidelog.service.peers.forwarding import (
     Unreached,
     _Request,
 )
+from tidelog.service.peers.held_members import HeldMembers
 from tidelog.service.server.app import build_app
 from tidelog.service.server.router import Router
 from tidelog.service.settings.settings import Settings
@@ -104,13 +105,15 @@ class Cluster:
         others = Rendezvous(name, lambda: self.network.apps, lambda: name in self.leaving)
         consumers = RunningGroups(log, others)
         counters = HttpCounters()
+        forwarder = Forwarder(self.network)
+        held_members = HeldMembers(consumers, forwarder)
         app = Router(
-            build_app(log, http=counters),
+            build_app(log, http=counters, held_members=held_members),
             log,
             Settings(store="memory://"),
             counters,
             consumers,
-            Forwarder(self.network),
+            forwarder,
         )
         transport = httpx.ASGITransport(app=app)  # type: ignore[arg-type]
         client = httpx.AsyncClient(transport=transport, base_url="http://tide:8082")
