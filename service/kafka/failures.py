@@ -7,10 +7,9 @@ request, as Kafka answers. Without an answer, the client would lose its connecti
 requests under way with it.
 """
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -26,8 +25,6 @@ from tidelog.service.security.caller import Unauthenticated
 from tidelog.storage.core.errors import LogError
 
 S = TypeVar("S", bound=Structure)
-Serve: TypeAlias = Callable[..., Any]
-"""A handler of an API (apis.Api)."""
 _KINDS = {
     produce.__name__: RequestKind.PRODUCE,
     fetch.__name__: RequestKind.FETCH,
@@ -67,11 +64,16 @@ _NONE: Mapping[str, object] = {
 
 
 def called(
-    context: Context, api: Api, serve: Serve, request: Any, client: ApiClient, *more: object
+    context: Context,
+    api: Api,
+    serve: Callable[..., Any],
+    request: Any,
+    client: ApiClient,
+    *more: object,
 ) -> Any:
-    """Call a handler. Return what it returns, or the answer to its error of the log; if it returns
-    a coroutine, return a coroutine that does the same. Raises Unauthenticated."""
-    if _is_async(serve):
+    """Call a handler of an API. Return what it returns, or the answer to its error of the log; for
+    an async function, return a coroutine that does the same. Raises Unauthenticated."""
+    if api.is_async:
         return _awaited(context, api, serve, request, client, *more)
     try:
         return serve(request, client, *more)
@@ -79,15 +81,13 @@ def called(
         return _answer(context, api, request, client, error)
 
 
-def _is_async(serve: Serve) -> bool:
-    """Whether this is an async function. Nothing is stored: a handler may belong to one
-    connection."""
-    code = getattr(getattr(serve, "__func__", serve), "__code__", None)
-    return code is not None and bool(code.co_flags & inspect.CO_COROUTINE)
-
-
 async def _awaited(
-    context: Context, api: Api, serve: Serve, request: Any, client: ApiClient, *more: object
+    context: Context,
+    api: Api,
+    serve: Callable[..., Any],
+    request: Any,
+    client: ApiClient,
+    *more: object,
 ) -> Any:
     """Call the handler only here: if the client leaves before the task begins, there is no
     coroutine of the handler without an await."""

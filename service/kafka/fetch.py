@@ -9,10 +9,12 @@ import asyncio
 import contextlib
 import math
 import random
+from collections.abc import Iterable
 from functools import partial
 from typing import NamedTuple
 
 from tidelog.service.http.paging import Slices
+from tidelog.service.kafka.apis import Api
 from tidelog.service.kafka.client import ApiClient, EncodedAnswer
 from tidelog.service.kafka.context import Context
 from tidelog.service.kafka.errors import Code, RequestKind
@@ -66,6 +68,10 @@ class KafkaFetch:
         self._broker = context.broker
         first_id = random.Random(self._broker.clock.new_id()).randrange(1, 2**31)
         self._sessions = FetchSessions(first_id)
+
+    def apis(self) -> Iterable[Api]:
+        """Return the rows of these APIs."""
+        return (Api(FetchRequest, FetchResponse, self.fetch, is_waiting=True),)
 
     async def fetch(
         self, request: FetchRequest, client: ApiClient

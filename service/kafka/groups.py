@@ -13,7 +13,6 @@ from tidelog.service.kafka.apis import Api
 from tidelog.service.kafka.client import ApiClient, EncodedAnswer
 from tidelog.service.kafka.context import Context
 from tidelog.service.kafka.errors import Code, RequestKind
-from tidelog.service.kafka.group_offsets import KafkaGroupOffsets
 from tidelog.service.kafka.messages import consumer_protocol
 from tidelog.service.kafka.messages import groups as messages
 from tidelog.service.kafka.messages.consumer_protocol import (
@@ -55,6 +54,44 @@ class Groups:
         self._groups = context.broker.kafka_groups
 
     # -- members
+
+    def apis(self) -> Iterable[Api]:
+        """Return the rows of these APIs."""
+        return (
+            Api(
+                messages.JoinGroupRequest,
+                messages.JoinGroupResponse,
+                self.join,
+                is_waiting=True,
+                is_kept_by_group=True,
+            ),
+            Api(
+                messages.SyncGroupRequest,
+                messages.SyncGroupResponse,
+                self.sync,
+                is_waiting=True,
+            ),
+            Api(messages.HeartbeatRequest, messages.HeartbeatResponse, self.heartbeat),
+            Api(messages.LeaveGroupRequest, messages.LeaveGroupResponse, self.leave),
+            Api(
+                messages.ConsumerGroupHeartbeatRequest,
+                messages.ConsumerGroupHeartbeatResponse,
+                self.heartbeat_of_consumer,
+            ),
+            Api(
+                messages.ListGroupsRequest,
+                messages.ListGroupsResponse,
+                self.list,
+                is_waiting=True,
+            ),
+            Api(
+                messages.DescribeGroupsRequest,
+                messages.DescribeGroupsResponse,
+                self.describe,
+                is_waiting=True,
+            ),
+            Api(messages.DeleteGroupsRequest, messages.DeleteGroupsResponse, self.delete),
+        )
 
     def heartbeat_of_consumer(
         self, request: messages.ConsumerGroupHeartbeatRequest, client: ApiClient
@@ -360,44 +397,3 @@ class Groups:
 
 def _identity(member_id: str, instance_id: str | None) -> Identity:
     return Identity(member_id, instance_id or "")
-
-
-def group_apis(context: Context) -> Iterable[Api]:
-    """Return the rows of all APIs of groups."""
-    groups, offsets = Groups(context), KafkaGroupOffsets(context)
-    return (
-        Api(
-            messages.JoinGroupRequest,
-            messages.JoinGroupResponse,
-            groups.join,
-            is_waiting=True,
-            is_kept_by_group=True,
-        ),
-        Api(
-            messages.SyncGroupRequest,
-            messages.SyncGroupResponse,
-            groups.sync,
-            is_waiting=True,
-        ),
-        Api(messages.HeartbeatRequest, messages.HeartbeatResponse, groups.heartbeat),
-        Api(messages.LeaveGroupRequest, messages.LeaveGroupResponse, groups.leave),
-        Api(
-            messages.ConsumerGroupHeartbeatRequest,
-            messages.ConsumerGroupHeartbeatResponse,
-            groups.heartbeat_of_consumer,
-        ),
-        Api(
-            messages.ListGroupsRequest,
-            messages.ListGroupsResponse,
-            groups.list,
-            is_waiting=True,
-        ),
-        Api(
-            messages.DescribeGroupsRequest,
-            messages.DescribeGroupsResponse,
-            groups.describe,
-            is_waiting=True,
-        ),
-        Api(messages.DeleteGroupsRequest, messages.DeleteGroupsResponse, groups.delete),
-        *offsets.apis(),
-    )

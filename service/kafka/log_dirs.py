@@ -6,8 +6,10 @@ partition once.
 """
 
 import contextlib
+from collections.abc import Iterable
 
 from tidelog.service.http.paging import Slices
+from tidelog.service.kafka.apis import Api
 from tidelog.service.kafka.client import ApiClient
 from tidelog.service.kafka.context import Context
 from tidelog.service.kafka.errors import Code
@@ -33,6 +35,22 @@ class Placement:
         self._context = context
         self._broker = context.broker
         self._routing = routing
+
+    def apis(self) -> Iterable[Api]:
+        """Return the rows of these APIs."""
+        return (
+            Api(
+                DescribeLogDirsRequest,
+                DescribeLogDirsResponse,
+                self.describe_log_dirs,
+                is_waiting=True,
+            ),
+            Api(
+                ListPartitionReassignmentsRequest,
+                ListPartitionReassignmentsResponse,
+                self.list_partition_reassignments,
+            ),
+        )
 
     async def describe_log_dirs(
         self, request: DescribeLogDirsRequest, client: ApiClient

@@ -4,7 +4,10 @@ The offset for a time is exact: it is the offset of the first record with this t
 one.
 """
 
+from collections.abc import Iterable
+
 from tidelog.service.http.paging import Slices
+from tidelog.service.kafka.apis import Api
 from tidelog.service.kafka.client import ApiClient
 from tidelog.service.kafka.context import Context
 from tidelog.service.kafka.errors import Code, RequestKind
@@ -39,6 +42,18 @@ class KafkaOffsets:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._broker = context.broker
+
+    def apis(self) -> Iterable[Api]:
+        """Return the rows of these APIs."""
+        return (
+            Api(ListOffsetsRequest, ListOffsetsResponse, self.list_offsets, is_waiting=True),
+            Api(
+                OffsetForLeaderEpochRequest,
+                OffsetForLeaderEpochResponse,
+                self.offset_for_leader_epoch,
+                is_waiting=True,
+            ),
+        )
 
     # -- ListOffsets
 

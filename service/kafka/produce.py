@@ -7,9 +7,11 @@ has the request.
 
 import asyncio
 import math
+from collections.abc import Iterable
 from functools import partial
 
 from tidelog.service.http.paging import sliced
+from tidelog.service.kafka.apis import Api
 from tidelog.service.kafka.appends import (
     API,
     BUG,
@@ -46,6 +48,13 @@ class KafkaProduce:
         self._broker = context.broker
         self._loop = asyncio.get_running_loop()
         self._queue = AppendQueue(context)
+
+    def apis(self) -> Iterable[Api]:
+        """Return the rows of these APIs."""
+        return (
+            Api(ProduceRequest, ProduceResponse, self.produce, is_pipelined=True),
+            Api(InitProducerIdRequest, InitProducerIdResponse, self.init_producer_id),
+        )
 
     def produce(self, request: ProduceRequest, client: ApiClient) -> ProduceResponse | Later:
         """Append the batches of a request. Raises CloseConnection for a refused request without an

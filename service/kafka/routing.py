@@ -12,11 +12,12 @@ also reads the names that Inkless and WarpStream use instead of `az`.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from tidelog.service.http.paging import Slices, in_order, sliced
 from tidelog.service.kafka.admin.calls import AdminCall
+from tidelog.service.kafka.apis import Api
 from tidelog.service.kafka.client import ApiClient, EncodedAnswer
 from tidelog.service.kafka.context import Context
 from tidelog.service.kafka.errors import Code, RequestKind
@@ -119,6 +120,25 @@ class Routing:
         self._nodes: list[KafkaNode] = []
         self._leaders: dict[tuple[str, str], list[int]] = {}
         self._leader_count = 0
+
+    def apis(self) -> Iterable[Api]:
+        """Return the rows of these APIs."""
+        return (
+            Api(MetadataRequest, MetadataResponse, self.metadata),
+            Api(
+                FindCoordinatorRequest,
+                FindCoordinatorResponse,
+                self.find_coordinator,
+                is_waiting=True,
+            ),
+            Api(DescribeClusterRequest, DescribeClusterResponse, self.describe_cluster),
+            Api(
+                DescribeTopicPartitionsRequest,
+                DescribeTopicPartitionsResponse,
+                self.describe_topic_partitions,
+                is_waiting=True,
+            ),
+        )
 
     def nodes(self) -> list[KafkaNode]:
         """Return the live brokers, by node id. A broker that drains names only the others, if there

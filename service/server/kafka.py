@@ -14,14 +14,15 @@ from tidelog.service.http.listening_sockets import bound_sockets
 from tidelog.service.kafka.admin.acls import disabled_acl_apis
 from tidelog.service.kafka.admin.configs import Configs
 from tidelog.service.kafka.admin.topics import Topics
-from tidelog.service.kafka.apis import Handlers, table
+from tidelog.service.kafka.apis import table
 from tidelog.service.kafka.connections.frame import DECODED_FACTOR, RequestMemory
 from tidelog.service.kafka.connections.listener import CONNECTION_BYTES, Listener, limits_of
 from tidelog.service.kafka.connections.outbox import UnsentAnswers
 from tidelog.service.kafka.connections.server import ListenerParts
 from tidelog.service.kafka.context import Context
 from tidelog.service.kafka.fetch import KafkaFetch
-from tidelog.service.kafka.groups import group_apis
+from tidelog.service.kafka.group_offsets import KafkaGroupOffsets
+from tidelog.service.kafka.groups import Groups
 from tidelog.service.kafka.log_dirs import Placement
 from tidelog.service.kafka.offsets import KafkaOffsets
 from tidelog.service.kafka.produce import KafkaProduce
@@ -95,21 +96,24 @@ class KafkaServer:
     ) -> None:
         context = Context(broker, settings, counters, threads)
         self.routing = Routing(context, named)
-        placement = Placement(context, self.routing)
-        handlers = Handlers(
+        handlers = (
             KafkaProduce(context),
             KafkaFetch(context),
             KafkaOffsets(context),
             self.routing,
-            placement,
+            Placement(context, self.routing),
             Topics(context),
             Configs(context, named.node_id),
-            [*group_apis(context), *(disabled_acl_apis(context) if security is None else ())],
+            Groups(context),
+            KafkaGroupOffsets(context),
         )
+        apis = [api for handler in handlers for api in handler.apis()]
+        if security is None:
+            apis += disabled_acl_apis(context)
         server = ListenerParts(
             asyncio.get_running_loop(),
             context,
-            table(handlers),
+            table(apis),
             counters.kafka.admission,
             RequestMemory(settings.buffer_bytes_max),
             security,

@@ -27,13 +27,17 @@ PARTITIONS_MAX = 10_000
 
 
 class ConfigKey(NamedTuple):
-    """One config: its default as text, its description, the parser that validates a value, and the
-    first level of the format at which a topic may have the config. A cluster below that level may
-    have older brokers, which do not know the config and would refuse the commit that sets it."""
+    """One config: its default as text, its description, and the parser that validates a value.
+
+    `broker_name` is the name of the cluster's default, if there may be one. `level` is the first
+    level of the format at which a topic may have the config. A cluster below that level may have
+    older brokers, which do not know the config and would refuse the commit that sets it.
+    """
 
     default: str
     doc: str
     parse: Callable[[str], object]
+    broker_name: str = ""
     level: int = levels.FIRST
 
 
@@ -73,26 +77,35 @@ def _cleanup_policy(text: str) -> frozenset[str]:
 
 CONFIGS: Mapping[str, ConfigKey] = {
     "cleanup.policy": ConfigKey(
-        "delete", "cleanup of records: delete, compact (newest per key) or both", _cleanup_policy
+        "delete",
+        "cleanup of records: delete, compact (newest per key) or both",
+        _cleanup_policy,
+        "log.cleanup.policy",
     ),
     "compression.type": ConfigKey(
         "producer",
         "codec of Parquet segments; producer means zstd",
         _one_of("producer", "uncompressed", "zstd", "lz4", "snappy", "gzip"),
+        "compression.type",
     ),
     "delete.retention.ms": ConfigKey(
-        str(MS_PER_DAY), "how long compaction keeps a tombstone, in ms", _integer(0)
+        str(MS_PER_DAY),
+        "how long compaction keeps a tombstone, in ms",
+        _integer(0),
+        "log.cleaner.delete.retention.ms",
     ),
     "max.message.bytes": ConfigKey(
         "1048588",
         "largest weight of a record: 24 + 8 per header + the bytes of key, value and headers",
         _integer(1, 64 * 1024 * 1024),
+        "message.max.bytes",
     ),
     "message.timestamp.after.max.ms": ConfigKey(
         "3600000",
         "how far a record's timestamp may be ahead of the broker's time, in ms; the broker refuses "
         "a request with a later timestamp",
         _integer(0),
+        "log.message.timestamp.after.max.ms",
         level=2,
     ),
     "message.timestamp.before.max.ms": ConfigKey(
@@ -100,33 +113,53 @@ CONFIGS: Mapping[str, ConfigKey] = {
         "how far a record's timestamp may be behind the broker's time, in ms; the broker refuses a "
         "request with an earlier timestamp",
         _integer(0),
+        "log.message.timestamp.before.max.ms",
         level=2,
     ),
     "message.timestamp.type": ConfigKey(
         "CreateTime",
         "clock of record timestamps: the producer's (CreateTime) or the broker's (LogAppendTime)",
         _one_of("CreateTime", "LogAppendTime"),
+        "log.message.timestamp.type",
     ),
     "min.cleanable.dirty.ratio": ConfigKey(
-        "0.5", "compaction is due when this share of sealed bytes is not compacted yet", _ratio
+        "0.5",
+        "compaction is due when this share of sealed bytes is not compacted yet",
+        _ratio,
+        "log.cleaner.min.cleanable.ratio",
     ),
     "min.compaction.lag.ms": ConfigKey(
-        "0", "compaction keeps each record that is younger than this, in ms", _integer(0)
+        "0",
+        "compaction keeps each record that is younger than this, in ms",
+        _integer(0),
+        "log.cleaner.min.compaction.lag.ms",
     ),
-    "retention.bytes": ConfigKey("-1", "bytes kept per partition, -1: no limit", _integer(-1)),
+    "retention.bytes": ConfigKey(
+        "-1", "bytes kept per partition, -1: no limit", _integer(-1), "log.retention.bytes"
+    ),
     "retention.ms": ConfigKey(
-        str(7 * MS_PER_DAY), "how long records are kept in ms, -1: no limit", _integer(-1)
+        str(7 * MS_PER_DAY),
+        "how long records are kept in ms, -1: no limit",
+        _integer(-1),
+        "log.retention.ms",
     ),
     "segment.bytes": ConfigKey(
         str(64 * 1024 * 1024),
         "size in bytes at which a partition's tail is sealed into the topic's table",
         _integer(1024, 2**30),
+        "log.segment.bytes",
     ),
     "segment.ms": ConfigKey(
-        str(10 * MS_PER_MINUTE), "age in ms at which a partition's tail is sealed", _integer(100)
+        str(10 * MS_PER_MINUTE),
+        "age in ms at which a partition's tail is sealed",
+        _integer(100),
+        "log.roll.ms",
     ),
     "target.segment.bytes": ConfigKey(
-        str(512 * 1024 * 1024), "bytes up to which segments are merged", _integer(1024, 2**32)
+        str(512 * 1024 * 1024),
+        "bytes up to which segments are merged",
+        _integer(1024, 2**32),
+        "log.target.segment.bytes",
     ),
 }
 """All configs with an effect. Two defaults differ from Kafka's, because sealed records are cheap to
@@ -191,22 +224,7 @@ written for Kafka contain them."""
 KNOWN: Mapping[str, ConfigKey] = {**CONFIGS, **WITHOUT_EFFECT}
 
 
-BROKER_NAMES: Mapping[str, str] = {
-    "cleanup.policy": "log.cleanup.policy",
-    "compression.type": "compression.type",
-    "delete.retention.ms": "log.cleaner.delete.retention.ms",
-    "max.message.bytes": "message.max.bytes",
-    "message.timestamp.after.max.ms": "log.message.timestamp.after.max.ms",
-    "message.timestamp.before.max.ms": "log.message.timestamp.before.max.ms",
-    "message.timestamp.type": "log.message.timestamp.type",
-    "min.cleanable.dirty.ratio": "log.cleaner.min.cleanable.ratio",
-    "min.compaction.lag.ms": "log.cleaner.min.compaction.lag.ms",
-    "retention.bytes": "log.retention.bytes",
-    "retention.ms": "log.retention.ms",
-    "segment.bytes": "log.segment.bytes",
-    "segment.ms": "log.roll.ms",
-    "target.segment.bytes": "log.target.segment.bytes",
-}
+BROKER_NAMES: Mapping[str, str] = {name: key.broker_name for name, key in CONFIGS.items()}
 """The names of the cluster's defaults, by topic config. They are Kafka's names for configs of
 brokers, except `log.target.segment.bytes`."""
 AUTO_CREATE, NUM_PARTITIONS = "auto.create.topics.enable", "num.partitions"

@@ -7,12 +7,13 @@ brokers. A request may change these defaults. The resource of one broker shows t
 in effect at this broker. A request that sets a config of one broker is refused.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, NamedTuple, cast
 
 from tidelog.service.http.paging import sliced
 from tidelog.service.kafka.admin.calls import AdminCall, ChangeRefused, distinct
+from tidelog.service.kafka.apis import Api
 from tidelog.service.kafka.client import ApiClient, EncodedAnswer
 from tidelog.service.kafka.context import Context
 from tidelog.service.kafka.errors import Code
@@ -114,6 +115,23 @@ class Configs:
         self._context = context
         self._broker = context.broker
         self._node_id = node_id
+
+    def apis(self) -> Iterable[Api]:
+        """Return the rows of these APIs."""
+        return (
+            Api(
+                DescribeConfigsRequest,
+                DescribeConfigsResponse,
+                self.describe_configs,
+                is_waiting=True,
+            ),
+            Api(AlterConfigsRequest, AlterConfigsResponse, self.alter_configs),
+            Api(
+                IncrementalAlterConfigsRequest,
+                IncrementalAlterConfigsResponse,
+                self.incremental_alter_configs,
+            ),
+        )
 
     # -- DescribeConfigs
 

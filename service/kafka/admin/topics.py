@@ -5,12 +5,13 @@ factor 1. If a request assigns partitions to brokers, a broker uses only the num
 partitions.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from operator import attrgetter
 
 from tidelog.service.http.paging import sliced
 from tidelog.service.kafka.admin.calls import AdminCall, ChangeRefused, distinct
 from tidelog.service.kafka.admin.configs import ConfigEntry, entries_of
+from tidelog.service.kafka.apis import Api
 from tidelog.service.kafka.client import ApiClient
 from tidelog.service.kafka.context import Context
 from tidelog.service.kafka.errors import Code, RequestKind
@@ -57,6 +58,15 @@ class Topics:
         self._context = context
         self._broker = context.broker
         self._topics = context.operations.topics
+
+    def apis(self) -> Iterable[Api]:
+        """Return the rows of these APIs."""
+        return (
+            Api(CreateTopicsRequest, CreateTopicsResponse, self.create_topics),
+            Api(DeleteTopicsRequest, DeleteTopicsResponse, self.delete_topics),
+            Api(DeleteRecordsRequest, DeleteRecordsResponse, self.delete_records),
+            Api(CreatePartitionsRequest, CreatePartitionsResponse, self.create_partitions),
+        )
 
     # -- CreateTopics
 

@@ -9,46 +9,9 @@ import struct
 from typing import NamedTuple
 
 from tidelog.service.kafka.messages.primitives import ELEMENTS_MAX, MalformedMessage, skip_tags
+from tidelog.service.kafka.messages.schema import FIRST_FLEXIBLE
 
 API_VERSIONS = 18
-
-FIRST_FLEXIBLE = {
-    0: 9,
-    1: 12,
-    2: 6,
-    3: 9,
-    8: 8,
-    9: 6,
-    10: 3,
-    11: 6,
-    12: 4,
-    13: 4,
-    14: 4,
-    15: 5,
-    16: 3,
-    API_VERSIONS: 3,
-    19: 5,
-    20: 4,
-    21: 2,
-    22: 2,
-    23: 4,
-    29: 2,
-    30: 2,
-    31: 2,
-    32: 4,
-    33: 2,
-    35: 2,
-    36: 2,
-    37: 2,
-    42: 2,
-    44: 1,
-    46: 0,
-    60: 0,
-    68: 0,
-    75: 0,
-}
-"""By API, the first flexible version. This table does not use the classes of the messages, because
-a broker reads the header of a request before it looks for the API."""
 
 CLIENT_ID_CHARS_MAX = 255
 """Characters of a client id that the broker keeps (I10). A client may send 32,767 bytes, on each of

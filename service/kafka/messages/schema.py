@@ -31,6 +31,8 @@ import msgspec
 from tidelog.service.kafka.messages.primitives import ELEMENTS_MAX
 
 VERSION_MAX = 0x7FFF
+FIRST_FLEXIBLE: dict[int, int] = {}
+"""By API, the first flexible version of its messages. A message class adds its own."""
 
 
 class Field(NamedTuple):
@@ -81,6 +83,8 @@ class StructureMeta(msgspec.StructMeta):
         made = super().__new__(mcs, name, bases, namespace, kw_only=True, gc=False)
         for option, value in options.items():
             setattr(made, option, versions_of(value) if isinstance(value, str) else value)
+        if "api_key" in options and (flexible := versions_of(options["flexible"])):
+            FIRST_FLEXIBLE[options["api_key"]] = flexible[0]
         return made
 
 

@@ -58,6 +58,7 @@ def refused(kafka: Kafka, api: Api, request: Message, version: int) -> Any:
     """Return the answer, through its bytes, to a request whose handler raises Unavailable."""
     context = kafka.server.listener.server.context
     client = ApiClient(version, "c", "192.0.2.1", "", ALL_RIGHTS)
+    api = Api(api.request, api.response, _raise)
     body = b"".join(api.encode(called(context, api, _raise, request, client), version))
     return decoder(api.response, version)(body, 0)
 
@@ -81,9 +82,10 @@ async def test_an_exception_in_a_coroutine_is_answered_alike(kafka: Kafka) -> No
     for api, version in apis_of(kafka):
         (request,) = invented(api, version)
         client = ApiClient(version, "c", "192.0.2.1", "", ALL_RIGHTS)
+        apis = [Api(api.request, api.response, serve) for serve in (_raise, raises)]
         answers = [
-            called(context, api, _raise, request, client),
-            await called(context, api, raises, request, client),
+            called(context, apis[0], _raise, request, client),
+            await called(context, apis[1], raises, request, client),
         ]
         answer_bytes, other = (b"".join(api.encode(answer, version)) for answer in answers)
         assert answer_bytes == other
@@ -96,7 +98,8 @@ async def test_a_client_that_leaves_before_its_task_begins_calls_no_handler(kafk
     async def serve(request: object, _: ApiClient) -> None:
         requests.append(request)
 
-    api, version = apis_of(kafka)[0]
+    first_api, version = apis_of(kafka)[0]
+    api = Api(first_api.request, first_api.response, serve)
     client = ApiClient(version, "c", "192.0.2.1", "", ALL_RIGHTS)
     with warnings.catch_warnings(record=True) as caught:
         called(kafka.server.listener.server.context, api, serve, None, client).close()
