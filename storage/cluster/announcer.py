@@ -39,8 +39,11 @@ class PeerTransport(Protocol):
     """Sender of messages to brokers. Both methods raise LogError if a peer cannot be reached."""
 
     async def forward(self, peer: Member, message: bytes) -> bytes:
-        """Forward a draft; return the response. Raises ForwardRefused if the peer certainly did not
-        take the draft, ForwardOutcomeUnknown if the peer may have taken it."""
+        """Forward a draft; return the response.
+
+        Raises ForwardRefused if the peer certainly did not take the draft, ForwardOutcomeUnknown if
+        the peer may have taken it.
+        """
 
     async def announce(self, peer: Member, message: bytes) -> None:
         """Send announcements of committed entries."""
@@ -92,8 +95,11 @@ class Announcer:
                 self._start(self._sender(peer))
 
     async def notify(self, notice: Notice, timeout_s: float) -> None:
-        """Send the notice to every live peer now. Return when each peer has answered or failed, at
-        the latest after `timeout_s`. A peer without the notice learns the news by itself, later."""
+        """Send the notice to every live peer now.
+
+        Return when each peer has answered or failed, at the latest after `timeout_s`. A peer
+        without the notice learns the news by itself, later.
+        """
         message = encode_announcements([announced_notice(notice)])
 
         async def send(peer: Member) -> None:
@@ -107,8 +113,10 @@ class Announcer:
         await asyncio.gather(*map(send, self.membership.others))
 
     def suspect(self, peer: Member, why: str) -> None:
-        """Suspect the peer for a time, and then until it answers. Each failure doubles the time of
-        the next suspicion, until the peer takes a draft (`trust`)."""
+        """Suspect the peer for a time, and then until it answers.
+
+        Each failure doubles the time of the next suspicion, until the peer takes a draft (`trust`).
+        """
         self.counters.suspected += 1
         if peer.id not in self.suspects:
             log.warning("broker %s is suspected: %s", peer.name, why)
@@ -122,8 +130,11 @@ class Announcer:
         self._failures.pop(peer.id, None)
 
     async def close(self) -> None:
-        """End all senders. From now on `announce` and `suspect` begin no task, because no later
-        call would end that task."""
+        """End all senders.
+
+        From now on `announce` and `suspect` begin no task, because no later call would end that
+        task.
+        """
         self._is_closed = True
         tasks = [sender.task for sender in self._senders.values() if sender.task is not None]
         self._senders.clear()

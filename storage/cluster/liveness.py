@@ -1,4 +1,5 @@
 """Find the live brokers in listings of `brokers/` and rank them; the first is the sequencer.
+
 `Member` is the content of a broker's object.
 
 Pure. A broker overwrites its object every few seconds; a changed line in the listing is its
@@ -35,10 +36,12 @@ class KafkaListener(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Member(msgspec.Struct, frozen=True):
-    """The content of `brokers/<id>.json`. `id` is random, one per process; `name` is for people. A
-    request to `address` must carry `token`. Every process that can read `brokers/` can read the
-    token. If security is on, then from level 2 on a request also needs a signature with the
-    cluster's secret."""
+    """The content of `brokers/<id>.json`.
+
+    `id` is random, one per process; `name` is for people. A request to `address` must carry
+    `token`. Every process that can read `brokers/` can read the token. If security is on, then from
+    level 2 on a request also needs a signature with the cluster's secret.
+    """
 
     id: str
     name: str
@@ -118,8 +121,11 @@ class LivenessTracker:
 
 
 def ranked(cluster_id: str, members: Iterable[Member]) -> list[Member]:
-    """Sort by rendezvous hash, the sequencer first. Brokers that agree on the live brokers agree on
-    the order. If a broker comes or goes, the others keep their order."""
+    """Sort by rendezvous hash, the sequencer first.
+
+    Brokers that agree on the live brokers agree on the order. If a broker comes or goes, the others
+    keep their order.
+    """
     return sorted(members, key=lambda member: weight(cluster_id, member.id), reverse=True)
 
 

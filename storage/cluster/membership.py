@@ -116,8 +116,10 @@ class Membership:
             self._has_news.set()
 
     def begin_leaving(self) -> None:
-        """Give this broker's duties to the next in rank, as far as this broker decides it. The
-        peers must get a Notice."""
+        """Give this broker's duties to the next in rank, as far as this broker decides it.
+
+        The peers must get a Notice.
+        """
         self._is_leaving = True
         self._set(self.others)
 

@@ -40,9 +40,12 @@ class ForwardDraft(msgspec.Struct, frozen=True, array_like=True):
 
 
 class EntryAnnouncement(msgspec.Struct, frozen=True, array_like=True):
-    """An announcement: entry `seq` is in the chain. `header` is the object's part before
-    the chunks, `body` is the chunks. Each is empty if it is too large to send. No entry has the
-    number 0: with it, `header` is a Notice. Version 0.1 ignores the number 0."""
+    """An announcement: entry `seq` is in the chain.
+
+    `header` is the object's part before the chunks, `body` is the chunks. Each is empty if it is
+    too large to send. No entry has the number 0: with it, `header` is a Notice. Version 0.1 ignores
+    the number 0.
+    """
 
     seq: int
     header: bytes = b""
@@ -119,8 +122,10 @@ def decode_notice(header: Part) -> Notice:
 
 
 def merge(drafts: Sequence[Draft]) -> Draft:
-    """Merge drafts into one: commits in order, chunks one after the other. Drafts without
-    `origins`, which are the writer's own, must come last."""
+    """Merge drafts into one: commits in order, chunks one after the other.
+
+    Drafts without `origins`, which are the writer's own, must come last.
+    """
     if len(drafts) == 1:
         return drafts[0]
     own = [not draft.origins for draft in drafts]
@@ -143,8 +148,10 @@ def merge(drafts: Sequence[Draft]) -> Draft:
 
 
 def refer(draft: Draft, key: str) -> Draft:
-    """Return the draft without its bodies. Its chunks are in the object `key`, which contains the
-    bodies in order."""
+    """Return the draft without its bodies.
+
+    Its chunks are in the object `key`, which contains the bodies in order.
+    """
     chunks = [
         chunk if chunk.data else msgspec.structs.replace(chunk, data=key) for chunk in draft.chunks
     ]

@@ -223,8 +223,10 @@ class Sequencer:
             self._own = None
 
     async def _upload_if_large(self, draft: Draft) -> Draft:
-        """Return the draft. If it is large, upload its chunks and return a draft that refers to the
-        upload. **On a crash**: an object is left that no entry names; collection deletes it.
+        """Return the draft.
+
+        If it is large, upload its chunks and return a draft that refers to the upload. **On a
+        crash**: an object is left that no entry names; collection deletes it.
 
         A suspended process or a late message does no harm. Collection deletes the upload only after
         an entry whose elapsed time is past `end_ms`, a time in the upload's key. A broker that
@@ -295,8 +297,11 @@ class Sequencer:
     # -- drafts that wait here for the next entry
 
     async def on_forward(self, message: Part) -> bytes:
-        """Commit a peer's draft and return the response. Raises ForwardRefused if this broker will
-        never commit the draft, ForwardOutcomeUnknown if the outcome is unknown."""
+        """Commit a peer's draft and return the response.
+
+        Raises ForwardRefused if this broker will never commit the draft, ForwardOutcomeUnknown if
+        the outcome is unknown.
+        """
         try:
             draft = decode_forwarded(message)
         except Corrupt as error:
@@ -312,8 +317,10 @@ class Sequencer:
             raise
 
     def _note_refused(self, origin: DraftId) -> None:
-        """Note that a peer's draft was refused. Its broker tells its client so, and the network may
-        bring the draft a second time."""
+        """Note that a peer's draft was refused.
+
+        Its broker tells its client so, and the network may bring the draft a second time.
+        """
         numbers = self._refused
         numbers[origin.origin_id] = max(origin.number, numbers.pop(origin.origin_id, 0))
         if len(numbers) > REFUSED_BROKERS_MAX:
@@ -366,8 +373,11 @@ class Sequencer:
                 self._fail(list(self._queue), CommitUnknown(why), ForwardOutcomeUnknown(why))
 
     def _next_batch(self) -> Draft | None:
-        """Return the first waiting drafts that fit into one entry. Called before each attempt, so
-        that it omits drafts that reached the chain since the last attempt."""
+        """Return the first waiting drafts that fit into one entry.
+
+        Called before each attempt, so that it omits drafts that reached the chain since the last
+        attempt.
+        """
         now_ms = self.wal.state.elapsed_ms
         old = [waiting for waiting in self._queue if waiting.not_after_ms < now_ms]
         self._fail(old, Unavailable(TOO_OLD), ForwardRefused(TOO_OLD))
@@ -411,8 +421,11 @@ class Sequencer:
     # -- entries of other brokers
 
     def on_announcements(self, message: Part) -> None:
-        """Handle announcements of committed entries. Raises Corrupt. An empty message asks whether
-        this broker answers: raises ForwardRefused if this broker is about to stop."""
+        """Handle announcements of committed entries.
+
+        Raises Corrupt. An empty message asks whether this broker answers: raises ForwardRefused if
+        this broker is about to stop.
+        """
         announced = decode_announcements(message)
         if (self._is_closing or self.membership.is_leaving) and not announced:
             raise ForwardRefused("this broker is about to stop")
@@ -460,10 +473,12 @@ class Sequencer:
     def _answer_forwarded(
         self, entry: Entry, origin: DraftId, commits: range, applied: Applied
     ) -> None:
-        """Answer this broker's forwarded draft that has the number of `origin`. If the draft of
-        that number in the entry has other commits, or this process has not used the number yet, a
-        copy of this process forwarded that draft. `apply` then skips this process's own draft of
-        that number in each later entry."""
+        """Answer this broker's forwarded draft that has the number of `origin`.
+
+        If the draft of that number in the entry has other commits, or this process has not used the
+        number yet, a copy of this process forwarded that draft. `apply` then skips this process's
+        own draft of that number in each later entry.
+        """
         own = self._own
         if own is not None and origin.number == own.number:
             if own.done.done():
@@ -483,9 +498,11 @@ class Sequencer:
             self.wal.copy_fence.fence(entry.seq)
 
     def on_reset(self) -> None:
-        """Handle a reload of the view. Waiting drafts of peers may be in the entries that the view
-        skipped. If the state has a draft number of this broker that this process did not use, a
-        copy of this process used it."""
+        """Handle a reload of the view.
+
+        Waiting drafts of peers may be in the entries that the view skipped. If the state has a
+        draft number of this broker that this process did not use, a copy of this process used it.
+        """
         state, own = self.wal.state, self._own
         is_unused = own is not None and not (own.is_in_doubt or own.is_in_own_put)
         if state.origins.number(self.membership.me.id) > self._number - is_unused:

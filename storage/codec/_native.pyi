@@ -19,9 +19,11 @@ VERSION: int
 def walk(
     raw: bytes | bytearray | memoryview, start: int, count: int, headers_max: int
 ) -> tuple[int, int, int, int, bool] | Refusal:
-    """Check `count` records from `start` to the end of `raw`. Return the smallest and largest
-    timestamp delta, the bytes of keys, values and headers, the number of headers, and whether a key
-    is null; or why the records are not accepted."""
+    """Check `count` records from `start` to the end of `raw`.
+
+    Return the smallest and largest timestamp delta, the bytes of keys, values and headers, the
+    number of headers, and whether a key is null; or why the records are not accepted.
+    """
 
 def fields(
     deltas: np.ndarray,

@@ -22,8 +22,10 @@ class TransactionalBatch(InvalidBatch):
 
 
 class CorruptBatch(LogError):
-    """The checksum of a batch differs: its bytes changed on the way. The client may send it again.
-    Kafka's CORRUPT_MESSAGE."""
+    """The checksum of a batch differs: its bytes changed on the way.
+
+    The client may send it again. Kafka's CORRUPT_MESSAGE.
+    """
 
 
 class BatchHeader(NamedTuple):

@@ -87,8 +87,11 @@ def batch_of_rows(parts: Sequence[Rows]) -> pa.RecordBatch:
 
 
 def _binary_column(items: Sequence[bytes | None]) -> pa.Array:
-    """Return a column of these items. Long ones are joined, because `pa.array` doubles its buffer
-    again and again: it would take three times their bytes."""
+    """Return a column of these items.
+
+    Long ones are joined, because `pa.array` doubles its buffer again and again: it would take three
+    times their bytes.
+    """
     size = sum(map(len, filter(None, items)))
     if size < max(JOINED_BYTES_MIN, JOINED_MEAN_BYTES_MIN * len(items)):
         return pa.array(items, pa.binary())
@@ -119,9 +122,11 @@ def _headers_of_rows(parts: Sequence[Rows]) -> pa.Array:
 def headers_column(
     names: Sequence[str], values: Sequence[bytes | None], lengths: Sequence[int | None]
 ) -> pa.Array:
-    """Return the headers of all records, in order, as a column. `lengths` has the number of each
-    record's headers, or None for null. An object for each header would take ten times the memory of
-    the column."""
+    """Return the headers of all records, in order, as a column.
+
+    `lengths` has the number of each record's headers, or None for null. An object for each header
+    would take ten times the memory of the column.
+    """
     columns = pa.array(names, pa.string()), pa.array(values, pa.binary())
     is_valid = np.array([length is not None for length in lengths], dtype=np.bool_)
     return headers_of_columns(*columns, [length or 0 for length in lengths], is_valid)
@@ -204,8 +209,10 @@ _CODECS = {"lz4": pa.Codec("lz4"), "zstd": pa.Codec("zstd", compression_level=1)
 
 
 def encode(batch: pa.RecordBatch, codec: str = "") -> EncodedChunk:
-    """Encode at least one row as a chunk. Compress it with `codec` (lz4, zstd or empty: no codec)
-    if that makes it smaller."""
+    """Encode at least one row as a chunk.
+
+    Compress it with `codec` (lz4, zstd or empty: no codec) if that makes it smaller.
+    """
     message = batch.serialize()
     body = memoryview(message)
     if codec and PACK_BYTES_MIN <= message.size <= RAW_SIZE_MAX:
@@ -357,7 +364,9 @@ def rows_bound(batch: pa.RecordBatch, bytes_max: int) -> int:
 
 def octets_before(column: pa.Array) -> np.ndarray:
     """Return the bytes of a column's values before each row, int64; the last element is the total.
-    The column is binary or a string."""
+
+    The column is binary or a string.
+    """
     rows = len(column)
     if column.null_count == rows:
         return np.zeros(rows + 1, dtype=np.int64)

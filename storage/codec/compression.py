@@ -54,8 +54,10 @@ def bound_of(packed_size: int, bytes_max: int = UNPACKED_MAX) -> int:
 
 
 def unpack(codec: int, packed: bytes | memoryview, bytes_max: int = UNPACKED_MAX) -> bytes:
-    """Return the unpacked bytes. Raises InvalidBatch if they do not unpack, and TooMuch if they
-    exceed `bytes_max` or the bound of the packed bytes.
+    """Return the unpacked bytes.
+
+    Raises InvalidBatch if they do not unpack, and TooMuch if they exceed `bytes_max` or the bound
+    of the packed bytes.
 
     This takes at most a little more than the unpacked bytes.
     """
@@ -249,8 +251,11 @@ def _zstd(packed: bytes, bound: int) -> bytes:
 
 
 def _zstd_frame(packed: bytes, position: int, bound: int) -> tuple[int, int, int]:
-    """Check the window of the frame at `position` (RFC 8878, 3.1.1). Return where its blocks begin,
-    the bytes of the checksum behind them, and those of the content, or 0 if this is not known."""
+    """Check the window of the frame at `position` (RFC 8878, 3.1.1).
+
+    Return where its blocks begin, the bytes of the checksum behind them, and those of the content,
+    or 0 if this is not known.
+    """
     if packed[position : position + 4] != _ZSTD_MAGIC:
         raise OSError("there is no frame")
     descriptor = packed[position + 4]
@@ -274,9 +279,12 @@ def _zstd_frame(packed: bytes, position: int, bound: int) -> tuple[int, int, int
 
 
 def _stream(packed: bytes, name: Literal["lz4", "zstd"], bound: int, expected: int) -> bytes:
-    """Unpack in steps. Arrow's `Codec.decompress` does this in one call, but needs the exact size.
-    Its buffer has the given size, and the bytes behind the content are memory that was not
-    written. `read` of the stream never frees its bytes if it raises (pyarrow 26)."""
+    """Unpack in steps.
+
+    Arrow's `Codec.decompress` does this in one call, but needs the exact size. Its buffer has the
+    given size, and the bytes behind the content are memory that was not written. `read` of the
+    stream never frees its bytes if it raises (pyarrow 26).
+    """
     stream = pa.CompressedInputStream(pa.BufferReader(packed), name)
     step = min(max(_STEP, 8 * len(packed)), _STEP_MAX)
     pieces = _Pieces(bound, expected)

@@ -14,8 +14,10 @@ _LENGTH = struct.Struct(">h")
 
 
 def assigned(assignment: bytes) -> list[tuple[str, tuple[int, ...]]]:
-    """Return the assigned partitions of each topic. Return an empty list for bytes that are not an
-    assignment of Kafka's consumers."""
+    """Return the assigned partitions of each topic.
+
+    Return an empty list for bytes that are not an assignment of Kafka's consumers.
+    """
     topic_partitions: list[tuple[str, tuple[int, ...]]] = []
     left = PARTITIONS_MAX
     try:

@@ -40,9 +40,11 @@ HEADER_BYTES_MAX = 64 * 1024 * 1024
 
 
 def draft_header_bytes_max() -> int:
-    """Return the bound of `Draft.header_bytes`. It is half of the header's bound, because the
-    numbers and positions of chunks take more bytes in an entry of several drafts than in each
-    draft."""
+    """Return the bound of `Draft.header_bytes`.
+
+    It is half of the header's bound, because the numbers and positions of chunks take more bytes in
+    an entry of several drafts than in each draft.
+    """
     return HEADER_BYTES_MAX // 2
 
 
@@ -71,8 +73,11 @@ class HotMark(msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_unk
 
 
 class Commit(msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_unknown_fields=True):
-    """The unit of atomicity (I4): `apply` applies all actions, or records a refusal. `principal` is
-    the client that requested the commit, if authentication is on. Level 1 does not store it."""
+    """The unit of atomicity (I4): `apply` applies all actions, or records a refusal.
+
+    `principal` is the client that requested the commit, if authentication is on. Level 1 does not
+    store it.
+    """
 
     commit_id: bytes
     actions: list[AnyAction]
@@ -82,9 +87,11 @@ class Commit(msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_unkn
 
 
 class DraftId(msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_unknown_fields=True):
-    """The id of a forwarded draft: broker `origin_id` gave it the number `number`. `commits` is the
-    number of its commits in the entry. `apply` applies a draft at most once, even if two brokers
-    put it into entries."""
+    """The id of a forwarded draft: broker `origin_id` gave it the number `number`.
+
+    `commits` is the number of its commits in the entry. `apply` applies a draft at most once, even
+    if two brokers put it into entries.
+    """
 
     origin_id: str
     number: int
@@ -120,10 +127,13 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_unkno
 
 
 class Draft(NamedTuple):
-    """The content that a broker proposes for the next entry. The positions of `chunks` count from
-    the first body; `origins` has the same meaning as in Entry. If the entry raises the cluster's
-    level, `level` is the next level; else it is 0. `header_bytes` is an upper bound of the bytes
-    that the draft takes in the header, or 0 if the draft has only a few actions."""
+    """The content that a broker proposes for the next entry.
+
+    The positions of `chunks` count from the first body; `origins` has the same meaning as in Entry.
+    If the entry raises the cluster's level, `level` is the next level; else it is 0. `header_bytes`
+    is an upper bound of the bytes that the draft takes in the header, or 0 if the draft has only a
+    few actions.
+    """
 
     commits: list[Commit]
     chunks: list[Chunk]
@@ -146,8 +156,11 @@ _decoder = msgspec.msgpack.Decoder(Entry)
 
 
 def encode_header(entry: Entry) -> tuple[bytes, bytes]:
-    """Return the bytes before the chunks, and the entry's hash. Raises InvalidRequest if the entry
-    has an action that its level does not have, because no process could read the entry."""
+    """Return the bytes before the chunks, and the entry's hash.
+
+    Raises InvalidRequest if the entry has an action that its level does not have, because no
+    process could read the entry.
+    """
     if entry.level < levels.KAFKA and has_kafka_part(entry):
         raise InvalidRequest("the format has this action, or record batches, from level 4 on")
     header = _encoder.encode(entry if entry.level > levels.FIRST else _first_level(entry))
@@ -156,17 +169,22 @@ def encode_header(entry: Entry) -> tuple[bytes, bytes]:
 
 
 def copy_of(entry: Entry, header: bytes) -> list[Part]:
-    """Return the bytes that follow the chunks. From level 2 on, this is a copy of `header`, the
-    bytes before the chunks. Without this copy, one damaged header would end the chain for all
-    readers."""
+    """Return the bytes that follow the chunks.
+
+    From level 2 on, this is a copy of `header`, the bytes before the chunks. Without this copy, one
+    damaged header would end the chain for all readers.
+    """
     if entry.level == levels.FIRST:
         return []
     return [header, _END.pack(len(header), COPY_MAGIC)]
 
 
 def copy_in(body: Part) -> bytes | None:
-    """Return the copy of the bytes before the chunks. `body` is a whole object, and the copy is at
-    its end. Does not verify the copy. Returns None if the object has no copy."""
+    """Return the copy of the bytes before the chunks.
+
+    `body` is a whole object, and the copy is at its end. Does not verify the copy. Returns None if
+    the object has no copy.
+    """
     position = len(body) - _END.size
     if position < 0:
         return None
@@ -179,8 +197,10 @@ def copy_in(body: Part) -> bytes | None:
 
 
 def header_length(start: Part, key: str) -> int:
-    """Return the number of bytes before the chunks. `start` is the beginning of an entry's object,
-    at least 16 bytes. Raises Corrupt."""
+    """Return the number of bytes before the chunks.
+
+    `start` is the beginning of an entry's object, at least 16 bytes. Raises Corrupt.
+    """
     if len(start) < _PREFIX.size:
         raise Corrupt(key, f"it has {len(start)} bytes, too few for an entry")
     magic, length, _ = _PREFIX.unpack_from(start)
@@ -192,8 +212,9 @@ def header_length(start: Part, key: str) -> int:
 
 
 def decode(start: Part, key: str, *, seq: int, previous: bytes | None) -> DecodedEntry:
-    """Decode the entry whose header is in `start`. If `previous` is None, do not check the hash of
-    the previous entry.
+    """Decode the entry whose header is in `start`.
+
+    If `previous` is None, do not check the hash of the previous entry.
 
     Raises Corrupt if the header does not verify, or has another number or previous hash. Raises
     NewerLevel if this version does not know the entry's level.

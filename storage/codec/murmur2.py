@@ -1,5 +1,7 @@
-"""The partition of a key, by Kafka's murmur2. Without numpy, because the client uses it too, and
-may be installed without numpy. Pure."""
+"""The partition of a key, by Kafka's murmur2.
+
+Without numpy, because the client uses it too, and may be installed without numpy. Pure.
+"""
 
 from tidelog.storage.codec import byte_loops
 

@@ -43,8 +43,9 @@ class NoSuchPartition(InvalidRequest):
 
 
 class Sticky:
-    """Chooser of partitions for records without a key. Within a request, it goes to the next
-    partition after about `RUN_BYTES` bytes of values.
+    """Chooser of partitions for records without a key.
+
+    Within a request, it goes to the next partition after about `RUN_BYTES` bytes of values.
 
     `seed` determines the first partition of each request. Kafka's client changes the partition
     when a batch is full. A broker counts bytes instead, so that a request has few chunks. Each
@@ -132,8 +133,10 @@ def place(
 
 
 def tally(places: RecordPartitions, rows: int) -> list[tuple[int, int]]:
-    """Count the records per partition, in ascending order of partitions. `rows` is the number of
-    all records."""
+    """Count the records per partition, in ascending order of partitions.
+
+    `rows` is the number of all records.
+    """
     if isinstance(places, int):
         return [(places, rows)]
     if isinstance(places, list):
@@ -144,8 +147,10 @@ def tally(places: RecordPartitions, rows: int) -> list[tuple[int, int]]:
 
 
 def part(batch: pa.RecordBatch, places: RecordPartitions) -> list[tuple[int, pa.RecordBatch]]:
-    """Split the rows by partition, in ascending order. Rows of one partition keep their order. If
-    all rows go to one partition, return the batch itself.
+    """Split the rows by partition, in ascending order.
+
+    Rows of one partition keep their order. If all rows go to one partition, return the batch
+    itself.
     """
     if isinstance(places, int):
         return [(places, batch)]

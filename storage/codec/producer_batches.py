@@ -120,8 +120,10 @@ def encode(batches: Sequence[Batch]) -> tuple[EncodedChunk, KeptBatches]:
 
 
 def open_chunk(body: Part, *, crc: int, rows: int, key: str) -> KeptBatches:
-    """Return the batches of a chunk. Raises Corrupt, with the object's key, if the checksum, a
-    batch or the number of rows is wrong."""
+    """Return the batches of a chunk.
+
+    Raises Corrupt, with the object's key, if the checksum, a batch or the number of rows is wrong.
+    """
     if crc32c(body) != crc:
         raise Corrupt(key, "checksum of a chunk differs")
     batches = KeptBatches(kafka.split(memoryview(body), key))

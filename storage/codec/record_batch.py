@@ -88,8 +88,10 @@ class Batch(NamedTuple):
 
 
 class KeptBatch(NamedTuple):
-    """A checked batch in a chunk or a cache, and its number of records. If `append_ms` >= 0, it is
-    the timestamp of all its records for readers."""
+    """A checked batch in a chunk or a cache, and its number of records.
+
+    If `append_ms` >= 0, it is the timestamp of all its records for readers.
+    """
 
     data: memoryview
     count: int  # type: ignore[assignment]  # hides tuple.count, which no code calls
@@ -116,8 +118,10 @@ ANY = Rules()
 
 
 class Effort:
-    """The bounds of all checks of a caller that may not take long; `check` counts down. The packed
-    bytes do not show how long: a few of them may be many bytes and many headers."""
+    """The bounds of all checks of a caller that may not take long; `check` counts down.
+
+    The packed bytes do not show how long: a few of them may be many bytes and many headers.
+    """
 
     __slots__ = ("headers", "unpacked")
 

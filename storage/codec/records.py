@@ -78,8 +78,10 @@ def walk(
 
 
 def without_key(raw: Raw, start: int, count: int, most: int) -> list[int]:
-    """Return the numbers of the first `most` records without a key. `walk` has checked the
-    records."""
+    """Return the numbers of the first `most` records without a key.
+
+    `walk` has checked the records.
+    """
     fields = _fields(raw, [start], [len(raw)], [count])
     numbers: list[int] = np.flatnonzero(fields.key_size < 0)[:most].tolist()
     return numbers
@@ -151,8 +153,10 @@ def _pairs(
     second_at: np.ndarray,
     second_size: np.ndarray,
 ) -> tuple[pa.Array, pa.Array]:
-    """Return two binary columns of parts of `raw`. These are in order: the first of a row, its
-    second, the first of the next row."""
+    """Return two binary columns of parts of `raw`.
+
+    These are in order: the first of a row, its second, the first of the next row.
+    """
     rows = len(first_at)
     # The bounds of all parts divide `raw` into pieces: framing, first, framing, second. So Arrow
     # copies the parts out of `raw` without Python objects.
@@ -208,8 +212,9 @@ def _check_timestamp(timestamp: int) -> None:
 def write(
     rows: pa.RecordBatch, timestamp_deltas: np.ndarray, offset_deltas: np.ndarray
 ) -> tuple[memoryview, np.ndarray]:
-    """Return the rows as records, back to back, and the place where each record starts. The last
-    place is the end.
+    """Return the rows as records, back to back, and the place where each record starts.
+
+    The last place is the end.
 
     The deltas are int64; those of offsets are 0 or more and fit into 31 bits. The rows have the
     columns of CHUNK_SCHEMA, and maybe others.

@@ -389,8 +389,11 @@ def _has_few_keys(batch: pa.RecordBatch) -> bool:
 
 
 class _Cut:
-    """A splitter of record batches into one batch per row group. It joins thousands of small
-    batches at once: to measure and join each batch alone would take longer than to encode it."""
+    """A splitter of record batches into one batch per row group.
+
+    It joins thousands of small batches at once: to measure and join each batch alone would take
+    longer than to encode it.
+    """
 
     def __init__(self) -> None:
         self._parts: list[pa.RecordBatch] = []
@@ -427,8 +430,10 @@ class _Cut:
 
 
 def _content_before(batch: pa.RecordBatch) -> np.ndarray:
-    """Return the bytes of keys, values and headers before each row. GROUP_ROWS bounds the bytes of
-    the other columns."""
+    """Return the bytes of keys, values and headers before each row.
+
+    GROUP_ROWS bounds the bytes of the other columns.
+    """
     return (
         octets_before(batch.column("key"))
         + octets_before(batch.column("value"))
@@ -460,8 +465,10 @@ def _group(index: int, row_group: pq.RowGroupMetaData, checksum: int) -> RowGrou
 
 
 def _fill_checksums(body: pa.Buffer) -> None:
-    """Write the checksums over the zeros that `write` left. In place: a copy of the body would take
-    megabytes."""
+    """Write the checksums over the zeros that `write` left.
+
+    In place: a copy of the body would take megabytes.
+    """
     view = memoryview(body).cast("B")
     metadata = pq.read_metadata(pa.BufferReader(body))
     footer = view[-metadata.serialized_size - _END_BYTES :]

@@ -154,9 +154,11 @@ def _is_text(text: str) -> bool:
 
 
 class Acls:
-    """All bindings, in the order of their commits. The cost of a decision is one lookup for each
-    length of the prefixes that bindings have. It does not depend on the number of bindings, and a
-    client may ask for a name of any length."""
+    """All bindings, in the order of their commits.
+
+    The cost of a decision is one lookup for each length of the prefixes that bindings have. It does
+    not depend on the number of bindings, and a client may ask for a name of any length.
+    """
 
     def __init__(self) -> None:
         self._all: dict[Acl, None] = {}

@@ -43,8 +43,10 @@ class Action(
     gc=False,
     forbid_unknown_fields=True,
 ):
-    """A change that `apply` makes. The tag selects the class. An entry with an unknown tag or
-    element does not decode."""
+    """A change that `apply` makes.
+
+    The tag selects the class. An entry with an unknown tag or element does not decode.
+    """
 
 
 class Append(Action, frozen=True, array_like=True, tag="append", gc=False):
@@ -64,8 +66,9 @@ class ProducerBatch(NamedTuple):
 
 
 class ProducerAppend(Append, frozen=True, array_like=True, tag="append-of-producer", gc=False):
-    """An append of a Kafka producer's batch (ProducerBatch). `apply` appends each batch once, and a
-    producer's batches in their order.
+    """An append of a Kafka producer's batch (ProducerBatch).
+
+    `apply` appends each batch once, and a producer's batches in their order.
 
     This action has a tag of its own, so that the many other appends have no three empty fields.
     """
@@ -77,16 +80,20 @@ class ProducerAppend(Append, frozen=True, array_like=True, tag="append-of-produc
 
 class InitProducer(Action, frozen=True, array_like=True, tag="init-producer", gc=False):
     """A request for a new producer id (`producer_id` -1), or for the next epoch of a known id.
+
     `epoch` is the producer's current epoch, or -1 if it is unknown. The commit must not have
-    another action."""
+    another action.
+    """
 
     producer_id: int = -1
     epoch: int = -1
 
 
 class ReserveProducers(Action, frozen=True, array_like=True, tag="reserve-producers", gc=False):
-    """A broker reserves `count` consecutive producer ids, which it gives to producers. The commit
-    must not have another action. Exists from level 4 on."""
+    """A broker reserves `count` consecutive producer ids, which it gives to producers.
+
+    The commit must not have another action. Exists from level 4 on.
+    """
 
     count: int
 
@@ -104,8 +111,10 @@ class GroupOffset(
 
 
 class CommitOffsets(Action, frozen=True, array_like=True, tag="commit-offsets", gc=False):
-    """Offsets that a group commits. `generation` is -1 if the committer is no member, or is a
-    member with a manual assignment."""
+    """Offsets that a group commits.
+
+    `generation` is -1 if the committer is no member, or is a member with a manual assignment.
+    """
 
     group_id: str
     generation: int
@@ -123,9 +132,12 @@ class DeleteOffsets(Action, frozen=True, array_like=True, tag="delete-offsets", 
 class MemberConfig(
     msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_unknown_fields=True
 ):
-    """The settings of a consumer instance. The log stores them without interpretation, so that
-    every broker serves the instance with the same settings. The service defines `format` and
-    `dialect`. If authentication is on, `principal` is the instance's creator."""
+    """The settings of a consumer instance.
+
+    The log stores them without interpretation, so that every broker serves the instance with the
+    same settings. The service defines `format` and `dialect`. If authentication is on, `principal`
+    is the instance's creator.
+    """
 
     format: str = "binary"
     auto_offset_reset: str = "latest"
@@ -147,9 +159,11 @@ class MemberAction(Action, frozen=True, array_like=True, gc=False):
 
 
 class JoinGroup(MemberAction, frozen=True, array_like=True, tag="join-group", gc=False):
-    """A new member, without partitions. It replaces a member with the same `instance_id`.
-    `assignor` sets the assignor of a group without members. If `assignor` is empty, the group keeps
-    its assignor."""
+    """A new member, without partitions.
+
+    It replaces a member with the same `instance_id`. `assignor` sets the assignor of a group
+    without members. If `assignor` is empty, the group keeps its assignor.
+    """
 
     coordinator: str
     config: MemberConfig
@@ -162,8 +176,10 @@ class LeaveGroup(MemberAction, frozen=True, array_like=True, tag="leave-group", 
 
 
 class ExpireMember(MemberAction, frozen=True, array_like=True, tag="expire-member", gc=False):
-    """The coordinator received no heartbeat of the member for a session timeout. `apply` refuses
-    the action unless `term`, the coordinator's term, is the group's current term."""
+    """The coordinator received no heartbeat of the member for a session timeout.
+
+    `apply` refuses the action unless `term`, the coordinator's term, is the group's current term.
+    """
 
     term: int
 
@@ -176,9 +192,11 @@ class TakeGroup(Action, frozen=True, array_like=True, tag="take-group", gc=False
 
 
 class Subscribe(MemberAction, frozen=True, array_like=True, tag="subscribe", gc=False):
-    """The member shares these topics' partitions with the other members. If there is
-    a `pattern`, the coordinator has resolved it to `topics`. `apply` stores the pattern, but does
-    not match it with names. If both are empty, the member reads nothing."""
+    """The member shares these topics' partitions with the other members.
+
+    If there is a `pattern`, the coordinator has resolved it to `topics`. `apply` stores the
+    pattern, but does not match it with names. If both are empty, the member reads nothing.
+    """
 
     topics: list[str]
     pattern: str = ""
@@ -199,15 +217,20 @@ class SeekPosition(NamedTuple):
 
 
 class Seek(MemberAction, frozen=True, array_like=True, tag="seek", gc=False):
-    """The member continues at these offsets. `apply` drops a position when the member commits an
-    offset of the position's partition, or loses the partition."""
+    """The member continues at these offsets.
+
+    `apply` drops a position when the member commits an offset of the position's partition, or loses
+    the partition.
+    """
 
     positions: list[SeekPosition]
 
 
 class DeleteGroup(Action, frozen=True, array_like=True, tag="delete-group", gc=False):
-    """The group and its committed offsets are deleted. `apply` refuses the action while the group
-    has members."""
+    """The group and its committed offsets are deleted.
+
+    `apply` refuses the action while the group has members.
+    """
 
     group_id: str
 
@@ -215,9 +238,11 @@ class DeleteGroup(Action, frozen=True, array_like=True, tag="delete-group", gc=F
 class SettledMember(
     msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_unknown_fields=True
 ):
-    """A member of a group that clients assign. The log does not interpret `metadata`, which is the
-    member's subscription, and `assignment`. Timeouts are ms. If authentication is on, `principal`
-    is the client that joined."""
+    """A member of a group that clients assign.
+
+    The log does not interpret `metadata`, which is the member's subscription, and `assignment`.
+    Timeouts are ms. If authentication is on, `principal` is the client that joined.
+    """
 
     member_id: str
     instance_id: str
@@ -268,8 +293,11 @@ GroupAction = (
 
 
 class CreateTopic(Action, frozen=True, array_like=True, tag="create-topic", gc=False):
-    """A new topic. `apply` refuses it if a topic of that name exists. After a delete, a new topic
-    of that name has another id."""
+    """A new topic.
+
+    `apply` refuses it if a topic of that name exists. After a delete, a new topic of that name has
+    another id.
+    """
 
     name: str
     topic_id: str
@@ -291,15 +319,19 @@ class AlterTopic(Action, frozen=True, array_like=True, tag="alter-topic", gc=Fal
 
 
 class SetTopicDefaults(Action, frozen=True, array_like=True, tag="set-topic-defaults", gc=False):
-    """Defaults that the cluster sets for its topics, by the names of `topic_configs.DEFAULTS`. None
-    removes a default. Other defaults stay. Exists from level 4 on."""
+    """Defaults that the cluster sets for its topics, by the names of `topic_configs.DEFAULTS`.
+
+    None removes a default. Other defaults stay. Exists from level 4 on.
+    """
 
     values: dict[str, str | None]
 
 
 class AddPartitions(Action, frozen=True, array_like=True, tag="add-partitions", gc=False):
-    """The topic grows to `partitions` in total. `apply` refuses the action unless the topic has
-    fewer partitions now."""
+    """The topic grows to `partitions` in total.
+
+    `apply` refuses the action unless the topic has fewer partitions now.
+    """
 
     topic_id: str
     partitions: int
@@ -345,8 +377,10 @@ class ForgetTopic(Action, frozen=True, array_like=True, tag="forget-topic", gc=F
 
 
 class CreateKey(Action, frozen=True, array_like=True, tag="create-key", gc=False):
-    """A new API key of `principal`. `digest` is the SHA-256 of its secret. If `expires_ms` is 0,
-    the key never expires."""
+    """A new API key of `principal`.
+
+    `digest` is the SHA-256 of its secret. If `expires_ms` is 0, the key never expires.
+    """
 
     key_id: str
     principal: str
@@ -382,10 +416,12 @@ class SetQuotas(Action, frozen=True, array_like=True, tag="set-quotas", gc=False
 
 
 class SetBounds(Action, frozen=True, array_like=True, tag="set-bounds", gc=False):
-    """New bounds of the cluster, in milliseconds (core.bounds). None keeps the bound that was set
-    last. Exists from level 2 on. A raised bound, and any view age, is in effect at once. A lowered
-    retention or grace takes effect when no process relies on the old value any more
-    (state.cluster_bounds)."""
+    """New bounds of the cluster, in milliseconds (core.bounds).
+
+    None keeps the bound that was set last. Exists from level 2 on. A raised bound, and any view
+    age, is in effect at once. A lowered retention or grace takes effect when no process relies on
+    the old value any more (state.cluster_bounds).
+    """
 
     view_age_ms: int | None = None
     wal_retention_ms: int | None = None
@@ -393,17 +429,21 @@ class SetBounds(Action, frozen=True, array_like=True, tag="set-bounds", gc=False
 
 
 class TakeHold(Action, frozen=True, array_like=True, tag="take-hold", gc=False):
-    """A hold begins: while it is in force, collection deletes nothing. It expires after
-    `duration_ms` of elapsed time, unless it is renewed. All actions of holds exist from level 2
-    on."""
+    """A hold begins: while it is in force, collection deletes nothing.
+
+    It expires after `duration_ms` of elapsed time, unless it is renewed. All actions of holds exist
+    from level 2 on.
+    """
 
     hold_id: str
     duration_ms: int
 
 
 class RenewHold(Action, frozen=True, array_like=True, tag="renew-hold", gc=False):
-    """The hold is in force for `duration_ms` from this entry on. `apply` refuses the action if the
-    hold has expired."""
+    """The hold is in force for `duration_ms` from this entry on.
+
+    `apply` refuses the action if the hold has expired.
+    """
 
     hold_id: str
     duration_ms: int

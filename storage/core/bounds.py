@@ -27,8 +27,10 @@ class Bounds(msgspec.Struct, frozen=True):
 
     @property
     def is_test(self) -> bool:
-        """Return whether a bound is below its value in `LEAST`. Only a cluster for tests may have
-        such a bound."""
+        """Return whether a bound is below its value in `LEAST`.
+
+        Only a cluster for tests may have such a bound.
+        """
         return any(
             mine < least
             for mine, least in zip(
@@ -62,8 +64,11 @@ def check(bounds: Bounds) -> InvalidRequest | None:
 
 
 def check_choice(bounds: Bounds, *, is_test: bool) -> InvalidRequest | None:
-    """Return why an operator may not choose these bounds. If the choice is valid, return None. Only
-    a cluster for tests may have a bound below its value in `LEAST`."""
+    """Return why an operator may not choose these bounds.
+
+    If the choice is valid, return None. Only a cluster for tests may have a bound below its value
+    in `LEAST`.
+    """
     for name, value in msgspec.structs.asdict(bounds).items():
         least, most = getattr(LEAST, name), getattr(MOST, name)
         if value > most or (value < least and not is_test):

@@ -1,5 +1,7 @@
-"""All errors that the log raises. An error has a class of its own only if a caller handles it
-differently from other errors (DESIGN 2, Errors).
+"""All errors that the log raises.
+
+An error has a class of its own only if a caller handles it differently from other errors (DESIGN 2,
+Errors).
 
 A message is one lower-case line: what happened, where, which value, what to do. Callers get the
 values in a message from the error's attributes.
@@ -16,9 +18,11 @@ E = TypeVar("E", bound=BaseException)
 
 
 def bare(error: E) -> E:
-    """Return the error without its traceback and its causes. Whatever keeps an error beyond its
-    handler must keep this: a traceback has the frames of the functions that it left, and these
-    frames have all their values, for example unpacked bytes."""
+    """Return the error without its traceback and its causes.
+
+    Whatever keeps an error beyond its handler must keep this: a traceback has the frames of the
+    functions that it left, and these frames have all their values, for example unpacked bytes.
+    """
     error.__traceback__ = error.__cause__ = error.__context__ = None
     return error
 
@@ -142,8 +146,11 @@ class InconsistentGroupProtocol(StaleCommit):
 
 
 class GroupNotEmpty(StaleCommit):
-    """The group has members, so it cannot be deleted. Or it has subscribed members, so no other
-    client may commit its offsets. In Kafka: NON_EMPTY_GROUP."""
+    """The group has members, so it cannot be deleted.
+
+    Or it has subscribed members, so no other client may commit its offsets. In Kafka:
+    NON_EMPTY_GROUP.
+    """
 
 
 class Throttled(LogError):
@@ -169,12 +176,16 @@ class StoreRefused(Unavailable):
 
 class CommitUnknown(LogError):
     """A commit whose outcome is unknown: its records may be in the log, or may appear later.
-    A retry needs the same Idempotency-Key."""
+
+    A retry needs the same Idempotency-Key.
+    """
 
 
 class SetAside(CommitUnknown):
-    """A request that was acknowledged with acks=1 and that the store refuses. The broker keeps the
-    request in a file of the hot log, and commits it when the store accepts it."""
+    """A request that was acknowledged with acks=1 and that the store refuses.
+
+    The broker keeps the request in a file of the hot log, and commits it when the store accepts it.
+    """
 
 
 class Corrupt(LogError):

@@ -24,8 +24,10 @@ _FIXARRAY, _FIXARRAY_MASK, _FIXINT_MAX = 0x90, 0xF0, 0x7F
 
 
 class _Leading(msgspec.Struct, array_like=True):
-    """The first element of a header or a state. The decoder skips all other elements, which may be
-    of any type."""
+    """The first element of a header or a state.
+
+    The decoder skips all other elements, which may be of any type.
+    """
 
     level: int
 

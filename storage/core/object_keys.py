@@ -1,5 +1,7 @@
-"""Build and parse the keys of a cluster's objects in the store (FORMAT.md section 2). Other modules
-build and parse only keys inside a topic's table."""
+"""Build and parse the keys of a cluster's objects in the store (FORMAT.md section 2).
+
+Other modules build and parse only keys inside a topic's table.
+"""
 
 import re
 from typing import NamedTuple
@@ -43,9 +45,11 @@ def seq_of(key: str) -> int | None:
 
 
 def data(unique: str, not_after_ms: int) -> str:
-    """Return the key of the object for a large draft's chunks. The key has one of 256 prefixes,
-    because S3 limits the requests to each prefix. Once the elapsed time is past `not_after_ms`, no
-    entry may name the object for the first time."""
+    """Return the key of the object for a large draft's chunks.
+
+    The key has one of 256 prefixes, because S3 limits the requests to each prefix. Once the elapsed
+    time is past `not_after_ms`, no entry may name the object for the first time.
+    """
     return f"{DATA}{unique[:2]}/{unique}-{not_after_ms}"
 
 
@@ -73,8 +77,11 @@ def parse_segment(path: str) -> SegmentName | None:
 
 
 def log_version(key: str, kind: str = "") -> int | None:
-    """Return the version of a file of a table's log. If the object is not such a file, or if its
-    kind is not the given `kind` (`json` for a commit, or `checkpoint.parquet`), return None."""
+    """Return the version of a file of a table's log.
+
+    If the object is not such a file, or if its kind is not the given `kind` (`json` for a commit,
+    or `checkpoint.parquet`), return None.
+    """
     match = _LOG_FILE.search(key)
     return int(match[1]) if match is not None and kind in ("", match[2]) else None
 

@@ -169,9 +169,12 @@ read: `segment.bytes` (1 GiB in Kafka) and `segment.ms` (7 days in Kafka)."""
 def _inert(
     default: str, why: str, low: int | None = None, words: tuple[str, ...] = ()
 ) -> ConfigKey:
-    """Return a config that has no effect. With `words`, a value must be one of them. With `low`, it
-    must be a whole number from `low` on. With neither, any text is valid. `words` does not contain
-    a value that would request a function which brokers do not have."""
+    """Return a config that has no effect.
+
+    With `words`, a value must be one of them. With `low`, it must be a whole number from `low` on.
+    With neither, any text is valid. `words` does not contain a value that would request a function
+    which brokers do not have.
+    """
     parse: Callable[[str], object] = str if low is None else _integer(low)
     if words:
         parse = _one_of(*words)
@@ -263,9 +266,11 @@ class ConfigValue(NamedTuple):
 
 
 class TopicConfig(NamedTuple):
-    """A topic's effective configs, parsed. A field has the name of its config, with underscores.
-    Only `is_log_append_time` has another name: it is true if `message.timestamp.type` is
-    LogAppendTime."""
+    """A topic's effective configs, parsed.
+
+    A field has the name of its config, with underscores. Only `is_log_append_time` has another
+    name: it is true if `message.timestamp.type` is LogAppendTime.
+    """
 
     cleanup_policy: frozenset[str]
     compression_type: str
@@ -299,8 +304,10 @@ def check(name: str, value: str, level: int = levels.NEWEST) -> None:
 
 
 def check_default(name: str, value: str) -> None:
-    """Raise InvalidConfig if the cluster cannot have this default. A value longer than
-    VALUE_CHARS_MAX is not valid."""
+    """Raise InvalidConfig if the cluster cannot have this default.
+
+    A value longer than VALUE_CHARS_MAX is not valid.
+    """
     key = DEFAULTS.get(name)
     if key is not None:
         _check_length(f"the default {name}", value)
@@ -328,9 +335,11 @@ def _check_length(what: str, value: str) -> None:
 
 
 def canonical(name: str, value: str, level: int) -> str:
-    """Return the text that the cluster state stores for a new value. The text is bounded, because
-    each broker keeps it in memory and each checkpoint contains it. Raises InvalidConfig. (`apply`
-    accepts each valid text, of any length, because version 0.1 stored each valid text as it was.)
+    """Return the text that the cluster state stores for a new value.
+
+    The text is bounded, because each broker keeps it in memory and each checkpoint contains it.
+    Raises InvalidConfig. (`apply` accepts each valid text, of any length, because version 0.1
+    stored each valid text as it was.)
     """
     _check_length(f"topic config {name}", value)
     check(name, value, level)
@@ -338,8 +347,10 @@ def canonical(name: str, value: str, level: int) -> str:
 
 
 def canonical_changes(changes: Mapping[str, str | None], level: int) -> dict[str, str | None]:
-    """Return changes of a topic's configs with the texts of `canonical`. None stands for the
-    default. Raises InvalidConfig."""
+    """Return changes of a topic's configs with the texts of `canonical`.
+
+    None stands for the default. Raises InvalidConfig.
+    """
     return {
         name: None if value is None and name in KNOWN else canonical(name, value or "", level)
         for name, value in changes.items()
@@ -347,8 +358,10 @@ def canonical_changes(changes: Mapping[str, str | None], level: int) -> dict[str
 
 
 def canonical_defaults(changes: Mapping[str, str | None], level: int) -> dict[str, str | None]:
-    """Return changes of the cluster's defaults, with the texts that the cluster state stores. None
-    removes a default. Raises InvalidConfig."""
+    """Return changes of the cluster's defaults, with the texts that the cluster state stores.
+
+    None removes a default. Raises InvalidConfig.
+    """
     _check_defaults_level(level)
     texts: dict[str, str | None] = {}
     for name, value in changes.items():
@@ -418,8 +431,11 @@ def check_all(configs: Mapping[str, str], level: int) -> InvalidConfig | None:
 
 
 class TopicDefaults:
-    """The defaults that a cluster sets: an immutable value. The cluster state has one, and gives
-    it to each topic. `values` are texts by the names in DEFAULTS."""
+    """The defaults that a cluster sets: an immutable value.
+
+    The cluster state has one, and gives it to each topic. `values` are texts by the names in
+    DEFAULTS.
+    """
 
     def __init__(self, values: Mapping[str, str]) -> None:
         self.values = dict(values)
@@ -441,13 +457,17 @@ class TopicDefaults:
         return TopicDefaults({name: text for name, text in after if text is not None})
 
     def partitions(self, fallback: int) -> int:
-        """Return the number of partitions of a new topic whose request gives no number. `fallback`
-        is the broker's setting."""
+        """Return the number of partitions of a new topic whose request gives no number.
+
+        `fallback` is the broker's setting.
+        """
         return int(self.values.get(NUM_PARTITIONS, fallback))
 
     def is_auto_create(self, fallback: bool) -> bool:
-        """Return whether requests for an unknown topic create it. `fallback` is the broker's
-        setting."""
+        """Return whether requests for an unknown topic create it.
+
+        `fallback` is the broker's setting.
+        """
         return self.values.get(AUTO_CREATE, str(fallback).lower()) == "true"
 
     def values_of_topic(self, name: str, configs: Mapping[str, str]) -> list[ConfigValue]:
@@ -464,7 +484,9 @@ class TopicDefaults:
 
     def values_of_default(self, name: str, settings: Mapping[str, str]) -> list[ConfigValue]:
         """Return the values of a known default: the effective value first, the built-in one last.
-        `settings` has the values that the broker's settings give."""
+
+        `settings` has the values that the broker's settings give.
+        """
         values = [ConfigValue(name, DEFAULTS[name].default, ConfigSource.DEFAULT_CONFIG)]
         if name in settings:
             values.insert(0, ConfigValue(name, settings[name], ConfigSource.STATIC_BROKER_CONFIG))
@@ -478,8 +500,11 @@ NO_DEFAULTS = TopicDefaults({})
 
 
 def effective(configs: Mapping[str, str], defaults: TopicDefaults = NO_DEFAULTS) -> TopicConfig:
-    """Parse the effective configs of a topic that sets `configs`. An invalid value does not count,
-    because `apply` must not fail on a value that an older or newer writer accepted."""
+    """Parse the effective configs of a topic that sets `configs`.
+
+    An invalid value does not count, because `apply` must not fail on a value that an older or newer
+    writer accepted.
+    """
     return _parsed(configs, defaults.configs) if configs else defaults.of_plain_topics
 
 

@@ -74,9 +74,11 @@ late."""
 
 
 class OffsetSpan(NamedTuple):
-    """Both boundaries of a read. If no record is at or after the start time,
-    `is_latest_without_match` lets the read start at the partition's end. If `fail_on_data_loss`, an
-    offset below the log start is an error."""
+    """Both boundaries of a read.
+
+    If no record is at or after the start time, `is_latest_without_match` lets the read start at the
+    partition's end. If `fail_on_data_loss`, an offset below the log start is an error.
+    """
 
     start: Boundary
     end: Boundary = Boundary(everywhere=LATEST)
@@ -130,8 +132,11 @@ def selection_of(options: Mapping[str, str]) -> TopicSelection:
 
 
 def span_of(options: Mapping[str, str], *, is_streaming: bool) -> OffsetSpan:
-    """Parse both boundaries. Keys must be in lower case. By default a batch starts at the earliest
-    offset and a stream at the latest. A stream has no end."""
+    """Parse both boundaries.
+
+    Keys must be in lower case. By default a batch starts at the earliest offset and a stream at the
+    latest. A stream has no end.
+    """
     if is_streaming:
         end_options = [name for name in options if name.startswith("ending")]
         if end_options:

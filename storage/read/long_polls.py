@@ -60,8 +60,9 @@ has one key for these reads, whatever the number of its partitions."""
 
 
 class LongPolls(dict[tuple[str, int], dict["asyncio.Future[None]", None]]):
-    """The waiting reads by topic and partition, in the order in which they began to wait. Owned by
-    the log's event loop.
+    """The waiting reads by topic and partition, in the order in which they began to wait.
+
+    Owned by the log's event loop.
 
     A read that is to be woken leaves its partition and joins one queue for all partitions. Each
     turn of the event loop wakes WOKEN_AT_ONCE reads of the queue, the first ones first.
@@ -96,8 +97,10 @@ class LongPolls(dict[tuple[str, int], dict["asyncio.Future[None]", None]]):
         waiter: "asyncio.Future[None]",
         deadline: float,
     ) -> bool:
-        """Wait until `wake` is called for one of the partitions, or a caller sets `waiter`. Return
-        False if the loop's time reaches `deadline` first, or at `end_all`."""
+        """Wait until `wake` is called for one of the partitions, or a caller sets `waiter`.
+
+        Return False if the loop's time reaches `deadline` first, or at `end_all`.
+        """
         if self.is_refusing:
             return False
         ends = self._ends

@@ -56,8 +56,10 @@ _READING = WalSettings(checkpoint_entries=_NEVER, checkpoint_entries_max=_NEVER)
 
 
 async def open_snapshot(store: ObjectStore, clock: Clock, topics: Topics) -> LogSnapshot:
-    """Take a snapshot of the log now. Raises UnknownTopic, Corrupt, Unavailable. If the store has
-    no cluster, raises StoreUnfit."""
+    """Take a snapshot of the log now.
+
+    Raises UnknownTopic, Corrupt, Unavailable. If the store has no cluster, raises StoreUnfit.
+    """
     view = await OfflineLog.open(store, clock)
     try:
         return await view.snapshot(topics)
@@ -83,14 +85,18 @@ class OfflineLog:
         return cls(store, await WalView.open(store, clock, "reader", _READING, is_creating=False))
 
     async def refresh(self) -> None:
-        """Read the WAL to its end. Later snapshots have all commits that finished before this call
-        (I3)."""
+        """Read the WAL to its end.
+
+        Later snapshots have all commits that finished before this call (I3).
+        """
         await self._wal.refresh()
 
     def offsets(self, topics: Topics) -> LogSnapshot:
-        """Return the known offsets, without a request to the store. The result has no segments and
-        no tail chunks, so no read can be planned from it. Raises UnknownTopic for an unknown
-        name."""
+        """Return the known offsets, without a request to the store.
+
+        The result has no segments and no tail chunks, so no read can be planned from it. Raises
+        UnknownTopic for an unknown name.
+        """
         return self._copy(topics, has_tail=False)
 
     async def snapshot(
@@ -100,8 +106,9 @@ class OfflineLog:
         *,
         fail_on_data_loss: bool = True,
     ) -> LogSnapshot:
-        """Return a snapshot from which reads can be planned. Raises UnknownTopic for an unknown
-        name.
+        """Return a snapshot from which reads can be planned.
+
+        Raises UnknownTopic for an unknown name.
 
         If `since` is at or after a partition's sealed end, omit this partition's segments, so that
         a reader of only the tail loads no manifest. If sealed offsets are in no segment, raise
@@ -151,8 +158,10 @@ class OfflineLog:
         *,
         fail_on_data_loss: bool,
     ) -> TopicSnapshot:
-        """Add the segments that the manifest names now. A topic that was never sealed has no
-        table."""
+        """Add the segments that the manifest names now.
+
+        A topic that was never sealed has no table.
+        """
         table: Table | None = None
         partitions = list(topic.partitions)
         for part in topic.partitions:
@@ -174,8 +183,11 @@ class OfflineLog:
         start: int,
         fail_on_data_loss: bool,
     ) -> PartitionSnapshot:
-        """Verify that the segments have all offsets from `start` to the sealed end. If retention
-        ran between the reads of the WAL and the table, move the log start of the snapshot."""
+        """Verify that the segments have all offsets from `start` to the sealed end.
+
+        If retention ran between the reads of the WAL and the table, move the log start of the
+        snapshot.
+        """
         start, end = max(start, part.log_start_offset), part.sealed_end
         if hole(index, start, end) is None:
             return part

@@ -35,8 +35,10 @@ class PartitionSnapshot(NamedTuple):
 
 
 class TopicSnapshot(NamedTuple):
-    """One topic; `partitions[n].number == n`. `prefix` + "/" + a segment's path is the segment's
-    key."""
+    """One topic; `partitions[n].number == n`.
+
+    `prefix` + "/" + a segment's path is the segment's key.
+    """
 
     name: str
     topic_id: str

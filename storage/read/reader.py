@@ -88,8 +88,11 @@ class ReadResult(NamedTuple):
 
 
 class FetchResult(NamedTuple):
-    """The result of a fetch. At the end of the partition it has no pieces. The next fetch starts at
-    `next_offset`. `weight` is that of the records, in bytes (chunk.weight)."""
+    """The result of a fetch.
+
+    At the end of the partition it has no pieces. The next fetch starts at `next_offset`. `weight`
+    is that of the records, in bytes (chunk.weight).
+    """
 
     pieces: list[ReadBatch]
     next_offset: int
@@ -195,8 +198,10 @@ class Reader:
     async def _walk(
         self, topic: Topic, number: int, offset: int, bounds: ReadBounds
     ) -> AsyncIterator[ReadBatch]:
-        """Yield all committed records from `offset` on. The caller stops at `bounds`; here they
-        only limit the size of a batch from the cached tail."""
+        """Yield all committed records from `offset` on.
+
+        The caller stops at `bounds`; here they only limit the size of a batch from the cached tail.
+        """
         partition = topic.partitions[number]
         end = min(partition.high_watermark, bounds.offset_end)
         while offset < end:
@@ -366,8 +371,10 @@ class Reader:
         return partition.high_watermark
 
     def _keep(self, topic: Topic, number: int, chunk: TailChunk, batch: Records) -> None:
-        """Cache records that another broker committed. Later reads of the tail then get them in
-        large batches, like the records of this broker."""
+        """Cache records that another broker committed.
+
+        Later reads of the tail then get them in large batches, like the records of this broker.
+        """
         key = topic.topic_id, number
         is_newest = chunk.end_offset == topic.partitions[number].high_watermark
         if self.tail.wants(key, chunk.base_offset, is_newest=is_newest):

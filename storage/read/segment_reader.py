@@ -49,15 +49,19 @@ BATCH_OVERHEAD = 512
 
 
 class ByteSource(Protocol):
-    """A source of object bytes. Raises ObjectNotFound, Unavailable; Corrupt if an object is cut
-    off."""
+    """A source of object bytes.
+
+    Raises ObjectNotFound, Unavailable; Corrupt if an object is cut off.
+    """
 
     async def read(self, key: str, start: int, length: int) -> Part:
         """Return bytes [start, start + length)."""
 
     async def sparse(self, key: str, size: int, ranges: Iterable[tuple[int, int]]) -> pa.Buffer:
-        """Return a buffer as long as the object. It has at least the data of these (start, length)
-        ranges."""
+        """Return a buffer as long as the object.
+
+        It has at least the data of these (start, length) ranges.
+        """
 
 
 class StoreRanges:
@@ -111,8 +115,10 @@ def source_of(store: ObjectStore) -> ByteSource:
 
 
 class FetchedGroups(NamedTuple):
-    """Row groups of a range, not decoded yet. `body` is as long as the segment and has the bytes of
-    these row groups."""
+    """Row groups of a range, not decoded yet.
+
+    `body` is as long as the segment and has the bytes of these row groups.
+    """
 
     of: SegmentRange
     footer: Footer
@@ -120,8 +126,10 @@ class FetchedGroups(NamedTuple):
     body: pa.Buffer
 
     def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """Verify the bytes, then yield these columns of RECORD_SCHEMA in offset order. Omit rows
-        outside the range."""
+        """Verify the bytes, then yield these columns of RECORD_SCHEMA in offset order.
+
+        Omit rows outside the range.
+        """
         segment_range, groups = self.of, self.groups
         if not groups:
             return
@@ -139,8 +147,10 @@ class FetchedGroups(NamedTuple):
                     yield batch.select(list(columns))
 
     def batch(self, columns: Sequence[str]) -> pa.RecordBatch:
-        """Verify, then decode whole row groups into one batch of a few megabytes. This is one call
-        of Parquet, which takes the GIL once."""
+        """Verify, then decode whole row groups into one batch of a few megabytes.
+
+        This is one call of Parquet, which takes the GIL once.
+        """
         with self.footer.verified(self.body, self.groups, self.of.key) as file:
             indexes = [group.index for group in self.groups]
             table = file.read_row_groups(indexes, list(columns), use_threads=False)
@@ -200,8 +210,10 @@ class SegmentReader:
     async def batches(
         self, key: str, footer: Footer, groups: Sequence[RowGroup]
     ) -> AsyncIterator[tuple[RowGroup, pa.RecordBatch]]:
-        """Yield row groups with their records. If there is a cache of row groups, fetch the next
-        one ahead."""
+        """Yield row groups with their records.
+
+        If there is a cache of row groups, fetch the next one ahead.
+        """
         for position, group in enumerate(groups):
             for following in groups[position + 1 : position + 2]:
                 self._prefetch(key, footer, following)

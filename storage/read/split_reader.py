@@ -62,8 +62,11 @@ Fetched: TypeAlias = FetchedGroups | FetchedTail
 
 
 class SliceReader:
-    """A reader of slices, owned by one event loop. Raises Corrupt if bytes do not verify. Raises
-    Unavailable if an object is gone or the store does not answer."""
+    """A reader of slices, owned by one event loop.
+
+    Raises Corrupt if bytes do not verify. Raises Unavailable if an object is gone or the store does
+    not answer.
+    """
 
     def __init__(self, store: ObjectStore) -> None:
         self._segments = SegmentReader(source_of(store))
@@ -102,9 +105,11 @@ class SliceReader:
 def read_split(
     opened: OpenedStore, split: Split, columns: Sequence[str], wanted: ReadFilter = NO_FILTER
 ) -> Iterator[tuple[Slice, pa.RecordBatch]]:
-    """Yield the records of a split in order, in batches: (slice, batch). A batch has those columns
-    of RECORD_SCHEMA that `columns` names. The store's thread fetches ahead; the caller's thread
-    decodes. Raises the errors of SliceReader."""
+    """Yield the records of a split in order, in batches: (slice, batch).
+
+    A batch has those columns of RECORD_SCHEMA that `columns` names. The store's thread fetches
+    ahead; the caller's thread decodes. Raises the errors of SliceReader.
+    """
     reader = SliceReader(opened.store)
     ahead = started_ahead(
         split.slices,

@@ -100,9 +100,11 @@ class TailCache:
             self._evict()
 
     def wants(self, key: tuple[str, int], base_offset: int, *, is_newest: bool) -> bool:
-        """Return whether to add records that a reader fetched. Add them if they directly follow the
-        cached records, or if they are the partition's newest and not cached. Old records must not
-        evict new ones."""
+        """Return whether to add records that a reader fetched.
+
+        Add them if they directly follow the cached records, or if they are the partition's newest
+        and not cached. Old records must not evict new ones.
+        """
         end = self.end(key)
         return is_newest if end is None else end == base_offset or (is_newest and end < base_offset)
 
@@ -128,9 +130,12 @@ class TailCache:
         return pieces[max(index, 0) :]
 
     def passed(self, key: tuple[str, int], offset: int) -> int:
-        """Return how many bytes were added to the cache since the record at `offset` was added. If
-        this record is not cached, take the first cached record after it; if there is none, return
-        0. When this number reaches about `bytes_max`, the cache evicts the record."""
+        """Return how many bytes were added to the cache since the record at `offset` was added.
+
+        If this record is not cached, take the first cached record after it; if there is none,
+        return
+        0. When this number reaches about `bytes_max`, the cache evicts the record.
+        """
         pieces = self.read_from(key, offset)
         return self._added - pieces[0].born if pieces else 0
 

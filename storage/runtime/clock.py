@@ -1,5 +1,6 @@
-"""Clocks and random ids. In storage/ and compaction/ only this module reads the machine's clocks
-and its random source.
+"""Clocks and random ids.
+
+In storage/ and compaction/ only this module reads the machine's clocks and its random source.
 
 Other modules get a `Clock` as an argument; the simulator passes its own. In other modules, the
 linter (banned-api) forbids the functions of `time`, `random` and `uuid` that read a clock or a

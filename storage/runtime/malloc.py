@@ -23,15 +23,20 @@ _M_MMAP_THRESHOLD = -3
 
 
 def keep_freed_columns() -> None:
-    """Do as `keep_freed`, and allocate Arrow's buffers by malloc. Arrow decodes megabytes at a
-    time, and Arrow's own allocator would return this memory to the kernel after each use."""
+    """Do as `keep_freed`, and allocate Arrow's buffers by malloc.
+
+    Arrow decodes megabytes at a time, and Arrow's own allocator would return this memory to the
+    kernel after each use.
+    """
     if keep_freed():
         pa.set_memory_pool(pa.system_memory_pool())
 
 
 def keep_freed() -> bool:
-    """Keep memory that this process frees, except the memory of Arrow's own allocator. Return
-    whether malloc is glibc's."""
+    """Keep memory that this process frees, except the memory of Arrow's own allocator.
+
+    Return whether malloc is glibc's.
+    """
     with contextlib.suppress(OSError, AttributeError):
         libc = ctypes.CDLL("libc.so.6")
         libc.mallopt(_M_MMAP_THRESHOLD, 32 * 1024 * 1024)  # the largest value allowed
@@ -42,8 +47,10 @@ def keep_freed() -> bool:
 
 
 def return_freed() -> None:
-    """Return to the kernel the freed memory that malloc and Arrow keep. Blocks other threads that
-    allocate, for about 0.1 s per GiB: call it in a thread, and seldom."""
+    """Return to the kernel the freed memory that malloc and Arrow keep.
+
+    Blocks other threads that allocate, for about 0.1 s per GiB: call it in a thread, and seldom.
+    """
     pa.default_memory_pool().release_unused()
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL("libc.so.6").malloc_trim(0)  # of all arenas, not only at the end of the heap

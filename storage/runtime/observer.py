@@ -1,5 +1,8 @@
-"""The interface of a tracer, which observes flushes, commits and requests to the store. Also two
-context variables of the current request: TRACE, its trace context, and PRINCIPAL, its client."""
+"""The interface of a tracer, which observes flushes, commits and requests to the store.
+
+Also two context variables of the current request: TRACE, its trace context, and PRINCIPAL, its
+client.
+"""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -30,8 +33,10 @@ class ObservedRequest(Protocol):
 
 
 class Observer(Protocol):
-    """Observer of a broker. Each method returns a context manager, which the broker keeps open
-    while the work runs."""
+    """Observer of a broker.
+
+    Each method returns a context manager, which the broker keeps open while the work runs.
+    """
 
     def flush(self, requests: Sequence[TracedRequest]) -> AbstractContextManager[object]: ...
 

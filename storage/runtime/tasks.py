@@ -23,8 +23,10 @@ The task continues after any other exception, even the BaseException of a panic 
 
 @contextlib.contextmanager
 def surviving(log: logging.Logger, duty: str) -> Iterator[None]:
-    """Log an exception in one round of a task's duty, and let the task continue. If the exception
-    is a bug, log its traceback too."""
+    """Log an exception in one round of a task's duty, and let the task continue.
+
+    If the exception is a bug, log its traceback too.
+    """
     try:
         yield
     except TASK_ENDS:
@@ -36,21 +38,29 @@ def surviving(log: logging.Logger, duty: str) -> Iterator[None]:
 
 
 def lower_priority() -> None:
-    """Give the current thread the lowest priority. Threads that encode Parquet at normal priority
-    cost producers 27 to 43 % of their throughput (DESIGN 12.2)."""
+    """Give the current thread the lowest priority.
+
+    Threads that encode Parquet at normal priority cost producers 27 to 43 % of their throughput
+    (DESIGN 12.2).
+    """
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOWEST_PRIORITY)
 
 
 def retrieve_exception(done: "asyncio.Future[Any]") -> None:
-    """Retrieve the exception of a task or future that perhaps no task awaits. Used as a done
-    callback, because asyncio logs exceptions that are never retrieved."""
+    """Retrieve the exception of a task or future that perhaps no task awaits.
+
+    Used as a done callback, because asyncio logs exceptions that are never retrieved.
+    """
     if not done.cancelled():
         done.exception()
 
 
 class Steps(Coroutine[Any, Any, T]):
-    """A coroutine that runs the coroutine `work` in steps. A step is the code between two waits.
-    `step(call, *arguments)` must make the call, which runs one step, and return its result."""
+    """A coroutine that runs the coroutine `work` in steps.
+
+    A step is the code between two waits. `step(call, *arguments)` must make the call, which runs
+    one step, and return its result.
+    """
 
     __slots__ = ("_step", "_work")
 

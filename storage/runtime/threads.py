@@ -36,8 +36,10 @@ class _Live(NamedTuple, Generic[T]):
 
 
 class LoopThread(Generic[T]):
-    """A thread with its own event loop. On that loop, `open` enters the context manager
-    `resource`, `run` uses the resource, and `close` exits the context manager.
+    """A thread with its own event loop.
+
+    On that loop, `open` enters the context manager `resource`, `run` uses the resource, and `close`
+    exits the context manager.
 
     The thread is a daemon: a process that does not call `close` still ends.
     """
@@ -64,8 +66,11 @@ class LoopThread(Generic[T]):
         )
 
     async def close(self) -> None:
-        """Cancel the calls on the thread's loop and wait for the thread. Idempotent. If the caller
-        is cancelled here, the thread still ends, and other callers still wait for it."""
+        """Cancel the calls on the thread's loop and wait for the thread.
+
+        Idempotent. If the caller is cancelled here, the thread still ends, and other callers still
+        wait for it.
+        """
         if self._thread.is_alive():
             with contextlib.suppress(Exception):  # `open` has raised the error of a failed start
                 live = await asyncio.wrap_future(self._live)

@@ -53,9 +53,11 @@ next call runs."""
 
 
 class EncodedSegment(NamedTuple):
-    """A segment before its upload to the path of `file`. `lost_end` is the end offset of the last
-    lost records below the segment's end, in this segment or an earlier one of the seal. If there
-    are none, it is 0."""
+    """A segment before its upload to the path of `file`.
+
+    `lost_end` is the end offset of the last lost records below the segment's end, in this segment
+    or an earlier one of the seal. If there are none, it is 0.
+    """
 
     file: SegmentFile
     body: memoryview
@@ -63,8 +65,10 @@ class EncodedSegment(NamedTuple):
 
 
 class TailSegments:
-    """Encodes tails, in a thread of the lowest priority. Owned by one event loop. `level` returns
-    the cluster's level of the format."""
+    """Encodes tails, in a thread of the lowest priority.
+
+    Owned by one event loop. `level` returns the cluster's level of the format.
+    """
 
     def __init__(self, reader: Reader, clock: Clock, level: Callable[[], int]) -> None:
         self._reader = reader
@@ -320,8 +324,10 @@ class _Encoder:
             self.error = error
 
     def finish(self) -> None:
-        """Take the rest of the tail from memory, unless there was damage before it. Finish the last
-        segment."""
+        """Take the rest of the tail from memory, unless there was damage before it.
+
+        Finish the last segment.
+        """
         try:
             if self.error is None:
                 self._advance(self.tail.end)

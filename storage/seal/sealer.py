@@ -80,8 +80,11 @@ the bound. At the whole share brokers refuse records (storage.state.tail_chunks)
 
 
 class DueTails(NamedTuple):
-    """The rules of one broker. `owns` returns whether this broker seals the tails of a topic id as
-    soon as they are due. `topic_chunks_max` bounds the chunks of all tails of a topic together."""
+    """The rules of one broker.
+
+    `owns` returns whether this broker seals the tails of a topic id as soon as they are due.
+    `topic_chunks_max` bounds the chunks of all tails of a topic together.
+    """
 
     now_ms: Callable[[], int]
     tail_chunks_max: int
@@ -90,8 +93,10 @@ class DueTails(NamedTuple):
     cache: TailCache
 
     def of(self, state: ClusterState) -> Iterator[tuple[Topic, list[int]]]:
-        """Yield each topic, and its partitions whose tails are due. The caller may await between
-        two topics."""
+        """Yield each topic, and its partitions whose tails are due.
+
+        The caller may await between two topics.
+        """
         now_ms = self.now_ms()
         quota = state.access.quota
         own = state.tail_chunks.crowded(FULLNESS, quota)
@@ -200,8 +205,11 @@ class _Commit:
 
 
 class Sealer:
-    """A broker's sealer. Owned by one event loop. Any number of sealers may work on one cluster.
-    `owns` returns whether this broker seals the tails of a topic id as soon as they are due."""
+    """A broker's sealer.
+
+    Owned by one event loop. Any number of sealers may work on one cluster. `owns` returns whether
+    this broker seals the tails of a topic id as soon as they are due.
+    """
 
     def __init__(
         self,
@@ -241,9 +249,11 @@ class Sealer:
         return list(self._set_aside)
 
     async def run(self, state_of: Callable[[], ClusterState]) -> None:
-        """Seal the partitions that are due. Does not return. Topics are sealed side by side, and no
-        topic waits for another. A partition whose seal fails, for whatever reason, waits for some
-        rounds; the others are sealed."""
+        """Seal the partitions that are due.
+
+        Does not return. Topics are sealed side by side, and no topic waits for another. A partition
+        whose seal fails, for whatever reason, waits for some rounds; the others are sealed.
+        """
         tasks: set[asyncio.Task[None]] = set()
         try:
             while True:
@@ -343,8 +353,11 @@ class Sealer:
         return rows
 
     async def _seal(self, topic: Topic, wanted: Sequence[int]) -> tuple[int, dict[int, Corrupt]]:
-        """Seal each partition up to its end or to damage, in one or more commits. Return the number
-        of records sealed, and the damage by partition. Raises the errors of the whole topic."""
+        """Seal each partition up to its end or to damage, in one or more commits.
+
+        Return the number of records sealed, and the damage by partition. Raises the errors of the
+        whole topic.
+        """
         rows, damage = 0, dict[int, Corrupt]()
         turn = self._turns.setdefault(topic.topic_id, asyncio.Lock())
         async with turn, self._topics:
@@ -411,8 +424,10 @@ class Sealer:
                 raise
 
     async def _commit(self, topic: Topic, table: Table, work: _Commit) -> list[SegmentFile]:
-        """Commit the uploaded segments to the table, then the actions to the WAL. Delete uploads
-        that the commit does not name. Return the segments. Raises ManifestConflict."""
+        """Commit the uploaded segments to the table, then the actions to the WAL.
+
+        Delete uploads that the commit does not name. Return the segments. Raises ManifestConflict.
+        """
         uploaded = work.uploads.take_done()
         files = [upload.file for upload in uploaded]
         await self._uploader.remove(topic, work.uploads.files())
@@ -439,8 +454,11 @@ class Sealer:
         work: _Commit,
         damage: dict[int, Corrupt],
     ) -> None:
-        """Put the ranges that are to be sealed into `work`. If the table is ahead of the WAL, put
-        the missing action there instead. Damage of a partition goes into `damage`."""
+        """Put the ranges that are to be sealed into `work`.
+
+        If the table is ahead of the WAL, put the missing action there instead. Damage of a
+        partition goes into `damage`.
+        """
         app_ids = {number: seal_app_id(number) for number in bases}
         done_to = await table.transaction_versions(list(app_ids.values()))
         for number, base in bases.items():
@@ -466,8 +484,10 @@ class Sealer:
                 damage[number] = error
 
     async def _upload(self, topic: Topic, work: _Commit, damage: dict[int, Corrupt]) -> None:
-        """Encode and upload the ranges of `work`. Damage of a partition goes into `damage`; `work`
-        then has the part before the damage."""
+        """Encode and upload the ranges of `work`.
+
+        Damage of a partition goes into `damage`; `work` then has the part before the damage.
+        """
         if not work.ranges:
             return
         encoded = self._segments.encoded(topic, work.ranges, damage)
@@ -490,8 +510,11 @@ class Sealer:
         self._uploader.check_age(topic, started)
 
     async def _is_tail(self, topic: Topic, number: int, base: int) -> bool:
-        """Return whether the records from `base` on are still in the tail. If another sealer has
-        sealed them while this process was suspended, their chunks may be deleted."""
+        """Return whether the records from `base` on are still in the tail.
+
+        If another sealer has sealed them while this process was suspended, their chunks may be
+        deleted.
+        """
         await self._tables.refresh()
         current = self._tables.topic_of_id(topic.topic_id)
         return current is not None and current.partitions[number].sealed_end <= base

@@ -174,12 +174,14 @@ class TablesAhead:
         return sealed_to
 
     async def _renew(self, topic: Topic, table: Table, number: int, renewal: "_Renewal") -> None:
-        """In the table, replace segments of the tail's records by new ones. If they are cut, it is
-        at the log start: then the segments below leave the table with them, because a hole would be
-        behind them.
+        """In the table, replace segments of the tail's records by new ones.
+
+        If they are cut, it is at the log start: then the segments below leave the table with them,
+        because a hole would be behind them.
 
         **On a crash** before the commit, files that nothing names are left. After it, the next
-        sealer finds young segments."""
+        sealer finds young segments.
+        """
         work, damage = CommitUploads(), dict[int, Corrupt]()
         encoded = self._segments.encoded(topic, {number: (renewal.start, renewal.end)}, damage)
         segments = [segment async for segment in encoded]
@@ -218,9 +220,12 @@ class _Renewal(NamedTuple):
 def _renewal(
     partition: Partition, ahead: Sequence[SegmentFile], file: SegmentFile, base: int
 ) -> _Renewal | None:
-    """Return how to replace a segment: from `base` on, alone if possible. A segment has at least
-    one record: if all those of `file` are lost, the next segment of `ahead` is replaced with it, or
-    else the next records of the tail are added. Return None if the tail has no other records."""
+    """Return how to replace a segment: from `base` on, alone if possible.
+
+    A segment has at least one record: if all those of `file` are lost, the next segment of `ahead`
+    is replaced with it, or else the next records of the tail are added. Return None if the tail has
+    no other records.
+    """
     start = max(file.base_offset, base)
     kept_chunks = (
         chunk for chunk in partition.tail if chunk.end_offset > start and not chunk.is_lost
@@ -238,8 +243,11 @@ def _renewal(
 async def _transactions(
     table: Table, number: int, renewal: _Renewal, last: SegmentUpload
 ) -> dict[str, int]:
-    """Return the transactions of a replacement. If it adds records after the replaced segments, it
-    is a seal, too. Raises ManifestConflict if another sealer has sealed these records meanwhile."""
+    """Return the transactions of a replacement.
+
+    If it adds records after the replaced segments, it is a seal, too. Raises ManifestConflict if
+    another sealer has sealed these records meanwhile.
+    """
     app_ids = maintenance_app_id(number), lost_app_id(number), seal_app_id(number)
     versions = [await table.transaction_version(app_id) or 0 for app_id in app_ids]
     replaced_to = renewal.files[-1].end_offset

@@ -129,8 +129,10 @@ def _window(numbered_chunks: Sequence[tuple[int, TailChunk]]) -> Window:
 
 
 async def fetch(store: ObjectStore, window: Window) -> FetchedWindow:
-    """Read the bytes of a window. A missing object is not raised: it costs only its own chunks.
-    Raises Unavailable."""
+    """Read the bytes of a window.
+
+    A missing object is not raised: it costs only its own chunks. Raises Unavailable.
+    """
 
     async def read(byte_range: ByteRange) -> bytes | Corrupt:
         try:

@@ -35,8 +35,11 @@ class SegmentUpload:
 
 @dataclass
 class CommitUploads:
-    """The uploads for one commit to the table. `limit`, if given, ends them and the reads for them
-    when the uploaded segments must be committed."""
+    """The uploads for one commit to the table.
+
+    `limit`, if given, ends them and the reads for them when the uploaded segments must be
+    committed.
+    """
 
     limit: asyncio.Timeout | None = None
     started: Moment = NEVER
@@ -78,9 +81,11 @@ class Uploader:
 
     @contextlib.asynccontextmanager
     async def uploading(self, topic: Topic, work: CommitUploads) -> AsyncIterator[Start]:
-        """Upload segments of a topic, in the block; at its end wait for all uploads. After an error
-        no upload begins; those under way have up to END_S to end, because a cancelled upload may
-        still make its file, after `remove`."""
+        """Upload segments of a topic, in the block; at its end wait for all uploads.
+
+        After an error no upload begins; those under way have up to END_S to end, because a
+        cancelled upload may still make its file, after `remove`.
+        """
         uploads: list[asyncio.Task[None]] = []
 
         async def start(segment: EncodedSegment) -> None:
@@ -118,8 +123,10 @@ class Uploader:
             raise Unavailable(f"sealing {topic.name} took too long: its files may be deleted")
 
     async def remove(self, topic: Topic, files: Sequence[SegmentFile]) -> None:
-        """Delete uploads that no commit names. Otherwise each retry of a seal would leave as many
-        again, on a disk that may be full."""
+        """Delete uploads that no commit names.
+
+        Otherwise each retry of a seal would leave as many again, on a disk that may be full.
+        """
         if files:
             with contextlib.suppress(LogError):
                 await self._store.delete([f"{topic.prefix}/{file.path}" for file in files])

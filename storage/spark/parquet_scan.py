@@ -200,8 +200,11 @@ def parquet_by_sizes(
 
 
 def _between(frame: DataFrame, slices: Sequence[SegmentRange]) -> DataFrame:
-    """Filter the frame to the slices' records. The first filter has the bounds over all partitions.
-    Spark compares these bounds with Parquet's statistics and omits row groups."""
+    """Filter the frame to the slices' records.
+
+    The first filter has the bounds over all partitions. Spark compares these bounds with Parquet's
+    statistics and omits row groups.
+    """
     count = max(segment_range.partition for segment_range in slices) + 1
     starts, ends = [OFFSET_MAX] * count, [0] * count
     for segment_range in slices:

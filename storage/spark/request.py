@@ -127,8 +127,11 @@ def read_rows(
 
 
 class RowShape:
-    """A converter from records to rows of a schema. If the schema has a column or type that the
-    source does not have, the constructor raises InvalidRequest."""
+    """A converter from records to rows of a schema.
+
+    If the schema has a column or type that the source does not have, the constructor raises
+    InvalidRequest.
+    """
 
     def __init__(self, schema: StructType) -> None:
         column_by_name = {name.lower(): (name, kind) for name, kind in COLUMNS.items()}

@@ -51,8 +51,11 @@ RATE_MAX = 2**53
 
 
 class Key(msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_unknown_fields=True):
-    """An API key. The secret with this digest authenticates `principal`. If `expires_ms` is 0, the
-    key never expires."""
+    """An API key.
+
+    The secret with this digest authenticates `principal`. If `expires_ms` is 0, the key never
+    expires.
+    """
 
     key_id: str
     principal: str

@@ -27,9 +27,11 @@ Assignor: TypeAlias = Callable[[Subscriptions, Partitions, Owned], Assignment]
 
 
 def assign_range(subscriptions: Subscriptions, partitions: Partitions, _: Owned) -> Assignment:
-    """Split each topic separately into consecutive ranges (Kafka's RangeAssignor). If two topics
-    have the same members and the same number of partitions, a member gets the same partition
-    numbers of both topics."""
+    """Split each topic separately into consecutive ranges (Kafka's RangeAssignor).
+
+    If two topics have the same members and the same number of partitions, a member gets the same
+    partition numbers of both topics.
+    """
     assigned: Assignment = {member: [] for member in sorted(subscriptions)}
     for topic, members in _members_of(subscriptions, partitions).items():
         share, more = divmod(partitions[topic], len(members))
@@ -44,8 +46,10 @@ def assign_range(subscriptions: Subscriptions, partitions: Partitions, _: Owned)
 def assign_round_robin(
     subscriptions: Subscriptions, partitions: Partitions, _: Owned
 ) -> Assignment:
-    """Give the partitions of all topics to members in turn (Kafka's RoundRobinAssignor). Skip
-    members that do not subscribe to the topic."""
+    """Give the partitions of all topics to members in turn (Kafka's RoundRobinAssignor).
+
+    Skip members that do not subscribe to the topic.
+    """
     assigned: Assignment = {member: [] for member in sorted(subscriptions)}
     turns = _RoundRobin(list(assigned))
     for topic, members in _members_of(subscriptions, partitions).items():
@@ -94,8 +98,11 @@ class _RoundRobin:
 
 
 class _PartitionShare:
-    """The partitions of one member, as sorted numbers by topic. So a move does not scan all
-    partitions: it takes ~40 ms, not 7 s, to balance 10,000 partitions between two members."""
+    """The partitions of one member, as sorted numbers by topic.
+
+    So a move does not scan all partitions: it takes ~40 ms, not 7 s, to balance 10,000 partitions
+    between two members.
+    """
 
     def __init__(self) -> None:
         self.count = 0
@@ -140,8 +147,10 @@ class _Sticky:
                     share.add(partition)
 
     def give_the_rest(self) -> None:
-        """Give each free partition to the subscribed member that has the fewest partitions. Begin
-        with the partitions of topics that have the fewest subscribed members."""
+        """Give each free partition to the subscribed member that has the fewest partitions.
+
+        Begin with the partitions of topics that have the fewest subscribed members.
+        """
         choices = {topic: len(members) for topic, members in self._members_of.items()}
         free = sorted(
             self._free,
@@ -179,8 +188,11 @@ class _Sticky:
             self.held[taker].add(self.held[giver].take_last(topic))
 
     def _moves(self) -> Iterator[tuple[str, str, str]]:
-        """Yield possible moves. First comes a move from the fullest to the emptiest member, because
-        this order needs the fewest moves."""
+        """Yield possible moves.
+
+        First comes a move from the fullest to the emptiest member, because this order needs the
+        fewest moves.
+        """
         order = sorted(self.held, key=lambda member: (self.held[member].count, member))
         for giver in reversed(order):
             numbers = self.held[giver].numbers

@@ -29,9 +29,11 @@ not seen the change may rely on it."""
 
 
 class BoundsCheckpoint(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
-    """The bounds in a checkpoint. `now` and `set_to` are in the order of `Bounds`. `due_ms`, in the
-    order of `WAITING`, has the elapsed time at which a value of `set_to` comes into effect, or 0 if
-    it is in effect."""
+    """The bounds in a checkpoint.
+
+    `now` and `set_to` are in the order of `Bounds`. `due_ms`, in the order of `WAITING`, has the
+    elapsed time at which a value of `set_to` comes into effect, or 0 if it is in effect.
+    """
 
     is_test: bool
     now: tuple[int, int, int]
@@ -40,9 +42,11 @@ class BoundsCheckpoint(msgspec.Struct, array_like=True, forbid_unknown_fields=Tr
 
 
 class ClusterBounds:
-    """The cluster's bounds, owned by the cluster state. `first` are the bounds in `cluster.json`.
-    If one of them is below its value in `LEAST`, the cluster is for tests, and `SetBounds` may set
-    bounds below `LEAST` again."""
+    """The cluster's bounds, owned by the cluster state.
+
+    `first` are the bounds in `cluster.json`. If one of them is below its value in `LEAST`, the
+    cluster is for tests, and `SetBounds` may set bounds below `LEAST` again.
+    """
 
     def __init__(self, first: Bounds) -> None:
         self.now = first

@@ -209,8 +209,11 @@ class ClusterState:
         self.time_ms = entry.time_ms
 
     def _raise_level(self, entry: Entry, object_key: str) -> None:
-        """Raise the level by one. The entry has no commits and no chunks, so an older version can
-        decode it and name its level in the error."""
+        """Raise the level by one.
+
+        The entry has no commits and no chunks, so an older version can decode it and name its level
+        in the error.
+        """
         if entry.level != self.level + 1 or entry.commits or entry.chunks:
             raise Corrupt(object_key, f"it has level {entry.level} in a cluster of {self.level}")
         if self.level == levels.FIRST:
@@ -276,16 +279,21 @@ class ClusterState:
     def _check_together(
         self, commit: Commit, others: Sequence[AnyAction], chunks: Sequence[Chunk]
     ) -> LogError | None:
-        """Return why the actions cannot be in one commit, or None. Call this after all other
-        checks: a broker without `check_order` raises where it refuses, so no log has such a commit.
+        """Return why the actions cannot be in one commit, or None.
+
+        Call this after all other checks: a broker without `check_order` raises where it refuses, so
+        no log has such a commit.
         """
         return self._check_shares(commit, others, chunks) or self.holds.check_order(others)
 
     def _check_shares(
         self, commit: Commit, others: Sequence[AnyAction], chunks: Sequence[Chunk]
     ) -> LogError | None:
-        """Return why the commit would exceed a bound or a share, or None. Do not refuse a commit of
-        a hot log: its client has the answer already, and acknowledged records would be lost."""
+        """Return why the commit would exceed a bound or a share, or None.
+
+        Do not refuse a commit of a hot log: its client has the answer already, and acknowledged
+        records would be lost.
+        """
         if self.level < shares.LEVEL or commit.hot is not None:
             return None
         parts = (self.owners, self.producers, self.committed_offsets, self.members, self.access)
@@ -435,8 +443,11 @@ class ClusterState:
         return state_checkpoint.encode(self.snapshot())
 
     def equals(self, other: "ClusterState") -> bool:
-        """Return whether both states are equal. The order of groups has no meaning: earlier
-        versions did not keep it when a group changed its kind (FORMAT.md section 5)."""
+        """Return whether both states are equal.
+
+        The order of groups has no meaning: earlier versions did not keep it when a group changed
+        its kind (FORMAT.md section 5).
+        """
         ordered = state_checkpoint.with_groups_in_order
         return ordered(self.snapshot()) == ordered(other.snapshot())
 
@@ -469,8 +480,11 @@ class ClusterState:
 
     @classmethod
     def decode(cls, body: bytes, key: str, bounds: Bounds = DEFAULT_BOUNDS) -> "ClusterState":
-        """Decode a checkpoint's body. Raises Corrupt with the checkpoint's `key`, or NewerLevel.
-        A checkpoint of level 1 has no bounds; the state gets `bounds`, from `cluster.json`."""
+        """Decode a checkpoint's body.
+
+        Raises Corrupt with the checkpoint's `key`, or NewerLevel. A checkpoint of level 1 has no
+        bounds; the state gets `bounds`, from `cluster.json`.
+        """
         snapshot = state_checkpoint.decode(body, key)
         owners = snapshot.owners or OwnersCheckpoint({}, {}, {}, ProducerOwners())
         state = cls(snapshot.cluster_id, snapshot.level, bounds)

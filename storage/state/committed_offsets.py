@@ -107,8 +107,10 @@ class CommittedOffsets:
         return group_id in self._groups
 
     def check(self, commit: CommitOffsets) -> LogError | None:
-        """Return the reason to refuse the commit, or None. The caller must check that the
-        partitions exist."""
+        """Return the reason to refuse the commit, or None.
+
+        The caller must check that the partitions exist.
+        """
         refusal: LogError | None = None
         if commit.group_id not in self._groups:
             refusal = check_group_id(commit.group_id)
@@ -154,9 +156,11 @@ class CommittedOffsets:
         ]
 
     def do(self, commit: CommitOffsets | DeleteOffsets, now_ms: int, principal: str = "") -> None:
-        """Store or delete the offsets, after `check`. If a partition occurs more than once, keep
-        the last. If the group has no owner and `principal` is not empty, `principal` becomes its
-        owner."""
+        """Store or delete the offsets, after `check`.
+
+        If a partition occurs more than once, keep the last. If the group has no owner and
+        `principal` is not empty, `principal` becomes its owner.
+        """
         if isinstance(commit, DeleteOffsets):
             for topic_id, number in commit.partitions:
                 self._drop(commit.group_id, topic_id, [number])
@@ -182,8 +186,11 @@ class CommittedOffsets:
             self._drop(group_id, topic_id, list(partitions))
 
     def forget(self, before_ms: int, now_ms: int) -> None:
-        """Drop expired offsets, then groups without offsets and members. Do nothing unless a
-        multiple of CHECK_INTERVAL_MS is greater than `before_ms` and at most `now_ms`."""
+        """Drop expired offsets, then groups without offsets and members.
+
+        Do nothing unless a multiple of CHECK_INTERVAL_MS is greater than `before_ms` and at most
+        `now_ms`.
+        """
         if before_ms // CHECK_INTERVAL_MS == now_ms // CHECK_INTERVAL_MS:
             return
         horizon = now_ms - RETENTION_MS
@@ -229,8 +236,10 @@ class CommittedOffsets:
             self._count(self.owners.get(group_id, ""), -1, committed_offset)
 
     def _drop(self, group_id: str, topic_id: str, numbers: Iterable[int]) -> None:
-        """Drop a group's offsets in these partitions of a topic. Then drop the topic and the group
-        if they have no offset left."""
+        """Drop a group's offsets in these partitions of a topic.
+
+        Then drop the topic and the group if they have no offset left.
+        """
         topics = self._groups.get(group_id, {})
         partitions = topics.get(topic_id)
         if partitions is None:

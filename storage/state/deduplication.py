@@ -1,5 +1,6 @@
-"""Marks of applied drafts. The mark of a broker is the highest number of its forwarded drafts that
-the log has.
+"""Marks of applied drafts.
+
+The mark of a broker is the highest number of its forwarded drafts that the log has.
 
 If the sequencer does not answer, the broker that forwarded a draft commits the same draft itself.
 If a second copy of a draft is in the chain, `apply` finds the copy by the mark and skips it. Pure:
@@ -51,8 +52,10 @@ class AppliedDrafts:
         return 0 if mark is None else mark.number
 
     def see(self, entry: Entry, time_ms: int) -> frozenset[int]:
-        """Store the draft ids of an entry. Return the indexes of its commits that were applied
-        before."""
+        """Store the draft ids of an entry.
+
+        Return the indexes of its commits that were applied before.
+        """
         repeated: list[int] = []
         for origin, commits in shares(entry):
             mark = self._marks.pop(origin.origin_id, None)  # inserted again below, at the end

@@ -55,8 +55,10 @@ class ElapsedTime:
             del self._writers[next(iter(self._writers))]
 
     def last_ms(self, writer: str) -> int | None:
-        """Return the time on the writer's clock at the writer's last entry. If the writer is not
-        known, return None."""
+        """Return the time on the writer's clock at the writer's last entry.
+
+        If the writer is not known, return None.
+        """
         clock = self._writers.get(writer)
         return None if clock is None else clock.at_ms
 

@@ -90,8 +90,10 @@ RETRY_AFTER_MS = 60_000
 
 
 class GroupMembers:
-    """The groups that have or had members. Owned by the cluster state. `catalog` has the state's
-    topics by name."""
+    """The groups that have or had members.
+
+    Owned by the cluster state. `catalog` has the state's topics by name.
+    """
 
     def __init__(self, catalog: Catalog, shares: Shares | None = None) -> None:
         self._shares = shares or Shares()
@@ -191,8 +193,10 @@ class GroupMembers:
         return [Need(rules.PATTERNS, member.config.principal, 1, rules.PATTERNS_MAX)]
 
     def growth(self, action: AnyAction) -> list[Need]:
-        """Return what the action adds to the bytes of a principal's members. `apply` does not check
-        this bound, see `ClusterState.admitted`."""
+        """Return what the action adds to the bytes of a principal's members.
+
+        `apply` does not check this bound, see `ClusterState.admitted`.
+        """
         if not isinstance(action, Subscribe | AssignByHand | Seek):
             return []
         group = self._groups.get(action.group_id)
@@ -210,8 +214,10 @@ class GroupMembers:
         return [Need(rules.MEMBER_BYTES, member.config.principal, max(more, 0), MEMBER_BYTES_MAX)]
 
     def _growth_of(self, group: ConsumerGroup, member: GroupMember, action: Subscribe) -> int:
-        """Return how many bytes a subscription adds to its group. A topic that does not exist
-        counts as one partition."""
+        """Return how many bytes a subscription adds to its group.
+
+        A topic that does not exist counts as one partition.
+        """
         others: set[str] = set()
         for other in group.members.values():
             if other is not member:
@@ -328,8 +334,11 @@ class GroupMembers:
         return None
 
     def check_commit(self, commit: CommitOffsets) -> LogError | None:
-        """Return the reason to refuse the commit, or None. The rules are as in Kafka's
-        ClassicGroup. One more rule: a subscribed member must own the partitions."""
+        """Return the reason to refuse the commit, or None.
+
+        The rules are as in Kafka's ClassicGroup. One more rule: a subscribed member must own the
+        partitions.
+        """
         group = self._groups.get(commit.group_id) or ConsumerGroup(commit.group_id, NO_GENERATION)
         return group.check_commit(commit, self._name_of, commit.group_id in self._unsettled)
 
@@ -340,8 +349,11 @@ class GroupMembers:
     # -- changes
 
     def do(self, action: GroupAction, now_ms: int) -> None:
-        """Apply an action. `check` saw only the state before the commit. So if an earlier action of
-        the commit removed the group or the member, do nothing."""
+        """Apply an action.
+
+        `check` saw only the state before the commit. So if an earlier action of the commit removed
+        the group or the member, do nothing.
+        """
         if isinstance(action, JoinGroup):
             self._join(action, now_ms)
             return
@@ -413,8 +425,11 @@ class GroupMembers:
                 self._unsettled.add(group.group_id)
 
     def settle(self) -> set[str]:
-        """Compute new assignments of changed groups, at the end of each entry. Return the ids of
-        groups whose members, assignments or positions changed since the last call."""
+        """Compute new assignments of changed groups, at the end of each entry.
+
+        Return the ids of groups whose members, assignments or positions changed since the last
+        call.
+        """
         if self._unsettled:
             for group_id in sorted(self._unsettled):
                 group = self._groups.get(group_id)

@@ -73,8 +73,11 @@ def subscription_size(topics: Collection[str]) -> int:
 
 
 class GroupMember(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
-    """One member of a group. `owned` is its assignment in the group's generation, or its manual
-    assignment. `sought` has the positions of its seeks."""
+    """One member of a group.
+
+    `owned` is its assignment in the group's generation, or its manual assignment. `sought` has the
+    positions of its seeks.
+    """
 
     member_id: str
     joined_ms: int
@@ -123,9 +126,11 @@ class GroupMember(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
 
 
 class ClientMember(GroupMember, array_like=True, forbid_unknown_fields=True):
-    """One member of a group that clients assign. `config.max_poll_interval_ms` is its rebalance
-    timeout. `topics`, `pattern` and `owned` are empty, because the log does not interpret
-    `metadata` and `assignment`."""
+    """One member of a group that clients assign.
+
+    `config.max_poll_interval_ms` is its rebalance timeout. `topics`, `pattern` and `owned` are
+    empty, because the log does not interpret `metadata` and `assignment`.
+    """
 
     host: str = ""
     metadata: bytes = b""
@@ -168,9 +173,12 @@ class ClientMember(GroupMember, array_like=True, forbid_unknown_fields=True):
 
 
 def partitions_of(member: GroupMember, catalog: Catalog) -> Sequence[TopicIdPartition]:
-    """Return the partitions that a member reads, sorted. A member that a client assigned reads the
-    existing partitions of its assignment, or none if its assignment is not in the format of Kafka's
-    consumers. In this case, the time is ~1 us for each partition."""
+    """Return the partitions that a member reads, sorted.
+
+    A member that a client assigned reads the existing partitions of its assignment, or none if its
+    assignment is not in the format of Kafka's consumers. In this case, the time is ~1 us for each
+    partition.
+    """
     if not isinstance(member, ClientMember):
         return member.owned
     return sorted(
@@ -212,8 +220,10 @@ class ClientGroupCheckpoint(msgspec.Struct, array_like=True, forbid_unknown_fiel
 
 
 class MembersCheckpoint(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
-    """All groups that the log assigns, in a checkpoint. The generations of new groups begin at
-    `generation_floor`."""
+    """All groups that the log assigns, in a checkpoint.
+
+    The generations of new groups begin at `generation_floor`.
+    """
 
     generation_floor: int
     groups: list[GroupCheckpoint]
@@ -270,8 +280,11 @@ class ConsumerGroup:
     def check_commit(
         self, commit: CommitOffsets, name_of: Callable[[str], str], is_unsettled: bool
     ) -> LogError | None:
-        """Return why the group refuses the commit, or None. `name_of` returns the name of a topic
-        id. `is_unsettled` is True if the entry has changed members, but not yet the assignment."""
+        """Return why the group refuses the commit, or None.
+
+        `name_of` returns the name of a topic id. `is_unsettled` is True if the entry has changed
+        members, but not yet the assignment.
+        """
         member = self.members.get(commit.member_id)
         if member is None and commit.member_id:
             return no_such_member(self.group_id, commit.member_id)
@@ -314,8 +327,10 @@ class ConsumerGroup:
     # -- groups that clients assign
 
     def check_settled(self, action: SettleGroup) -> LogError | None:
-        """Return why the group cannot have this result of a rebalance, or None. A group that the
-        cluster does not have yet is checked as one of term 0 without members."""
+        """Return why the group cannot have this result of a rebalance, or None.
+
+        A group that the cluster does not have yet is checked as one of term 0 without members.
+        """
         if self.members and not self.is_assigned_by_clients:
             return InconsistentGroupProtocol(
                 f"group {self.group_id!r} has members that the log assigns: stop them first"

@@ -29,8 +29,11 @@ HOLD_ID_CHARS_MAX = 64
 
 
 class Hold(msgspec.Struct, array_like=True, frozen=True, gc=False, forbid_unknown_fields=True):
-    """A hold in force. `taken_ms` is the time of the entry that took the hold. The hold expires at
-    the elapsed time `until_ms`."""
+    """A hold in force.
+
+    `taken_ms` is the time of the entry that took the hold. The hold expires at the elapsed time
+    `until_ms`.
+    """
 
     hold_id: str
     taken_ms: int
@@ -72,8 +75,11 @@ class Holds:
         return None
 
     def check_order(self, actions: Sequence[AnyAction]) -> InvalidRequest | None:
-        """Return the reason to refuse a commit of these actions, or None. `check` sees the state
-        before the commit, so it cannot see that an earlier action of the commit ends the hold."""
+        """Return the reason to refuse a commit of these actions, or None.
+
+        `check` sees the state before the commit, so it cannot see that an earlier action of the
+        commit ends the hold.
+        """
         released: set[str] = set()
         for action in actions:
             if isinstance(action, ReleaseHold):

@@ -75,8 +75,11 @@ OwnedRecords: TypeAlias = dict[str, list[IdempotencyRecord]]
 
 
 class IdempotencyRecords:
-    """The idempotency records. Owned by the cluster state. The principal is empty for records of
-    clients without authentication, and for records of commits below level 3."""
+    """The idempotency records.
+
+    Owned by the cluster state. The principal is empty for records of clients without
+    authentication, and for records of commits below level 3.
+    """
 
     def __init__(self, shares: Shares | None = None) -> None:
         self._shares = shares or Shares()
@@ -86,8 +89,11 @@ class IdempotencyRecords:
         self._principals: deque[str] = deque()
 
     def get(self, key: str, principal: str = "") -> IdempotencyRecord | None:
-        """Return the principal's record of the key, else the record without a principal. So a retry
-        of a request from before level 3, or before authentication was on, gets the first answer."""
+        """Return the principal's record of the key, else the record without a principal.
+
+        So a retry of a request from before level 3, or before authentication was on, gets the first
+        answer.
+        """
         own = self._records.get(principal)
         record = None if own is None else own.get(key)
         if record is None and principal and "" in self._records:
@@ -115,8 +121,10 @@ class IdempotencyRecords:
         self._count(record, principal, 1)
 
     def forget(self, now_ms: int, *, is_bounded: bool = True) -> None:
-        """Drop records older than KEY_WINDOW_MS. If `is_bounded`, also drop the oldest ones above
-        the bound. Cheap if there are none to drop."""
+        """Drop records older than KEY_WINDOW_MS.
+
+        If `is_bounded`, also drop the oldest ones above the bound. Cheap if there are none to drop.
+        """
         horizon = now_ms - KEY_WINDOW_MS
         order = self._order
         while order:
@@ -140,8 +148,10 @@ class IdempotencyRecords:
         return {principal: list(own.values()) for principal, own in self._records.items()}
 
     def load(self, records: OwnedRecords) -> None:
-        """Restore the records from a checkpoint. The order of records with the same time has no
-        effect, because they expire together."""
+        """Restore the records from a checkpoint.
+
+        The order of records with the same time has no effect, because they expire together.
+        """
         pairs = [(record, principal) for principal, own in records.items() for record in own]
         for record, principal in sorted(pairs, key=lambda pair: pair[0].at_ms):
             self.remember(record, principal)
@@ -153,8 +163,10 @@ def another_request(key: str) -> IdempotencyMismatch:
 
 
 def recall(record: IdempotencyRecord, fingerprint: bytes) -> Outcome:
-    """Return the outcome of a retry: the placements of the first request. If the content of the
-    retry differs from the first request's, return a refusal."""
+    """Return the outcome of a retry: the placements of the first request.
+
+    If the content of the retry differs from the first request's, return a refusal.
+    """
     if record.claim.fingerprint != fingerprint:
         return Outcome([], another_request(record.claim.key))
     return Outcome(record.placements, is_duplicate=True)

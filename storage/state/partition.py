@@ -53,8 +53,11 @@ class TailChunk(msgspec.Struct, array_like=True, gc=False, forbid_unknown_fields
         committed_ms: int,
         append_ms: int,
     ) -> "TailChunk":
-        """Return the tail chunk of the action's rows of `chunk`. If the chunk has no object of its
-        own, it is in the entry `entry_key`, whose chunks begin at byte `body_start`."""
+        """Return the tail chunk of the action's rows of `chunk`.
+
+        If the chunk has no object of its own, it is in the entry `entry_key`, whose chunks begin at
+        byte `body_start`.
+        """
         is_inside = not chunk.data
         return cls(
             base_offset=base_offset,
@@ -128,8 +131,10 @@ class TailChunk(msgspec.Struct, array_like=True, gc=False, forbid_unknown_fields
         )
 
     def batches_of(self, whole: KeptBatches) -> KeptBatches | None:
-        """Return this tail chunk's batches, with the timestamps that readers get. Return None if it
-        has only a part of a batch, because other records of the batch are lost."""
+        """Return this tail chunk's batches, with the timestamps that readers get.
+
+        Return None if it has only a part of a batch, because other records of the batch are lost.
+        """
         batches = whole.slice(self.first_row, self.count)
         if batches is None or self.append_ms < 0:
             return batches
@@ -160,8 +165,11 @@ class Partition(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
         return bisect_right(self.tail, offset, key=lambda chunk: chunk.base_offset) - 1
 
     def append(self, chunk: TailChunk) -> int:
-        """Append `chunk`. If it continues the rows of the last element, extend that element. Return
-        how many elements the tail has more."""
+        """Append `chunk`.
+
+        If it continues the rows of the last element, extend that element. Return how many elements
+        the tail has more.
+        """
         self.high_watermark += chunk.count
         self.tail_bytes += chunk.bytes
         last = self.tail[-1] if self.tail else None
@@ -176,8 +184,10 @@ class Partition(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
         self.log_start_offset = max(self.log_start_offset, offset)
 
     def trim(self, end_offset: int) -> int:
-        """Drop the records below `end_offset` from the tail, because the table has them now. Return
-        how many elements the tail has less."""
+        """Drop the records below `end_offset` from the tail, because the table has them now.
+
+        Return how many elements the tail has less.
+        """
         if end_offset <= self.sealed_end:
             return 0  # a seal that is repeated after a crash
         self.sealed_end = end_offset

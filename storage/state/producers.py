@@ -88,9 +88,11 @@ class ProducerEpoch(NamedTuple):
 
 
 class _Identity(msgspec.Struct, array_like=True, frozen=True, gc=False, forbid_unknown_fields=True):
-    """An id from `init`. `given_ms` is the elapsed time when `init` gave this epoch. A request that
-    names `previous_epoch` is a retry of the last bump. If `previous_epoch` is -1, no request is a
-    retry."""
+    """An id from `init`.
+
+    `given_ms` is the elapsed time when `init` gave this epoch. A request that names
+    `previous_epoch` is a retry of the last bump. If `previous_epoch` is -1, no request is a retry.
+    """
 
     producer_id: int
     epoch: int
@@ -132,9 +134,11 @@ class _Sequence(msgspec.Struct, array_like=True, gc=False, forbid_unknown_fields
 
 
 class Recognised(NamedTuple):
-    """The duplicates in a commit. `first_offsets` maps the index of a duplicate among the commit's
-    appends to the base offset at which its batch was first appended. `repeated` has these indexes.
-    If `is_retry`, all appends are duplicates, so the commit's other actions were done before too.
+    """The duplicates in a commit.
+
+    `first_offsets` maps the index of a duplicate among the commit's appends to the base offset at
+    which its batch was first appended. `repeated` has these indexes. If `is_retry`, all appends are
+    duplicates, so the commit's other actions were done before too.
     """
 
     first_offsets: dict[int, int]
@@ -374,8 +378,11 @@ class Producers:
     # -- expiry
 
     def forget(self, now_ms: int, *, is_bounded: bool = True) -> None:
-        """Drop ids and sequences that were not used for WINDOW_MS. If `is_bounded`, also drop the
-        longest unused ones above a bound. Cheap if there are none to drop."""
+        """Drop ids and sequences that were not used for WINDOW_MS.
+
+        If `is_bounded`, also drop the longest unused ones above a bound. Cheap if there are none to
+        drop.
+        """
         horizon = now_ms - WINDOW_MS
         while self.reserved and self.reserved[0].given_ms < horizon:
             del self.reserved[0]

@@ -95,8 +95,10 @@ NAMES = tuple(name for name in _WORDS if name not in DERIVED)
 
 
 class Need(NamedTuple):
-    """The number (`more`) that an action would add to a principal's use of a bound. `maximum` is
-    the bound for all principals together."""
+    """The number (`more`) that an action would add to a principal's use of a bound.
+
+    `maximum` is the bound for all principals together.
+    """
 
     bound: str
     principal: str
@@ -140,8 +142,11 @@ class Shares:
     def refusal(
         self, needs: Iterable[Need], quota: Callable[[str, str], int | None]
     ) -> BoundReached | None:
-        """Return why to refuse a commit that has all `needs` together, or None. `quota` takes the
-        name of a bound and a principal, and returns the principal's quota or None."""
+        """Return why to refuse a commit that has all `needs` together, or None.
+
+        `quota` takes the name of a bound and a principal, and returns the principal's quota or
+        None.
+        """
         gained: dict[str | tuple[str, str], int] = {}
         for bound, principal, more, maximum in needs:
             if more <= 0:

@@ -29,8 +29,10 @@ and 77 in each checkpoint. 200,000 partitions may have ten chunks each."""
 
 
 class TailChunks:
-    """The number of chunks in the tails of each topic. Owned by the cluster state, whose topics it
-    reads. A `quota` is that of `Shares.refusal`."""
+    """The number of chunks in the tails of each topic.
+
+    Owned by the cluster state, whose topics it reads. A `quota` is that of `Shares.refusal`.
+    """
 
     def __init__(self, topics: Mapping[str, Topic], owners: TopicOwners, shares: Shares) -> None:
         self._topics = topics
@@ -85,8 +87,10 @@ class TailChunks:
     def refusal(
         self, parts: Iterable[tuple[str, int]], quota: Callable[[str, str], int | None]
     ) -> BoundReached | None:
-        """Return why a broker must not accept a request now, or None. `parts` has topic ids, and
-        the number of partitions for which the request has records."""
+        """Return why a broker must not accept a request now, or None.
+
+        `parts` has topic ids, and the number of partitions for which the request has records.
+        """
         wanted: dict[str, int] = {}
         for topic_id, more in parts:
             if topic_id in self._topics:  # else `apply` refuses the request

@@ -64,9 +64,11 @@ def _check_name(name: str) -> InvalidTopicName | None:
 
 
 def check_new_name(name: str) -> None:
-    """Raise InvalidTopicName unless a new topic may have this name. A folder store cannot have the
-    table of a topic with a longer name. The limit is the same on every store, so that a cluster can
-    be copied to any store."""
+    """Raise InvalidTopicName unless a new topic may have this name.
+
+    A folder store cannot have the table of a topic with a longer name. The limit is the same on
+    every store, so that a cluster can be copied to any store.
+    """
     if not is_new_topic_name(name):
         raise InvalidTopicName(
             f"topic name {name!r} is illegal: use 1 to {TOPIC_NAME_MAX} characters of "
@@ -94,8 +96,11 @@ def check_growth(action: AddPartitions, name: str, partitions: int) -> LogError 
 
 
 class Topic(msgspec.Struct, array_like=True, forbid_unknown_fields=True, dict=True):
-    """One topic. If a topic is created again under the same name, it gets another `topic_id`.
-    `configs` are the configs that the topic sets; `config` has the effective ones."""
+    """One topic.
+
+    If a topic is created again under the same name, it gets another `topic_id`. `configs` are the
+    configs that the topic sets; `config` has the effective ones.
+    """
 
     name: str
     topic_id: str
@@ -161,7 +166,9 @@ class TopicChecks:
 
     def check_configs(self, action: AlterTopic | SetTopicDefaults, level: int) -> LogError | None:
         """Return why configs of a topic, or defaults of the cluster, cannot be changed, or None.
-        Removing is always possible, also of a name that this version does not know."""
+
+        Removing is always possible, also of a name that this version does not know.
+        """
         if isinstance(action, AlterTopic):
             if action.topic_id not in self._by_id:
                 return self.unknown(action.topic_id)
@@ -208,8 +215,10 @@ principal created the topic."""
 
 
 class TopicOwners:
-    """The principals that created topics and partitions. Owned by the cluster state, whose topics
-    it reads."""
+    """The principals that created topics and partitions.
+
+    Owned by the cluster state, whose topics it reads.
+    """
 
     def __init__(self, topics: Mapping[str, Topic], shares: Shares) -> None:
         self._topics = topics

@@ -62,8 +62,10 @@ _ADVICE = {
 
 
 class FolderStore:
-    """A store in a folder. Owns its threads until `close`. Safe for concurrent tasks, and for
-    several processes with the same folder.
+    """A store in a folder.
+
+    Owns its threads until `close`. Safe for concurrent tasks, and for several processes with the
+    same folder.
 
     The constructor blocks: it creates the folder, tests the file system and removes stale temporary
     files. It raises `StoreUnfit` if it cannot create a folder, a file or a link.
@@ -128,9 +130,10 @@ class FolderStore:
         return await asyncio.get_running_loop().run_in_executor(self._pool, call, *args)
 
     def _path(self, key: str) -> str:
-        """Return the file of a key. If `key` is no valid key, which is a bug of the caller, raises
-        ValueError. A valid key may be too long for a file name. Then no object has this key, and a
-        write raises StoreRefused.
+        """Return the file of a key.
+
+        If `key` is no valid key, which is a bug of the caller, raises ValueError. A valid key may
+        be too long for a file name. Then no object has this key, and a write raises StoreRefused.
         """
         names = key.split("/")
         is_strange = any(name in {"", ".", ".."} for name in names)
@@ -221,8 +224,11 @@ class FolderStore:
                 os.close(fd)
 
     def _make_durable(self, directory: str) -> None:
-        """Create the directory, and sync its parent. Sync the parent also if the directory exists,
-        because its creator may not have synced the parent yet."""
+        """Create the directory, and sync its parent.
+
+        Sync the parent also if the directory exists, because its creator may not have synced the
+        parent yet.
+        """
         if directory in self._durable:
             return
         parent = os.path.dirname(directory)
@@ -236,8 +242,10 @@ class FolderStore:
 
     @contextlib.contextmanager
     def _file(self, directory_fd: int, parts: Sequence[Part], *, is_named: bool) -> Iterator[str]:
-        """Yield the path of a synced file, which the caller may link. At exit, a file without a
-        link is removed."""
+        """Yield the path of a synced file, which the caller may link.
+
+        At exit, a file without a link is removed.
+        """
         path = ""
         if is_named:
             fd, path = self._open_named()
@@ -263,9 +271,12 @@ class FolderStore:
         raise AssertionError("itertools.count does not end")
 
     def _sync(self, directory: str, directory_fd: int) -> bool:
-        """Sync the directory. Return whether the fsync succeeded. If it failed, the next read in
-        the directory must first repeat the fsync with success. Without this rule, a writer that
-        reads its own bytes back would treat them as committed, although they are not durable."""
+        """Sync the directory.
+
+        Return whether the fsync succeeded. If it failed, the next read in the directory must first
+        repeat the fsync with success. Without this rule, a writer that reads its own bytes back
+        would treat them as committed, although they are not durable.
+        """
         try:
             os.fsync(directory_fd)
         except OSError:
@@ -275,8 +286,10 @@ class FolderStore:
         return True
 
     def _try_file_system(self) -> bool:
-        """Return whether unnamed files can be linked. Remove stale temporary files. Raises OSError
-        if no file can be linked."""
+        """Return whether unnamed files can be linked.
+
+        Remove stale temporary files. Raises OSError if no file can be linked.
+        """
         with self._directory(self._temporary) as directory_fd:
             with self._file(directory_fd, (), is_named=True) as source:
                 now_ns = self._try_link(directory_fd, source)
@@ -293,8 +306,11 @@ class FolderStore:
         return _UNNAMED != 0
 
     def _try_link(self, directory_fd: int, source: str) -> int:
-        """Test a link. Return the file's modification time in ns. It is comparable with other
-        files' modification times, because the same clock sets all of them."""
+        """Test a link.
+
+        Return the file's modification time in ns. It is comparable with other files' modification
+        times, because the same clock sets all of them.
+        """
         status = os.stat(source)
         name = f"{self._temporary}/inode-{status.st_ino}"  # used by this file or by no file
         os.link(source, name, src_dir_fd=directory_fd)

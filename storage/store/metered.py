@@ -81,8 +81,11 @@ class MeteredStore:
             await self.inner.put(key, parts)
 
     async def list(self, prefix: str, *, start_after: str = "") -> AsyncIterator[ObjectInfo]:
-        """List objects; count one request for each PAGE of them. The latency of a listing is the
-        time in which its caller waits for the store, not the time in which the caller works."""
+        """List objects; count one request for each PAGE of them.
+
+        The latency of a listing is the time in which its caller waits for the store, not the time
+        in which the caller works.
+        """
         now_s = self.boot_s
         seen = 0
         timed = _Timed(self, "list")
@@ -106,8 +109,11 @@ class MeteredStore:
 
 
 class _Timed:
-    """A context manager that counts one call. ObjectNotFound counts as an answer, not as a failure.
-    If the call has a key, which means it is for one object, the observer gets the call too."""
+    """A context manager that counts one call.
+
+    ObjectNotFound counts as an answer, not as a failure. If the call has a key, which means it is
+    for one object, the observer gets the call too.
+    """
 
     __slots__ = ("_key", "_observed", "_size", "_started_s", "_store", "_verb")
 

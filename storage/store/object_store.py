@@ -48,10 +48,12 @@ class ObjectStore(Protocol):
 
     @property
     def seen_ms(self) -> int:
-        """Return the time of the store's clock in its last answer, 0 if no answer had a time. This
-        time also passes while this machine is paused; the machine's own clocks may stop then. In
-        S3, it is the `Date` of the last answer, in whole seconds. In a folder, it is the mtime of
-        the last file that this process wrote."""
+        """Return the time of the store's clock in its last answer, 0 if no answer had a time.
+
+        This time also passes while this machine is paused; the machine's own clocks may stop then.
+        In S3, it is the `Date` of the last answer, in whole seconds. In a folder, it is the mtime
+        of the last file that this process wrote.
+        """
 
     async def get(self, key: str) -> bytes:
         """Return the whole object."""
@@ -76,8 +78,11 @@ class ObjectStore(Protocol):
 
 
 async def upload(store: ObjectStore, key: str, parts: Sequence[Part]) -> None:
-    """Create an object whose name only this call uses. Repeat the create while its outcome is
-    unknown. EXISTS at a repetition means that an earlier attempt arrived."""
+    """Create an object whose name only this call uses.
+
+    Repeat the create while its outcome is unknown. EXISTS at a repetition means that an earlier
+    attempt arrived.
+    """
     pause_s = UPLOAD_RETRY_S
     while await store.create(key, parts) is Created.UNKNOWN:
         await asyncio.sleep(pause_s)

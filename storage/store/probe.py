@@ -27,8 +27,11 @@ if the first key exists again, the probe repeats the delete."""
 
 
 async def probe(store: ObjectStore, clock: Clock, *, retry_s: float = START_RETRY_S) -> None:
-    """Test the guarantees that a log needs. If a test fails, raises StoreUnfit with the names of
-    the guarantee and the store. If the store does not answer for `retry_s`, raises Unavailable."""
+    """Test the guarantees that a log needs.
+
+    If a test fails, raises StoreUnfit with the names of the guarantee and the store. If the store
+    does not answer for `retry_s`, raises Unavailable.
+    """
     await _Probe(store, StartRetry(clock, retry_s)).run()
 
 
@@ -115,8 +118,11 @@ class _Probe:
             )
 
     async def _create(self, key: str, body: bytes) -> Created:
-        """Repeat the create until the store has the key. If it is unknown which create stored the
-        object, return UNKNOWN. The caller then compares the bytes."""
+        """Repeat the create until the store has the key.
+
+        If it is unknown which create stored the object, return UNKNOWN. The caller then compares
+        the bytes.
+        """
 
         async def create() -> Created:
             created = await self._store.create(key, [body[:1], body[1:]])

@@ -61,8 +61,10 @@ class ReadOnlyFolder:
         return await asyncio.to_thread(self._read, key, start, length)
 
     def map(self, key: str) -> pa.Buffer:
-        """Map the object into memory. Objects are immutable, and a deleted object stays readable
-        while it is mapped."""
+        """Map the object into memory.
+
+        Objects are immutable, and a deleted object stays readable while it is mapped.
+        """
         with self._failing(key), pa.memory_map(str(self._root / key)) as file:
             return file.read_buffer()
 

@@ -116,9 +116,11 @@ class S3Store:
     async def open(
         cls, bucket: str, prefix: str = "", options: S3Options | None = None
     ) -> "S3Store":
-        """Connect and test the bucket. Raises `StoreUnfit` if the bucket is missing or the
-        credentials are not valid, `StoreRefused` if the store denies access, `Unavailable` if
-        it does not answer."""
+        """Connect and test the bucket.
+
+        Raises `StoreUnfit` if the bucket is missing or the credentials are not valid,
+        `StoreRefused` if the store denies access, `Unavailable` if it does not answer.
+        """
         store = cls(bucket, prefix, options or S3Options())
         try:
             await store._connect()
@@ -136,8 +138,11 @@ class S3Store:
         return self._seen_ms
 
     def _see(self, parsed: dict[str, Any], **_: object) -> None:
-        """Store the `Date` of an answer, also of an error. Parse only a new date: it changes once a
-        second. Called in the caller's thread and in the thread for uploads."""
+        """Store the `Date` of an answer, also of an error.
+
+        Parse only a new date: it changes once a second. Called in the caller's thread and in the
+        thread for uploads.
+        """
         date = parsed.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date", "")
         if date and date != self._date:
             self._date = date
@@ -212,7 +217,9 @@ class S3Store:
 
     async def deltalake_options(self) -> dict[str, str]:
         """Return storage options for `deltalake`, with the AWS chain's current credentials.
-        Credentials of a role expire, so call this for every table that is opened."""
+
+        Credentials of a role expire, so call this for every table that is opened.
+        """
         options = {"AWS_REGION": self._region, "AWS_CONDITIONAL_PUT": "etag"}
         is_path_style = self._options.is_path_style
         options["AWS_VIRTUAL_HOSTED_STYLE_REQUEST"] = str(not is_path_style).lower()
@@ -371,8 +378,10 @@ async def _client(
 
 
 def _without_expect(params: dict[str, Any], **_: object) -> None:
-    """Remove `Expect: 100-continue`. It costs a round trip, and aiohttp would wait for the answer
-    100 without a limit."""
+    """Remove `Expect: 100-continue`.
+
+    It costs a round trip, and aiohttp would wait for the answer 100 without a limit.
+    """
     params["headers"].pop("Expect", None)
 
 
@@ -393,8 +402,10 @@ def _is_definite(error: sdk.ClientError) -> bool:
 
 
 def _is_denied(error: sdk.ClientError) -> bool:
-    """Return whether the store denies access to valid credentials. A new permission takes effect
-    after some seconds, so a retry may succeed."""
+    """Return whether the store denies access to valid credentials.
+
+    A new permission takes effect after some seconds, so a retry may succeed.
+    """
     status, code = _answer(error)
     return status == 403 and _ADVICE.get(code) is not _CREDENTIALS
 
@@ -414,8 +425,10 @@ Pages: TypeAlias = Callable[
 async def in_byte_order(
     pages: Pages, prefix: str, start_after: str, *, directory: str = ""
 ) -> AsyncIterator[ObjectInfo]:
-    """Yield objects as `ObjectStore.list` does. Holds one page per directory level, and the
-    directories that wait."""
+    """Yield objects as `ObjectStore.list` does.
+
+    Holds one page per directory level, and the directories that wait.
+    """
     directory = directory or prefix[: prefix.rfind("/") + 1]
     if start_after > directory and not start_after.startswith(directory):
         return

@@ -27,8 +27,11 @@ PAUSE_S_MAX = 3.0
 
 
 class StartRetry(NamedTuple):
-    """The retry policy of one start. Each step may use the whole budget, because the start makes
-    progress with each step that succeeds."""
+    """The retry policy of one start.
+
+    Each step may use the whole budget, because the start makes progress with each step that
+    succeeds.
+    """
 
     clock: Clock
     budget_s: float

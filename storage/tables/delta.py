@@ -1,6 +1,8 @@
-"""The manifest on Delta Lake: one Delta table per topic (DESIGN 8). Only this module
-uses deltalake. **On a crash** in `add` before Delta's commit, no table names the new
-files, and collection deletes them. After the commit, a refresh finds its files and transactions.
+"""The manifest on Delta Lake: one Delta table per topic (DESIGN 8).
+
+Only this module uses deltalake. **On a crash** in `add` before Delta's commit, no table names the
+new files, and collection deletes them. After the commit, a refresh finds its files and
+transactions.
 
 Delta's commit is a create-if-absent of `_delta_log/<version>.json`, with the three outcomes of
 DESIGN 4. deltalake's HTTP client repeats requests, so a commit that succeeded may raise a conflict.
@@ -136,8 +138,11 @@ _catalogs: WeakKeyDictionary[ObjectStore, Catalog] = WeakKeyDictionary()
 
 
 class DeltaStore(ObjectStore, Protocol):
-    """A store that other programs can read by URI. If access needs options, the store also has
-    `deltalake_options()`. This method is called before each use, because credentials expire."""
+    """A store that other programs can read by URI.
+
+    If access needs options, the store also has `deltalake_options()`. This method is called before
+    each use, because credentials expire.
+    """
 
     def table_uri(self, key: str) -> str:
         """Return the URI that opens the Delta table at `key`."""
@@ -308,8 +313,9 @@ class DeltaManifest:
         return await self._call(_reads, self._delta.files_at, version, self._prefix, options)
 
     async def _transactions_at(self, version: int) -> dict[str, int | None]:
-        """Return the known transactions, updated to `version`. An empty result means that
-        deltalake must read them.
+        """Return the known transactions, updated to `version`.
+
+        An empty result means that deltalake must read them.
 
         For each transaction, deltalake reads all commits since the last checkpoint: 60 requests and
         0.3 s. This method reads the new commits once for all transactions: a few requests.
@@ -393,8 +399,11 @@ class _Delta:
         return -1 if self.table is None else self.table.version()
 
     def refresh(self, options: dict[str, str]) -> None:
-        """Load the newest version. If this fails, open the table again, because credentials may
-        have expired. If this method raises Unavailable, the loaded version stays."""
+        """Load the newest version.
+
+        If this fails, open the table again, because credentials may have expired. If this method
+        raises Unavailable, the loaded version stays.
+        """
         table = self.table
         try:
             if table is None or not _is_updated(table):
@@ -416,8 +425,11 @@ class _Delta:
         self._synced = version
 
     def create(self, options: dict[str, str]) -> Exception | None:
-        """Commit version 0; return the error, if any. There are no retries, because a retry would
-        commit the schema a second time, as version 1. `mode="ignore"` would do the same."""
+        """Commit version 0; return the error, if any.
+
+        There are no retries, because a retry would commit the schema a second time, as version 1.
+        `mode="ignore"` would do the same.
+        """
         try:
             deltalake.DeltaTable.create(
                 self._uri,

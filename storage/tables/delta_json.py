@@ -49,8 +49,10 @@ def statistics(file: SegmentFile) -> str:
 
 
 def interval_ms(text: str) -> int | None:
-    """Parse a duration of Delta's properties, such as `interval 7 days`, to ms. If the text has
-    another form, return None."""
+    """Parse a duration of Delta's properties, such as `interval 7 days`, to ms.
+
+    If the text has another form, return None.
+    """
     match = _INTERVAL.fullmatch(text.strip().lower())
     return None if match is None else int(match[1]) * _UNITS_MS[match[2]]
 
@@ -125,8 +127,10 @@ def _partition_of(path: str, values: dict[str, str | None] | None) -> int:
 
 
 def _ms(text: Any, missing: int) -> int:
-    """Parse a timestamp of `statistics`. If there is none, or its form differs, return
-    `missing`."""
+    """Parse a timestamp of `statistics`.
+
+    If there is none, or its form differs, return `missing`.
+    """
     try:
         return int(np.datetime64(str(text).removesuffix("Z"), "ms").astype(np.int64))
     except ValueError:

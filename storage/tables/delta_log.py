@@ -90,8 +90,10 @@ async def removed_since(store: ObjectStore, prefix: str, since_ms: int) -> list[
 
 
 async def find_damage(store: ObjectStore, prefix: str) -> None:
-    """Raise TableInDoubt if a version of the log is no commit. Deltalake cannot read such a table,
-    so each retry would fail."""
+    """Raise TableInDoubt if a version of the log is no commit.
+
+    Deltalake cannot read such a table, so each retry would fail.
+    """
     async for info in store.list(f"{prefix}/_delta_log/"):
         name = _COMMIT.search(info.key)
         if name is None:

@@ -171,8 +171,11 @@ async def confirmed(
 
 
 async def served(history: TableHistory, newest: ManifestVersion) -> ManifestVersion:
-    """Return the version that readers use instead of `newest`. If files of a partition are no
-    segments, or overlap, this version has the files that the log itself put into the partition."""
+    """Return the version that readers use instead of `newest`.
+
+    If files of a partition are no segments, or overlap, this version has the files that the log
+    itself put into the partition.
+    """
     if newest.is_readable():
         return newest
     own = await confirmed(history, newest, lambda version: version.fault() is None)

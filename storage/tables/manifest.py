@@ -43,8 +43,10 @@ class ManifestConflict(LogError):
 
 
 def maintenance_app_id(partition: int) -> str:
-    """Return the application id of commits that remove the partition's files. Its version is a
-    counter."""
+    """Return the application id of commits that remove the partition's files.
+
+    Its version is a counter.
+    """
     return f"{_MAINTENANCE}{partition}"
 
 
@@ -54,15 +56,20 @@ def seal_app_id(partition: int) -> str:
 
 
 def clean_app_id(partition: int) -> str:
-    """Return the application id of key compaction. Its version in a table is the offset up to which
-    key compaction ran: rows may be missing only below this offset."""
+    """Return the application id of key compaction.
+
+    Its version in a table is the offset up to which key compaction ran: rows may be missing only
+    below this offset.
+    """
     return f"clean-{partition}"
 
 
 def lost_app_id(partition: int) -> str:
-    """Return the application id of lost records. Its version in a table is the end offset of the
-    newest records that were given up before they were sealed. A segment that begins below this
-    offset may not have all rows."""
+    """Return the application id of lost records.
+
+    Its version in a table is the end offset of the newest records that were given up before they
+    were sealed. A segment that begins below this offset may not have all rows.
+    """
     return f"lost-{partition}"
 
 
@@ -79,8 +86,10 @@ class Table(Protocol):
         """The loaded version."""
 
     async def segments(self, partition: int) -> "SegmentIndex":
-        """Return the partition's segments. Raises Corrupt, for this partition only, if segments
-        overlap or a file is no segment."""
+        """Return the partition's segments.
+
+        Raises Corrupt, for this partition only, if segments overlap or a file is no segment.
+        """
 
     async def refresh(self) -> None:
         """Load the newest version."""
@@ -93,8 +102,10 @@ class Table(Protocol):
         """Return `transaction_version` of each application: thousands in a few requests."""
 
     async def add(self, files: Sequence[SegmentFile], transactions: Mapping[str, int]) -> None:
-        """Commit all files and all transactions, or nothing. Returns when the commit is durable and
-        loaded. Idempotent: a retry with the same files succeeds.
+        """Commit all files and all transactions, or nothing.
+
+        Returns when the commit is durable and loaded. Idempotent: a retry with the same files
+        succeeds.
 
         If a partition's seal is in `transactions`, the files of this partition must begin at its
         end in the table, have no hole and end at the given version. The version of any other
@@ -115,10 +126,11 @@ class Table(Protocol):
         data_change: bool,
         reset: Mapping[str, int] = NO_RESET,
     ) -> None:
-        """Commit the replacement of `removed` by `added`, or nothing. `transactions` holds each
-        partition's maintenance transaction, one above the version from which the caller made its
-        plan. `data_change` is False if the rows stay the same: streaming readers then skip the
-        commit. `reset` sets other transactions to any version, for a repair.
+        """Commit the replacement of `removed` by `added`, or nothing.
+
+        `transactions` holds each partition's maintenance transaction, one above the version from
+        which the caller made its plan. `data_change` is False if the rows stay the same: streaming
+        readers then skip the commit. `reset` sets other transactions to any version, for a repair.
 
         The objects of `removed` stay for active readers; `removed_since` finds the objects to keep.
         Raises the errors of `add`. Raises ManifestConflict also if one of `removed` is not in the
@@ -133,19 +145,25 @@ class Table(Protocol):
         """Return the commits at or after `since_ms`, by the store's clock, that removed files."""
 
     async def newest(self) -> "ManifestVersion":
-        """Return the loaded version as it is in the table. `segments` returns only the files that
-        readers may use (storage.tables.foreign_commits)."""
+        """Return the loaded version as it is in the table.
+
+        `segments` returns only the files that readers may use (storage.tables.foreign_commits).
+        """
 
     async def commits(self, count: int) -> "list[TableCommit]":
-        """Return the last `count` commits up to the loaded version, the newest first. Returns fewer
-        if the table's log does not have them any more. Raises Corrupt."""
+        """Return the last `count` commits up to the loaded version, the newest first.
+
+        Returns fewer if the table's log does not have them any more. Raises Corrupt.
+        """
 
     async def files_at(self, version: int) -> "SegmentColumns | None":
         """Return the files of an older version, or None if the table's log does not have it."""
 
     async def log_retention_ms(self) -> int | None:
-        """Return the table's property `delta.logRetentionDuration` in ms. If its value cannot be
-        parsed, or the table has no log in the store, return None."""
+        """Return the table's property `delta.logRetentionDuration` in ms.
+
+        If its value cannot be parsed, or the table has no log in the store, return None.
+        """
 
 
 class Removal(NamedTuple):
@@ -157,9 +175,11 @@ class Removal(NamedTuple):
 
 
 class TableCommit(NamedTuple):
-    """One version of a table: the files that it added and removed, and its author. `base_offset` of
-    an added file is -1 if its path is not the path of a segment; `removed` has the partition of
-    each path."""
+    """One version of a table: the files that it added and removed, and its author.
+
+    `base_offset` of an added file is -1 if its path is not the path of a segment; `removed` has the
+    partition of each path.
+    """
 
     version: int
     added: Sequence[SegmentFile]
@@ -172,8 +192,11 @@ class TableCommit(NamedTuple):
 
     @property
     def is_foreign(self) -> bool:
-        """Return whether another program changed files. The log's own commits add only segments,
-        and have a transaction for each partition that they change."""
+        """Return whether another program changed files.
+
+        The log's own commits add only segments, and have a transaction for each partition that they
+        change.
+        """
         if any(file.base_offset < 0 for file in self.added):
             return True
         cared = {number for number in self.removed.values() if not self._has_lock(number)}
@@ -217,10 +240,12 @@ class SegmentColumns(NamedTuple):
 
     @classmethod
     def of_adds(cls, adds: pa.Table) -> "SegmentColumns":
-        """Convert deltalake's `get_add_actions(flatten=True)`. Offsets come from the path, because
-        statistics are only bounds. If the listed partition differs from the path's, the file counts
-        as no segment, because Delta's log, which has no checksum, may be damaged. Raises
-        pa.ArrowException, KeyError."""
+        """Convert deltalake's `get_add_actions(flatten=True)`.
+
+        Offsets come from the path, because statistics are only bounds. If the listed partition
+        differs from the path's, the file counts as no segment, because Delta's log, which has no
+        checksum, may be damaged. Raises pa.ArrowException, KeyError.
+        """
         path = adds.column("path").combine_chunks()
         name = pc.extract_regex(path, _SEGMENT)
         partition = _numbers(adds.column("partition.partition"), -1)
@@ -239,10 +264,12 @@ class SegmentColumns(NamedTuple):
         )
 
     def newest_ms(self, now_ms: int) -> np.ndarray:
-        """Return for each segment the time that decides its age. This is the time of its newest
-        record, or of its commit if the record's timestamp is after `now_ms`. Such a timestamp does
-        not show the age: until the time of the timestamp, retention would keep the segment and all
-        segments after it."""
+        """Return for each segment the time that decides its age.
+
+        This is the time of its newest record, or of its commit if the record's timestamp is after
+        `now_ms`. Such a timestamp does not show the age: until the time of the timestamp, retention
+        would keep the segment and all segments after it.
+        """
         return np.where(self.timestamp_max > now_ms, self.committed_ms, self.timestamp_max)
 
     def sorted(self) -> "SegmentColumns":
@@ -311,8 +338,10 @@ class SegmentIndex:
         return self[len(self) - 1].end_offset if len(self) else 0
 
     def at_or_after(self, offset: int) -> SegmentFile | None:
-        """Return the segment that covers `offset`, else the next segment. After the last, return
-        None."""
+        """Return the segment that covers `offset`, else the next segment.
+
+        After the last, return None.
+        """
         position = int(np.searchsorted(self.columns.end_offset, offset, side="right"))
         return self[position] if position < len(self) else None
 
@@ -331,8 +360,11 @@ class SegmentIndex:
 
 
 async def segments_to(table: Table, partition: int, sealed_end: int, prefix: str) -> SegmentIndex:
-    """Return a partition's segments of the loaded version. Raises Corrupt if both the segments and
-    the seals of the table at `prefix` end before `sealed_end`."""
+    """Return a partition's segments of the loaded version.
+
+    Raises Corrupt if both the segments and the seals of the table at `prefix` end before
+    `sealed_end`.
+    """
     index = await table.segments(partition)
     if index.end_offset < sealed_end and await sealed_to(table, partition) < sealed_end:
         raise Corrupt(
@@ -368,8 +400,10 @@ class ManifestVersion:
         self._is_hole[1:] = is_next & (base[1:] > end[:-1]) & ~self._is_wrong[:-1]
 
     def segments(self, partition: int) -> SegmentIndex:
-        """Return a partition's segments. Raises TableInDoubt if files overlap or one is no
-        segment."""
+        """Return a partition's segments.
+
+        Raises TableInDoubt if files overlap or one is no segment.
+        """
         index = self._indexes.get(partition)
         if index is None:
             first, end = self._between(partition)
@@ -380,8 +414,10 @@ class ManifestVersion:
         return index
 
     def is_readable(self, partition: int | None = None) -> bool:
-        """Return whether all files of a partition are segments that do not overlap. If `partition`
-        is None, check all partitions."""
+        """Return whether all files of a partition are segments that do not overlap.
+
+        If `partition` is None, check all partitions.
+        """
         first, end = (0, None) if partition is None else self._between(partition)
         return not self._is_wrong[first:end].any()
 
@@ -416,8 +452,10 @@ class ManifestVersion:
         return bool(files) and self._count(files) == len(files)
 
     def shows(self, added: Sequence[SegmentFile], removed: Sequence[SegmentFile]) -> bool:
-        """Return whether the commit that adds and removes these files is done. Paths of added
-        files are unique to their commit."""
+        """Return whether the commit that adds and removes these files is done.
+
+        Paths of added files are unique to their commit.
+        """
         return self._count(added) == len(added) and not self._count(removed)
 
     def _count(self, files: Sequence[SegmentFile]) -> int:

@@ -31,8 +31,10 @@ Catalog: TypeAlias = dict[str, list[MemoryCommit]]
 
 
 class MemoryManifest:
-    """A table in a catalog, for tests and simulations. Instances with the same catalog and prefix
-    share one table; each has its own loaded version."""
+    """A table in a catalog, for tests and simulations.
+
+    Instances with the same catalog and prefix share one table; each has its own loaded version.
+    """
 
     def __init__(
         self, catalog: Catalog, prefix: str, now_ms: Callable[[], int] = lambda: 0

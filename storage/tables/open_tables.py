@@ -28,8 +28,11 @@ class _OpenTable:
 
 
 class OpenTables:
-    """The open manifests of one broker, owned by one event loop. `topic_of_id` returns a topic of
-    the newest state that the broker has, `refresh` reads the WAL to its end."""
+    """The open manifests of one broker, owned by one event loop.
+
+    `topic_of_id` returns a topic of the newest state that the broker has, `refresh` reads the WAL
+    to its end.
+    """
 
     def __init__(
         self,
@@ -47,8 +50,11 @@ class OpenTables:
         return len(self._open)
 
     async def of(self, topic: Topic, *, age_max_s: float = math.inf) -> Table:
-        """Return the topic's manifest. If this method has not refreshed it within the last
-        `age_max_s` seconds, refresh it first. Raises Unavailable."""
+        """Return the topic's manifest.
+
+        If this method has not refreshed it within the last `age_max_s` seconds, refresh it first.
+        Raises Unavailable.
+        """
         opened_table = self._open.get(topic.topic_id)
         if opened_table is None:
             opened_table = _OpenTable(open_table(self._store, topic.prefix, topic.name))
@@ -62,8 +68,10 @@ class OpenTables:
         return opened_table.table
 
     async def checked(self, topic: Topic) -> Table:
-        """Return the topic's manifest at its newest version. Raises TableInDoubt if this version is
-        not what the log put there. Raises Unavailable."""
+        """Return the topic's manifest at its newest version.
+
+        Raises TableInDoubt if this version is not what the log put there. Raises Unavailable.
+        """
         table = await self.of(topic)
         try:
             await check(table, partial(self.topic_of_id, topic.topic_id), self.refresh)

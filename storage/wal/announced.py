@@ -31,8 +31,10 @@ class AnnouncedChunks:
         self._bodies: dict[str, tuple[int, bytes]] = {}
 
     def add(self, object_key: str, start: int, body: bytes) -> None:
-        """Store `body`, the bytes of the object from position `start` on. If all bytes together
-        exceed `bytes_max`, drop the oldest bodies."""
+        """Store `body`, the bytes of the object from position `start` on.
+
+        If all bytes together exceed `bytes_max`, drop the oldest bodies.
+        """
         if not body or object_key in self._bodies:
             return
         self._bodies[object_key] = (start, body)
@@ -42,8 +44,10 @@ class AnnouncedChunks:
             self.bytes -= len(dropped)
 
     def get(self, object_key: str, position: int, size: int, crc: int) -> bytes | None:
-        """Return a range of the object. If the range is not here, or does not match `crc`, return
-        None."""
+        """Return a range of the object.
+
+        If the range is not here, or does not match `crc`, return None.
+        """
         start, body = self._bodies.get(object_key, (0, b""))
         part = body[position - start : position - start + size] if position >= start else b""
         return part if len(part) == size and crc32c(part) == crc else None

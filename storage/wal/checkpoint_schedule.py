@@ -52,9 +52,11 @@ class CheckpointSchedule:
             self._writing = asyncio.create_task(self._write(write))
 
     def write_now(self, seq: int, write: Callable[[], Awaitable[object]]) -> None:
-        """If there is no checkpoint after entry `seq`, let `write` write one. A broker calls this
-        at its start and at its stop. The next start then does not read the entries up to `seq`, so
-        it does not fail if one of these entries is damaged."""
+        """If there is no checkpoint after entry `seq`, let `write` write one.
+
+        A broker calls this at its start and at its stop. The next start then does not read the
+        entries up to `seq`, so it does not fail if one of these entries is damaged.
+        """
         if seq > self._seq and (self._writing is None or self._writing.done()):
             self._seq = seq
             self._writing = asyncio.create_task(self._write(write))

@@ -70,9 +70,12 @@ class Freshness:
         self.moment = NEVER
 
     async def retry_after_suspend(self, read: Callable[[], Awaitable[T]], pause_max_s: float) -> T:
-        """Return the result of `read`. If it raises Corrupt after more than `pause_max_s`, call it
-        again, at most READS_MAX times in all: the process was suspended or the store was slow, and
-        a needed object may have been collected meanwhile."""
+        """Return the result of `read`.
+
+        If it raises Corrupt after more than `pause_max_s`, call it again, at most READS_MAX times
+        in all: the process was suspended or the store was slow, and a needed object may have been
+        collected meanwhile.
+        """
         for _ in range(READS_MAX - 1):
             started = self.now()
             try:
@@ -101,8 +104,10 @@ class StoreTime:
         return own_ms - skew_ms + (SKEW_MS_MAX if skew_ms > 0 else -SKEW_MS_MAX)
 
     def skew_ms(self) -> int:
-        """Return how far this machine's clock is ahead of the store's. If it is behind, the number
-        is negative. If no answer of the store had a time yet, return 0."""
+        """Return how far this machine's clock is ahead of the store's.
+
+        If it is behind, the number is negative. If no answer of the store had a time yet, return 0.
+        """
         return self._skew_ms(self._clock.now_ms())
 
     def why_wrong(self) -> str:

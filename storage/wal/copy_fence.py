@@ -38,9 +38,11 @@ class CopyFence:
             del self._puts[next(iter(self._puts))]
 
     def check_writer(self, decoded: DecodedEntry) -> None:
-        """Fence this process if another process wrote the entry under the name of this one. An
-        entry whose hash is kept is from this process. If PUTS_KEPT hashes are kept, each entry
-        before the oldest of them also counts as an entry of this process."""
+        """Fence this process if another process wrote the entry under the name of this one.
+
+        An entry whose hash is kept is from this process. If PUTS_KEPT hashes are kept, each entry
+        before the oldest of them also counts as an entry of this process.
+        """
         seq = decoded.entry.seq
         if decoded.entry.writer != self.writer or decoded.hash in self._puts:
             return
@@ -50,7 +52,9 @@ class CopyFence:
 
     def check_loaded(self, state: ClusterState) -> None:
         """Fence this process if the loaded state has an entry that a copy of this process wrote.
-        At level 1 the state does not have the times of writers."""
+
+        At level 1 the state does not have the times of writers.
+        """
         at_ms = state.elapsed.last_ms(self.writer)
         if at_ms is not None and all(at_ms != own_ms for _, own_ms in self._puts.values()):
             self.fence(state.seq)

@@ -25,8 +25,10 @@ the number. Without a limit, one PUT that the store's SDK cannot send would bloc
 
 
 class EntryPut:
-    """The PUTs of the entries of one WAL view. If the outcome of a PUT can no longer be found,
-    EntryPut expires the view."""
+    """The PUTs of the entries of one WAL view.
+
+    If the outcome of a PUT can no longer be found, EntryPut expires the view.
+    """
 
     def __init__(self, objects: WalObjects, freshness: Freshness, retry_s: float) -> None:
         self.objects = objects
@@ -34,8 +36,9 @@ class EntryPut:
         self._freshness = freshness
 
     async def put(self, key: str, parts: list[Part], entry: Entry, entry_hash: bytes) -> bool:
-        """PUT the entry. Return True if this entry has its number, False if another entry
-        definitely has the number.
+        """PUT the entry.
+
+        Return True if this entry has its number, False if another entry definitely has the number.
 
         The hash of the whole header shows whether the stored entry is this one. Ids do not show
         this, because two copies of a process may write different entries under the same ids.
@@ -79,8 +82,11 @@ class EntryPut:
             pause_s = min(pause_s * 2, 2.0)
 
     async def is_in_chain(self, seq: int, entry_hash: bytes) -> bool:
-        """Return whether entry `seq`, which is stored, is part of the WAL. Retries without limit,
-        because an error would report a failure although the entry may be committed."""
+        """Return whether entry `seq`, which is stored, is part of the WAL.
+
+        Retries without limit, because an error would report a failure although the entry may be
+        committed.
+        """
         while True:
             try:
                 if not await self.objects.numbers_after(seq):

@@ -65,8 +65,11 @@ class Committed(NamedTuple):
 
 
 class Subscriber(Protocol):
-    """A part of a broker that derives data from applied entries. Called synchronously, in WAL
-    order. Parts subscribe in their constructors, and are called in the order of construction."""
+    """A part of a broker that derives data from applied entries.
+
+    Called synchronously, in WAL order. Parts subscribe in their constructors, and are called in the
+    order of construction.
+    """
 
     def on_applied(self, entry: Entry, applied: Applied) -> None: ...
 
@@ -79,8 +82,11 @@ class ViewExpired(Exception):
 
 
 class _BeforeThePut:
-    """Context manager that turns an unforeseen exception into Unavailable. Nothing is committed,
-    because the PUT of this attempt has not begun, and all earlier PUTs are lost."""
+    """Context manager that turns an unforeseen exception into Unavailable.
+
+    Nothing is committed, because the PUT of this attempt has not begun, and all earlier PUTs are
+    lost.
+    """
 
     def __enter__(self) -> None: ...
 
@@ -102,8 +108,11 @@ class WalView:
         writer: str,
         settings: WalSettings,
     ) -> None:
-        """Call `load` before any other method, or use `open`. No other process may have the name
-        `writer`: an entry of another process with this name fences this process (`CopyFence`)."""
+        """Call `load` before any other method, or use `open`.
+
+        No other process may have the name `writer`: an entry of another process with this name
+        fences this process (`CopyFence`).
+        """
         self.objects = objects
         self.cluster = cluster
         self.writer = writer
@@ -137,8 +146,11 @@ class WalView:
 
     @property
     def state(self) -> ClusterState:
-        """The newest state. An exception in `apply` leaves a state that no broker may serve (I3,
-        I4). This property then raises Unavailable until the state is loaded again."""
+        """The newest state.
+
+        An exception in `apply` leaves a state that no broker may serve (I3, I4). This property then
+        raises Unavailable until the state is loaded again.
+        """
         if self._is_half_applied:
             raise Unavailable("this broker must load its state again after an error: retry")
         return self._state
@@ -199,8 +211,11 @@ class WalView:
         return committed.outcomes
 
     async def commit_next(self, next_draft: Callable[[], Draft | None]) -> Committed | None:
-        """Commit a draft from `next_draft` as `commit` does. Before each attempt, apply all known
-        entries and call `next_draft` again. If it returns None, return None."""
+        """Commit a draft from `next_draft` as `commit` does.
+
+        Before each attempt, apply all known entries and call `next_draft` again. If it returns
+        None, return None.
+        """
         async with self._moving():
             while True:
                 await self._ensure_view()
@@ -259,13 +274,17 @@ class WalView:
     # -- reading
 
     async def retry_after_suspend(self, read: Callable[[], Awaitable[T]]) -> T:
-        """Return the result of a read of objects that this view names. Repeat it if it finds damage
-        and took longer than a view may be old."""
+        """Return the result of a read of objects that this view names.
+
+        Repeat it if it finds damage and took longer than a view may be old.
+        """
         return await self._freshness.retry_after_suspend(read, self.view_age_max_s)
 
     async def ensure_view(self) -> None:
-        """Reload the state if the view has expired; cheap otherwise. Raises Unavailable if a commit
-        with an unknown outcome blocks the view."""
+        """Reload the state if the view has expired; cheap otherwise.
+
+        Raises Unavailable if a commit with an unknown outcome blocks the view.
+        """
         if not self._is_void():
             return
         try:
@@ -288,8 +307,9 @@ class WalView:
                 await self._follow(self._state, self._on_entry, upto=seq)
 
     def on_announced(self, seq: int, header: bytes) -> None:
-        """Handle a peer's announcement that entry `seq` is in the WAL. `header` is the beginning of
-        its object, or empty if the header is large.
+        """Handle a peer's announcement that entry `seq` is in the WAL.
+
+        `header` is the beginning of its object, or empty if the header is large.
 
         The peer must have access to the cluster's store. The view uses only a header that is of the
         next entry and names the hash of the last applied entry. Else the view reads the store.
@@ -303,8 +323,11 @@ class WalView:
 
     @contextlib.asynccontextmanager
     async def _moving(self) -> AsyncIterator[None]:
-        """Hold `_turn`; at the end apply entries that were announced meanwhile. If the state is
-        half applied and the store answers, load the state again before the caller goes on."""
+        """Hold `_turn`; at the end apply entries that were announced meanwhile.
+
+        If the state is half applied and the store answers, load the state again before the caller
+        goes on.
+        """
         async with self._turn:
             try:
                 yield
@@ -334,8 +357,10 @@ class WalView:
             _ = self._start_probe()
 
     def _apply_offers(self) -> None:
-        """Apply announced entries as long as each is the next one. The caller holds `_turn`, or
-        `_turn` is free and the caller does not await."""
+        """Apply announced entries as long as each is the next one.
+
+        The caller holds `_turn`, or `_turn` is free and the caller does not await.
+        """
         while (decoded := self._offers.pop_next(self._state.seq, self._state.hash)) is not None:
             try:
                 _ = self._on_entry(decoded)
@@ -345,10 +370,12 @@ class WalView:
                 return
 
     async def refresh(self, since_s: float = math.inf) -> None:
-        """Apply all entries that were committed before this call (I3). It costs one GET of the next
-        number, shared by all callers that arrive before the GET starts. If the caller needs only
-        the entries committed before `since_s` of the boot clock, a view that was fresh later costs
-        nothing."""
+        """Apply all entries that were committed before this call (I3).
+
+        It costs one GET of the next number, shared by all callers that arrive before the GET
+        starts. If the caller needs only the entries committed before `since_s` of the boot clock, a
+        view that was fresh later costs nothing.
+        """
         if self._freshness.moment.boot_s > since_s and not self._is_void():
             return
         need = self._probes_begun + 1
@@ -422,9 +449,11 @@ class WalView:
         self._checkpoints.write_if_due(self._state.seq, self.checkpoint)
 
     async def _follow_to_newest(self, state: ClusterState) -> Moment:
-        """Apply all entries after `state`; return a moment at which there were no more. Raises
-        Corrupt at a hole; a gap before strays is no hole. An absent number may have been collected,
-        so only a listing shows the end of the WAL: its newest entry is never collected."""
+        """Apply all entries after `state`; return a moment at which there were no more.
+
+        Raises Corrupt at a hole; a gap before strays is no hole. An absent number may have been
+        collected, so only a listing shows the end of the WAL: its newest entry is never collected.
+        """
         while True:
             started = self._freshness.now()
             numbers = await self.objects.numbers_after(state.seq)
@@ -449,8 +478,11 @@ class WalView:
         *,
         upto: float = math.inf,
     ) -> Moment:
-        """Apply the entries after `state`, up to the first absent number. Return a moment just
-        before the read that found it absent. After the first entry, read ahead."""
+        """Apply the entries after `state`, up to the first absent number.
+
+        Return a moment just before the read that found it absent. After the first entry, read
+        ahead.
+        """
         width = 1
         while True:
             if state is self._state:
@@ -496,8 +528,11 @@ class WalView:
         return applied.outcomes
 
     def _tell(self, call: Callable[[Subscriber], None]) -> None:
-        """Call each subscriber. Its derived data may be wrong after an exception, so the view
-        expires, and `on_reset` drops the data. The entry and its outcomes stay valid."""
+        """Call each subscriber.
+
+        Its derived data may be wrong after an exception, so the view expires, and `on_reset` drops
+        the data. The entry and its outcomes stay valid.
+        """
         for subscriber in self.subscribers:
             try:
                 call(subscriber)

@@ -45,8 +45,10 @@ checkpoint only if there is a newer one, so the next listing should name the new
 
 
 class ClusterIdentity(msgspec.Struct, frozen=True, omit_defaults=True):
-    """`cluster.json`: the identity of the cluster under this prefix. Written once. `format` is the
-    level at which the WAL begins."""
+    """`cluster.json`: the identity of the cluster under this prefix.
+
+    Written once. `format` is the level at which the WAL begins.
+    """
 
     format: int
     cluster_id: str
@@ -88,10 +90,11 @@ class WalObjects:
         is_creating: bool,
         bounds: Bounds = DEFAULT_BOUNDS,
     ) -> ClusterIdentity:
-        """Return the store's cluster. If there is none and `is_creating` is true, create it with
-        these bounds. Raises StoreUnfit if the id of the cluster is not `cluster_id`, if there is no
-        cluster and `is_creating` is false, or if the bounds or the objects in the store are
-        invalid.
+        """Return the store's cluster.
+
+        If there is none and `is_creating` is true, create it with these bounds. Raises StoreUnfit
+        if the id of the cluster is not `cluster_id`, if there is no cluster and `is_creating` is
+        false, or if the bounds or the objects in the store are invalid.
         """
         cluster = await self._find(cluster_id, bounds, is_creating=is_creating)
         if cluster_id is not None and cluster.cluster_id != cluster_id:
@@ -147,8 +150,10 @@ class WalObjects:
     # -- entries
 
     async def read(self, seq: int) -> DecodedEntry:
-        """Return entry `seq` without its chunks. Do not check the hash of the entry before it.
-        Raises ObjectNotFound, Corrupt."""
+        """Return entry `seq` without its chunks.
+
+        Do not check the hash of the entry before it. Raises ObjectNotFound, Corrupt.
+        """
         key = object_keys.wal(seq)
         self.counters.gets += 1
         start = await self.store.get_range(key, 0, READ_BYTES)
@@ -161,8 +166,10 @@ class WalObjects:
             return await self._read_whole(seq, damage)
 
     async def _read_whole(self, seq: int, damage: Corrupt) -> DecodedEntry:
-        """Return what `read` does, from the copy of the header at the object's end. If there is no
-        valid copy, raise `damage`."""
+        """Return what `read` does, from the copy of the header at the object's end.
+
+        If there is no valid copy, raise `damage`.
+        """
         key = object_keys.wal(seq)
         copy = entries.copy_in(await self.store.get(key))
         if copy is None:
@@ -214,10 +221,12 @@ class WalObjects:
     # -- checkpoints
 
     async def newest_checkpoint(self, cluster: ClusterIdentity) -> ClusterState:
-        """Return the state of the newest readable checkpoint. If no checkpoint is readable, return
-        the empty state, but only if the WAL begins at entry 1, or if the store has no entries and
-        no checkpoints; else raise StoreUnfit. Raises NewerLevel if the newest checkpoint needs a
-        newer version of this program, and Unavailable."""
+        """Return the state of the newest readable checkpoint.
+
+        If no checkpoint is readable, return the empty state, but only if the WAL begins at entry 1,
+        or if the store has no entries and no checkpoints; else raise StoreUnfit. Raises NewerLevel
+        if the newest checkpoint needs a newer version of this program, and Unavailable.
+        """
         looks = stale = 0
         while True:
             looks += 1
@@ -276,8 +285,11 @@ def encode_checkpoint(state: bytes) -> list[Part]:
 def decode_checkpoint(
     body: bytes, key: str, cluster_id: str, bounds: Bounds = DEFAULT_BOUNDS
 ) -> ClusterState:
-    """Decode a checkpoint. Raises Corrupt if it is damaged or belongs to another cluster. `bounds`
-    are the bounds in `cluster.json`."""
+    """Decode a checkpoint.
+
+    Raises Corrupt if it is damaged or belongs to another cluster. `bounds` are the bounds in
+    `cluster.json`.
+    """
     payload = body[12:]
     if body[:8] != CHECKPOINT_MAGIC or int.from_bytes(body[8:12], "little") != crc32c(payload):
         raise Corrupt(key, "checksum of the checkpoint differs")

@@ -12,8 +12,10 @@ from tidelog.storage.write.hot_segment import ClosedSegment, EncodedDraft
 
 
 class CommittedTail:
-    """Puts committed records into the reader's tail cache. `state` returns the newest cluster
-    state, which has the commit."""
+    """Puts committed records into the reader's tail cache.
+
+    `state` returns the newest cluster state, which has the commit.
+    """
 
     def __init__(self, reader: Reader, state: Callable[[], ClusterState]) -> None:
         self._reader = reader
@@ -53,8 +55,10 @@ class _Run(NamedTuple):
 
 
 def _runs(appends: Iterable[tuple[int, int, int, AppendedRange]]) -> Iterator[_Run]:
-    """Join appends that follow each other in their chunk and in the partition. Yield the runs of a
-    partition in the order of their offsets."""
+    """Join appends that follow each other in their chunk and in the partition.
+
+    Yield the runs of a partition in the order of their offsets.
+    """
     last: dict[tuple[str, int], _Run] = {}
     for number, first, count, placement in appends:
         topic_partition = placement.topic, placement.partition

@@ -113,10 +113,13 @@ class HotLog:
         self._thread = ThreadPoolExecutor(1, "tidelog-hotlog")
 
     def has_copy(self, marks: Mapping[str, int], *, is_reset: bool) -> bool:
-        """Return whether a copy of this process has used numbers of this log. `marks` are marks in
-        the WAL. If `is_reset`, they are all marks of a newly loaded state, and this process has not
-        applied all entries before that state. Then a missing mark also shows a copy, if an earlier
-        state had a mark of this log, because a recovery of the copy's disk has retired the log."""
+        """Return whether a copy of this process has used numbers of this log.
+
+        `marks` are marks in the WAL. If `is_reset`, they are all marks of a newly loaded state, and
+        this process has not applied all entries before that state. Then a missing mark also shows a
+        copy, if an earlier state had a mark of this log, because a recovery of the copy's disk has
+        retired the log.
+        """
         newest = marks.get(self.log_id)
         return is_reset and self.is_marked if newest is None else newest >= self._next
 
@@ -223,10 +226,12 @@ class HotLog:
     # -- requests that the store refuses
 
     async def keep(self, request: AppendRequest, log_id: str) -> Recovered:
-        """Copy the request durably to a new file. The file is a hot log with the id `log_id`, which
-        has only this request, as number 0. The name of the file begins with the id of the request's
-        first log, so that the same process recovers both logs. A second call with the same id makes
-        no second file. Raises OSError."""
+        """Copy the request durably to a new file.
+
+        The file is a hot log with the id `log_id`, which has only this request, as number 0. The
+        name of the file begins with the id of the request's first log, so that the same process
+        recovers both logs. A second call with the same id makes no second file. Raises OSError.
+        """
         assert request.hot is not None, "only acknowledged requests are kept"
         if self._leaving is not None and self._leaving.log_id == log_id:
             return self._leaving
@@ -238,8 +243,10 @@ class HotLog:
         return self._leaving
 
     def set_aside(self, file: Recovered) -> None:
-        """Add a file to `kept`, so that its request is tried again. `keep` made the file, or a
-        recovery found it."""
+        """Add a file to `kept`, so that its request is tried again.
+
+        `keep` made the file, or a recovery found it.
+        """
         self._leaving = None
         self.kept.append(file._replace(requests=[]))  # the request stays on the disk
 

@@ -35,6 +35,7 @@ CLAIM = 1 << 62
 
 async def settled(wal: WalView, files: Sequence[Recovered]) -> list[Recovered]:
     """Claim the logs of these files, and return the files without the requests that are committed.
+
     The remaining requests get marks of a new log. Requests that are set aside stay as they are.
 
     At level 1, return all files as they are, because version 0.1 may recover them next. Version 0.1
@@ -53,8 +54,11 @@ async def settled(wal: WalView, files: Sequence[Recovered]) -> list[Recovered]:
 
 
 class _Taken(NamedTuple):
-    """A commit in an entry. `share` is the index, in the entry, of the forwarded draft that has the
-    commit. It is -1 if no forwarded draft has the commit."""
+    """A commit in an entry.
+
+    `share` is the index, in the entry, of the forwarded draft that has the commit. It is -1 if no
+    forwarded draft has the commit.
+    """
 
     share: int
     origin_id: str
@@ -208,8 +212,10 @@ class _Search:
 
 
 async def _backwards(objects: WalObjects, newest: int) -> AsyncIterator[Entry]:
-    """Yield the entries from `newest` backwards, at most ENTRIES_MAX. Stop at an entry that
-    collection deleted; omit damaged entries."""
+    """Yield the entries from `newest` backwards, at most ENTRIES_MAX.
+
+    Stop at an entry that collection deleted; omit damaged entries.
+    """
 
     async def read(seq: int) -> Entry | None:
         try:

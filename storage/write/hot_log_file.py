@@ -56,8 +56,10 @@ _frames = msgspec.msgpack.Decoder(Frame)
 
 
 class Recovered(NamedTuple):
-    """A file of a crashed process, or a file that HotLog.keep made. Its requests have hot marks and
-    are in order. `fd` holds the lock of the file."""
+    """A file of a crashed process, or a file that HotLog.keep made.
+
+    Its requests have hot marks and are in order. `fd` holds the lock of the file.
+    """
 
     path: Path
     log_id: str
@@ -103,7 +105,9 @@ def recover(directory: Path, cluster_id: str) -> list[Recovered]:
 
 def _each_once(files: Sequence[Recovered]) -> list[Recovered]:
     """If a request is in a file of its own and also in another file, drop it from the other file.
-    The request is in both if a process crashed while it set the request aside."""
+
+    The request is in both if a process crashed while it set the request aside.
+    """
     commit_ids = {request.commit_id for file in files if file.is_kept for request in file.requests}
     return [
         file
@@ -209,8 +213,10 @@ def read_file(path: Path, fd: int, cluster_id: str) -> Recovered:
 
 
 def _frame_at(body: bytes, position: int) -> tuple[int, bytes] | None:
-    """Return number and payload of the frame at `position`. If no whole frame is there, return
-    None."""
+    """Return number and payload of the frame at `position`.
+
+    If no whole frame is there, return None.
+    """
     if len(body) - position < FRAME.size:
         return None
     size, crc, number = FRAME.unpack_from(body, position)
@@ -221,10 +227,11 @@ def _frame_at(body: bytes, position: int) -> tuple[int, bytes] | None:
 
 
 def _next_frame(body: bytes, start: int, last: int) -> int | None:
-    """Return the position of the next whole frame. If there is none, return None. The frame's
-    number must be higher than `last`. If `last` is not 0, no more numbers may be missing after
-    `last` than frames fit into the skipped bytes. The search looks for the upper half of the
-    number, which is zero, because few other positions match.
+    """Return the position of the next whole frame.
+
+    If there is none, return None. The frame's number must be higher than `last`. If `last` is not
+    0, no more numbers may be missing after `last` than frames fit into the skipped bytes. The
+    search looks for the upper half of the number, which is zero, because few other positions match.
 
     Raises StoreUnfit if too many bytes look like a frame: then an operator has to decide.
     """

@@ -39,8 +39,11 @@ ENCODE_INLINE_CHUNKS = 500
 
 @dataclass(slots=True)
 class _FutureChunk:
-    """A future chunk: the number of rows of one partition so far. `kept` has the record batches of
-    Kafka producers, in order; a chunk has either them or other rows."""
+    """A future chunk: the number of rows of one partition so far.
+
+    `kept` has the record batches of Kafka producers, in order; a chunk has either them or other
+    rows.
+    """
 
     number: int
     kept: list[Batch] = field(default_factory=list)
@@ -71,8 +74,10 @@ class _OpenCommit:
 
 
 class _CommitShare(NamedTuple):
-    """A request and the number of its commit. `slots` has (chunk, first row, row count) for each
-    partition of each part."""
+    """A request and the number of its commit.
+
+    `slots` has (chunk, first row, row count) for each partition of each part.
+    """
 
     request: AppendRequest
     commit: int

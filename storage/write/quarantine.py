@@ -1,5 +1,6 @@
-"""Acknowledged requests (acks=1) whose flush failed. They are retried apart from all other
-requests, in order.
+"""Acknowledged requests (acks=1) whose flush failed.
+
+They are retried apart from all other requests, in order.
 
 Requests of one hot log are committed in the order of their marks. If `apply` has accepted a mark,
 it skips each lower mark of that log as already committed. So all requests of the hot log wait
@@ -38,8 +39,11 @@ as acks=all."""
 
 
 class Flusher(Protocol):
-    """The writer of the requests. `commit` raises Unavailable or CommitUnknown. `fitting` returns
-    how many of the requests, from the first on, fit into one entry."""
+    """The writer of the requests.
+
+    `commit` raises Unavailable or CommitUnknown. `fitting` returns how many of the requests, from
+    the first on, fit into one entry.
+    """
 
     async def flush(self, requests: list[AppendRequest]) -> bool: ...
 
@@ -55,8 +59,10 @@ class Flusher(Protocol):
 
 
 class SetAsideRequests:
-    """The refused requests of one writer. Requests that wait for their turn are in memory; requests
-    that are set aside are on the disk."""
+    """The refused requests of one writer.
+
+    Requests that wait for their turn are in memory; requests that are set aside are on the disk.
+    """
 
     def __init__(
         self, flusher: Flusher, wal: WalView, committer: Committer, hot_log: HotLog | None
@@ -93,10 +99,12 @@ class SetAsideRequests:
     def split(
         self, requests: Sequence[AppendRequest]
     ) -> tuple[list[AppendRequest], list[AppendRequest]]:
-        """Keep the requests of the hot log here, and return the others in two lists. The requests
-        in the first list can be flushed now. Each request in the second list has records for a
-        partition of a request that waits here. Such a request must wait too, so that the records of
-        a producer stay in order."""
+        """Keep the requests of the hot log here, and return the others in two lists.
+
+        The requests in the first list can be flushed now. Each request in the second list has
+        records for a partition of a request that waits here. Such a request must wait too, so that
+        the records of a producer stay in order.
+        """
         self._waiting += [request for request in requests if request.hot is not None]
         waiting = {partition for request in self._waiting for partition in request.partitions()}
         others = [request for request in requests if request.hot is None]
@@ -105,9 +113,11 @@ class SetAsideRequests:
         return passing, [request for request in others if request not in passed]
 
     def failed(self, requests: Sequence[AppendRequest], *, is_alone: bool) -> None:
-        """Note that a flush with these requests failed. If no request waits here yet, these
-        requests wait from now on. `is_alone` says that the flush had only one request, the
-        first."""
+        """Note that a flush with these requests failed.
+
+        If no request waits here yet, these requests wait from now on. `is_alone` says that the
+        flush had only one request, the first.
+        """
         if not self._waiting:
             self._waiting = list(requests)
         self._failures = self._failures + 1 if is_alone else 0
@@ -150,8 +160,9 @@ class SetAsideRequests:
         self._pause_s = min(2 * self._pause_s, PAUSE_MAX_S)
 
     async def _set_aside(self, hot_log: HotLog, request: AppendRequest, mark: HotMark) -> None:
-        """Move the request to a file of its own, with another mark. Raises LogError or OSError,
-        also if the store refuses all other entries.
+        """Move the request to a file of its own, with another mark.
+
+        Raises LogError or OSError, also if the store refuses all other entries.
 
         **On a crash** before the new file is durable, the request is only in the old file. After
         that it is in both files, and a recovery commits it only from the new file

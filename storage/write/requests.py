@@ -81,8 +81,10 @@ def part_rows(
     rows: Rows | pa.RecordBatch | Batch,
     batch: ProducerBatch | None = None,
 ) -> TopicRecords:
-    """Make TopicRecords. Raises UnknownPartition; InvalidRequest for a partition without
-    records."""
+    """Make TopicRecords.
+
+    Raises UnknownPartition; InvalidRequest for a partition without records.
+    """
     part = TopicRecords(topic.topic_id, places, rows, batch)
     for partition, count in part.tally:
         if not 0 <= partition < len(topic.partitions):
@@ -128,10 +130,11 @@ def check_timestamps(
 
 @dataclass(slots=True, eq=False)
 class AppendRequest:
-    """One caller's atomic request. `size` in bytes counts against the buffer limit. The caller
-    gives as `size` the greatest of three numbers: the weight of the records (chunk.weight), the
-    size of the body, and the memory of the records. This class adds the sizes of key, actions and
-    principal.
+    """One caller's atomic request.
+
+    `size` in bytes counts against the buffer limit. The caller gives as `size` the greatest of
+    three numbers: the weight of the records (chunk.weight), the size of the body, and the memory of
+    the records. This class adds the sizes of key, actions and principal.
 
     Raises InvalidRequest if the actions cannot be encoded.
 

@@ -66,8 +66,10 @@ class Waiters:
         return self._keyed.get((self._state().owner(principal), key))
 
     async def outcome_of(self, first: UnderWay) -> list[AppendedRange]:
-        """Wait for the first request of a key, for the answer timeout at most. A request in the hot
-        log has no time limit of its own."""
+        """Wait for the first request of a key, for the answer timeout at most.
+
+        A request in the hot log has no time limit of its own.
+        """
         try:
             async with asyncio.timeout(self._answer_timeout_s):
                 return await asyncio.shield(first.waiter)
@@ -102,8 +104,10 @@ class Waiters:
         )
 
     def time_out(self, request: AppendRequest, error: CommitUnknown) -> None:
-        """Answer the caller with the error. Keep the request, because its commit goes on, and a
-        retry may wait for its outcome."""
+        """Answer the caller with the error.
+
+        Keep the request, because its commit goes on, and a retry may wait for its outcome.
+        """
         if not self._waiters[request].done():
             self._waiters[request].set_exception(error)
 

@@ -185,9 +185,12 @@ class Writer:
             await self.hot_log.close(is_drained=False)
 
     def why_failing(self) -> str:
-        """Return why this broker cannot write; empty if it can. It cannot write after
-        FAILED_FLUSHES_MAX failed flushes in a row, or in a flush longer than `answer_timeout_s`,
-        until a flush succeeds. If clients send no request, the writer flushes without records."""
+        """Return why this broker cannot write; empty if it can.
+
+        It cannot write after FAILED_FLUSHES_MAX failed flushes in a row, or in a flush longer than
+        `answer_timeout_s`, until a flush succeeds. If clients send no request, the writer flushes
+        without records.
+        """
         if len(self._failures) == FAILED_FLUSHES_MAX:
             return str(self._failures[-1])
         if self._flushing_s is not None:
@@ -240,23 +243,30 @@ class Writer:
         return await asyncio.shield(waiter) if request.key is not None else await waiter
 
     def submit(self, request: AppendRequest) -> Waiter:
-        """Begin to commit a request without an idempotency key, for acks=all. Raises the errors of
-        `append` before the commit; the future has its result. To cancel the future does not cancel
-        the commit."""
+        """Begin to commit a request without an idempotency key, for acks=all.
+
+        Raises the errors of `append` before the commit; the future has its result. To cancel the
+        future does not cancel the commit.
+        """
         self._check_timestamps(request)
         self._admit(request)
         return self._enqueue(request)
 
     async def retire(self, log_ids: Iterable[str]) -> None:
-        """Retire the marks of hot logs that have no files. Does not wait for the commit,
-        because it only frees memory, and a flush may take a minute."""
+        """Retire the marks of hot logs that have no files.
+
+        Does not wait for the commit, because it only frees memory, and a flush may take a minute.
+        """
         actions = [RetireHotLog(log_id) for log_id in sorted(log_ids)]
         if actions and not self._closing:
             await self.append(AppendRequest((), 0, actions=actions), Acks.NONE)
 
     def check_marks(self, marks: Mapping[str, int], seq: int, *, is_reset: bool) -> None:
-        """Fence this process if a copy of it used its hot log, as `marks` show. They are those of
-        entry `seq`, or if `is_reset`, of the state after this entry (see `HotLog.has_copy`)."""
+        """Fence this process if a copy of it used its hot log, as `marks` show.
+
+        They are those of entry `seq`, or if `is_reset`, of the state after this entry (see
+        `HotLog.has_copy`).
+        """
         if self.hot_log is not None and self.hot_log.has_copy(marks, is_reset=is_reset):
             self.wal.copy_fence.fence(seq)
 
@@ -391,9 +401,11 @@ class Writer:
             self.answer(request, [], error)
 
     async def _wait_for_requests(self, wait_s: float) -> None:
-        """Wait for a request, at most `wait_s`. A writer that fails enqueues an empty request after
-        TRIAL_S. Otherwise a broker that is not ready, and so gets no requests, would not find that
-        writes succeed again."""
+        """Wait for a request, at most `wait_s`.
+
+        A writer that fails enqueues an empty request after TRIAL_S. Otherwise a broker that is not
+        ready, and so gets no requests, would not find that writes succeed again.
+        """
         self._wake.clear()
         is_failing = len(self._failures) >= FAILED_FLUSHES_MAX
         await wait_for(self._wake, min(wait_s, TRIAL_S) if is_failing else wait_s)
@@ -402,8 +414,11 @@ class Writer:
             trial.add_done_callback(retrieve_exception)
 
     async def _gather(self) -> None:
-        """Wait for requests that have arrived but are not parsed yet. Clients send the next
-        requests after an answer, and a flush of one request costs as much as a flush of many."""
+        """Wait for requests that have arrived but are not parsed yet.
+
+        Clients send the next requests after an answer, and a flush of one request costs as much as
+        a flush of many.
+        """
         for turn in range(GATHER_TURNS_MAX):
             is_full = self._open_bytes >= self.settings.flush_bytes
             if turn >= GATHER_TURNS and (is_full or len(self._open) >= self._expected):
@@ -465,8 +480,11 @@ class Writer:
     async def commit(
         self, requests: list[AppendRequest]
     ) -> tuple[ClosedSegment, Sequence[Outcome]]:
-        """Commit the requests as one draft. Raises Unavailable if they are definitely not in the
-        WAL, and CommitUnknown after any other failure."""
+        """Commit the requests as one draft.
+
+        Raises Unavailable if they are definitely not in the WAL, and CommitUnknown after any other
+        failure.
+        """
         try:
             segment = ClosedSegment(requests, self.clock.new_id)
             codec = self.settings.codec
@@ -505,7 +523,9 @@ class Writer:
 
     def _failed(self, requests: Sequence[AppendRequest], error: LogError) -> None:
         """Answer callers that wait for the commit; keep acknowledged requests for further attempts.
-        Requests that have an answer are not changed."""
+
+        Requests that have an answer are not changed.
+        """
         self.counters.flushes_failed += 1
         self._failures = [*self._failures, error][-FAILED_FLUSHES_MAX:]
         log.error("flush of %d requests failed: %s", len(requests), error)
